@@ -1,0 +1,109 @@
+"""What every delayed index offers, whatever it keeps where.
+
+A tracker says *when to look*, nothing more: who is owed a message is decided from rows and cursors. It may
+therefore be rebuilt at any time and may hold entries that were settled or moved meanwhile.
+
+One task owns a tracker (the topic's index pump); nobody else calls it.
+Invariants:
+  T1  `take_due` yields each (deliver_at_ms, position) added once, in that order. The greatest pair taken is
+      the *frontier*; it never goes back.
+  T2  An entry added at or before the frontier is yielded by the next `take_due`, whatever its time.
+  T3  `take_due(now)` yields nothing whose deliver_at_ms is above `now`.
+  T4  `next_due_ms` is never later than the earliest deliver_at_ms held, loaded or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from broker.model import Int64Column, UInt32Column
+
+
+class Frontier(NamedTuple):
+    """The greatest (time, position) taken so far; everything up to it has been handed out."""
+
+    deliver_at_ms: int
+    ledger_id: int
+    entry_id: int
+
+
+ENTRY_AFTER_ALL = (1 << 62, 1 << 62)
+"""The position part of a frontier that covers every entry of its millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class DueChunk:
+    """Entries that became due, in (deliver_at_ms, position) order. Immutable; shared by all replay queues."""
+
+    deliver_at_ms: Int64Column
+    ledger_ids: Int64Column
+    entry_ids: UInt32Column
+
+    def __len__(self) -> int:
+        return len(self.deliver_at_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramBar:
+    """Pending entries with `start_ms <= deliver_at_ms < start_ms + width_ms`."""
+
+    start_ms: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerStats:
+    """A snapshot; `memory_bytes` is an estimate of what the index holds in memory."""
+
+    count: int
+    loaded_count: int
+    bucket_count: int
+    memory_bytes: int
+    disk_bytes: int
+    next_due_ms: int | None
+    last_due_ms: int | None
+
+
+TimesReader = Callable[[int, UInt32Column], Awaitable[Int64Column]]
+"""(ledger_id, entry_ids rising) -> effective deliver_at_ms, aligned; 0 for an entry that is cancelled or gone."""
+
+
+class DelayedDeliveryTracker(Protocol):
+    """An index of positions by due time."""
+
+    @property
+    def frontier(self) -> Frontier: ...
+
+    def add(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
+        """Index entries of one ledger; `entry_ids` rises, the times are in any order."""
+
+    def needs_load(self, now_ms: int) -> bool:
+        """Whether `load` should run before the next `take_due`."""
+
+    async def load(self, now_ms: int) -> None:
+        """Bring into memory what is due at or soon after `now_ms`. One bounded step; call while `needs_load`."""
+
+    def take_due(self, now_ms: int, limit: int) -> DueChunk | None:
+        """Take at most `limit` due entries; None if nothing is due (or its times are not loaded yet)."""
+
+    def next_due_ms(self) -> int | None:
+        """When to look again, milliseconds since the epoch; None if nothing is pending."""
+
+    def contains(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether the entry is held and not yet taken (for audit and tests, not for delivery)."""
+
+    def count(self) -> int:
+        """Entries held and not yet taken."""
+
+    def histogram(self, start_ms: int, end_ms: int, width_ms: int) -> Sequence[HistogramBar]:
+        """Pending by due time in [start_ms, end_ms); bars without entries are left out."""
+
+    def discard_ledger(self, ledger_id: int) -> None:
+        """Forget a ledger that was deleted."""
+
+    def clear(self) -> None:
+        """Forget everything but the frontier."""
+
+    def stats(self) -> TrackerStats: ...

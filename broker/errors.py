@@ -1,0 +1,113 @@
+"""Failures, grouped by what the caller should do about them.
+
+Every failure that a caller can meet derives from one of the base classes below; the rpc edge maps the
+base class to a status code and `reason` to `google.rpc.ErrorInfo.reason`. Anything else is a bug and
+becomes INTERNAL.
+"""
+
+from __future__ import annotations
+
+
+class PostdateError(Exception):
+    """Base of all failures that have a meaning for the caller.
+
+    `reason` is the UPPER_SNAKE word of the table in docs/errors.md; `facts` are bounded key-value pairs.
+    """
+
+    reason = "INTERNAL"
+
+    def __init__(self, message: str, *, reason: str | None = None, **facts: str | int) -> None:
+        super().__init__(message)
+        self.message = message
+        if reason is not None:
+            self.reason = reason
+        self.facts = facts
+
+
+class InvalidRequest(PostdateError):
+    """Fix the request: it can never succeed as it is. `field` names the field as the proto does."""
+
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, message: str, *, field: str = "", reason: str | None = None, **facts: str | int) -> None:
+        super().__init__(message, reason=reason, **facts)
+        self.field = field
+
+
+class OutOfRange(InvalidRequest):
+    """A value beyond a limit that the operator has set; the limit is in the message and in the facts."""
+
+    reason = "OUT_OF_RANGE"
+
+
+class NotFound(PostdateError):
+    """There is no such thing."""
+
+    reason = "NOT_FOUND"
+
+
+class AlreadyExists(PostdateError):
+    """There is such a thing already."""
+
+    reason = "ALREADY_EXISTS"
+
+
+class Refused(PostdateError):
+    """The request is well formed, but the state of the topic or subscription does not allow it."""
+
+    reason = "FAILED_PRECONDITION"
+
+
+class Unsupported(PostdateError):
+    """This version of the broker cannot honour the request, and says so instead of doing half of it."""
+
+    reason = "NOT_SUPPORTED"
+
+
+class LimitReached(PostdateError):
+    """Slow down and try again after `retry_after_ms`."""
+
+    reason = "LIMIT_REACHED"
+
+    def __init__(
+        self, message: str, *, retry_after_ms: int = 1000, reason: str | None = None, **facts: str | int
+    ) -> None:
+        super().__init__(message, reason=reason, **facts)
+        self.retry_after_ms = retry_after_ms
+
+
+class Unavailable(PostdateError):
+    """Try again later: the broker is starting, draining or has stopped accepting writes."""
+
+    reason = "UNAVAILABLE"
+
+    def __init__(
+        self, message: str, *, retry_after_ms: int = 1000, reason: str | None = None, **facts: str | int
+    ) -> None:
+        super().__init__(message, reason=reason, **facts)
+        self.retry_after_ms = retry_after_ms
+
+
+class Fenced(PostdateError):
+    """Stop: somebody newer owns this (a data directory, a port, a compaction)."""
+
+    reason = "FENCED"
+
+
+class StorageFailed(Unavailable):
+    """A write or a sync failed. It is never retried; the broker has stopped accepting writes for good."""
+
+    reason = "STORAGE_FAILED"
+
+
+class Corrupt(PostdateError):
+    """Bytes on disk are not what was written. An operator decides; nothing is skipped in silence."""
+
+    reason = "CORRUPT"
+
+    def __init__(self, message: str, *, path: str = "", offset: int = -1, advice: str = "") -> None:
+        where = f" ({path} at offset {offset})" if path and offset >= 0 else f" ({path})" if path else ""
+        super().__init__(f"{message}{where}{'. ' + advice if advice else ''}", path=path, offset=offset)
+        self.path = path
+        self.offset = offset
+        self.advice = advice

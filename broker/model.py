@@ -1,0 +1,95 @@
+"""The values that travel between the layers: positions, columns of entries, decoded batches.
+
+Entry ids fit in 32 bits (a ledger never holds more), ledger ids in 48, so that both fit a bitmap and a
+fixed-width header. Times are milliseconds since the Unix epoch; 0 means unset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Column = npt.NDArray[np.int64]
+UInt32Column = npt.NDArray[np.uint32]
+UInt64Column = npt.NDArray[np.uint64]
+RowColumn = npt.NDArray[np.void]
+Array = npt.NDArray[Any]
+
+ENTRY_ID_MAX = (1 << 32) - 1
+LEDGER_ID_MAX = (1 << 48) - 1
+TIME_MS_MAX = (1 << 53) - 1
+"""Greatest time accepted anywhere: the year 287396; leaves room to add a delay without overflow."""
+
+
+class Position(NamedTuple):
+    """The name of an entry for life; orders as the entries arrived. `(0, 0)` lies before every entry."""
+
+    ledger_id: int
+    entry_id: int
+
+
+START = Position(0, 0)
+
+ROW = np.dtype(
+    [
+        ("publish_time_ms", "<i8"),  # the broker's clock when the batch was accepted
+        ("expire_at_ms", "<i8"),  # max(publish, deliver_at) + ttl; 0: never
+        ("schedule_hash", "<u8"),  # of schedule_key; 0: none
+        ("offset", "<u4"),  # of the message's frame in `data`, bytes
+        ("length", "<u4"),  # of the message's frame in `data`, bytes
+        ("crc", "<u4"),  # crc32c of the frame
+        ("key_hash", "<u4"),  # of key; 0: none
+        ("flags", "<u2"),
+        ("zero", "<u2"),
+    ]
+)
+"""One index row, 44 bytes. Rows never change once stored."""
+
+FLAG_DELAYED = 1
+"""The message's time had not come when its batch was accepted. Equivalent to a nonzero entry in `times`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A produce request's messages, decoded once: columns for the broker, bytes for the consumers.
+
+    `frames` is the concatenation of one frame a message, `0x12 length message`: the wire form of
+    `Delivery.message`, so a delivery is a header followed by stored bytes. All columns have one element a message.
+    """
+
+    frames: bytes
+    lengths: UInt32Column  # of each frame, bytes; they add up to len(frames)
+    crcs: UInt32Column  # crc32c of each frame
+    deliver_at_ms: Int64Column  # absolute, as asked; 0: unset
+    deliver_after_ms: Int64Column  # relative, as asked; 0: unset
+    ttl_ms: Int64Column  # 0: the topic's default
+    key_hashes: UInt32Column
+    schedule_hashes: UInt64Column
+
+    @property
+    def count(self) -> int:
+        return len(self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class IdRange:
+    """Consecutive ids given to a batch."""
+
+    ledger_id: int
+    first_entry_id: int
+    count: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EntryColumns:
+    """Entries read from one ledger, aligned: element i of each is entry `entry_ids[i]`."""
+
+    ledger_id: int
+    entry_ids: UInt32Column
+    times: Int64Column  # deliver_at_ms of the rows; 0 where the row is not DELAYED
+    rows: RowColumn  # dtype ROW
+    frames: list[bytes]  # the stored frames, checksums verified

@@ -1,0 +1,195 @@
+"""All file access. The broker opens, renames and removes files through a `Vfs` and in no other way, so that
+the tests can record every write, sync and rename, and reopen the broker at each of them.
+
+Every call blocks. Callers on the event loop hand the call to the file thread.
+
+What a crash leaves behind (and `MemVfs` reproduces):
+  - bytes written but not synced may be kept, lost, torn or zero, in any order;
+  - a name made, renamed or removed is durable only after `sync_dir` of its directory;
+  - a file whose `sync` returned has its bytes and length, but perhaps no name yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+_IOV_MAX = 1024
+
+
+class File(Protocol):
+    """An open file. Offsets and lengths are bytes."""
+
+    @property
+    def path(self) -> str: ...
+
+    def size(self) -> int: ...
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """At most `length` bytes; fewer only at the end of the file."""
+
+    def pwrite(self, parts: Sequence[Buffer], offset: int) -> None:
+        """Write all parts, one after the other, at `offset`; raises OSError unless every byte was taken."""
+
+    def truncate(self, length: int) -> None: ...
+
+    def sync(self) -> None:
+        """Return once bytes and length are on disk (`fdatasync`). After an error nothing is known: stop writing."""
+
+    def close(self) -> None: ...
+
+
+class Vfs(Protocol):
+    """A file system. Paths are strings with `/`; directories must exist before files are made in them."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open for reading and writing. With `create` the file must not exist yet, else it must.
+
+        Raises FileNotFoundError, FileExistsError, OSError. Symbolic links are not followed.
+        """
+
+    def exists(self, path: str) -> bool: ...
+
+    def list_dir(self, path: str) -> list[str]:
+        """Names in a directory, sorted; an absent directory is FileNotFoundError."""
+
+    def make_dir(self, path: str) -> None:
+        """Make a directory if it is not there; its parent must be. Not durable before `sync_dir(parent)`."""
+
+    def remove_dir(self, path: str) -> None:
+        """Remove an empty directory."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomic, replaces `target`. Not durable before `sync_dir`."""
+
+    def remove(self, path: str) -> None: ...
+
+    def sync_dir(self, path: str) -> None:
+        """Return once every name made, renamed or removed in this directory so far is durable."""
+
+    def free_bytes(self, path: str) -> int:
+        """Bytes that can still be written on the file system that holds `path`."""
+
+    def lock(self, path: str) -> File | None:
+        """Hold `path` exclusively until the returned file is closed; None if another process holds it."""
+
+
+class LocalFile:
+    """A file of the operating system."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def pread(self, length: int, offset: int) -> bytes:
+        block = os.pread(self._fd, length, offset)
+        if len(block) == length or not block:
+            return block
+        parts = [block]
+        missing = length - len(block)
+        while missing and (block := os.pread(self._fd, missing, offset + length - missing)):
+            parts.append(block)
+            missing -= len(block)
+        return b"".join(parts)
+
+    def pwrite(self, parts: Sequence[Buffer], offset: int) -> None:
+        for first in range(0, len(parts), _IOV_MAX):
+            chunk = list(parts[first : first + _IOV_MAX])
+            length = sum(len(part) for part in chunk)
+            done = os.pwritev(self._fd, chunk, offset)
+            if done < length:  # a short write: finish it, or fail with the error that cut it short
+                rest = memoryview(b"".join(chunk))
+                while done < length:
+                    done += os.pwrite(self._fd, rest[done:], offset + done)
+            offset += length
+
+    def truncate(self, length: int) -> None:
+        os.ftruncate(self._fd, length)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class LocalVfs:
+    """The operating system's files. Made readable by their owner only."""
+
+    def open(self, path: str, *, create: bool = False) -> LocalFile:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        if create:
+            flags |= os.O_CREAT | os.O_EXCL
+        return LocalFile(path, os.open(path, flags, 0o600))
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def list_dir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def make_dir(self, path: str) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+
+    def remove_dir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self, path: str) -> int:
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+    def lock(self, path: str) -> LocalFile | None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return LocalFile(path, fd)
+
+
+def replace_file(vfs: Vfs, path: str, parts: Sequence[Buffer]) -> None:
+    """Replace a file in one atomic, durable step: write aside, sync, rename, sync the directory.
+
+    A crash at any point leaves the old content or the new, whole; at worst a `.new` file that nobody
+    names, which the next replacement or recovery removes.
+    """
+    aside = path + ".new"
+    if vfs.exists(aside):
+        vfs.remove(aside)
+    file = vfs.open(aside, create=True)
+    try:
+        file.pwrite(parts, 0)
+        file.sync()
+    finally:
+        file.close()
+    vfs.rename(aside, path)
+    vfs.sync_dir(path.rpartition("/")[0] or ".")
