@@ -1,0 +1,1 @@
+"""Postdate: send a message that arrives when its time has come."""

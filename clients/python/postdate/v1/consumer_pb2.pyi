@@ -1,0 +1,280 @@
+from google.rpc import status_pb2 as _status_pb2
+from postdate.v1 import message_pb2 as _message_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SubscriptionType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SUBSCRIPTION_TYPE_UNSPECIFIED: _ClassVar[SubscriptionType]
+    SUBSCRIPTION_TYPE_SHARED: _ClassVar[SubscriptionType]
+    SUBSCRIPTION_TYPE_KEY_SHARED: _ClassVar[SubscriptionType]
+    SUBSCRIPTION_TYPE_EXCLUSIVE: _ClassVar[SubscriptionType]
+    SUBSCRIPTION_TYPE_FAILOVER: _ClassVar[SubscriptionType]
+
+class InitialPosition(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INITIAL_POSITION_UNSPECIFIED: _ClassVar[InitialPosition]
+    INITIAL_POSITION_LATEST: _ClassVar[InitialPosition]
+    INITIAL_POSITION_EARLIEST: _ClassVar[InitialPosition]
+SUBSCRIPTION_TYPE_UNSPECIFIED: SubscriptionType
+SUBSCRIPTION_TYPE_SHARED: SubscriptionType
+SUBSCRIPTION_TYPE_KEY_SHARED: SubscriptionType
+SUBSCRIPTION_TYPE_EXCLUSIVE: SubscriptionType
+SUBSCRIPTION_TYPE_FAILOVER: SubscriptionType
+INITIAL_POSITION_UNSPECIFIED: InitialPosition
+INITIAL_POSITION_LATEST: InitialPosition
+INITIAL_POSITION_EARLIEST: InitialPosition
+
+class SubscribeRequest(_message.Message):
+    __slots__ = ("open", "permits", "ack", "nack", "extend", "drain")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    PERMITS_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    NACK_FIELD_NUMBER: _ClassVar[int]
+    EXTEND_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    open: Open
+    permits: Permits
+    ack: Ack
+    nack: Nack
+    extend: Extend
+    drain: Drain
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., permits: _Optional[_Union[Permits, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "permits", "lease_ms", "honor_delay")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_POSITION_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_NAME_FIELD_NUMBER: _ClassVar[int]
+    PERMITS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    HONOR_DELAY_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    type: SubscriptionType
+    initial_position: InitialPosition
+    consumer_name: str
+    permits: Permits
+    lease_ms: int
+    honor_delay: bool
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., initial_position: _Optional[_Union[InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., permits: _Optional[_Union[Permits, _Mapping]] = ..., lease_ms: _Optional[int] = ..., honor_delay: bool = ...) -> None: ...
+
+class Permits(_message.Message):
+    __slots__ = ("messages", "bytes")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    messages: int
+    bytes: int
+    def __init__(self, messages: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("request_id", "entries")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
+    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ...) -> None: ...
+
+class Nack(_message.Message):
+    __slots__ = ("request_id", "entries", "redeliver_after_ms", "dead_letter", "reason")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    REDELIVER_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
+    redeliver_after_ms: int
+    dead_letter: bool
+    reason: str
+    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ..., redeliver_after_ms: _Optional[int] = ..., dead_letter: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Extend(_message.Message):
+    __slots__ = ("request_id", "entries", "lease_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
+    lease_ms: int
+    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SubscribeResponse(_message.Message):
+    __slots__ = ("opened", "batch", "confirmed", "heartbeat", "draining")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    opened: Opened
+    batch: Batch
+    confirmed: Confirmed
+    heartbeat: Heartbeat
+    draining: Draining
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+
+class Opened(_message.Message):
+    __slots__ = ("consumer_id", "lease_ms", "heartbeat_ms", "type", "honor_delay")
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    HONOR_DELAY_FIELD_NUMBER: _ClassVar[int]
+    consumer_id: str
+    lease_ms: int
+    heartbeat_ms: int
+    type: SubscriptionType
+    honor_delay: bool
+    def __init__(self, consumer_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., honor_delay: bool = ...) -> None: ...
+
+class Batch(_message.Message):
+    __slots__ = ("deliveries",)
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    deliveries: _containers.RepeatedCompositeFieldContainer[Delivery]
+    def __init__(self, deliveries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
+
+class Delivery(_message.Message):
+    __slots__ = ("id", "message", "publish_time_ms", "deliver_at_ms", "delivery_attempt")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    DELIVERY_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    id: _message_pb2.MessageId
+    message: _message_pb2.Message
+    publish_time_ms: int
+    deliver_at_ms: int
+    delivery_attempt: int
+    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping]] = ..., message: _Optional[_Union[_message_pb2.Message, _Mapping]] = ..., publish_time_ms: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ..., delivery_attempt: _Optional[int] = ...) -> None: ...
+
+class Confirmed(_message.Message):
+    __slots__ = ("request_id", "failures")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    failures: _containers.RepeatedCompositeFieldContainer[EntryFailure]
+    def __init__(self, request_id: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[EntryFailure, _Mapping]]] = ...) -> None: ...
+
+class EntryFailure(_message.Message):
+    __slots__ = ("id", "error")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    id: _message_pb2.MessageId
+    error: _status_pb2.Status
+    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("broker_time_ms", "ready_messages", "next_due_time_ms")
+    BROKER_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    READY_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DUE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    broker_time_ms: int
+    ready_messages: int
+    next_due_time_ms: int
+    def __init__(self, broker_time_ms: _Optional[int] = ..., ready_messages: _Optional[int] = ..., next_due_time_ms: _Optional[int] = ...) -> None: ...
+
+class Draining(_message.Message):
+    __slots__ = ("grace_ms",)
+    GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    grace_ms: int
+    def __init__(self, grace_ms: _Optional[int] = ...) -> None: ...
+
+class ReceiveRequest(_message.Message):
+    __slots__ = ("topic", "subscription", "max_messages", "wait_ms", "lease_ms", "initial_position", "attempt_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_POSITION_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    max_messages: int
+    wait_ms: int
+    lease_ms: int
+    initial_position: InitialPosition
+    attempt_id: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., max_messages: _Optional[int] = ..., wait_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., initial_position: _Optional[_Union[InitialPosition, str]] = ..., attempt_id: _Optional[str] = ...) -> None: ...
+
+class ReceiveResponse(_message.Message):
+    __slots__ = ("deliveries", "consumer_id", "next_due_time_ms")
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DUE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    deliveries: _containers.RepeatedCompositeFieldContainer[Delivery]
+    consumer_id: str
+    next_due_time_ms: int
+    def __init__(self, deliveries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ..., consumer_id: _Optional[str] = ..., next_due_time_ms: _Optional[int] = ...) -> None: ...
+
+class AcknowledgeRequest(_message.Message):
+    __slots__ = ("topic", "subscription", "entries")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ...) -> None: ...
+
+class AcknowledgeResponse(_message.Message):
+    __slots__ = ("failures",)
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    failures: _containers.RepeatedCompositeFieldContainer[EntryFailure]
+    def __init__(self, failures: _Optional[_Iterable[_Union[EntryFailure, _Mapping]]] = ...) -> None: ...
+
+class NackRequest(_message.Message):
+    __slots__ = ("topic", "subscription", "consumer_id", "entries", "redeliver_after_ms", "dead_letter", "reason")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    REDELIVER_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    consumer_id: str
+    entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
+    redeliver_after_ms: int
+    dead_letter: bool
+    reason: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., consumer_id: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ..., redeliver_after_ms: _Optional[int] = ..., dead_letter: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class NackResponse(_message.Message):
+    __slots__ = ("failures",)
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    failures: _containers.RepeatedCompositeFieldContainer[EntryFailure]
+    def __init__(self, failures: _Optional[_Iterable[_Union[EntryFailure, _Mapping]]] = ...) -> None: ...
+
+class ExtendLeaseRequest(_message.Message):
+    __slots__ = ("topic", "subscription", "consumer_id", "entries", "lease_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    consumer_id: str
+    entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
+    lease_ms: int
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., consumer_id: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+
+class ExtendLeaseResponse(_message.Message):
+    __slots__ = ("failures",)
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    failures: _containers.RepeatedCompositeFieldContainer[EntryFailure]
+    def __init__(self, failures: _Optional[_Iterable[_Union[EntryFailure, _Mapping]]] = ...) -> None: ...
