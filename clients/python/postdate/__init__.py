@@ -1,1 +1,98 @@
-"""Postdate: send a message that arrives when its time has come."""
+"""Postdate: send a message that arrives when its time has come.
+
+async with postdate.connect("localhost:7650") as client:
+    async with client.producer("orders") as producer:
+        await producer.send(b"...", deliver_after=timedelta(minutes=15))
+    async with client.subscribe("orders", "billing") as subscription:
+        async for message in subscription:
+            async with message.processing():
+                ...
+"""
+
+from postdate.admin import (
+    IndexStats,
+    ServerInfo,
+    ServerLimits,
+    SubscriptionDescription,
+    SubscriptionPolicy,
+    SubscriptionStats,
+    TopicDescription,
+    TopicPolicy,
+    TopicStats,
+    Tracker,
+)
+from postdate.client import DEFAULT_ADDRESS, Client, connect
+from postdate.errors import (
+    AlreadyExists,
+    Closed,
+    DeadlineExceeded,
+    Disconnected,
+    FailedPrecondition,
+    Internal,
+    InvalidRequest,
+    LeaseLost,
+    LimitReached,
+    NotFound,
+    OutOfRange,
+    PartlyStored,
+    PermissionDenied,
+    PostdateError,
+    Unavailable,
+    Unsupported,
+)
+from postdate.message import Message
+from postdate.model import (
+    IdRange,
+    InitialPosition,
+    MessageId,
+    OutgoingMessage,
+    Receipt,
+    Receipts,
+    SubscriptionType,
+)
+from postdate.producer import Producer
+from postdate.pull import Received
+from postdate.subscription import Subscription
+
+__all__ = [
+    "AlreadyExists",
+    "Client",
+    "Closed",
+    "connect",
+    "DEFAULT_ADDRESS",
+    "DeadlineExceeded",
+    "Disconnected",
+    "FailedPrecondition",
+    "IdRange",
+    "IndexStats",
+    "InitialPosition",
+    "Internal",
+    "InvalidRequest",
+    "LeaseLost",
+    "LimitReached",
+    "Message",
+    "MessageId",
+    "NotFound",
+    "OutgoingMessage",
+    "OutOfRange",
+    "PartlyStored",
+    "PermissionDenied",
+    "PostdateError",
+    "Producer",
+    "Receipt",
+    "Receipts",
+    "Received",
+    "ServerInfo",
+    "ServerLimits",
+    "Subscription",
+    "SubscriptionDescription",
+    "SubscriptionPolicy",
+    "SubscriptionStats",
+    "SubscriptionType",
+    "TopicDescription",
+    "TopicPolicy",
+    "TopicStats",
+    "Tracker",
+    "Unavailable",
+    "Unsupported",
+]

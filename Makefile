@@ -1,0 +1,111 @@
+# Everything a newcomer or a build server types. Each target that runs something prepares .venv first.
+# Needed beforehand: make, Python 3.11 to 3.13 with its venv module, and a package index that pip can reach.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+# Another interpreter: make setup PYTHON=/usr/bin/python3.12
+PYTHON ?=
+# More arguments for what a target runs: make test ARGS="tests/unit -x", make run ARGS="--data-dir /tmp/d"
+ARGS ?=
+# make sim SEED=7 COUNT=100
+SEED ?= 1
+COUNT ?= 1
+# make demo LOG=/var/log/dpkg.log SPEED=1000
+LOG ?=
+SPEED ?= 1000
+# Only `make lock` needs uv; only the proto lint needs buf, and it is left out where there is none.
+UV ?= uv
+BUF ?= buf
+
+PY := .venv/bin/python
+PROTOS_PY := build/protos-venv/bin/python
+PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --require-hashes --only-binary :all:
+SOURCES := broker clients/python tests tools
+
+.PHONY: help setup run test check check-format check-lint check-types check-imports check-protos \
+        demo bench sim protos format lock clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
+
+# The stamp holds the folder it was made for: an environment does not survive being moved or copied.
+ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
+.PHONY: .venv/.ready
+endif
+.venv/.ready: requirements-dev.txt pyproject.toml tools/setup.sh
+	@PYTHON='$(PYTHON)' sh tools/setup.sh
+
+setup: .venv/.ready ## prepare .venv from the lock file
+
+run: setup ## run the broker on 127.0.0.1:7650 (gRPC) and 127.0.0.1:7680 (HTTP), data in ./data
+	@exec .venv/bin/postdate-broker serve $(ARGS)
+
+test: setup ## run all tests
+	@$(PY) -m pytest $(ARGS)
+
+check: check-format check-lint check-types check-imports check-protos ## format, lint, types, import contracts, protos
+
+check-format: setup
+	@$(PY) -m ruff format --check $(SOURCES)
+
+check-lint: setup
+	@$(PY) -m ruff check $(SOURCES)
+
+check-types: setup
+	@$(PY) -m mypy
+
+check-imports: setup
+	@.venv/bin/lint-imports --cache-dir build/import-linter
+	@$(PY) -m pytest tests/architecture/test_imports.py
+
+check-protos: build/protos-venv/.ready
+	@$(PROTOS_PY) tools/generate_protos.py --check
+	@if command -v $(BUF) >/dev/null; then \
+	    $(BUF) lint && $(BUF) format --diff --exit-code --exclude-path protos/google \
+	        && echo "Proto lint and format pass."; \
+	else echo "Proto lint and format left out: buf is not installed."; fi
+
+demo: setup ## replay a real log through a broker in a temporary folder and show how late messages were
+	@$(PY) tools/demo.py --speed $(SPEED) $(LOG)
+
+bench: setup ## measure throughput, latency, recovery and memory (several minutes)
+	@$(PY) -m tests.bench $(ARGS)
+
+sim: setup ## run the simulation: SEED=n, and COUNT=m seeds from there
+	@$(PY) -m tests.sim --seed $(SEED) --count $(COUNT) $(ARGS)
+
+protos: build/protos-venv/.ready ## regenerate the stubs from protos/
+	@$(PROTOS_PY) tools/generate_protos.py
+
+# The generator wants another protobuf than the broker, so it has an environment of its own.
+ifneq ($(shell test -x $(PROTOS_PY) && cat build/protos-venv/.ready 2>/dev/null),$(CURDIR))
+.PHONY: build/protos-venv/.ready
+endif
+build/protos-venv/.ready: requirements-protos.txt | setup
+	@rm -rf build/protos-venv
+	@$(PY) -m venv build/protos-venv
+	@$(PROTOS_PY) $(PIP_INSTALL) -r requirements-protos.txt
+	@echo '$(CURDIR)' > $@
+
+format: setup ## format the code, sort imports, fix what can be fixed
+	@$(PY) -m ruff check --fix $(SOURCES)
+	@$(PY) -m ruff format $(SOURCES)
+	@if command -v $(BUF) >/dev/null; then $(BUF) format --write --exclude-path protos/google; fi
+
+# Universal, so that one file serves every platform; without any index host, so that every index serves it.
+# What is pinned stays pinned unless it must move: ARGS="--upgrade" or ARGS="--upgrade-package aiohttp".
+COMPILE = env -u UV_FIND_LINKS $(UV) pip compile --quiet --no-config --universal --fork-strategy fewest \
+    --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+    --custom-compile-command 'make lock' $(ARGS)
+lock: ## pin the dependencies anew (needs uv)
+	@command -v $(UV) >/dev/null || { echo "lock: uv not found; install it (pip install uv) or name it: UV=..." >&2; exit 1; }
+	@$(COMPILE) pyproject.toml --extra broker --group build --output-file requirements.txt
+	@$(COMPILE) pyproject.toml --extra broker --group dev --constraint requirements.txt --output-file requirements-dev.txt
+	@$(COMPILE) --group protos --output-file requirements-protos.txt
+
+clean: ## remove what was built and installed; ./data stays
+	@rm -rf .venv build dist clients/python/*.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,91 @@
+"""postdate-broker: serve a data directory, or look at one without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from broker.config import SETTINGS, BrokerConfig, ConfigError, load_config
+from broker.errors import Corrupt, Fenced, PostdateError
+from broker.observe.logs import configure_logging
+from broker.runtime.vfs import LocalVfs
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="postdate")
+def main() -> None:
+    """Postdate: a durable broker for messages that must not be delivered before their time."""
+
+
+def _with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    for setting in reversed(SETTINGS):
+        text = f"{setting.spec.help} [{setting.variable}; default {setting.default}]"
+        command = click.option(setting.flag, setting.name, help=text, metavar=setting.spec.kind.value)(command)
+    return command
+
+
+@main.command()
+@click.option("--config", "config_path", help="TOML file with settings.", metavar="file")
+@_with_settings
+def serve(config_path: str | None, **flags: str | None) -> None:
+    """Run the broker until SIGTERM or SIGINT."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        config = load_config(given, os.environ, config_path)
+        configure_logging(config.log_format, config.log_level)
+        status = _run(config)
+    except (ConfigError, Fenced, Corrupt) as error:
+        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"The broker cannot use its files: {error}") from error
+    sys.exit(status)
+
+
+def _run(config: BrokerConfig) -> int:
+    import uvloop  # noqa: PLC0415 - only a serving broker needs it, and gRPC's server beside it
+
+    from broker.server import Server  # noqa: PLC0415
+
+    async def serve_until_stopped() -> int:
+        return await Server(config).run()
+
+    return uvloop.run(serve_until_stopped())
+
+
+@main.command()
+@click.argument("path")
+def dump(path: str) -> None:
+    """Print any file of a data directory as JSON lines."""
+    from broker.storage.dump import dump_file  # noqa: PLC0415
+
+    try:
+        for line in dump_file(LocalVfs(), path):
+            click.echo(json.dumps(line))
+    except (PostdateError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+@main.command()
+@click.argument("data_dir", default="./data")
+def verify(data_dir: str) -> None:
+    """Check every file of a stopped broker's data directory: manifests, journal, ledgers, cursors."""
+    from broker.topics.verify import verify_data_dir  # noqa: PLC0415
+
+    try:
+        report = verify_data_dir(LocalVfs(), data_dir)
+    except (PostdateError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    for problem in report.problems:
+        click.echo(problem)
+    click.echo(report.summary)
+    sys.exit(2 if report.problems else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,595 @@
+"""Every setting of the broker, with its unit, default, range and meaning.
+
+A setting has one name and four sources, from lowest to highest: its default, the TOML file, the environment
+and the flags: `data_dir` is `data_dir = ...` in TOML, `POSTDATE_DATA_DIR` and `--data-dir`. What is not a
+setting is refused by name: a misspelt limit that is ignored in silence is missed on the day it is needed.
+
+To add a setting, add a field to `BrokerConfig` and run `python -m broker.config > docs/configuration.md`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from decimal import Decimal, InvalidOperation
+from enum import Enum
+from typing import Annotated, cast, get_type_hints
+
+from broker.errors import InvalidRequest
+from broker.model import ENTRY_ID_MAX, TIME_MS_MAX
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+SECOND_MS = 1_000
+MINUTE_MS = 60 * SECOND_MS
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+
+ENV_PREFIX = "POSTDATE_"
+CLIENT_VARIABLES = frozenset({"POSTDATE_ADDRESS", "POSTDATE_OUTPUT"})
+"""Variables of the `postdate` client command, which may share an environment with the broker."""
+
+MESSAGE_OVERHEAD_BYTES = 4 * KIB
+"""What ids, times and framing add to payload, key and properties of one message, generously."""
+
+_SIZE_UNITS = {
+    "B": 1,
+    "KiB": KIB,
+    "MiB": MIB,
+    "GiB": GIB,
+    "kB": 1_000,
+    "MB": 1_000_000,
+    "GB": 1_000_000_000,
+}
+_DURATION_UNITS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
+_QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,254}", re.ASCII)
+
+
+class ConfigError(Exception):
+    """The broker cannot start with these settings; the message names the setting and where it came from."""
+
+
+class Kind(Enum):
+    """How the value of a setting is written."""
+
+    SIZE = "bytes"
+    DURATION = "ms"
+    COUNT = "count"
+    FACTOR = "factor"
+    SWITCH = "true, false"
+    CHOICE = "choice"
+    TEXT = "text"
+    ADDRESS = "host:port"
+
+
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a field's annotation says beyond its type."""
+
+    kind: Kind
+    help: str
+    low: float = 0
+    high: float = 0
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting, as flags, documentation and error messages need it."""
+
+    name: str
+    group: str
+    spec: Spec
+    default: Value
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+
+def size(low: int, high: int, help: str) -> Spec:
+    return Spec(Kind.SIZE, help, low, high)
+
+
+def duration(low: int, high: int, help: str) -> Spec:
+    return Spec(Kind.DURATION, help, low, high)
+
+
+def count(low: int, high: int, help: str) -> Spec:
+    return Spec(Kind.COUNT, help, low, high)
+
+
+def factor(low: float, high: float, help: str) -> Spec:
+    return Spec(Kind.FACTOR, help, low, high)
+
+
+def switch(help: str) -> Spec:
+    return Spec(Kind.SWITCH, help)
+
+
+def choice(help: str, *choices: str) -> Spec:
+    return Spec(Kind.CHOICE, help, choices=choices)
+
+
+def text(help: str) -> Spec:
+    return Spec(Kind.TEXT, help)
+
+
+def address(help: str) -> Spec:
+    return Spec(Kind.ADDRESS, help)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """All settings. Each value is in range; whether they fit together is `check_consistent`'s question."""
+
+    # fmt: off   (as a table: the formatter would give each setting four to six lines)
+    data_dir: Annotated[str, text("Folder of everything durable. One broker at a time may use it.")] = (
+        "./data"
+    )
+    grpc_address: Annotated[
+        str, address("Where producers, consumers and admin calls arrive. Port 0 picks one.")
+    ] = "127.0.0.1:7650"
+    http_address: Annotated[
+        str, address("Where /metrics, /livez and /readyz are served. Port 0 picks one.")
+    ] = "127.0.0.1:7680"
+    reflection: Annotated[
+        str, choice("gRPC reflection; auto: on if grpc_address is loopback.", "auto", "on", "off")
+    ] = "auto"
+    auto_create_topics: Annotated[bool, switch("Produce and Subscribe create a topic that is not there.")] = (
+        True
+    )
+    auto_create_subscriptions: Annotated[
+        bool, switch("Subscribe creates a subscription that is not there.")
+    ] = True
+    drain_grace_ms: Annotated[
+        int,
+        duration(
+            0, 10 * MINUTE_MS, "How long a stopping broker waits for its streams to end; 0: not at all."
+        ),
+    ] = 10 * SECOND_MS
+    clock_recheck_ms: Annotated[
+        int, duration(1, MINUTE_MS, "Longest sleep of a delivery timer, so that a stepped clock is noticed.")
+    ] = SECOND_MS
+    log_format: Annotated[str, choice("One JSON object a line, or text for people.", "json", "text")] = "text"
+    log_level: Annotated[str, choice("Least level logged.", "debug", "info", "warning", "error")] = "info"
+
+    payload_bytes_max: Annotated[int, size(1, 64 * MIB, "Greatest payload of one message.")] = MIB
+    key_bytes_max: Annotated[int, size(1, 64 * KIB, "Greatest key of one message.")] = KIB
+    schedule_key_bytes_max: Annotated[int, size(1, 64 * KIB, "Greatest schedule_key of one message.")] = 512
+    properties_count_max: Annotated[int, count(0, 10_000, "Most properties of one message.")] = 64
+    properties_bytes_max: Annotated[int, size(0, 4 * MIB, "All property keys and values of one message.")] = (
+        16 * KIB
+    )
+    batch_messages_max: Annotated[int, count(1, 100_000, "Most messages in one produce request.")] = 5_000
+    request_bytes_max: Annotated[int, size(KIB, 256 * MIB, "Greatest request frame accepted.")] = 16 * MIB
+    frame_bytes_max: Annotated[
+        int,
+        size(
+            KIB, 256 * MIB, "Greatest frame sent. gRPC clients refuse more than 4MiB unless told otherwise."
+        ),
+    ] = 3_584 * KIB
+    topics_max: Annotated[int, count(1, 10_000_000, "Most topics.")] = 100_000
+    subscriptions_per_topic_max: Annotated[int, count(1, 1_000_000, "Most subscriptions of one topic.")] = (
+        10_000
+    )
+    consumers_per_subscription_max: Annotated[
+        int, count(1, 1_000_000, "Most connected consumers of one subscription.")
+    ] = 1_000
+
+    journal_segment_bytes: Annotated[int, size(4 * KIB, 4 * GIB - 1, "Size of a journal file.")] = 64 * MIB
+    journal_spare_segments_max: Annotated[int, count(0, 1_000, "Journal files kept for reuse.")] = 4
+    journal_group_bytes_max: Annotated[
+        int, size(1, 4 * GIB - 1, "Most that one sync writes; a single greater record still goes alone.")
+    ] = 8 * MIB
+    journal_pending_bytes_max: Annotated[
+        int, size(1, 4 * GIB - 1, "Most that waits for a sync; beyond it producers wait.")
+    ] = 32 * MIB
+    checkpoint_bytes: Annotated[
+        int, size(1, 64 * GIB, "Journal gathered before a checkpoint; bounds the time of a restart.")
+    ] = 64 * MIB
+    checkpoint_interval_ms: Annotated[
+        int, duration(1, DAY_MS, "Longest time between a change and its checkpoint.")
+    ] = 30 * SECOND_MS
+    ledger_entries_max: Annotated[int, count(1, ENTRY_ID_MAX, "Entries after which a ledger rolls.")] = (
+        1_000_000
+    )
+    # The offset of a row is 32 bits wide, hence the upper end.
+    ledger_bytes_max: Annotated[int, size(1, 4 * GIB - 1, "Bytes after which a ledger rolls.")] = 256 * MIB
+    ledger_max_age_ms: Annotated[
+        int, duration(0, 3_660 * DAY_MS, "Age after which a ledger rolls; 0: never by age.")
+    ] = 0
+    tail_bytes_max: Annotated[
+        int, size(1, 4 * GIB - 1, "Ledger bytes over all topics that are in memory and not yet written.")
+    ] = 8 * MIB
+    open_ledgers_max: Annotated[int, count(1, 100_000, "Most ledgers with open files.")] = 256
+    disk_reserve_bytes: Annotated[
+        int, size(0, 1_024 * GIB, "Produce is refused when less is free; acks and deliveries use it.")
+    ] = 256 * MIB
+
+    tracker: Annotated[str, choice("Index of delayed messages for new topics.", "memory")] = "memory"
+    tick_ms: Annotated[
+        int,
+        duration(1, HOUR_MS, "Width of a time bucket of the memory tracker. Delivery is exact all the same."),
+    ] = SECOND_MS
+    max_delay_ms: Annotated[
+        int, duration(0, TIME_MS_MAX, "Longest delay accepted, unless the topic says otherwise; 0: no limit.")
+    ] = 0
+    default_ttl_ms: Annotated[
+        int,
+        duration(
+            0,
+            TIME_MS_MAX,
+            "How long a message lives after it is due, unless it or its topic says; 0: for ever.",
+        ),
+    ] = 0
+
+    lease_ms: Annotated[
+        int, duration(1, DAY_MS, "How long a consumer may hold a message, unless it asks otherwise.")
+    ] = 30 * SECOND_MS
+    lease_ms_max: Annotated[int, duration(1, 7 * DAY_MS, "Longest lease that may be asked for.")] = (
+        12 * HOUR_MS
+    )
+    initial_backoff_ms: Annotated[
+        int, duration(0, DAY_MS, "Wait before the first redelivery of a nacked message; 0: none.")
+    ] = SECOND_MS
+    max_backoff_ms: Annotated[int, duration(0, 30 * DAY_MS, "Longest wait before a redelivery.")] = MINUTE_MS
+    backoff_multiplier: Annotated[
+        float, factor(1.0, 100.0, "Each wait before a redelivery is this many times the one before.")
+    ] = 2.0
+    replay_entries_max: Annotated[
+        int,
+        count(1, 100_000_000, "Due positions a subscription queues; beyond it, it catches up from the log."),
+    ] = 1_000_000
+    read_batch_entries: Annotated[int, count(1, 100_000, "Entries one step of a dispatcher reads.")] = 2_000
+    due_batch_entries: Annotated[int, count(1, 1_000_000, "Due entries taken from the index at once.")] = (
+        10_000
+    )
+    outbox_bytes_max: Annotated[
+        int, size(1, GIB, "Bytes one consumer's stream may have unsent; beyond it, it gets no more.")
+    ] = 8 * MIB
+    heartbeat_ms: Annotated[int, duration(1, HOUR_MS, "Time between heartbeats on a Subscribe stream.")] = (
+        10 * SECOND_MS
+    )
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        for setting in SETTINGS:
+            _check_range(setting, getattr(self, setting.name))
+
+    @property
+    def reflection_enabled(self) -> bool:
+        """Whether reflection is to be served, with `auto` resolved."""
+        if self.reflection == "auto":
+            return is_loopback(split_address(self.grpc_address)[0])
+        return self.reflection == "on"
+
+
+_GROUP_STARTS = {
+    "data_dir": "Broker",
+    "payload_bytes_max": "Limits",
+    "journal_segment_bytes": "Storage",
+    "tracker": "Schedule",
+    "lease_ms": "Delivery",
+}
+
+
+def _settings() -> tuple[Setting, ...]:
+    hints = get_type_hints(BrokerConfig, include_extras=True)
+    settings: list[Setting] = []
+    group = ""
+    for field in fields(BrokerConfig):
+        group = _GROUP_STARTS.get(field.name, group)
+        settings.append(
+            Setting(field.name, group, hints[field.name].__metadata__[0], cast(Value, field.default))
+        )
+    return tuple(settings)
+
+
+SETTINGS = _settings()
+"""In the order of the fields; `cli` makes a flag of each."""
+
+
+def load_config(
+    argv_overrides: Mapping[str, str], environ: Mapping[str, str], config_path: str | None = None
+) -> BrokerConfig:
+    """Gather all sources; raise ConfigError that names the setting and its source.
+
+    `argv_overrides` maps setting names (`data_dir` or `data-dir`) to what the command line gave for them.
+    """
+    values: dict[str, Value] = {}
+
+    def take(spelling: str, spell: Callable[[Setting], str], raw: object, source: str) -> None:
+        setting = _find(spelling, spell, source)
+        values[setting.name] = _parse(setting, raw, source)
+
+    if config_path is not None:
+        for key, raw in _read_toml(config_path).items():
+            take(key, lambda setting: setting.name, raw, f"{key} in {config_path}")
+    for variable in sorted(environ):
+        if variable.startswith(ENV_PREFIX) and variable not in CLIENT_VARIABLES:
+            source = f"environment variable {variable}"
+            take(variable, lambda setting: setting.variable, environ[variable], source)
+    for key, text_given in argv_overrides.items():
+        flag = "--" + key.replace("_", "-")
+        take(flag, lambda setting: setting.flag, text_given, f"flag {flag}")
+    config = BrokerConfig(**values)  # type: ignore[arg-type]  # each value was parsed by its field's kind
+    check_consistent(config)
+    return config
+
+
+def check_consistent(config: BrokerConfig) -> None:
+    """Refuse settings that are each in range but cannot hold together."""
+    message_bytes_max = (
+        config.payload_bytes_max
+        + config.key_bytes_max
+        + config.schedule_key_bytes_max
+        + config.properties_bytes_max
+        + MESSAGE_OVERHEAD_BYTES
+    )
+    for low_name, low, high_name in (
+        (
+            "the greatest message (payload, key, schedule_key, properties)",
+            message_bytes_max,
+            "request_bytes_max",
+        ),
+        (
+            "the greatest message (payload, key, schedule_key, properties)",
+            message_bytes_max,
+            "frame_bytes_max",
+        ),
+        ("request_bytes_max", config.request_bytes_max, "journal_segment_bytes"),
+        ("request_bytes_max", config.request_bytes_max, "journal_pending_bytes_max"),
+        ("request_bytes_max", config.request_bytes_max, "ledger_bytes_max"),
+        ("batch_messages_max", config.batch_messages_max, "ledger_entries_max"),
+        ("lease_ms", config.lease_ms, "lease_ms_max"),
+        ("initial_backoff_ms", config.initial_backoff_ms, "max_backoff_ms"),
+    ):
+        high = getattr(config, high_name)
+        if low > high:
+            kind = _find(high_name, lambda setting: setting.name, high_name).spec.kind
+            raise ConfigError(
+                f"{high_name} is {_show(kind, high)}, but must be at least {low_name}: {_show(kind, low)}"
+            )
+
+
+def check_name(kind: str, value: str, field: str) -> None:
+    """Raise InvalidRequest unless `value` may name a `kind`, such as "topic"; `field` is the proto's."""
+    if _NAME.fullmatch(value) is None:
+        shown = ascii(value if len(value) <= 64 else value[:64] + "...")
+        raise InvalidRequest(
+            f"{shown} cannot name a {kind}: use 1 to 255 of A-Z a-z 0-9 . _ ~ -, a letter or digit first",
+            field=field,
+            reason="INVALID_NAME",
+        )
+
+
+def split_address(value: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port`, taken apart; ValueError says what is wrong."""
+    host, colon, port = value.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError("expected HOST:PORT with a port from 0 to 65535")
+    if host.startswith("[") and host.endswith("]"):
+        return str(ipaddress.IPv6Address(host[1:-1])), int(port)
+    if not host or ":" in host or not host.isprintable() or " " in host or "/" in host:
+        raise ValueError("expected HOST:PORT, with an IPv6 address in [brackets]")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _find(spelling: str, spell: Callable[[Setting], str], source: str) -> Setting:
+    known = {spell(setting): setting for setting in SETTINGS}
+    if spelling not in known:
+        close = difflib.get_close_matches(spelling, known, n=1)
+        hint = f". Did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"{source}: there is no such setting{hint}")
+    return known[spelling]
+
+
+def _read_toml(path: str) -> dict[str, object]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"the configuration file {path} is not TOML: {error}") from error
+
+
+def _parse(setting: Setting, raw: object, source: str) -> Value:
+    try:
+        value = _PARSERS[setting.spec.kind](raw)
+        if isinstance(value, int) and abs(value) >> 64:
+            raise ValueError("the number is too great")  # and would be too long to print
+    except ValueError as error:
+        raise ConfigError(f"{source}: {setting.name} cannot be {_shorten(raw)}: {error}") from error
+    try:
+        _check_range(setting, value)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    return value
+
+
+def _check_range(setting: Setting, value: Value) -> None:
+    spec = setting.spec
+    match spec.kind:
+        case Kind.SIZE | Kind.DURATION | Kind.COUNT | Kind.FACTOR:
+            allowed = (int, float) if spec.kind is Kind.FACTOR else (int,)
+            if isinstance(value, bool) or not isinstance(value, allowed):
+                raise ConfigError(
+                    f"{setting.name} must be a number ({spec.kind.value}), not {_shorten(value)}"
+                )
+            if not spec.low <= value <= spec.high:
+                low, high = _show(spec.kind, spec.low), _show(spec.kind, spec.high)
+                raise ConfigError(
+                    f"{setting.name} must be from {low} to {high}, but is {_show(spec.kind, value)}"
+                )
+        case Kind.SWITCH:
+            if not isinstance(value, bool):
+                raise ConfigError(f"{setting.name} must be true or false, not {_shorten(value)}")
+        case Kind.CHOICE:
+            if value not in spec.choices:
+                raise ConfigError(
+                    f"{setting.name} must be {' or '.join(spec.choices)}, not {_shorten(value)}"
+                )
+        case Kind.TEXT:
+            if not isinstance(value, str) or not value or "\0" in value:
+                raise ConfigError(f"{setting.name} must not be empty or hold a zero byte")
+        case Kind.ADDRESS:
+            try:
+                split_address(str(value))
+            except ValueError as error:
+                raise ConfigError(f"{setting.name} cannot be {_shorten(value)}: {error}") from error
+
+
+def _parse_quantity(units: Mapping[str, int], example: str) -> Callable[[object], int]:
+    def parse(raw: object) -> int:
+        if isinstance(raw, int) and not isinstance(raw, bool):
+            return raw
+        match = _QUANTITY.fullmatch(raw.strip()) if isinstance(raw, str) else None
+        if match is None or (match[2] and match[2] not in units):
+            raise ValueError(
+                f"expected a whole number or one with a unit ({', '.join(units)}), like {example}"
+            )
+        amount = Decimal(match[1]) * units.get(match[2], 1)
+        if amount != amount.to_integral_value():
+            raise ValueError(f"it is not a whole number of {next(iter(units))}")
+        return int(amount)
+
+    return parse
+
+
+def _parse_count(raw: object) -> int:
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        return raw
+    if isinstance(raw, str) and re.fullmatch(r"-?[0-9]+(_[0-9]+)*", raw.strip(), re.ASCII):
+        return int(raw)
+    raise ValueError("expected a whole number")
+
+
+def _parse_factor(raw: object) -> float:
+    try:
+        if isinstance(raw, bool) or not isinstance(raw, str | int | float):
+            raise ValueError("expected a number")
+        return float(Decimal(raw))
+    except (InvalidOperation, OverflowError) as error:
+        raise ValueError("expected a number") from error
+
+
+def _parse_switch(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    match raw.strip().lower() if isinstance(raw, str) else raw:
+        case "true" | "yes" | "on" | "1":
+            return True
+        case "false" | "no" | "off" | "0":
+            return False
+    raise ValueError("expected true or false")
+
+
+def _parse_text(raw: object) -> str:
+    if not isinstance(raw, str):
+        raise ValueError("expected text")
+    return raw
+
+
+_PARSERS: dict[Kind, Callable[[object], Value]] = {
+    Kind.SIZE: _parse_quantity(_SIZE_UNITS, "64MiB"),
+    Kind.DURATION: _parse_quantity(_DURATION_UNITS, "30s"),
+    Kind.COUNT: _parse_count,
+    Kind.FACTOR: _parse_factor,
+    Kind.SWITCH: _parse_switch,
+    Kind.CHOICE: _parse_text,
+    Kind.TEXT: _parse_text,
+    Kind.ADDRESS: _parse_text,
+}
+
+
+def _shorten(raw: object) -> str:
+    shown = ascii(raw)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
+def _show(kind: Kind, value: Value) -> str:
+    """A value as a person would write it: the greatest unit that divides it, and that reads back the same."""
+    units = {Kind.SIZE: ("GiB", "MiB", "KiB"), Kind.DURATION: ("d", "h", "m", "s")}.get(kind, ())
+    scale = _SIZE_UNITS if kind is Kind.SIZE else _DURATION_UNITS
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float) and kind in (Kind.SIZE, Kind.DURATION, Kind.COUNT):
+        for unit in units:
+            if value and value % scale[unit] == 0:
+                return f"{int(value) // scale[unit]}{unit}"
+        return f"{int(value)}{'ms' if kind is Kind.DURATION and value else ''}"
+    return str(value)
+
+
+_PREFACE = """\
+# Configuration
+
+<!-- Written by `python -m broker.config > docs/configuration.md`; a test compares the two. -->
+
+Every setting has one name and four sources, from lowest to highest: the default below, the TOML file named by
+`--config`, the environment, and flags.
+
+```
+data_dir = "/var/lib/postdate"            # postdate.toml: flat, no tables
+POSTDATE_DATA_DIR=/var/lib/postdate       # environment
+postdate-broker serve --data-dir /var/lib/postdate
+```
+
+Sizes are bytes or carry a unit: B, KiB, MiB, GiB, kB, MB, GB. Durations are milliseconds or carry a unit:
+ms, s, m, h, d. Switches are true or false. Unknown keys and other `POSTDATE_*` variables are refused, except
+`POSTDATE_ADDRESS` and `POSTDATE_OUTPUT`, which belong to the client command. (Kubernetes invents such
+variables for a service named `postdate`: set `enableServiceLinks: false` on the pod.)
+
+Some settings must fit together, and are refused if they do not: the greatest message into a request and into
+a frame; a request into a journal file, the pending journal and a ledger; a batch into a ledger; `lease_ms`
+into `lease_ms_max`; `initial_backoff_ms` into `max_backoff_ms`.
+"""
+
+
+def render_reference() -> str:
+    """The text of docs/configuration.md."""
+    lines = [_PREFACE]
+    group = ""
+    for setting in SETTINGS:
+        spec = setting.spec
+        if setting.group != group:
+            group = setting.group
+            lines += [
+                f"\n## {group}\n",
+                "| setting | default | range | meaning |",
+                "| --- | --- | --- | --- |",
+            ]
+        if spec.high:
+            allowed = f"{_show(spec.kind, spec.low)} to {_show(spec.kind, spec.high)}"
+        else:
+            allowed = ", ".join(spec.choices) or spec.kind.value
+        default = _show(spec.kind, setting.default)
+        lines.append(f"| `{setting.name}` | `{default}` | {allowed} | {spec.help} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(render_reference(), end="")

@@ -1,0 +1,171 @@
+"""The index cursor and its pump: one task per topic that fills the index from the log and empties it in time.
+
+The cursor tails the ledgers' times in order, independent of every subscription, and adds every DELAYED row it
+passes, already due or not. Only a rebuild (after a restart) leaves out rows at or before the frontier it began
+with: those are delivered by position (catch-up).
+
+    append -> index the new rows -> load what is due soon -> take what is due -> on_due(chunk)
+
+The timer is computed anew from the index after every step, whatever the step did, and never waits longer than
+`clock_recheck_ms`, so that a stepped clock is noticed (P2) and nothing can leave it unarmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from broker.delayed.tracker import DelayedDeliveryTracker, DueChunk
+from broker.model import Int64Column, Position
+from broker.observe.logs import get_logger
+from broker.runtime.clock import Clock
+from broker.runtime.supervise import YieldBudget
+
+log = get_logger(__name__)
+
+_INDEX_ROWS = 16_384
+_OVERDUE_MS = 5_000
+"""The watchdog's bound: entries this long overdue that `take_due` does not yield mean a broken index."""
+
+
+class IndexedLog(Protocol):
+    """What the cursor asks of a topic's log."""
+
+    @property
+    def begin(self) -> Position: ...
+
+    @property
+    def end(self) -> Position: ...
+
+    def entry_count(self, ledger_id: int) -> int | None: ...
+
+    def next_ledger_id(self, ledger_id: int) -> int | None: ...
+
+    def times_nowait(self, ledger_id: int, first: int, count: int) -> Int64Column | None: ...
+
+    async def read_times(self, ledger_id: int, first: int, count: int) -> Int64Column: ...
+
+
+class IndexPump:
+    """See the module's description. Owns the tracker: nobody else changes it."""
+
+    def __init__(
+        self,
+        source: IndexedLog,
+        tracker: DelayedDeliveryTracker,
+        *,
+        clock: Clock,
+        clock_recheck_ms: int,
+        due_entries: int,
+        on_due: Callable[[DueChunk], None],
+    ) -> None:
+        self.tracker = tracker
+        self.position = Position(0, 0)
+        """The cursor: every row before it was looked at."""
+        self.rebuilds = 0
+        self._source = source
+        self._clock = clock
+        self._clock_recheck_ms = clock_recheck_ms
+        self._due_entries = due_entries
+        self._on_due = on_due
+        self._rebuild_end = source.end
+        self._rebuild_frontier = tracker.frontier
+        self._work = asyncio.Event()
+        self._budget = YieldBudget(clock)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether rows were appended that are not indexed yet."""
+        return self.position < self._source.end
+
+    @property
+    def is_rebuilding(self) -> bool:
+        return self.position < self._rebuild_end
+
+    def wake(self) -> None:
+        """Rows were appended."""
+        self._work.set()
+
+    async def run(self) -> None:
+        """Index and take until cancelled."""
+        while True:
+            self._work.clear()
+            if await self._step():
+                await self._budget.spent()
+            elif not self._work.is_set():
+                timer = asyncio.get_running_loop().call_later(self._idle_seconds(), self._work.set)
+                try:
+                    await self._work.wait()
+                finally:
+                    timer.cancel()
+
+    async def _step(self) -> bool:
+        """One bounded step; whether there is more to do at once."""
+        indexed = self.is_behind
+        if indexed:
+            await self._index_rows()
+        now_ms = self._clock.now_ms()
+        loaded = self.tracker.needs_load(now_ms)
+        if loaded:
+            await self.tracker.load(now_ms)
+            now_ms = self._clock.now_ms()
+        chunk = self.tracker.take_due(now_ms, self._due_entries)
+        if chunk is not None:
+            self._on_due(chunk)
+            return True
+        if not (indexed or loaded):
+            self._watch(now_ms)
+        return indexed or loaded
+
+    async def _index_rows(self) -> None:
+        ledger_id, first = self.position
+        count = self._source.entry_count(ledger_id)
+        if count is None or first >= count:
+            following = self._source.next_ledger_id(ledger_id)
+            self.position = Position(following, 0) if following is not None else self._source.end
+            return
+        count = min(_INDEX_ROWS, count - first)
+        times = self._source.times_nowait(ledger_id, first, count)
+        if times is None:
+            times = await self._source.read_times(ledger_id, first, count)
+        wanted = times > 0
+        if self.position < self._rebuild_end:
+            wanted &= self._after_rebuild_frontier(ledger_id, first, times)
+        at = np.flatnonzero(wanted)
+        if len(at):
+            self.tracker.add(ledger_id, (at + first).astype(np.uint32), times[at])
+        self.position = Position(ledger_id, first + count)
+
+    def _after_rebuild_frontier(self, ledger_id: int, first: int, times: Int64Column) -> np.ndarray:
+        """Rows beyond the frontier that the rebuild began with. The live one has moved on since: rows between
+        the two were taken by nobody, and leaving them out would lose them."""
+        frontier = self._rebuild_frontier
+        after = times > frontier.deliver_at_ms
+        if ledger_id >= frontier.ledger_id:
+            at_frontier = times == frontier.deliver_at_ms
+            if ledger_id == frontier.ledger_id:
+                at_frontier &= np.arange(first, first + len(times)) > frontier.entry_id
+            after |= at_frontier
+        return after
+
+    def _watch(self, now_ms: int) -> None:
+        """The watchdog: must never fire. What is long overdue and cannot be taken means a broken index."""
+        next_due_ms = self.tracker.next_due_ms()
+        if next_due_ms is None or next_due_ms > now_ms - _OVERDUE_MS:
+            return
+        log.error("The index holds overdue entries that it does not yield: rebuilding it", next_due_ms=next_due_ms)
+        self.rebuilds += 1
+        self.tracker.clear()
+        self.position = self._source.begin
+        self._rebuild_end = self._source.end
+        self._rebuild_frontier = type(self.tracker.frontier)(0, 0, 0)  # everything: the last look sorts it out
+
+    def _idle_seconds(self) -> float:
+        next_due_ms = self.tracker.next_due_ms()
+        wait_ms = self._clock_recheck_ms
+        if next_due_ms is not None:
+            wait_ms = min(wait_ms, next_due_ms - self._clock.now_ms())
+        return max(wait_ms, 0) / 1000

@@ -1,0 +1,136 @@
+"""How late and how long: histograms of fixed size, and a probe of the event loop's lag."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+
+from broker.model import Int64Column
+from broker.runtime.clock import Clock
+
+LATENESS_BOUNDS_MS = (
+    1,
+    2,
+    5,
+    10,
+    20,
+    50,
+    100,
+    200,
+    500,
+    1_000,
+    2_000,
+    5_000,
+    10_000,
+    60_000,
+    300_000,
+    3_600_000,
+)
+DURATION_BOUNDS_SECONDS = (
+    0.0005,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    60.0,
+)
+
+_LATENESS_BOUNDS = np.array(LATENESS_BOUNDS_MS, dtype=np.int64)
+_LATENESS_BOUNDS_SECONDS = tuple(bound / 1000 for bound in LATENESS_BOUNDS_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramStats:
+    """A snapshot. `counts[i]` is what lay at or below `bounds_seconds[i]` and above the bound before it;
+    `counts[-1]` is what lay above them all. The sum of `counts` is the number of observations."""
+
+    bounds_seconds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum_seconds: float
+    max_seconds: float
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+class LatenessHistogram:
+    """From due time to hand-out, of many messages at a time.
+
+    There is one for each subscription, and most are idle: the buckets are made on first use.
+    """
+
+    __slots__ = ("_counts", "_max_ms", "_sum_ms")
+
+    def __init__(self) -> None:
+        self._counts: Int64Column | None = None
+        self._sum_ms = 0
+        self._max_ms = 0
+
+    def observe_many(self, lateness_ms: Int64Column) -> None:
+        """Count a batch. What came before its time, where delays are not honoured, counts as 0."""
+        if not len(lateness_ms):
+            return
+        late_ms = np.maximum(lateness_ms, 0)
+        counts = np.bincount(
+            np.searchsorted(_LATENESS_BOUNDS, late_ms), minlength=len(LATENESS_BOUNDS_MS) + 1
+        )
+        self._counts = counts if self._counts is None else self._counts + counts
+        self._sum_ms += int(late_ms.sum())
+        self._max_ms = max(self._max_ms, int(late_ms.max()))
+
+    def stats(self) -> HistogramStats:
+        counts = (
+            (0,) * (len(LATENESS_BOUNDS_MS) + 1) if self._counts is None else tuple(self._counts.tolist())
+        )
+        return HistogramStats(_LATENESS_BOUNDS_SECONDS, counts, self._sum_ms / 1000, self._max_ms / 1000)
+
+
+class DurationHistogram:
+    """Durations, one at a time: syncs, checkpoints, the loop's lag."""
+
+    __slots__ = ("_counts", "_max_seconds", "_sum_seconds")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(DURATION_BOUNDS_SECONDS) + 1)
+        self._sum_seconds = 0.0
+        self._max_seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(DURATION_BOUNDS_SECONDS, seconds)] += 1
+        self._sum_seconds += seconds
+        self._max_seconds = max(self._max_seconds, seconds)
+
+    def stats(self) -> HistogramStats:
+        return HistogramStats(
+            DURATION_BOUNDS_SECONDS, tuple(self._counts), self._sum_seconds, self._max_seconds
+        )
+
+
+class LoopLagProbe:
+    """Measures how much later than asked the event loop calls back: what every delivery waits besides."""
+
+    def __init__(self, clock: Clock, histogram: DurationHistogram, *, interval_ms: int = 250) -> None:
+        self._clock = clock
+        self._histogram = histogram
+        self._interval_ms = interval_ms
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            asked_ns = self._clock.monotonic_ns() + self._interval_ms * 1_000_000
+            await asyncio.sleep(self._interval_ms / 1000)
+            # A loop rounds its timers to its own resolution, so it may also be a little early.
+            self._histogram.observe(max(0, self._clock.monotonic_ns() - asked_ns) / 1e9)

@@ -1,0 +1,439 @@
+"""Metrics: plain integers that the core increments, copied and rendered only when somebody scrapes.
+
+A counter on the way of a message is an attribute of a slotted object, for `+= 1` costs a fiftieth of a call
+into a metrics library. The names of the attributes are the names of the metrics: `produced_messages` is
+`postdate_produced_messages_total`. The tables below give the help texts, and a test that none is forgotten.
+
+Rendering is done in slices of about a millisecond, and the loop runs between them: a scrape of 40,000
+samples takes a quarter of a second, and no delivery may wait for it. Values of one series belong to one
+moment; those of different series may be some milliseconds apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import attrgetter
+
+from prometheus_client import generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from broker.observe.lateness import DurationHistogram, HistogramStats, LatenessHistogram
+
+OTHER = "_other"
+"""The label of all series beyond the limit, summed. No topic has this name: names begin otherwise."""
+
+REFUSAL_REASONS_MAX = 100
+
+_SLICE_SAMPLES = 100
+_SLICE_ROWS = 50
+
+
+@dataclass(slots=True, eq=False)
+class TopicCounters:
+    """What a topic did since the broker started."""
+
+    produced_messages: int = 0
+    produced_bytes: int = 0
+    produced_batches: int = 0
+    duplicate_batches: int = 0
+    refused_batches: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class SubscriptionCounters:
+    """What a subscription did since the broker started."""
+
+    delivered_messages: int = 0
+    delivered_bytes: int = 0
+    acked_messages: int = 0
+    nacked_messages: int = 0
+    redelivered_messages: int = 0
+    expired_messages: int = 0
+    lease_expired_messages: int = 0
+    early_deliveries: int = 0
+    dropped_settled_messages: int = 0
+    dropped_moved_messages: int = 0
+    dropped_early_messages: int = 0
+    lateness: LatenessHistogram = field(default_factory=LatenessHistogram)
+
+
+@dataclass(slots=True, eq=False)
+class BrokerCounters:
+    """What the broker did since it started."""
+
+    journal_records: int = 0
+    journal_bytes: int = 0
+    checkpoints: int = 0
+    checkpoint_failures: int = 0
+    index_rebuilds: int = 0
+    recovery_seconds: float = 0.0
+    journal_sync: DurationHistogram = field(default_factory=DurationHistogram)
+    checkpoint: DurationHistogram = field(default_factory=DurationHistogram)
+    loop_lag: DurationHistogram = field(default_factory=DurationHistogram)
+    refusals: dict[str, int] = field(default_factory=dict)
+
+    def refuse(self, reason: str) -> None:
+        """Count a request that was answered with an error, by its `PostdateError.reason`."""
+        # Reasons are constants of the code, but a label that could grow for ever must not depend on that.
+        if reason not in self.refusals and len(self.refusals) >= REFUSAL_REASONS_MAX:
+            reason = "OTHER"
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSnapshot:
+    """A topic at the moment of a scrape. The counters are the live ones; they are copied when it is read."""
+
+    topic: str
+    counters: TopicCounters
+    scheduled: int
+    next_due_ms: int | None
+    storage_bytes: int = 0
+    index_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSnapshot:
+    """A subscription at the moment of a scrape, as `TopicSnapshot`."""
+
+    topic: str
+    subscription: str
+    counters: SubscriptionCounters
+    scheduled: int
+    ready: int
+    leased: int
+    consumers: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSnapshot:
+    """Everything a scrape shows.
+
+    `topics` and `subscriptions` are read once, in slices, with the loop running between them: pass tuples, or
+    generators over a copied list where there are too many to make at once. The same order each time keeps the
+    same ones within the limit.
+    """
+
+    counters: BrokerCounters
+    topics: Iterable[TopicSnapshot]
+    subscriptions: Iterable[SubscriptionSnapshot]
+    topics_count: int
+    subscriptions_count: int
+    journal_pending_bytes: int = 0
+    ready: bool = True
+
+
+Family = tuple[str, str]
+"""The name of an attribute or metric without prefix, and its help text."""
+
+TOPIC_COUNTERS: tuple[Family, ...] = (
+    ("produced_messages", "Messages stored."),
+    ("produced_bytes", "Bytes of the messages stored."),
+    ("produced_batches", "Produce requests stored."),
+    ("duplicate_batches", "Produce requests that were repeats, answered with the original ids."),
+    ("refused_batches", "Produce requests refused."),
+)
+SUBSCRIPTION_COUNTERS: tuple[Family, ...] = (
+    ("delivered_messages", "Messages sent to consumers, redeliveries included."),
+    ("delivered_bytes", "Bytes of the messages sent to consumers."),
+    ("acked_messages", "Messages acknowledged, durably."),
+    ("nacked_messages", "Messages given back by consumers."),
+    ("redelivered_messages", "Messages that came back: nacked, lease expired or consumer lost."),
+    ("expired_messages", "Messages settled because their time to live had passed."),
+    ("lease_expired_messages", "Messages whose lease ended without an answer."),
+    ("early_deliveries", "Messages sent before their time where delays are honoured. Must stay 0."),
+)
+DROPPED_REASONS: tuple[Family, ...] = (
+    ("dropped_settled_messages", "settled"),
+    ("dropped_moved_messages", "moved"),
+    ("dropped_early_messages", "early"),
+)
+"""Attributes of SubscriptionCounters, and the value of the label `reason`."""
+TOPIC_GAUGES: tuple[Family, ...] = (
+    ("scheduled_messages", "Messages whose time has not come."),
+    ("storage_bytes", "Bytes on disk."),
+    ("index_memory_bytes", "Memory that the index of delayed messages holds, estimated."),
+)
+SUBSCRIPTION_GAUGES: tuple[Family, ...] = (
+    ("subscription_scheduled_messages", "Messages owed whose time has not come."),
+    ("ready_messages", "Messages owed and due that nobody holds."),
+    ("leased_messages", "Messages that consumers hold."),
+    ("consumers", "Consumers connected."),
+)
+BROKER_COUNTERS: tuple[Family, ...] = (
+    ("journal_records", "Records written to the journal."),
+    ("journal_bytes", "Bytes written to the journal."),
+    ("checkpoints", "Checkpoints completed."),
+    ("checkpoint_failures", "Checkpoints that failed."),
+    ("index_rebuilds", "Rebuilds of an index of delayed messages from its ledgers. Must stay 0."),
+)
+BROKER_HISTOGRAMS: tuple[tuple[str, str, str], ...] = (
+    ("journal_sync", "journal_sync_seconds", "Time of one sync of the journal."),
+    ("checkpoint", "checkpoint_duration_seconds", "Time of one checkpoint."),
+    ("loop_lag", "loop_lag_seconds", "How much later than asked the event loop calls back."),
+)
+"""Attribute of BrokerCounters, metric, help."""
+
+_LATENESS = (
+    "delivery_lateness_seconds",
+    "From due time to hand-out; from arrival for messages without a time.",
+)
+_DROPPED = (
+    "last_look_dropped_messages",
+    "Messages not sent at the last look: settled (or held, or waiting), moved, or too early yet.",
+)
+
+_topic_counts = attrgetter(*(name for name, _ in TOPIC_COUNTERS))
+_subscription_counts = attrgetter(*(name for name, _ in (*SUBSCRIPTION_COUNTERS, *DROPPED_REASONS)))
+_no_lateness = LatenessHistogram().stats()
+
+
+@dataclass(slots=True)
+class _Row:
+    """The values of one series of each family; copied, so that they belong together."""
+
+    labels: tuple[str, ...]
+    counts: tuple[int, ...]
+    gauges: tuple[int, ...]
+    next_due_ms: int | None = None
+    lateness: HistogramStats = _no_lateness
+
+    def add(self, other: _Row) -> None:
+        self.counts = tuple(map(sum, zip(self.counts, other.counts, strict=True)))
+        self.gauges = tuple(map(sum, zip(self.gauges, other.gauges, strict=True)))
+        if other.next_due_ms is not None:
+            own = other.next_due_ms if self.next_due_ms is None else self.next_due_ms
+            self.next_due_ms = min(own, other.next_due_ms)
+        if other.lateness is not _no_lateness:
+            self.lateness = _add_histograms(self.lateness, other.lateness)
+
+
+class BrokerCollector(Collector):
+    """Turns snapshots into the metrics `postdate_*`.
+
+    At most `series_max` topics and as many subscriptions have series of their own, the first of the snapshot;
+    the others are summed under `OTHER`. A sum falls when something is deleted; Prometheus takes that for a
+    restart.
+    """
+
+    def __init__(
+        self, snapshot: Callable[[], BrokerSnapshot], *, version: str, series_max: int = 1_000
+    ) -> None:
+        self._snapshot = snapshot
+        self._version = version
+        self._series_max = series_max
+        self._process = ProcessCollector(registry=None)
+
+    def collect(self) -> Iterator[Metric]:
+        """All families at once, for a registry. A broker's own scrapes use `render`."""
+        family: Metric | None = None
+        for part in self._parts():
+            if part is None:
+                continue
+            if family is not None and family.name == part.name:
+                family.samples.extend(part.samples)
+                continue
+            if family is not None:
+                yield family
+            family = part
+        if family is not None:
+            yield family
+
+    async def render(self) -> bytes:
+        """The text of /metrics; lets the loop run about every millisecond."""
+        texts: list[bytes] = []
+        name = ""
+        for part in self._parts():
+            if part is not None:
+                text = generate_latest(_Single(part))
+                # A family's later parts come without its two lines of help and type.
+                texts.append(text if part.name != name else text.split(b"\n", 2)[2])
+                name = part.name
+            await asyncio.sleep(0)
+        return b"".join(texts)
+
+    def _parts(self) -> Iterator[Metric | None]:
+        """Families in parts of at most about `_SLICE_SAMPLES` samples; None is a mere pause."""
+        snapshot = self._snapshot()
+        yield from self._broker_parts(snapshot)
+        yield from self._process.collect()
+        topics: list[_Row] = []
+        yield from self._gather(map(_topic_row, snapshot.topics), (OTHER,), topics)
+        yield from _count_parts(TOPIC_COUNTERS, ("topic",), topics)
+        yield from _gauge_parts(TOPIC_GAUGES, ("topic",), topics)
+        yield from _next_due_parts(topics)
+        subscriptions: list[_Row] = []
+        yield from self._gather(map(_subscription_row, snapshot.subscriptions), (OTHER, OTHER), subscriptions)
+        labels = ("topic", "subscription")
+        yield from _count_parts(SUBSCRIPTION_COUNTERS, labels, subscriptions)
+        yield from _gauge_parts(SUBSCRIPTION_GAUGES, labels, subscriptions)
+        yield from _dropped_parts(labels, subscriptions)
+        yield from _lateness_parts(labels, subscriptions)
+
+    def _gather(
+        self, rows: Iterator[_Row], other_labels: tuple[str, ...], into: list[_Row]
+    ) -> Iterator[None]:
+        """Copy the rows, at most `series_max` of them and their rest summed; yields to pause."""
+        other: _Row | None = None
+        while step := list(islice(rows, _SLICE_ROWS)):
+            for row in step:
+                if len(into) < self._series_max:
+                    into.append(row)
+                elif other is None:
+                    other = row
+                    other.labels = other_labels
+                else:
+                    other.add(row)
+            yield None
+        if other is not None:
+            into.append(other)
+
+    def _broker_parts(self, snapshot: BrokerSnapshot) -> Iterator[Metric]:
+        counters = snapshot.counters
+        build = GaugeMetricFamily(
+            "postdate_build_info", "1, with the version as label.", labels=("version", "python_version")
+        )
+        build.add_metric((self._version, platform.python_version()), 1)
+        yield build
+        for name, text in BROKER_COUNTERS:
+            yield CounterMetricFamily(f"postdate_{name}", text, value=getattr(counters, name))
+        refused = CounterMetricFamily(
+            "postdate_refused_requests", "Requests answered with an error, by reason.", labels=("reason",)
+        )
+        for reason, count in sorted(counters.refusals.items()):
+            refused.add_metric((reason,), count)
+        yield refused
+        for name, text, value in (
+            (
+                "ready",
+                "1 if the broker serves, 0 while it recovers, drains or has failed.",
+                int(snapshot.ready),
+            ),
+            ("recovery_seconds", "Time that the recovery at the last start took.", counters.recovery_seconds),
+            ("journal_pending_bytes", "Bytes that wait for a sync.", snapshot.journal_pending_bytes),
+            ("topics", "Topics.", snapshot.topics_count),
+            ("subscriptions", "Subscriptions.", snapshot.subscriptions_count),
+        ):
+            yield GaugeMetricFamily(f"postdate_{name}", text, value=value)
+        for attribute, name, text in BROKER_HISTOGRAMS:
+            stats = getattr(counters, attribute).stats()
+            histogram = HistogramMetricFamily(f"postdate_{name}", text, labels=())
+            histogram.add_metric((), _cumulative(stats), stats.sum_seconds)
+            yield histogram
+
+
+@dataclass(frozen=True, slots=True)
+class _Single:
+    """One family in the place of a registry."""
+
+    family: Metric
+
+    def collect(self) -> Iterable[Metric]:
+        return (self.family,)
+
+
+def _topic_row(topic: TopicSnapshot) -> _Row:
+    return _Row(
+        (topic.topic,),
+        _topic_counts(topic.counters),
+        (topic.scheduled, topic.storage_bytes, topic.index_bytes),
+        topic.next_due_ms,
+    )
+
+
+def _subscription_row(subscription: SubscriptionSnapshot) -> _Row:
+    counters = subscription.counters
+    stats = counters.lateness.stats()
+    return _Row(
+        (subscription.topic, subscription.subscription),
+        _subscription_counts(counters),
+        (subscription.scheduled, subscription.ready, subscription.leased, subscription.consumers),
+        lateness=stats if stats.count else _no_lateness,
+    )
+
+
+def _count_parts(families: tuple[Family, ...], labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metric]:
+    for index, (name, text) in enumerate(families):
+        for some in _sliced(rows, 1):
+            counter = CounterMetricFamily(f"postdate_{name}", text, labels=labels)
+            for row in some:
+                counter.add_metric(row.labels, row.counts[index])
+            yield counter
+
+
+def _gauge_parts(families: tuple[Family, ...], labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metric]:
+    for index, (name, text) in enumerate(families):
+        for some in _sliced(rows, 1):
+            gauge = GaugeMetricFamily(f"postdate_{name}", text, labels=labels)
+            for row in some:
+                gauge.add_metric(row.labels, row.gauges[index])
+            yield gauge
+
+
+def _next_due_parts(rows: list[_Row]) -> Iterator[Metric]:
+    for some in _sliced(rows, 1):
+        gauge = GaugeMetricFamily(
+            "postdate_next_due_timestamp_seconds",
+            "When the next message comes due, Unix time; absent if none is scheduled.",
+            labels=("topic",),
+        )
+        for row in some:
+            if row.next_due_ms is not None:
+                gauge.add_metric(row.labels, row.next_due_ms / 1000)
+        yield gauge
+
+
+def _dropped_parts(labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metric]:
+    first = len(SUBSCRIPTION_COUNTERS)
+    for some in _sliced(rows, len(DROPPED_REASONS)):
+        counter = CounterMetricFamily(f"postdate_{_DROPPED[0]}", _DROPPED[1], labels=(*labels, "reason"))
+        for row in some:
+            for index, (_, reason) in enumerate(DROPPED_REASONS):
+                counter.add_metric((*row.labels, reason), row.counts[first + index])
+        yield counter
+
+
+def _lateness_parts(labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metric]:
+    for some in _sliced(rows, len(_no_lateness.counts) + 2):
+        histogram = HistogramMetricFamily(f"postdate_{_LATENESS[0]}", _LATENESS[1], labels=labels)
+        for row in some:
+            # Most subscriptions of a large broker are idle: their twenty empty lines are left out.
+            if row.lateness is not _no_lateness:
+                histogram.add_metric(row.labels, _cumulative(row.lateness), row.lateness.sum_seconds)
+        yield histogram
+
+
+def _sliced(rows: list[_Row], samples_per_row: int) -> Iterator[list[_Row]]:
+    """Rows for one part each; a family without rows still has one, with its help."""
+    step = max(1, _SLICE_SAMPLES // samples_per_row)
+    for start in range(0, max(1, len(rows)), step):
+        yield rows[start : start + step]
+
+
+def _cumulative(stats: HistogramStats) -> list[tuple[str, float]]:
+    buckets: list[tuple[str, float]] = []
+    total = 0
+    for bound, count in zip((*map(str, stats.bounds_seconds), "+Inf"), stats.counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    return buckets
+
+
+def _add_histograms(left: HistogramStats, right: HistogramStats) -> HistogramStats:
+    return HistogramStats(
+        left.bounds_seconds,
+        tuple(map(sum, zip(left.counts, right.counts, strict=True))),
+        left.sum_seconds + right.sum_seconds,
+        max(left.max_seconds, right.max_seconds),
+    )

@@ -1,0 +1,297 @@
+"""AdminService: topics, subscriptions, counts, and what this broker is."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from broker.config import check_name
+from broker.errors import InvalidRequest, Unsupported
+from broker.rpc.calls import Handler, unary
+from broker.storage.policy import (
+    TRACKER_BUCKET,
+    SubscriptionPolicy,
+    TopicPolicy,
+)
+from broker.subscriptions.subscription import KEY_SHARED, SHARED, TYPE_NAMES, Subscription
+from broker.topics.broker import Broker
+from broker.topics.topic import Topic
+from postdate.v1 import admin_pb2
+
+SERVICE = "postdate.v1.AdminService"
+
+_PAGE_SIZE = 100
+_PAGE_SIZE_MAX = 1_000
+_REMEMBERED_MS = 600_000
+_REMEMBERED_MAX = 10_000
+
+R = TypeVar("R", bound=Message)
+Named = TypeVar("Named", Topic, Subscription)
+
+
+class AdminService:
+    """See the module's description."""
+
+    def __init__(self, broker: Broker, version: str) -> None:
+        self._broker = broker
+        self._version = version
+        self._answers: OrderedDict[tuple[str, str], tuple[int, asyncio.Future[Any]]] = OrderedDict()
+
+    def handlers(self) -> dict[str, Handler]:
+        calls: dict[str, tuple[type[Message], Callable[[Any], Awaitable[Message]]]] = {
+            "CreateTopic": (admin_pb2.CreateTopicRequest, self._create_topic),
+            "GetTopic": (admin_pb2.GetTopicRequest, self._get_topic),
+            "DeleteTopic": (admin_pb2.DeleteTopicRequest, self._delete_topic),
+            "ListTopics": (admin_pb2.ListTopicsRequest, self._list_topics),
+            "CreateSubscription": (admin_pb2.CreateSubscriptionRequest, self._create_subscription),
+            "GetSubscription": (admin_pb2.GetSubscriptionRequest, self._get_subscription),
+            "DeleteSubscription": (admin_pb2.DeleteSubscriptionRequest, self._delete_subscription),
+            "ListSubscriptions": (admin_pb2.ListSubscriptionsRequest, self._list_subscriptions),
+            "GetStats": (admin_pb2.GetStatsRequest, self._get_stats),
+            "GetServerInfo": (admin_pb2.GetServerInfoRequest, self._get_server_info),
+        }
+        return {name: unary(self._broker, kind, call) for name, (kind, call) in calls.items()}
+
+    # -- topics --------------------------------------------------------------------------------------------------------
+
+    async def _create_topic(self, request: admin_pb2.CreateTopicRequest) -> Message:
+        self._broker.check_serving()
+        check_name("topic", request.name, "name")
+        policy = _topic_policy(request.policy)
+
+        async def create() -> Message:
+            topic = await self._broker.registry.create_topic(request.name, policy)
+            return admin_pb2.CreateTopicResponse(topic=_topic(topic))
+
+        return await self._once("CreateTopic", request.request_id, create)
+
+    async def _get_topic(self, request: admin_pb2.GetTopicRequest) -> Message:
+        check_name("topic", request.name, "name")
+        return admin_pb2.GetTopicResponse(topic=_topic(self._broker.registry.topic(request.name)))
+
+    async def _delete_topic(self, request: admin_pb2.DeleteTopicRequest) -> Message:
+        self._broker.check_serving()
+        check_name("topic", request.name, "name")
+
+        async def delete() -> Message:
+            await self._broker.registry.delete_topic(request.name)
+            return admin_pb2.DeleteTopicResponse()
+
+        return await self._once("DeleteTopic", request.request_id, delete)
+
+    async def _list_topics(self, request: admin_pb2.ListTopicsRequest) -> Message:
+        topics, token = _page(list(self._broker.registry.topics.values()), request.page_size, request.page_token)
+        return admin_pb2.ListTopicsResponse(topics=[_topic(topic) for topic in topics], next_page_token=token)
+
+    # -- subscriptions -------------------------------------------------------------------------------------------------
+
+    async def _create_subscription(self, request: admin_pb2.CreateSubscriptionRequest) -> Message:
+        self._broker.check_serving()
+        check_name("topic", request.topic, "topic")
+        check_name("subscription", request.name, "name")
+        if request.type == KEY_SHARED:
+            raise Unsupported("KEY_SHARED is not available yet", reason="KEY_SHARED_NOT_SUPPORTED")
+        if request.type not in (0, *TYPE_NAMES):
+            raise InvalidRequest(f"There is no subscription type {request.type}", field="type")
+        policy = _subscription_policy(request.policy, self._broker.config.lease_ms_max)
+
+        async def create() -> Message:
+            topic = await self._broker.registry.topic_or_create(request.topic)
+            subscription = await topic.create_subscription(
+                request.name, request.type or SHARED, request.initial_position, policy
+            )
+            return admin_pb2.CreateSubscriptionResponse(subscription=_subscription(topic, subscription))
+
+        return await self._once("CreateSubscription", request.request_id, create)
+
+    async def _get_subscription(self, request: admin_pb2.GetSubscriptionRequest) -> Message:
+        check_name("topic", request.topic, "topic")
+        check_name("subscription", request.name, "name")
+        topic = self._broker.registry.topic(request.topic)
+        subscription = topic.subscription(request.name)
+        return admin_pb2.GetSubscriptionResponse(subscription=_subscription(topic, subscription))
+
+    async def _delete_subscription(self, request: admin_pb2.DeleteSubscriptionRequest) -> Message:
+        self._broker.check_serving()
+        check_name("topic", request.topic, "topic")
+        check_name("subscription", request.name, "name")
+
+        async def delete() -> Message:
+            await self._broker.registry.topic(request.topic).delete_subscription(request.name)
+            return admin_pb2.DeleteSubscriptionResponse()
+
+        return await self._once("DeleteSubscription", request.request_id, delete)
+
+    async def _list_subscriptions(self, request: admin_pb2.ListSubscriptionsRequest) -> Message:
+        check_name("topic", request.topic, "topic")
+        topic = self._broker.registry.topic(request.topic)
+        found, token = _page(list(topic.subscriptions.values()), request.page_size, request.page_token)
+        return admin_pb2.ListSubscriptionsResponse(
+            subscriptions=[_subscription(topic, subscription) for subscription in found], next_page_token=token
+        )
+
+    # -- the broker ----------------------------------------------------------------------------------------------------
+
+    async def _get_stats(self, request: admin_pb2.GetStatsRequest) -> Message:
+        registry = self._broker.registry
+        if len(request.topics) > _PAGE_SIZE_MAX:
+            raise InvalidRequest(f"At most {_PAGE_SIZE_MAX} topics at once", field="topics")
+        for index, name in enumerate(request.topics):
+            check_name("topic", name, f"topics[{index}]")
+        names = sorted(set(request.topics)) or sorted(registry.by_name)[:_PAGE_SIZE_MAX]
+        return admin_pb2.GetStatsResponse(topics=[_stats(registry.topic(name)) for name in names])
+
+    async def _get_server_info(self, _: admin_pb2.GetServerInfoRequest) -> Message:
+        config = self._broker.config
+        return admin_pb2.GetServerInfoResponse(
+            version=self._version,
+            broker_id=self._broker.broker_id,
+            start_time_ms=self._broker.started_ms,
+            broker_time_ms=self._broker.clock.now_ms(),
+            limits=admin_pb2.ServerLimits(
+                payload_bytes_max=config.payload_bytes_max,
+                key_bytes_max=config.key_bytes_max,
+                schedule_key_bytes_max=config.schedule_key_bytes_max,
+                properties_count_max=config.properties_count_max,
+                properties_bytes_max=config.properties_bytes_max,
+                batch_messages_max=config.batch_messages_max,
+            ),
+        )
+
+    async def _once(self, method: str, request_id: str, call: Callable[[], Awaitable[R]]) -> R:
+        """Make a change once for each request_id: a repeat gets the first answer, also while that is on its way."""
+        if not request_id:
+            return await call()
+        now_ms = self._broker.clock.monotonic_ns() // 1_000_000
+        while self._answers and (
+            len(self._answers) >= _REMEMBERED_MAX or next(iter(self._answers.values()))[0] <= now_ms
+        ):
+            self._answers.popitem(last=False)
+        known = self._answers.get((method, request_id))
+        if known is None:
+            answer: asyncio.Future[R] = asyncio.ensure_future(call())  # type: ignore[arg-type]
+            self._answers[method, request_id] = (now_ms + _REMEMBERED_MS, answer)
+            known = self._answers[method, request_id]
+        try:
+            return await asyncio.shield(known[1])  # type: ignore[no-any-return]
+        except Exception:
+            self._answers.pop((method, request_id), None)  # what failed may be tried again
+            raise
+
+
+def _page(found: list[Named], page_size: int, page_token: str) -> tuple[list[Named], str]:
+    """One page, by name. The token is the last name of the page before, so that pages stay right while names come and go."""
+    if not 0 <= page_size <= _PAGE_SIZE_MAX:
+        raise InvalidRequest(f"page_size is between 0 and {_PAGE_SIZE_MAX}", field="page_size")
+    try:
+        after = base64.urlsafe_b64decode(page_token.encode()).decode()
+    except (binascii.Error, UnicodeError) as error:
+        raise InvalidRequest("page_token is not one of ours", field="page_token") from error
+    rest = sorted((each for each in found if each.name > after), key=lambda each: each.name)
+    page = rest[: page_size or _PAGE_SIZE]
+    more = len(rest) > len(page)
+    return page, base64.urlsafe_b64encode(page[-1].name.encode()).decode() if more else ""
+
+
+def _topic_policy(message: admin_pb2.TopicPolicy) -> TopicPolicy:
+    if message.tracker == TRACKER_BUCKET:
+        raise Unsupported("The bucket tracker is not available yet", reason="BUCKET_TRACKER_NOT_SUPPORTED")
+    policy = TopicPolicy(**_set_fields(message, TopicPolicy))
+    for name, low, high in (
+        ("tick_ms", 1, 3_600_000),
+        ("max_delay_ms", 0, 1 << 53),
+        ("default_ttl_ms", 0, 1 << 53),
+        ("ledger_max_age_ms", 0, 1 << 53),
+        ("ledger_max_bytes", 1, (1 << 32) - 1),
+        ("ledger_max_entries", 1, (1 << 32) - 1),
+    ):
+        _check_range(f"policy.{name}", getattr(policy, name), low, high)
+    return policy
+
+
+def _subscription_policy(message: admin_pb2.SubscriptionPolicy, lease_ms_max: int) -> SubscriptionPolicy:
+    policy = SubscriptionPolicy(**_set_fields(message, SubscriptionPolicy))
+    _check_range("policy.lease_ms", policy.lease_ms, 1, lease_ms_max)
+    _check_range("policy.initial_backoff_ms", policy.initial_backoff_ms, 0, 1 << 40)
+    _check_range("policy.max_backoff_ms", policy.max_backoff_ms, 0, 1 << 40)
+    _check_range("policy.backoff_multiplier", policy.backoff_multiplier, 1, 100)
+    return policy
+
+
+def _check_range(field: str, value: float | None, low: int, high: int) -> None:
+    if value is not None and not low <= value <= high:
+        raise InvalidRequest(
+            f"{field} is between {low} and {high}, not {value}", field=field, reason="INVALID_POLICY"
+        )
+
+
+def _set_fields(message: Message, kind: type[TopicPolicy] | type[SubscriptionPolicy]) -> dict[str, Any]:
+    return {f.name: getattr(message, f.name) for f in fields(kind) if message.HasField(f.name)}
+
+
+def _values(policy: TopicPolicy | SubscriptionPolicy) -> dict[str, Any]:
+    return {f.name: value for f in fields(policy) if (value := getattr(policy, f.name)) is not None}
+
+
+def _topic(topic: Topic) -> admin_pb2.Topic:
+    return admin_pb2.Topic(
+        name=topic.name,
+        policy=admin_pb2.TopicPolicy(**_values(topic.own_policy)),
+        effective_policy=admin_pb2.TopicPolicy(**_values(topic.policy)),
+        create_time_ms=topic.create_time_ms,
+    )
+
+
+def _subscription(topic: Topic, subscription: Subscription) -> admin_pb2.Subscription:
+    return admin_pb2.Subscription(
+        topic=topic.name,
+        name=subscription.name,
+        type=subscription.type,
+        policy=admin_pb2.SubscriptionPolicy(**_values(subscription.image.policy)),
+        effective_policy=admin_pb2.SubscriptionPolicy(**_values(subscription.policy)),
+        create_time_ms=subscription.image.create_time_ms,
+    )
+
+
+def _stats(topic: Topic) -> admin_pb2.TopicStats:
+    index = topic.index.tracker.stats()
+    return admin_pb2.TopicStats(
+        topic=topic.name,
+        scheduled_messages=index.count,
+        next_due_time_ms=index.next_due_ms or 0,
+        last_due_time_ms=index.last_due_ms or 0,
+        ledgers=topic.log.ledger_count,
+        storage_bytes=topic.log.data_bytes + 52 * topic.log.entry_total,
+        index=admin_pb2.IndexStats(
+            buckets=index.bucket_count,
+            loaded_entries=index.loaded_count,
+            memory_bytes=index.memory_bytes,
+            disk_bytes=index.disk_bytes,
+            rebuilds=topic.index.rebuilds,
+        ),
+        subscriptions=[
+            _subscription_stats(topic, subscription)
+            for subscription in sorted(topic.subscriptions.values(), key=lambda each: each.name)
+        ],
+    )
+
+
+def _subscription_stats(topic: Topic, subscription: Subscription) -> admin_pb2.SubscriptionStats:
+    counts = topic.subscription_counts(subscription)
+    return admin_pb2.SubscriptionStats(
+        name=subscription.name,
+        type=subscription.type,
+        ready_messages=counts.ready,
+        leased_messages=counts.leased,
+        scheduled_messages=counts.scheduled,
+        consumers=len(subscription.consumers),
+    )
+
+

@@ -1,0 +1,51 @@
+"""What all services share: calls arrive as bytes, are parsed here, and every failure leaves with a status."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from broker.errors import InvalidRequest, PostdateError
+from broker.rpc.status import abort
+from broker.topics.broker import Broker
+
+Request = TypeVar("Request", bound=Message)
+
+Handler = grpc.RpcMethodHandler
+
+
+def parse(kind: type[Request], raw: bytes) -> Request:
+    """Parse a request; bytes that are none are the caller's mistake, not ours."""
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise InvalidRequest(
+            f"The request is not a {kind.DESCRIPTOR.name}, or a text in it is not UTF-8",
+            reason="MALFORMED_REQUEST",
+        ) from error
+
+
+def unary(broker: Broker, kind: type[Request], call: Callable[[Request], Awaitable[Any]]) -> Handler:
+    """A unary method: `call` takes the parsed request and returns a message, or bytes that are one."""
+
+    async def handle(raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        try:
+            response = await call(parse(kind, raw))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            await refuse(broker, context, error)
+            raise AssertionError("abort returned") from error
+        return response if isinstance(response, bytes) else bytes(response.SerializeToString())
+
+    return grpc.unary_unary_rpc_method_handler(handle)
+
+
+async def refuse(broker: Broker, context: grpc.aio.ServicerContext, error: Exception) -> None:
+    """End a call with a failure, counted; does not return."""
+    broker.counters.refuse(error.reason if isinstance(error, PostdateError) else "INTERNAL")
+    await abort(context, error)

@@ -1,0 +1,252 @@
+"""ConsumerService: the Subscribe stream, and the same by single calls."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import OrderedDict
+
+import grpc
+
+from broker.config import check_name
+from broker.errors import InvalidRequest, Refused, Unsupported
+from broker.rpc.calls import Handler, parse, refuse, unary
+from broker.rpc.encode import encode_deliveries
+from broker.rpc.entries import entries_of
+from broker.rpc.session import Session, check_nack
+from broker.rpc.status import entry_failures
+from broker.storage.policy import SubscriptionPolicy
+from broker.subscriptions.consumer import Consumer
+from broker.subscriptions.subscription import KEY_SHARED, SHARED, TYPE_NAMES, Subscription
+from broker.topics.broker import Broker
+from broker.topics.topic import Topic
+from postdate.v1 import consumer_pb2
+
+SERVICE = "postdate.v1.ConsumerService"
+
+_WAIT_MS_MAX = 60_000
+_ATTEMPTS_MAX = 1_000
+
+class ConsumerService:
+    """See the module's description."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._sessions: set[Session] = set()
+        self._consumer_numbers = itertools.count(1)
+        self._attempts: OrderedDict[tuple[str, str, str], tuple[int, bytes]] = OrderedDict()
+
+    def handlers(self) -> dict[str, Handler]:
+        broker = self._broker
+        return {
+            "Subscribe": grpc.stream_stream_rpc_method_handler(self._subscribe),
+            "Receive": unary(broker, consumer_pb2.ReceiveRequest, self._receive),
+            "Acknowledge": unary(broker, consumer_pb2.AcknowledgeRequest, self._acknowledge),
+            "Nack": unary(broker, consumer_pb2.NackRequest, self._nack),
+            "ExtendLease": unary(broker, consumer_pb2.ExtendLeaseRequest, self._extend),
+        }
+
+    def drain(self) -> None:
+        """Tell every stream that the broker is about to close it."""
+        for session in self._sessions:
+            session.drain(self._broker.config.drain_grace_ms)
+
+    async def wait_drained(self) -> None:
+        """Return once all streams have ended."""
+        while self._sessions:
+            await asyncio.wait([session.ended for session in self._sessions])
+
+    # -- the stream ----------------------------------------------------------------------------------------------------
+
+    async def _subscribe(self, _: object, context: grpc.aio.ServicerContext) -> None:
+        try:
+            self._broker.check_serving()
+            first = await context.read()
+            if first is grpc.aio.EOF:
+                raise InvalidRequest(
+                    "The stream ended before its first frame", field="open", reason="OPEN_EXPECTED"
+                )
+            frame = parse(consumer_pb2.SubscribeRequest, first)
+            if frame.WhichOneof("frame") != "open":
+                raise InvalidRequest("The first frame must be open", field="open", reason="OPEN_EXPECTED")
+            await self._run_session(frame.open, context)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            await refuse(self._broker, context, error)
+
+    async def _run_session(self, opening: consumer_pb2.Open, context: grpc.aio.ServicerContext) -> None:
+        topic, subscription = await self._resolve(opening)
+        consumer = self._consumer(opening.consumer_name, self._lease_ms(opening, subscription))
+        consumer.grant(opening.permits.messages, opening.permits.bytes)
+        topic.attach(subscription, consumer)
+        session = Session(self._broker, topic, subscription, consumer, context)
+        self._sessions.add(session)
+        try:
+            await session.run()
+        finally:
+            self._sessions.discard(session)
+            topic.detach(subscription, consumer)
+            session.ended.set_result(None)
+
+    async def _resolve(self, opening: consumer_pb2.Open) -> tuple[Topic, Subscription]:
+        """The subscription that an Open frame asks for; created if it is not there and that is allowed."""
+        check_name("topic", opening.topic, "open.topic")
+        check_name("subscription", opening.subscription, "open.subscription")
+        if opening.type == KEY_SHARED:
+            raise Unsupported("KEY_SHARED is not available yet", reason="KEY_SHARED_NOT_SUPPORTED")
+        honor_delay = opening.honor_delay if opening.HasField("honor_delay") else None
+        topic, subscription = await self._subscription(
+            opening.topic, opening.subscription, opening.type, opening.initial_position, honor_delay
+        )
+        if opening.type and opening.type != subscription.type:
+            raise Refused(
+                f"Subscription {subscription.name!r} is {TYPE_NAMES[subscription.type]}, "
+                f"not {TYPE_NAMES.get(opening.type, opening.type)}",
+                reason="SUBSCRIPTION_TYPE_MISMATCH",
+                type=TYPE_NAMES[subscription.type],
+            )
+        if honor_delay is not None and honor_delay != subscription.honors_delay:
+            raise Refused(
+                f"Subscription {subscription.name!r} {'honours' if subscription.honors_delay else 'ignores'} "
+                "delivery times",
+                reason="HONOR_DELAY_MISMATCH",
+            )
+        return topic, subscription
+
+    async def _subscription(
+        self, topic_name: str, name: str, type_: int, initial_position: int, honor_delay: bool | None
+    ) -> tuple[Topic, Subscription]:
+        config = self._broker.config
+        if type_ not in (0, *TYPE_NAMES):
+            raise InvalidRequest(f"There is no subscription type {type_}", field="open.type")
+        if config.auto_create_subscriptions:
+            topic = await self._broker.registry.topic_or_create(topic_name)
+        else:
+            topic = self._broker.registry.topic(topic_name)
+        while True:
+            await topic.wait_created(name)
+            if found := topic.find_subscription(name):
+                return topic, found
+            if not config.auto_create_subscriptions:
+                return topic, topic.subscription(name)
+            policy = SubscriptionPolicy(honor_delay=honor_delay)
+            if not topic.is_creating(name):
+                return topic, await topic.create_subscription(name, type_ or SHARED, initial_position, policy)
+
+    def _consumer(self, name: str, lease_ms: int) -> Consumer:
+        # The start time tells consumers of different lives of the broker apart.
+        consumer_id = f"{self._broker.started_ms:x}-{next(self._consumer_numbers):x}"
+        return Consumer(consumer_id, name[:255] or consumer_id, lease_ms, self._broker.config.outbox_bytes_max)
+
+    def _lease_ms(self, opening: consumer_pb2.Open, subscription: Subscription) -> int:
+        if not opening.HasField("lease_ms"):
+            return subscription.policy.lease_ms or self._broker.config.lease_ms
+        return self._checked_lease_ms(opening.lease_ms, "open.lease_ms")
+
+    def _checked_lease_ms(self, lease_ms: int, field: str) -> int:
+        if not 0 < lease_ms <= self._broker.config.lease_ms_max:
+            raise InvalidRequest(
+                f"A lease is between 1 and {self._broker.config.lease_ms_max} ms, not {lease_ms}",
+                field=field,
+                reason="INVALID_LEASE_MS",
+            )
+        return lease_ms
+
+    # -- single calls --------------------------------------------------------------------------------------------------
+
+    async def _receive(self, request: consumer_pb2.ReceiveRequest) -> bytes:
+        self._broker.check_serving()
+        check_name("topic", request.topic, "topic")
+        check_name("subscription", request.subscription, "subscription")
+        if not 0 <= request.wait_ms <= _WAIT_MS_MAX:
+            raise InvalidRequest(f"wait_ms is between 0 and {_WAIT_MS_MAX}", field="wait_ms")
+        if request.max_messages > self._broker.config.read_batch_entries:
+            raise InvalidRequest(
+                f"max_messages is at most {self._broker.config.read_batch_entries}", field="max_messages"
+            )
+        topic, subscription = await self._subscription(
+            request.topic, request.subscription, 0, request.initial_position, None
+        )
+        if subscription.type != SHARED:
+            raise Refused(
+                f"Receive works on SHARED subscriptions, and {subscription.name!r} is not one",
+                reason="SUBSCRIPTION_TYPE_MISMATCH",
+            )
+        lease_ms = subscription.policy.lease_ms or self._broker.config.lease_ms
+        if request.lease_ms:
+            lease_ms = self._checked_lease_ms(request.lease_ms, "lease_ms")
+        attempt = (request.topic, request.subscription, request.attempt_id)
+        if request.attempt_id and (repeated := self._repeated(attempt)) is not None:
+            return repeated
+        response = await self._receive_batch(topic, subscription, request, lease_ms)
+        if request.attempt_id:
+            self._remember(attempt, lease_ms, response)
+        return response
+
+    async def _receive_batch(
+        self, topic: Topic, subscription: Subscription, request: consumer_pb2.ReceiveRequest, lease_ms: int
+    ) -> bytes:
+        consumer = self._consumer("receive", lease_ms)
+        consumer.grant(request.max_messages or 1, 0)
+        topic.attach(subscription, consumer)
+        try:
+            batch = None
+            # At least one turn of the dispatcher, so that wait_ms 0 finds what is ready.
+            async with asyncio.timeout(max(request.wait_ms, 5) / 1000):
+                while (batch := consumer.next_nowait()) is None and consumer.closed_because is None:
+                    consumer.wakeup.clear()
+                    await consumer.wakeup.wait()
+        except TimeoutError:
+            batch = consumer.next_nowait()
+        finally:
+            topic.detach_keeping_leases(subscription, consumer)
+        if consumer.closed_because is not None:
+            raise consumer.closed_because
+        rest = consumer_pb2.ReceiveResponse(
+            consumer_id=consumer.consumer_id,
+            next_due_time_ms=topic.index.tracker.next_due_ms() or 0,
+        ).SerializeToString()
+        # A message is the concatenation of its fields: the deliveries are already on their wire form.
+        return rest if batch is None else encode_deliveries(batch) + rest
+
+    def _repeated(self, attempt: tuple[str, str, str]) -> bytes | None:
+        deadline_ns, response = self._attempts.get(attempt, (0, b""))
+        return response if self._broker.clock.monotonic_ns() < deadline_ns else None
+
+    def _remember(self, attempt: tuple[str, str, str], lease_ms: int, response: bytes) -> None:
+        self._attempts[attempt] = (self._broker.clock.monotonic_ns() + lease_ms * 1_000_000, response)
+        self._attempts.move_to_end(attempt)
+        while len(self._attempts) > _ATTEMPTS_MAX:
+            self._attempts.popitem(last=False)
+
+    async def _acknowledge(
+        self, request: consumer_pb2.AcknowledgeRequest
+    ) -> consumer_pb2.AcknowledgeResponse:
+        subscription = self._existing(request.topic, request.subscription)
+        entries, failures = entries_of(request.entries)
+        failures += await subscription.acknowledge(entries)
+        return consumer_pb2.AcknowledgeResponse(failures=entry_failures(failures))
+
+    async def _nack(self, request: consumer_pb2.NackRequest) -> consumer_pb2.NackResponse:
+        subscription = self._existing(request.topic, request.subscription)
+        check_nack(request.redeliver_after_ms, request.dead_letter, request.reason)
+        entries, failures = entries_of(request.entries)
+        failures += await subscription.give_back(request.consumer_id, entries, request.redeliver_after_ms)
+        return consumer_pb2.NackResponse(failures=entry_failures(failures))
+
+    async def _extend(self, request: consumer_pb2.ExtendLeaseRequest) -> consumer_pb2.ExtendLeaseResponse:
+        subscription = self._existing(request.topic, request.subscription)
+        lease_ms = subscription.policy.lease_ms or self._broker.config.lease_ms
+        if request.lease_ms:
+            lease_ms = self._checked_lease_ms(request.lease_ms, "lease_ms")
+        entries, failures = entries_of(request.entries)
+        failures += subscription.extend(request.consumer_id, entries, lease_ms)
+        return consumer_pb2.ExtendLeaseResponse(failures=entry_failures(failures))
+
+    def _existing(self, topic_name: str, name: str) -> Subscription:
+        check_name("topic", topic_name, "topic")
+        check_name("subscription", name, "subscription")
+        if self._broker.journal.failed is not None:
+            self._broker.check_serving()
+        return self._broker.registry.topic(topic_name).subscription(name)

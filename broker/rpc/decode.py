@@ -1,0 +1,205 @@
+"""Turns a produce request's bytes into a `Batch`, once: checked, in columns, with the messages as they came.
+
+The request is parsed with `messages` as bytes, which is wire-compatible with `repeated Message`; the messages
+themselves are read in bulk (`wire.py`). The typed parser is asked where only it can tell: for messages with text
+(invalid UTF-8 must not reach a consumer's parser) and for messages that are not in plain form, which it rewrites.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from broker.config import BrokerConfig, check_name
+from broker.errors import InvalidRequest, Unsupported
+from broker.model import Batch, Int64Column, UInt32Column
+from broker.rpc.wire import Fields, scan_messages
+from postdate.v1 import producer_pb2
+
+_PLAIN_FIELDS = 9  # of a message, apart from properties
+
+
+def _envelope_class() -> Any:
+    """ProduceRequest with `repeated bytes messages`. In a pool of its own: the name is nobody else's business."""
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="envelope.proto", package="postdate.broker", syntax="proto3")
+    message = file.message_type.add(name="ProduceEnvelope")
+    for name, number, kind, label in (
+        ("topic", 1, kinds.TYPE_STRING, kinds.LABEL_OPTIONAL),
+        ("messages", 2, kinds.TYPE_BYTES, kinds.LABEL_REPEATED),
+        ("producer_name", 3, kinds.TYPE_STRING, kinds.LABEL_OPTIONAL),
+        ("request_id", 4, kinds.TYPE_UINT64, kinds.LABEL_OPTIONAL),
+        ("replace", 5, kinds.TYPE_BOOL, kinds.LABEL_OPTIONAL),
+    ):
+        message.field.add(name=name, number=number, type=kind, label=label)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("postdate.broker.ProduceEnvelope"))
+
+
+ProduceEnvelope = _envelope_class()
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedProduce:
+    """One produce request."""
+
+    topic: str
+    request_id: int
+    batch: Batch
+
+
+def peek_request_id(raw: bytes) -> int:
+    """The request_id of a request that was refused; 0 if it cannot be read."""
+    try:
+        return int(ProduceEnvelope.FromString(raw).request_id)
+    except DecodeError:
+        return 0
+
+
+def decode_produce(raw: bytes, config: BrokerConfig) -> DecodedProduce:
+    """Check and decode one request; raises InvalidRequest with the field as the proto names it."""
+    try:
+        envelope = ProduceEnvelope.FromString(raw)
+    except DecodeError as error:
+        raise InvalidRequest("The request is not a ProduceRequest", reason="MALFORMED_REQUEST") from error
+    check_name("topic", envelope.topic, "topic")
+    if envelope.replace:
+        raise Unsupported("replace is not available yet", reason="REPLACE_NOT_SUPPORTED")
+    count = len(envelope.messages)
+    if count == 0:
+        raise InvalidRequest("A batch needs at least one message", field="messages", reason="EMPTY_BATCH")
+    if count > config.batch_messages_max:
+        raise InvalidRequest(
+            f"A batch of {count} messages is over the limit of {config.batch_messages_max}",
+            field="messages",
+            reason="TOO_MANY_MESSAGES",
+            limit=config.batch_messages_max,
+        )
+    topic, request_id, producer_name = envelope.topic, envelope.request_id, envelope.producer_name
+    batch, fields = _decode_messages(raw, envelope, config)
+    if producer_name and fields.sequence_ids.any():
+        raise Unsupported("Idempotent produce is not available yet", reason="SEQUENCE_IDS_NOT_SUPPORTED")
+    return DecodedProduce(topic, request_id, batch)
+
+
+def _decode_messages(raw: bytes, envelope: Any, config: BrokerConfig) -> tuple[Batch, Fields]:
+    lengths = np.fromiter(map(len, envelope.messages), dtype=np.int64, count=len(envelope.messages))
+    for name in ("topic", "producer_name", "request_id", "replace"):
+        envelope.ClearField(name)
+    envelope.DiscardUnknownFields()
+    frames = envelope.SerializeToString()  # nothing but `0x12 length message`, again and again
+    heads = _head_bytes(lengths)
+    ends = (heads + lengths).cumsum()
+    starts = ends - lengths
+    fields_max = _PLAIN_FIELDS + config.properties_count_max
+    fields = scan_messages(frames, starts, ends, fields_max)
+    if fields is None or fields.has_text or int(lengths.max()) > _frame_bytes_plain(config):
+        request = _parse_typed(raw)
+        if fields is None or int(lengths.max()) > _frame_bytes_plain(config):
+            frames, lengths = _rewrite(request, config)
+            heads = _head_bytes(lengths)
+            ends = (heads + lengths).cumsum()
+            starts = ends - lengths
+            fields = scan_messages(frames, starts, ends, fields_max)
+            assert fields is not None, "what the typed parser wrote is plain"
+    _check_limits(fields, config)
+    batch = Batch(
+        frames=frames,
+        lengths=(heads + lengths).astype(np.uint32),
+        crcs=_crcs(frames, starts - heads, ends),
+        deliver_at_ms=fields.deliver_at_ms,
+        deliver_after_ms=fields.deliver_after_ms,
+        ttl_ms=fields.ttl_ms,
+        key_hashes=_key_hashes(frames, fields),
+        schedule_hashes=np.zeros(len(lengths), dtype=np.uint64),
+    )
+    return batch, fields
+
+
+def _head_bytes(lengths: Int64Column) -> Int64Column:
+    """Bytes of tag and length before each message."""
+    return 2 + (lengths >= 1 << 7) + (lengths >= 1 << 14) + (lengths >= 1 << 21) + (lengths >= 1 << 28)
+
+
+def _frame_bytes_plain(config: BrokerConfig) -> int:
+    """No message within the limits is longer, unless it carries fields twice or unknown ones."""
+    texts = config.key_bytes_max + config.schedule_key_bytes_max + config.properties_bytes_max
+    return config.payload_bytes_max + texts + 16 * config.properties_count_max + 1024
+
+
+def _parse_typed(raw: bytes) -> producer_pb2.ProduceRequest:
+    try:
+        return producer_pb2.ProduceRequest.FromString(raw)
+    except DecodeError as error:
+        raise InvalidRequest(
+            "The request is not a ProduceRequest, or a text in it is not UTF-8", reason="MALFORMED_REQUEST"
+        ) from error
+
+
+def _rewrite(request: producer_pb2.ProduceRequest, config: BrokerConfig) -> tuple[bytes, Int64Column]:
+    """The messages in plain form, as the typed parser writes them; unknown fields are left out."""
+    request.DiscardUnknownFields()
+    for index, message in enumerate(request.messages):
+        if len(message.properties) > config.properties_count_max:
+            raise _too_large("properties", index, len(message.properties), config.properties_count_max, "entries")
+    messages = [message.SerializeToString() for message in request.messages]
+    lengths = np.fromiter(map(len, messages), dtype=np.int64, count=len(messages))
+    return ProduceEnvelope(messages=messages).SerializeToString(), lengths
+
+
+def _check_limits(fields: Fields, config: BrokerConfig) -> None:
+    for name, sizes, limit, unit in (
+        ("payload", fields.payload_bytes, config.payload_bytes_max, "bytes"),
+        ("properties", fields.property_counts, config.properties_count_max, "entries"),
+        ("properties", _property_text_bytes(fields), config.properties_bytes_max, "bytes"),
+    ):
+        over = np.flatnonzero(sizes > limit)
+        if len(over):
+            raise _too_large(name, int(over[0]), int(sizes[over[0]]), limit, unit)
+    for index, (_, length) in fields.keys.items():
+        if length > config.key_bytes_max:
+            raise _too_large("key", index, length, config.key_bytes_max, "bytes")
+    for index, (_, length) in fields.schedule_keys.items():
+        if length > config.schedule_key_bytes_max:
+            raise _too_large("schedule_key", index, length, config.schedule_key_bytes_max, "bytes")
+        if length:
+            raise Unsupported(
+                f"schedule_key is not available yet (messages[{index}])", reason="SCHEDULE_KEY_NOT_SUPPORTED"
+            )
+
+
+def _property_text_bytes(fields: Fields) -> Int64Column:
+    """Bytes of names and values: an entry spends at least four on tags and lengths."""
+    return fields.property_bytes - 4 * fields.property_counts
+
+
+def _too_large(name: str, index: int, size: int, limit: int, unit: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{name} has {size} {unit}, over the limit of {limit}",
+        field=f"messages[{index}].{name}",
+        reason=f"{name.upper()}_TOO_LARGE",
+        limit=limit,
+    )
+
+
+def _crcs(frames: bytes, starts: Int64Column, ends: Int64Column) -> UInt32Column:
+    size = int(ends[0] - starts[0])
+    if ((ends - starts) == size).all():  # equal lengths: NumPy cuts them several times as fast
+        parts = np.frombuffer(frames, dtype=f"V{size}").tolist()
+    else:
+        parts = [frames[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return np.fromiter(map(google_crc32c.value, parts), dtype=np.uint32, count=len(parts))
+
+
+def _key_hashes(frames: bytes, fields: Fields) -> UInt32Column:
+    hashes = np.zeros(len(fields.payload_bytes), dtype=np.uint32)
+    for index, (start, length) in fields.keys.items():
+        if length:
+            hashes[index] = google_crc32c.value(frames[start : start + length]) or 1  # 0 means none
+    return hashes

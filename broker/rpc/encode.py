@@ -1,0 +1,71 @@
+"""Writes deliveries on their wire form: a header of fixed width for each message, then its stored frame.
+
+    0x0a length | 0x0a length 0x08 ledger_id 0x10 entry_id | 0x18 publish | 0x20 deliver_at | 0x28 attempt | frame
+
+That is `repeated Delivery deliveries = 1` of Batch and ReceiveResponse. The frame is `Delivery.message` as it was
+stored. Varints are padded to the width that the largest of a batch needs, which protobuf allows, so that the
+headers of a batch are the rows of one matrix. Pure.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from broker.model import Array
+from broker.subscriptions.consumer import DeliveryBatch
+
+_BATCH_TAG = b"\x12"  # SubscribeResponse.batch
+
+
+def encode_deliveries(batch: DeliveryBatch) -> bytes:
+    """The messages of a batch as `repeated Delivery deliveries = 1`."""
+    rows = batch.rows
+    ids = [(0x08, batch.ledger_ids), (0x10, batch.entry_ids)]
+    facts = [(0x18, rows["publish_time_ms"]), (0x20, batch.deliver_at_ms), (0x28, batch.attempts)]
+    id_width = sum(1 + _width(values) for _, values in ids)
+    rest_width = 2 + id_width + sum(1 + _width(values) for _, values in facts)
+    lengths = rows["length"].astype(np.int64) + rest_width
+    head = np.empty((len(batch), 1 + _width(lengths) + rest_width), dtype=np.uint8)
+    at = _put(head, 0, 0x0A, lengths)
+    head[:, at] = 0x0A
+    head[:, at + 1] = id_width
+    at += 2
+    for tag, values in (*ids, *facts):
+        at = _put(head, at, tag, values)
+    parts: list[bytes] = [b""] * (2 * len(batch))
+    parts[0::2] = np.frombuffer(head.tobytes(), dtype=f"V{head.shape[1]}").tolist()
+    parts[1::2] = batch.frames
+    return b"".join(parts)
+
+
+def encode_batch_response(batch: DeliveryBatch) -> bytes:
+    """A SubscribeResponse whose frame is `batch`."""
+    deliveries = encode_deliveries(batch)
+    return b"".join((_BATCH_TAG, encode_varint(len(deliveries)), deliveries))
+
+
+def encode_varint(value: int) -> bytes:
+    octets = bytearray()
+    while value > 0x7F:
+        octets.append(value & 0x7F | 0x80)
+        value >>= 7
+    octets.append(value)
+    return bytes(octets)
+
+
+def _width(values: Array) -> int:
+    """Bytes of the largest value as a varint."""
+    return max(1, (int(values.max()).bit_length() + 6) // 7)
+
+
+def _put(head: npt.NDArray[np.uint8], at: int, tag: int, values: Array) -> int:
+    """Write a tag and a varint of one width into every row, from column `at`; returns the column after it."""
+    width = _width(values)
+    head[:, at] = tag
+    rest = values.astype(np.uint64)
+    for column in range(at + 1, at + 1 + width):
+        more = 0x80 if column < at + width else 0
+        head[:, column] = (rest & np.uint64(0x7F)).astype(np.uint8) | more
+        rest >>= np.uint64(7)
+    return at + 1 + width

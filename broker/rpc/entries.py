@@ -1,0 +1,35 @@
+"""Sets of ids between their wire form and bitmaps."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+from pyroaring import BitMap
+
+from broker.errors import InvalidRequest
+from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Entries, Position
+from broker.subscriptions.subscription import Failure
+from postdate.v1 import message_pb2
+
+
+def entries_of(sets: Iterable[message_pb2.EntrySet]) -> tuple[Entries, list[Failure]]:
+    """The ids of a request as bitmaps; ids that no message can have are failures at once."""
+    entries: Entries = {}
+    impossible: list[Failure] = []
+    for each in sets:
+        if not each.entry_ids:
+            raise InvalidRequest("An EntrySet names no entry", field="entries", reason="EMPTY_ENTRY_SET")
+        ids = each.entry_ids
+        if each.ledger_id > LEDGER_ID_MAX or max(ids) > ENTRY_ID_MAX:
+            fits = [i for i in ids if each.ledger_id <= LEDGER_ID_MAX and i <= ENTRY_ID_MAX]
+            impossible += [
+                Failure(Position(each.ledger_id, i), "NOT_FOUND") for i in sorted(set(ids) - set(fits))
+            ]
+            if not fits:
+                continue
+            bitmap = BitMap(array("I", fits))
+        else:
+            bitmap = BitMap(array("I", ids))
+        entries[each.ledger_id] = entries[each.ledger_id] | bitmap if each.ledger_id in entries else bitmap
+    return entries, impossible

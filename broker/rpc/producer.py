@@ -1,0 +1,118 @@
+"""ProducerService: one batch a call, or batch after batch on a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import grpc
+
+from broker.errors import PostdateError
+from broker.rpc.calls import Handler, refuse
+from broker.rpc.decode import decode_produce, peek_request_id
+from broker.rpc.status import to_status
+from broker.topics.broker import Broker
+from broker.topics.topic import Accepted
+from postdate.v1 import message_pb2, producer_pb2
+
+SERVICE = "postdate.v1.ProducerService"
+
+_IN_FLIGHT_MAX = 256
+"""Batches of one stream that wait for the disk; beyond it the stream is not read."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A request that was read and is not answered yet."""
+
+    request_id: int
+    accepted: Accepted | None = None
+    refusal: Exception | None = None
+
+
+class ProducerService:
+    """See the module's description."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "Produce": grpc.unary_unary_rpc_method_handler(self._produce),
+            "ProduceStream": grpc.stream_stream_rpc_method_handler(self._produce_stream),
+        }
+
+    async def _produce(self, raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        pending = await self._accept(raw)
+        if pending.refusal is None:
+            await self._wait_durable(pending)
+        if pending.refusal is not None:
+            await refuse(self._broker, context, pending.refusal)
+        return _answer(pending)
+
+    async def _produce_stream(self, _: object, context: grpc.aio.ServicerContext) -> None:
+        # Requests are read and accepted by one task and answered by another, so that the next batch gathers
+        # while this one is on its way to the disk.
+        pending: asyncio.Queue[_Pending | None] = asyncio.Queue(_IN_FLIGHT_MAX)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read_requests(context, pending))
+            tasks.create_task(self._write_answers(context, pending))
+
+    async def _read_requests(
+        self, context: grpc.aio.ServicerContext, pending: asyncio.Queue[_Pending | None]
+    ) -> None:
+        while (raw := await context.read()) is not grpc.aio.EOF:
+            await pending.put(await self._accept(raw))
+        await pending.put(None)
+
+    async def _write_answers(
+        self, context: grpc.aio.ServicerContext, pending: asyncio.Queue[_Pending | None]
+    ) -> None:
+        while (answer := await pending.get()) is not None:
+            if answer.refusal is None:
+                await self._wait_durable(answer)
+            if answer.refusal is not None:
+                reason = answer.refusal.reason if isinstance(answer.refusal, PostdateError) else "INTERNAL"
+                self._broker.counters.refuse(reason)
+            await context.write(_answer(answer))
+
+    async def _accept(self, raw: bytes) -> _Pending:
+        try:
+            request = decode_produce(raw, self._broker.config)
+            pending = _Pending(request.request_id)
+            pending.accepted = await self._broker.submit_batch(request.topic, request.batch)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            return _Pending(peek_request_id(raw), refusal=error)
+        return pending
+
+    async def _wait_durable(self, pending: _Pending) -> None:
+        """Wait until the batch is on disk (P1); a failed disk becomes the refusal."""
+        assert pending.accepted is not None
+        try:
+            await asyncio.shield(pending.accepted.durable)
+        except PostdateError as error:
+            pending.refusal = error
+
+
+def _answer(pending: _Pending) -> bytes:
+    if pending.refusal is not None:
+        response = producer_pb2.ProduceResponse(
+            request_id=pending.request_id, error=to_status(pending.refusal)
+        )
+        return response.SerializeToString()
+    assert pending.accepted is not None
+    ids = pending.accepted.ids
+    return producer_pb2.ProduceResponse(
+        request_id=pending.request_id,
+        ids=[
+            message_pb2.IdRange(
+                ledger_id=ids.ledger_id,
+                first_entry_id=ids.first_entry_id,
+                count=ids.count,
+                duplicate=ids.duplicate,
+            )
+        ],
+        publish_time_ms=pending.accepted.publish_time_ms,
+    ).SerializeToString()

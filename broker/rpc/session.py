@@ -1,0 +1,220 @@
+"""One Subscribe stream: reads what a consumer says, writes what it gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine
+
+import grpc
+
+from broker.errors import InvalidRequest, Unsupported
+from broker.rpc.calls import parse
+from broker.rpc.encode import encode_batch_response
+from broker.rpc.entries import entries_of
+from broker.rpc.status import entry_failures
+from broker.subscriptions.consumer import Consumer
+from broker.subscriptions.subscription import Failure, Subscription
+from broker.topics.broker import Broker
+from broker.topics.topic import Topic
+from postdate.v1 import consumer_pb2
+
+_IN_FLIGHT_MAX = 256
+"""Acks and nacks of one stream that wait for the disk; beyond it the stream is not read."""
+REASON_BYTES_MAX = 1024
+DELAY_MS_MAX = 366 * 24 * 3_600_000
+
+
+class Session:
+    """One consumer's stream, from Opened to its end.
+
+    Two tasks: one reads frames and starts what they ask for, the other writes confirmations, batches and
+    heartbeats. A consumer that half-closes gets its confirmations before the stream ends.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        topic: Topic,
+        subscription: Subscription,
+        consumer: Consumer,
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._broker = broker
+        self._topic = topic
+        self._subscription = subscription
+        self._consumer = consumer
+        self._context = context
+        self._answers: deque[consumer_pb2.SubscribeResponse] = deque()
+        self._slots = asyncio.Semaphore(_IN_FLIGHT_MAX)
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._failure: Exception | None = None
+        self._finished_reading = False
+
+    async def run(self) -> None:
+        """Serve the stream until either side ends it; raises what it is to be ended with."""
+        await self._write(self._opened())
+        reader = asyncio.create_task(self._read_frames(), name="frames of a consumer")
+        try:
+            await self._write_frames()
+        finally:
+            for task in (reader, *self._in_flight):
+                task.cancel()
+            await asyncio.gather(reader, *self._in_flight, return_exceptions=True)
+
+    def drain(self, grace_ms: int) -> None:
+        """Send no more messages; acks are taken until the stream ends."""
+        self._consumer.draining = True
+        self._answers.append(
+            consumer_pb2.SubscribeResponse(draining=consumer_pb2.Draining(grace_ms=grace_ms))
+        )
+        self._consumer.wakeup.set()
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def _read_frames(self) -> None:
+        try:
+            while (raw := await self._context.read()) is not grpc.aio.EOF:
+                frame = parse(consumer_pb2.SubscribeRequest, raw)
+                if (work := self._take_frame(frame)) is not None:
+                    await self._slots.acquire()
+                    task = asyncio.create_task(work)
+                    self._in_flight.add(task)
+                    task.add_done_callback(self._in_flight_done)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # told to the consumer by the writer, which ends the stream
+            self._failure = error
+        finally:
+            self._finished_reading = True
+            self._consumer.draining = True
+            self._consumer.wakeup.set()
+
+    def _take_frame(self, frame: consumer_pb2.SubscribeRequest) -> Coroutine[None, None, None] | None:
+        """Do what a frame asks for; what has to wait for the disk is returned."""
+        match frame.WhichOneof("frame"):
+            case "ack":
+                return self._acknowledge(frame.ack)
+            case "permits":
+                self._consumer.grant(frame.permits.messages, frame.permits.bytes)
+                self._subscription.work.set()
+            case "nack":
+                return self._give_back(frame.nack)
+            case "extend":
+                self._extend(frame.extend)
+            case "drain":
+                self._consumer.draining = True
+            case "open":
+                raise InvalidRequest("Only the first frame may be open", field="open", reason="ALREADY_OPEN")
+            case _:
+                raise InvalidRequest("A frame of no kind", field="frame", reason="EMPTY_FRAME")
+        return None
+
+    async def _acknowledge(self, ack: consumer_pb2.Ack) -> None:
+        entries, failures = entries_of(ack.entries)
+        failures += await self._subscription.acknowledge(entries)
+        self._confirm(ack.request_id, failures)
+
+    async def _give_back(self, nack: consumer_pb2.Nack) -> None:
+        check_nack(nack.redeliver_after_ms, nack.dead_letter, nack.reason)
+        entries, failures = entries_of(nack.entries)
+        failures += await self._subscription.give_back(
+            self._consumer.consumer_id, entries, nack.redeliver_after_ms
+        )
+        self._confirm(nack.request_id, failures)
+
+    def _extend(self, extend: consumer_pb2.Extend) -> None:
+        lease_ms = extend.lease_ms or self._consumer.lease_ms
+        if not 0 < lease_ms <= self._broker.config.lease_ms_max:
+            raise InvalidRequest(
+                f"A lease is between 1 and {self._broker.config.lease_ms_max} ms, not {lease_ms}",
+                field="extend.lease_ms",
+                reason="INVALID_LEASE_MS",
+            )
+        entries, failures = entries_of(extend.entries)
+        failures += self._subscription.extend(self._consumer.consumer_id, entries, lease_ms)
+        self._confirm(extend.request_id, failures)
+
+    def _confirm(self, request_id: int, failures: list[Failure]) -> None:
+        confirmed = consumer_pb2.Confirmed(request_id=request_id, failures=entry_failures(failures))
+        self._answers.append(consumer_pb2.SubscribeResponse(confirmed=confirmed))
+        self._consumer.wakeup.set()
+
+    def _in_flight_done(self, task: asyncio.Task[None]) -> None:
+        self._in_flight.discard(task)
+        self._slots.release()
+        self._consumer.wakeup.set()
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception) and self._failure is None:
+            self._failure = error
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def _write_frames(self) -> None:
+        consumer = self._consumer
+        while True:
+            consumer.wakeup.clear()
+            while self._answers:
+                await self._write(self._answers.popleft())
+            if self._failure is not None:
+                raise self._failure
+            if consumer.closed_because is not None:
+                raise consumer.closed_because
+            if (batch := consumer.next_nowait()) is not None:
+                await self._context.write(encode_batch_response(batch))
+                self._subscription.work.set()  # there is room in the outbox again
+                continue
+            if self._finished_reading and not self._in_flight and not self._answers:
+                return
+            await self._wait_work()
+
+    async def _wait_work(self) -> None:
+        """Wait for something to write; say that all is well when there is nothing for long."""
+        wakeup = self._consumer.wakeup
+        if wakeup.is_set():
+            return
+        quiet = asyncio.get_running_loop().call_later(
+            self._broker.config.heartbeat_ms / 1000, self._queue_heartbeat
+        )
+        try:
+            await wakeup.wait()
+        finally:
+            quiet.cancel()
+
+    def _queue_heartbeat(self) -> None:
+        heartbeat = consumer_pb2.Heartbeat(
+            broker_time_ms=self._broker.clock.now_ms(),
+            ready_messages=self._topic.subscription_counts(self._subscription).ready,
+            next_due_time_ms=self._topic.index.tracker.next_due_ms() or 0,
+        )
+        self._answers.append(consumer_pb2.SubscribeResponse(heartbeat=heartbeat))
+        self._consumer.wakeup.set()
+
+    def _opened(self) -> consumer_pb2.SubscribeResponse:
+        opened = consumer_pb2.Opened(
+            consumer_id=self._consumer.consumer_id,
+            lease_ms=self._consumer.lease_ms,
+            heartbeat_ms=self._broker.config.heartbeat_ms,
+            type=self._subscription.type,
+            honor_delay=self._subscription.honors_delay,
+        )
+        return consumer_pb2.SubscribeResponse(opened=opened)
+
+    async def _write(self, response: consumer_pb2.SubscribeResponse) -> None:
+        await self._context.write(response.SerializeToString())
+
+
+def check_nack(redeliver_after_ms: int, dead_letter: bool, reason: str) -> None:
+    """Refuse what a nack cannot ask for."""
+    if dead_letter:
+        raise Unsupported("Dead-letter topics are not available yet", reason="DEAD_LETTER_NOT_SUPPORTED")
+    if not 0 <= redeliver_after_ms <= DELAY_MS_MAX:
+        raise InvalidRequest(
+            f"redeliver_after_ms is between 0 and {DELAY_MS_MAX}",
+            field="redeliver_after_ms",
+            reason="INVALID_REDELIVER_AFTER_MS",
+        )
+    if len(reason.encode()) > REASON_BYTES_MAX:
+        raise InvalidRequest(f"reason is at most {REASON_BYTES_MAX} bytes", field="reason", reason="REASON_TOO_LARGE")
+

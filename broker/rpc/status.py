@@ -1,0 +1,101 @@
+"""What a failure looks like on the wire: a status code, a reason, and what to do about it."""
+
+from __future__ import annotations
+
+import uuid
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from broker import errors
+from broker.observe.logs import get_logger
+from broker.subscriptions.subscription import Failure
+from postdate.v1 import consumer_pb2, message_pb2
+
+log = get_logger(__name__)
+
+DOMAIN = "postdate.dev"
+DETAILS_KEY = "grpc-status-details-bin"
+
+# The first class that fits decides, so the narrower ones come first.
+_CODES: tuple[tuple[type[errors.PostdateError], grpc.StatusCode], ...] = (
+    (errors.OutOfRange, grpc.StatusCode.OUT_OF_RANGE),
+    (errors.InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.NotFound, grpc.StatusCode.NOT_FOUND),
+    (errors.AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
+    (errors.Refused, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.Unsupported, grpc.StatusCode.UNIMPLEMENTED),
+    (errors.LimitReached, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (errors.Fenced, grpc.StatusCode.ABORTED),
+    (errors.Corrupt, grpc.StatusCode.DATA_LOSS),
+)
+
+
+def to_status(error: BaseException) -> status_pb2.Status:
+    """The status of a failure. A bug becomes INTERNAL with an id that the log has too, and nothing of its text."""
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
+    if code is None or not isinstance(error, errors.PostdateError):
+        return _internal(error)
+    details: list[Message] = [
+        error_details_pb2.ErrorInfo(
+            reason=error.reason,
+            domain=DOMAIN,
+            metadata={key: str(value) for key, value in error.facts.items()},
+        )
+    ]
+    if isinstance(error, errors.InvalidRequest) and error.field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, errors.LimitReached | errors.Unavailable):
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(error.retry_after_ms)
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    return _status(code, str(error), details)
+
+
+async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> None:
+    """End a call with the status of a failure; does not return."""
+    status = to_status(error)
+    code = next(code for code in grpc.StatusCode if code.value[0] == status.code)
+    trailers = ((DETAILS_KEY, status.SerializeToString()),)
+    await context.abort(code, status.message, trailing_metadata=trailers)
+
+
+def entry_failures(failures: list[Failure]) -> list[consumer_pb2.EntryFailure]:
+    """Failures of single ids, for an answer that otherwise went well."""
+    texts = {
+        "NOT_FOUND": (grpc.StatusCode.NOT_FOUND, "This message was never sent on this subscription"),
+        "LEASE_LOST": (grpc.StatusCode.FAILED_PRECONDITION, "This consumer does not hold this message"),
+    }
+    answers = []
+    for failure in failures:
+        code, text = texts[failure.reason]
+        info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)
+        answers.append(
+            consumer_pb2.EntryFailure(
+                id=message_pb2.MessageId(
+                    ledger_id=failure.position.ledger_id, entry_id=failure.position.entry_id
+                ),
+                error=_status(code, text, [info]),
+            )
+        )
+    return answers
+
+
+def _internal(error: BaseException) -> status_pb2.Status:
+    error_id = uuid.uuid4().hex[:12]
+    log.error("A request met a bug", exc_info=error, error_id=error_id)
+    info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain=DOMAIN, metadata={"error_id": error_id})
+    return _status(grpc.StatusCode.INTERNAL, f"Internal error {error_id}; the broker's log says more", [info])
+
+
+def _status(code: grpc.StatusCode, message: str, details: list[Message]) -> status_pb2.Status:
+    status = status_pb2.Status(code=code.value[0], message=message)
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status

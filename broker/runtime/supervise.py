@@ -1,0 +1,89 @@
+"""Tasks that live as long as the broker, and fairness between them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+
+from broker.errors import Unavailable
+from broker.runtime.clock import Clock
+
+# Not observe.logs: that package stands on this one. Its formatters find the fields in `extra`.
+_log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Owns named tasks, so that none is collected while it runs and somebody sees every failure.
+
+    A task may end by itself, and its owner may cancel it. If it fails, the state it kept is in doubt, and a
+    broker that goes on with half of its tasks would accept what it cannot deliver: the failure is logged, and
+    `on_failure` is told, once, and should stop the broker. The other tasks run on until `stop`.
+    """
+
+    def __init__(self, on_failure: Callable[[str, BaseException], None]) -> None:
+        self._on_failure = on_failure
+        self._tasks: dict[asyncio.Task[None], str] = {}  # in order of their start
+        self._stopping = False
+        self.failure: BaseException | None = None
+        """The first failure."""
+
+    def spawn(self, name: str, coro: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Run a coroutine under a name. Once the supervisor stops, it is not run: Unavailable."""
+        if self._stopping:
+            coro.close()
+            raise Unavailable("The broker is stopping", reason="DRAINING")
+        task = asyncio.get_running_loop().create_task(coro, name=name)
+        self._tasks[task] = name
+        task.add_done_callback(self._on_done)
+        return task
+
+    def names(self) -> tuple[str, ...]:
+        """Of the tasks that run, in order of their start."""
+        return tuple(self._tasks.values())
+
+    async def stop(self) -> None:
+        """Cancel all tasks, the newest first, and return once all have ended. A failure now is only logged.
+
+        A task that does not end keeps this waiting: callers set the limit.
+        """
+        self._stopping = True
+        tasks = [task for task in reversed(self._tasks) if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        name = self._tasks.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        _log.critical("A task failed", extra={"fields": {"task": name, "error": error}}, exc_info=error)
+        if self.failure is None:
+            self.failure = error
+            if not self._stopping:
+                self._on_failure(name, error)
+
+
+class YieldBudget:
+    """Keeps a long loop from starving the others: `await budget.spent()` once a step."""
+
+    __slots__ = ("_budget_ns", "_clock", "_since_ns", "_steps", "_steps_max")
+
+    def __init__(self, clock: Clock, budget_ms: float = 2.0, *, steps_max: int = 256) -> None:
+        self._clock = clock
+        self._budget_ns = int(budget_ms * 1_000_000)
+        self._since_ns = clock.monotonic_ns()
+        # On virtual time a step takes no time, and a loop that never yields would be one long callback.
+        self._steps_max = steps_max
+        self._steps = 0
+
+    async def spent(self) -> None:
+        """Let others run if the budget is used up. Without that, this does not suspend."""
+        self._steps += 1
+        if self._steps < self._steps_max and self._clock.monotonic_ns() - self._since_ns < self._budget_ns:
+            return
+        await asyncio.sleep(0)
+        self._steps = 0
+        self._since_ns = self._clock.monotonic_ns()

@@ -1,0 +1,218 @@
+"""The composition root: builds every part, starts it, drains it, stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from broker.config import BrokerConfig, is_loopback, split_address
+from broker.errors import Fenced
+from broker.observe.lateness import LoopLagProbe
+from broker.observe.logs import get_logger
+from broker.observe.metrics import BrokerCollector, BrokerSnapshot, SubscriptionSnapshot, TopicSnapshot
+from broker.rpc import admin, consumer, producer
+from broker.runtime.clock import SystemClock
+from broker.runtime.vfs import LocalVfs
+from broker.topics.broker import Broker
+from broker.web.server import HttpServer
+
+log = get_logger(__name__)
+
+_THREAD_SWITCH_SECONDS = 0.0005
+"""Threads share the interpreter in turns of 5 ms by default: a file thread would cost the whole lateness budget."""
+
+
+def broker_version() -> str:
+    try:
+        return version("postdate")
+    except PackageNotFoundError:
+        return "0.0.0+unknown"
+
+
+class Server:
+    """One broker on the network."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self._stop = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._clock = SystemClock()
+        self._executors = [ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("journal", "files", "reads")]
+        self.broker = Broker(
+            config,
+            vfs=LocalVfs(),
+            clock=self._clock,
+            rng=random.Random(),
+            journal_executor=self._executors[0],
+            file_executor=self._executors[1],
+            read_executor=self._executors[2],
+            on_failure=self._fail,
+        )
+        self._version = broker_version()
+        self._producer = producer.ProducerService(self.broker)
+        self._consumer = consumer.ConsumerService(self.broker)
+        self._admin = admin.AdminService(self.broker, self._version)
+        self._health = health.aio.HealthServicer()
+        self._grpc = self._build_grpc()
+        collector = BrokerCollector(self._snapshot, version=self._version)
+        self._http = HttpServer(config.http_address, collector.render, lambda: self.broker.not_ready_because)
+        self.grpc_address = ""
+        self.http_address = ""
+
+    async def run(self) -> int:
+        """Serve until a signal or a failure; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        await self.start()
+        await self._stop.wait()
+        await self.stop()
+        return 1 if self._failure is not None else 0
+
+    async def start(self) -> None:
+        """Recover, then open the ports. Raises Fenced, Corrupt, ConfigError or OSError if that cannot be."""
+        sys.setswitchinterval(_THREAD_SWITCH_SECONDS)
+        self.broker.open()
+        await self._bind_grpc()
+        await self._http.start()
+        self.http_address = self._http.address
+        self.broker.start()
+        probe = LoopLagProbe(self._clock, self.broker.counters.loop_lag)
+        self.broker.supervisor.spawn("loop lag", probe.run())
+        await self._grpc.start()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        log.info("Serving", version=self._version, grpc=self.grpc_address, http=self.http_address)
+
+    async def stop(self) -> None:
+        """Drain: no new work, streams are told, what was accepted is finished and checkpointed."""
+        log.info("Stopping")
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.broker.drain()
+        self._consumer.drain()
+        grace_seconds = self.config.drain_grace_ms / 1000
+        # Streams may end by themselves within the grace; whatever is left is cut.
+        try:
+            async with asyncio.timeout(grace_seconds):
+                await self._consumer.wait_drained()
+        except TimeoutError:
+            log.warning("Some streams did not end within the grace")
+        await self._grpc.stop(min(grace_seconds, 1.0))
+        await self._http.stop()
+        await self.broker.stop()
+        for executor in self._executors:
+            executor.shutdown()
+        log.info("Stopped")
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._stop.set()
+
+    def _build_grpc(self) -> grpc.aio.Server:
+        config = self.config
+        options = [
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", config.request_bytes_max),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_metadata_size", 16_384),
+            ("grpc.absolute_max_metadata_size", 16_384),
+            ("grpc.server_handshake_timeout_ms", 5_000),
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.ping_timeout_ms", 10_000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ]
+        server = grpc.aio.server(options=options)
+        names = []
+        for name, service in (
+            (producer.SERVICE, self._producer),
+            (consumer.SERVICE, self._consumer),
+            (admin.SERVICE, self._admin),
+        ):
+            names.append(name)
+            handler = grpc.method_handlers_generic_handler(name, service.handlers())  # type: ignore[attr-defined]
+            server.add_generic_rpc_handlers((handler,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if config.reflection_enabled:
+            reflection.enable_server_reflection(
+                (*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+            )
+        return server
+
+    async def _bind_grpc(self) -> None:
+        host, _ = split_address(self.config.grpc_address)
+        if not is_loopback(host):
+            log.warning(
+                "gRPC listens beyond this machine, without encryption and without access control",
+                address=self.config.grpc_address,
+            )
+        try:
+            port = self._grpc.add_insecure_port(self.config.grpc_address)
+        except RuntimeError as error:
+            port = 0
+            cause: BaseException | None = error
+        else:
+            cause = None
+        if not port:
+            raise Fenced(
+                f"gRPC cannot listen on {self.config.grpc_address}: another process holds the port, or the "
+                "address is not this machine's. Stop it, or choose another --grpc-address",
+                reason="ADDRESS_IN_USE",
+            ) from cause
+        self.grpc_address = f"{host}:{port}"
+
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in ("", producer.SERVICE, consumer.SERVICE, admin.SERVICE):
+            await self._health.set(name, status)
+
+    def _snapshot(self) -> BrokerSnapshot:
+        broker = self.broker
+        topics = list(broker.registry.topics.values())
+        counters = broker.counters
+        journal = broker.journal.stats()
+        counters.journal_records, counters.journal_bytes = journal.records, journal.bytes
+        counters.index_rebuilds = sum(topic.index.rebuilds for topic in topics)
+        return BrokerSnapshot(
+            counters=counters,
+            topics=(
+                TopicSnapshot(
+                    topic=topic.name,
+                    counters=topic.counters,
+                    scheduled=topic.index.tracker.count(),
+                    next_due_ms=topic.index.tracker.next_due_ms(),
+                    storage_bytes=topic.log.data_bytes,
+                    index_bytes=topic.index.tracker.stats().memory_bytes,
+                )
+                for topic in topics
+            ),
+            subscriptions=self._subscription_snapshots(),
+            topics_count=len(topics),
+            subscriptions_count=sum(len(topic.subscriptions) for topic in topics),
+            journal_pending_bytes=broker.journal.pending_bytes,
+            ready=broker.not_ready_because is None,
+        )
+
+    def _subscription_snapshots(self) -> Iterator[SubscriptionSnapshot]:
+        for topic in list(self.broker.registry.topics.values()):
+            for subscription in list(topic.subscriptions.values()):
+                counts = topic.subscription_counts(subscription)
+                yield SubscriptionSnapshot(
+                    topic=topic.name,
+                    subscription=subscription.name,
+                    counters=subscription.counters,
+                    scheduled=counts.scheduled,
+                    ready=counts.ready,
+                    leased=counts.leased,
+                    consumers=len(subscription.consumers),
+                )

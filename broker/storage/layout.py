@@ -1,0 +1,64 @@
+"""Where everything lies in the data directory. Folders are named by ids, never by client text.
+
+    lock  broker.manifest  journal/
+    topics/<topic_id>/manifest
+    topics/<topic_id>/ledgers/<ledger_id>.<generation>.{data,times,rows}
+    topics/<topic_id>/cursors/<subscription_id>.<lsn>
+    topics/<topic_id>/buckets/
+"""
+
+from __future__ import annotations
+
+from broker.runtime.vfs import Vfs
+
+
+class Layout:
+    """Paths below one data directory."""
+
+    def __init__(self, data_dir: str) -> None:
+        self.root = data_dir
+        self.lock = f"{data_dir}/lock"
+        self.manifest = f"{data_dir}/broker.manifest"
+        self.journal = f"{data_dir}/journal"
+        self.topics = f"{data_dir}/topics"
+
+    def topic(self, topic_id: int) -> str:
+        return f"{self.topics}/{topic_id}"
+
+    def topic_manifest(self, topic_id: int) -> str:
+        return f"{self.topics}/{topic_id}/manifest"
+
+    def ledgers(self, topic_id: int) -> str:
+        return f"{self.topics}/{topic_id}/ledgers"
+
+    def cursors(self, topic_id: int) -> str:
+        return f"{self.topics}/{topic_id}/cursors"
+
+    def buckets(self, topic_id: int) -> str:
+        return f"{self.topics}/{topic_id}/buckets"
+
+    def make_topic_folders(self, vfs: Vfs, topic_id: int) -> None:
+        """Make a topic's folders if they are not there. Durable with `sync_topic_folders`."""
+        for folder in (
+            self.topic(topic_id),
+            self.ledgers(topic_id),
+            self.cursors(topic_id),
+            self.buckets(topic_id),
+        ):
+            vfs.make_dir(folder)
+
+    def sync_topic_folders(self, vfs: Vfs, topic_id: int) -> None:
+        """Make every name in and above a topic's folders durable."""
+        for folder in (self.ledgers(topic_id), self.cursors(topic_id), self.topic(topic_id), self.topics):
+            vfs.sync_dir(folder)
+
+
+def remove_tree(vfs: Vfs, folder: str) -> None:
+    """Remove a folder and everything in it."""
+    for name in vfs.list_dir(folder):
+        path = f"{folder}/{name}"
+        try:
+            vfs.remove(path)
+        except (IsADirectoryError, PermissionError):
+            remove_tree(vfs, path)
+    vfs.remove_dir(folder)

@@ -1,0 +1,577 @@
+"""The three files of a ledger, as the file threads see them: everything here blocks, and nothing awaits.
+
+`topics/<topic_id>/ledgers/<ledger_id>.<generation>.{data,times,rows}`; the bytes are described in `blocks`.
+
+Invariants:
+  F1  Bytes below what was written never change, so a read needs no lock against the writer.
+  F2  A row read from disk that this process did not write has had its block's checksum verified once.
+  F3  A frame is never returned unless its crc32c is that of its row.
+  F4  A file that somebody reads or writes is not closed under them; at most `limit` other ledgers are open.
+
+After a crash the files may be longer than the manifest names, with any bytes there, a footer among them:
+`cut_ledger` takes that off. Files shorter than named are damage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from google_crc32c import value
+
+from broker.errors import Corrupt, NotFound, StorageFailed, Unavailable
+from broker.model import ROW, Array, EntryColumns, Int64Column, RowColumn, UInt32Column
+from broker.runtime.vfs import Buffer, File, Vfs
+from broker.storage.blocks import (
+    BLOCK_ROWS,
+    FRAME_HEAD_BYTES,
+    HEADER_BYTES,
+    KINDS,
+    TIME,
+    TRAILER_BYTES,
+    BlockChecksums,
+    LedgerCapture,
+    LedgerName,
+    LedgerProblem,
+    block_count,
+    decode_footer,
+    decode_header,
+    file_lengths,
+    find_bad_offsets,
+    find_bad_times,
+    footer_bytes,
+    frame_length,
+    is_contiguous,
+    peek_row_count,
+    row_offset,
+    slice_frames,
+    split_runs,
+)
+
+OPEN_LEDGERS = 256
+
+_RESTORE = "Restore this topic from a backup, or run `postdate-broker verify` to see what is left"
+
+
+class LedgerStorage(Protocol):
+    """Where the entries of one ledger are kept; every call blocks. Local files are one such home."""
+
+    def write(
+        self,
+        first_entry_id: int,
+        data_offset: int,
+        times: Sequence[Int64Column],
+        rows: Sequence[RowColumn],
+        frames: Sequence[bytes],
+    ) -> None: ...
+
+    def sync(self, footers: tuple[bytes, bytes] | None, entry_count: int) -> None: ...
+
+    def read_times(self, first: int, count: int) -> Int64Column: ...
+
+    def read_rows(self, first: int, count: int) -> RowColumn: ...
+
+    def times_of(self, entry_ids: UInt32Column) -> Int64Column: ...
+
+    def read(self, entry_ids: UInt32Column, data_bytes: int) -> EntryColumns: ...
+
+    def delete(self, vfs: Vfs) -> None: ...
+
+
+class Handles:
+    """The open files of one ledger."""
+
+    __slots__ = ("data", "doomed", "pins", "rows", "times")
+
+    def __init__(self, data: File, times: File, rows: File) -> None:
+        self.data = data
+        self.times = times
+        self.rows = rows
+        self.pins = 0
+        self.doomed = False  # to be closed by whoever unpins last
+
+    def close(self) -> None:
+        self.data.close()
+        self.times.close()
+        self.rows.close()
+
+
+class OpenFiles:
+    """The ledgers that have open files, least recently used first.
+
+    Thread-safe. Opening happens under the lock, so it belongs in a file thread; `stats` alone may be read
+    from the loop. While more than `limit` ledgers are in use at once, more than `limit` are open.
+    """
+
+    def __init__(self, vfs: Vfs, limit: int = OPEN_LEDGERS) -> None:
+        self.vfs = vfs
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._handles: OrderedDict[LedgerName, Handles] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def pin(self, name: LedgerName, *, create: bool = False) -> Handles:
+        """The ledger's files, which stay open until `unpin`; with `create` they are made first."""
+        with self._lock:
+            handles = self._handles.get(name)
+            if handles is None:
+                handles = self._create(name) if create else self._open(name)
+                self._handles[name] = handles
+            else:
+                self._handles.move_to_end(name)
+            handles.pins += 1
+            if len(self._handles) > self._limit:
+                self._close_idle()
+            return handles
+
+    def unpin(self, handles: Handles) -> None:
+        with self._lock:
+            handles.pins -= 1
+            if handles.doomed and not handles.pins:
+                handles.close()
+            elif len(self._handles) > self._limit:
+                self._close_idle()
+
+    def discard(self, name: LedgerName) -> None:
+        """Close the ledger's files, once nobody uses them any more."""
+        with self._lock:
+            handles = self._handles.pop(name, None)
+            if handles is None:
+                return
+            handles.doomed = True
+            if not handles.pins:
+                handles.close()
+
+    def close(self) -> None:
+        with self._lock:
+            for handles in self._handles.values():
+                handles.doomed = True
+                if not handles.pins:
+                    handles.close()
+            self._handles.clear()
+
+    def _close_idle(self) -> None:
+        surplus = len(self._handles) - self._limit
+        for name, handles in list(self._handles.items()):
+            if surplus <= 0:
+                return
+            if not handles.pins:
+                del self._handles[name]
+                handles.close()
+                surplus -= 1
+
+    def _open(self, name: LedgerName) -> Handles:
+        with contextlib.ExitStack() as opened:
+            files = []
+            for kind in KINDS:
+                files.append(open_checked(self.vfs, name, kind))
+                opened.callback(files[-1].close)
+            opened.pop_all()
+        return Handles(*files)
+
+    def _create(self, name: LedgerName) -> Handles:
+        with contextlib.ExitStack() as opened:
+            files = []
+            for kind in KINDS:
+                files.append(self.vfs.open(name.path(kind), create=True))
+                opened.callback(files[-1].close)
+                files[-1].pwrite([name.header(kind).encode()], 0)
+            opened.pop_all()
+        return Handles(*files)
+
+
+def open_checked(vfs: Vfs, name: LedgerName, kind: str) -> File:
+    """Open one file of a ledger and check that it is the one its name says."""
+    path = name.path(kind)
+    try:
+        file = vfs.open(path)
+    except FileNotFoundError as error:
+        raise Corrupt("a file of a ledger is missing", path=path, offset=0, advice=_RESTORE) from error
+    try:
+        if decode_header(file.pread(HEADER_BYTES, 0), path) != name.header(kind):
+            raise Corrupt("a ledger file belongs to another ledger", path=path, offset=0, advice=_RESTORE)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+class CheckedColumn:
+    """Reads one column file; of the rows found at start it verifies each block when it is first read.
+
+    What this process wrote itself needs no second look: it lies in the page cache as it was written.
+    """
+
+    def __init__(
+        self, dtype: npt.DTypeLike, restored_count: int = 0, crcs: Sequence[int] | None = None
+    ) -> None:
+        self._dtype = np.dtype(dtype)
+        self._restored_count = restored_count
+        # None: in the footer, read when first needed. Two threads may both read it, and find the same.
+        self._checksums = None if crcs is None else BlockChecksums(self._dtype.itemsize, restored_count, crcs)
+        self._verified = bytearray(block_count(restored_count))  # one byte a block; a thread only ever sets 1
+
+    def read(self, file: File, first: int, count: int) -> Array:
+        """`count` consecutive rows, read only."""
+        itemsize = self._dtype.itemsize
+        column = np.frombuffer(_pread(file, count * itemsize, HEADER_BYTES + first * itemsize), self._dtype)
+        if first < self._restored_count:
+            end_block = block_count(min(first + count, self._restored_count))
+            block = self._verified.find(0, first // BLOCK_ROWS, end_block)
+            while block >= 0:
+                low, high = block * BLOCK_ROWS - first, self._block_end(block) - first
+                self._verify(file, block, column[low:high] if low >= 0 and high <= count else None)
+                block = self._verified.find(0, block + 1, end_block)
+        return column
+
+    def read_at(self, file: File, entry_ids: UInt32Column) -> Array:
+        """The rows of rising ids: neighbours with one read, so that a row in vain saves a call."""
+        if 0 in self._verified:
+            for block in np.unique(entry_ids[entry_ids < self._restored_count] // BLOCK_ROWS).tolist():
+                if not self._verified[block]:
+                    self._verify(file, block, None)
+        itemsize = self._dtype.itemsize
+        ids = entry_ids.astype(np.int64)
+        firsts = split_runs(ids * itemsize, (ids + 1) * itemsize)
+        ends = np.append(firsts[1:], len(ids))
+        run_ids, run_ends = ids[firsts], ids[ends - 1] + 1
+        places = ids - np.repeat(run_ids, ends - firsts)
+        found: Array = np.empty(len(ids), self._dtype)
+        runs = zip(firsts.tolist(), ends.tolist(), run_ids.tolist(), run_ends.tolist(), strict=True)
+        for low, high, run_id, run_end in runs:
+            block = _pread(file, (run_end - run_id) * itemsize, HEADER_BYTES + run_id * itemsize)
+            # "clip" only because it writes to `out` without a copy; no place is out of bounds.
+            np.frombuffer(block, self._dtype).take(places[low:high], out=found[low:high], mode="clip")
+        found.flags.writeable = False
+        return found
+
+    def _block_end(self, block: int) -> int:
+        return min((block + 1) * BLOCK_ROWS, self._restored_count)
+
+    def _verify(self, file: File, block: int, rows: Array | None) -> None:
+        checksums = self._checksums or self._load_footer(file)
+        itemsize = self._dtype.itemsize
+        first, end = block * BLOCK_ROWS, self._block_end(block)
+        offset = HEADER_BYTES + first * itemsize
+        found = _pread(file, (end - first) * itemsize, offset) if rows is None else rows
+        if not checksums.verify(block, found):
+            raise Corrupt("rows of a ledger are damaged", path=file.path, offset=offset, advice=_RESTORE)
+        self._verified[block] = 1
+
+    def _load_footer(self, file: File) -> BlockChecksums:
+        self._checksums = read_footer(file, self._dtype.itemsize, self._restored_count)
+        return self._checksums
+
+
+def read_footer(file: File, itemsize: int, entry_count: int) -> BlockChecksums:
+    """The footer of a column that the manifest names as sealed with `entry_count` entries."""
+    offset = HEADER_BYTES + entry_count * itemsize
+    checksums = decode_footer(_pread(file, footer_bytes(entry_count), offset), itemsize, file.path, offset)
+    if checksums.row_count != entry_count:
+        raise Corrupt("a footer counts other rows than the manifest", path=file.path, offset=offset)
+    return checksums
+
+
+class LedgerFiles:
+    """A ledger on the local disk. One thread writes at a time; any number read what was written."""
+
+    def __init__(self, open_files: OpenFiles, name: LedgerName, found: LedgerCapture | None = None) -> None:
+        self.name = name
+        self._open_files = open_files
+        self._deleted = False
+        entry_count = found.entry_count if found else 0
+        crcs = found is not None and not found.sealed
+        self._made = entry_count > 0  # an empty ledger has no files
+        self._times = CheckedColumn(TIME, entry_count, found.times_crcs if crcs and found else None)
+        self._rows = CheckedColumn(ROW, entry_count, found.rows_crcs if crcs and found else None)
+
+    def write(
+        self,
+        first_entry_id: int,
+        data_offset: int,
+        times: Sequence[Int64Column],
+        rows: Sequence[RowColumn],
+        frames: Sequence[bytes],
+    ) -> None:
+        """Write batches that follow what was written; make the files if these are the first."""
+        with self._writing(create=not self._made) as handles:
+            self._made = True
+            handles.data.pwrite(frames, HEADER_BYTES + data_offset)
+            handles.times.pwrite(_buffers(times), HEADER_BYTES + first_entry_id * TIME.itemsize)
+            handles.rows.pwrite(_buffers(rows), HEADER_BYTES + first_entry_id * ROW.itemsize)
+
+    def sync(self, footers: tuple[bytes, bytes] | None, entry_count: int) -> None:
+        """Return once all that was written is on disk, with the footers of a sealed ledger after its rows."""
+        if not self._made:
+            return
+        with self._writing() as handles:
+            if footers is not None:
+                handles.times.pwrite([footers[0]], HEADER_BYTES + entry_count * TIME.itemsize)
+                handles.rows.pwrite([footers[1]], HEADER_BYTES + entry_count * ROW.itemsize)
+            handles.data.sync()
+            handles.times.sync()
+            handles.rows.sync()
+
+    def read_times(self, first: int, count: int) -> Int64Column:
+        with self._reading() as handles:
+            return self._times.read(handles.times, first, count)
+
+    def read_rows(self, first: int, count: int) -> RowColumn:
+        with self._reading() as handles:
+            return self._rows.read(handles.rows, first, count)
+
+    def times_of(self, entry_ids: UInt32Column) -> Int64Column:
+        with self._reading() as handles:
+            return self._column_at(self._times, handles.times, entry_ids)
+
+    def read(self, entry_ids: UInt32Column, data_bytes: int) -> EntryColumns:
+        """Entries with rising ids, all of them written; `data_bytes` is the length of the data written."""
+        with self._reading() as handles:
+            times = self._column_at(self._times, handles.times, entry_ids)
+            rows = self._column_at(self._rows, handles.rows, entry_ids)
+            frames = _read_frames(handles, rows, data_bytes)
+        return EntryColumns(self.name.ledger_id, entry_ids, times, rows, frames)
+
+    def delete(self, vfs: Vfs) -> None:
+        """Remove the files. Reads that have begun finish; the caller syncs the folder."""
+        self._deleted = True
+        self._open_files.discard(self.name)
+        for kind in KINDS:
+            with contextlib.suppress(FileNotFoundError):
+                vfs.remove(self.name.path(kind))
+
+    def _column_at(self, column: CheckedColumn, file: File, entry_ids: UInt32Column) -> Array:
+        if is_contiguous(entry_ids):
+            return column.read(file, int(entry_ids[0]), len(entry_ids))
+        return column.read_at(file, entry_ids)
+
+    @contextlib.contextmanager
+    def _writing(self, *, create: bool = False) -> Iterator[Handles]:
+        try:
+            handles = self._open_files.pin(self.name, create=create)
+            try:
+                yield handles
+            finally:
+                self._open_files.unpin(handles)
+        except OSError as error:
+            path = self.name.path("*")
+            raise StorageFailed(f"a ledger could not be written ({path}): {error}", path=path) from error
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Handles]:
+        if self._deleted:
+            raise NotFound(f"ledger {self.name.ledger_id} was deleted")
+        try:
+            handles = self._open_files.pin(self.name)
+            try:
+                yield handles
+            finally:
+                self._open_files.unpin(handles)
+        except OSError as error:
+            path = self.name.path("*")
+            raise Unavailable(f"a ledger could not be read ({path}): {error}", path=path) from error
+
+
+def _read_frames(handles: Handles, rows: RowColumn, data_bytes: int) -> list[bytes]:
+    starts = rows["offset"].astype(np.int64)
+    ends = starts + rows["length"]
+    # The rows passed their checksum once, but may have been read again from a failing disk since.
+    if int(ends[-1]) > data_bytes or (starts[1:] < ends[:-1]).any():
+        raise Corrupt("offsets of a ledger's rows are damaged", path=handles.rows.path, offset=HEADER_BYTES)
+    firsts = split_runs(starts, ends)
+    run_starts = starts[firsts]
+    run_ends = ends[np.append(firsts[1:], len(ends)) - 1]
+    file = handles.data
+    runs = zip(run_starts.tolist(), run_ends.tolist(), strict=True)
+    parts = (_pread(file, end - start, HEADER_BYTES + start) for start, end in runs)
+    frames = slice_frames(parts, run_starts, firsts, starts, ends)
+    wrong = _wrong_frames(frames, rows)
+    if len(wrong):
+        offset = HEADER_BYTES + int(starts[wrong[0]])
+        raise Corrupt("a stored message is damaged", path=file.path, offset=offset, advice=_RESTORE)
+    return frames
+
+
+def _wrong_frames(frames: list[bytes], rows: RowColumn) -> npt.NDArray[np.int64]:
+    """Which frames are not those their rows were made for."""
+    return np.flatnonzero(np.fromiter(map(value, frames), np.uint32, len(frames)) != rows["crc"])
+
+
+def _pread(file: File, length: int, offset: int) -> bytes:
+    block = file.pread(length, offset)
+    if len(block) != length:
+        raise Corrupt(
+            "a ledger file is shorter than it should be", path=file.path, offset=offset, advice=_RESTORE
+        )
+    return block
+
+
+def _buffers(columns: Sequence[Array]) -> list[Buffer]:
+    return [column.view(np.uint8).data for column in columns]
+
+
+def cut_ledger(vfs: Vfs, folder: str, capture: LedgerCapture) -> None:
+    """Recovery: take off the files what was written after the manifest's capture, a footer included.
+
+    Needed for unsealed ledgers only: a sealed one was whole on disk before a manifest called it sealed.
+    """
+    name = LedgerName(folder, capture.topic_id, capture.ledger_id, capture.generation)
+    for kind, length in file_lengths(capture).items():
+        path = name.path(kind)
+        if capture.entry_count == 0:  # the files may be missing, or made and torn; the first write makes them
+            with contextlib.suppress(FileNotFoundError):
+                vfs.remove(path)
+            continue
+        file = open_checked(vfs, name, kind)
+        try:
+            _check_length(file, length, exact=False)
+            if file.size() > length:
+                file.truncate(length)
+        finally:
+            file.close()
+
+
+def dump_ledger(vfs: Vfs, path: str) -> Iterator[dict[str, Any]]:
+    """One file of a ledger as JSON-able lines: its header, its rows or frames, its footer.
+
+    What follows the last whole row or frame and is no footer comes out as one line "rest".
+    """
+    file = vfs.open(path)
+    try:
+        header = decode_header(file.pread(HEADER_BYTES, 0), path)
+        yield {"line": "header", **dataclasses.asdict(header)}
+        if header.kind == "data":
+            end = yield from _dump_frames(file)
+        else:
+            end = yield from _dump_rows(file, TIME if header.kind == "times" else ROW)
+        if end < file.size():
+            yield {"line": "rest", "offset": end, "bytes": file.size() - end}
+    finally:
+        file.close()
+
+
+def _dump_rows(file: File, dtype: np.dtype[Any]) -> Generator[dict[str, Any], None, int]:
+    size = file.size()
+    row_count = (size - HEADER_BYTES) // dtype.itemsize
+    sealed_count = peek_row_count(file.pread(TRAILER_BYTES, max(HEADER_BYTES, size - TRAILER_BYTES)))
+    footer = None
+    if sealed_count is not None:
+        footer_offset = HEADER_BYTES + sealed_count * dtype.itemsize
+        if footer_offset + footer_bytes(sealed_count) == size:
+            footer = read_footer(file, dtype.itemsize, sealed_count)
+            row_count = sealed_count
+    for first in range(0, row_count, BLOCK_ROWS):
+        count = min(BLOCK_ROWS, row_count - first)
+        block = _pread(file, count * dtype.itemsize, HEADER_BYTES + first * dtype.itemsize)
+        names = dtype.names or ("deliver_at_ms",)
+        for entry_id, row in enumerate(np.frombuffer(block, dtype).tolist(), first):
+            fields = zip(names, row if dtype.names else (row,), strict=True)
+            yield {"line": "row", "entry_id": entry_id, **dict(fields)}
+    if footer is None:
+        return HEADER_BYTES + row_count * dtype.itemsize
+    yield {"line": "footer", "entry_count": footer.row_count, "block_crcs": list(footer.crcs())}
+    return size
+
+
+def _dump_frames(file: File) -> Generator[dict[str, Any], None, int]:
+    size = file.size()
+    start = HEADER_BYTES
+    while start < size:
+        head = file.pread(FRAME_HEAD_BYTES, start)
+        length = frame_length(head)
+        if length is None or start + length > size:
+            break
+        crc = value(_pread(file, length, start))
+        yield {"line": "frame", "offset": start - HEADER_BYTES, "length": length, "crc": crc}
+        start += length
+    return start
+
+
+def verify_ledger(
+    vfs: Vfs, folder: str, capture: LedgerCapture, problems_max: int = 1000
+) -> list[LedgerProblem]:
+    """Read everything the manifest names of a ledger and say what is wrong, at most `problems_max` things.
+
+    Memory is bounded by a block of rows and a run of frames. Files may be longer than an unsealed capture.
+    """
+    if capture.entry_count == 0:
+        return []  # it has no files, or none that count
+    name = LedgerName(folder, capture.topic_id, capture.ledger_id, capture.generation)
+    with contextlib.ExitStack() as opened:
+        files: dict[str, File] = {}
+        problems = []
+        for kind, length in file_lengths(capture).items():
+            try:
+                file = open_checked(vfs, name, kind)
+                opened.callback(file.close)
+                _check_length(file, length, capture.sealed)
+                files[kind] = file
+            except Corrupt as error:
+                problems.append(LedgerProblem(error.path, error.offset, error.message))
+        found = itertools.chain(problems, _find_problems(files, capture))
+        distinct = dict.fromkeys(itertools.islice(found, problems_max))  # a bad footer is met at every block
+    return list(distinct)
+
+
+def _check_length(file: File, length: int, exact: bool) -> None:
+    size = file.size()
+    if size < length or (exact and size > length):
+        what = f"a ledger file holds {size} bytes where the manifest names {length}"
+        raise Corrupt(what, path=file.path, offset=size, advice=_RESTORE)
+
+
+def _find_problems(files: dict[str, File], capture: LedgerCapture) -> Iterator[LedgerProblem]:
+    """Problems in those files that are there and long enough, block by block."""
+    columns = {
+        "times": CheckedColumn(TIME, capture.entry_count, None if capture.sealed else capture.times_crcs),
+        "rows": CheckedColumn(ROW, capture.entry_count, None if capture.sealed else capture.rows_crcs),
+    }
+    data_end: int | None = 0  # None: not known, the block before is damaged
+    for first in range(0, capture.entry_count, BLOCK_ROWS):
+        count = min(BLOCK_ROWS, capture.entry_count - first)
+        blocks: dict[str, Array] = {}
+        for kind, column in columns.items():
+            if kind not in files:
+                continue
+            try:
+                blocks[kind] = column.read(files[kind], first, count)
+            except Corrupt as error:
+                yield LedgerProblem(error.path, error.offset, error.message)
+        rows = blocks.get("rows")
+        if rows is None:
+            data_end = None
+            continue
+        path = files["rows"].path
+        if "times" in blocks:
+            yield from find_bad_times(path, first, rows, blocks["times"])
+        yield from find_bad_offsets(path, first, rows, data_end)
+        data_end = int(rows["offset"][-1]) + int(rows["length"][-1])
+        if "data" in files:
+            yield from _find_bad_frames(files["data"], rows, capture.data_bytes)
+    if data_end not in (None, capture.data_bytes):
+        what = f"the last row ends at {data_end} of {capture.data_bytes} data bytes"
+        yield LedgerProblem(files["rows"].path, row_offset(capture.entry_count - 1), what)
+
+
+def _find_bad_frames(file: File, rows: RowColumn, data_bytes: int) -> Iterator[LedgerProblem]:
+    starts = rows["offset"].astype(np.int64)
+    ends = starts + rows["length"]
+    if int(ends.max()) > data_bytes or (starts[1:] < ends[:-1]).any():
+        return  # said already: these offsets do not continue each other
+    firsts = split_runs(starts, ends)
+    for low, high in itertools.pairwise([*firsts.tolist(), len(starts)]):
+        start = int(starts[low])
+        part = _pread(file, int(ends[high - 1]) - start, HEADER_BYTES + start)
+        frames = slice_frames([part], starts[low : low + 1], firsts[:1], starts[low:high], ends[low:high])
+        for index in _wrong_frames(frames, rows[low:high]).tolist():
+            offset = HEADER_BYTES + int(starts[low + index])
+            yield LedgerProblem(file.path, offset, "a stored message is damaged")

@@ -1,0 +1,292 @@
+"""The journal's records: each states a decision, never a request.
+
+    type  record                body (little-endian)
+    2     Produced              topic_id 8, ledger_id 8, publish_time_ms 8, first_entry_id 4, count 4,
+                                frames_bytes 4, zero 4, times 8 * count, rows 44 * count, frames
+    3     Settled               topic_id 8, subscription_id 8, reason 1, zero 3, ledger_count 4, sets
+    4     GivenBack             topic_id 8, subscription_id 8, reason 1, zero 3, ledger_count 4, not_before_ms 8, sets
+                                set: ledger_id 8, length 4, zero 4, roaring bitmap of entry ids
+    5-8   TopicCreated, TopicDeleted, SubscriptionCreated, SubscriptionDeleted: protobuf, see manifest.proto
+    9-12  reserved: cancelled, moved, seeked, policy changed
+
+Type 1 is the journal's own COMMIT. A produced batch carries its columns exactly as the ledger stores them, so
+that applying it, today or in a recovery, copies bytes and decides nothing.
+Every decoder gives a record or raises `Corrupt`, whatever bytes it is given.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from pyroaring import BitMap
+
+from broker.errors import Corrupt
+from broker.model import LEDGER_ID_MAX, ROW, Entries, Int64Column, RowColumn
+from broker.storage.manifest import SubscriptionImage, subscription_from_entry, subscription_to_entry
+from broker.storage.policy import TopicPolicy, topic_policy_from_record, topic_policy_to_record
+from broker.storage.v1 import manifest_pb2 as pb
+
+Part = bytes | memoryview | np.ndarray
+
+
+class RecordType(IntEnum):
+    """The journal's record types. Numbers are for life."""
+
+    COMMIT = 1
+    PRODUCED = 2
+    SETTLED = 3
+    GIVEN_BACK = 4
+    TOPIC_CREATED = 5
+    TOPIC_DELETED = 6
+    SUBSCRIPTION_CREATED = 7
+    SUBSCRIPTION_DELETED = 8
+    CANCELLED = 9
+    MOVED = 10
+    SEEKED = 11
+    POLICY_CHANGED = 12
+
+
+class SettleReason(IntEnum):
+    """Why entries will never be delivered again on a subscription."""
+
+    ACKED = 1
+    EXPIRED = 2
+
+
+class ReturnReason(IntEnum):
+    """Why entries that were delivered will be delivered again."""
+
+    NACKED = 1
+    LEASE_EXPIRED = 2
+    CONSUMER_LOST = 3
+
+
+_PRODUCED = struct.Struct("<QQqIIII")
+_SETTLED = struct.Struct("<QQB3xI")
+_GIVEN_BACK = struct.Struct("<QQB3xIq")
+_SET = struct.Struct("<QII")
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """A batch, accepted: all its ids, times and places are decided."""
+
+    type: ClassVar[RecordType] = RecordType.PRODUCED
+    topic_id: int
+    ledger_id: int
+    first_entry_id: int
+    publish_time_ms: int
+    times: Int64Column
+    rows: RowColumn
+    frames: bytes | memoryview
+
+    def encode(self) -> list[Part]:
+        header = _PRODUCED.pack(
+            self.topic_id,
+            self.ledger_id,
+            self.publish_time_ms,
+            self.first_entry_id,
+            len(self.times),
+            len(self.frames),
+            0,
+        )
+        return [header, self.times.tobytes(), self.rows.tobytes(), self.frames]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Entries that one subscription is done with."""
+
+    type: ClassVar[RecordType] = RecordType.SETTLED
+    topic_id: int
+    subscription_id: int
+    reason: SettleReason
+    entries: Entries
+
+    def encode(self) -> list[Part]:
+        head = _SETTLED.pack(self.topic_id, self.subscription_id, self.reason, len(self.entries))
+        return [head, *_encode_sets(self.entries)]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """Entries that one subscription was sent and will be sent again, not before a time."""
+
+    type: ClassVar[RecordType] = RecordType.GIVEN_BACK
+    topic_id: int
+    subscription_id: int
+    reason: ReturnReason
+    not_before_ms: int
+    entries: Entries
+
+    def encode(self) -> list[Part]:
+        head = _GIVEN_BACK.pack(
+            self.topic_id, self.subscription_id, self.reason, len(self.entries), self.not_before_ms
+        )
+        return [head, *_encode_sets(self.entries)]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCreated:
+    """A topic exists from here on."""
+
+    type: ClassVar[RecordType] = RecordType.TOPIC_CREATED
+    topic_id: int
+    name: str
+    create_time_ms: int
+    policy: TopicPolicy
+
+    def encode(self) -> list[Part]:
+        message = pb.TopicCreated(
+            topic_id=self.topic_id,
+            name=self.name,
+            create_time_ms=self.create_time_ms,
+            policy=topic_policy_to_record(self.policy),
+        )
+        return [message.SerializeToString(deterministic=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDeleted:
+    """A topic and everything in it is gone."""
+
+    type: ClassVar[RecordType] = RecordType.TOPIC_DELETED
+    topic_id: int
+
+    def encode(self) -> list[Part]:
+        return [pb.TopicDeleted(topic_id=self.topic_id).SerializeToString(deterministic=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionCreated:
+    """A subscription exists from here on; `start` is the first position it is owed."""
+
+    type: ClassVar[RecordType] = RecordType.SUBSCRIPTION_CREATED
+    topic_id: int
+    subscription: SubscriptionImage
+
+    def encode(self) -> list[Part]:
+        message = pb.SubscriptionCreated(
+            topic_id=self.topic_id, subscription=subscription_to_entry(self.subscription)
+        )
+        return [message.SerializeToString(deterministic=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionDeleted:
+    """A subscription is gone."""
+
+    type: ClassVar[RecordType] = RecordType.SUBSCRIPTION_DELETED
+    topic_id: int
+    subscription_id: int
+
+    def encode(self) -> list[Part]:
+        message = pb.SubscriptionDeleted(topic_id=self.topic_id, subscription_id=self.subscription_id)
+        return [message.SerializeToString(deterministic=True)]
+
+
+Record = (
+    Produced | Settled | GivenBack | TopicCreated | TopicDeleted | SubscriptionCreated | SubscriptionDeleted
+)
+
+
+def decode_record(record_type: int, body: memoryview) -> Record:
+    """The record in `body`; raises `Corrupt` for anything that `encode` does not write."""
+    decoder = _DECODERS.get(record_type)
+    if decoder is None:
+        raise Corrupt(f"A journal record has the unknown type {record_type}", advice="Is it from a newer version?")
+    try:
+        return decoder(body)
+    except (struct.error, ValueError, DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"A journal record of type {record_type} cannot be decoded: {error}") from error
+
+
+def _decode_produced(body: memoryview) -> Produced:
+    topic_id, ledger_id, publish_ms, first, count, frames_bytes, _ = _PRODUCED.unpack_from(body)
+    times_at = _PRODUCED.size
+    rows_at = times_at + 8 * count
+    frames_at = rows_at + ROW.itemsize * count
+    if frames_at + frames_bytes != len(body):
+        raise ValueError("its columns do not fill it")
+    return Produced(
+        topic_id=topic_id,
+        ledger_id=ledger_id,
+        first_entry_id=first,
+        publish_time_ms=publish_ms,
+        # Copies: a view would keep the whole journal segment in memory for as long as one column lives.
+        times=np.frombuffer(body[times_at:rows_at], dtype=np.int64).copy(),
+        rows=np.frombuffer(body[rows_at:frames_at], dtype=ROW).copy(),
+        frames=bytes(body[frames_at:]),
+    )
+
+
+def _decode_settled(body: memoryview) -> Settled:
+    topic_id, subscription_id, reason, set_count = _SETTLED.unpack_from(body)
+    entries = _decode_sets(body[_SETTLED.size :], set_count)
+    return Settled(topic_id, subscription_id, SettleReason(reason), entries)
+
+
+def _decode_given_back(body: memoryview) -> GivenBack:
+    topic_id, subscription_id, reason, set_count, not_before_ms = _GIVEN_BACK.unpack_from(body)
+    entries = _decode_sets(body[_GIVEN_BACK.size :], set_count)
+    return GivenBack(topic_id, subscription_id, ReturnReason(reason), not_before_ms, entries)
+
+
+def _decode_topic_created(body: memoryview) -> TopicCreated:
+    message = pb.TopicCreated.FromString(bytes(body))
+    policy = topic_policy_from_record(message.policy)
+    return TopicCreated(message.topic_id, message.name, message.create_time_ms, policy)
+
+
+def _decode_topic_deleted(body: memoryview) -> TopicDeleted:
+    return TopicDeleted(pb.TopicDeleted.FromString(bytes(body)).topic_id)
+
+
+def _decode_subscription_created(body: memoryview) -> SubscriptionCreated:
+    message = pb.SubscriptionCreated.FromString(bytes(body))
+    return SubscriptionCreated(message.topic_id, subscription_from_entry(message.subscription))
+
+
+def _decode_subscription_deleted(body: memoryview) -> SubscriptionDeleted:
+    message = pb.SubscriptionDeleted.FromString(bytes(body))
+    return SubscriptionDeleted(message.topic_id, message.subscription_id)
+
+
+_DECODERS = {
+    RecordType.PRODUCED: _decode_produced,
+    RecordType.SETTLED: _decode_settled,
+    RecordType.GIVEN_BACK: _decode_given_back,
+    RecordType.TOPIC_CREATED: _decode_topic_created,
+    RecordType.TOPIC_DELETED: _decode_topic_deleted,
+    RecordType.SUBSCRIPTION_CREATED: _decode_subscription_created,
+    RecordType.SUBSCRIPTION_DELETED: _decode_subscription_deleted,
+}
+
+
+def _encode_sets(entries: Entries) -> Sequence[bytes]:
+    parts: list[bytes] = []
+    for ledger_id in sorted(entries):
+        bitmap = entries[ledger_id].serialize()
+        parts += (_SET.pack(ledger_id, len(bitmap), 0), bitmap)
+    return parts
+
+
+def _decode_sets(body: memoryview, set_count: int) -> Entries:
+    entries: Entries = {}
+    at = 0
+    for _ in range(set_count):  # bounded: a set takes at least its header, and unpack_from checks that it is there
+        ledger_id, length, _ = _SET.unpack_from(body, at)
+        at += _SET.size
+        if ledger_id > LEDGER_ID_MAX or ledger_id in entries or at + length > len(body):
+            raise ValueError("a set of entries does not fit")
+        entries[ledger_id] = BitMap.deserialize(bytes(body[at : at + length]))
+        at += length
+    if at != len(body):
+        raise ValueError("bytes are left over")
+    return entries

@@ -1,0 +1,102 @@
+"""One consumer: what it can still take, and what is on its way to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from broker.errors import PostdateError
+from broker.model import Array, Int64Column, RowColumn, UInt32Column
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryBatch:
+    """Messages handed to a consumer, in order of delivery; all columns are aligned."""
+
+    ledger_ids: Int64Column
+    entry_ids: UInt32Column
+    deliver_at_ms: Int64Column  # effective times
+    rows: RowColumn
+    frames: list[bytes]
+    attempts: UInt32Column  # 1 for a first delivery
+    frames_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+
+class Consumer:
+    """A consumer attached to a subscription.
+
+    The dispatcher fills the outbox, the stream empties it. Permits bound what the outbox can hold in messages,
+    `outbox_bytes_max` what it holds in bytes: a consumer that grants permits and does not read stops getting.
+    """
+
+    def __init__(self, consumer_id: str, name: str, lease_ms: int, outbox_bytes_max: int) -> None:
+        self.consumer_id = consumer_id
+        self.name = name
+        self.lease_ms = lease_ms
+        self.permits = 0
+        self.permit_bytes = 0
+        self.counts_bytes = False
+        self.draining = False
+        self.starved = False  # of permits in bytes: the next message does not fit
+        self.closed_because: PostdateError | None = None
+        self._outbox: deque[DeliveryBatch] = deque()
+        self._outbox_bytes = 0
+        self._outbox_bytes_max = outbox_bytes_max
+        self.wakeup = asyncio.Event()
+
+    @property
+    def can_take(self) -> bool:
+        """Whether anything may be handed to it now."""
+        return (
+            self.permits > 0
+            and not self.draining
+            and not self.starved
+            and self.closed_because is None
+            and self._outbox_bytes < self._outbox_bytes_max
+            and (not self.counts_bytes or self.permit_bytes > 0)
+        )
+
+    def grant(self, messages: int, bytes_: int) -> None:
+        """Add permits; 0 bytes lifts the limit in bytes."""
+        self.starved = False
+        self.permits += messages
+        if bytes_:
+            self.permit_bytes += bytes_
+            self.counts_bytes = True
+        elif messages:
+            self.counts_bytes = False
+            self.permit_bytes = 0
+
+    def charge(self, messages: int, bytes_: int) -> None:
+        """Use up permits."""
+        self.permits -= messages
+        if self.counts_bytes:
+            self.permit_bytes = max(0, self.permit_bytes - bytes_)
+
+    def deliver(self, batch: DeliveryBatch) -> None:
+        """Put a batch on its way."""
+        self._outbox.append(batch)
+        self._outbox_bytes += batch.frames_bytes
+        self.wakeup.set()
+
+    def next_nowait(self) -> DeliveryBatch | None:
+        """The next batch to send; None if there is none."""
+        if not self._outbox:
+            return None
+        batch = self._outbox.popleft()
+        self._outbox_bytes -= batch.frames_bytes
+        return batch
+
+    def close(self, because: PostdateError) -> None:
+        """Tell the stream to end; `because` says why (a deleted subscription, damage)."""
+        self.closed_because = because
+        self.wakeup.set()
+
+
+def prefix_within(lengths: Array, bytes_max: int) -> int:
+    """How many of the first messages fit into `bytes_max` together."""
+    return int(lengths.cumsum(dtype="int64").searchsorted(bytes_max, side="right"))

@@ -1,0 +1,123 @@
+"""What one subscription has settled. Pure: no file, no clock, no await."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pyroaring import BitMap
+
+from broker.model import Entries, Position
+
+
+class LedgerSpans(Protocol):
+    """What a cursor must know of the log: which ledgers there are and how long."""
+
+    def entry_count(self, ledger_id: int) -> int | None:
+        """Entries of a ledger; None if there is no such ledger."""
+
+    def next_ledger_id(self, ledger_id: int) -> int | None:
+        """The ledger after this one; None if this is the last."""
+
+
+class Cursor:
+    """What one subscription has settled: acknowledged, or expired.
+
+    Delayed delivery settles out of order as a matter of course, so besides the mark the cursor keeps a bitmap of
+    everything settled beyond it, per ledger, without a limit on holes.
+
+    Invariants:
+      C1  Every position from `start` up to, but not including, `mark` is settled.
+      C2  After `settle`, the position at `mark` is not: the mark moves as far as it can.
+      C3  `mark` never moves back; `settled` holds nothing below it.
+    """
+
+    def __init__(self, start: Position, mark: Position | None = None, settled: Entries | None = None) -> None:
+        self.start = start
+        self.mark = mark if mark is not None else start
+        self.settled: Entries = settled if settled is not None else {}
+
+    def settle(self, entries: Entries, spans: LedgerSpans) -> Entries:
+        """Settle entries; the answer holds those that were not settled before."""
+        fresh: Entries = {}
+        for ledger_id, bitmap in entries.items():
+            new = self._beyond_mark(ledger_id, bitmap)
+            held = self.settled.get(ledger_id)
+            if held is not None:
+                new = new - held
+            if not new:
+                continue
+            fresh[ledger_id] = new
+            if held is None:
+                self.settled[ledger_id] = new.copy()
+            else:
+                held |= new  # in place
+        if self.mark.ledger_id in fresh or spans.entry_count(self.mark.ledger_id) is None:
+            self._advance(spans)
+        return fresh
+
+    def is_settled(self, position: Position) -> bool:
+        """Whether a position is settled, or lies before the start."""
+        return position < self.mark or position.entry_id in self.settled.get(position.ledger_id, _NOTHING)
+
+    def settled_part(self, entries: Entries) -> Entries:
+        """The part of a set that is settled, or lies before the start."""
+        part = {}
+        for ledger_id, bitmap in entries.items():
+            held = self.settled.get(ledger_id)
+            unsettled = self._beyond_mark(ledger_id, bitmap)
+            if held is not None:
+                unsettled = unsettled - held
+            if settled := bitmap - unsettled:
+                part[ledger_id] = settled
+        return part
+
+    def settled_beyond_mark(self) -> int:
+        """How many entries are settled at or after the mark."""
+        return sum(map(len, self.settled.values()))
+
+    def _beyond_mark(self, ledger_id: int, bitmap: BitMap) -> BitMap:
+        if ledger_id > self.mark.ledger_id:
+            return bitmap
+        if ledger_id < self.mark.ledger_id:
+            return BitMap()
+        rest = bitmap.copy()
+        rest.remove_range(0, self.mark.entry_id)
+        return rest
+
+    def _advance(self, spans: LedgerSpans) -> None:
+        ledger_id, entry_id = self.mark
+        while True:
+            count = spans.entry_count(ledger_id)
+            if count is not None:
+                settled = self.settled.get(ledger_id)
+                entry_id = _first_missing(settled, entry_id, count) if settled is not None else entry_id
+                if entry_id < count:
+                    break
+            following = spans.next_ledger_id(ledger_id)
+            if following is None:
+                break
+            self.settled.pop(ledger_id, None)
+            ledger_id, entry_id = following, 0
+        self.mark = Position(ledger_id, entry_id)
+        settled = self.settled.get(ledger_id)
+        if settled is not None:
+            settled.remove_range(0, entry_id)
+            if not settled:
+                del self.settled[ledger_id]
+
+
+_NOTHING = BitMap()
+
+
+def _first_missing(bitmap: BitMap, first: int, end: int) -> int:
+    """The first id at or after `first` that is not in the set, at most `end`."""
+    if first >= end or first not in bitmap:
+        return first
+    low, high = first + 1, end  # [first, low) is full; the answer lies in [low, high]
+    while low < high:
+        middle = (low + high + 1) // 2
+        if bitmap.contains_range(first, middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low

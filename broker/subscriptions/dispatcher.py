@@ -1,0 +1,296 @@
+"""The loop that matches what a subscription is owed to its consumers' permits.
+
+    redelivery, replay queue, reader --take--> read --> last look --> consumer's outbox
+
+One dispatcher runs per subscription that has consumers, and nothing else hands out its messages.
+Invariants:
+  H1  No `await` lies between the last look and the hand-out: what is settled, leased, promised or too early at
+      that moment is not sent (P2, P5).
+  H2  Whatever is taken from a source is delivered, found to be somebody else's (settled, leased, waiting), or
+      put back; an error or a vanished consumer puts it back too (P3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+
+from broker.errors import Corrupt
+from broker.model import (
+    Array,
+    Entries,
+    Int64Column,
+    RowColumn,
+    UInt32Column,
+    bitmap_of,
+    merge_entries,
+)
+from broker.observe.logs import get_logger
+from broker.runtime.clock import Clock
+from broker.runtime.supervise import YieldBudget
+from broker.subscriptions.consumer import Consumer, DeliveryBatch, prefix_within
+from broker.subscriptions.subscription import FAILOVER, Subscription
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Taken:
+    """Entries taken from one source, in the order in which they are to be delivered."""
+
+    ledger_ids: Int64Column
+    entry_ids: UInt32Column
+    expected_ms: Int64Column | None  # from a chunk: the time under which each was indexed
+    from_redelivery: bool
+
+
+@dataclass(slots=True)
+class Read:
+    """Taken entries with what the log says of them; aligned with `Taken`. Frames of a prefix only."""
+
+    times: Int64Column
+    rows: RowColumn
+    frames: list[bytes]
+
+
+class Dispatcher:
+    """Delivers for one subscription until cancelled."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        *,
+        clock: Clock,
+        clock_recheck_ms: int,
+    ) -> None:
+        self._subscription = subscription
+        self._clock = clock
+        self._clock_recheck_ms = clock_recheck_ms
+        self._budget = YieldBudget(clock)
+        self._turn = 0
+
+    async def run(self) -> None:
+        """Deliver until cancelled. Nothing else sends messages for this subscription."""
+        work = self._subscription.work
+        while True:
+            work.clear()
+            try:
+                while await self._step():
+                    await self._budget.spent()  # a herd must not starve the loop
+            except Corrupt as damage:
+                # An operator decides. This subscription stops, loudly, at each attempt; other topics go on.
+                log.error("A subscription meets damage and stops", subscription=self._subscription.name, error=str(damage))
+                for consumer in self._subscription.consumers:
+                    consumer.close(damage)
+            if not work.is_set():
+                timer = asyncio.get_running_loop().call_later(self._idle_seconds(), work.set)
+                try:
+                    await work.wait()
+                finally:
+                    timer.cancel()
+
+    async def _step(self) -> bool:
+        """Hand out one batch, or look for one; False when there is nothing to do."""
+        subscription = self._subscription
+        subscription.expire_leases()
+        consumer = self._next_consumer()
+        if consumer is None:
+            return False
+        taken = self._take(consumer)
+        if taken is None:
+            if not subscription.reader.is_behind:
+                return False
+            await subscription.reader.fill()
+            return True
+        try:
+            read = await self._read(taken)
+        except BaseException:
+            self._put_back(taken, slice(None))
+            raise
+        self._hand_out(consumer, taken, read)
+        return True
+
+    def _next_consumer(self) -> Consumer | None:
+        """Whose turn it is: FAILOVER has one active consumer, the others take turns while they have permits."""
+        consumers = self._subscription.consumers
+        if self._subscription.type == FAILOVER:
+            return consumers[0] if consumers and consumers[0].can_take else None
+        for _ in range(len(consumers)):
+            self._turn = (self._turn + 1) % len(consumers)
+            if consumers[self._turn].can_take:
+                return consumers[self._turn]
+        return None
+
+    def _take(self, consumer: Consumer) -> Taken | None:
+        """Choose what comes next: returned messages first, then due ones, then new ones. No await in here."""
+        subscription = self._subscription
+        limits = subscription.limits
+        limit = min(
+            consumer.permits,
+            limits.batch_entries,
+            max(1, limits.batch_bytes // subscription.log.frame_bytes_average),
+        )
+        if returned := subscription.redelivery.take(self._clock.now_ms(), limit):
+            return _taken_from_ledger(*returned, from_redelivery=True)
+        if chunk := subscription.replay.take(limit):
+            return Taken(chunk.ledger_ids, chunk.entry_ids, chunk.deliver_at_ms, from_redelivery=False)
+        if found := subscription.reader.take(limit):
+            return _taken_from_ledger(*found, from_redelivery=False)
+        return None
+
+    async def _read(self, taken: Taken) -> Read:
+        """Read rows and frames, ledger by ledger, and bring them into the order of delivery."""
+        log, bytes_max = self._subscription.log, self._subscription.limits.batch_bytes
+        first = int(taken.ledger_ids[0])
+        if taken.expected_ms is None:
+            return Read(*await log.read(first, taken.entry_ids, bytes_max))
+        order = np.lexsort((taken.entry_ids, taken.ledger_ids))
+        ledger_ids, entry_ids = taken.ledger_ids[order], taken.entry_ids[order]
+        starts = np.flatnonzero(np.diff(ledger_ids, prepend=-1))
+        times, rows, frames = [], [], []
+        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+            some_times, some_rows, some_frames = await log.read(
+                int(ledger_ids[start]), entry_ids[start:end], bytes_max
+            )
+            times.append(some_times)
+            rows.append(some_rows)
+            frames += [*some_frames, *([b""] * (end - start - len(some_frames)))]  # a stored frame is never empty
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        in_order = [frames[i] for i in place.tolist()]
+        whole = next((i for i, frame in enumerate(in_order) if not frame), len(in_order))
+        return Read(np.concatenate(times)[place], np.concatenate(rows)[place], in_order[:whole])
+
+    def _hand_out(self, consumer: Consumer, taken: Taken, read: Read) -> None:
+        """The last look, and the hand-out. No await in here (H1)."""
+        now_ms = self._clock.now_ms()
+        wanted = np.flatnonzero(self._last_look(taken, read, now_ms))
+        chosen = wanted[wanted < len(read.frames)]
+        if consumer not in self._subscription.consumers or not consumer.can_take:
+            chosen = chosen[:0]  # it left, or its permits went, while the log was read
+        chosen = chosen[: self._fitting(consumer, read.rows["length"][chosen])]
+        self._put_back(taken, wanted[len(chosen) :])
+        if len(chosen):
+            self._deliver(consumer, taken, read, chosen, now_ms)
+
+    def _last_look(self, taken: Taken, read: Read, now_ms: int) -> Array:
+        """Which entries may be sent now. What is too early waits for its time, what is expired is settled."""
+        subscription = self._subscription
+        keep = ~self._refused(taken)
+        if taken.expected_ms is not None:
+            keep &= read.times == taken.expected_ms  # else: moved since, and indexed under its new time too
+        if subscription.honors_delay:
+            early = keep & (read.times > now_ms)
+            keep &= ~early
+            if early.any():
+                self._wait_for_time(taken, read, early)
+        expire_at_ms = read.rows["expire_at_ms"]
+        expired = keep & (expire_at_ms != 0) & (expire_at_ms <= now_ms)
+        if expired.any():
+            keep &= ~expired
+            subscription.expire_messages(_entries(taken, np.flatnonzero(expired)))
+        return keep
+
+    def _refused(self, taken: Taken) -> Array:
+        subscription = self._subscription
+        also_queued = not taken.from_redelivery
+        first = int(taken.ledger_ids[0])
+        if taken.expected_ms is None:
+            return subscription.not_to_send(first, taken.entry_ids, also_queued=also_queued)
+        refused = np.zeros(len(taken.entry_ids), dtype=np.bool_)
+        for ledger_id in np.unique(taken.ledger_ids).tolist():
+            at = np.flatnonzero(taken.ledger_ids == ledger_id)
+            ids = taken.entry_ids[at]
+            order = np.argsort(ids, kind="stable")
+            refused[at[order]] = subscription.not_to_send(ledger_id, ids[order], also_queued=also_queued)
+        return refused
+
+    def _wait_for_time(self, taken: Taken, read: Read, early: Array) -> None:
+        """The clock stepped back: what came too early is never dropped, it waits for its own time."""
+        for time_ms in np.unique(read.times[early]).tolist():
+            at = np.flatnonzero(early & (read.times == time_ms))
+            self._subscription.redelivery.push(time_ms, _entries(taken, at))
+
+    def _fitting(self, consumer: Consumer, lengths: Array) -> int:
+        """How many messages fit into the consumer's permits; one that is larger is sent when it holds nothing."""
+        fitting = min(len(lengths), max(0, consumer.permits))
+        if fitting and consumer.counts_bytes:
+            fitting = min(fitting, prefix_within(lengths, consumer.permit_bytes))
+            if not fitting and not self._subscription.leases.held(consumer.consumer_id):
+                fitting = 1
+            consumer.starved = not fitting  # until it grants more, or is done with something
+        return fitting
+
+    def _deliver(self, consumer: Consumer, taken: Taken, read: Read, chosen: Array, now_ms: int) -> None:
+        subscription = self._subscription
+        ledger_ids, entry_ids = taken.ledger_ids[chosen], taken.entry_ids[chosen]
+        rows = read.rows[chosen]
+        frames = read.frames if len(chosen) == len(read.frames) else [read.frames[i] for i in chosen.tolist()]
+        effective_ms = np.maximum(read.times[chosen], rows["publish_time_ms"])
+        frames_bytes = int(rows["length"].sum())
+        batch = DeliveryBatch(
+            ledger_ids=ledger_ids,
+            entry_ids=entry_ids,
+            deliver_at_ms=effective_ms,
+            rows=rows,
+            frames=frames,
+            attempts=self._attempts(ledger_ids, entry_ids),
+            frames_bytes=frames_bytes,
+        )
+        deadline_ns = self._clock.monotonic_ns() + consumer.lease_ms * 1_000_000
+        subscription.leases.grant(consumer.consumer_id, _entries(taken, chosen), deadline_ns)
+        consumer.charge(len(batch), frames_bytes)
+        consumer.deliver(batch)
+        counters = subscription.counters
+        counters.delivered_messages += len(batch)
+        counters.delivered_bytes += frames_bytes
+        if subscription.honors_delay:
+            counters.early_deliveries += int((read.times[chosen] > now_ms).sum())
+        counters.lateness.observe_many(now_ms - effective_ms)
+
+    def _attempts(self, ledger_ids: Int64Column, entry_ids: UInt32Column) -> UInt32Column:
+        attempts = np.ones(len(entry_ids), dtype=np.uint32)
+        for ledger_id in self._subscription.attempts.digits:
+            at = np.flatnonzero(ledger_ids == ledger_id)
+            if len(at):
+                order = at[np.argsort(entry_ids[at], kind="stable")]
+                attempts[order] += self._subscription.attempts.counts(ledger_id, entry_ids[order])
+        return attempts
+
+    def _put_back(self, taken: Taken, at: Array | slice) -> None:
+        """What was not handed out comes first next time; it was not sent, so no attempt is counted."""
+        entries = _entries(taken, at)
+        if entries:
+            self._subscription.redelivery.push(0, entries)
+
+    def _idle_seconds(self) -> float:
+        """Until when nothing can become deliverable by itself; never long, so that a stepped clock is noticed."""
+        subscription = self._subscription
+        wait_ms = float(self._clock_recheck_ms)
+        not_before_ms = subscription.redelivery.next_ms()
+        if not_before_ms is not None and any(consumer.can_take for consumer in subscription.consumers):
+            wait_ms = min(wait_ms, not_before_ms - self._clock.now_ms())
+        deadline_ns = subscription.leases.next_deadline_ns()
+        if deadline_ns is not None:
+            wait_ms = min(wait_ms, (deadline_ns - self._clock.monotonic_ns()) / 1e6)
+        return max(wait_ms, 0.0) / 1000 + 0.0002  # timers may fire a little early; do not come back in vain
+
+
+def _taken_from_ledger(ledger_id: int, entry_ids: UInt32Column, *, from_redelivery: bool) -> Taken:
+    ledger_ids = np.full(len(entry_ids), ledger_id, dtype=np.int64)
+    return Taken(ledger_ids, entry_ids, None, from_redelivery)
+
+
+def _entries(taken: Taken, at: Array | slice) -> Entries:
+    entries: Entries = {}
+    ledger_ids, entry_ids = taken.ledger_ids[at], taken.entry_ids[at]
+    if not len(entry_ids):
+        return entries
+    first = int(ledger_ids[0])
+    if taken.expected_ms is None:
+        return {first: bitmap_of(entry_ids)}
+    for ledger_id in np.unique(ledger_ids).tolist():
+        merge_entries(entries, {ledger_id: bitmap_of(entry_ids[ledger_ids == ledger_id])})
+    return entries

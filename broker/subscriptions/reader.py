@@ -1,0 +1,124 @@
+"""The read position: delivers in arrival order what no chunk will bring.
+
+Which rows those are is a function of the row and two numbers, `catchup_end` and `catchup_ms`, and of nothing
+that the index holds: rows that are not DELAYED, and DELAYED rows before `catchup_end` whose effective time is
+at most `catchup_ms`. A subscription that ignores delays reads every row.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from broker.model import Int64Column, Position, UInt32Column
+from broker.subscriptions.cursor import LedgerSpans
+
+_SCAN_ROWS = 16_384
+"""Rows looked at in one step: 128 KiB of times."""
+
+
+class ReadableLog(LedgerSpans, Protocol):
+    """What the reader asks of a topic's log."""
+
+    @property
+    def end(self) -> Position:
+        """The position after the last entry."""
+
+    def next_undelayed(self, position: Position) -> Position | None:
+        """Where the next entry that is not DELAYED may be, at or after `position`; None if there is none."""
+
+    def times_nowait(self, ledger_id: int, first: int, count: int) -> Int64Column | None:
+        """Times of consecutive entries if they are in memory."""
+
+    async def read_times(self, ledger_id: int, first: int, count: int) -> Int64Column:
+        """Times of consecutive entries."""
+
+
+class Reader:
+    """The read position of one subscription, and what it found but has not handed out.
+
+    Only the subscription's dispatcher calls `fill` and `take`. `begin` may be called at any time, also while a
+    `fill` waits for the file thread: what that one brings is then dropped.
+    """
+
+    def __init__(self, log: ReadableLog, *, honors_delay: bool) -> None:
+        self._log = log
+        self.honors_delay = honors_delay
+        self.position = Position(0, 0)
+        self.catchup_end = Position(0, 0)
+        self.catchup_ms = 0
+        self._found: list[tuple[int, UInt32Column]] = []  # (ledger_id, entry ids), next one last
+        self._run = 0
+
+    def begin(self, position: Position, catchup_end: Position, catchup_ms: int) -> None:
+        """Start over at `position`, in catch-up up to `catchup_end`."""
+        self.position = position
+        self.catchup_end = catchup_end
+        self.catchup_ms = catchup_ms
+        self._found.clear()
+        self._run += 1
+
+    @property
+    def has_found(self) -> bool:
+        return bool(self._found)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether `fill` may find something."""
+        if self._found or self.position >= self._log.end:
+            return False
+        if not self.honors_delay or self.position < self.catchup_end:
+            return True
+        return self._log.next_undelayed(self.position) is not None
+
+    async def fill(self) -> None:
+        """Look at the next rows; one bounded step. Call while `is_behind`."""
+        if self.honors_delay and self.position >= self.catchup_end:
+            # Everything up to there is DELAYED and comes in chunks: millions of rows need no look.
+            self.position = self._log.next_undelayed(self.position) or self.position
+        if self._step_over_ledgers():
+            return
+        ledger_id, first = self.position
+        count = min(_SCAN_ROWS, (self._log.entry_count(ledger_id) or 0) - first)
+        run = self._run
+        times = self._log.times_nowait(ledger_id, first, count)
+        if times is None:
+            times = await self._log.read_times(ledger_id, first, count)
+            if run != self._run:  # the subscription started over while the file thread was reading
+                return
+        self.position = Position(ledger_id, first + count)
+        ids = self._choose(ledger_id, first, times)
+        if len(ids):
+            self._found.append((ledger_id, ids))
+
+    def take(self, limit: int) -> tuple[int, UInt32Column] | None:
+        """Take at most `limit` entries of one ledger; None if `fill` has found none."""
+        if not self._found:
+            return None
+        ledger_id, ids = self._found.pop()
+        if len(ids) > limit:
+            self._found.append((ledger_id, ids[limit:]))
+        return ledger_id, ids[:limit]
+
+    def _step_over_ledgers(self) -> bool:
+        """Move to the next ledger at the end of one, or where one was deleted; whether anything moved."""
+        ledger_id, entry_id = self.position
+        count = self._log.entry_count(ledger_id)
+        if count is not None and entry_id < count:
+            return False
+        following = self._log.next_ledger_id(ledger_id)
+        if following is not None:
+            self.position = Position(following, 0)
+        return True
+
+    def _choose(self, ledger_id: int, first: int, times: Int64Column) -> UInt32Column:
+        if not self.honors_delay:
+            return np.arange(first, first + len(times), dtype=np.uint32)
+        chosen = times == 0
+        if self.catchup_end > (ledger_id, first):
+            caught = times <= self.catchup_ms
+            if self.catchup_end.ledger_id == ledger_id:
+                caught[self.catchup_end.entry_id - first :] = False
+            chosen |= caught
+        return (np.flatnonzero(chosen) + first).astype(np.uint32)

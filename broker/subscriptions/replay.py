@@ -1,0 +1,54 @@
+"""The replay queue: references to what became due, in due order. Pure: no file, no clock, no await."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from broker.delayed.tracker import DueChunk
+
+
+class ReplayQueue:
+    """What became due and was not handed out yet, as references into chunks that all subscriptions share.
+
+    A queue that would pass its limit is emptied instead, and says so: the subscription then finds what it
+    missed by position (catch-up), which needs no memory.
+    """
+
+    def __init__(self, entries_max: int) -> None:
+        self._entries_max = entries_max
+        self._chunks: deque[DueChunk] = deque()
+        self._offset = 0  # taken from the first chunk
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, chunk: DueChunk) -> bool:
+        """Queue a chunk; False if it does not fit: then the queue is empty and must be made good by catch-up."""
+        if self._count + len(chunk) > self._entries_max:
+            self.clear()
+            return False
+        self._chunks.append(chunk)
+        self._count += len(chunk)
+        return True
+
+    def take(self, limit: int) -> DueChunk | None:
+        """Take at most `limit` entries, in due order; None if there are none."""
+        if not self._chunks:
+            return None
+        chunk, first = self._chunks[0], self._offset
+        end = min(first + limit, len(chunk))
+        if end == len(chunk):
+            self._chunks.popleft()
+            self._offset = 0
+        else:
+            self._offset = end
+        self._count -= end - first
+        return DueChunk(
+            chunk.deliver_at_ms[first:end], chunk.ledger_ids[first:end], chunk.entry_ids[first:end]
+        )
+
+    def clear(self) -> None:
+        self._chunks.clear()
+        self._offset = 0
+        self._count = 0

@@ -1,0 +1,264 @@
+"""The broker without its network edges: data directory, recovery, and the tasks that keep it going.
+
+`server.py` puts gRPC and HTTP around it; the simulation drives it directly, on virtual time and an in-memory disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from broker.config import BrokerConfig
+from broker.errors import Fenced, LimitReached, StorageFailed, Unavailable
+from broker.model import Batch
+from broker.observe.logs import get_logger
+from broker.observe.metrics import BrokerCounters
+from broker.runtime.clock import Clock
+from broker.runtime.supervise import Supervisor
+from broker.runtime.vfs import File, Vfs
+from broker.storage.journal import Journal
+from broker.storage.layout import Layout
+from broker.storage.ledger import Ledger
+from broker.storage.ledger_files import LedgerName, OpenFiles
+from broker.storage.records import Record
+from broker.topics.checkpoint import Checkpointer, ledger_capture
+from broker.topics.recovery import Manifests, cut_and_clean, open_manifests, replay_journal
+from broker.topics.registry import Registry
+from broker.topics.tail_writer import TailWriter
+from broker.topics.topic import Accepted, Topic, TopicServices
+
+log = get_logger(__name__)
+
+_DISK_CHECK_SECONDS = 1.0
+
+
+class Broker:
+    """One data directory, opened. `open` recovers, `start` begins to deliver, `stop` leaves a clean checkpoint."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        vfs: Vfs,
+        clock: Clock,
+        rng: random.Random,
+        journal_executor: Executor | None,
+        file_executor: Executor | None,
+        read_executor: Executor | None,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.counters = BrokerCounters()
+        self.started_ms = clock.now_ms()
+        self.broker_id = ""
+        self._vfs = vfs
+        self._rng = rng
+        self._journal_executor = journal_executor
+        self._file_executor = file_executor
+        self._read_executor = read_executor
+        self._on_failure = on_failure
+        self._layout = Layout(config.data_dir)
+        self._lock: File | None = None
+        self._open_files = OpenFiles(vfs, config.open_ledgers_max)
+        self.registry = Registry(config)
+        self.supervisor = Supervisor(lambda _, error: on_failure(error))
+        self._journal: Journal | None = None
+        self._checkpointer: Checkpointer | None = None
+        self._tail_writer = TailWriter(config.tail_bytes_max)
+        self._disk_full = False
+        self._draining = False
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Lock the data directory and recover it. Blocks; raises Fenced, Corrupt, OSError."""
+        started_ns = self.clock.monotonic_ns()
+        self._vfs.make_dir(self.config.data_dir)
+        self._vfs.sync_dir(self.config.data_dir.rpartition("/")[0] or ".")
+        self._lock = self._vfs.lock(self._layout.lock)
+        if self._lock is None:
+            raise Fenced(
+                f"Another broker holds the data directory {self.config.data_dir!r}: stop it, or choose another one",
+                reason="DATA_DIR_LOCKED",
+            )
+        manifests = open_manifests(self._vfs, self._layout, self.clock.now_ms())
+        cut_and_clean(self._vfs, self._layout, manifests)
+        self._restore(manifests)
+        config = self.config
+        self._journal = Journal.open(
+            self._vfs,
+            self._layout.journal,
+            needed_from_lsn=manifests.root.checkpoint_lsn + 1,
+            needed_to_lsn=manifests.needed_to_lsn,
+            segment_bytes=config.journal_segment_bytes,
+            spare_segments_max=config.journal_spare_segments_max,
+            group_bytes_max=config.journal_group_bytes_max,
+            pending_bytes_max=config.journal_pending_bytes_max,
+            executor=self._journal_executor,
+            clock=self.clock,
+            on_failed=self._writing_failed,
+            observe_sync=self.counters.journal_sync.observe,
+        )
+        self._checkpointer = Checkpointer(
+            broker_id=self.broker_id,
+            layout=self._layout,
+            vfs=self._vfs,
+            clock=self.clock,
+            executor=self._file_executor,
+            journal=self._journal,
+            registry=self.registry,
+            checkpoint_bytes=config.checkpoint_bytes,
+            interval_ms=config.checkpoint_interval_ms,
+            counters=self.counters,
+        )
+        recovered_records = replay_journal(
+            self._journal, manifests.root.checkpoint_lsn + 1, self.registry
+        )
+        self.counters.recovery_seconds = (self.clock.monotonic_ns() - started_ns) / 1e9
+        log.info(
+            "Data directory opened",
+            data_dir=config.data_dir,
+            broker_id=self.broker_id,
+            topics=len(self.registry.topics),
+            replayed_records=recovered_records,
+            seconds=round(self.counters.recovery_seconds, 3),
+        )
+
+    def start(self) -> None:
+        """Begin to write, index and deliver."""
+        self.started_ms = self.clock.now_ms()
+        self._check_disk()
+        self.supervisor.spawn("journal", self.journal.run())
+        self.supervisor.spawn("ledger tails", self._tail_writer.run())
+        self.supervisor.spawn("checkpoints", self.checkpointer.run())
+        self.supervisor.spawn("disk space", self._watch_disk())
+        self.registry.start()
+
+    def drain(self) -> None:
+        """Refuse new work; what was accepted is finished."""
+        self._draining = True
+
+    async def stop(self) -> None:
+        """Write what is pending and a last checkpoint, then let go of the data directory."""
+        self._draining = True
+        self.registry.stop()
+        # First the journal ends: everything submitted is durable and applied, and nothing comes after it.
+        await self.journal.close()
+        if self.journal.failed is None:
+            try:
+                await self.checkpointer.checkpoint()
+            except (StorageFailed, OSError) as error:
+                log.error("The last checkpoint failed; the next start replays the journal", error=error)
+        await self.supervisor.stop()
+        self._open_files.close()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _restore(self, manifests: Manifests) -> None:
+        root = manifests.root
+        self.broker_id = root.broker_id
+        self.registry.next_topic_id = root.next_topic_id
+        self.registry.next_ledger_id = root.next_ledger_id
+        services = TopicServices(
+            config=self.config,
+            clock=self.clock,
+            rng=self._rng,
+            submit=self._submit,
+            new_ledger_id=self.registry.new_ledger_id,
+            open_ledger=self._new_ledger,
+            spawn=self.supervisor.spawn,
+            appended=self._tail_writer.appended,
+            changed=lambda topic: self.checkpointer.changed(topic),
+            make_folders=self._make_topic_folders,
+        )
+        self.registry.bind(services)
+        for image in manifests.topics:
+            ledgers = [
+                Ledger.restore(
+                    ledger_capture(ledger, image.topic_id),
+                    self._layout.ledgers(image.topic_id),
+                    self._open_files,
+                    self._file_executor,
+                    self._read_executor,
+                )
+                for ledger in image.ledgers
+            ]
+            self.registry.add(Topic(image, ledgers, manifests.cursors[image.topic_id], services))
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def journal(self) -> Journal:
+        assert self._journal is not None, "the broker was not opened"
+        return self._journal
+
+    @property
+    def checkpointer(self) -> Checkpointer:
+        assert self._checkpointer is not None, "the broker was not opened"
+        return self._checkpointer
+
+    @property
+    def not_ready_because(self) -> str | None:
+        """Why the broker cannot serve, in one line; None if it can."""
+        if self._journal is None:
+            return "recovering"
+        if self._journal.failed is not None:
+            return f"writing has ended: {self._journal.failed.message}"
+        return "draining" if self._draining else None
+
+    async def submit_batch(self, topic_name: str, batch: Batch) -> Accepted:
+        """Accept a batch for a topic, waiting for room; its ids count once `durable` is done."""
+        self.check_serving()
+        if self._disk_full:
+            raise LimitReached(
+                "The disk is nearly full: only what frees space is accepted",
+                reason="DISK_RESERVE_REACHED",
+                retry_after_ms=5_000,
+                disk_reserve_bytes=self.config.disk_reserve_bytes,
+            )
+        await self.journal.wait_room()
+        await self._tail_writer.wait_room()
+        topic = await self.registry.topic_or_create(topic_name)
+        return topic.submit(batch)
+
+    def check_serving(self) -> None:
+        """Raise Unavailable unless requests are accepted."""
+        if self._journal is not None and self._journal.failed is not None:
+            raise StorageFailed(
+                "The broker has stopped accepting writes after a failed write or sync; it must be restarted",
+                reason="STORAGE_FAILED",
+            )
+        if (reason := self.not_ready_because) is not None:
+            raise Unavailable(f"The broker is {reason}", reason="DRAINING" if self._draining else "RECOVERING")
+
+    def _submit(self, record: Record, apply: Callable[[int], None]) -> asyncio.Future[None]:
+        return self.journal.submit(record.type, record.encode(), apply)
+
+    def _new_ledger(self, topic_id: int, ledger_id: int) -> Ledger:
+        name = LedgerName(self._layout.ledgers(topic_id), topic_id, ledger_id, 0)
+        return Ledger(name, self._open_files, self._file_executor, self._read_executor)
+
+    async def _make_topic_folders(self, topic_id: int) -> None:
+        await asyncio.get_running_loop().run_in_executor(
+            self._file_executor, self._layout.make_topic_folders, self._vfs, topic_id
+        )
+
+    def _writing_failed(self, error: StorageFailed) -> None:
+        log.error("Writing has ended for good; restart the broker once the disk is well", error=error)
+        self._on_failure(error)
+
+    async def _watch_disk(self) -> None:
+        while True:
+            await asyncio.sleep(_DISK_CHECK_SECONDS)
+            self._check_disk()
+
+    def _check_disk(self) -> None:
+        free_bytes = self._vfs.free_bytes(self.config.data_dir)
+        full = free_bytes < self.config.disk_reserve_bytes
+        if full != self._disk_full:
+            self._disk_full = full
+            log.warning("Disk space changed", accepting_messages=not full, free_bytes=free_bytes)

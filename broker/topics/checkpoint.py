@@ -1,0 +1,230 @@
+"""Checkpoints: the moments at which files and journal agree, so that the journal before them can go.
+
+    1  note `checkpoint_lsn` and the topics there are; then capture each changed topic in one step without await
+    2  per topic: sync its ledgers, write changed cursors, sync the folders, replace its manifest
+    3  replace `broker.manifest`
+    4  drop the journal up to `checkpoint_lsn`; delete the files that no manifest names any more
+
+A crash between any two steps leaves manifests that are each older or newer than the root, never torn, and a
+journal that begins at or before what the oldest of them needs. A topic's manifest that is newer than the root
+is fine: replay applies to each topic only what lies above its own `applied_lsn`. Files written for a manifest
+that was not replaced are named by nobody, and recovery removes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from broker.model import START
+from broker.observe.metrics import BrokerCounters
+from broker.runtime.clock import Clock
+from broker.runtime.vfs import Vfs, replace_file
+from broker.storage.journal import Journal
+from broker.storage.layout import Layout, remove_tree
+from broker.storage.ledger import Ledger
+from broker.storage.ledger_files import LedgerCapture
+from broker.storage.manifest import (
+    BrokerImage,
+    CursorImage,
+    LedgerImage,
+    SubscriptionImage,
+    TopicImage,
+    encode_broker,
+    encode_cursor,
+    encode_topic,
+)
+from broker.topics.registry import Registry
+from broker.topics.topic import Topic
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCapture:
+    """One topic at one moment, and what must be written before its manifest may say so."""
+
+    image: TopicImage
+    ledgers: tuple[tuple[Ledger, LedgerCapture], ...]
+    cursors: tuple[tuple[str, CursorImage], ...]  # (file name, content)
+
+
+def ledger_image(capture: LedgerCapture, first_publish_ms: int) -> LedgerImage:
+    """What the manifest says of a ledger that was captured."""
+    return LedgerImage(
+        ledger_id=capture.ledger_id,
+        generation=capture.generation,
+        entry_count=capture.entry_count,
+        data_bytes=capture.data_bytes,
+        sealed=capture.sealed,
+        times_crcs=capture.times_crcs,
+        rows_crcs=capture.rows_crcs,
+        first_publish_ms=first_publish_ms,
+    )
+
+
+def ledger_capture(image: LedgerImage, topic_id: int) -> LedgerCapture:
+    """What a manifest says of a ledger, as the ledger's own code takes it."""
+    return LedgerCapture(
+        topic_id=topic_id,
+        ledger_id=image.ledger_id,
+        generation=image.generation,
+        entry_count=image.entry_count,
+        data_bytes=image.data_bytes,
+        sealed=image.sealed,
+        times_crcs=image.times_crcs,
+        rows_crcs=image.rows_crcs,
+    )
+
+
+def capture_topic(topic: Topic) -> TopicCapture:
+    """Capture a topic: one step, no await."""
+    dirty = topic.log.dirty
+    ledgers = tuple((ledger, ledger.capture()) for ledger in topic.log)
+    cursors = []
+    images = []
+    for subscription in topic.subscriptions.values():
+        if subscription.changed:
+            subscription.cursor_file = f"{subscription.subscription_id}.{topic.applied_lsn:x}"
+            cursors.append((subscription.cursor_file, subscription.cursor_image()))
+            subscription.changed = False
+        images.append(
+            replace(
+                subscription.image,
+                cursor_file=subscription.cursor_file,
+                mark=subscription.cursor.mark,
+            )
+        )
+    image = TopicImage(
+        topic_id=topic.topic_id,
+        name=topic.name,
+        create_time_ms=topic.create_time_ms,
+        policy=topic.own_policy,
+        applied_lsn=topic.applied_lsn,
+        ledgers=tuple(
+            ledger_image(capture, topic.first_publish_ms[capture.ledger_id]) for _, capture in ledgers
+        ),
+        subscriptions=tuple(images),
+        next_subscription_id=topic.next_subscription_id,
+        indexed_through=START,
+        index_lsn=0,
+        frontier_ms=topic.frontier_ms,
+    )
+    to_write = tuple((ledger, capture) for ledger, capture in ledgers if capture.ledger_id in dirty)
+    topic.log.dirty = {}
+    return TopicCapture(image, to_write, tuple(cursors))
+
+
+class Checkpointer:
+    """Writes checkpoints. One at a time; any failure to write ends writing for good."""
+
+    def __init__(
+        self,
+        *,
+        broker_id: str,
+        layout: Layout,
+        vfs: Vfs,
+        clock: Clock,
+        executor: Executor | None,
+        journal: Journal,
+        registry: Registry,
+        checkpoint_bytes: int,
+        interval_ms: int,
+        counters: BrokerCounters,
+    ) -> None:
+        self._broker_id = broker_id
+        self._layout = layout
+        self._vfs = vfs
+        self._clock = clock
+        self._executor = executor
+        self._journal = journal
+        self._registry = registry
+        self._checkpoint_bytes = checkpoint_bytes
+        self._interval_ms = interval_ms
+        self._changed: set[int] = set()
+        self._bytes_before = journal.appended_bytes
+        self._due = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._counters = counters
+
+    def changed(self, topic: Topic) -> None:
+        """A topic has something for the next checkpoint."""
+        self._changed.add(topic.topic_id)
+        if self._journal.appended_bytes - self._bytes_before >= self._checkpoint_bytes:
+            self._due.set()
+
+    async def run(self) -> None:
+        """Write a checkpoint whenever enough journal or time has gathered, until cancelled."""
+        while True:
+            timer = asyncio.get_running_loop().call_later(self._interval_ms / 1000, self._due.set)
+            try:
+                await self._due.wait()
+            finally:
+                timer.cancel()
+            self._due.clear()
+            if self._changed or self._registry.deleted_ids:
+                await self.checkpoint()
+
+    async def checkpoint(self) -> None:
+        """Write one checkpoint; returns when it is durable."""
+        async with self._lock:
+            started_ns = self._clock.monotonic_ns()
+            self._bytes_before = self._journal.appended_bytes
+            root = self._capture_root()
+            deleted, self._registry.deleted_ids = self._registry.deleted_ids, set()
+            changed, self._changed = self._changed, set()
+            for topic_id in sorted(changed):
+                if topic := self._registry.topics.get(topic_id):
+                    await self._persist(capture_topic(topic))
+            await self._in_thread(replace_file, self._vfs, self._layout.manifest, [encode_broker(root)])
+            await self._in_thread(self._journal.drop_below, root.checkpoint_lsn + 1)
+            for topic_id in sorted(deleted):
+                await self._in_thread(self._remove_topic, topic_id)
+            self._counters.checkpoints += 1
+            self._counters.checkpoint.observe((self._clock.monotonic_ns() - started_ns) / 1e9)
+
+    def _capture_root(self) -> BrokerImage:
+        registry = self._registry
+        return BrokerImage(
+            broker_id=self._broker_id,
+            checkpoint_lsn=self._journal.durable_lsn,
+            topics={topic.topic_id: topic.name for topic in registry.topics.values()},
+            next_topic_id=registry.next_topic_id,
+            next_ledger_id=registry.next_ledger_id,
+            last_alive_ms=self._clock.now_ms(),
+        )
+
+    async def _persist(self, capture: TopicCapture) -> None:
+        topic_id = capture.image.topic_id
+        await self._in_thread(self._layout.make_topic_folders, self._vfs, topic_id)
+        for ledger, ledger_capture_ in capture.ledgers:
+            await ledger.persist(ledger_capture_)
+        await self._in_thread(self._write_topic, capture)
+
+    def _write_topic(self, capture: TopicCapture) -> None:
+        """Blocking: cursors, folders, manifest, in this order; then the cursors nobody names any more."""
+        topic_id = capture.image.topic_id
+        folder = self._layout.cursors(topic_id)
+        for name, image in capture.cursors:
+            replace_file(self._vfs, f"{folder}/{name}", [encode_cursor(image)])
+        self._layout.sync_topic_folders(self._vfs, topic_id)
+        replace_file(self._vfs, self._layout.topic_manifest(topic_id), [encode_topic(capture.image)])
+        named = {subscription.cursor_file for subscription in capture.image.subscriptions}
+        for name in self._vfs.list_dir(folder):
+            if name not in named:
+                self._vfs.remove(f"{folder}/{name}")
+
+    def _remove_topic(self, topic_id: int) -> None:
+        if self._vfs.exists(self._layout.topic(topic_id)):
+            remove_tree(self._vfs, self._layout.topic(topic_id))
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        loop = asyncio.get_running_loop()
+        # Shielded: half a checkpoint may be left behind by a crash, but not by a caller that went away while
+        # the file thread still writes.
+        return await asyncio.shield(loop.run_in_executor(self._executor, function, *arguments))
+
+

@@ -1,0 +1,116 @@
+"""The produce path's decisions: what a batch becomes. Pure: no await, no file, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from broker.errors import InvalidRequest, OutOfRange
+from broker.model import FLAG_DELAYED, ROW, TIME_MS_MAX, Batch, Int64Column
+from broker.storage.policy import TopicPolicy
+from broker.storage.records import Produced
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEnd:
+    """Where the next entry goes: the end of the log, counting what is submitted and not applied yet."""
+
+    ledger_id: int  # 0: the topic has no ledger yet
+    entry_count: int
+    data_bytes: int
+    first_publish_ms: int
+
+
+def plan_produced(
+    batch: Batch,
+    topic_id: int,
+    end: LedgerEnd,
+    new_ledger_id: Callable[[], int],
+    now_ms: int,
+    policy: TopicPolicy,
+) -> Produced:
+    """The record of a batch accepted at `now_ms`: ids, ledger roll, effective times and expiry are decided here.
+
+    Raises InvalidRequest or OutOfRange for a time that cannot be kept; nothing is clamped (P9).
+    """
+    times = effective_times(batch, now_ms, policy)
+    expire_at_ms = _expiry(batch, times, now_ms, policy)
+    if must_roll(batch, end, now_ms, policy):
+        end = LedgerEnd(new_ledger_id(), 0, 0, now_ms)
+    rows = np.zeros(batch.count, dtype=ROW)
+    rows["publish_time_ms"] = now_ms
+    rows["expire_at_ms"] = expire_at_ms
+    rows["schedule_hash"] = batch.schedule_hashes
+    rows["offset"] = batch.lengths.cumsum(dtype=np.int64) - batch.lengths + end.data_bytes
+    rows["length"] = batch.lengths
+    rows["crc"] = batch.crcs
+    rows["key_hash"] = batch.key_hashes
+    rows["flags"] = np.where(times > 0, FLAG_DELAYED, 0)
+    return Produced(
+        topic_id=topic_id,
+        ledger_id=end.ledger_id,
+        first_entry_id=end.entry_count,
+        publish_time_ms=now_ms,
+        times=times,
+        rows=rows,
+        frames=batch.frames,
+    )
+
+
+def must_roll(batch: Batch, end: LedgerEnd, now_ms: int, policy: TopicPolicy) -> bool:
+    """Whether a batch begins a new ledger: a batch never spans two."""
+    assert policy.ledger_max_entries is not None and policy.ledger_max_bytes is not None
+    if end.ledger_id == 0:
+        return True
+    if end.entry_count == 0:
+        return False
+    too_old = bool(policy.ledger_max_age_ms) and now_ms - end.first_publish_ms >= (policy.ledger_max_age_ms or 0)
+    return (
+        too_old
+        or end.entry_count + batch.count > policy.ledger_max_entries
+        or end.data_bytes + len(batch.frames) > policy.ledger_max_bytes
+    )
+
+
+def effective_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> Int64Column:
+    """When each message may be delivered; 0 for at once. Element i names `messages[i]` in what is raised."""
+    at_ms, after_ms = batch.deliver_at_ms, batch.deliver_after_ms
+    if not (at_ms.any() or after_ms.any()):
+        return np.zeros(batch.count, dtype=np.int64)
+    _refuse(at_ms < 0, "deliver_at_ms", "is negative")
+    _refuse(after_ms < 0, "deliver_after_ms", "is negative")
+    _refuse((at_ms != 0) & (after_ms != 0), "deliver_after_ms", "and deliver_at_ms exclude each other")
+    _refuse(at_ms > TIME_MS_MAX, "deliver_at_ms", f"is beyond {TIME_MS_MAX}, the end of time here")
+    _refuse(after_ms > TIME_MS_MAX - now_ms, "deliver_after_ms", "overflows")
+    times = np.where(after_ms > 0, after_ms + now_ms, at_ms)
+    times[times <= now_ms] = 0  # past due is delivered at once
+    if policy.max_delay_ms:
+        too_far = np.flatnonzero(times > now_ms + policy.max_delay_ms)
+        if len(too_far):
+            asked = "deliver_after_ms" if after_ms[too_far[0]] else "deliver_at_ms"
+            raise OutOfRange(
+                f"The delay is beyond this topic's max_delay_ms of {policy.max_delay_ms}",
+                field=f"messages[{too_far[0]}].{asked}",
+                reason="DELIVER_AT_TOO_FAR",
+                max_delay_ms=policy.max_delay_ms,
+            )
+    return times
+
+
+def _expiry(batch: Batch, times: Int64Column, now_ms: int, policy: TopicPolicy) -> Int64Column:
+    """When each message expires; 0 for never. Counted from its effective time, so that none expires before it (P3)."""
+    ttl_ms = batch.ttl_ms
+    if not (policy.default_ttl_ms or ttl_ms.any()):
+        return ttl_ms  # all zero
+    _refuse(ttl_ms < 0, "ttl_ms", "is negative")
+    _refuse(ttl_ms > TIME_MS_MAX, "ttl_ms", "overflows")
+    ttl_ms = np.where(ttl_ms == 0, policy.default_ttl_ms or 0, ttl_ms)
+    return np.where(ttl_ms == 0, 0, np.maximum(times, now_ms) + ttl_ms)
+
+
+def _refuse(wrong: np.ndarray, name: str, why: str) -> None:
+    at = np.flatnonzero(wrong)
+    if len(at):
+        raise InvalidRequest(f"{name} {why}", field=f"messages[{at[0]}].{name}", reason=f"INVALID_{name.upper()}")

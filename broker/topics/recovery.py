@@ -1,0 +1,180 @@
+"""Recovery: from whatever a crash has left to the state that was promised. There is one path.
+
+    1  read `broker.manifest`, then the manifest of every topic that it names, and their cursors
+    2  cut each unsealed ledger to the length that its manifest names
+    3  remove what no manifest names
+    4  replay the journal from `checkpoint_lsn` on; each topic takes what lies above its own `applied_lsn`
+
+Its cost is bounded by the checkpoint interval, not by what is pending. Recovering twice gives the same state as
+recovering once. Damage raises `Corrupt`, with the file, the offset and what to do; nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from broker.errors import Corrupt
+from broker.runtime.vfs import Vfs, replace_file
+from broker.storage.journal import Journal
+from broker.storage.layout import Layout, remove_tree
+from broker.storage.ledger_files import cut_ledger, file_lengths
+from broker.storage.manifest import (
+    BrokerImage,
+    CursorImage,
+    TopicImage,
+    decode_broker,
+    decode_cursor,
+    decode_topic,
+    encode_broker,
+)
+from broker.storage.records import decode_record
+from broker.topics.checkpoint import ledger_capture
+from broker.topics.registry import Registry
+
+_LEDGER_FILE = re.compile(r"([0-9]+)\.([0-9]+)\.(data|times|rows)")
+
+
+@dataclass(slots=True)
+class Manifests:
+    """What the manifests say, all of them checked."""
+
+    root: BrokerImage
+    topics: list[TopicImage] = field(default_factory=list)
+    cursors: dict[int, dict[int, CursorImage]] = field(default_factory=dict)
+
+    @property
+    def needed_to_lsn(self) -> int:
+        """The greatest lsn that a manifest holds: a journal that ends before it has lost something."""
+        return max([self.root.checkpoint_lsn, *(topic.applied_lsn for topic in self.topics)])
+
+
+def open_manifests(vfs: Vfs, layout: Layout, now_ms: int) -> Manifests:
+    """Read all manifests; in an empty data directory, make the root. Blocks."""
+    vfs.make_dir(layout.root)
+    if not vfs.exists(layout.manifest):
+        _refuse_rootless(vfs, layout)
+        vfs.make_dir(layout.journal)
+        vfs.make_dir(layout.topics)
+        vfs.sync_dir(layout.root)
+        root = BrokerImage(str(uuid.uuid4()), 0, {}, 1, 1, now_ms)
+        replace_file(vfs, layout.manifest, [encode_broker(root)])
+    manifests = Manifests(decode_broker(read_file(vfs, layout.manifest), layout.manifest))
+    for topic_id, name in manifests.root.topics.items():
+        image = _read_topic(vfs, layout, topic_id, name)
+        manifests.topics.append(image)
+        manifests.cursors[topic_id] = _read_cursors(vfs, layout, image)
+    return manifests
+
+
+def cut_and_clean(vfs: Vfs, layout: Layout, manifests: Manifests) -> None:
+    """Cut ledgers to what their manifests name, and remove what none names. Blocks; doing it twice changes nothing."""
+    for image in manifests.topics:
+        layout.make_topic_folders(vfs, image.topic_id)
+        for ledger in image.ledgers:
+            capture = ledger_capture(ledger, image.topic_id)
+            if not ledger.sealed:
+                cut_ledger(vfs, layout.ledgers(image.topic_id), capture)
+            else:
+                _check_lengths(vfs, layout, image.topic_id, file_lengths(capture), ledger.ledger_id)
+        _remove_unnamed(vfs, layout, image)
+    known = {str(topic_id) for topic_id in manifests.root.topics}
+    for name in vfs.list_dir(layout.topics):
+        if name not in known:
+            remove_tree(vfs, f"{layout.topics}/{name}")
+
+
+def replay_journal(journal: Journal, from_lsn: int, registry: Registry) -> int:
+    """Apply every record from `from_lsn` on; returns how many there were. Blocks."""
+    count = 0
+    for lsn, record_type, body in journal.replay(from_lsn):
+        registry.apply(decode_record(record_type, body), lsn)
+        count += 1
+    return count
+
+
+def read_file(vfs: Vfs, path: str) -> bytes:
+    """A whole file, which must be there; `Corrupt` if it is not."""
+    try:
+        file = vfs.open(path)
+    except FileNotFoundError as error:
+        raise Corrupt("A file that a manifest names is missing", path=path, advice=_ADVICE) from error
+    try:
+        return file.pread(file.size(), 0)
+    finally:
+        file.close()
+
+
+def _refuse_rootless(vfs: Vfs, layout: Layout) -> None:
+    """Without the root, a directory that holds a journal or topics is damaged, not new: never start empty."""
+    for folder in (layout.journal, layout.topics):
+        if vfs.exists(folder) and vfs.list_dir(folder):
+            raise Corrupt(
+                "broker.manifest is missing, but there is data beside it", path=layout.manifest, advice=_ADVICE
+            )
+
+
+def _read_topic(vfs: Vfs, layout: Layout, topic_id: int, name: str) -> TopicImage:
+    path = layout.topic_manifest(topic_id)
+    image = decode_topic(read_file(vfs, path), path)
+    if image.topic_id != topic_id or image.name != name:
+        raise Corrupt(
+            f"A manifest is of topic {image.topic_id} {image.name!r}, where {topic_id} {name!r} belongs",
+            path=path,
+            advice=_ADVICE,
+        )
+    return image
+
+
+def _read_cursors(vfs: Vfs, layout: Layout, image: TopicImage) -> dict[int, CursorImage]:
+    cursors = {}
+    for subscription in image.subscriptions:
+        if not subscription.cursor_file:
+            continue
+        path = f"{layout.cursors(image.topic_id)}/{subscription.cursor_file}"
+        cursor = decode_cursor(read_file(vfs, path), path)
+        if (cursor.topic_id, cursor.subscription_id) != (image.topic_id, subscription.subscription_id):
+            raise Corrupt("A cursor belongs to another subscription", path=path, advice=_ADVICE)
+        cursors[subscription.subscription_id] = cursor
+    return cursors
+
+
+def _check_lengths(vfs: Vfs, layout: Layout, topic_id: int, lengths: dict[str, int], ledger_id: int) -> None:
+    for kind, length in lengths.items():
+        path = f"{layout.ledgers(topic_id)}/{ledger_id}.0.{kind}"
+        if not vfs.exists(path):
+            raise Corrupt("A ledger file that a manifest names is missing", path=path, advice=_ADVICE)
+        file = vfs.open(path)
+        try:
+            if file.size() != length:
+                raise Corrupt(
+                    f"A sealed ledger file holds {file.size()} bytes where the manifest names {length}",
+                    path=path,
+                    offset=min(length, file.size()),
+                    advice=_ADVICE,
+                )
+        finally:
+            file.close()
+
+
+def _remove_unnamed(vfs: Vfs, layout: Layout, image: TopicImage) -> None:
+    ledgers = {(str(ledger.ledger_id), str(ledger.generation)) for ledger in image.ledgers}
+    cursors = {subscription.cursor_file for subscription in image.subscriptions}
+    folders: list[tuple[str, Callable[[str], bool]]] = [
+        (layout.ledgers(image.topic_id), lambda name: _ledger_of(name) in ledgers),
+        (layout.cursors(image.topic_id), lambda name: name in cursors),
+    ]
+    for folder, is_named in folders:
+        for name in vfs.list_dir(folder):
+            if not is_named(name):
+                vfs.remove(f"{folder}/{name}")
+
+
+def _ledger_of(name: str) -> tuple[str, str] | None:
+    match = _LEDGER_FILE.fullmatch(name)
+    return (match[1], match[2]) if match else None
+
+
+_ADVICE = "Restore the data directory from a backup."

@@ -1,0 +1,427 @@
+"""One topic: its log, its index, its subscriptions. Decides what becomes of a batch, and applies what was decided.
+
+    produce: plan (ids, ledger, times) -> journal -> apply -> answer
+
+Durable state changes only in `apply`, which the journal calls in lsn order and recovery calls through the same
+door. What a submitted record promises (its ids, its place in a ledger) is reserved at once in `_end`, so that the
+next record is planned after it.
+
+Invariants:
+  O1  `applied_lsn` is the greatest lsn applied; a record at or below it changes nothing.
+  O2  `_end` is the log's end plus every batch submitted and not applied yet, in submission order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from broker.config import BrokerConfig
+from broker.delayed.index_pump import IndexPump
+from broker.delayed.memory_tracker import MemoryTracker
+from broker.delayed.tracker import ENTRY_AFTER_ALL, DueChunk, Frontier
+from broker.errors import AlreadyExists, LimitReached, NotFound
+from broker.model import Batch, IdRange, Int64Column, Position, UInt32Column
+from broker.observe.metrics import TopicCounters
+from broker.runtime.clock import Clock
+from broker.storage.ledger import Ledger
+from broker.storage.log import TopicLog
+from broker.storage.manifest import CursorImage, SubscriptionImage, TopicImage
+from broker.storage.policy import SubscriptionPolicy, TopicPolicy, effective
+from broker.storage.records import (
+    GivenBack,
+    Produced,
+    Record,
+    Settled,
+    SubscriptionCreated,
+    SubscriptionDeleted,
+)
+from broker.subscriptions.consumer import Consumer
+from broker.subscriptions.dispatcher import Dispatcher
+from broker.subscriptions.subscription import DeliveryLimits, Subscription
+from broker.topics.plan import LedgerEnd, plan_produced
+
+EARLIEST = 2
+
+Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicServices:
+    """What every topic shares with the others."""
+
+    config: BrokerConfig
+    clock: Clock
+    rng: random.Random
+    submit: Callable[[Record, Callable[[int], None]], asyncio.Future[None]]
+    new_ledger_id: Callable[[], int]
+    open_ledger: Callable[[int, int], Ledger]  # (topic_id, ledger_id)
+    spawn: Spawn
+    appended: Callable[[Topic, int], None]  # (topic, bytes): an unwritten tail grew
+    changed: Callable[[Topic], None]  # there is something for the next checkpoint
+    make_folders: Callable[[int], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A batch on its way to the disk: its ids are decided; they count once `durable` is done."""
+
+    ids: IdRange
+    publish_time_ms: int
+    durable: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionCounts:
+    """Messages that one subscription is owed."""
+
+    scheduled: int  # their time has not come
+    ready: int  # could be delivered now
+    leased: int  # consumers hold them
+
+
+class Topic:
+    """See the module's description."""
+
+    def __init__(
+        self,
+        image: TopicImage,
+        ledgers: list[Ledger],
+        cursors: dict[int, CursorImage],
+        services: TopicServices,
+    ) -> None:
+        self.topic_id = image.topic_id
+        self.name = image.name
+        self.create_time_ms = image.create_time_ms
+        self.own_policy = image.policy
+        self.policy = effective(image.policy, default_topic_policy(services.config))
+        self.applied_lsn = image.applied_lsn
+        self.counters = TopicCounters()
+        self.deleted = False
+        self.log = TopicLog(lambda ledger_id: services.open_ledger(image.topic_id, ledger_id))
+        self.log.restore(ledgers)
+        self.first_publish_ms = {ledger.ledger_id: ledger.first_publish_ms for ledger in image.ledgers}
+        self._services = services
+        self._has_folders = bool(ledgers)
+        self._frontier_ms = image.frontier_ms
+        self._pump: IndexPump | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._dispatchers: dict[int, asyncio.Task[None]] = {}
+        self.next_subscription_id = image.next_subscription_id
+        self._next_subscription_id = image.next_subscription_id  # reserved
+        self._creating: dict[str, asyncio.Future[None]] = {}
+        self.subscriptions: dict[int, Subscription] = {}
+        for subscription in image.subscriptions:
+            self._add_subscription(subscription, cursors.get(subscription.subscription_id))
+        self._end = self._log_end()
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to index and deliver; called once, after recovery."""
+        self._end = self._log_end()
+        self.counters = TopicCounters()
+        for subscription in self.subscriptions.values():
+            subscription.reset_counters()
+        now_ms = self._services.clock.now_ms()
+        # What came due while the broker was down, or was due before and perhaps not in the index, is delivered by
+        # position: the index begins after it.
+        frontier = Frontier(max(now_ms, self._frontier_ms), *ENTRY_AFTER_ALL)
+        config = self._services.config
+        self._pump = IndexPump(
+            self.log,
+            MemoryTracker(self._read_times, frontier, tick_ms=self.policy.tick_ms or 1),
+            clock=self._services.clock,
+            clock_recheck_ms=config.clock_recheck_ms,
+            due_entries=config.due_batch_entries,
+            on_due=self._on_due,
+        )
+        self._tasks.append(self._services.spawn(f"index of topic {self.topic_id}", self._pump.run()))
+
+    def stop(self) -> None:
+        """End the topic's tasks; durable state stays as it is."""
+        for task in (*self._tasks, *self._dispatchers.values()):
+            task.cancel()
+        self._tasks.clear()
+        self._dispatchers.clear()
+
+    async def prepare_folders(self) -> None:
+        """Make the topic's folders before anything is written into them."""
+        if not self._has_folders:
+            await self._services.make_folders(self.topic_id)
+            self._has_folders = True
+
+    # -- producing ---------------------------------------------------------------------------------------------------
+
+    def submit(self, batch: Batch) -> Accepted:
+        """Accept a batch: decide everything about it and hand it to the journal. Nothing is stored if this raises."""
+        if self.deleted:
+            raise topic_not_found(self.name)
+        services = self._services
+        now_ms = services.clock.now_ms()
+        record = plan_produced(batch, self.topic_id, self._end, services.new_ledger_id, now_ms, self.policy)
+        durable = services.submit(record, lambda lsn: self.apply(record, lsn))
+        self._reserve(record)
+        ids = IdRange(record.ledger_id, record.first_entry_id, batch.count)
+        return Accepted(ids, now_ms, durable)
+
+    def _reserve(self, record: Produced) -> None:
+        begins = record.ledger_id != self._end.ledger_id
+        self._end = LedgerEnd(
+            ledger_id=record.ledger_id,
+            entry_count=record.first_entry_id + len(record.times),
+            data_bytes=int(record.rows["offset"][-1]) + int(record.rows["length"][-1]),
+            first_publish_ms=record.publish_time_ms if begins else self._end.first_publish_ms,
+        )
+
+    # -- durable state: called by the journal, in lsn order ------------------------------------------------------------
+
+    def apply(self, record: Record, lsn: int) -> None:
+        """Change durable state as a record says. The same function serves today and recovery."""
+        if lsn <= self.applied_lsn:
+            return
+        match record:
+            case Produced():
+                self._apply_produced(record)
+            case Settled():
+                if subscription := self.subscriptions.get(record.subscription_id):
+                    subscription.apply_settled(record)
+            case GivenBack():
+                if subscription := self.subscriptions.get(record.subscription_id):
+                    subscription.apply_given_back(record)
+            case SubscriptionCreated():
+                self._add_subscription(record.subscription, None)
+                self.next_subscription_id = record.subscription.subscription_id + 1
+                self._next_subscription_id = max(self._next_subscription_id, self.next_subscription_id)
+            case SubscriptionDeleted():
+                self._remove_subscription(record.subscription_id)
+            case _:
+                raise AssertionError(f"not a record of a topic: {record}")
+        self.applied_lsn = lsn
+        self._services.changed(self)
+
+    def _apply_produced(self, record: Produced) -> None:
+        self.log.append(record)
+        self.first_publish_ms.setdefault(record.ledger_id, record.publish_time_ms)
+        self.counters.produced_messages += len(record.times)
+        self.counters.produced_bytes += len(record.frames)
+        self.counters.produced_batches += 1
+        self._services.appended(self, len(record.frames))
+        if self._pump is None:
+            return
+        self._pump.wake()
+        undelayed = not record.times.all()
+        for subscription in self.subscriptions.values():
+            if subscription.consumers and (undelayed or not subscription.honors_delay):
+                subscription.work.set()
+
+    def _add_subscription(self, image: SubscriptionImage, cursor: CursorImage | None) -> None:
+        services = self._services
+        config = services.config
+        self.subscriptions[image.subscription_id] = Subscription(
+            self.topic_id,
+            image,
+            cursor,
+            policy=effective(image.policy, default_subscription_policy(config)),
+            log=self.log,
+            limits=DeliveryLimits(
+                batch_entries=config.read_batch_entries,
+                batch_bytes=config.frame_bytes_max,
+                replay_entries_max=config.replay_entries_max,
+                consumers_max=config.consumers_per_subscription_max,
+                outbox_bytes_max=config.outbox_bytes_max,
+            ),
+            clock=services.clock,
+            rng=services.rng,
+            submit=self._submit_for_subscription,
+        )
+
+    def _remove_subscription(self, subscription_id: int) -> None:
+        subscription = self.subscriptions.pop(subscription_id, None)
+        if subscription is None:
+            return
+        subscription.deleted = True
+        gone = subscription_not_found(self.name, subscription.name)
+        for consumer in subscription.consumers:
+            consumer.close(gone)
+        if task := self._dispatchers.pop(subscription_id, None):
+            task.cancel()
+
+    # -- subscriptions --------------------------------------------------------------------------------------------------
+
+    def subscription(self, name: str) -> Subscription:
+        """The subscription of that name, or NotFound."""
+        found = self.find_subscription(name)
+        if found is None:
+            raise subscription_not_found(self.name, name)
+        return found
+
+    def find_subscription(self, name: str) -> Subscription | None:
+        return next((s for s in self.subscriptions.values() if s.name == name), None)
+
+    async def create_subscription(
+        self, name: str, type_: int, initial_position: int, policy: SubscriptionPolicy
+    ) -> Subscription:
+        """Create a subscription; AlreadyExists if there is one, or one on its way."""
+        if self.deleted:
+            raise topic_not_found(self.name)
+        if self.find_subscription(name) is not None or name in self._creating:
+            raise AlreadyExists(
+                f"Topic {self.name!r} has a subscription {name!r}",
+                reason="SUBSCRIPTION_ALREADY_EXISTS",
+                topic=self.name,
+                subscription=name,
+            )
+        if len(self.subscriptions) >= self._services.config.subscriptions_per_topic_max:
+            raise LimitReached(f"Topic {self.name!r} has as many subscriptions as are allowed")
+        image = SubscriptionImage(
+            subscription_id=self._next_subscription_id,
+            name=name,
+            type=type_,
+            create_time_ms=self._services.clock.now_ms(),
+            start=self._start_position(initial_position),
+            policy=policy,
+        )
+        record = SubscriptionCreated(self.topic_id, replace(image, mark=image.start))
+        self._creating[name] = done = self._services.submit(record, lambda lsn: self.apply(record, lsn))
+        self._next_subscription_id += 1
+        done.add_done_callback(lambda _: self._creating.pop(name, None))
+        await asyncio.shield(done)
+        return self.subscription(name)
+
+    def is_creating(self, name: str) -> bool:
+        """Whether a subscription of that name is on its way."""
+        return name in self._creating
+
+    async def wait_created(self, name: str) -> None:
+        """Return once a creation of that name that is on its way has ended."""
+        if done := self._creating.get(name):
+            await asyncio.wait([done])
+
+    async def delete_subscription(self, name: str) -> None:
+        """Delete a subscription; its consumers' streams end."""
+        record = SubscriptionDeleted(self.topic_id, self.subscription(name).subscription_id)
+        await asyncio.shield(self._services.submit(record, lambda lsn: self.apply(record, lsn)))
+
+    def attach(self, subscription: Subscription, consumer: Consumer) -> None:
+        """Take in a consumer, and run a dispatcher if it is the first."""
+        assert self._pump is not None
+        if subscription.deleted or self.deleted:
+            raise subscription_not_found(self.name, subscription.name)
+        subscription.attach(consumer, self._pump.tracker.frontier.deliver_at_ms)
+        if subscription.subscription_id not in self._dispatchers:
+            dispatcher = Dispatcher(
+                subscription,
+                clock=self._services.clock,
+                clock_recheck_ms=self._services.config.clock_recheck_ms,
+            )
+            name = f"dispatcher of subscription {self.topic_id}/{subscription.subscription_id}"
+            self._dispatchers[subscription.subscription_id] = self._services.spawn(name, dispatcher.run())
+
+    def detach(self, subscription: Subscription, consumer: Consumer) -> None:
+        """Let a consumer go; what it holds goes to others, and the last one takes the dispatcher with it."""
+        subscription.detach(consumer)
+        self._stop_idle_dispatcher(subscription)
+
+    def detach_keeping_leases(self, subscription: Subscription, consumer: Consumer) -> None:
+        """Let a consumer go that holds what it received until its leases end (Receive)."""
+        subscription.detach(consumer, keep_leases=True)
+        self._stop_idle_dispatcher(subscription)
+
+    def _stop_idle_dispatcher(self, subscription: Subscription) -> None:
+        if not subscription.consumers and (
+            task := self._dispatchers.pop(subscription.subscription_id, None)
+        ):
+            task.cancel()
+
+    # -- facts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def index(self) -> IndexPump:
+        assert self._pump is not None, "the topic was not started"
+        return self._pump
+
+    @property
+    def frontier_ms(self) -> int:
+        """The time of the index's frontier, for the manifest."""
+        return self._pump.tracker.frontier.deliver_at_ms if self._pump else self._frontier_ms
+
+    def subscription_counts(self, subscription: Subscription) -> SubscriptionCounts:
+        """What a subscription is owed, by state. Scheduled is what the topic's index holds, as far as it is owed."""
+        unsettled = subscription.unsettled_count()
+        leased = subscription.leases.count()
+        scheduled = 0
+        if self._pump is not None and subscription.honors_delay:
+            scheduled = min(self._pump.tracker.count(), max(0, unsettled - leased))
+        return SubscriptionCounts(scheduled, max(0, unsettled - leased - scheduled), leased)
+
+    def _log_end(self) -> LedgerEnd:
+        last = self.log.last
+        if last is None:
+            return LedgerEnd(0, 0, 0, 0)
+        return LedgerEnd(
+            last.ledger_id, last.entry_count, last.data_bytes, self.first_publish_ms.get(last.ledger_id, 0)
+        )
+
+    def _start_position(self, initial_position: int) -> Position:
+        # The first subscription of a topic gets what waited for it: a quick start that produces before anybody
+        # subscribes must not lose its first message.
+        if initial_position == EARLIEST or self._next_subscription_id == 1:
+            return Position(0, 0)
+        return Position(self._end.ledger_id, self._end.entry_count)
+
+    def _submit_for_subscription(self, record: Record) -> asyncio.Future[None]:
+        return self._services.submit(record, lambda lsn: self.apply(record, lsn))
+
+    def _on_due(self, chunk: DueChunk) -> None:
+        catchup_ms = self.index.tracker.frontier.deliver_at_ms
+        for subscription in self.subscriptions.values():
+            if subscription.consumers:
+                subscription.on_due(chunk, catchup_ms)
+
+    async def _read_times(self, ledger_id: int, entry_ids: UInt32Column) -> Int64Column:
+        if self.log.entry_count(ledger_id) is None:
+            return np.zeros(len(entry_ids), dtype=np.int64)  # gone: of no time
+        return await self.log.times_of(ledger_id, entry_ids)
+
+
+def default_topic_policy(config: BrokerConfig) -> TopicPolicy:
+    """The broker's own settings for topics, every field set."""
+    return TopicPolicy(
+        tracker=2,
+        tick_ms=config.tick_ms,
+        max_delay_ms=config.max_delay_ms,
+        default_ttl_ms=config.default_ttl_ms,
+        ledger_max_age_ms=config.ledger_max_age_ms,
+        ledger_max_bytes=config.ledger_bytes_max,
+        ledger_max_entries=config.ledger_entries_max,
+    )
+
+
+def default_subscription_policy(config: BrokerConfig) -> SubscriptionPolicy:
+    """The broker's own settings for subscriptions, every field set."""
+    return SubscriptionPolicy(
+        lease_ms=config.lease_ms,
+        initial_backoff_ms=config.initial_backoff_ms,
+        max_backoff_ms=config.max_backoff_ms,
+        backoff_multiplier=config.backoff_multiplier,
+        honor_delay=False,
+    )
+
+
+def topic_not_found(name: str) -> NotFound:
+    return NotFound(f"There is no topic {name!r}", reason="TOPIC_NOT_FOUND", topic=name)
+
+
+def subscription_not_found(topic: str, name: str) -> NotFound:
+    return NotFound(
+        f"Topic {topic!r} has no subscription {name!r}",
+        reason="SUBSCRIPTION_NOT_FOUND",
+        topic=topic,
+        subscription=name,
+    )

@@ -1,0 +1,30 @@
+"""How long to wait before the next attempt: exponentially longer, with jitter."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+
+
+class Backoff:
+    """The waits between attempts that fail in a row.
+
+    Each wait is between one half and the whole of its step, so that clients which lost the same
+    broker in the same instant do not come back in the same instant.
+    """
+
+    def __init__(self, rng: random.Random, *, first_s: float = 0.05, longest_s: float = 5.0) -> None:
+        self._rng = rng
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._failures = 0
+
+    def succeeded(self) -> None:
+        self._failures = 0
+
+    def next_s(self, advised: timedelta | None = None) -> float:
+        """Seconds to wait now; never less than what the broker advised."""
+        step_s = min(self._longest_s, self._first_s * 2.0 ** min(self._failures, 30))
+        self._failures += 1
+        wait_s = step_s * self._rng.uniform(0.5, 1.0)
+        return max(wait_s, advised.total_seconds()) if advised is not None else wait_s

@@ -1,0 +1,232 @@
+"""The way of batches to the broker: several in flight on one stream, answered in order.
+
+    submit -> queue -> (written) -> in flight -> stored | refused | failed
+
+Invariants:
+  L1  A batch in `_queue` has not left this process, or the broker has said that nothing of it was
+      stored. Sending it is safe whatever happened before.
+  L2  Batches in `_in_flight` stand in the order they were written, which is that of the answers.
+  L3  A batch that was written and lost its answer is never sent again: it may be stored, and a
+      repeat would be a second message. Its senders get `Disconnected` and decide.
+  L4  At most `in_flight_max` batches are in flight. The queue needs no limit of its own: whoever put
+      a batch there awaits it, and a batch that nobody awaits any more is dropped before it leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from postdate._backoff import Backoff
+from postdate._batch import Batch
+from postdate._rpc import Rpc, Stream
+from postdate._status import connection_broke, error_from_status
+from postdate._time import moment
+from postdate.errors import Closed, Disconnected, Internal, PostdateError, Unavailable
+from postdate.model import IdRange
+from postdate.v1 import producer_pb2
+
+_END_GRACE_S = 5.0
+_log = logging.getLogger("postdate")
+
+ProduceCall = Stream[producer_pb2.ProduceRequest, producer_pb2.ProduceResponse]
+
+
+class Pipeline:
+    """Carries batches while there is a connection, and keeps them while there is none."""
+
+    def __init__(self, rpc: Rpc, *, in_flight_max: int, on_settled: Callable[[], None]) -> None:
+        self._rpc = rpc
+        self._in_flight_max = in_flight_max
+        self._backoff: Backoff = rpc.backoff()
+        self._on_settled = on_settled
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[Batch] = deque()
+        self._in_flight: deque[Batch] = deque()
+        self._not_before = 0.0  # loop time; set when the broker asked for patience
+        self._next_request_id = 1
+        self._work = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._call: ProduceCall | None = None
+        self._closing = False
+        self._task = self._loop.create_task(self._run(), name="postdate-produce")
+        self._task.add_done_callback(self._ended)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing queued, nothing in flight."""
+        return not self._queue and not self._in_flight
+
+    @property
+    def backed_up(self) -> bool:
+        """What is submitted now would wait."""
+        return bool(self._queue)
+
+    def submit(self, batch: Batch) -> None:
+        if self._task.done():
+            batch.failed(Closed("the producer is closed"))
+            return
+        batch.deadline = self._loop.time() + self._rpc.retry_for_s
+        self._queue.append(batch)
+        self._idle.clear()
+        self._work.set()
+
+    async def close(self) -> None:
+        """Wait until everything is settled, then end the stream."""
+        await self._idle.wait()
+        self._closing = True
+        self._work.set()
+        done, _ = await asyncio.wait({self._task}, timeout=_END_GRACE_S)
+        if not done:
+            await self.abort()
+
+    async def abort(self) -> None:
+        """End at once; whoever still waits gets `Disconnected` or `Closed`."""
+        self._closing = True
+        if self._call is not None:
+            self._call.abort()
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        while True:
+            # A connection is made when there is something to send, not before.
+            while not self._queue:
+                if self._closing:
+                    return
+                await self._wait_work()
+            try:
+                self._call = self._rpc.open_produce()
+                await self._carry(self._call)
+            except PostdateError as error:
+                await self._recover(error)
+            finally:
+                self._call = None
+
+    async def _carry(self, call: ProduceCall) -> None:
+        """Write and read until the call ends; raises what ended it unless that was `close`."""
+        await call.wait_connected()
+        call.accompany(self._write(call), "postdate-produce-writer")
+        try:
+            while (response := await call.read()) is not None:
+                self._backoff.succeeded()
+                self._settle(response)
+        finally:
+            await call.end()
+        if not self._closing:
+            raise Unavailable("the broker ended the stream")
+
+    async def _write(self, call: ProduceCall) -> None:
+        while True:
+            while not self._may_write():
+                if self._closing and not self._queue:
+                    await call.half_close()
+                    return
+                await self._wait_work(self._not_before - self._loop.time())
+            batch = self._queue.popleft()
+            if batch.abandoned:
+                self._settled()
+                continue
+            batch.request.request_id = self._next_request_id
+            self._next_request_id += 1
+            self._in_flight.append(batch)  # from here on its fate is the broker's (L3)
+            if not await call.write(batch.request):
+                return
+
+    def _may_write(self) -> bool:
+        return (
+            bool(self._queue)
+            and len(self._in_flight) < self._in_flight_max
+            and self._loop.time() >= self._not_before
+        )
+
+    async def _wait_work(self, at_most_s: float = 0.0) -> None:
+        self._work.clear()
+        if at_most_s > 0:
+            timer = self._loop.call_later(at_most_s, self._work.set)
+            await self._work.wait()
+            timer.cancel()
+        else:
+            await self._work.wait()
+
+    def _settle(self, response: producer_pb2.ProduceResponse) -> None:
+        if not self._in_flight or self._in_flight[0].request.request_id != response.request_id:
+            raise Internal(f"the broker answered request {response.request_id}, which is not the oldest")
+        batch = self._in_flight.popleft()
+        if response.HasField("error"):
+            self._refuse(batch, error_from_status(response.error))
+        else:
+            batch.stored(_ranges(response))
+        self._settled()
+
+    def _refuse(self, batch: Batch, error: PostdateError) -> None:
+        """The broker has said that nothing of this batch was stored, so a repeat is safe."""
+        if not isinstance(error, Unavailable):
+            self._queue.extendleft(reversed(batch.refused(error)))
+            return
+        pause_s = self._backoff.next_s(error.retry_after)
+        if self._loop.time() + pause_s > batch.deadline:
+            batch.failed(error)
+            return
+        # Others in flight may be refused as well. They come after this one, and would come
+        # before it if each went to the front, so it goes behind those refused before it.
+        self._not_before = max(self._not_before, self._loop.time() + pause_s)
+        place = 0
+        while place < len(self._queue) and self._queue[place].request.request_id:
+            place += 1
+        self._queue.insert(place, batch)
+
+    async def _recover(self, error: PostdateError) -> None:
+        cause = f"{error.message} ({self._rpc.address})"
+        if connection_broke(error):
+            self._fail_in_flight(Disconnected(f"the connection broke before the answer came: {cause}"))
+            pause_s = self._backoff.next_s(error.retry_after)
+            give_up_at = self._loop.time() + pause_s
+            lost = Unavailable(f"nothing was sent: {cause}", code=error.code, reason=error.reason)
+            self._fail_queue(lambda batch: batch.deadline < give_up_at, lost)
+        else:
+            pause_s = self._backoff.next_s()
+            self._fail_in_flight(error)
+            self._fail_queue(lambda _: True, error)
+        if not self._closing:
+            await asyncio.sleep(pause_s)
+
+    def _fail_in_flight(self, error: PostdateError) -> None:
+        while self._in_flight:
+            self._in_flight.popleft().failed(error)
+            self._settled()
+
+    def _fail_queue(self, hopeless: Callable[[Batch], bool], error: PostdateError) -> None:
+        kept = deque(batch for batch in self._queue if not hopeless(batch))
+        failed = [batch for batch in self._queue if hopeless(batch)]
+        self._queue = kept
+        for batch in failed:
+            batch.failed(error)
+            self._settled()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Leave nobody waiting for a task that is no more."""
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:
+            _log.error("the producer's task failed; this is a bug", exc_info=fault)
+        self._fail_in_flight(Disconnected("the producer was closed before the answer came"))
+        self._fail_queue(lambda _: True, Closed("the producer was closed; nothing was sent"))
+        self._idle.set()
+
+    def _settled(self) -> None:
+        if self.idle:
+            self._idle.set()
+        elif self._queue:
+            self._work.set()
+        self._on_settled()
+
+
+def _ranges(response: producer_pb2.ProduceResponse) -> Sequence[IdRange]:
+    publish_time = moment(response.publish_time_ms)
+    return [
+        IdRange(ids.ledger_id, ids.first_entry_id, ids.count, publish_time, ids.duplicate)
+        for ids in response.ids
+    ]

@@ -1,0 +1,190 @@
+"""The connection to one broker: a channel, its calls, and how they fail and retry.
+
+Nothing outside this module and `_status` knows gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import timedelta
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+from google.protobuf.message import Message as Proto
+
+from postdate._backoff import Backoff
+from postdate._status import error_from_rpc
+from postdate.errors import Closed, Disconnected, PostdateError, Unavailable
+from postdate.v1 import (
+    admin_pb2_grpc,
+    consumer_pb2,
+    consumer_pb2_grpc,
+    producer_pb2,
+    producer_pb2_grpc,
+)
+
+_log = logging.getLogger("postdate")
+
+_CALL_TIMEOUT_S = 30.0
+_ANSWER_BYTES_MAX = 64 * 1024 * 1024
+
+_EOF: Any = vars(grpc.aio)["EOF"]  # which its type stubs leave out
+
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", _ANSWER_BYTES_MAX),
+    ("grpc.max_send_message_length", -1),  # the broker knows its limit and says it better
+    # A silent peer is noticed within 30 s. The broker tolerates pings every 5 s.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Left alone, a channel waits up to two minutes after a refused connection; callers of this
+    # SDK back off themselves. The "minimum" is in truth the time one attempt may take.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # One connection a client: otherwise equal channels of a process share one and its flow control.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+RequestT = TypeVar("RequestT", bound=Proto)
+ResponseT = TypeVar("ResponseT", bound=Proto)
+RequestT_contra = TypeVar("RequestT_contra", bound=Proto, contravariant=True)
+ResponseT_co = TypeVar("ResponseT_co", bound=Proto, covariant=True)
+
+
+class UnaryMethod(Protocol[RequestT_contra, ResponseT_co]):
+    def __call__(self, request: RequestT_contra, /, *, timeout: float) -> Awaitable[ResponseT_co]: ...
+
+
+class Stream(Generic[RequestT, ResponseT]):
+    """One bidirectional call, with typed errors and an end that can be told from a cancellation."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._abort_cause = ""
+        self._companions: set[asyncio.Task[None]] = set()
+
+    async def wait_connected(self) -> None:
+        """Return once there is a connection to write to; until then nothing has left."""
+        await self._guard(self._call.wait_for_connection)
+
+    async def write(self, request: RequestT) -> bool:
+        """Send one frame. False if the call has ended; `read` says why."""
+        try:
+            await self._guard(self._call.write, request)
+        except (asyncio.InvalidStateError, PostdateError):
+            return False
+        return True
+
+    async def read(self) -> ResponseT | None:
+        """The next frame; None once the broker has ended the call well."""
+        response = await self._guard(self._call.read)
+        return None if response is _EOF else response
+
+    async def half_close(self) -> None:
+        """Say that no more will be written."""
+        try:
+            await self._guard(self._call.done_writing)
+        except (asyncio.InvalidStateError, PostdateError):
+            return  # it has ended already
+
+    def abort(self, cause: str = "closed") -> None:
+        """End the call at once: whoever reads gets `Disconnected` with this cause."""
+        self._abort_cause = self._abort_cause or cause
+        self._call.cancel()
+
+    def accompany(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run a task that is part of this call: `end` ends it, and its failure ends the call."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._companions.add(task)
+        task.add_done_callback(self._companion_done)
+
+    async def end(self) -> None:
+        """End the call, if it has not ended, and its companions."""
+        self.abort()
+        for task in self._companions:
+            task.cancel()
+        if self._companions:
+            await asyncio.wait(self._companions)
+
+    def _companion_done(self, task: asyncio.Task[None]) -> None:
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:
+            _log.error("a task of a stream failed; this is a bug", exc_info=fault)
+            self.abort(f"{task.get_name()} failed: {fault!r}")
+
+    async def _guard(self, operation: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        try:
+            return await operation(*args)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        except asyncio.CancelledError:
+            # gRPC raises this also where a call was cancelled by `abort`, not the task that waits.
+            task = asyncio.current_task()
+            if self._abort_cause and not (task and task.cancelling()):
+                raise Disconnected(self._abort_cause) from None
+            raise
+
+
+class Rpc:
+    """The calls of one broker."""
+
+    def __init__(self, address: str, *, retry_for: timedelta, rng: random.Random) -> None:
+        self.address = address
+        self.retry_for_s = retry_for.total_seconds()
+        self._rng = rng
+        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._closed = False
+        self._producer = _stub(producer_pb2_grpc.ProducerServiceStub, self._channel)
+        self.consumer = _stub(consumer_pb2_grpc.ConsumerServiceStub, self._channel)
+        self.admin = _stub(admin_pb2_grpc.AdminServiceStub, self._channel)
+
+    def backoff(self) -> Backoff:
+        return Backoff(self._rng)
+
+    def open_produce(self) -> Stream[producer_pb2.ProduceRequest, producer_pb2.ProduceResponse]:
+        self._check_open()
+        return Stream(self._producer.ProduceStream())
+
+    def open_subscribe(self) -> Stream[consumer_pb2.SubscribeRequest, consumer_pb2.SubscribeResponse]:
+        self._check_open()
+        return Stream(self.consumer.Subscribe())
+
+    async def call(
+        self, method: UnaryMethod[RequestT, ResponseT], request: RequestT, *, wait_s: float = 0.0
+    ) -> ResponseT:
+        """One unary call, tried again while the broker is unavailable, up to `retry_for`.
+
+        Every unary call of the API may be repeated: changes carry a request id, and messages that
+        were handed to a lost answer come back when their lease ends.
+        """
+        self._check_open()
+        backoff = self.backoff()
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self.retry_for_s
+        while True:
+            try:
+                return await method(request, timeout=_CALL_TIMEOUT_S + wait_s)
+            except grpc.aio.AioRpcError as rpc_error:
+                error = error_from_rpc(rpc_error)
+                pause_s = backoff.next_s(error.retry_after)
+                if not isinstance(error, Unavailable) or loop.time() + pause_s > give_up_at:
+                    raise error from rpc_error
+            await asyncio.sleep(pause_s)
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._channel.close(None)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the client of {self.address} is closed")
+
+
+def _stub(kind: Callable[..., Any], channel: grpc.aio.Channel) -> Any:
+    """A generated stub; the generator writes no types for it."""
+    return kind(channel)

@@ -1,0 +1,93 @@
+"""Turns a gRPC status, or a `google.rpc.Status` inside an answer, into a typed error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from postdate import errors
+
+_DETAILS_KEY = "grpc-status-details-bin"
+
+_TYPES: dict[str, type[errors.PostdateError]] = {
+    "INVALID_ARGUMENT": errors.InvalidRequest,
+    "OUT_OF_RANGE": errors.OutOfRange,
+    "NOT_FOUND": errors.NotFound,
+    "ALREADY_EXISTS": errors.AlreadyExists,
+    "FAILED_PRECONDITION": errors.FailedPrecondition,
+    "RESOURCE_EXHAUSTED": errors.LimitReached,
+    "PERMISSION_DENIED": errors.PermissionDenied,
+    "UNAUTHENTICATED": errors.PermissionDenied,
+    "UNIMPLEMENTED": errors.Unsupported,
+    "UNAVAILABLE": errors.Unavailable,
+    "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
+    "CANCELLED": errors.Disconnected,
+    "ABORTED": errors.Disconnected,
+}
+
+# Codes that gRPC itself gives to calls whose connection broke. With a reason they are the broker's own words.
+_BROKEN = {"INTERNAL", "UNKNOWN"}
+
+
+def error_from_rpc(error: grpc.RpcError) -> errors.PostdateError:
+    """The typed error of a failed call."""
+    assert isinstance(error, grpc.aio.AioRpcError)
+    code = error.code().name
+    status = status_pb2.Status(message=error.details() or "")
+    trailing: Iterable[tuple[str, str | bytes]] = cast(Any, error.trailing_metadata()) or ()
+    for key, value in trailing:
+        if key == _DETAILS_KEY and isinstance(value, bytes):
+            try:
+                status = status_pb2.Status.FromString(value)
+            except DecodeError:
+                continue  # the status line alone still tells what happened
+    return _error(code, status)
+
+
+def error_from_status(status: status_pb2.Status) -> errors.PostdateError:
+    """The typed error of one request or one message within an answer."""
+    try:
+        code = code_pb2.Code.Name(status.code)
+    except ValueError:
+        code = "UNKNOWN"
+    return _error(code, status)
+
+
+def connection_broke(error: errors.PostdateError) -> bool:
+    """Whether the call ended for want of a connection, so that a new one may do better."""
+    if isinstance(error, errors.Unavailable | errors.Disconnected):
+        return True
+    return error.code in _BROKEN and not error.reason
+
+
+def _error(code: str, status: status_pb2.Status) -> errors.PostdateError:
+    reason, field, retry_after = "", "", None
+    metadata: dict[str, str] = {}
+    for detail in status.details:
+        try:
+            if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+                info = error_details_pb2.ErrorInfo.FromString(detail.value)
+                reason, metadata = info.reason, dict(info.metadata)
+            elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+                violations = error_details_pb2.BadRequest.FromString(detail.value).field_violations
+                field = violations[0].field if violations else ""
+            elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+                delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
+                retry_after = timedelta(seconds=delay.seconds, microseconds=delay.nanos // 1000)
+        except DecodeError:
+            continue  # one garbled detail must not hide the others
+    kind = errors.LeaseLost if reason == "LEASE_LOST" else _TYPES.get(code, errors.Internal)
+    return kind(
+        status.message or code,
+        code=code,
+        reason=reason,
+        field=field,
+        metadata=MappingProxyType(metadata),
+        retry_after=retry_after,
+    )

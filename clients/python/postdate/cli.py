@@ -1,0 +1,87 @@
+"""The `postdate` command.
+
+Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 unreachable, 5 partly, 6 check failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+
+from postdate.commands import admin, bench, consume, produce, replay
+from postdate.commands.settings import (
+    EXIT_INTERRUPTED,
+    CommandFailed,
+    Group,
+    Settings,
+    describe,
+    exit_code,
+    shared_options,
+)
+from postdate.errors import PostdateError
+
+
+def _version() -> str:
+    try:
+        return version("postdate")
+    except PackageNotFoundError:  # run from a checkout
+        return "unknown"
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]}, params=shared_options())
+@click.version_option(_version(), prog_name="postdate")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Send messages that arrive when their time has come, and receive them."""
+    ctx.ensure_object(Settings)
+
+
+cli.add_command(produce.produce)
+cli.add_command(consume.consume)
+cli.add_command(admin.topic)
+cli.add_command(admin.subscription)
+cli.add_command(admin.stats)
+bench.bench.add_command(replay.replay)
+cli.add_command(bench.bench)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    logging.getLogger("postdate").addHandler(logging.NullHandler())
+    try:
+        result = cli.main(arguments, prog_name="postdate", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except CommandFailed as error:
+        return _say(error.message, error.code)
+    except PostdateError as error:
+        return _say(describe(error), exit_code(error))
+    except BrokenPipeError:
+        # Whoever read our output has enough. Python would complain once more while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError) as error:
+        return _say(str(error), 1)
+    except (KeyboardInterrupt, click.Abort):
+        return _say("interrupted", EXIT_INTERRUPTED)
+    return result if isinstance(result, int) else 0
+
+
+def main() -> None:
+    """The entry point."""
+    sys.exit(run())
+
+
+def _say(message: str, code: int) -> int:
+    click.echo(f"postdate: {message}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

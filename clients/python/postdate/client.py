@@ -1,0 +1,169 @@
+"""The way in: `postdate.connect(address)`."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from types import TracebackType
+
+from postdate import pull
+from postdate._rpc import Rpc
+from postdate.admin import (
+    ServerInfo,
+    Subscriptions,
+    Topics,
+    TopicStats,
+    get_server_info,
+    get_stats,
+)
+from postdate.model import InitialPosition, SubscriptionType
+from postdate.producer import Producer
+from postdate.subscription import Subscription
+
+DEFAULT_ADDRESS = "127.0.0.1:7650"
+
+
+def connect(
+    address: str = DEFAULT_ADDRESS,
+    *,
+    retry_for: timedelta = timedelta(seconds=30),
+    rng: random.Random | None = None,
+) -> Client:
+    """A client of the broker at `address` (`host:port`), to be used as an async context manager.
+
+    No connection is made before the first call needs one. `retry_for` is how long calls, sends and
+    the first connection of a subscription keep trying while the broker is away; a subscription
+    that was connected once keeps trying for as long as it is open.
+    """
+    return Client(address, retry_for=retry_for, rng=rng)
+
+
+class Client:
+    """One connection to a broker, shared by everything that is made from it."""
+
+    def __init__(self, address: str, *, retry_for: timedelta, rng: random.Random | None) -> None:
+        if retry_for < timedelta(0):
+            raise ValueError("retry_for is negative")
+        self.address = address
+        self._retry_for = retry_for
+        self._rng = rng or random.Random()
+        self._rpc_or_none: Rpc | None = None
+
+    async def __aenter__(self) -> Client:
+        self._rpc_or_none = Rpc(self.address, retry_for=self._retry_for, rng=self._rng)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the connection. Close producers and subscriptions before, or they are cut off."""
+        if self._rpc_or_none is not None:
+            await self._rpc_or_none.close()
+
+    @property
+    def topics(self) -> Topics:
+        """Create, get, list and delete topics."""
+        return Topics(self._rpc)
+
+    @property
+    def subscriptions(self) -> Subscriptions:
+        """Create, get, list and delete subscriptions."""
+        return Subscriptions(self._rpc)
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        linger: timedelta = timedelta(milliseconds=5),
+        batch_messages_max: int = 1000,
+        batch_bytes_max: int = 1024 * 1024,
+        in_flight_max: int = 8,
+        producer_name: str | None = None,
+    ) -> Producer:
+        """A producer of one topic, to be used as an async context manager.
+
+        `linger` is how long a message may wait for others while earlier batches are on their way;
+        a lone message does not wait. At most `in_flight_max` batches are unanswered at a time.
+        """
+        return Producer(
+            self._rpc,
+            topic,
+            linger=linger,
+            batch_messages_max=batch_messages_max,
+            batch_bytes_max=batch_bytes_max,
+            in_flight_max=in_flight_max,
+            producer_name=producer_name,
+        )
+
+    def subscribe(
+        self,
+        topic: str,
+        name: str,
+        *,
+        type: SubscriptionType | None = None,
+        initial_position: InitialPosition | None = None,
+        permits: int = 1000,
+        lease: timedelta | None = None,
+        honor_delay: bool | None = None,
+        consumer_name: str = "",
+        limit: int | None = None,
+    ) -> Subscription:
+        """A consumer of a subscription, to be used as an async context manager and iterated over.
+
+        None leaves a setting to the subscription, or to the broker where it is new: SHARED, from
+        LATEST. `permits` is how many messages the broker may send ahead of what was taken; `limit`
+        ends the iteration after that many, and no more are ever asked for.
+        """
+        return Subscription(
+            self._rpc,
+            topic,
+            name,
+            kind=type,
+            initial_position=initial_position,
+            permits=permits,
+            lease=lease,
+            honor_delay=honor_delay,
+            consumer_name=consumer_name,
+            limit=limit,
+        )
+
+    async def receive(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        max_messages: int = 1,
+        wait: timedelta = timedelta(0),
+        lease: timedelta | None = None,
+        initial_position: InitialPosition | None = None,
+    ) -> pull.Received:
+        """Take what is ready, or wait for it: the simple way, without a stream, SHARED only."""
+        return await pull.receive(
+            self._rpc,
+            topic,
+            subscription,
+            max_messages=max_messages,
+            wait=wait,
+            lease=lease,
+            initial_position=initial_position,
+        )
+
+    async def stats(self, *topics: str) -> tuple[TopicStats, ...]:
+        """Counts of these topics; of all, if none is named."""
+        return await get_stats(self._rpc, topics)
+
+    async def server_info(self) -> ServerInfo:
+        """Version, start time, clock and limits of the broker."""
+        return await get_server_info(self._rpc)
+
+    @property
+    def _rpc(self) -> Rpc:
+        if self._rpc_or_none is None:
+            raise RuntimeError("use `async with postdate.connect(...) as client`")
+        return self._rpc_or_none

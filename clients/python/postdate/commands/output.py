@@ -1,0 +1,137 @@
+"""Results on stdout as a table, one JSON document, or JSON lines; progress on stderr."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import postdate
+from postdate.commands.settings import Settings
+from postdate.commands.values import show_duration
+
+Record = Mapping[str, Any]
+
+
+def record(value: Any) -> dict[str, Any]:
+    """A frozen result as plain fields; durations in milliseconds, as the API has them."""
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        item = getattr(value, field.name)
+        if isinstance(item, timedelta):
+            fields[f"{field.name}_ms"] = round(item / timedelta(milliseconds=1))
+        else:
+            fields[field.name] = _plain(item)
+    return fields
+
+
+def message_record(message: postdate.Message) -> dict[str, Any]:
+    """A received message; bytes that are no text come as base64."""
+    payload = message.payload
+    fields: dict[str, Any] = {
+        "id": str(message.id),
+        "key": message.key,
+        "properties": dict(message.properties),
+        "publish_time": message.publish_time.isoformat(),
+        "deliver_at": message.deliver_at.isoformat(),
+        "attempt": message.attempt,
+    }
+    try:
+        fields["payload"] = payload.decode()
+    except UnicodeDecodeError:
+        fields["payload_base64"] = base64.b64encode(payload).decode()
+    return fields
+
+
+def emit_rows(settings: Settings, rows: Sequence[Record], columns: Sequence[str], title: str = "") -> None:
+    """Many results. The table shows `columns`; JSON has every field."""
+    if settings.output == "json":
+        print(json.dumps(list(rows), indent=2))
+    elif settings.output == "jsonl":
+        emit_lines(rows)
+    else:
+        table = Table(title=escape(title) or None, title_justify="left")
+        for column in columns:
+            numeric = any(isinstance(row.get(column), int | float) for row in rows)
+            table.add_column(column.replace("_", " "), justify="right" if numeric else "left")
+        for row in rows:
+            table.add_row(*(show(row.get(column)) for column in columns))
+        _console().print(table)
+
+
+def emit_one(settings: Settings, fields: Record) -> None:
+    """One result."""
+    if settings.output == "json":
+        print(json.dumps(fields, indent=2))
+    elif settings.output == "jsonl":
+        emit_lines([fields])
+    else:
+        table = Table(show_header=False, box=None, pad_edge=False)
+        for name, value in fields.items():
+            table.add_row(name.replace("_", " "), show(value))
+        _console().print(table)
+
+
+def emit_lines(rows: Iterable[Record]) -> None:
+    for row in rows:
+        sys.stdout.write(json.dumps(row) + "\n")
+    sys.stdout.flush()
+
+
+def show(value: Any) -> str:
+    """A value in a cell of a table."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, timedelta):
+        return show_duration(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={show(item)}" for name, item in value.items() if item is not None) or "-"
+    return escape(str(value))
+
+
+def progress_bar(settings: Settings) -> Progress:
+    """Progress on stderr: on a terminal, or where it is asked for."""
+    console = Console(stderr=True, force_terminal=True if settings.progress else None)
+    wanted = console.is_terminal if settings.progress is None else settings.progress
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not wanted,
+        transient=not settings.progress,
+    )
+
+
+def _console() -> Console:
+    # Piped output has no width of its own; 80 columns would cut what a script's log should show.
+    return Console() if sys.stdout.isatty() else Console(width=160)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return record(value)
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return [_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value

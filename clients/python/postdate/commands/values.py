@@ -1,0 +1,90 @@
+"""Durations and times as people type them."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+
+_UNITS = {
+    "ms": timedelta(milliseconds=1),
+    "s": timedelta(seconds=1),
+    "m": timedelta(minutes=1),
+    "h": timedelta(hours=1),
+    "d": timedelta(days=1),
+    "w": timedelta(weeks=1),
+}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+
+
+def parse_duration(text: str) -> timedelta:
+    """`15m`, `1h30m`, `250ms`, `0`."""
+    if text == "0":
+        return timedelta(0)
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text!r} is not a duration; write 250ms, 90s, 15m, 1h30m or 3d")
+    try:
+        return sum((float(number) * _UNITS[unit] for number, unit in parts), timedelta(0))
+    except OverflowError:
+        raise ValueError(f"{text!r} is longer than time goes on") from None
+
+
+def parse_time(text: str) -> datetime:
+    """ISO 8601 with a time zone."""
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a time; write 2026-12-24T18:00:00+01:00") from None
+    if when.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone; write {text}Z for UTC, or {text}+01:00")
+    return when
+
+
+def parse_rate(text: str) -> float:
+    """A speed or rate above zero."""
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < 1e12:
+        raise ValueError(f"{text!r} is not a number above 0")
+    return rate
+
+
+class _Parsed(click.ParamType):
+    """A click type around one of the parsers above."""
+
+    def __init__(self, name: str, parse: Any) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+DURATION = _Parsed("duration", parse_duration)
+TIME = _Parsed("time", parse_time)
+RATE = _Parsed("number", parse_rate)
+
+
+def show_duration(span: timedelta) -> str:
+    """As `parse_duration` reads it, in at most two units."""
+    ms = round(span / _UNITS["ms"])
+    if ms < 1000:
+        return f"{ms}ms"
+    if ms < 60_000:
+        return f"{ms / 1000:g}s"
+    parts = []
+    for unit in ("w", "d", "h", "m", "s"):
+        count, ms = divmod(ms, round(_UNITS[unit] / _UNITS["ms"]))
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts[:2])

@@ -1,0 +1,181 @@
+"""One delivered message, and what its receiver can say of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import Protocol
+
+from postdate._settlement import ACK, Verb
+from postdate._time import duration_ms, moment, moment_or_none, span
+from postdate.errors import PostdateError
+from postdate.model import MessageId
+from postdate.v1 import consumer_pb2
+
+_RENEWALS = 3  # a lease, so that two may fail
+_REASON_CHARS_MAX = 250
+
+
+class Holder(Protocol):
+    """Whoever received the message and can tell the broker what became of it."""
+
+    topic: str
+
+    @property
+    def lease(self) -> timedelta:
+        """How long the broker lets it hold a message."""
+
+    async def settle(self, verb: Verb, ids: Sequence[MessageId]) -> None:
+        """Return when the broker has confirmed it."""
+
+    def settle_nowait(self, verb: Verb, ids: Sequence[MessageId]) -> None:
+        """Ask without waiting."""
+
+
+class Message:
+    """A message as its producer sent it, with its delivery on this subscription.
+
+    Fields are decoded when they are asked for. Unless it is settled by `ack`, `nack` or
+    `processing`, the message comes back when its lease ends.
+    """
+
+    __slots__ = ("_delivery", "_holder", "_settled")
+
+    def __init__(self, delivery: consumer_pb2.Delivery, holder: Holder) -> None:
+        self._delivery = delivery
+        self._holder = holder
+        self._settled = False
+
+    @property
+    def id(self) -> MessageId:
+        message_id = self._delivery.id
+        return MessageId(message_id.ledger_id, message_id.entry_id)
+
+    @property
+    def topic(self) -> str:
+        return self._holder.topic
+
+    @property
+    def payload(self) -> bytes:
+        return self._delivery.message.payload
+
+    @property
+    def key(self) -> str:
+        return self._delivery.message.key
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        return MappingProxyType(dict(self._delivery.message.properties))
+
+    @property
+    def schedule_key(self) -> str:
+        return self._delivery.message.schedule_key
+
+    @property
+    def traceparent(self) -> str:
+        return self._delivery.message.traceparent
+
+    @property
+    def publish_time(self) -> datetime:
+        """When the broker accepted it, on the broker's clock."""
+        return moment(self._delivery.publish_time_ms)
+
+    @property
+    def deliver_at(self) -> datetime:
+        """The time before which it was not delivered; the publish time where none was asked for."""
+        return moment(self._delivery.deliver_at_ms)
+
+    @property
+    def event_time(self) -> datetime | None:
+        """When the event happened, as the producer said."""
+        return moment_or_none(self._delivery.message.event_time_ms)
+
+    @property
+    def ttl(self) -> timedelta | None:
+        ttl_ms = self._delivery.message.ttl_ms
+        return span(ttl_ms) if ttl_ms else None
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first delivery on this subscription, one more for each after it."""
+        return self._delivery.delivery_attempt
+
+    async def ack(self) -> None:
+        """Settle it: it never comes back on this subscription. Returns when that is durable."""
+        self._settled = True
+        await self._holder.settle(ACK, (self.id,))
+
+    async def nack(
+        self, delay: timedelta | None = None, *, dead_letter: bool = False, reason: str = ""
+    ) -> None:
+        """Give it back, to come again after `delay` (None: after the subscription's back-off).
+
+        With `dead_letter` it moves to the dead-letter topic instead.
+        """
+        # The wire's 0 means the back-off, so the shortest delay that one can ask for is 1 ms.
+        delay_ms = 0 if delay is None else max(1, duration_ms(delay, "delay"))
+        self._settled = True
+        await self._holder.settle(Verb("nack", delay_ms, dead_letter, reason), (self.id,))
+
+    async def extend(self, lease: timedelta | None = None) -> None:
+        """Hold it for `lease` from now (None: for the consumer's own lease)."""
+        lease_ms = 0 if lease is None else max(1, duration_ms(lease, "lease"))
+        await self._holder.settle(Verb("extend", lease_ms=lease_ms), (self.id,))
+
+    @asynccontextmanager
+    async def processing(self) -> AsyncIterator[Message]:
+        """Ack it at the end of the block, nack it if the block raises; keep the lease meanwhile.
+
+        The exception goes on. A message that the block settled itself is left as it is. The end
+        of the block awaits the confirmation; to have many acks share one, process in several tasks.
+        """
+        renewal_s = self._holder.lease.total_seconds() / _RENEWALS
+        renewer = _Renewer(self, renewal_s)
+        try:
+            yield self
+        except BaseException as error:
+            if not self._settled:
+                # What the block raised is what the caller must see, and a cancelled task must end
+                # soon. If the nack fails, the lease ends and the message comes back all the same.
+                self._settled = True
+                reason = f"{type(error).__name__}: {error}"[:_REASON_CHARS_MAX]
+                self._holder.settle_nowait(Verb("nack", reason=reason), (self.id,))
+            raise
+        finally:
+            renewer.stop()
+        if not self._settled:
+            await self.ack()
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id} of {self.topic!r}, attempt {self.attempt}, {len(self.payload)} bytes>"
+
+
+class _Renewer:
+    """Renews one lease every so often. Most blocks end before its first timer, which costs little."""
+
+    __slots__ = ("_every_s", "_message", "_task", "_timer")
+
+    def __init__(self, message: Message, every_s: float) -> None:
+        self._message = message
+        self._every_s = every_s
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(every_s, self._start)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="postdate-lease")
+
+    async def _run(self) -> None:
+        while not self._message._settled:
+            # A renewal that fails changes nothing for the block: it goes on, and its ack counts
+            # even after the lease was lost.
+            with suppress(PostdateError):
+                await self._message.extend()
+            await asyncio.sleep(self._every_s)

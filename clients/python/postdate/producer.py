@@ -1,0 +1,217 @@
+"""Sends messages to one topic: each `send` alone for its caller, in batches for the broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+
+from postdate._batch import (
+    MESSAGE_OVERHEAD_BYTES,
+    ListBatch,
+    SharedBatch,
+    fill,
+    list_requests,
+    properties_bytes,
+)
+from postdate._pipeline import Pipeline
+from postdate._rpc import Rpc
+from postdate.errors import Closed, PartlyStored, PostdateError
+from postdate.model import IdRange, OutgoingMessage, Receipt, Receipts
+from postdate.v1 import message_pb2, producer_pb2
+
+
+class Producer:
+    """A producer of one topic; made by `Client.producer`.
+
+    A lone message leaves at the end of the loop's turn in which it was sent. While earlier batches
+    are on their way, later messages gather: until the batch is full, an answer comes, or `linger`
+    has passed. Nothing is lost in silence: `send` returns when the message is on the broker's
+    disk, and raises otherwise.
+
+    When the connection breaks, what had not left is sent again by itself. What had left and lost
+    its answer raises `Disconnected`: it may be stored, and only the caller knows whether a second
+    copy would hurt. A cancelled `send` whose batch has not left is withdrawn if it was alone in it;
+    otherwise the message is sent all the same.
+    """
+
+    def __init__(
+        self,
+        rpc: Rpc,
+        topic: str,
+        *,
+        linger: timedelta,
+        batch_messages_max: int,
+        batch_bytes_max: int,
+        in_flight_max: int,
+        producer_name: str | None,
+    ) -> None:
+        if batch_messages_max < 1 or batch_bytes_max < 1 or in_flight_max < 1:
+            raise ValueError("the limits of a producer are at least 1")
+        self.topic = topic
+        self._rpc = rpc
+        self._linger_s = linger.total_seconds()
+        self._messages_max = batch_messages_max
+        self._bytes_max = batch_bytes_max
+        self._in_flight_max = in_flight_max
+        self._empty = producer_pb2.ProduceRequest(topic=topic, producer_name=producer_name or "")
+        self._pipeline: Pipeline | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._gathering: SharedBatch | None = None
+        self._seal_at: asyncio.Handle | None = None
+        self._overdue = False
+        self._closed = False
+
+    async def __aenter__(self) -> Producer:
+        if self._pipeline is not None:
+            raise RuntimeError("a producer is entered once")
+        self._loop = asyncio.get_running_loop()
+        self._pipeline = Pipeline(self._rpc, in_flight_max=self._in_flight_max, on_settled=self._on_settled)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None or issubclass(kind, Exception):
+            await self.close()
+        elif self._pipeline is not None:
+            self._closed = True
+            await self._pipeline.abort()  # somebody wants to be gone, not to wait for the broker
+
+    async def send(
+        self,
+        payload: bytes,
+        *,
+        key: str = "",
+        properties: Mapping[str, str] | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | None = None,
+        schedule_key: str = "",
+        ttl: timedelta | None = None,
+        event_time: datetime | None = None,
+        traceparent: str = "",
+    ) -> Receipt:
+        """Send one message; return when the broker has it on disk.
+
+        It is delivered no earlier than `deliver_at`, or than `deliver_after` counted from the
+        moment the broker accepts it, on the broker's clock. Without either it is due at once.
+        """
+        message = message_pb2.Message(payload=payload)
+        fill(message, key, properties, deliver_at, deliver_after, schedule_key, ttl, event_time, traceparent)
+        size = len(payload) + MESSAGE_OVERHEAD_BYTES
+        if properties:
+            size += properties_bytes(properties)
+        pipeline, loop = self._open()
+        batch = self._gathering
+        if batch is not None and batch.size + size > self._bytes_max:
+            self._seal()
+            batch = None
+        if batch is None:
+            batch = self._begin(pipeline, loop)
+        future: asyncio.Future[Receipt] = loop.create_future()
+        batch.add(message, size, future)
+        if len(batch.futures) >= self._messages_max or batch.size >= self._bytes_max:
+            self._seal()
+        return await future
+
+    async def send_many(
+        self,
+        messages: Sequence[bytes] | Sequence[OutgoingMessage] | Sequence[bytes | OutgoingMessage],
+        *,
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> Receipts:
+        """Send a list; return when all of it is on the broker's disk.
+
+        `deliver_at` and `deliver_after` are those of the messages that are given as plain bytes; an
+        `OutgoingMessage` has its own. A list within one batch (1,000 messages, 1 MiB by default) is
+        stored all or none. A longer one goes in several; if only some of those are stored,
+        `PartlyStored` says how many messages were and why the others are not known to be.
+        """
+        shared = message_pb2.Message()
+        fill(shared, "", None, deliver_at, deliver_after, "", None, None, "")
+        pipeline, _ = self._open()
+        requests = list_requests(
+            messages, self._empty, shared, messages_max=self._messages_max, bytes_max=self._bytes_max
+        )
+        self._seal()  # what was sent before goes before
+        batches = [ListBatch(request) for request in requests]
+        for batch in batches:
+            pipeline.submit(batch)
+        if len(batches) == 1:
+            return Receipts(await batches[0].future)
+        results = await asyncio.gather(*(batch.future for batch in batches), return_exceptions=True)
+        return _receipts(results)
+
+    async def close(self) -> None:
+        """Send what has gathered, wait until all is settled, and end the stream."""
+        self._closed = True
+        if self._pipeline is not None:
+            self._seal()
+            await self._pipeline.close()
+
+    def _open(self) -> tuple[Pipeline, asyncio.AbstractEventLoop]:
+        if self._pipeline is None or self._loop is None:
+            raise RuntimeError("use `async with client.producer(...) as producer`")
+        if self._closed:
+            raise Closed("the producer is closed")
+        return self._pipeline, self._loop
+
+    def _begin(self, pipeline: Pipeline, loop: asyncio.AbstractEventLoop) -> SharedBatch:
+        batch = SharedBatch(
+            producer_pb2.ProduceRequest(topic=self.topic, producer_name=self._empty.producer_name)
+        )
+        self._gathering = batch
+        self._overdue = False
+        if pipeline.idle or self._linger_s <= 0:
+            # All tasks that were woken in this turn come first: they were queued before us.
+            self._seal_at = loop.call_soon(self._on_time)
+        else:
+            self._seal_at = loop.call_later(self._linger_s, self._on_time)
+        return batch
+
+    def _on_time(self) -> None:
+        assert self._pipeline is not None
+        if self._pipeline.backed_up:
+            # It would only wait in the queue. Let it grow instead; the next answer sends it.
+            self._overdue = True
+        else:
+            self._seal()
+
+    def _on_settled(self) -> None:
+        pipeline = self._pipeline
+        if self._gathering is None or pipeline is None:
+            return
+        if pipeline.idle or (self._overdue and not pipeline.backed_up):
+            self._seal()
+
+    def _seal(self) -> None:
+        batch = self._gathering
+        if batch is None or self._pipeline is None:
+            return
+        self._gathering = None
+        if self._seal_at is not None:
+            self._seal_at.cancel()
+        self._pipeline.submit(batch)
+
+
+def _receipts(results: Sequence[Sequence[IdRange] | BaseException]) -> Receipts:
+    ranges: list[IdRange] = []
+    first_error: BaseException | None = None
+    for result in results:
+        if isinstance(result, BaseException):
+            first_error = first_error or result
+        else:
+            ranges += result
+    if first_error is None:
+        return Receipts(ranges)
+    if not ranges or not isinstance(first_error, PostdateError):
+        raise first_error
+    stored = len(Receipts(ranges))
+    raise PartlyStored(
+        f"{stored} messages were stored, the others failed: {first_error}", stored_count=stored
+    ) from first_error

@@ -1,0 +1,135 @@
+"""Messages taken by a single call, without a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import cast
+
+from postdate._rpc import Rpc
+from postdate._settlement import ACK, Gathered, Verb, entry_sets, fault_table
+from postdate._time import duration_ms, moment_or_none
+from postdate.errors import PostdateError
+from postdate.message import Message
+from postdate.model import InitialPosition, MessageId
+from postdate.v1 import consumer_pb2
+
+# ReceiveResponse does not say how long the lease is where the request left it to the subscription.
+# Half the broker's default is safe for keeping it.
+_ASSUMED_LEASE = timedelta(seconds=15)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What one `Client.receive` took; empty if nothing became ready in time."""
+
+    messages: tuple[Message, ...]
+    next_due_time: datetime | None
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    async def ack(self) -> None:
+        """Ack all of them with one call; return when that is durable."""
+        if self.messages:
+            for message in self.messages:
+                message._settled = True
+            await self.messages[0]._holder.settle(ACK, [message.id for message in self.messages])
+
+
+class PullHolder:
+    """Holds the messages of one `receive`, and settles them by unary calls."""
+
+    def __init__(
+        self, rpc: Rpc, topic: str, subscription: str, consumer_id: str, lease: timedelta | None
+    ) -> None:
+        self.topic = topic
+        self._rpc = rpc
+        self._subscription = subscription
+        self._consumer_id = consumer_id
+        self._lease = lease or _ASSUMED_LEASE
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def lease(self) -> timedelta:
+        return self._lease
+
+    async def settle(self, verb: Verb, ids: Sequence[MessageId]) -> None:
+        gathered = Gathered(verb)
+        gathered.add(ids)
+        faults = fault_table((await self._ask(verb, gathered)).failures)
+        for message_id in ids:
+            if message_id in faults:
+                raise faults[message_id]
+
+    def settle_nowait(self, verb: Verb, ids: Sequence[MessageId]) -> None:
+        task = asyncio.get_running_loop().create_task(self._settle_quietly(verb, ids))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _settle_quietly(self, verb: Verb, ids: Sequence[MessageId]) -> None:
+        try:
+            await self.settle(verb, ids)
+        except PostdateError:
+            return  # the lease ends by itself
+
+    async def _ask(
+        self, verb: Verb, gathered: Gathered
+    ) -> consumer_pb2.AcknowledgeResponse | consumer_pb2.NackResponse | consumer_pb2.ExtendLeaseResponse:
+        entries = entry_sets(gathered.columns)
+        if verb.kind == "ack":
+            ack = consumer_pb2.AcknowledgeRequest(
+                topic=self.topic, subscription=self._subscription, entries=entries
+            )
+            return await self._rpc.call(self._rpc.consumer.Acknowledge, ack)
+        if verb.kind == "nack":
+            nack = consumer_pb2.NackRequest(
+                topic=self.topic,
+                subscription=self._subscription,
+                consumer_id=self._consumer_id,
+                entries=entries,
+                redeliver_after_ms=verb.redeliver_after_ms,
+                dead_letter=verb.dead_letter,
+                reason=verb.reason,
+            )
+            return await self._rpc.call(self._rpc.consumer.Nack, nack)
+        extend = consumer_pb2.ExtendLeaseRequest(
+            topic=self.topic,
+            subscription=self._subscription,
+            consumer_id=self._consumer_id,
+            entries=entries,
+            lease_ms=verb.lease_ms,
+        )
+        return await self._rpc.call(self._rpc.consumer.ExtendLease, extend)
+
+
+async def receive(
+    rpc: Rpc,
+    topic: str,
+    subscription: str,
+    *,
+    max_messages: int,
+    wait: timedelta,
+    lease: timedelta | None,
+    initial_position: InitialPosition | None,
+) -> Received:
+    request = consumer_pb2.ReceiveRequest(
+        topic=topic,
+        subscription=subscription,
+        max_messages=max_messages,
+        wait_ms=duration_ms(wait, "wait"),
+        lease_ms=0 if lease is None else duration_ms(lease, "lease"),
+        attempt_id=uuid.uuid4().hex,  # so that trying again after a lost answer gives the same messages
+    )
+    if initial_position is not None:
+        request.initial_position = cast(consumer_pb2.InitialPosition, initial_position.value)
+    response = await rpc.call(rpc.consumer.Receive, request, wait_s=wait.total_seconds())
+    holder = PullHolder(rpc, topic, subscription, response.consumer_id, lease)
+    messages = tuple(Message(delivery, holder) for delivery in response.deliveries)
+    return Received(messages, moment_or_none(response.next_due_time_ms))

@@ -1,0 +1,336 @@
+"""Receives the messages of one subscription, on a stream with permits and confirmed acks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import cast
+
+from postdate._link import Link
+from postdate._rpc import Rpc
+from postdate._settlement import ACK, Done, Settlements, Verb
+from postdate._time import duration_ms, span
+from postdate.errors import Closed, Disconnected, PostdateError
+from postdate.message import Message
+from postdate.model import InitialPosition, MessageId, SubscriptionType
+from postdate.v1 import consumer_pb2
+
+
+class Subscription:
+    """One consumer of a subscription; made by `Client.subscribe`.
+
+    Iterate over it, or call `receive_many`; several tasks may do so at once. The broker sends no
+    more than `permits` messages ahead of what was taken.
+
+    When the connection breaks, it is made again for as long as it takes. Messages that were not
+    taken yet are forgotten, because the broker gives them out anew; acks that were not confirmed
+    are sent again; nacks and extensions raise `Disconnected`, because the lease is gone.
+
+    Invariants:
+      N1  Permits granted on this connection are those taken and those outstanding: what the broker
+          may still send plus `_ready` is at most `permits`.
+      N2  With a limit, no more than `limit` messages are taken, whatever breaks in between.
+    """
+
+    def __init__(
+        self,
+        rpc: Rpc,
+        topic: str,
+        name: str,
+        *,
+        kind: SubscriptionType | None,
+        initial_position: InitialPosition | None,
+        permits: int,
+        lease: timedelta | None,
+        honor_delay: bool | None,
+        consumer_name: str,
+        limit: int | None,
+    ) -> None:
+        if permits < 1 or (limit is not None and limit < 1):
+            raise ValueError("permits and limit are at least 1")
+        self.topic = topic
+        self.name = name
+        self._rpc = rpc
+        self._permits = permits
+        self._left = limit  # messages that may still be taken; None is any number
+        self._ungranted: int | None = None  # of those, what no connection's permits cover yet
+        self._open = consumer_pb2.Open(topic=topic, subscription=name, consumer_name=consumer_name)
+        if kind is not None:
+            self._open.type = cast(consumer_pb2.SubscriptionType, kind.value)
+        if initial_position is not None:
+            self._open.initial_position = cast(consumer_pb2.InitialPosition, initial_position.value)
+        if lease is not None:
+            self._open.lease_ms = duration_ms(lease, "lease")
+        if honor_delay is not None:
+            self._open.honor_delay = honor_delay
+        self._ready: deque[Message] = deque()
+        self._taken = 0  # since the last Permits frame
+        self._grant = 0  # permits to send
+        self._drain = False
+        self._yield_due = False
+        self._lease = timedelta(0)
+        self._type = kind or SubscriptionType.SHARED
+        self._consumer_id = ""
+        self._connected = False
+        self._stopped = False  # no more will be handed out
+        self._error: PostdateError | None = None
+        self._changed = asyncio.Event()  # messages arrived, or the state did change
+        self._link: Link | None = None
+        self._settlements = Settlements(self._wake)
+
+    @property
+    def lease(self) -> timedelta:
+        """How long a message may be held."""
+        return self._lease
+
+    @property
+    def effective_type(self) -> SubscriptionType:
+        """How messages are shared out, as the broker says."""
+        return self._type
+
+    @property
+    def consumer_id(self) -> str:
+        """The broker's name for this consumer; another one after each reconnect."""
+        return self._consumer_id
+
+    async def __aenter__(self) -> Subscription:
+        if self._link is not None:
+            raise RuntimeError("a subscription is entered once")
+        self._link = Link(self._rpc, self)
+        try:
+            while not self._connected and self._error is None:
+                await self._wait_change()
+        except asyncio.CancelledError:
+            await self._link.abort()
+            raise
+        if self._error is not None:
+            raise self._error
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            await self.close()
+        elif issubclass(kind, Exception):
+            try:
+                await self.close()
+            except PostdateError as fault:
+                assert error is not None
+                error.add_note(f"closing the subscription failed too: {fault}")
+        else:
+            await self._abort()
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Message:
+        if self._yield_due:
+            # A consumer that never waits must not keep the link from sending and receiving.
+            self._yield_due = False
+            await asyncio.sleep(0)
+        while not self._ready:
+            if self._stopped:
+                raise StopAsyncIteration
+            if self._error is not None:
+                raise self._error
+            await self._wait_change()
+        message = self._ready.popleft()
+        self._taken += 1
+        if self._taken * 2 >= self._permits or self._left is not None:
+            self._replenish()
+            self._yield_due = True
+        return message
+
+    async def receive_many(self, max_messages: int = 1000, timeout: timedelta | None = None) -> list[Message]:
+        """Take what is there, at most `max_messages`; wait up to `timeout` for the first.
+
+        None waits as long as it takes. An empty list means that the time is up, or that the
+        subscription was closed.
+        """
+        if max_messages < 1:
+            raise ValueError("max_messages is at least 1")
+        loop = asyncio.get_running_loop()
+        give_up_at = None if timeout is None else loop.time() + timeout.total_seconds()
+        while not self._ready and not self._stopped:
+            if self._error is not None:
+                raise self._error
+            try:
+                async with asyncio.timeout_at(give_up_at):
+                    await self._wait_change()
+            except TimeoutError:
+                return []
+        ready = self._ready
+        messages = [ready.popleft() for _ in range(min(max_messages, len(ready)))]
+        self._taken += len(messages)
+        if self._taken * 2 >= self._permits or self._left is not None:
+            self._replenish()
+        return messages
+
+    async def ack_many(self, messages: Iterable[Message]) -> None:
+        """Ack all of them; return when that is durable. Raises the first failure, if any."""
+        ids = []
+        for message in messages:
+            message._settled = True
+            ids.append(message.id)
+        if ids:
+            await self.settle(ACK, ids)
+
+    def ack_nowait(self, message: Message) -> None:
+        """Ack it without waiting. `wait_confirmed` and `close` wait for all such acks.
+
+        This is the fast way for consumers that take message after message in one task.
+        """
+        if self._error is not None or self._stopped:
+            self._check_usable()
+        message._settled = True
+        message_id = message._delivery.id
+        self._settlements.add_ack(message_id.ledger_id, message_id.entry_id)
+
+    async def wait_confirmed(self) -> None:
+        """Wait until everything asked for so far is durable. Raises the first failure of `ack_nowait`."""
+        barriers = self._settlements.barriers(asyncio.get_running_loop().create_future)
+        if barriers:
+            await asyncio.wait(barriers)
+        self._raise_faults()
+
+    def stop(self) -> None:
+        """Take no more: iteration ends, what was not taken goes back, acks still count."""
+        self._stop()
+        self._drain = True
+        self._wake()
+
+    async def close(self) -> None:
+        """Take no more, wait until all acks are confirmed, and leave.
+
+        Messages that were not taken go back to the broker. Waits for a broker that is away up to
+        the client's `retry_for`; what is not confirmed by then raises.
+        """
+        if self._link is None:
+            return
+        self.stop()
+        barriers = self._settlements.barriers(asyncio.get_running_loop().create_future)
+        if barriers and self._error is None:
+            await asyncio.wait(barriers, timeout=max(1.0, self._rpc.retry_for_s))
+        if self._connected:
+            await self._link.close()
+        else:
+            await self._link.abort()
+        self._settlements.give_up(Disconnected("the subscription was closed before the broker confirmed"))
+        self._link = None
+        self._raise_faults()
+
+    async def settle(self, verb: Verb, ids: Sequence[MessageId]) -> None:
+        """For `Message`: ask, and wait for the confirmation."""
+        self._check_usable(verb)
+        done: Done = asyncio.get_running_loop().create_future()
+        self._settlements.add(verb, ids, done)
+        await done
+
+    def settle_nowait(self, verb: Verb, ids: Sequence[MessageId]) -> None:
+        """For `Message`: ask without waiting."""
+        if self._connected and self._link is not None:
+            self._settlements.add(verb, ids)
+
+    # What the link asks and tells.
+
+    def open_frame(self) -> consumer_pb2.SubscribeRequest:
+        self._taken = self._grant = 0
+        permits = self._permits if self._left is None else min(self._permits, self._left)
+        self._ungranted = None if self._left is None else self._left - permits
+        self._open.permits.messages = 0 if self._stopped else permits
+        return consumer_pb2.SubscribeRequest(open=self._open)
+
+    def next_frame(self) -> consumer_pb2.SubscribeRequest | None:
+        if (frame := self._settlements.next_frame()) is not None:
+            return frame
+        if self._drain:
+            self._drain = False
+            return consumer_pb2.SubscribeRequest(drain=consumer_pb2.Drain())
+        if self._grant and not self._stopped:
+            permits = consumer_pb2.Permits(messages=self._grant)
+            self._grant = 0
+            return consumer_pb2.SubscribeRequest(permits=permits)
+        return None
+
+    def opened(self, opened: consumer_pb2.Opened) -> None:
+        self._consumer_id = opened.consumer_id
+        self._lease = span(opened.lease_ms)
+        if opened.type:
+            self._type = SubscriptionType(opened.type)
+        self._connected = True
+        self._changed.set()
+
+    def arrived(self, deliveries: Sequence[consumer_pb2.Delivery]) -> None:
+        if not self._stopped:
+            self._ready.extend([Message(delivery, self) for delivery in deliveries])
+            self._changed.set()
+
+    def confirmed(self, confirmed: consumer_pb2.Confirmed) -> None:
+        self._settlements.confirm(confirmed)
+
+    def disconnected(self, error: PostdateError) -> None:
+        self._connected = False
+        self._ready.clear()  # the broker gives them out anew
+        self._settlements.disconnected(error)
+
+    def failed(self, error: PostdateError) -> None:
+        self._connected = False
+        self._error = error
+        self._settlements.give_up(error)
+        self._changed.set()
+
+    def _replenish(self) -> None:
+        """Give back permits for what was taken (N1), within the limit (N2)."""
+        taken, self._taken = self._taken, 0
+        if self._left is not None:
+            self._left -= taken
+            assert self._ungranted is not None
+            taken = min(taken, self._ungranted)
+            self._ungranted -= taken
+            if self._left <= 0:
+                self._stop()
+        if taken:
+            self._grant += taken
+            self._wake()
+
+    async def _wait_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _wake(self) -> None:
+        if self._link is not None:
+            self._link.wake()
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._ready.clear()
+        self._changed.set()
+
+    def _check_usable(self, verb: Verb = ACK) -> None:
+        if self._link is None:
+            raise Closed("the subscription is closed")
+        if self._error is not None:
+            raise self._error
+        if verb is not ACK and not self._connected:
+            raise Disconnected("the connection is broken, and the lease with it")
+
+    def _raise_faults(self) -> None:
+        faults, count = self._settlements.take_faults()
+        if faults:
+            if count > 1:
+                faults[0].add_note(f"{count - 1} more acks failed")
+            raise faults[0]
+
+    async def _abort(self) -> None:
+        self._stop()
+        if self._link is not None:
+            await self._link.abort()
+            self._link = None
+        self._settlements.give_up(Closed("the subscription was closed"))

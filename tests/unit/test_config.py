@@ -1,0 +1,262 @@
+"""Settings: four sources in order, units, ranges, and refusals that name the culprit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.config import (
+    MIB,
+    SETTINGS,
+    BrokerConfig,
+    ConfigError,
+    Kind,
+    check_name,
+    is_loopback,
+    load_config,
+    render_reference,
+    split_address,
+)
+from broker.errors import InvalidRequest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(
+    flags: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None, path: str | None = None
+) -> BrokerConfig:
+    return load_config(flags or {}, environ or {}, path)
+
+
+def toml(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "postdate.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def refusal(
+    flags: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None, path: str | None = None
+) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(flags, environ, path)
+    return str(caught.value)
+
+
+def test_defaults_are_the_documented_ones_and_hold_together() -> None:
+    config = load()
+    assert config == BrokerConfig()
+    assert (config.data_dir, config.grpc_address, config.http_address) == (
+        "./data",
+        "127.0.0.1:7650",
+        "127.0.0.1:7680",
+    )
+    assert (config.payload_bytes_max, config.batch_messages_max) == (MIB, 5_000)
+    assert config.frame_bytes_max == 3.5 * MIB
+
+
+def test_each_source_overrides_the_one_below(tmp_path: Path) -> None:
+    path = toml(tmp_path, 'tick_ms = 1\nlease_ms = "1s"\nheartbeat_ms = "1s"')
+    config = load({"heartbeat_ms": "3s"}, {"POSTDATE_LEASE_MS": "2s", "POSTDATE_HEARTBEAT_MS": "2s"}, path)
+    assert (config.tick_ms, config.lease_ms, config.heartbeat_ms) == (1, 2_000, 3_000)
+
+
+def test_every_setting_can_be_given_by_every_source(tmp_path: Path) -> None:
+    for setting in SETTINGS:
+        given_value = (
+            str(setting.default).lower() if setting.spec.kind is Kind.SWITCH else str(setting.default)
+        )
+        assert load({setting.flag.removeprefix("--"): given_value}) == BrokerConfig()
+        assert load({}, {setting.variable: given_value}) == BrokerConfig()
+        assert load(path=toml(tmp_path, f'{setting.name} = "{given_value}"')) == BrokerConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "given_value", "expected"),
+    [
+        ("payload_bytes_max", "1MiB", 1 << 20),
+        ("payload_bytes_max", "1.5 MiB", 3 << 19),
+        ("payload_bytes_max", "1MB", 1_000_000),
+        ("payload_bytes_max", "700", 700),
+        ("lease_ms", "500ms", 500),
+        ("lease_ms", "30s", 30_000),
+        ("lease_ms", "1.5s", 1_500),
+        ("lease_ms", "15m", 900_000),
+        ("lease_ms", "12h", 43_200_000),
+        ("lease_ms", "250", 250),
+        ("batch_messages_max", "1_000", 1_000),
+        ("backoff_multiplier", "1.5", 1.5),
+        ("auto_create_topics", "off", False),
+        ("auto_create_topics", "TRUE", True),
+        ("grpc_address", "[::1]:0", "[::1]:0"),
+    ],
+)
+def test_units_and_words_are_understood(name: str, given_value: str, expected: object) -> None:
+    assert getattr(load({name: given_value}), name) == expected
+
+
+def test_toml_takes_native_values(tmp_path: Path) -> None:
+    config = load(path=toml(tmp_path, "auto_create_topics = false\nbackoff_multiplier = 3\ntick_ms = 250"))
+    assert (config.auto_create_topics, config.backoff_multiplier, config.tick_ms) == (False, 3.0, 250)
+
+
+@pytest.mark.parametrize(
+    ("name", "given_value"),
+    [
+        ("payload_bytes_max", "0"),
+        ("payload_bytes_max", "65MiB"),
+        ("payload_bytes_max", "-1"),
+        ("payload_bytes_max", "1M"),
+        ("payload_bytes_max", "0.3B"),
+        pytest.param("payload_bytes_max", "9" * 5_000, id="huge size"),
+        ("payload_bytes_max", ""),
+        ("lease_ms", "0"),
+        ("lease_ms", "0.5ms"),
+        ("lease_ms", "30 seconds"),
+        ("tick_ms", "0"),
+        ("heartbeat_ms", "0"),
+        ("clock_recheck_ms", "0"),
+        ("checkpoint_interval_ms", "0"),
+        ("batch_messages_max", "1e3"),
+        pytest.param("batch_messages_max", "9" * 4_000, id="huge count"),
+        ("backoff_multiplier", "0.5"),
+        ("backoff_multiplier", "nan"),
+        ("backoff_multiplier", "1e999"),
+        ("auto_create_topics", "maybe"),
+        ("auto_create_topics", ""),
+        ("log_level", "loud"),
+        ("tracker", "disk"),
+        ("data_dir", ""),
+        ("grpc_address", "7650"),
+        ("grpc_address", "localhost:65536"),
+        ("grpc_address", "::1:7650"),
+        ("grpc_address", "[::z]:7650"),
+        ("grpc_address", ":7650"),
+    ],
+)
+def test_a_bad_value_is_refused_by_the_name_of_its_setting(name: str, given_value: str) -> None:
+    message = refusal({name: given_value})
+    assert name in message
+    assert len(message) < 300
+    assert f"POSTDATE_{name.upper()}" in refusal({}, {f"POSTDATE_{name.upper()}": given_value})
+
+
+@pytest.mark.parametrize(
+    "text", ["tick_ms = true", "tick_ms = 1.5", "tick_ms = [1]", "auto_create_topics = 1"]
+)
+def test_toml_of_the_wrong_type_is_refused(tmp_path: Path, text: str) -> None:
+    assert text.split(maxsplit=1)[0] in refusal(path=toml(tmp_path, text))
+
+
+def test_unknown_names_are_refused_and_the_near_one_is_suggested(tmp_path: Path) -> None:
+    assert refusal(path=toml(tmp_path, "lease_msec = 1")).endswith("Did you mean lease_ms?")
+    message = refusal({}, {"POSTDATE_DATADIR": "/x"})
+    assert "POSTDATE_DATADIR" in message
+    assert "POSTDATE_DATA_DIR" in message
+    assert "--data-dir?" in refusal({"data-dri": "/x"})
+    assert "storage" in refusal(path=toml(tmp_path, "[storage]\ndata_dir = 'x'"))
+    assert "POSTDATE_data_dir" in refusal({}, {"POSTDATE_data_dir": "/x"})
+
+
+def test_variables_of_the_client_and_of_others_are_left_alone() -> None:
+    environ = {"POSTDATE_ADDRESS": "h:1", "POSTDATE_OUTPUT": "json", "PATH": "/bin", "POSTDATED": "1"}
+    assert load({}, environ) == BrokerConfig()
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent.toml")
+    assert absent in refusal(path=absent)
+    assert "is not TOML" in refusal(path=toml(tmp_path, "tick_ms ="))
+    assert "is not TOML" in refusal(path=toml(tmp_path, "tick_ms = " + "9" * 5_000))
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"frame_bytes_max": "1MiB"}, "frame_bytes_max"),
+        ({"request_bytes_max": "1MiB"}, "request_bytes_max"),
+        ({"journal_segment_bytes": "8MiB"}, "journal_segment_bytes"),
+        ({"journal_pending_bytes_max": "8MiB"}, "journal_pending_bytes_max"),
+        ({"ledger_bytes_max": "8MiB"}, "ledger_bytes_max"),
+        ({"ledger_entries_max": "10"}, "ledger_entries_max"),
+        ({"lease_ms_max": "1s"}, "lease_ms_max"),
+        ({"max_backoff_ms": "1ms"}, "max_backoff_ms"),
+    ],
+)
+def test_settings_that_cannot_hold_together_are_refused(flags: dict[str, str], named: str) -> None:
+    assert refusal(flags).startswith(named)
+
+
+def test_a_config_built_in_code_is_checked_too() -> None:
+    with pytest.raises(ConfigError, match="tick_ms must be from 1ms to 1h, but is 0"):
+        BrokerConfig(tick_ms=0)
+    with pytest.raises(ConfigError, match="tick_ms"):
+        replace(BrokerConfig(), tick_ms="1")  # type: ignore[arg-type]
+    assert BrokerConfig(backoff_multiplier=2).backoff_multiplier == 2
+    with pytest.raises(FrozenInstanceError):
+        BrokerConfig().tick_ms = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("reflection", "host", "expected"),
+    [
+        ("auto", "127.0.0.1", True),
+        ("auto", "127.9.9.9", True),
+        ("auto", "localhost", True),
+        ("auto", "[::1]", True),
+        ("auto", "0.0.0.0", False),
+        ("auto", "broker.example", False),
+        ("on", "0.0.0.0", True),
+        ("off", "127.0.0.1", False),
+    ],
+)
+def test_reflection_is_on_by_itself_for_loopback_only(reflection: str, host: str, expected: bool) -> None:
+    assert load({"reflection": reflection, "grpc_address": f"{host}:7650"}).reflection_enabled is expected
+
+
+def test_addresses_come_apart() -> None:
+    assert split_address("[::1]:7650") == ("::1", 7650)
+    assert split_address("localhost:0") == ("localhost", 0)
+    assert is_loopback("::1")
+    assert not is_loopback("::")
+
+
+@pytest.mark.parametrize("name", ["a", "A9", "orders.v1_x~y-z", "a" * 255, "0..1"])
+def test_plain_names_are_accepted(name: str) -> None:
+    check_name("topic", name, "topic")
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "../x", "-a", "_a", "a b", "a\n", "a\0", "é", "a" * 256, "\u0661"]
+)
+def test_other_names_are_refused_with_their_field(name: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_name("topic", name, "messages[3].topic")
+    assert caught.value.field == "messages[3].topic"
+    assert caught.value.reason == "INVALID_NAME"
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 250
+
+
+@given(st.text(max_size=40))
+def test_any_text_for_any_setting_is_a_value_or_a_config_error(text: str) -> None:
+    for setting in SETTINGS:
+        try:
+            load({setting.name: text})
+        except ConfigError as error:
+            assert setting.name in str(error)  # noqa: PT017
+
+
+def test_every_setting_says_what_it_means_in_a_sentence() -> None:
+    assert [setting.name for setting in SETTINGS] == [field.name for field in fields(BrokerConfig)]
+    for setting in SETTINGS:
+        assert setting.spec.help.endswith("."), setting.name
+
+
+def test_the_documentation_is_what_the_code_says() -> None:
+    document = (ROOT / "docs/configuration.md").read_text()
+    assert document == render_reference(), "run: python -m broker.config > docs/configuration.md"

@@ -1,0 +1,120 @@
+"""Generate the Python stubs from protos/, or check that the committed ones are what would be generated.
+
+Runs in build/protos-venv (`make protos`, `make check`): grpcio-tools is pinned to an old release, so that what it
+generates loads under every protobuf runtime the package allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import re
+import sys
+import tempfile
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+
+from grpc_tools import protoc
+
+ROOT = Path(__file__).resolve().parent.parent
+PROTOS = ROOT / "protos"
+STUBS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi")
+STUB_FOLDERS = (Path("clients/python/postdate/v1"), Path("broker/storage/v1"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail when the stubs are stale")
+    check = parser.parse_args().check
+    with tempfile.TemporaryDirectory() as folder:
+        fresh = Path(folder)
+        generate(fresh)
+        stale = [path for path in stub_paths(fresh) | stub_paths(ROOT) if differs(fresh / path, ROOT / path)]
+        if check:
+            for path in sorted(stale):
+                print(f"{path} is not what protos/ generates; run `make protos`", file=sys.stderr)
+            if not stale:
+                print(f"Generated stubs match protos/ (grpcio-tools {version('grpcio-tools')}).")
+            return bool(stale)
+        for path in stale:
+            install(fresh / path, ROOT / path)
+        print(f"{len(stale)} stubs changed.")
+        return 0
+
+
+def generate(out: Path) -> None:
+    """Write every stub below `out`, at its path in the repository."""
+    include = files("grpc_tools") / "_proto"
+    for folder in STUB_FOLDERS:
+        (out / folder).mkdir(parents=True)
+    sdk = out / "clients/python"
+    services = sorted(PROTOS.glob("postdate/v1/*.proto"))
+    run_protoc(
+        f"-I{PROTOS}",
+        f"-I{include}",
+        f"--python_out={sdk}",
+        f"--pyi_out={sdk}",
+        f"--grpc_python_out={sdk}",
+        *(str(path.relative_to(PROTOS)) for path in services),
+    )
+    for path in services:
+        write_grpc_pyi(path, sdk / "postdate/v1" / f"{path.stem}_pb2_grpc")
+    # A module of generated code knows itself by the path it was generated from, so the on-disk records are
+    # presented to protoc under the path of the package that holds them.
+    records = sorted(PROTOS.glob("postdate/storage/v1/*.proto"))
+    run_protoc(
+        f"-Ibroker/storage/v1={PROTOS / 'postdate/storage/v1'}",
+        f"-I{include}",
+        f"--python_out={out}",
+        f"--pyi_out={out}",
+        *(f"broker/storage/v1/{path.name}" for path in records),
+    )
+
+
+def run_protoc(*arguments: str) -> None:
+    if protoc.main(["protoc", *arguments]) != 0:
+        sys.exit(1)
+
+
+def write_grpc_pyi(proto: Path, stub: Path) -> None:
+    """Give the gRPC stub a type stub, or drop it when the proto has no service.
+
+    The generator writes none, and without one every call of a stub is an untyped call.
+    """
+    text = re.sub(r"//[^\n]*", "", proto.read_text())
+    services = re.findall(r"\bservice\s+(\w+)\s*\{(.*?)\n\}", text, re.DOTALL)
+    if not services:
+        stub.with_suffix(".py").unlink()
+        return
+    lines = ["# Generated from " + f"{proto.relative_to(PROTOS)}. DO NOT EDIT!", "from typing import Any", ""]
+    for name, body in services:
+        calls = re.findall(r"\brpc\s+(\w+)\s*\(", body)
+        lines += [f"class {name}Stub:", "    def __init__(self, channel: Any) -> None: ..."]
+        lines += [f"    {call}: Any" for call in calls]
+        lines += ["", f"class {name}Servicer:"]
+        lines += [f"    def {call}(self, request: Any, context: Any) -> Any: ..." for call in calls]
+        lines += ["", f"def add_{name}Servicer_to_server(servicer: {name}Servicer, server: Any) -> None: ...", ""]
+    stub.with_suffix(".pyi").write_text("\n".join(lines))
+
+
+def stub_paths(root: Path) -> set[Path]:
+    return {
+        path.relative_to(root) for folder in STUB_FOLDERS for stub in STUBS for path in (root / folder).glob(stub)
+    }
+
+
+def differs(fresh: Path, committed: Path) -> bool:
+    return not (fresh.exists() and committed.exists() and filecmp.cmp(fresh, committed, shallow=False))
+
+
+def install(fresh: Path, committed: Path) -> None:
+    if fresh.exists():
+        committed.parent.mkdir(parents=True, exist_ok=True)
+        committed.write_bytes(fresh.read_bytes())
+    else:
+        committed.unlink()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+#!/bin/sh
+# Prepares .venv: finds a Python, makes the environment, installs what requirements-dev.txt pins, links the
+# checkout into it. `make setup` calls this when there is something to do; PYTHON names another interpreter.
+set -eu
+cd "$(dirname "$0")/.."
+
+fail() {
+    echo "setup: $*" >&2
+    exit 1
+}
+
+# Asks the interpreter itself: a command of that name may be a stub that only says what to install.
+suits() {
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
+}
+
+find_python() {
+    for candidate in python3.11 python3.12 python3.13 python3; do
+        if suits "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "Python 3.11 to 3.13 not found; install it (Debian: apt-get install python3.11 python3.11-venv) or name it: make setup PYTHON=/path/to/python"
+}
+
+version() {
+    "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
+}
+
+# An environment names its own folder and its interpreter in many files, so a moved one is made anew.
+usable() {
+    grep -qs -e " $(pwd -P)/\.venv\$" .venv/pyvenv.cfg && [ "$(version .venv/bin/python)" = "$(version "$python")" ]
+}
+
+if [ -n "${PYTHON:-}" ]; then
+    python=$PYTHON
+    suits "$python" || fail "PYTHON=$python is not a Python 3.11 to 3.13"
+else
+    python=$(find_python)
+fi
+"$python" -c 'import venv, ensurepip' >/dev/null 2>&1 ||
+    fail "$python lacks the venv module; install it (Debian: apt-get install python$(version "$python")-venv)"
+
+rm -f .venv/.ready
+if ! usable; then
+    echo "setup: creating .venv with $python"
+    rm -rf .venv
+    "$python" -m venv .venv
+fi
+echo "setup: installing what requirements-dev.txt pins; the first time this takes a minute"
+pip() {
+    .venv/bin/python -m pip --disable-pip-version-check install --quiet "$@"
+}
+# Wheels only: building from source would need a compiler and packages that nobody pinned.
+pip --require-hashes --only-binary :all: --requirement requirements-dev.txt
+pip --no-deps --no-build-isolation --no-index --editable .
+pwd -P > .venv/.ready
+echo "setup: .venv is ready"
