@@ -39,6 +39,7 @@ endif
 	@PYTHON='$(PYTHON)' sh tools/setup.sh
 
 setup: .venv/.ready ## prepare .venv from the lock file
+	@:
 
 run: setup ## run the broker on 127.0.0.1:7650 (gRPC) and 127.0.0.1:7680 (HTTP), data in ./data
 	@exec .venv/bin/postdate-broker serve $(ARGS)
@@ -58,7 +59,7 @@ check-types: setup
 	@$(PY) -m mypy
 
 check-imports: setup
-	@.venv/bin/lint-imports --cache-dir build/import-linter
+	@.venv/bin/lint-imports --no-logo --cache-dir build/import-linter
 	@$(PY) -m pytest tests/architecture/test_imports.py
 
 check-protos: build/protos-venv/.ready

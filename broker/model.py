@@ -97,7 +97,7 @@ class EntryColumns:
     entry_ids: UInt32Column
     times: Int64Column  # deliver_at_ms of the rows; 0 where the row is not DELAYED
     rows: RowColumn  # dtype ROW
-    frames: list[bytes]  # the stored frames, checksums verified
+    frames: list[bytes]  # the stored frames of the first entries, checksums verified
 
 
 def bitmap_of(entry_ids: UInt32Column) -> BitMap:

@@ -1,7 +1,7 @@
 """Generate the Python stubs from protos/, or check that the committed ones are what would be generated.
 
-Runs in build/protos-venv (`make protos`, `make check`): grpcio-tools is pinned to an old release, so that what it
-generates loads under every protobuf runtime the package allows.
+Runs in build/protos-venv (`make protos`, `make check`): grpcio-tools is pinned to an old release, so that
+what it generates loads under every protobuf runtime the package allows.
 """
 
 from __future__ import annotations
@@ -87,21 +87,21 @@ def write_grpc_pyi(proto: Path, stub: Path) -> None:
     if not services:
         stub.with_suffix(".py").unlink()
         return
-    lines = ["# Generated from " + f"{proto.relative_to(PROTOS)}. DO NOT EDIT!", "from typing import Any", ""]
+    lines = [f"# Generated from {proto.relative_to(PROTOS)}. DO NOT EDIT!", "from typing import Any", ""]
     for name, body in services:
         calls = re.findall(r"\brpc\s+(\w+)\s*\(", body)
         lines += [f"class {name}Stub:", "    def __init__(self, channel: Any) -> None: ..."]
         lines += [f"    {call}: Any" for call in calls]
         lines += ["", f"class {name}Servicer:"]
         lines += [f"    def {call}(self, request: Any, context: Any) -> Any: ..." for call in calls]
-        lines += ["", f"def add_{name}Servicer_to_server(servicer: {name}Servicer, server: Any) -> None: ...", ""]
+        add = f"add_{name}Servicer_to_server"
+        lines += ["", f"def {add}(servicer: {name}Servicer, server: Any) -> None: ...", ""]
     stub.with_suffix(".pyi").write_text("\n".join(lines))
 
 
 def stub_paths(root: Path) -> set[Path]:
-    return {
-        path.relative_to(root) for folder in STUB_FOLDERS for stub in STUBS for path in (root / folder).glob(stub)
-    }
+    found = (path for folder in STUB_FOLDERS for stub in STUBS for path in (root / folder).glob(stub))
+    return {path.relative_to(root) for path in found}
 
 
 def differs(fresh: Path, committed: Path) -> bool:

@@ -207,8 +207,6 @@ class MemoryTracker:
             self._far_count -= len(entry_ids)
             tick.count -= len(entry_ids)
             tick.parts = [part.part(part.ledger_ids != ledger_id) for part in tick.parts]
-            if tick.read is not None:
-                tick.read.pop(ledger_id, None)
             if not tick.ledgers:
                 del self._far[number]
         self._far_last = max(self._far, default=0)

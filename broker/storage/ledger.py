@@ -32,7 +32,7 @@ from broker.errors import StorageFailed
 from broker.model import ROW, Array, EntryColumns, Int64Column, RowColumn, UInt32Column
 from broker.runtime.vfs import Vfs
 from broker.storage.blocks import TIME, BlockChecksums, LedgerCapture, LedgerName, is_contiguous, slice_frames
-from broker.storage.ledger_files import LedgerFiles, LedgerStorage, OpenFiles
+from broker.storage.ledger_files import LedgerFiles, LedgerStorage, OpenFiles, frames_within
 
 _T = TypeVar("_T")
 
@@ -215,20 +215,23 @@ class Ledger:
         stored = await self._read(self._storage.times_of, entry_ids[:stored_count])
         return _joined((stored, recent), TIME) if len(recent) else stored
 
-    async def read(self, entry_ids: UInt32Column) -> EntryColumns:
-        """Entries with rising ids, their frames checked.
+    async def read(self, entry_ids: UInt32Column, bytes_max: int = 1 << 62) -> EntryColumns:
+        """Entries with rising ids: times and rows of all, and the frames of the first ones, checked.
 
-        Memory is the sum of the frames: a caller who does not know how large they are reads rows first.
+        As many frames are read as `bytes_max` allows, so that memory is bounded whatever was stored; one at least.
         """
         stored_count = self._split(entry_ids)
-        times, rows, frames = self._tail.read(entry_ids[stored_count:])
+        times, rows, frames = self._tail.read(entry_ids[stored_count:], bytes_max)
         if stored_count:
-            stored = await self._read(self._storage.read, entry_ids[:stored_count], self._written_bytes)
+            stored = await self._read(
+                self._storage.read, entry_ids[:stored_count], self._written_bytes, bytes_max
+            )
             if stored_count == len(entry_ids):
                 return stored
             times = _joined((stored.times, times), TIME)
             rows = _joined((stored.rows, rows), ROW)
-            frames = stored.frames + frames
+            is_whole = len(stored.frames) == stored_count
+            frames = (stored.frames + frames if is_whole else stored.frames)[: frames_within(rows, bytes_max)]
         return EntryColumns(self.name.ledger_id, entry_ids, times, rows, frames)
 
     def delete(self, vfs: Vfs) -> None:
@@ -355,7 +358,9 @@ class _Tail:
         batches, places = self._holders(entry_ids)
         return _joined([batch.times for batch in batches], TIME).take(places)
 
-    def read(self, entry_ids: UInt32Column) -> tuple[Int64Column, RowColumn, list[bytes]]:
+    def read(
+        self, entry_ids: UInt32Column, bytes_max: int
+    ) -> tuple[Int64Column, RowColumn, list[bytes]]:
         times: Int64Column
         rows: RowColumn
         if not len(entry_ids):
@@ -369,12 +374,14 @@ class _Tail:
             batches, places = self._holders(entry_ids)
             times = _joined([batch.times for batch in batches], TIME).take(places)
             rows = _joined([batch.rows for batch in batches], ROW).take(places)
-        starts = rows["offset"].astype(np.int64)
+        framed = rows[: frames_within(rows, bytes_max)]
+        starts = framed["offset"].astype(np.int64)
+        batches = batches[: int(np.searchsorted([batch.data_offset for batch in batches], starts[-1], "right"))]
         part_offsets = np.array([batch.data_offset for batch in batches], np.int64)
         firsts = np.searchsorted(starts, part_offsets)
         firsts[0] = 0
         parts = [batch.frames for batch in batches]
-        return times, rows, slice_frames(parts, part_offsets, firsts, starts, starts + rows["length"])
+        return times, rows, slice_frames(parts, part_offsets, firsts, starts, starts + framed["length"])
 
     def _span(self, first: int, count: int) -> tuple[Sequence[_TailBatch], int]:
         """The batches that hold consecutive entries, and where in their rows the first one is."""

@@ -80,7 +80,7 @@ class LedgerStorage(Protocol):
 
     def times_of(self, entry_ids: UInt32Column) -> Int64Column: ...
 
-    def read(self, entry_ids: UInt32Column, data_bytes: int) -> EntryColumns: ...
+    def read(self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int) -> EntryColumns: ...
 
     def delete(self, vfs: Vfs) -> None: ...
 
@@ -333,12 +333,15 @@ class LedgerFiles:
         with self._reading() as handles:
             return self._column_at(self._times, handles.times, entry_ids)
 
-    def read(self, entry_ids: UInt32Column, data_bytes: int) -> EntryColumns:
-        """Entries with rising ids, all of them written; `data_bytes` is the length of the data written."""
+    def read(self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int) -> EntryColumns:
+        """Entries with rising ids, all of them written; `data_bytes` is the length of the data written.
+
+        Frames are read of the first entries only, as many as `bytes_max` allows, and of one at least.
+        """
         with self._reading() as handles:
             times = self._column_at(self._times, handles.times, entry_ids)
             rows = self._column_at(self._rows, handles.rows, entry_ids)
-            frames = _read_frames(handles, rows, data_bytes)
+            frames = _read_frames(handles, rows[: frames_within(rows, bytes_max)], data_bytes)
         return EntryColumns(self.name.ledger_id, entry_ids, times, rows, frames)
 
     def delete(self, vfs: Vfs) -> None:
@@ -399,6 +402,11 @@ def _read_frames(handles: Handles, rows: RowColumn, data_bytes: int) -> list[byt
         offset = HEADER_BYTES + int(starts[wrong[0]])
         raise Corrupt("a stored message is damaged", path=file.path, offset=offset, advice=_RESTORE)
     return frames
+
+
+def frames_within(rows: RowColumn, bytes_max: int) -> int:
+    """How many of the first frames `bytes_max` allows; one at least."""
+    return max(1, int(rows["length"].cumsum(dtype=np.int64).searchsorted(bytes_max, "right")))
 
 
 def _wrong_frames(frames: list[bytes], rows: RowColumn) -> npt.NDArray[np.int64]:

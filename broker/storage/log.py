@@ -38,8 +38,8 @@ class TopicLog:
 
     def restore(self, ledgers: list[Ledger]) -> None:
         """Take in the ledgers that the manifest names."""
-        self._order = [ledger.ledger_id for ledger in ledgers]
-        self._ledgers = {ledger.ledger_id: ledger for ledger in ledgers}
+        self._order = [ledger.name.ledger_id for ledger in ledgers]
+        self._ledgers = {ledger.name.ledger_id: ledger for ledger in ledgers}
         self._runs_floor = self.end
 
     # -- changes: called by the topic's apply ------------------------------------------------------------------------
@@ -51,14 +51,14 @@ class TopicLog:
             if self._order:
                 last = self._ledgers[self._order[-1]]
                 last.seal()
-                self.dirty[last.ledger_id] = last
+                self.dirty[last.name.ledger_id] = last
             ledger = self._open_ledger(record.ledger_id)
             self._ledgers[record.ledger_id] = ledger
             self._order.append(record.ledger_id)
         if not record.times.all():
             self._note_undelayed(record)
         ledger.append(record.first_entry_id, record.times, record.rows, bytes(record.frames))
-        self.dirty[ledger.ledger_id] = ledger
+        self.dirty[ledger.name.ledger_id] = ledger
 
     def drop(self, ledger_id: int) -> Ledger:
         """Forget a ledger; the caller deletes its files."""

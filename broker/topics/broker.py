@@ -21,7 +21,8 @@ from broker.runtime.vfs import File, Vfs
 from broker.storage.journal import Journal
 from broker.storage.layout import Layout
 from broker.storage.ledger import Ledger
-from broker.storage.ledger_files import LedgerName, OpenFiles
+from broker.storage.blocks import LedgerName
+from broker.storage.ledger_files import OpenFiles
 from broker.storage.records import Record
 from broker.topics.checkpoint import Checkpointer, ledger_capture
 from broker.topics.recovery import Manifests, cut_and_clean, open_manifests, replay_journal

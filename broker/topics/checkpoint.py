@@ -26,7 +26,7 @@ from broker.runtime.vfs import Vfs, replace_file
 from broker.storage.journal import Journal
 from broker.storage.layout import Layout, remove_tree
 from broker.storage.ledger import Ledger
-from broker.storage.ledger_files import LedgerCapture
+from broker.storage.blocks import LedgerCapture
 from broker.storage.manifest import (
     BrokerImage,
     CursorImage,

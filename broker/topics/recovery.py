@@ -20,7 +20,8 @@ from broker.errors import Corrupt
 from broker.runtime.vfs import Vfs, replace_file
 from broker.storage.journal import Journal
 from broker.storage.layout import Layout, remove_tree
-from broker.storage.ledger_files import cut_ledger, file_lengths
+from broker.storage.blocks import file_lengths
+from broker.storage.ledger_files import cut_ledger
 from broker.storage.manifest import (
     BrokerImage,
     CursorImage,

@@ -365,7 +365,7 @@ class Topic:
         if last is None:
             return LedgerEnd(0, 0, 0, 0)
         return LedgerEnd(
-            last.ledger_id, last.entry_count, last.data_bytes, self.first_publish_ms.get(last.ledger_id, 0)
+            last.name.ledger_id, last.entry_count, last.data_bytes, self.first_publish_ms.get(last.name.ledger_id, 0)
         )
 
     def _start_position(self, initial_position: int) -> Position:

@@ -352,9 +352,7 @@ class FakeBroker(
     async def ExtendLease(self, request: consumer_pb2.ExtendLeaseRequest, context: Any) -> Any:
         self.unary.append(request)
         subscription = self._subscription(request.topic, request.subscription)
-        return consumer_pb2.ExtendLeaseResponse(
-            failures=self._settle(subscription, "extend", request, set())
-        )
+        return consumer_pb2.ExtendLeaseResponse(failures=self._settle(subscription, "extend", request, set()))
 
     # AdminService
 

@@ -251,6 +251,18 @@ async def test_ledger_discarded_from_a_half_read_tick_can_be_added_again(
     assert await take(tracker, NOW + 5_900) == [(NOW + 5_000, 1, 1), (NOW + 5_001, 1, 0)]
 
 
+async def test_tick_whose_unread_rest_is_discarded_still_comes(ledgers: Ledgers, build: Build) -> None:
+    tracker = build(load_entries_max=2)
+    ledgers.store(tracker, 1, [NOW + 5_001, NOW + 5_000])
+    ledgers.store(tracker, 2, [NOW + 5_000])
+    await tracker.load(NOW + 5_900)
+    tracker.discard_ledger(2)
+    assert tracker.needs_load(NOW + 5_900)
+    await tracker.load(NOW + 5_900)
+    assert not tracker.needs_load(NOW + 5_900)
+    assert rows(tracker.take_due(NOW + 5_900, 9)) == [(NOW + 5_000, 1, 1), (NOW + 5_001, 1, 0)]
+
+
 async def test_half_read_tick_vanishes_with_its_ledger(ledgers: Ledgers, build: Build) -> None:
     tracker = build(load_entries_max=2)
     ledgers.store(tracker, 1, [NOW + 5_000] * 2)
@@ -439,6 +451,21 @@ async def test_additions_merge_into_every_block_of_near(ledgers: Ledgers, build:
     assert await take(tracker, NOW + 1_000, 10_000) == expected
 
 
+@pytest.mark.parametrize("step", [2, 3])
+async def test_additions_fall_between_entries_of_equal_time_t1(
+    ledgers: Ledgers, build: Build, step: int
+) -> None:
+    tracker = build()
+    times = np.full(8 * BLOCK_ROWS, NOW + 1)
+    ledgers.times[1] = times
+    for first in reversed(range(step)):
+        tracker.add(1, np.arange(first, len(times), step, dtype=np.uint32), times[first::step])
+        tracker.count()
+    assert tracker.count() == len(times)
+    taken = [tracker.take_due(NOW + 1, 100_000) for _ in range(6)]
+    assert np.array_equal(np.concatenate([c.entry_ids for c in taken if c]), np.arange(len(times)))
+
+
 @pytest.mark.parametrize("delay_ms", [10, HOUR], ids=["near", "far"])
 async def test_discarded_ledger_is_forgotten(ledgers: Ledgers, build: Build, delay_ms: int) -> None:
     tracker = build()
@@ -487,7 +514,7 @@ def test_stats_estimate_memory(ledgers: Ledgers, build: Build) -> None:
     assert 20_000 < stats.memory_bytes < 200_000
 
 
-async def test_chunk_cannot_be_written(ledgers: Ledgers, build: Build) -> None:
+async def test_small_chunk_keeps_no_block_alive_and_cannot_be_written(ledgers: Ledgers, build: Build) -> None:
     tracker = build()
     ledgers.store(tracker, 1, [NOW + 1] * 3)
     chunk = tracker.take_due(NOW + 1, 2)
@@ -495,3 +522,4 @@ async def test_chunk_cannot_be_written(ledgers: Ledgers, build: Build) -> None:
     for column in (chunk.deliver_at_ms, chunk.ledger_ids, chunk.entry_ids):
         with pytest.raises(ValueError, match="read-only"):
             column[0] = 1
+        assert column.base is None

@@ -11,6 +11,7 @@ import postdate
 from postdate.commands.output import emit_one, emit_rows, record
 from postdate.commands.settings import (
     EXIT_PARTLY,
+    Command,
     CommandFailed,
     Group,
     Settings,
@@ -90,9 +91,7 @@ def subscription() -> None:
 @subscription.command("create")
 @click.argument("topic")
 @click.argument("name")
-@click.option(
-    "--type", "kind", type=click.Choice([each.name.lower() for each in postdate.SubscriptionType])
-)
+@click.option("--type", "kind", type=click.Choice([each.name.lower() for each in postdate.SubscriptionType]))
 @click.option("--from", "start", type=click.Choice(["earliest", "latest"]), help="Where it begins.")
 @click.option("--lease", type=DURATION, help="How long a consumer may hold a message.")
 @click.option("--initial-backoff", type=DURATION, help="Before the second delivery of a nacked message.")
@@ -161,7 +160,7 @@ def delete_subscriptions(settings: Settings, topic: str, names: tuple[str, ...])
     run(work())
 
 
-@click.command("stats")
+@click.command("stats", cls=Command)
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.pass_obj
 def stats(settings: Settings, topics: tuple[str, ...]) -> None:
@@ -209,5 +208,3 @@ def _show_policies(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]
         for name in ("policy", "effective_policy"):
             fields[name] = {key: value for key, value in fields[name].items() if value is not None}
     return fields
-
-

@@ -1,0 +1,144 @@
+"""`postdate consume`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from datetime import timedelta
+from typing import Any
+
+import click
+
+import postdate
+from postdate.commands.output import emit_lines, message_record, progress_bar
+from postdate.commands.settings import (
+    EXIT_INTERRUPTED,
+    EXIT_PARTLY,
+    Command,
+    CommandFailed,
+    Settings,
+    run,
+)
+from postdate.commands.values import DURATION
+
+_AT_ONCE = 1000
+
+
+@click.command("consume", cls=Command)
+@click.argument("topic")
+@click.argument("subscription")
+@click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
+@click.option("--follow", is_flag=True, help="Go on until interrupted.")
+@click.option(
+    "--idle", type=DURATION, default="2s", show_default=True, help="Stop when nothing came for so long."
+)
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice([each.name.lower() for each in postdate.SubscriptionType]),
+    help="How messages are shared out.  [default: what the subscription has, or shared]",
+)
+@click.option(
+    "--from", "start", type=click.Choice(["earliest", "latest"]), help="Where a new subscription begins."
+)
+@click.option("--no-ack", is_flag=True, help="Only look: the messages go back when the command ends.")
+@click.option("--lease", type=DURATION, help="How long a message may be held.")
+@click.pass_obj
+def consume(settings: Settings, topic: str, subscription: str, **options: Any) -> None:
+    """Receive messages of SUBSCRIPTION of TOPIC, print and acknowledge them.
+
+    Without --count and --follow it takes what is due, and stops when nothing came for a while.
+    """
+    taken, interrupted = run(_consume(settings, topic, subscription, options))
+    count = options["count"]
+    if interrupted and not options["follow"]:
+        raise CommandFailed(f"interrupted after {taken} messages", EXIT_INTERRUPTED)
+    if count is not None and taken < count and not interrupted:
+        raise CommandFailed(f"{taken} of {count} messages came", EXIT_PARTLY)
+
+
+async def _consume(
+    settings: Settings, topic: str, subscription: str, options: dict[str, Any]
+) -> tuple[int, bool]:
+    count: int | None = options["count"]
+    idle: timedelta | None = None if options["follow"] else options["idle"]
+    interrupted = False
+    async with settings.client() as client:
+        consumer = client.subscribe(
+            topic,
+            subscription,
+            type=postdate.SubscriptionType[options["kind"].upper()] if options["kind"] else None,
+            initial_position=postdate.InitialPosition[options["start"].upper()] if options["start"] else None,
+            lease=options["lease"],
+            limit=count,
+        )
+        async with consumer:
+
+            def interrupt() -> None:
+                nonlocal interrupted
+                interrupted = True
+                consumer.stop()  # what was printed is still acked and confirmed
+
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, interrupt)
+            taken = await _print_all(settings, consumer, count, idle, ack=not options["no_ack"])
+    return taken, interrupted
+
+
+async def _print_all(
+    settings: Settings,
+    consumer: postdate.Subscription,
+    count: int | None,
+    idle: timedelta | None,
+    *,
+    ack: bool,
+) -> int:
+    taken = 0
+    printer = _Printer(settings.output)
+    with progress_bar(settings) as progress:
+        bar = progress.add_task("received", total=count)
+        while messages := await consumer.receive_many(_AT_ONCE, timeout=idle):
+            printer.print(messages)
+            taken += len(messages)
+            progress.update(bar, advance=len(messages))
+            if ack:
+                for message in messages:
+                    consumer.ack_nowait(message)
+    printer.end()
+    return taken
+
+
+class _Printer:
+    """Prints messages as they come; a JSON document is one array."""
+
+    def __init__(self, output: str) -> None:
+        self._output = output
+        self._first = True
+
+    def print(self, messages: list[postdate.Message]) -> None:
+        if self._output == "jsonl":
+            emit_lines(map(message_record, messages))
+        elif self._output == "json":
+            for message in messages:
+                text = json.dumps(message_record(message), indent=2)
+                sys.stdout.write(("[\n" if self._first else ",\n") + text)
+                self._first = False
+        else:
+            sys.stdout.write("".join(map(_line, messages)))
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        if self._output == "json":
+            sys.stdout.write("[]\n" if self._first else "\n]\n")
+            sys.stdout.flush()
+
+
+def _line(message: postdate.Message) -> str:
+    key = f" key={message.key}" if message.key else ""
+    again = f" attempt={message.attempt}" if message.attempt > 1 else ""
+    payload = message.payload.decode(errors="backslashreplace")
+    when = message.deliver_at.astimezone().isoformat(timespec="milliseconds")
+    return f"{when} {message.id}{key}{again} {payload}\n"

@@ -1,0 +1,221 @@
+"""`postdate produce`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any, BinaryIO
+
+import click
+from rich.progress import Progress, TaskID
+
+import postdate
+from postdate.commands.output import emit_lines, emit_one, progress_bar
+from postdate.commands.settings import (
+    EXIT_PARTLY,
+    Command,
+    CommandFailed,
+    Settings,
+    describe,
+    run,
+)
+from postdate.commands.values import DURATION, TIME
+
+_BATCH = 1000
+_AHEAD = 8  # batches on their way at once
+_READ_BYTES = 256 * 1024
+
+
+@click.command("produce", cls=Command)
+@click.argument("topic")
+@click.option("--payload", help="Send this text.")
+@click.option(
+    "--file", "path", type=click.Path(allow_dash=True), help="Send each line of this file; - is stdin."
+)
+@click.option("--whole", is_flag=True, help="Send the file as one message.")
+@click.option("--count", type=click.IntRange(1), help="Send the payload so many times.")
+@click.option("--delay", type=DURATION, help="Deliver so long after the broker has it: 15m, 1h30m, 3d.")
+@click.option("--at", type=TIME, help="Deliver at this time: 2026-12-24T18:00:00+01:00.")
+@click.option("--key", default="", help="Key of the messages.")
+@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
+@click.option("--ttl", type=DURATION, help="Forget them so long after they were due.")
+@click.pass_obj
+def produce(settings: Settings, topic: str, **options: Any) -> None:
+    """Send messages to TOPIC: --payload, the lines of --file, or the lines of stdin."""
+    if options["delay"] is not None and options["at"] is not None:
+        raise click.UsageError("give --delay or --at, not both")
+    if options["payload"] is not None and options["path"] is not None:
+        raise click.UsageError("give --payload or --file, not both")
+    if options["count"] is not None and options["payload"] is None:
+        raise click.UsageError("--count repeats --payload")
+    if options["whole"] and options["path"] is None:
+        raise click.UsageError("--whole is about --file")
+    template = _Template(
+        key=options["key"],
+        properties=_properties(options["properties"]),
+        deliver_after=options["delay"],
+        deliver_at=options["at"],
+        ttl=options["ttl"],
+    )
+    source, total = _source(options["payload"], options["path"], options["whole"], options["count"] or 1)
+    sent = _Sent(settings)
+    run(_send(settings, topic, source, total, template, sent))
+    sent.report()
+
+
+class _Template:
+    """What all messages of one command have in common."""
+
+    def __init__(
+        self,
+        *,
+        key: str,
+        properties: dict[str, str],
+        deliver_after: timedelta | None,
+        deliver_at: datetime | None,
+        ttl: timedelta | None,
+    ) -> None:
+        self._fields: dict[str, Any] = {
+            "key": key,
+            "properties": properties or None,
+            "deliver_after": deliver_after,
+            "deliver_at": deliver_at,
+            "ttl": ttl,
+        }
+
+    def message(self, payload: bytes) -> postdate.OutgoingMessage:
+        return postdate.OutgoingMessage(payload, **self._fields)
+
+
+class _Sent:
+    """What became of the messages."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.stored_count = 0
+        self.failed_count = 0
+        self.ranges: list[postdate.IdRange] = []
+        self.error: postdate.PostdateError | None = None
+
+    def stored(self, receipts: postdate.Receipts) -> None:
+        self.stored_count += len(receipts)
+        if self._settings.output == "jsonl":
+            emit_lines(_range_record(ids) for ids in receipts.ranges)
+        else:
+            self.ranges += receipts.ranges
+
+    def failed(self, count: int, error: postdate.PostdateError) -> None:
+        self.failed_count += count
+        self.error = self.error or error
+
+    def report(self) -> None:
+        if self._settings.output == "json":
+            fields = {"stored": self.stored_count, "failed": self.failed_count}
+            emit_one(self._settings, fields | {"ranges": [_range_record(ids) for ids in self.ranges]})
+        elif self._settings.output == "table" and self.stored_count:
+            first, last = self.ranges[0], self.ranges[-1]
+            ids = f"{first.ledger_id}:{first.first_entry_id}"
+            if self.stored_count > 1:
+                ids += f" to {last.ledger_id}:{last.first_entry_id + last.id_count - 1}"
+            noun = "message" if self.stored_count == 1 else "messages"
+            click.echo(f"stored {self.stored_count:,} {noun}, {ids}")
+        if self.error is None:
+            return
+        if not self.stored_count:
+            raise self.error
+        text = f"{self.failed_count:,} messages failed: {describe(self.error)}"
+        raise CommandFailed(text, EXIT_PARTLY)
+
+
+def _range_record(ids: postdate.IdRange) -> dict[str, Any]:
+    return {
+        "ledger_id": ids.ledger_id,
+        "first_entry_id": ids.first_entry_id,
+        "count": ids.id_count,
+        "publish_time": ids.publish_time.isoformat(),
+    }
+
+
+async def _send(
+    settings: Settings,
+    topic: str,
+    source: Iterator[list[bytes]],
+    total: int | None,
+    template: _Template,
+    sent: _Sent,
+) -> None:
+    slots = asyncio.Semaphore(_AHEAD)
+    async with settings.client() as client, client.producer(topic) as producer:
+        with progress_bar(settings) as progress:
+            bar = progress.add_task("sent", total=total)
+
+            async def send(payloads: list[bytes]) -> None:
+                try:
+                    receipts = await producer.send_many([template.message(each) for each in payloads])
+                    sent.stored(receipts)
+                except postdate.PostdateError as error:
+                    sent.failed(len(payloads), error)
+                finally:
+                    slots.release()
+                    _advance(progress, bar, len(payloads))
+
+            async with asyncio.TaskGroup() as tasks:
+                while sent.error is None:
+                    await slots.acquire()
+                    # Reading blocks where the other end of a pipe is slow.
+                    payloads = await asyncio.to_thread(next, source, None)
+                    if payloads is None:
+                        break
+                    tasks.create_task(send(payloads))
+
+
+def _advance(progress: Progress, bar: TaskID, count: int) -> None:
+    progress.update(bar, advance=count)
+
+
+def _source(
+    payload: str | None, path: str | None, whole: bool, count: int
+) -> tuple[Iterator[list[bytes]], int | None]:
+    if payload is not None:
+        return _repeated(payload.encode(), count), count
+    if path is None and sys.stdin.isatty():
+        click.echo("reading lines from the terminal; end with Ctrl-D", err=True)
+    try:
+        file = sys.stdin.buffer if path in {None, "-"} else open(str(path), "rb")  # noqa: SIM115
+    except OSError as error:
+        raise click.UsageError(f"cannot read {path}: {error.strerror}") from None
+    if whole:
+        return iter([[file.read()]]), 1
+    return _lines(file), None
+
+
+def _repeated(payload: bytes, count: int) -> Iterator[list[bytes]]:
+    while count:
+        size = min(count, _BATCH)
+        yield [payload] * size
+        count -= size
+
+
+def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
+    """Lists of lines as they come: what a slow pipe has given is not kept waiting for more."""
+    with file:
+        rest = b""
+        while chunk := os.read(file.fileno(), _READ_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for start in range(0, len(lines), _BATCH):
+                yield lines[start : start + _BATCH]
+        if rest:
+            yield [rest]
+
+
+def _properties(pairs: tuple[str, ...]) -> dict[str, str]:
+    properties = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise click.UsageError(f"--property wants NAME=VALUE, not {pair!r}")
+        properties[name] = value
+    return properties

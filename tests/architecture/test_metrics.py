@@ -1,0 +1,38 @@
+"""Every metric has the project's prefix and a help text that is a sentence."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = {
+    kind + family
+    for kind in ("Counter", "Gauge", "Histogram", "Summary", "Info")
+    for family in ("", "MetricFamily")
+}
+
+
+def test_metrics_are_named_and_explained():
+    wrong = []
+    for path in sorted((ROOT / "broker").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        if not any(
+            isinstance(node, ast.ImportFrom) and is_prometheus(node.module) for node in ast.walk(tree)
+        ):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS:
+                name, help_text = [*map(constant, node.args), None, None][:2]
+                # What is computed cannot be judged here; the scrape test sees it.
+                if (name and not name.startswith("postdate_")) or (help_text and not help_text.endswith(".")):
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {name}")
+    assert not wrong
+
+
+def is_prometheus(module: str | None) -> bool:
+    return module is not None and module.split(".")[0] == "prometheus_client"
+
+
+def constant(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
