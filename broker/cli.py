@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -26,7 +25,9 @@ def main() -> None:
 def _with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     for setting in reversed(SETTINGS):
         text = f"{setting.spec.help} [{setting.variable}; default {setting.default}]"
-        command = click.option(setting.flag, setting.name, help=text, metavar=setting.spec.kind.value)(command)
+        command = click.option(setting.flag, setting.name, help=text, metavar=setting.spec.kind.value)(
+            command
+        )
     return command
 
 

@@ -29,7 +29,9 @@ class InvalidRequest(PostdateError):
 
     reason = "INVALID_REQUEST"
 
-    def __init__(self, message: str, *, field: str = "", reason: str | None = None, **facts: str | int) -> None:
+    def __init__(
+        self, message: str, *, field: str = "", reason: str | None = None, **facts: str | int
+    ) -> None:
         super().__init__(message, reason=reason, **facts)
         self.field = field
 

@@ -116,7 +116,10 @@ def members(entry_ids: UInt32Column, bitmap: BitMap) -> npt.NDArray[np.bool_]:
     if not hits:
         return np.zeros(len(entry_ids), dtype=np.bool_)
     found = ids_of(hits)
-    return found[np.minimum(np.searchsorted(found, entry_ids), len(found) - 1)] == entry_ids
+    same: npt.NDArray[np.bool_] = (
+        found[np.minimum(np.searchsorted(found, entry_ids), len(found) - 1)] == entry_ids
+    )
+    return same
 
 
 def merge_entries(into: Entries, entries: Entries) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 
 import grpc
+from grpc_health.v1 import _async as health_aio  # its public name, health.aio, is made at run time
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -46,7 +47,9 @@ class Server:
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self._clock = SystemClock()
-        self._executors = [ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("journal", "files", "reads")]
+        self._executors = [
+            ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("journal", "files", "reads")
+        ]
         self.broker = Broker(
             config,
             vfs=LocalVfs(),
@@ -61,7 +64,7 @@ class Server:
         self._producer = producer.ProducerService(self.broker)
         self._consumer = consumer.ConsumerService(self.broker)
         self._admin = admin.AdminService(self.broker, self._version)
-        self._health = health.aio.HealthServicer()
+        self._health = health_aio.HealthServicer()
         self._grpc = self._build_grpc()
         collector = BrokerCollector(self._snapshot, version=self._version)
         self._http = HttpServer(config.http_address, collector.render, lambda: self.broker.not_ready_because)
@@ -141,7 +144,7 @@ class Server:
             (admin.SERVICE, self._admin),
         ):
             names.append(name)
-            handler = grpc.method_handlers_generic_handler(name, service.handlers())  # type: ignore[attr-defined]
+            handler = grpc.method_handlers_generic_handler(name, service.handlers())
             server.add_generic_rpc_handlers((handler,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if config.reflection_enabled:

@@ -156,12 +156,16 @@ class IndexPump:
         next_due_ms = self.tracker.next_due_ms()
         if next_due_ms is None or next_due_ms > now_ms - _OVERDUE_MS:
             return
-        log.error("The index holds overdue entries that it does not yield: rebuilding it", next_due_ms=next_due_ms)
+        log.error(
+            "The index holds overdue entries that it does not yield: rebuilding it", next_due_ms=next_due_ms
+        )
         self.rebuilds += 1
         self.tracker.clear()
         self.position = self._source.begin
         self._rebuild_end = self._source.end
-        self._rebuild_frontier = type(self.tracker.frontier)(0, 0, 0)  # everything: the last look sorts it out
+        self._rebuild_frontier = type(self.tracker.frontier)(
+            0, 0, 0
+        )  # everything: the last look sorts it out
 
     def _idle_seconds(self) -> float:
         next_due_ms = self.tracker.next_due_ms()

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from broker.config import check_name
 from broker.errors import InvalidRequest, Unsupported
 from broker.rpc.calls import Handler, unary
+from broker.rpc.entries import api_type
 from broker.storage.policy import (
     TRACKER_BUCKET,
     SubscriptionPolicy,
@@ -59,7 +60,7 @@ class AdminService:
         }
         return {name: unary(self._broker, kind, call) for name, (kind, call) in calls.items()}
 
-    # -- topics --------------------------------------------------------------------------------------------------------
+    # -- topics ----------------------------------------------------------------------------------------------
 
     async def _create_topic(self, request: admin_pb2.CreateTopicRequest) -> Message:
         self._broker.check_serving()
@@ -87,10 +88,12 @@ class AdminService:
         return await self._once("DeleteTopic", request.request_id, delete)
 
     async def _list_topics(self, request: admin_pb2.ListTopicsRequest) -> Message:
-        topics, token = _page(list(self._broker.registry.topics.values()), request.page_size, request.page_token)
+        topics, token = _page(
+            list(self._broker.registry.topics.values()), request.page_size, request.page_token
+        )
         return admin_pb2.ListTopicsResponse(topics=[_topic(topic) for topic in topics], next_page_token=token)
 
-    # -- subscriptions -------------------------------------------------------------------------------------------------
+    # -- subscriptions ---------------------------------------------------------------------------------------
 
     async def _create_subscription(self, request: admin_pb2.CreateSubscriptionRequest) -> Message:
         self._broker.check_serving()
@@ -134,10 +137,11 @@ class AdminService:
         topic = self._broker.registry.topic(request.topic)
         found, token = _page(list(topic.subscriptions.values()), request.page_size, request.page_token)
         return admin_pb2.ListSubscriptionsResponse(
-            subscriptions=[_subscription(topic, subscription) for subscription in found], next_page_token=token
+            subscriptions=[_subscription(topic, subscription) for subscription in found],
+            next_page_token=token,
         )
 
-    # -- the broker ----------------------------------------------------------------------------------------------------
+    # -- the broker ------------------------------------------------------------------------------------------
 
     async def _get_stats(self, request: admin_pb2.GetStatsRequest) -> Message:
         registry = self._broker.registry
@@ -176,18 +180,18 @@ class AdminService:
             self._answers.popitem(last=False)
         known = self._answers.get((method, request_id))
         if known is None:
-            answer: asyncio.Future[R] = asyncio.ensure_future(call())  # type: ignore[arg-type]
+            answer: asyncio.Future[R] = asyncio.ensure_future(call())
             self._answers[method, request_id] = (now_ms + _REMEMBERED_MS, answer)
             known = self._answers[method, request_id]
         try:
-            return await asyncio.shield(known[1])  # type: ignore[no-any-return]
+            return await asyncio.shield(known[1])
         except Exception:
             self._answers.pop((method, request_id), None)  # what failed may be tried again
             raise
 
 
 def _page(found: list[Named], page_size: int, page_token: str) -> tuple[list[Named], str]:
-    """One page, by name. The token is the last name of the page before, so that pages stay right while names come and go."""
+    """One page, by name. The token is the last name of the page before, so pages stay right while names come and go."""
     if not 0 <= page_size <= _PAGE_SIZE_MAX:
         raise InvalidRequest(f"page_size is between 0 and {_PAGE_SIZE_MAX}", field="page_size")
     try:
@@ -253,7 +257,7 @@ def _subscription(topic: Topic, subscription: Subscription) -> admin_pb2.Subscri
     return admin_pb2.Subscription(
         topic=topic.name,
         name=subscription.name,
-        type=subscription.type,
+        type=api_type(subscription),
         policy=admin_pb2.SubscriptionPolicy(**_values(subscription.image.policy)),
         effective_policy=admin_pb2.SubscriptionPolicy(**_values(subscription.policy)),
         create_time_ms=subscription.image.create_time_ms,
@@ -287,11 +291,9 @@ def _subscription_stats(topic: Topic, subscription: Subscription) -> admin_pb2.S
     counts = topic.subscription_counts(subscription)
     return admin_pb2.SubscriptionStats(
         name=subscription.name,
-        type=subscription.type,
+        type=api_type(subscription),
         ready_messages=counts.ready,
         leased_messages=counts.leased,
         scheduled_messages=counts.scheduled,
         consumers=len(subscription.consumers),
     )
-
-

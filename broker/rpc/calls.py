@@ -10,12 +10,15 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from broker.errors import InvalidRequest, PostdateError
-from broker.rpc.status import abort
+from broker.rpc.status import Context, abort
 from broker.topics.broker import Broker
 
 Request = TypeVar("Request", bound=Message)
 
-Handler = grpc.RpcMethodHandler
+Handler = grpc.RpcMethodHandler[bytes, bytes]
+
+END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined]  # the type stubs do not know it
+"""What reading a stream yields once the other side has half-closed."""
 
 
 def parse(kind: type[Request], raw: bytes) -> Request:
@@ -32,7 +35,7 @@ def parse(kind: type[Request], raw: bytes) -> Request:
 def unary(broker: Broker, kind: type[Request], call: Callable[[Request], Awaitable[Any]]) -> Handler:
     """A unary method: `call` takes the parsed request and returns a message, or bytes that are one."""
 
-    async def handle(raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    async def handle(raw: bytes, context: Context) -> bytes:
         try:
             response = await call(parse(kind, raw))
         except asyncio.CancelledError:
@@ -45,7 +48,7 @@ def unary(broker: Broker, kind: type[Request], call: Callable[[Request], Awaitab
     return grpc.unary_unary_rpc_method_handler(handle)
 
 
-async def refuse(broker: Broker, context: grpc.aio.ServicerContext, error: Exception) -> None:
+async def refuse(broker: Broker, context: Context, error: Exception) -> None:
     """End a call with a failure, counted; does not return."""
     broker.counters.refuse(error.reason if isinstance(error, PostdateError) else "INTERNAL")
     await abort(context, error)

@@ -10,11 +10,11 @@ import grpc
 
 from broker.config import check_name
 from broker.errors import InvalidRequest, Refused, Unsupported
-from broker.rpc.calls import Handler, parse, refuse, unary
+from broker.rpc.calls import END_OF_STREAM, Handler, parse, refuse, unary
 from broker.rpc.encode import encode_deliveries
 from broker.rpc.entries import entries_of
 from broker.rpc.session import Session, check_nack
-from broker.rpc.status import entry_failures
+from broker.rpc.status import Context, entry_failures
 from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.subscription import KEY_SHARED, SHARED, TYPE_NAMES, Subscription
@@ -26,6 +26,7 @@ SERVICE = "postdate.v1.ConsumerService"
 
 _WAIT_MS_MAX = 60_000
 _ATTEMPTS_MAX = 1_000
+
 
 class ConsumerService:
     """See the module's description."""
@@ -56,13 +57,13 @@ class ConsumerService:
         while self._sessions:
             await asyncio.wait([session.ended for session in self._sessions])
 
-    # -- the stream ----------------------------------------------------------------------------------------------------
+    # -- the stream ------------------------------------------------------------------------------------------
 
-    async def _subscribe(self, _: object, context: grpc.aio.ServicerContext) -> None:
+    async def _subscribe(self, _: object, context: Context) -> None:
         try:
             self._broker.check_serving()
             first = await context.read()
-            if first is grpc.aio.EOF:
+            if first is END_OF_STREAM:
                 raise InvalidRequest(
                     "The stream ended before its first frame", field="open", reason="OPEN_EXPECTED"
                 )
@@ -75,7 +76,7 @@ class ConsumerService:
         except Exception as error:
             await refuse(self._broker, context, error)
 
-    async def _run_session(self, opening: consumer_pb2.Open, context: grpc.aio.ServicerContext) -> None:
+    async def _run_session(self, opening: consumer_pb2.Open, context: Context) -> None:
         topic, subscription = await self._resolve(opening)
         consumer = self._consumer(opening.consumer_name, self._lease_ms(opening, subscription))
         consumer.grant(opening.permits.messages, opening.permits.bytes)
@@ -137,7 +138,9 @@ class ConsumerService:
     def _consumer(self, name: str, lease_ms: int) -> Consumer:
         # The start time tells consumers of different lives of the broker apart.
         consumer_id = f"{self._broker.started_ms:x}-{next(self._consumer_numbers):x}"
-        return Consumer(consumer_id, name[:255] or consumer_id, lease_ms, self._broker.config.outbox_bytes_max)
+        return Consumer(
+            consumer_id, name[:255] or consumer_id, lease_ms, self._broker.config.outbox_bytes_max
+        )
 
     def _lease_ms(self, opening: consumer_pb2.Open, subscription: Subscription) -> int:
         if not opening.HasField("lease_ms"):
@@ -153,7 +156,7 @@ class ConsumerService:
             )
         return lease_ms
 
-    # -- single calls --------------------------------------------------------------------------------------------------
+    # -- single calls ----------------------------------------------------------------------------------------
 
     async def _receive(self, request: consumer_pb2.ReceiveRequest) -> bytes:
         self._broker.check_serving()

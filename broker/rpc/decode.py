@@ -27,7 +27,9 @@ _PLAIN_FIELDS = 9  # of a message, apart from properties
 def _envelope_class() -> Any:
     """ProduceRequest with `repeated bytes messages`. In a pool of its own: the name is nobody else's business."""
     kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="envelope.proto", package="postdate.broker", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="envelope.proto", package="postdate.broker", syntax="proto3"
+    )
     message = file.message_type.add(name="ProduceEnvelope")
     for name, number, kind, label in (
         ("topic", 1, kinds.TYPE_STRING, kinds.LABEL_OPTIONAL),
@@ -147,7 +149,9 @@ def _rewrite(request: producer_pb2.ProduceRequest, config: BrokerConfig) -> tupl
     request.DiscardUnknownFields()
     for index, message in enumerate(request.messages):
         if len(message.properties) > config.properties_count_max:
-            raise _too_large("properties", index, len(message.properties), config.properties_count_max, "entries")
+            raise _too_large(
+                "properties", index, len(message.properties), config.properties_count_max, "entries"
+            )
     messages = [message.SerializeToString() for message in request.messages]
     lengths = np.fromiter(map(len, messages), dtype=np.int64, count=len(messages))
     return ProduceEnvelope(messages=messages).SerializeToString(), lengths

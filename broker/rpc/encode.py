@@ -21,8 +21,12 @@ _BATCH_TAG = b"\x12"  # SubscribeResponse.batch
 def encode_deliveries(batch: DeliveryBatch) -> bytes:
     """The messages of a batch as `repeated Delivery deliveries = 1`."""
     rows = batch.rows
-    ids = [(0x08, batch.ledger_ids), (0x10, batch.entry_ids)]
-    facts = [(0x18, rows["publish_time_ms"]), (0x20, batch.deliver_at_ms), (0x28, batch.attempts)]
+    ids: list[tuple[int, Array]] = [(0x08, batch.ledger_ids), (0x10, batch.entry_ids)]
+    facts: list[tuple[int, Array]] = [
+        (0x18, rows["publish_time_ms"]),
+        (0x20, batch.deliver_at_ms),
+        (0x28, batch.attempts),
+    ]
     id_width = sum(1 + _width(values) for _, values in ids)
     rest_width = 2 + id_width + sum(1 + _width(values) for _, values in facts)
     lengths = rows["length"].astype(np.int64) + rest_width

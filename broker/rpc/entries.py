@@ -1,16 +1,17 @@
-"""Sets of ids between their wire form and bitmaps."""
+"""Ids and types between their wire form and ours."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from typing import cast
 
 from pyroaring import BitMap
 
 from broker.errors import InvalidRequest
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Entries, Position
-from broker.subscriptions.subscription import Failure
-from postdate.v1 import message_pb2
+from broker.subscriptions.subscription import Failure, Subscription
+from postdate.v1 import consumer_pb2, message_pb2
 
 
 def entries_of(sets: Iterable[message_pb2.EntrySet]) -> tuple[Entries, list[Failure]]:
@@ -33,3 +34,8 @@ def entries_of(sets: Iterable[message_pb2.EntrySet]) -> tuple[Entries, list[Fail
             bitmap = BitMap(array("I", ids))
         entries[each.ledger_id] = entries[each.ledger_id] | bitmap if each.ledger_id in entries else bitmap
     return entries, impossible
+
+
+def api_type(subscription: Subscription) -> consumer_pb2.SubscriptionType:
+    """A subscription's type as the API names it; the numbers are the same."""
+    return cast("consumer_pb2.SubscriptionType", subscription.type)

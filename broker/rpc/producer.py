@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import grpc
 
 from broker.errors import PostdateError
-from broker.rpc.calls import Handler, refuse
+from broker.rpc.calls import END_OF_STREAM, Handler, refuse
 from broker.rpc.decode import decode_produce, peek_request_id
-from broker.rpc.status import to_status
+from broker.rpc.status import Context, to_status
 from broker.topics.broker import Broker
 from broker.topics.topic import Accepted
 from postdate.v1 import message_pb2, producer_pb2
@@ -42,7 +42,7 @@ class ProducerService:
             "ProduceStream": grpc.stream_stream_rpc_method_handler(self._produce_stream),
         }
 
-    async def _produce(self, raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    async def _produce(self, raw: bytes, context: Context) -> bytes:
         pending = await self._accept(raw)
         if pending.refusal is None:
             await self._wait_durable(pending)
@@ -50,7 +50,7 @@ class ProducerService:
             await refuse(self._broker, context, pending.refusal)
         return _answer(pending)
 
-    async def _produce_stream(self, _: object, context: grpc.aio.ServicerContext) -> None:
+    async def _produce_stream(self, _: object, context: Context) -> None:
         # Requests are read and accepted by one task and answered by another, so that the next batch gathers
         # while this one is on its way to the disk.
         pending: asyncio.Queue[_Pending | None] = asyncio.Queue(_IN_FLIGHT_MAX)
@@ -58,16 +58,12 @@ class ProducerService:
             tasks.create_task(self._read_requests(context, pending))
             tasks.create_task(self._write_answers(context, pending))
 
-    async def _read_requests(
-        self, context: grpc.aio.ServicerContext, pending: asyncio.Queue[_Pending | None]
-    ) -> None:
-        while (raw := await context.read()) is not grpc.aio.EOF:
+    async def _read_requests(self, context: Context, pending: asyncio.Queue[_Pending | None]) -> None:
+        while (raw := await context.read()) is not END_OF_STREAM:
             await pending.put(await self._accept(raw))
         await pending.put(None)
 
-    async def _write_answers(
-        self, context: grpc.aio.ServicerContext, pending: asyncio.Queue[_Pending | None]
-    ) -> None:
+    async def _write_answers(self, context: Context, pending: asyncio.Queue[_Pending | None]) -> None:
         while (answer := await pending.get()) is not None:
             if answer.refusal is None:
                 await self._wait_durable(answer)

@@ -6,13 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine
 
-import grpc
-
 from broker.errors import InvalidRequest, Unsupported
-from broker.rpc.calls import parse
+from broker.rpc.calls import END_OF_STREAM, parse
 from broker.rpc.encode import encode_batch_response
-from broker.rpc.entries import entries_of
-from broker.rpc.status import entry_failures
+from broker.rpc.entries import api_type, entries_of
+from broker.rpc.status import Context, entry_failures
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.subscription import Failure, Subscription
 from broker.topics.broker import Broker
@@ -38,7 +36,7 @@ class Session:
         topic: Topic,
         subscription: Subscription,
         consumer: Consumer,
-        context: grpc.aio.ServicerContext,
+        context: Context,
     ) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._broker = broker
@@ -71,11 +69,11 @@ class Session:
         )
         self._consumer.wakeup.set()
 
-    # -- reading -------------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     async def _read_frames(self) -> None:
         try:
-            while (raw := await self._context.read()) is not grpc.aio.EOF:
+            while (raw := await self._context.read()) is not END_OF_STREAM:
                 frame = parse(consumer_pb2.SubscribeRequest, raw)
                 if (work := self._take_frame(frame)) is not None:
                     await self._slots.acquire()
@@ -149,7 +147,7 @@ class Session:
         if isinstance(error, Exception) and self._failure is None:
             self._failure = error
 
-    # -- writing -------------------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------
 
     async def _write_frames(self) -> None:
         consumer = self._consumer
@@ -196,7 +194,7 @@ class Session:
             consumer_id=self._consumer.consumer_id,
             lease_ms=self._consumer.lease_ms,
             heartbeat_ms=self._broker.config.heartbeat_ms,
-            type=self._subscription.type,
+            type=api_type(self._subscription),
             honor_delay=self._subscription.honors_delay,
         )
         return consumer_pb2.SubscribeResponse(opened=opened)
@@ -216,5 +214,6 @@ def check_nack(redeliver_after_ms: int, dead_letter: bool, reason: str) -> None:
             reason="INVALID_REDELIVER_AFTER_MS",
         )
     if len(reason.encode()) > REASON_BYTES_MAX:
-        raise InvalidRequest(f"reason is at most {REASON_BYTES_MAX} bytes", field="reason", reason="REASON_TOO_LARGE")
-
+        raise InvalidRequest(
+            f"reason is at most {REASON_BYTES_MAX} bytes", field="reason", reason="REASON_TOO_LARGE"
+        )

@@ -16,6 +16,9 @@ from postdate.v1 import consumer_pb2, message_pb2
 
 log = get_logger(__name__)
 
+Context = grpc.aio.ServicerContext[bytes, bytes]
+"""Calls arrive as bytes and leave as bytes."""
+
 DOMAIN = "postdate.dev"
 DETAILS_KEY = "grpc-status-details-bin"
 
@@ -56,7 +59,7 @@ def to_status(error: BaseException) -> status_pb2.Status:
     return _status(code, str(error), details)
 
 
-async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> None:
+async def abort(context: Context, error: BaseException) -> None:
     """End a call with the status of a failure; does not return."""
     status = to_status(error)
     code = next(code for code in grpc.StatusCode if code.value[0] == status.code)

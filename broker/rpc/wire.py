@@ -40,6 +40,13 @@ class Fields:
     """Message -> where its key lies in the buffer, for those that have one."""
     schedule_keys: dict[int, tuple[int, int]] = field(default_factory=dict)
 
+    @classmethod
+    def absent(cls, count: int) -> Fields:
+        def column() -> Int64Column:
+            return np.zeros(count, dtype=np.int64)
+
+        return cls(column(), column(), column(), column(), column(), column(), column())
+
 
 def scan_messages(buffer: bytes, starts: Int64Column, ends: Int64Column, fields_max: int) -> Fields | None:
     """Read the fields of all messages `buffer[starts[i]:ends[i]]`; None if one has not the plain form.
@@ -48,7 +55,7 @@ def scan_messages(buffer: bytes, starts: Int64Column, ends: Int64Column, fields_
     """
     octets = np.frombuffer(buffer + bytes(_PADDING), dtype=np.uint8)
     count = len(starts)
-    found = Fields(*(np.zeros(count, dtype=np.int64) for _ in range(7)))
+    found = Fields.absent(count)
     at = starts.copy()
     active = np.flatnonzero(at < ends)
     for _ in range(fields_max):

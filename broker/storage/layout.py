@@ -1,10 +1,10 @@
 """Where everything lies in the data directory. Folders are named by ids, never by client text.
 
-    lock  broker.manifest  journal/
-    topics/<topic_id>/manifest
-    topics/<topic_id>/ledgers/<ledger_id>.<generation>.{data,times,rows}
-    topics/<topic_id>/cursors/<subscription_id>.<lsn>
-    topics/<topic_id>/buckets/
+lock  broker.manifest  journal/
+topics/<topic_id>/manifest
+topics/<topic_id>/ledgers/<ledger_id>.<generation>.{data,times,rows}
+topics/<topic_id>/cursors/<subscription_id>.<lsn>
+topics/<topic_id>/buckets/
 """
 
 from __future__ import annotations

@@ -358,9 +358,7 @@ class _Tail:
         batches, places = self._holders(entry_ids)
         return _joined([batch.times for batch in batches], TIME).take(places)
 
-    def read(
-        self, entry_ids: UInt32Column, bytes_max: int
-    ) -> tuple[Int64Column, RowColumn, list[bytes]]:
+    def read(self, entry_ids: UInt32Column, bytes_max: int) -> tuple[Int64Column, RowColumn, list[bytes]]:
         times: Int64Column
         rows: RowColumn
         if not len(entry_ids):
@@ -376,7 +374,9 @@ class _Tail:
             rows = _joined([batch.rows for batch in batches], ROW).take(places)
         framed = rows[: frames_within(rows, bytes_max)]
         starts = framed["offset"].astype(np.int64)
-        batches = batches[: int(np.searchsorted([batch.data_offset for batch in batches], starts[-1], "right"))]
+        batches = batches[
+            : int(np.searchsorted([batch.data_offset for batch in batches], starts[-1], "right"))
+        ]
         part_offsets = np.array([batch.data_offset for batch in batches], np.int64)
         firsts = np.searchsorted(starts, part_offsets)
         firsts[0] = 0

@@ -31,7 +31,9 @@ class TopicLog:
         self._open_ledger = open_ledger
         self._ledgers: dict[int, Ledger] = {}
         self._order: list[int] = []
-        self._runs: deque[tuple[Position, Position]] = deque()  # [first, end) holds entries that are not DELAYED
+        self._runs: deque[tuple[Position, Position]] = (
+            deque()
+        )  # [first, end) holds entries that are not DELAYED
         self._runs_floor = Position(0, 0)
         self.dirty: dict[int, Ledger] = {}
         """Ledgers changed since they were captured last."""
@@ -42,7 +44,7 @@ class TopicLog:
         self._ledgers = {ledger.name.ledger_id: ledger for ledger in ledgers}
         self._runs_floor = self.end
 
-    # -- changes: called by the topic's apply ------------------------------------------------------------------------
+    # -- changes: called by the topic's apply ----------------------------------------------------------------
 
     def append(self, record: Produced) -> None:
         """Store a batch. A ledger id that is new seals the ledger before it."""
@@ -66,7 +68,7 @@ class TopicLog:
         self.dirty.pop(ledger_id, None)
         return self._ledgers.pop(ledger_id)
 
-    # -- facts -------------------------------------------------------------------------------------------------------
+    # -- facts -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Ledger]:
         return (self._ledgers[ledger_id] for ledger_id in self._order)
@@ -106,7 +108,9 @@ class TopicLog:
     @property
     def frame_bytes_average(self) -> int:
         last = self.last
-        return max(1, last.data_bytes // last.entry_count) if last and last.entry_count else _FRAME_BYTES_GUESS
+        return (
+            max(1, last.data_bytes // last.entry_count) if last and last.entry_count else _FRAME_BYTES_GUESS
+        )
 
     def entry_count(self, ledger_id: int) -> int | None:
         ledger = self._ledgers.get(ledger_id)
@@ -134,7 +138,7 @@ class TopicLog:
                 return max(first, position)
         return None
 
-    # -- reads -------------------------------------------------------------------------------------------------------
+    # -- reads -----------------------------------------------------------------------------------------------
 
     def times_nowait(self, ledger_id: int, first: int, count: int) -> Int64Column | None:
         return self._ledger(ledger_id).times_nowait(first, count)

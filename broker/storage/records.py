@@ -17,7 +17,7 @@ Every decoder gives a record or raises `Corrupt`, whatever bytes it is given.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
@@ -200,7 +200,9 @@ def decode_record(record_type: int, body: memoryview) -> Record:
     """The record in `body`; raises `Corrupt` for anything that `encode` does not write."""
     decoder = _DECODERS.get(record_type)
     if decoder is None:
-        raise Corrupt(f"A journal record has the unknown type {record_type}", advice="Is it from a newer version?")
+        raise Corrupt(
+            f"A journal record has the unknown type {record_type}", advice="Is it from a newer version?"
+        )
     try:
         return decoder(body)
     except (struct.error, ValueError, DecodeError, UnicodeDecodeError) as error:
@@ -258,7 +260,7 @@ def _decode_subscription_deleted(body: memoryview) -> SubscriptionDeleted:
     return SubscriptionDeleted(message.topic_id, message.subscription_id)
 
 
-_DECODERS = {
+_DECODERS: dict[int, Callable[[memoryview], Record]] = {
     RecordType.PRODUCED: _decode_produced,
     RecordType.SETTLED: _decode_settled,
     RecordType.GIVEN_BACK: _decode_given_back,
@@ -280,7 +282,9 @@ def _encode_sets(entries: Entries) -> Sequence[bytes]:
 def _decode_sets(body: memoryview, set_count: int) -> Entries:
     entries: Entries = {}
     at = 0
-    for _ in range(set_count):  # bounded: a set takes at least its header, and unpack_from checks that it is there
+    for _ in range(
+        set_count
+    ):  # bounded: a set takes at least its header, and unpack_from checks that it is there
         ledger_id, length, _ = _SET.unpack_from(body, at)
         at += _SET.size
         if ledger_id > LEDGER_ID_MAX or ledger_id in entries or at + length > len(body):

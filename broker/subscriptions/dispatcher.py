@@ -81,7 +81,11 @@ class Dispatcher:
                     await self._budget.spent()  # a herd must not starve the loop
             except Corrupt as damage:
                 # An operator decides. This subscription stops, loudly, at each attempt; other topics go on.
-                log.error("A subscription meets damage and stops", subscription=self._subscription.name, error=str(damage))
+                log.error(
+                    "A subscription meets damage and stops",
+                    subscription=self._subscription.name,
+                    error=str(damage),
+                )
                 for consumer in self._subscription.consumers:
                     consumer.close(damage)
             if not work.is_set():
@@ -156,7 +160,10 @@ class Dispatcher:
             )
             times.append(some_times)
             rows.append(some_rows)
-            frames += [*some_frames, *([b""] * (end - start - len(some_frames)))]  # a stored frame is never empty
+            frames += [
+                *some_frames,
+                *([b""] * (end - start - len(some_frames))),
+            ]  # a stored frame is never empty
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         in_order = [frames[i] for i in place.tolist()]

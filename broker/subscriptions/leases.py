@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap
 
-from broker.model import Entries, common_entries, count_entries, merge_entries, remove_entries, without_entries
+from broker.model import (
+    Entries,
+    common_entries,
+    count_entries,
+    merge_entries,
+    remove_entries,
+    without_entries,
+)
 
 
 @dataclass(slots=True)

@@ -143,7 +143,7 @@ class Subscription:
         for not_before_ms, ledger_id, bitmap in self.waiting.items():
             self.redelivery.push(not_before_ms, {ledger_id: bitmap})
 
-    # -- facts ---------------------------------------------------------------------------------------------------
+    # -- facts -----------------------------------------------------------------------------------------------
 
     @property
     def subscription_id(self) -> int:
@@ -175,7 +175,7 @@ class Subscription:
         """Messages that are owed: stored since the start, not settled, due or not."""
         return self.log.count_from(self.cursor.mark) - self.cursor.settled_beyond_mark()
 
-    # -- durable state: called by the journal, in lsn order ---------------------------------------------------------
+    # -- durable state: called by the journal, in lsn order --------------------------------------------------
 
     def apply_settled(self, record: Settled) -> None:
         """Entries are done."""
@@ -208,17 +208,20 @@ class Subscription:
             topic_id=self.topic_id,
             subscription_id=self.subscription_id,
             settled={ledger_id: bitmap.copy() for ledger_id, bitmap in self.cursor.settled.items()},
-            attempts={ledger_id: [d.copy() for d in digits] for ledger_id, digits in self.attempts.digits.items()},
+            attempts={
+                ledger_id: [d.copy() for d in digits] for ledger_id, digits in self.attempts.digits.items()
+            },
             waiting=tuple(self.waiting.items()),
         )
 
-    # -- consumers -------------------------------------------------------------------------------------------------
+    # -- consumers -------------------------------------------------------------------------------------------
 
     def attach(self, consumer: Consumer, catchup_ms: int) -> None:
         """Take in a consumer; the first one starts catch-up. `catchup_ms` is the time of the index's frontier."""
         if self.type == EXCLUSIVE and self.consumers:
             raise Refused(
-                f"Subscription {self.name!r} is EXCLUSIVE and has a consumer", reason="CONSUMER_ALREADY_CONNECTED"
+                f"Subscription {self.name!r} is EXCLUSIVE and has a consumer",
+                reason="CONSUMER_ALREADY_CONNECTED",
             )
         if len(self.consumers) >= self.limits.consumers_max:
             raise LimitReached(
@@ -253,7 +256,7 @@ class Subscription:
             self.begin_catchup(catchup_ms)
         self.work.set()
 
-    # -- what consumers say ------------------------------------------------------------------------------------------
+    # -- what consumers say ----------------------------------------------------------------------------------
 
     async def acknowledge(self, entries: Entries) -> list[Failure]:
         """Settle entries; returns when that is durable. Failures name what can not have been sent here."""
@@ -272,9 +275,7 @@ class Subscription:
             await self._settle(fresh, SettleReason.ACKED)
         return failures
 
-    async def give_back(
-        self, consumer_id: str, entries: Entries, redeliver_after_ms: int
-    ) -> list[Failure]:
+    async def give_back(self, consumer_id: str, entries: Entries, redeliver_after_ms: int) -> list[Failure]:
         """Give back entries that this consumer holds; returns when that is durable."""
         held = self.leases.held_by(consumer_id, entries)
         failures = self._not_held(without_entries(entries, held))
@@ -294,7 +295,7 @@ class Subscription:
             self.work.set()
         return self._not_held(without_entries(entries, held))
 
-    # -- used by the dispatcher ---------------------------------------------------------------------------------------
+    # -- used by the dispatcher ------------------------------------------------------------------------------
 
     def expire_leases(self) -> None:
         """Give back what is held beyond its deadline."""
@@ -321,7 +322,7 @@ class Subscription:
                 refused |= members(entry_ids, bitmap)
         return refused
 
-    # -- decisions -----------------------------------------------------------------------------------------------------
+    # -- decisions -------------------------------------------------------------------------------------------
 
     def _settle(self, entries: Entries, reason: SettleReason) -> asyncio.Future[None]:
         done = self._submit(Settled(self.topic_id, self.subscription_id, reason, entries))

@@ -41,11 +41,11 @@ _CANCEL_ROUNDS = 10
 _CANCEL_SECONDS = 3600.0  # of virtual time
 
 
-class Deadlock(Exception):  # noqa: N818  # it reads as what it is: `raises(Deadlock)`
+class Deadlock(Exception):  # it reads as what it is: `raises(Deadlock)`
     """Nothing is ready, no timer is set, and the main task is not done."""
 
 
-class Livelock(Exception):  # noqa: N818
+class Livelock(Exception):
     """The loop turned over and over and time stood still: something polls."""
 
 

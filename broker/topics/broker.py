@@ -18,10 +18,10 @@ from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import Supervisor
 from broker.runtime.vfs import File, Vfs
+from broker.storage.blocks import LedgerName
 from broker.storage.journal import Journal
 from broker.storage.layout import Layout
 from broker.storage.ledger import Ledger
-from broker.storage.blocks import LedgerName
 from broker.storage.ledger_files import OpenFiles
 from broker.storage.records import Record
 from broker.topics.checkpoint import Checkpointer, ledger_capture
@@ -45,9 +45,9 @@ class Broker:
         vfs: Vfs,
         clock: Clock,
         rng: random.Random,
-        journal_executor: Executor | None,
-        file_executor: Executor | None,
-        read_executor: Executor | None,
+        journal_executor: Executor,
+        file_executor: Executor,
+        read_executor: Executor,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.config = config
@@ -72,7 +72,7 @@ class Broker:
         self._disk_full = False
         self._draining = False
 
-    # -- life --------------------------------------------------------------------------------------------------------
+    # -- life ------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Lock the data directory and recover it. Blocks; raises Fenced, Corrupt, OSError."""
@@ -115,9 +115,7 @@ class Broker:
             interval_ms=config.checkpoint_interval_ms,
             counters=self.counters,
         )
-        recovered_records = replay_journal(
-            self._journal, manifests.root.checkpoint_lsn + 1, self.registry
-        )
+        recovered_records = replay_journal(self._journal, manifests.root.checkpoint_lsn + 1, self.registry)
         self.counters.recovery_seconds = (self.clock.monotonic_ns() - started_ns) / 1e9
         log.info(
             "Data directory opened",
@@ -173,7 +171,7 @@ class Broker:
             open_ledger=self._new_ledger,
             spawn=self.supervisor.spawn,
             appended=self._tail_writer.appended,
-            changed=lambda topic: self.checkpointer.changed(topic),
+            changed=self._changed,
             make_folders=self._make_topic_folders,
         )
         self.registry.bind(services)
@@ -190,7 +188,7 @@ class Broker:
             ]
             self.registry.add(Topic(image, ledgers, manifests.cursors[image.topic_id], services))
 
-    # -- calls ---------------------------------------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------------------
 
     @property
     def journal(self) -> Journal:
@@ -234,10 +232,15 @@ class Broker:
                 reason="STORAGE_FAILED",
             )
         if (reason := self.not_ready_because) is not None:
-            raise Unavailable(f"The broker is {reason}", reason="DRAINING" if self._draining else "RECOVERING")
+            raise Unavailable(
+                f"The broker is {reason}", reason="DRAINING" if self._draining else "RECOVERING"
+            )
 
     def _submit(self, record: Record, apply: Callable[[int], None]) -> asyncio.Future[None]:
         return self.journal.submit(record.type, record.encode(), apply)
+
+    def _changed(self, topic: Topic) -> None:
+        self.checkpointer.changed(topic)
 
     def _new_ledger(self, topic_id: int, ledger_id: int) -> Ledger:
         name = LedgerName(self._layout.ledgers(topic_id), topic_id, ledger_id, 0)

@@ -23,15 +23,14 @@ from broker.model import START
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
 from broker.runtime.vfs import Vfs, replace_file
+from broker.storage.blocks import LedgerCapture
 from broker.storage.journal import Journal
 from broker.storage.layout import Layout, remove_tree
 from broker.storage.ledger import Ledger
-from broker.storage.blocks import LedgerCapture
 from broker.storage.manifest import (
     BrokerImage,
     CursorImage,
     LedgerImage,
-    SubscriptionImage,
     TopicImage,
     encode_broker,
     encode_cursor,
@@ -226,5 +225,3 @@ class Checkpointer:
         # Shielded: half a checkpoint may be left behind by a crash, but not by a caller that went away while
         # the file thread still writes.
         return await asyncio.shield(loop.run_in_executor(self._executor, function, *arguments))
-
-

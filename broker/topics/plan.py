@@ -66,7 +66,9 @@ def must_roll(batch: Batch, end: LedgerEnd, now_ms: int, policy: TopicPolicy) ->
         return True
     if end.entry_count == 0:
         return False
-    too_old = bool(policy.ledger_max_age_ms) and now_ms - end.first_publish_ms >= (policy.ledger_max_age_ms or 0)
+    too_old = bool(policy.ledger_max_age_ms) and now_ms - end.first_publish_ms >= (
+        policy.ledger_max_age_ms or 0
+    )
     return (
         too_old
         or end.entry_count + batch.count > policy.ledger_max_entries
@@ -113,4 +115,6 @@ def _expiry(batch: Batch, times: Int64Column, now_ms: int, policy: TopicPolicy) 
 def _refuse(wrong: np.ndarray, name: str, why: str) -> None:
     at = np.flatnonzero(wrong)
     if len(at):
-        raise InvalidRequest(f"{name} {why}", field=f"messages[{at[0]}].{name}", reason=f"INVALID_{name.upper()}")
+        raise InvalidRequest(
+            f"{name} {why}", field=f"messages[{at[0]}].{name}", reason=f"INVALID_{name.upper()}"
+        )

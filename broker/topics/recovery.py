@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 from broker.errors import Corrupt
 from broker.runtime.vfs import Vfs, replace_file
+from broker.storage.blocks import file_lengths
 from broker.storage.journal import Journal
 from broker.storage.layout import Layout, remove_tree
-from broker.storage.blocks import file_lengths
 from broker.storage.ledger_files import cut_ledger
 from broker.storage.manifest import (
     BrokerImage,
@@ -113,7 +113,9 @@ def _refuse_rootless(vfs: Vfs, layout: Layout) -> None:
     for folder in (layout.journal, layout.topics):
         if vfs.exists(folder) and vfs.list_dir(folder):
             raise Corrupt(
-                "broker.manifest is missing, but there is data beside it", path=layout.manifest, advice=_ADVICE
+                "broker.manifest is missing, but there is data beside it",
+                path=layout.manifest,
+                advice=_ADVICE,
             )
 
 

@@ -67,7 +67,7 @@ class Registry:
         for topic in self.topics.values():
             topic.stop()
 
-    # -- durable state: called by the journal, in lsn order ------------------------------------------------------------
+    # -- durable state: called by the journal, in lsn order --------------------------------------------------
 
     def apply(self, record: Record, lsn: int) -> None:
         """Apply a record wherever it belongs. Records of topics that are not there belong to deleted ones."""
@@ -120,7 +120,7 @@ class Registry:
                 consumer.close(gone)
         topic.stop()
 
-    # -- calls ---------------------------------------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> Topic:
         """The topic of that name, or NotFound."""
@@ -148,7 +148,9 @@ class Registry:
         if name in self.by_name or name in self._creating:
             raise AlreadyExists(f"There is a topic {name!r}", reason="TOPIC_ALREADY_EXISTS", topic=name)
         if len(self.topics) + len(self._creating) >= self._config.topics_max:
-            raise LimitReached(f"The broker holds its {self._config.topics_max} topics", reason="TOO_MANY_TOPICS")
+            raise LimitReached(
+                f"The broker holds its {self._config.topics_max} topics", reason="TOO_MANY_TOPICS"
+            )
         record = TopicCreated(self.next_topic_id, name, self._services.clock.now_ms(), policy)
         self._creating[name] = done = self._services.submit(record, lambda lsn: self.apply(record, lsn))
         self.next_topic_id += 1
@@ -161,5 +163,3 @@ class Registry:
         assert self._services is not None
         record = TopicDeleted(self.topic(name).topic_id)
         await asyncio.shield(self._services.submit(record, lambda lsn: self.apply(record, lsn)))
-
-

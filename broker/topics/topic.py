@@ -120,7 +120,7 @@ class Topic:
             self._add_subscription(subscription, cursors.get(subscription.subscription_id))
         self._end = self._log_end()
 
-    # -- life --------------------------------------------------------------------------------------------------------
+    # -- life ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to index and deliver; called once, after recovery."""
@@ -156,7 +156,7 @@ class Topic:
             await self._services.make_folders(self.topic_id)
             self._has_folders = True
 
-    # -- producing ---------------------------------------------------------------------------------------------------
+    # -- producing -------------------------------------------------------------------------------------------
 
     def submit(self, batch: Batch) -> Accepted:
         """Accept a batch: decide everything about it and hand it to the journal. Nothing is stored if this raises."""
@@ -179,7 +179,7 @@ class Topic:
             first_publish_ms=record.publish_time_ms if begins else self._end.first_publish_ms,
         )
 
-    # -- durable state: called by the journal, in lsn order ------------------------------------------------------------
+    # -- durable state: called by the journal, in lsn order --------------------------------------------------
 
     def apply(self, record: Record, lsn: int) -> None:
         """Change durable state as a record says. The same function serves today and recovery."""
@@ -252,7 +252,7 @@ class Topic:
         if task := self._dispatchers.pop(subscription_id, None):
             task.cancel()
 
-    # -- subscriptions --------------------------------------------------------------------------------------------------
+    # -- subscriptions ---------------------------------------------------------------------------------------
 
     def subscription(self, name: str) -> Subscription:
         """The subscription of that name, or NotFound."""
@@ -334,12 +334,10 @@ class Topic:
         self._stop_idle_dispatcher(subscription)
 
     def _stop_idle_dispatcher(self, subscription: Subscription) -> None:
-        if not subscription.consumers and (
-            task := self._dispatchers.pop(subscription.subscription_id, None)
-        ):
+        if not subscription.consumers and (task := self._dispatchers.pop(subscription.subscription_id, None)):
             task.cancel()
 
-    # -- facts -------------------------------------------------------------------------------------------------------
+    # -- facts -----------------------------------------------------------------------------------------------
 
     @property
     def index(self) -> IndexPump:
@@ -365,7 +363,10 @@ class Topic:
         if last is None:
             return LedgerEnd(0, 0, 0, 0)
         return LedgerEnd(
-            last.name.ledger_id, last.entry_count, last.data_bytes, self.first_publish_ms.get(last.name.ledger_id, 0)
+            last.name.ledger_id,
+            last.entry_count,
+            last.data_bytes,
+            self.first_publish_ms.get(last.name.ledger_id, 0),
         )
 
     def _start_position(self, initial_position: int) -> Position:

@@ -34,7 +34,7 @@ def test_broker_has_no_privileges():
     assert BROKER["cap_drop"] == ["ALL"]
     assert "no-new-privileges:true" in BROKER["security_opt"]
     assert not BROKER.keys() & {"privileged", "cap_add", "user", "network_mode", "pid"}
-    assert re.findall(r"^USER (.+)$", DOCKERFILE, re.MULTILINE) == ["10001:10001"]
+    assert instructions("USER") == ["10001:10001"]
 
 
 def test_volumes_are_named_and_declared():
@@ -45,11 +45,9 @@ def test_volumes_are_named_and_declared():
 
 
 def test_image_and_compose_file_agree():
-    targets = {port.rsplit(":", 1)[1] for port in BROKER["ports"]}
-    assert set(re.search(r"^EXPOSE (.+)$", DOCKERFILE, re.MULTILINE)[1].split()) == targets
-    assert {volume.split(":")[1] for volume in BROKER["volumes"]} == {
-        re.search(r"^VOLUME (.+)$", DOCKERFILE, re.MULTILINE)[1]
-    }
+    ports = " ".join(port.rsplit(":", 1)[1] for port in BROKER["ports"])
+    assert instructions("EXPOSE") == [ports]
+    assert instructions("VOLUME") == [volume.split(":")[1] for volume in BROKER["volumes"]]
     assert BROKER["healthcheck"]["test"][-1] in DOCKERFILE
 
 
@@ -62,9 +60,9 @@ def test_image_installs_only_what_is_pinned():
 def test_build_context_has_what_the_image_copies():
     """`.dockerignore` shuts out everything it does not name, so a forgotten line would break the build."""
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    copied = {
-        source
-        for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE)
-        for source in line.split()[:-1]
-    }
-    assert copied == kept
+    copies = [line for line in instructions("COPY") if not line.startswith("--from")]
+    assert {source for line in copies for source in line.split()[:-1]} == kept
+
+
+def instructions(keyword: str) -> list[str]:
+    return re.findall(rf"^{keyword} (.+)$", DOCKERFILE, re.MULTILINE)

@@ -33,7 +33,7 @@ def topic() -> None:
 @click.option("--max-delay", type=DURATION, help="Greatest accepted delay; 0 is no limit.")
 @click.option("--default-ttl", type=DURATION, help="Time to live of messages that name none.")
 @click.pass_obj
-def create_topic(settings: Settings, name: str, tracker: str | None, **options: Any) -> None:
+def create_topic(settings: Settings, /, name: str, tracker: str | None, **options: Any) -> None:
     """Create a topic."""
     policy = postdate.TopicPolicy(tracker=postdate.Tracker[tracker.upper()] if tracker else None, **options)
 
@@ -99,7 +99,7 @@ def subscription() -> None:
 @click.option("--honor-delay/--ignore-delay", default=None, help="For exclusive and failover.")
 @click.pass_obj
 def create_subscription(
-    settings: Settings, topic: str, name: str, kind: str | None, start: str | None, **options: Any
+    settings: Settings, /, topic: str, name: str, kind: str | None, start: str | None, **options: Any
 ) -> None:
     """Create a subscription NAME of TOPIC."""
 

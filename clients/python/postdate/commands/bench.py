@@ -43,7 +43,7 @@ def bench() -> None:
 @click.option("--delay", type=DURATION, default="1h", show_default=True)
 @click.option("--topic", help="Use this topic and keep it.")
 @click.pass_obj
-def produce(settings: Settings, topic: str | None, **options: Any) -> None:
+def produce(settings: Settings, /, topic: str | None, **options: Any) -> None:
     """Send messages as fast as the broker stores them."""
 
     async def work() -> float:
@@ -82,7 +82,7 @@ def deliver(settings: Settings, topic: str | None, messages: int, size: int, per
 @click.option("--size", type=click.IntRange(0), default=100, show_default=True, help="Bytes of a payload.")
 @click.option("--topic", help="Use this topic and keep it.")
 @click.pass_obj
-def latency(settings: Settings, topic: str | None, **options: Any) -> None:
+def latency(settings: Settings, /, topic: str | None, **options: Any) -> None:
     """Measure how late delayed messages come. Fails with 6 if any is early or missing."""
 
     async def work() -> dict[str, Any]:

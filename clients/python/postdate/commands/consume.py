@@ -46,7 +46,7 @@ _AT_ONCE = 1000
 @click.option("--no-ack", is_flag=True, help="Only look: the messages go back when the command ends.")
 @click.option("--lease", type=DURATION, help="How long a message may be held.")
 @click.pass_obj
-def consume(settings: Settings, topic: str, subscription: str, **options: Any) -> None:
+def consume(settings: Settings, /, topic: str, subscription: str, **options: Any) -> None:
     """Receive messages of SUBSCRIPTION of TOPIC, print and acknowledge them.
 
     Without --count and --follow it takes what is due, and stops when nothing came for a while.

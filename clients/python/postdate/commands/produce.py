@@ -43,7 +43,7 @@ _READ_BYTES = 256 * 1024
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
 @click.option("--ttl", type=DURATION, help="Forget them so long after they were due.")
 @click.pass_obj
-def produce(settings: Settings, topic: str, **options: Any) -> None:
+def produce(settings: Settings, /, topic: str, **options: Any) -> None:
     """Send messages to TOPIC: --payload, the lines of --file, or the lines of stdin."""
     if options["delay"] is not None and options["at"] is not None:
         raise click.UsageError("give --delay or --at, not both")

@@ -58,7 +58,7 @@ class _Run:
 @click.option("--topic", help="Replay through this topic.  [default: a new one, deleted afterwards]")
 @click.option("--keep", is_flag=True, help="Do not delete the new topic.")
 @click.pass_obj
-def replay(settings: Settings, path: str, topic: str | None, keep: bool, **options: Any) -> None:
+def replay(settings: Settings, /, path: str, topic: str | None, keep: bool, **options: Any) -> None:
     """Replay FILE, a log whose lines begin with a date and time.
 
     Each line is sent at once, to be delivered when its time comes at the original spacing, and

@@ -54,7 +54,7 @@ def parse_rate(text: str) -> float:
     return rate
 
 
-class _Parsed(click.ParamType):
+class _Parsed(click.ParamType[Any]):
     """A click type around one of the parsers above."""
 
     def __init__(self, name: str, parse: Any) -> None:

@@ -1,0 +1,13 @@
+# Generated from postdate/v1/producer.proto. DO NOT EDIT!
+from typing import Any
+
+class ProducerServiceStub:
+    def __init__(self, channel: Any) -> None: ...
+    Produce: Any
+    ProduceStream: Any
+
+class ProducerServiceServicer:
+    def Produce(self, request: Any, context: Any) -> Any: ...
+    def ProduceStream(self, request: Any, context: Any) -> Any: ...
+
+def add_ProducerServiceServicer_to_server(servicer: ProducerServiceServicer, server: Any) -> None: ...
