@@ -259,11 +259,11 @@ class Dispatcher:
 
     def _attempts(self, ledger_ids: Int64Column, entry_ids: UInt32Column) -> UInt32Column:
         attempts = np.ones(len(entry_ids), dtype=np.uint32)
-        for ledger_id in self._subscription.attempts.digits:
+        counted = self._subscription.attempts
+        for ledger_id in counted.digits.keys() & set(ledger_ids.tolist()) if counted.digits else ():
             at = np.flatnonzero(ledger_ids == ledger_id)
-            if len(at):
-                order = at[np.argsort(entry_ids[at], kind="stable")]
-                attempts[order] += self._subscription.attempts.counts(ledger_id, entry_ids[order])
+            order = at[np.argsort(entry_ids[at], kind="stable")]
+            attempts[order] += counted.counts(ledger_id, entry_ids[order])
         return attempts
 
     def _put_back(self, taken: Taken, at: Array | slice) -> None:

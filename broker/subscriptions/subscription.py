@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.delayed.tracker import DueChunk
-from broker.errors import LimitReached, Refused, StorageFailed
+from broker.errors import LimitReached, Refused, Unavailable
 from broker.model import (
     Entries,
     Int64Column,
@@ -237,7 +238,7 @@ class Subscription:
         self.consumers.remove(consumer)
         held = self.leases.held(consumer.consumer_id)
         if held and not keep_leases and not self.deleted:
-            self._give_back(consumer.consumer_id, held, ReturnReason.CONSUMER_LOST, 0)
+            self._give_back_unasked(consumer.consumer_id, held, ReturnReason.CONSUMER_LOST)
         if not self.consumers:
             self.replay.clear()
         self.work.set()
@@ -301,11 +302,12 @@ class Subscription:
         """Give back what is held beyond its deadline."""
         for consumer_id, entries in self.leases.expired(self.clock.monotonic_ns()):
             self.counters.lease_expired_messages += count_entries(entries)
-            self._give_back(consumer_id, entries, ReturnReason.LEASE_EXPIRED, 0)
+            self._give_back_unasked(consumer_id, entries, ReturnReason.LEASE_EXPIRED)
 
     def expire_messages(self, entries: Entries) -> None:
         """Settle entries whose time to live has passed; nobody waits for it."""
-        _forget_result(self._settle(entries, SettleReason.EXPIRED))
+        with contextlib.suppress(Unavailable):  # they expire again after the restart
+            _forget_result(self._settle(entries, SettleReason.EXPIRED))
 
     def not_to_send(self, ledger_id: int, entry_ids: UInt32Column, *, also_queued: bool) -> Mask:
         """For each entry, whether it is settled, leased, promised or (`also_queued`) waiting for redelivery."""
@@ -344,13 +346,18 @@ class Subscription:
             done = self._submit(
                 GivenBack(self.topic_id, self.subscription_id, reason, not_before_ms, entries)
             )
-        except StorageFailed:
-            # The broker has stopped writing. What came back can still be sent to others; the attempt is forgotten
-            # with the process.
+        except Unavailable:
+            # The broker writes no more. What came back may still be sent to others; the attempt is forgotten with
+            # the process.
             self.redelivery.push(not_before_ms, entries)
             raise
         merge_entries(self.promised, entries)
         return _forget_result(done)
+
+    def _give_back_unasked(self, consumer_id: str, entries: Entries, reason: ReturnReason) -> None:
+        """Give back at once what no consumer asked to give back; nobody waits for it."""
+        with contextlib.suppress(Unavailable):
+            self._give_back(consumer_id, entries, reason, 0)
 
     def _delays(self, held: Entries, redeliver_after_ms: int) -> Iterable[tuple[int, Entries]]:
         """How long each part waits: as asked, or the back-off for how often it was sent."""
