@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 
 # Another interpreter: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?=
-# More arguments for what a target runs: make test ARGS="tests/unit -x", make run ARGS="--data-dir /tmp/d"
+# More arguments for what a target runs: make test ARGS="tests/unit -x", make run ARGS="--data-dir ./other"
 ARGS ?=
 # make sim SEED=7 COUNT=100
 SEED ?= 1
@@ -33,6 +33,8 @@ help: ## show this list
 
 # The stamp holds the folder it was made for: an environment does not survive being moved or copied.
 ifneq ($(shell test -x $(PY) && cat .venv/.ready 2>/dev/null),$(CURDIR))
+.PHONY: .venv/.ready
+else ifeq ($(origin PYTHON),command line)
 .PHONY: .venv/.ready
 endif
 .venv/.ready: requirements-dev.txt pyproject.toml tools/setup.sh

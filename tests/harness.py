@@ -1,0 +1,285 @@
+"""A whole broker in one process, on virtual time and a disk in memory: what tests of its promises share.
+
+async def scenario(loop, clock):
+    node = Node(MemVfs(), clock)
+    node.open()
+    ids = await node.produce("orders", [Outgoing(b"hello", deliver_after_ms=500)])
+    inbox = await node.subscribe("orders", "billing")
+    await asyncio.sleep(1)
+    await inbox.ack(each.position for each in inbox.poll())
+    node = node.crash(CrashPolicy.TORN, random.Random(7))
+run_sim(scenario, seed=7)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import cast
+
+from broker.config import BrokerConfig
+from broker.model import Batch, Entries, IdRange, Position, bitmap_of
+from broker.rpc.decode import ProduceEnvelope, decode_produce
+from broker.runtime.clock import Clock
+from broker.storage.policy import SubscriptionPolicy
+from broker.subscriptions.consumer import Consumer, DeliveryBatch
+from broker.subscriptions.subscription import SHARED, Failure, Subscription
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
+from broker.topics.broker import Broker
+from broker.topics.topic import Accepted, Topic
+from postdate.v1 import message_pb2, producer_pb2
+
+DATA_DIR = "data"
+LATEST, EARLIEST = 1, 2
+DAY_MS = 86_400_000
+
+# SimLoop queues calls by executor, and any object is one to it.
+_EXECUTORS = [cast("Executor", name) for name in ("journal thread", "file thread", "read thread")]
+_consumer_numbers = itertools.count(1)
+
+
+def small_config(**changes: object) -> BrokerConfig:
+    """Limits so small that a few messages roll ledgers and journal segments."""
+    settings: dict[str, object] = {
+        "data_dir": DATA_DIR,
+        "journal_segment_bytes": 4096,
+        "journal_spare_segments_max": 1,
+        "journal_group_bytes_max": 2048,
+        "ledger_entries_max": 8,
+        "checkpoint_interval_ms": DAY_MS,
+        "disk_reserve_bytes": 0,
+        "initial_backoff_ms": 100,
+        "lease_ms": 30_000,
+    }
+    return BrokerConfig(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message as a producer asks for it."""
+
+    payload: bytes
+    deliver_at_ms: int = 0
+    deliver_after_ms: int = 0
+    ttl_ms: int = 0
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A message as a consumer got it; `sent_ms` is the wall clock at the moment of the hand-out."""
+
+    position: Position
+    payload: bytes
+    deliver_at_ms: int
+    attempt: int
+    sent_ms: int
+
+
+def batch_of(topic: str, messages: Sequence[Outgoing], config: BrokerConfig) -> Batch:
+    """What the rpc edge makes of a produce request."""
+    request = producer_pb2.ProduceRequest(topic=topic)
+    for each in messages:
+        request.messages.add(
+            payload=each.payload,
+            deliver_at_ms=each.deliver_at_ms,
+            deliver_after_ms=each.deliver_after_ms,
+            ttl_ms=each.ttl_ms,
+            key=each.key,
+        )
+    return decode_produce(request.SerializeToString(), config).batch
+
+
+def payload_of(frame: bytes) -> bytes:
+    """The payload in a stored frame."""
+    return message_pb2.Message.FromString(ProduceEnvelope.FromString(frame).messages[0]).payload
+
+
+def positions_of(ids: IdRange) -> list[Position]:
+    return [Position(ids.ledger_id, ids.first_entry_id + index) for index in range(ids.count)]
+
+
+def entries_of(positions: Iterable[Position]) -> Entries:
+    by_ledger: dict[int, list[int]] = {}
+    for position in sorted(positions):
+        by_ledger.setdefault(position.ledger_id, []).append(position.entry_id)
+    return {ledger_id: bitmap_of(entry_ids) for ledger_id, entry_ids in by_ledger.items()}  # type: ignore[arg-type]
+
+
+class Node:
+    """One life of a broker on one disk. After `stop` or `crash`, the next life is another Node."""
+
+    def __init__(
+        self,
+        vfs: MemVfs,
+        clock: Clock,
+        config: BrokerConfig | None = None,
+        *,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.vfs = vfs
+        self.clock = clock
+        self.config = config or small_config()
+        self.failures: list[BaseException] = []  # what `on_failure` was told
+        self._rng = rng or random.Random(0)
+        self.broker = Broker(
+            self.config,
+            vfs=vfs,
+            clock=clock,
+            rng=self._rng,
+            journal_executor=_EXECUTORS[0],
+            file_executor=_EXECUTORS[1],
+            read_executor=_EXECUTORS[2],
+            on_failure=self.failures.append,
+        )
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def open(self, *, start: bool = True) -> Node:
+        """Recover; and begin to deliver, unless told not to."""
+        self.broker.open()
+        if start:
+            self.broker.start()
+        return self
+
+    async def stop(self) -> None:
+        """The graceful end: a last checkpoint, and the lock let go."""
+        await self.broker.stop()
+
+    def crash(self, policy: CrashPolicy, rng: random.Random | None = None, *, at: int | None = None) -> Node:
+        """The power goes: the next life, not yet opened, on what the disk kept (`at` an operation, by default now)."""
+        vfs = self.vfs.crashed(self.vfs.op_count if at is None else at, policy, rng)
+        self.abandon()
+        return Node(vfs, self.clock, self.config, rng=self._rng)
+
+    def abandon(self) -> None:
+        """End the tasks of a life that is over. What its threads still write goes to the old disk."""
+        self.broker.registry.stop()
+        for task in list(self.broker.supervisor._tasks):
+            task.cancel()
+
+    async def checkpoint(self) -> None:
+        await self.broker.checkpointer.checkpoint()
+
+    # -- topics and subscriptions ----------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> Topic:
+        return self.broker.registry.topic(name)
+
+    async def create_subscription(
+        self,
+        topic: str,
+        name: str,
+        *,
+        type_: int = SHARED,
+        position: int = LATEST,
+        policy: SubscriptionPolicy | None = None,
+    ) -> Subscription:
+        """Create a subscription, and its topic if need be."""
+        found = await self.broker.registry.topic_or_create(topic)
+        return await found.create_subscription(name, type_, position, policy or SubscriptionPolicy())
+
+    async def subscribe(self, topic: str, name: str, **options: int) -> Inbox:
+        """Attach a consumer to a subscription, which is created if it is not there."""
+        found = await self.broker.registry.topic_or_create(topic)
+        subscription = found.find_subscription(name) or await self.create_subscription(topic, name)
+        return self.attach(found, subscription, **options)
+
+    def attach(self, topic: Topic, subscription: Subscription, **options: int) -> Inbox:
+        """Attach a consumer; options are those of `Inbox`."""
+        return Inbox(self, topic, subscription, **options)
+
+    # -- producing -------------------------------------------------------------------------------------------------
+
+    async def submit(self, topic: str, messages: Sequence[Outgoing]) -> Accepted:
+        """Hand over a batch; it is answered once `durable` is done."""
+        return await self.broker.submit_batch(topic, batch_of(topic, messages, self.config))
+
+    async def produce(self, topic: str, messages: Sequence[Outgoing]) -> list[Position]:
+        """Produce a batch as a client does: returns when it is answered."""
+        accepted = await self.submit(topic, messages)
+        await accepted.durable
+        return positions_of(accepted.ids)
+
+
+class _StampingConsumer(Consumer):
+    """Notes the wall clock at each hand-out: a message that lies in an outbox grows no earlier or later."""
+
+    def __init__(self, clock: Clock, lease_ms: int, outbox_bytes_max: int) -> None:
+        number = next(_consumer_numbers)
+        super().__init__(f"test-{number}", f"test-{number}", lease_ms, outbox_bytes_max)
+        self.sent_ms: deque[int] = deque()
+        self._clock = clock
+
+    def deliver(self, batch: DeliveryBatch) -> None:
+        self.sent_ms.append(self._clock.now_ms())
+        super().deliver(batch)
+
+
+class Inbox:
+    """A consumer, attached: collects what it is sent and grants a permit for each message it took."""
+
+    def __init__(
+        self, node: Node, topic: Topic, subscription: Subscription, *, permits: int = 1000, lease_ms: int = 0
+    ) -> None:
+        self.topic = topic
+        self.subscription = subscription
+        self.received: list[Delivered] = []  # everything so far, in order
+        self.attached = True
+        lease_ms = lease_ms or subscription.policy.lease_ms or node.config.lease_ms
+        self.consumer = _StampingConsumer(node.clock, lease_ms, node.config.outbox_bytes_max)
+        self.consumer.grant(permits, 0)
+        topic.attach(subscription, self.consumer)
+
+    def poll(self) -> list[Delivered]:
+        """What arrived since the last poll."""
+        found: list[Delivered] = []
+        while (batch := self.consumer.next_nowait()) is not None:
+            found += _delivered(batch, self.consumer.sent_ms.popleft())
+        if found and self.attached:
+            self.consumer.grant(len(found), 0)
+            self.subscription.work.set()
+        self.received += found
+        return found
+
+    async def wait(self, count: int, *, seconds: float = 3600.0) -> list[Delivered]:
+        """Wait until `count` more messages arrived; TimeoutError says that they did not."""
+        found = self.poll()
+        async with asyncio.timeout(seconds):
+            while len(found) < count:
+                self.consumer.wakeup.clear()
+                await self.consumer.wakeup.wait()
+                found += self.poll()
+        return found
+
+    async def ack(self, positions: Iterable[Position]) -> list[Failure]:
+        """Returns when the acknowledgement is confirmed."""
+        return await self.subscription.acknowledge(entries_of(positions))
+
+    async def nack(self, positions: Iterable[Position], after_ms: int = 0) -> list[Failure]:
+        return await self.subscription.give_back(self.consumer.consumer_id, entries_of(positions), after_ms)
+
+    def detach(self) -> None:
+        self.attached = False
+        self.topic.detach(self.subscription, self.consumer)
+
+
+def _delivered(batch: DeliveryBatch, sent_ms: int) -> list[Delivered]:
+    columns = zip(
+        batch.ledger_ids.tolist(),
+        batch.entry_ids.tolist(),
+        batch.deliver_at_ms.tolist(),
+        batch.attempts.tolist(),
+        batch.frames,
+        strict=True,
+    )
+    return [
+        Delivered(Position(ledger_id, entry_id), payload_of(frame), deliver_at_ms, attempt, sent_ms)
+        for ledger_id, entry_id, deliver_at_ms, attempt, frame in columns
+    ]
+
