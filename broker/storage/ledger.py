@@ -242,6 +242,10 @@ class Ledger:
         while self._written_count < entry_count:
             if self._writing is None:
                 self._start_write()
+            elif self._writing.done():
+                # Its callback is scheduled and has not run yet; a done future would not suspend us, for ever.
+                await asyncio.sleep(0)
+                continue
             assert self._writing is not None
             # Shielded: were the write cancelled with its caller, a second one could overlap it (L3).
             await asyncio.shield(self._writing)
