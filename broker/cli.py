@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -62,29 +63,46 @@ def _run(config: BrokerConfig) -> int:
 @main.command()
 @click.argument("path")
 def dump(path: str) -> None:
-    """Print any file of a data directory as JSON lines."""
+    """Print any file of a data directory as JSON lines; a damaged one ends in a line "error" and exit code 1."""
     from broker.storage.dump import dump_file  # noqa: PLC0415
 
+    error = ""
     try:
         for line in dump_file(LocalVfs(), path):
             click.echo(json.dumps(line))
-    except (PostdateError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+            error = line["message"] if line["line"] == "error" else ""
+    except BrokenPipeError:
+        raise  # whoever reads has seen enough
+    except OSError as unreadable:
+        raise click.ClickException(f"The file cannot be read: {unreadable}") from unreadable
+    if error:
+        raise click.ClickException(error)
 
 
 @main.command()
 @click.argument("data_dir", default="./data")
-def verify(data_dir: str) -> None:
-    """Check every file of a stopped broker's data directory: manifests, journal, ledgers, cursors."""
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def verify(data_dir: str, output: str) -> None:
+    """Check every file of a stopped broker's data directory: manifests, journal, ledgers, cursors.
+
+    Exit code 0: all is well; 2: there are problems; 1: the check could not be made.
+    """
     from broker.topics.verify import verify_data_dir  # noqa: PLC0415
 
     try:
         report = verify_data_dir(LocalVfs(), data_dir)
-    except (PostdateError, OSError) as error:
-        raise click.ClickException(str(error)) from error
-    for problem in report.problems:
-        click.echo(problem)
-    click.echo(report.summary)
+    except PostdateError as error:
+        raise click.ClickException(error.message) from error
+    except OSError as error:
+        raise click.ClickException(f"The data directory cannot be read: {error}") from error
+    if output == "json":
+        click.echo(json.dumps(asdict(report)))
+    else:
+        for problem in report.problems:
+            click.echo(f"problem: {problem}")
+        for note in report.notes:
+            click.echo(f"note: {note}")
+        click.echo(report.summary)
     sys.exit(2 if report.problems else 0)
 
 

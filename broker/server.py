@@ -192,8 +192,8 @@ class Server:
                 TopicSnapshot(
                     topic=topic.name,
                     counters=topic.counters,
-                    scheduled=topic.index.tracker.count(),
-                    next_due_ms=topic.index.tracker.next_due_ms(),
+                    scheduled=topic.index.scheduled_count(),
+                    next_due_ms=topic.index.next_due_ms(),
                     storage_bytes=topic.log.data_bytes,
                     index_bytes=topic.index.tracker.stats().memory_bytes,
                 )

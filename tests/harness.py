@@ -282,4 +282,3 @@ def _delivered(batch: DeliveryBatch, sent_ms: int) -> list[Delivered]:
         Delivered(Position(ledger_id, entry_id), payload_of(frame), deliver_at_ms, attempt, sent_ms)
         for ledger_id, entry_id, deliver_at_ms, attempt, frame in columns
     ]
-

@@ -26,7 +26,9 @@ from broker.runtime.supervise import YieldBudget
 
 log = get_logger(__name__)
 
-_INDEX_ROWS = 16_384
+_INDEX_ROWS = 65_536
+_GATHER_MS = 250
+_NEVER_MS = 1 << 62
 _OVERDUE_MS = 5_000
 """The watchdog's bound: entries this long overdue that `take_due` does not yield mean a broken index."""
 
@@ -74,6 +76,10 @@ class IndexPump:
         self._rebuild_end = source.end
         self._rebuild_frontier = tracker.frontier
         self._work = asyncio.Event()
+        self._indexed = asyncio.Event()  # `position` has moved
+        self._gathering: asyncio.TimerHandle | None = None
+        self._unindexed = 0  # entries appended since the start that the cursor has not passed
+        self._unindexed_earliest_ms = _NEVER_MS
         self._budget = YieldBudget(clock)
 
     @property
@@ -85,9 +91,42 @@ class IndexPump:
     def is_rebuilding(self) -> bool:
         return self.position < self._rebuild_end
 
-    def wake(self) -> None:
-        """Rows were appended."""
+    def appended(self, delayed_times: Int64Column) -> None:
+        """Rows were appended; `delayed_times` are the times of those that are DELAYED, at least one.
+
+        Rows that have time are indexed a little later, many at once: a thousand random times touch a thousand
+        buckets, and so do sixty thousand.
+        """
+        earliest_ms = int(delayed_times.min())
+        self._unindexed += len(delayed_times)
+        self._unindexed_earliest_ms = min(self._unindexed_earliest_ms, earliest_ms)
+        if earliest_ms - self._clock.now_ms() < 2 * _GATHER_MS:
+            self._work.set()
+        elif self._gathering is None and not self._work.is_set():
+            self._gathering = asyncio.get_running_loop().call_later(_GATHER_MS / 1000, self._gathered)
+
+    def scheduled_count(self) -> int:
+        """Entries whose time has not come, indexed or not yet."""
+        return self.tracker.count() + self._unindexed
+
+    def next_due_ms(self) -> int | None:
+        """When the next entry is due, or a little before; None if nothing is pending."""
+        next_due_ms = self.tracker.next_due_ms()
+        if not self._unindexed:
+            return next_due_ms
+        return min(next_due_ms or self._unindexed_earliest_ms, self._unindexed_earliest_ms)
+
+    def _gathered(self) -> None:
+        self._gathering = None
         self._work.set()
+
+    async def wait_indexed(self) -> None:
+        """Return once every row that was there at the call is indexed: counts then agree with what was answered."""
+        end = self._source.end
+        while self.position < end:
+            self._indexed.clear()
+            self._work.set()
+            await self._indexed.wait()
 
     async def run(self) -> None:
         """Index and take until cancelled."""
@@ -104,9 +143,10 @@ class IndexPump:
 
     async def _step(self) -> bool:
         """One bounded step; whether there is more to do at once."""
-        indexed = self.is_behind
+        indexed = self.is_behind and (self._gathering is None or self._unindexed >= _INDEX_ROWS)
         if indexed:
             await self._index_rows()
+            self._indexed.set()
         now_ms = self._clock.now_ms()
         loaded = self.tracker.needs_load(now_ms)
         if loaded:
@@ -128,16 +168,22 @@ class IndexPump:
             self.position = Position(following, 0) if following is not None else self._source.end
             return
         count = min(_INDEX_ROWS, count - first)
+        if self.is_rebuilding and ledger_id == self._rebuild_end.ledger_id:
+            count = min(count, self._rebuild_end.entry_id - first)
         times = self._source.times_nowait(ledger_id, first, count)
         if times is None:
             times = await self._source.read_times(ledger_id, first, count)
         wanted = times > 0
-        if self.position < self._rebuild_end:
+        if self.is_rebuilding:
             wanted &= self._after_rebuild_frontier(ledger_id, first, times)
         at = np.flatnonzero(wanted)
         if len(at):
             self.tracker.add(ledger_id, (at + first).astype(np.uint32), times[at])
+            if not self.is_rebuilding:
+                self._unindexed -= len(at)
         self.position = Position(ledger_id, first + count)
+        if not self.is_behind:
+            self._unindexed_earliest_ms = _NEVER_MS
 
     def _after_rebuild_frontier(self, ledger_id: int, first: int, times: Int64Column) -> np.ndarray:
         """Rows beyond the frontier that the rebuild began with. The live one has moved on since: rows between
@@ -162,6 +208,7 @@ class IndexPump:
         self.rebuilds += 1
         self.tracker.clear()
         self.position = self._source.begin
+        self._unindexed = 0
         self._rebuild_end = self._source.end
         self._rebuild_frontier = type(self.tracker.frontier)(
             0, 0, 0

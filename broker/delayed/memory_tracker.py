@@ -108,6 +108,7 @@ class MemoryTracker:
         self._near_end = frontier.deliver_at_ms // tick_ms + 1
         self._far: dict[int, _Tick] = {}
         self._far_count = 0
+        self._far_greatest: dict[int, int] = {}  # of each ledger, the greatest entry id that was ever filed
         self._far_heap: list[int] = []  # holds every far tick; may hold gone ones and repeat itself
         self._far_last = 0  # the greatest far tick, while there is one
         self._loading = False
@@ -239,6 +240,9 @@ class MemoryTracker:
             entry_ids, ticks = entry_ids[order], ticks[order]
             steps = np.flatnonzero(ticks[1:] != ticks[:-1]) + 1
         ends = [*steps.tolist(), len(ticks)]
+        # Rows arrive in order, so nearly always no entry can be there already, and none needs to be counted twice.
+        is_new = int(entry_ids.min()) > self._far_greatest.get(ledger_id, -1)
+        self._far_greatest[ledger_id] = max(self._far_greatest.get(ledger_id, -1), int(entry_ids.max()))
         # Through array.array: a bitmap takes a NumPy array element by element (figures A4).
         packed = array("I", entry_ids.astype(np.uint32, copy=False).tobytes())
         start = 0
@@ -250,8 +254,11 @@ class MemoryTracker:
             group = packed[start:end]
             entries = tick.ledgers.get(ledger_id)
             if entries is None:
-                entries = tick.ledgers[ledger_id] = BitMap(group)
-                added = len(entries)
+                tick.ledgers[ledger_id] = BitMap(group)
+                added = end - start
+            elif is_new:
+                entries.update(group)
+                added = end - start
             else:
                 before = len(entries)
                 entries.update(group)

@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
 from broker.config import check_name
 from broker.errors import InvalidRequest, Unsupported
 from broker.rpc.calls import Handler, unary
-from broker.rpc.entries import api_type
+from broker.rpc.entries import api_type, check_initial_position, check_type
 from broker.storage.policy import (
     TRACKER_BUCKET,
     SubscriptionPolicy,
     TopicPolicy,
 )
-from broker.subscriptions.subscription import KEY_SHARED, SHARED, TYPE_NAMES, Subscription
+from broker.subscriptions.subscription import SHARED, Subscription
 from broker.topics.broker import Broker
 from broker.topics.topic import Topic
 from postdate.v1 import admin_pb2
@@ -32,9 +33,20 @@ _PAGE_SIZE = 100
 _PAGE_SIZE_MAX = 1_000
 _REMEMBERED_MS = 600_000
 _REMEMBERED_MAX = 10_000
+_REQUEST_ID_MAX = 255
+_STATS_WAIT_SECONDS = 1.0
 
 R = TypeVar("R", bound=Message)
 Named = TypeVar("Named", Topic, Subscription)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The answer to a request with a request_id, perhaps still on its way."""
+
+    until_ms: int  # on the monotonic clock
+    request: Message
+    response: asyncio.Future[Any]
 
 
 class AdminService:
@@ -43,7 +55,7 @@ class AdminService:
     def __init__(self, broker: Broker, version: str) -> None:
         self._broker = broker
         self._version = version
-        self._answers: OrderedDict[tuple[str, str], tuple[int, asyncio.Future[Any]]] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, str, str], _Answer] = OrderedDict()
 
     def handlers(self) -> dict[str, Handler]:
         calls: dict[str, tuple[type[Message], Callable[[Any], Awaitable[Message]]]] = {
@@ -71,7 +83,7 @@ class AdminService:
             topic = await self._broker.registry.create_topic(request.name, policy)
             return admin_pb2.CreateTopicResponse(topic=_topic(topic))
 
-        return await self._once("CreateTopic", request.request_id, create)
+        return await self._once(request.name, request, create)
 
     async def _get_topic(self, request: admin_pb2.GetTopicRequest) -> Message:
         check_name("topic", request.name, "name")
@@ -85,7 +97,7 @@ class AdminService:
             await self._broker.registry.delete_topic(request.name)
             return admin_pb2.DeleteTopicResponse()
 
-        return await self._once("DeleteTopic", request.request_id, delete)
+        return await self._once(request.name, request, delete)
 
     async def _list_topics(self, request: admin_pb2.ListTopicsRequest) -> Message:
         topics, token = _page(
@@ -99,10 +111,8 @@ class AdminService:
         self._broker.check_serving()
         check_name("topic", request.topic, "topic")
         check_name("subscription", request.name, "name")
-        if request.type == KEY_SHARED:
-            raise Unsupported("KEY_SHARED is not available yet", reason="KEY_SHARED_NOT_SUPPORTED")
-        if request.type not in (0, *TYPE_NAMES):
-            raise InvalidRequest(f"There is no subscription type {request.type}", field="type")
+        check_type(request.type, "type")
+        check_initial_position(request.initial_position, "initial_position")
         policy = _subscription_policy(request.policy, self._broker.config.lease_ms_max)
 
         async def create() -> Message:
@@ -112,7 +122,7 @@ class AdminService:
             )
             return admin_pb2.CreateSubscriptionResponse(subscription=_subscription(topic, subscription))
 
-        return await self._once("CreateSubscription", request.request_id, create)
+        return await self._once(request.topic, request, create)
 
     async def _get_subscription(self, request: admin_pb2.GetSubscriptionRequest) -> Message:
         check_name("topic", request.topic, "topic")
@@ -130,7 +140,7 @@ class AdminService:
             await self._broker.registry.topic(request.topic).delete_subscription(request.name)
             return admin_pb2.DeleteSubscriptionResponse()
 
-        return await self._once("DeleteSubscription", request.request_id, delete)
+        return await self._once(request.topic, request, delete)
 
     async def _list_subscriptions(self, request: admin_pb2.ListSubscriptionsRequest) -> Message:
         check_name("topic", request.topic, "topic")
@@ -146,10 +156,17 @@ class AdminService:
     async def _get_stats(self, request: admin_pb2.GetStatsRequest) -> Message:
         registry = self._broker.registry
         if len(request.topics) > _PAGE_SIZE_MAX:
-            raise InvalidRequest(f"At most {_PAGE_SIZE_MAX} topics at once", field="topics")
+            raise InvalidRequest(
+                f"At most {_PAGE_SIZE_MAX} topics at once", field="topics", reason="TOO_MANY_NAMES"
+            )
         for index, name in enumerate(request.topics):
             check_name("topic", name, f"topics[{index}]")
         names = sorted(set(request.topics)) or sorted(registry.by_name)[:_PAGE_SIZE_MAX]
+        # Who has an answer from Produce may expect to see it counted. The index is a moment behind, rarely more.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STATS_WAIT_SECONDS):
+                for name in names:
+                    await registry.topic(name).index.wait_indexed()
         return admin_pb2.GetStatsResponse(topics=[_stats(registry.topic(name)) for name in names])
 
     async def _get_server_info(self, _: admin_pb2.GetServerInfoRequest) -> Message:
@@ -169,35 +186,51 @@ class AdminService:
             ),
         )
 
-    async def _once(self, method: str, request_id: str, call: Callable[[], Awaitable[R]]) -> R:
+    async def _once(self, topic: str, request: Any, call: Callable[[], Awaitable[R]]) -> R:
         """Make a change once for each request_id: a repeat gets the first answer, also while that is on its way."""
-        if not request_id:
+        if not request.request_id:
             return await call()
+        if len(request.request_id) > _REQUEST_ID_MAX:
+            raise InvalidRequest(
+                f"request_id is at most {_REQUEST_ID_MAX} characters",
+                field="request_id",
+                reason="INVALID_REQUEST_ID",
+            )
         now_ms = self._broker.clock.monotonic_ns() // 1_000_000
         while self._answers and (
-            len(self._answers) >= _REMEMBERED_MAX or next(iter(self._answers.values()))[0] <= now_ms
+            len(self._answers) >= _REMEMBERED_MAX or next(iter(self._answers.values())).until_ms <= now_ms
         ):
             self._answers.popitem(last=False)
-        known = self._answers.get((method, request_id))
+        # Ids are a topic's own: two clients that count from 1 must not get each other's answers.
+        key = (type(request).__name__, topic, request.request_id)
+        known = self._answers.get(key)
         if known is None:
-            answer: asyncio.Future[R] = asyncio.ensure_future(call())
-            self._answers[method, request_id] = (now_ms + _REMEMBERED_MS, answer)
-            known = self._answers[method, request_id]
+            known = _Answer(now_ms + _REMEMBERED_MS, request, asyncio.ensure_future(call()))
+            self._answers[key] = known
+        elif known.request != request:
+            raise InvalidRequest(
+                "This request_id was used for another request", field="request_id", reason="REQUEST_ID_REUSED"
+            )
         try:
-            return await asyncio.shield(known[1])
+            return cast("R", await asyncio.shield(known.response))
         except Exception:
-            self._answers.pop((method, request_id), None)  # what failed may be tried again
+            if self._answers.get(key) is known:
+                del self._answers[key]  # what failed may be tried again
             raise
 
 
 def _page(found: list[Named], page_size: int, page_token: str) -> tuple[list[Named], str]:
     """One page, by name. The token is the last name of the page before, so pages stay right while names come and go."""
     if not 0 <= page_size <= _PAGE_SIZE_MAX:
-        raise InvalidRequest(f"page_size is between 0 and {_PAGE_SIZE_MAX}", field="page_size")
+        raise InvalidRequest(
+            f"page_size is between 0 and {_PAGE_SIZE_MAX}", field="page_size", reason="INVALID_PAGE_SIZE"
+        )
     try:
-        after = base64.urlsafe_b64decode(page_token.encode()).decode()
+        after = base64.b64decode(page_token.encode("ascii"), altchars=b"-_", validate=True).decode("ascii")
     except (binascii.Error, UnicodeError) as error:
-        raise InvalidRequest("page_token is not one of ours", field="page_token") from error
+        raise InvalidRequest(
+            "page_token is not one of ours", field="page_token", reason="INVALID_PAGE_TOKEN"
+        ) from error
     rest = sorted((each for each in found if each.name > after), key=lambda each: each.name)
     page = rest[: page_size or _PAGE_SIZE]
     more = len(rest) > len(page)
@@ -268,8 +301,8 @@ def _stats(topic: Topic) -> admin_pb2.TopicStats:
     index = topic.index.tracker.stats()
     return admin_pb2.TopicStats(
         topic=topic.name,
-        scheduled_messages=index.count,
-        next_due_time_ms=index.next_due_ms or 0,
+        scheduled_messages=topic.index.scheduled_count(),
+        next_due_time_ms=topic.index.next_due_ms() or 0,
         last_due_time_ms=index.last_due_ms or 0,
         ledgers=topic.log.ledger_count,
         storage_bytes=topic.log.data_bytes + 52 * topic.log.entry_total,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -15,7 +15,7 @@ from broker.topics.broker import Broker
 
 Request = TypeVar("Request", bound=Message)
 
-Handler = grpc.RpcMethodHandler[bytes, bytes]
+Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 
 END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined]  # the type stubs do not know it
 """What reading a stream yields once the other side has half-closed."""

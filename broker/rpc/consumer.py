@@ -9,15 +9,15 @@ from collections import OrderedDict
 import grpc
 
 from broker.config import check_name
-from broker.errors import InvalidRequest, Refused, Unsupported
+from broker.errors import InvalidRequest, Refused
 from broker.rpc.calls import END_OF_STREAM, Handler, parse, refuse, unary
 from broker.rpc.encode import encode_deliveries
-from broker.rpc.entries import entries_of
+from broker.rpc.entries import check_initial_position, check_type, entries_of
 from broker.rpc.session import Session, check_nack
 from broker.rpc.status import Context, entry_failures
 from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.consumer import Consumer
-from broker.subscriptions.subscription import KEY_SHARED, SHARED, TYPE_NAMES, Subscription
+from broker.subscriptions.subscription import SHARED, TYPE_NAMES, Subscription
 from broker.topics.broker import Broker
 from broker.topics.topic import Topic
 from postdate.v1 import consumer_pb2
@@ -94,9 +94,13 @@ class ConsumerService:
         """The subscription that an Open frame asks for; created if it is not there and that is allowed."""
         check_name("topic", opening.topic, "open.topic")
         check_name("subscription", opening.subscription, "open.subscription")
-        if opening.type == KEY_SHARED:
-            raise Unsupported("KEY_SHARED is not available yet", reason="KEY_SHARED_NOT_SUPPORTED")
+        check_type(opening.type, "open.type")
+        check_initial_position(opening.initial_position, "open.initial_position")
+        if opening.HasField("lease_ms"):
+            self._checked_lease_ms(opening.lease_ms, "open.lease_ms")
         honor_delay = opening.honor_delay if opening.HasField("honor_delay") else None
+        if honor_delay is False and self._type_of(opening) == SHARED:  # before anything is created
+            raise Refused("A SHARED subscription honours delivery times", reason="HONOR_DELAY_MISMATCH")
         topic, subscription = await self._subscription(
             opening.topic, opening.subscription, opening.type, opening.initial_position, honor_delay
         )
@@ -115,12 +119,16 @@ class ConsumerService:
             )
         return topic, subscription
 
+    def _type_of(self, opening: consumer_pb2.Open) -> int:
+        """The type that the subscription has, or would be created with."""
+        topic = self._broker.registry.by_name.get(opening.topic)
+        found = topic.find_subscription(opening.subscription) if topic is not None else None
+        return found.type if found is not None else opening.type or SHARED
+
     async def _subscription(
         self, topic_name: str, name: str, type_: int, initial_position: int, honor_delay: bool | None
     ) -> tuple[Topic, Subscription]:
         config = self._broker.config
-        if type_ not in (0, *TYPE_NAMES):
-            raise InvalidRequest(f"There is no subscription type {type_}", field="open.type")
         if config.auto_create_subscriptions:
             topic = await self._broker.registry.topic_or_create(topic_name)
         else:
@@ -163,11 +171,18 @@ class ConsumerService:
         check_name("topic", request.topic, "topic")
         check_name("subscription", request.subscription, "subscription")
         if not 0 <= request.wait_ms <= _WAIT_MS_MAX:
-            raise InvalidRequest(f"wait_ms is between 0 and {_WAIT_MS_MAX}", field="wait_ms")
+            raise InvalidRequest(
+                f"wait_ms is between 0 and {_WAIT_MS_MAX}", field="wait_ms", reason="INVALID_WAIT_MS"
+            )
         if request.max_messages > self._broker.config.read_batch_entries:
             raise InvalidRequest(
-                f"max_messages is at most {self._broker.config.read_batch_entries}", field="max_messages"
+                f"max_messages is at most {self._broker.config.read_batch_entries}",
+                field="max_messages",
+                reason="INVALID_MAX_MESSAGES",
             )
+        if request.lease_ms:
+            self._checked_lease_ms(request.lease_ms, "lease_ms")
+        check_initial_position(request.initial_position, "initial_position")
         topic, subscription = await self._subscription(
             request.topic, request.subscription, 0, request.initial_position, None
         )
@@ -176,9 +191,7 @@ class ConsumerService:
                 f"Receive works on SHARED subscriptions, and {subscription.name!r} is not one",
                 reason="SUBSCRIPTION_TYPE_MISMATCH",
             )
-        lease_ms = subscription.policy.lease_ms or self._broker.config.lease_ms
-        if request.lease_ms:
-            lease_ms = self._checked_lease_ms(request.lease_ms, "lease_ms")
+        lease_ms = request.lease_ms or subscription.policy.lease_ms or self._broker.config.lease_ms
         attempt = (request.topic, request.subscription, request.attempt_id)
         if request.attempt_id and (repeated := self._repeated(attempt)) is not None:
             return repeated
@@ -208,7 +221,7 @@ class ConsumerService:
             raise consumer.closed_because
         rest = consumer_pb2.ReceiveResponse(
             consumer_id=consumer.consumer_id,
-            next_due_time_ms=topic.index.tracker.next_due_ms() or 0,
+            next_due_time_ms=topic.index.next_due_ms() or 0,
         ).SerializeToString()
         # A message is the concatenation of its fields: the deliveries are already on their wire form.
         return rest if batch is None else encode_deliveries(batch) + rest
@@ -227,14 +240,14 @@ class ConsumerService:
         self, request: consumer_pb2.AcknowledgeRequest
     ) -> consumer_pb2.AcknowledgeResponse:
         subscription = self._existing(request.topic, request.subscription)
-        entries, failures = entries_of(request.entries)
+        entries, failures = entries_of(request.entries, "entries")
         failures += await subscription.acknowledge(entries)
         return consumer_pb2.AcknowledgeResponse(failures=entry_failures(failures))
 
     async def _nack(self, request: consumer_pb2.NackRequest) -> consumer_pb2.NackResponse:
         subscription = self._existing(request.topic, request.subscription)
         check_nack(request.redeliver_after_ms, request.dead_letter, request.reason)
-        entries, failures = entries_of(request.entries)
+        entries, failures = entries_of(request.entries, "entries")
         failures += await subscription.give_back(request.consumer_id, entries, request.redeliver_after_ms)
         return consumer_pb2.NackResponse(failures=entry_failures(failures))
 
@@ -243,7 +256,7 @@ class ConsumerService:
         lease_ms = subscription.policy.lease_ms or self._broker.config.lease_ms
         if request.lease_ms:
             lease_ms = self._checked_lease_ms(request.lease_ms, "lease_ms")
-        entries, failures = entries_of(request.entries)
+        entries, failures = entries_of(request.entries, "entries")
         failures += subscription.extend(request.consumer_id, entries, lease_ms)
         return consumer_pb2.ExtendLeaseResponse(failures=entry_failures(failures))
 

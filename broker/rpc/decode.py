@@ -7,6 +7,7 @@ themselves are read in bulk (`wire.py`). The typed parser is asked where only it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from google.protobuf.message import DecodeError
 from broker.config import BrokerConfig, check_name
 from broker.errors import InvalidRequest, Unsupported
 from broker.model import Batch, Int64Column, UInt32Column
+from broker.rpc.encode import encode_varint
 from broker.rpc.wire import Fields, scan_messages
 from postdate.v1 import producer_pb2
 
@@ -91,7 +93,8 @@ def decode_produce(raw: bytes, config: BrokerConfig) -> DecodedProduce:
 
 
 def _decode_messages(raw: bytes, envelope: Any, config: BrokerConfig) -> tuple[Batch, Fields]:
-    lengths = np.fromiter(map(len, envelope.messages), dtype=np.int64, count=len(envelope.messages))
+    messages = list(envelope.messages)
+    lengths = _lengths(messages)
     for name in ("topic", "producer_name", "request_id", "replace"):
         envelope.ClearField(name)
     envelope.DiscardUnknownFields()
@@ -101,20 +104,23 @@ def _decode_messages(raw: bytes, envelope: Any, config: BrokerConfig) -> tuple[B
     starts = ends - lengths
     fields_max = _PLAIN_FIELDS + config.properties_count_max
     fields = scan_messages(frames, starts, ends, fields_max)
+    request = None
     if fields is None or fields.has_text or int(lengths.max()) > _frame_bytes_plain(config):
         request = _parse_typed(raw)
         if fields is None or int(lengths.max()) > _frame_bytes_plain(config):
-            frames, lengths = _rewrite(request, config)
+            messages = _rewrite(request, config)
+            lengths = _lengths(messages)
+            frames = ProduceEnvelope(messages=messages).SerializeToString()
             heads = _head_bytes(lengths)
             ends = (heads + lengths).cumsum()
             starts = ends - lengths
             fields = scan_messages(frames, starts, ends, fields_max)
             assert fields is not None, "what the typed parser wrote is plain"
-    _check_limits(fields, config)
+    _check_limits(fields, request, config)
     batch = Batch(
         frames=frames,
         lengths=(heads + lengths).astype(np.uint32),
-        crcs=_crcs(frames, starts - heads, ends),
+        crcs=_crcs(messages, lengths),
         deliver_at_ms=fields.deliver_at_ms,
         deliver_after_ms=fields.deliver_after_ms,
         ttl_ms=fields.ttl_ms,
@@ -122,6 +128,10 @@ def _decode_messages(raw: bytes, envelope: Any, config: BrokerConfig) -> tuple[B
         schedule_hashes=np.zeros(len(lengths), dtype=np.uint64),
     )
     return batch, fields
+
+
+def _lengths(messages: Sequence[bytes]) -> Int64Column:
+    return np.fromiter(map(len, messages), dtype=np.int64, count=len(messages))
 
 
 def _head_bytes(lengths: Int64Column) -> Int64Column:
@@ -144,7 +154,7 @@ def _parse_typed(raw: bytes) -> producer_pb2.ProduceRequest:
         ) from error
 
 
-def _rewrite(request: producer_pb2.ProduceRequest, config: BrokerConfig) -> tuple[bytes, Int64Column]:
+def _rewrite(request: producer_pb2.ProduceRequest, config: BrokerConfig) -> list[bytes]:
     """The messages in plain form, as the typed parser writes them; unknown fields are left out."""
     request.DiscardUnknownFields()
     for index, message in enumerate(request.messages):
@@ -152,20 +162,27 @@ def _rewrite(request: producer_pb2.ProduceRequest, config: BrokerConfig) -> tupl
             raise _too_large(
                 "properties", index, len(message.properties), config.properties_count_max, "entries"
             )
-    messages = [message.SerializeToString() for message in request.messages]
-    lengths = np.fromiter(map(len, messages), dtype=np.int64, count=len(messages))
-    return ProduceEnvelope(messages=messages).SerializeToString(), lengths
+    return [message.SerializeToString() for message in request.messages]
 
 
-def _check_limits(fields: Fields, config: BrokerConfig) -> None:
+def _check_limits(
+    fields: Fields, request: producer_pb2.ProduceRequest | None, config: BrokerConfig
+) -> None:
     for name, sizes, limit, unit in (
         ("payload", fields.payload_bytes, config.payload_bytes_max, "bytes"),
         ("properties", fields.property_counts, config.properties_count_max, "entries"),
-        ("properties", _property_text_bytes(fields), config.properties_bytes_max, "bytes"),
     ):
         over = np.flatnonzero(sizes > limit)
         if len(over):
             raise _too_large(name, int(over[0]), int(sizes[over[0]]), limit, unit)
+    # An entry spends at least four bytes on tags and lengths, and more where a text is long: a bound from above.
+    property_bytes = fields.property_bytes - 4 * fields.property_counts
+    for index in np.flatnonzero(property_bytes > config.properties_bytes_max).tolist():
+        assert request is not None, "properties are text, which the typed parser has seen"
+        properties = request.messages[index].properties.items()
+        size = sum(len(name.encode()) + len(value.encode()) for name, value in properties)
+        if size > config.properties_bytes_max:
+            raise _too_large("properties", index, size, config.properties_bytes_max, "bytes")
     for index, (_, length) in fields.keys.items():
         if length > config.key_bytes_max:
             raise _too_large("key", index, length, config.key_bytes_max, "bytes")
@@ -178,11 +195,6 @@ def _check_limits(fields: Fields, config: BrokerConfig) -> None:
             )
 
 
-def _property_text_bytes(fields: Fields) -> Int64Column:
-    """Bytes of names and values: an entry spends at least four on tags and lengths."""
-    return fields.property_bytes - 4 * fields.property_counts
-
-
 def _too_large(name: str, index: int, size: int, limit: int, unit: str) -> InvalidRequest:
     return InvalidRequest(
         f"{name} has {size} {unit}, over the limit of {limit}",
@@ -192,13 +204,12 @@ def _too_large(name: str, index: int, size: int, limit: int, unit: str) -> Inval
     )
 
 
-def _crcs(frames: bytes, starts: Int64Column, ends: Int64Column) -> UInt32Column:
-    size = int(ends[0] - starts[0])
-    if ((ends - starts) == size).all():  # equal lengths: NumPy cuts them several times as fast
-        parts = np.frombuffer(frames, dtype=f"V{size}").tolist()
-    else:
-        parts = [frames[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-    return np.fromiter(map(google_crc32c.value, parts), dtype=np.uint32, count=len(parts))
+def _crcs(messages: Sequence[bytes], lengths: Int64Column) -> UInt32Column:
+    """The crc32c of each frame: of its tag and length, then of the message."""
+    sizes, places = np.unique(lengths, return_inverse=True)
+    heads = [google_crc32c.value(b"\x12" + encode_varint(size)) for size in sizes.tolist()]
+    starts = np.array(heads, dtype=np.int64)[places].tolist()
+    return np.fromiter(map(google_crc32c.extend, starts, messages), dtype=np.uint32, count=len(messages))
 
 
 def _key_hashes(frames: bytes, fields: Fields) -> UInt32Column:

@@ -87,7 +87,10 @@ class ProducerService:
         """Wait until the batch is on disk (P1); a failed disk becomes the refusal."""
         assert pending.accepted is not None
         try:
-            await asyncio.shield(pending.accepted.durable)
+            durable = pending.accepted.durable
+            if not durable.done():  # one sync makes many batches durable: most are done when their turn comes
+                await asyncio.shield(durable)
+            durable.result()
         except PostdateError as error:
             pending.refusal = error
 

@@ -110,13 +110,13 @@ class Session:
         return None
 
     async def _acknowledge(self, ack: consumer_pb2.Ack) -> None:
-        entries, failures = entries_of(ack.entries)
+        entries, failures = entries_of(ack.entries, "ack.entries")
         failures += await self._subscription.acknowledge(entries)
         self._confirm(ack.request_id, failures)
 
     async def _give_back(self, nack: consumer_pb2.Nack) -> None:
-        check_nack(nack.redeliver_after_ms, nack.dead_letter, nack.reason)
-        entries, failures = entries_of(nack.entries)
+        check_nack(nack.redeliver_after_ms, nack.dead_letter, nack.reason, "nack.")
+        entries, failures = entries_of(nack.entries, "nack.entries")
         failures += await self._subscription.give_back(
             self._consumer.consumer_id, entries, nack.redeliver_after_ms
         )
@@ -130,7 +130,7 @@ class Session:
                 field="extend.lease_ms",
                 reason="INVALID_LEASE_MS",
             )
-        entries, failures = entries_of(extend.entries)
+        entries, failures = entries_of(extend.entries, "extend.entries")
         failures += self._subscription.extend(self._consumer.consumer_id, entries, lease_ms)
         self._confirm(extend.request_id, failures)
 
@@ -184,7 +184,7 @@ class Session:
         heartbeat = consumer_pb2.Heartbeat(
             broker_time_ms=self._broker.clock.now_ms(),
             ready_messages=self._topic.subscription_counts(self._subscription).ready,
-            next_due_time_ms=self._topic.index.tracker.next_due_ms() or 0,
+            next_due_time_ms=self._topic.index.next_due_ms() or 0,
         )
         self._answers.append(consumer_pb2.SubscribeResponse(heartbeat=heartbeat))
         self._consumer.wakeup.set()
@@ -203,17 +203,17 @@ class Session:
         await self._context.write(response.SerializeToString())
 
 
-def check_nack(redeliver_after_ms: int, dead_letter: bool, reason: str) -> None:
-    """Refuse what a nack cannot ask for."""
+def check_nack(redeliver_after_ms: int, dead_letter: bool, reason: str, within: str = "") -> None:
+    """Refuse what a nack cannot ask for; `within` is where its fields lie in the request."""
     if dead_letter:
         raise Unsupported("Dead-letter topics are not available yet", reason="DEAD_LETTER_NOT_SUPPORTED")
     if not 0 <= redeliver_after_ms <= DELAY_MS_MAX:
         raise InvalidRequest(
             f"redeliver_after_ms is between 0 and {DELAY_MS_MAX}",
-            field="redeliver_after_ms",
+            field=f"{within}redeliver_after_ms",
             reason="INVALID_REDELIVER_AFTER_MS",
         )
     if len(reason.encode()) > REASON_BYTES_MAX:
         raise InvalidRequest(
-            f"reason is at most {REASON_BYTES_MAX} bytes", field="reason", reason="REASON_TOO_LARGE"
+            f"reason is at most {REASON_BYTES_MAX} bytes", field=f"{within}reason", reason="REASON_TOO_LARGE"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import TypeAlias
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -16,7 +17,7 @@ from postdate.v1 import consumer_pb2, message_pb2
 
 log = get_logger(__name__)
 
-Context = grpc.aio.ServicerContext[bytes, bytes]
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 """Calls arrive as bytes and leave as bytes."""
 
 DOMAIN = "postdate.dev"

@@ -19,8 +19,25 @@ from broker.model import Int64Column
 U8Column = npt.NDArray[np.uint8]
 
 _VARINT, _LENGTH = 0, 2
-_PADDING = 10  # a varint is read at its greatest width, also at the very end
+_VARINT_BYTES_MAX = 10
 _SHIFTS = np.arange(0, 70, 7, dtype=np.uint64)
+_ONE, _TWO, _FOUR = np.uint64(1), np.uint64(2), np.uint64(4)
+_CONTINUES = np.uint64(0x8080808080808080)
+_EVEN_7, _ODD_7 = np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00)
+_EVEN_14, _ODD_14 = np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000)
+_EVEN_28, _ODD_28 = np.uint64(0x000000000FFFFFFF), np.uint64(0x0FFFFFFF00000000)
+
+
+class _Octets:
+    """A buffer as bytes, and as the eight bytes that begin at each place. Zeros follow its end."""
+
+    __slots__ = ("bytes", "words")
+
+    def __init__(self, buffer: bytes) -> None:
+        padded = b"".join((buffer, bytes(_VARINT_BYTES_MAX)))
+        self.bytes = np.frombuffer(padded, dtype=np.uint8)
+        count = len(padded) - 7
+        self.words: npt.NDArray[np.uint64] = np.ndarray((count,), np.dtype("<u8"), padded, strides=(1,))
 
 
 @dataclass(slots=True)
@@ -53,7 +70,7 @@ def scan_messages(buffer: bytes, starts: Int64Column, ends: Int64Column, fields_
 
     `fields_max` bounds the rounds: more fields than that in one message are not plain either.
     """
-    octets = np.frombuffer(buffer + bytes(_PADDING), dtype=np.uint8)
+    octets = _Octets(buffer)
     count = len(starts)
     found = Fields.absent(count)
     at = starts.copy()
@@ -61,7 +78,7 @@ def scan_messages(buffer: bytes, starts: Int64Column, ends: Int64Column, fields_
     for _ in range(fields_max):
         if not len(active):
             return found
-        tags = octets[at[active]]
+        tags = octets.bytes[at[active]]
         for tag in (tags[:1] if (tags == tags[0]).all() else np.unique(tags)).tolist():
             some = active if len(active) == len(tags) and (tags == tag).all() else active[tags == tag]
             values, widths = _varints(octets, at[some] + 1)
@@ -106,16 +123,30 @@ def _note(found: Fields, tag: int, some: Int64Column, at: Int64Column, values: I
     return True
 
 
-def _varints(octets: U8Column, at: Int64Column) -> tuple[Int64Column, Int64Column | None]:
+def _varints(octets: _Octets, at: Int64Column) -> tuple[Int64Column, Int64Column | None]:
     """The varints that begin at `at`, as signed 64-bit integers, and their widths; no widths if one never ends."""
-    first = octets[at]
-    if not (first & 0x80).any():
-        return first.astype(np.int64), np.ones(len(at), dtype=np.int64)
-    groups = octets[at[:, None] + np.arange(_PADDING)]
+    words = octets.words[at]
+    ends = ~words & _CONTINUES
+    if not ends.all():
+        return _long_varints(octets, at)
+    # The lowest bit that is set marks the varint's last byte; everything above it belongs to other fields.
+    last = ends & (~ends + _ONE)
+    widths = (np.bitwise_count(last - _ONE).astype(np.int64) >> 3) + 1
+    values = words & (last - _ONE)  # without continuation bits in the last byte; the others go now
+    # Seven bits of each byte, moved together: pairs of bytes, then of pairs, then of those.
+    values = (values & _EVEN_7) | ((values & _ODD_7) >> _ONE)
+    values = (values & _EVEN_14) | ((values & _ODD_14) >> _TWO)
+    values = (values & _EVEN_28) | ((values & _ODD_28) >> _FOUR)
+    return values.view(np.int64), widths
+
+
+def _long_varints(octets: _Octets, at: Int64Column) -> tuple[Int64Column, Int64Column | None]:
+    """As `_varints`, also for those of more than eight bytes: negative numbers, and times beyond all limits."""
+    groups = octets.bytes[at[:, None] + np.arange(_VARINT_BYTES_MAX)]
     last = groups < 0x80
     widths = last.argmax(axis=1)
     if not last[np.arange(len(at)), widths].all():
-        return first.astype(np.int64), None
-    used = np.arange(_PADDING) <= widths[:, None]
+        return widths, None
+    used = np.arange(_VARINT_BYTES_MAX) <= widths[:, None]
     parts = np.where(used, groups & 0x7F, 0).astype(np.uint64) << _SHIFTS
     return parts.sum(axis=1, dtype=np.uint64).view(np.int64), widths + 1

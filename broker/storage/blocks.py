@@ -47,8 +47,8 @@ _TRAILER = struct.Struct("<4sB3xQI")
 _CRC = struct.Struct("<I")
 _FOOTER_MAGIC = b"PDLF"
 _ZERO = b"\0\0\0"
-_MAGICS = {"data": b"PDLD", "times": b"PDLT", "rows": b"PDLR"}
-_KINDS = {magic: kind for kind, magic in _MAGICS.items()}
+MAGICS = {"data": b"PDLD", "times": b"PDLT", "rows": b"PDLR"}
+_KINDS = {magic: kind for kind, magic in MAGICS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class FileHeader:
     generation: int
 
     def encode(self) -> bytes:
-        head = _HEADER.pack(_MAGICS[self.kind], VERSION, self.topic_id, self.ledger_id, self.generation)
+        head = _HEADER.pack(MAGICS[self.kind], VERSION, self.topic_id, self.ledger_id, self.generation)
         return head + _CRC.pack(value(head))
 
 

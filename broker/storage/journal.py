@@ -1,33 +1,13 @@
-"""The journal: the one durable log, as a folder of segments, with group commit.
-
-    <folder>/%016x.seg      a segment, named by its first_lsn; layout in `segment.py`, whose S1..S4 hold here
-    <folder>/spare-NNN.seg  a file that waits to become one: a dropped segment, or one being made
+"""The journal: the one durable log, with group commit. Its files: `journal_files.py`; their bytes: `segment.py`.
 
 `Journal` runs on the event loop and decides: it gathers what is submitted, gives out lsns, calls `apply` and
-completes futures. `_Files` blocks, runs in the file thread and writes one group at a time. While one group is
-written and synced, the next gathers; it is written only after the sync returned (S3).
-
-Roll. A segment that has passed `segment_bytes` is complete (S4), as the sync of its last group has returned.
-The next one is made in these steps, and a crash leaves:
-  1 take a spare, or create one            a spare, whatever its bytes; spares are never read
-  2 write the new header into it and sync  a spare with a new, torn or old header
-  3 rename it to its segment name          the spare or an empty segment; its header is durable already
-  4 sync the folder                        an empty segment, the journal's last
-  5 write and sync the first group         a torn group, or a good one
-The other order (rename first) would let a crash leave a segment name over the header of a former life. Such a
-file is still taken for a cut roll, if it is the last and holds no group (`segment.is_cut_roll`), and removed.
-
-Dropping renames or removes whole segments below an lsn that no manifest needs any more. A crash can bring
-back any of those names, with holes between them. So opening starts at the last segment that begins at or
-before the lsn that is needed, and never looks at what lies below.
+completes futures. `JournalFiles` blocks, runs in the file thread and writes one group at a time. While one group
+is written and synced, the next gathers; it is written only after the sync returned (S3).
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-import threading
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -35,37 +15,22 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
-from broker.errors import Corrupt, OutOfRange, StorageFailed, Unavailable
+from broker.errors import OutOfRange, StorageFailed, Unavailable
 from broker.runtime.clock import Clock, SystemClock
-from broker.runtime.vfs import Buffer, File, Vfs
+from broker.runtime.vfs import Buffer, Vfs
 from broker.storage.frame import (
     LENGTH_MAX,
     RECORD_TYPE_FIRST,
     RECORD_TYPE_LAST,
     Part,
     byte_parts,
-    encode_group,
     framed_bytes,
 )
-from broker.storage.segment import (
-    ADVICE,
-    HEADER_BYTES,
-    Line,
-    SegmentEnd,
-    check_header,
-    describe,
-    encode_header,
-    find_end,
-    is_cut_roll,
-    replay,
-)
+from broker.storage.journal_files import JournalFiles, WrittenGroup
 
 T = TypeVar("T")
 
 MIB = 1 << 20
-
-_SEGMENT_NAME = re.compile(r"([0-9a-f]{16})\.seg")
-_SPARE_NAME = re.compile(r"spare-([0-9]{3,})\.seg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +66,6 @@ class _Group(NamedTuple):
     framed_bytes: int
 
 
-class _Written(NamedTuple):
-    """What it took to make a group durable."""
-
-    bytes: int
-    sync_seconds: float
-
-
 class Journal:
     """Makes records durable, many with one sync, and applies them in lsn order.
 
@@ -120,7 +78,7 @@ class Journal:
 
     def __init__(
         self,
-        files: _Files,
+        files: JournalFiles,
         *,
         record_bytes_max: int,
         group_bytes_max: int,
@@ -176,7 +134,7 @@ class Journal:
         `needed_from_lsn` is the first lsn that a manifest does not hold, `needed_to_lsn` the last that one
         does. A journal that begins later or ends earlier is damage, not a tail, and raises Corrupt.
         """
-        files = _Files(vfs, folder, segment_bytes, spare_segments_max, clock or SystemClock())
+        files = JournalFiles(vfs, folder, segment_bytes, spare_segments_max, clock or SystemClock())
         files.open(needed_from_lsn, needed_to_lsn)
         return cls(
             files,
@@ -293,9 +251,17 @@ class Journal:
         await self._stopped.wait()
         await asyncio.get_running_loop().run_in_executor(self._executor, self._files.close)
 
+    def fail(self, message: str, cause: BaseException) -> None:
+        """End writing because something else of the broker could not be written; whoever calls this tells of it.
+
+        A group that is being written may become durable; like that of a failed sync, its outcome is unknown.
+        """
+        self._fail(message, cause, report=False)
+        self._wake_run()
+
     async def _write_groups(self) -> None:
         while await self._wait_queued():
-            write: asyncio.Future[_Written] | None = self._start_write()
+            write: asyncio.Future[WrittenGroup] | None = self._start_write()
             while write is not None:
                 write = self._finish_write(await write)
 
@@ -310,10 +276,13 @@ class Journal:
         if self._submitted is not None and not self._submitted.done():
             self._submitted.set_result(None)
 
-    def _start_write(self) -> asyncio.Future[_Written]:
+    def _start_write(self) -> asyncio.Future[WrittenGroup]:
         group = self._take_group()
         self._taken.append(group)
-        return asyncio.get_running_loop().run_in_executor(self._executor, self._files.append, group)
+        # A generator, so that the file thread makes the tuples.
+        records = ((record.record_type, record.parts, record.body_bytes) for record in group.records)
+        append = self._files.append
+        return asyncio.get_running_loop().run_in_executor(self._executor, append, group.first_lsn, records)
 
     def _take_group(self) -> _Group:
         """All that is queued, up to `group_bytes_max`, and one record at least."""
@@ -328,8 +297,10 @@ class Journal:
         self._next_lsn += len(records)
         return group
 
-    def _finish_write(self, written: _Written) -> asyncio.Future[_Written] | None:
+    def _finish_write(self, written: WrittenGroup) -> asyncio.Future[WrittenGroup] | None:
         """Settle the group whose sync has returned; returns the write of the next group, if there is one."""
+        if self._failed is not None:  # `fail` came during the sync, and has told those who wait
+            return None
         durable = self._taken[0]
         # What has gathered goes to the disk first, so that the disk works while we apply.
         write = self._start_write() if self._queue else None
@@ -411,189 +382,3 @@ def _set_exception(future: asyncio.Future[Any], error: Exception) -> None:
         # Not everybody waits for their future. `on_failed` has told of the failure, once; without this line
         # asyncio would log it again for each of them.
         future.exception()
-
-
-def dump(vfs: Vfs, path: str) -> Iterator[Line]:
-    """A segment as JSON-able lines, also a damaged one; needs no running broker and changes nothing."""
-    match = _SEGMENT_NAME.fullmatch(path.rpartition("/")[2])
-    yield from describe(_read_file(vfs, path), int(match[1], 16) if match else 0, path)
-
-
-class _Files:
-    """The files of the journal. Every method blocks.
-
-    `append` owns the active segment and its end; no other method touches them, and `_writing` keeps the next
-    call out while a cancelled one may still run. `_segments` and `_spares` are shared with `drop_below`, in
-    another thread; `_lock` guards them and is never held during a file operation. `drop_below` takes what it
-    works on out of the list first, and never takes the active segment.
-    """
-
-    def __init__(
-        self, vfs: Vfs, folder: str, segment_bytes: int, spare_segments_max: int, clock: Clock
-    ) -> None:
-        self._vfs = vfs
-        self._folder = folder
-        self._segment_bytes = segment_bytes
-        self._spare_segments_max = spare_segments_max
-        self._clock = clock
-        self._writing = threading.Lock()
-        self._file: File | None = None
-        self._first_lsn = 0
-        self._end = 0
-        self._lock = threading.Lock()
-        self._segments: list[int] = []  # by first_lsn; the last is the active one
-        self._spares: list[str] = []
-        self._spare_number = -1  # no name is given twice, so no spare can replace another
-        self.next_lsn = 1
-        self.recovered_lsn = 0
-
-    def open(self, needed_from_lsn: int, needed_to_lsn: int) -> None:
-        self._list()
-        last, cut_roll = self._read_last(), None
-        if self._segments and is_cut_roll(last, self._segments[-1]):
-            cut_roll = self._path(self._segments.pop())
-            last = self._read_last()
-        is_new = not self._segments and needed_from_lsn == 1 and needed_to_lsn == 0
-        end = SegmentEnd(0, 1) if is_new else self._check(last, needed_from_lsn, needed_to_lsn)
-        # All checks are behind us; only now anything changes, so a folder that is refused stays as it was.
-        self._vfs.make_dir(self._folder)
-        self._vfs.sync_dir(self._folder.rpartition("/")[0] or ".")
-        if cut_roll is not None:  # gone for good with the next sync of the folder, which is before any roll
-            self._vfs.remove(cut_roll)
-        self.next_lsn, self.recovered_lsn = end.next_lsn, end.next_lsn - 1
-        if is_new:
-            self._roll(first_lsn=1)
-        else:
-            self._resume(end.offset, len(last))
-
-    def replay(self, from_lsn: int) -> Iterator[tuple[int, int, memoryview]]:
-        segments = self._segments[self._find(from_lsn) :]
-        for first_lsn, next_lsn in zip(segments, [*segments[1:], self.recovered_lsn + 1], strict=True):
-            for group in replay(self._read(first_lsn), first_lsn, next_lsn, self._path(first_lsn)):
-                for lsn, record in enumerate(group.records, group.first_lsn):
-                    if lsn >= from_lsn:
-                        yield lsn, record.type, record.body
-
-    def append(self, group: _Group) -> _Written:
-        """Write one group and sync it; before that, roll if the segment is full."""
-        with self._writing:
-            if self._end >= self._segment_bytes and group.first_lsn > self._first_lsn:
-                self._roll(group.first_lsn)
-            assert self._file is not None
-            records = [(record.record_type, record.parts, record.body_bytes) for record in group.records]
-            parts, length = encode_group(self._first_lsn, self._end, records)
-            self._file.pwrite(parts, self._end)
-            started_ns = self._clock.monotonic_ns()
-            self._file.sync()
-            self._end += length
-            return _Written(length, (self._clock.monotonic_ns() - started_ns) / 1e9)
-
-    def drop_below(self, lsn: int) -> None:
-        with self._lock:
-            count = max(bisect_right(self._segments, lsn) - 1, 0)  # the one that holds `lsn` stays
-            dropped, self._segments = self._segments[:count], self._segments[count:]
-            kept = min(max(self._spare_segments_max - len(self._spares), 0), count)
-        # No sync of our own. A crash brings back at most names of segments that nobody needs, and opening
-        # never looks at those. A roll syncs the folder before such a file gets a new life's first group.
-        for first_lsn in dropped[kept:]:
-            self._vfs.remove(self._path(first_lsn))
-        for first_lsn in dropped[:kept]:
-            spare = self._spare_path()
-            self._vfs.rename(self._path(first_lsn), spare)
-            with self._lock:
-                self._spares.append(spare)
-
-    def counts(self) -> tuple[int, int]:
-        """How many segments and spares there are."""
-        with self._lock:
-            return len(self._segments), len(self._spares)
-
-    def close(self) -> None:
-        with self._writing:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
-
-    def _list(self) -> None:
-        names = self._vfs.list_dir(self._folder) if self._vfs.exists(self._folder) else []
-        self._segments = sorted(int(match[1], 16) for match in map(_SEGMENT_NAME.fullmatch, names) if match)
-        spares = [match for match in map(_SPARE_NAME.fullmatch, names) if match]
-        self._spares = [f"{self._folder}/{match[0]}" for match in spares]
-        self._spare_number = max((int(match[1]) for match in spares), default=-1)
-
-    def _check(self, last: bytes, needed_from_lsn: int, needed_to_lsn: int) -> SegmentEnd:
-        """Check the headers from `needed_from_lsn` on and the whole last segment; returns where it ends.
-
-        The groups of the others are checked by `replay`, which has to read them anyway.
-        """
-        needed = self._segments[self._find(needed_from_lsn) :]
-        for first_lsn in needed[:-1]:
-            check_header(self._read(first_lsn, HEADER_BYTES), first_lsn, self._path(first_lsn))
-        end = find_end(last, needed[-1], self._path(needed[-1]))
-        needed_to_lsn = max(needed_to_lsn, needed_from_lsn - 1)
-        if end.next_lsn <= needed_to_lsn:
-            raise Corrupt(
-                f"The journal ends before lsn {end.next_lsn}, but the manifests hold lsn {needed_to_lsn}",
-                path=self._path(needed[-1]),
-                offset=end.offset,
-                advice=ADVICE,
-            )
-        return end
-
-    def _find(self, lsn: int) -> int:
-        """The index of the segment that holds `lsn`, or will."""
-        index = bisect_right(self._segments, lsn) - 1
-        if index < 0:
-            raise Corrupt(
-                f"The journal begins after lsn {lsn}, which is needed", path=self._folder, advice=ADVICE
-            )
-        return index
-
-    def _resume(self, end: int, file_bytes: int) -> None:
-        """Cut what follows the last good group of the last segment, and go on writing there."""
-        self._first_lsn, self._end = self._segments[-1], end
-        self._file = self._vfs.open(self._path(self._first_lsn))
-        if file_bytes > end:
-            self._file.truncate(end)
-        # Both syncs are needed even if nothing was cut. A broker that was killed, without a crash of the
-        # machine, can leave a group or a name that we see and may act on, but that is not on disk yet.
-        self._file.sync()
-        self._vfs.sync_dir(self._folder)
-
-    def _roll(self, first_lsn: int) -> None:
-        """Begin a new segment, in the order that the head of this module explains."""
-        with self._lock:
-            spare = self._spares.pop() if self._spares else None
-        path = spare or self._spare_path()
-        file = self._vfs.open(path, create=spare is None)
-        file.pwrite([encode_header(first_lsn)], 0)
-        file.sync()
-        self._vfs.rename(path, self._path(first_lsn))
-        self._vfs.sync_dir(self._folder)
-        if self._file is not None:
-            self._file.close()
-        self._file, self._first_lsn, self._end = file, first_lsn, HEADER_BYTES
-        with self._lock:
-            self._segments.append(first_lsn)
-
-    def _read_last(self) -> bytes:
-        return self._read(self._segments[-1]) if self._segments else b""
-
-    def _read(self, first_lsn: int, length_max: int | None = None) -> bytes:
-        return _read_file(self._vfs, self._path(first_lsn), length_max)
-
-    def _path(self, first_lsn: int) -> str:
-        return f"{self._folder}/{first_lsn:016x}.seg"
-
-    def _spare_path(self) -> str:
-        with self._lock:
-            self._spare_number += 1
-            return f"{self._folder}/spare-{self._spare_number:03d}.seg"
-
-
-def _read_file(vfs: Vfs, path: str, length_max: int | None = None) -> bytes:
-    file = vfs.open(path)
-    try:
-        return file.pread(file.size() if length_max is None else length_max, 0)
-    finally:
-        file.close()

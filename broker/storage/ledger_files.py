@@ -15,12 +15,10 @@ After a crash the files may be longer than the manifest names, with any bytes th
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,26 +29,18 @@ from broker.model import ROW, Array, EntryColumns, Int64Column, RowColumn, UInt3
 from broker.runtime.vfs import Buffer, File, Vfs
 from broker.storage.blocks import (
     BLOCK_ROWS,
-    FRAME_HEAD_BYTES,
     HEADER_BYTES,
     KINDS,
     TIME,
-    TRAILER_BYTES,
     BlockChecksums,
     LedgerCapture,
     LedgerName,
-    LedgerProblem,
     block_count,
     decode_footer,
     decode_header,
     file_lengths,
-    find_bad_offsets,
-    find_bad_times,
     footer_bytes,
-    frame_length,
     is_contiguous,
-    peek_row_count,
-    row_offset,
     slice_frames,
     split_runs,
 )
@@ -223,7 +213,9 @@ class CheckedColumn:
     def read(self, file: File, first: int, count: int) -> Array:
         """`count` consecutive rows, read only."""
         itemsize = self._dtype.itemsize
-        column = np.frombuffer(_pread(file, count * itemsize, HEADER_BYTES + first * itemsize), self._dtype)
+        column = np.frombuffer(
+            read_exactly(file, count * itemsize, HEADER_BYTES + first * itemsize), self._dtype
+        )
         if first < self._restored_count:
             end_block = block_count(min(first + count, self._restored_count))
             block = self._verified.find(0, first // BLOCK_ROWS, end_block)
@@ -248,7 +240,7 @@ class CheckedColumn:
         found: Array = np.empty(len(ids), self._dtype)
         runs = zip(firsts.tolist(), ends.tolist(), run_ids.tolist(), run_ends.tolist(), strict=True)
         for low, high, run_id, run_end in runs:
-            block = _pread(file, (run_end - run_id) * itemsize, HEADER_BYTES + run_id * itemsize)
+            block = read_exactly(file, (run_end - run_id) * itemsize, HEADER_BYTES + run_id * itemsize)
             # "clip" only because it writes to `out` without a copy; no place is out of bounds.
             np.frombuffer(block, self._dtype).take(places[low:high], out=found[low:high], mode="clip")
         found.flags.writeable = False
@@ -262,7 +254,7 @@ class CheckedColumn:
         itemsize = self._dtype.itemsize
         first, end = block * BLOCK_ROWS, self._block_end(block)
         offset = HEADER_BYTES + first * itemsize
-        found = _pread(file, (end - first) * itemsize, offset) if rows is None else rows
+        found = read_exactly(file, (end - first) * itemsize, offset) if rows is None else rows
         if not checksums.verify(block, found):
             raise Corrupt("rows of a ledger are damaged", path=file.path, offset=offset, advice=_RESTORE)
         self._verified[block] = 1
@@ -275,7 +267,9 @@ class CheckedColumn:
 def read_footer(file: File, itemsize: int, entry_count: int) -> BlockChecksums:
     """The footer of a column that the manifest names as sealed with `entry_count` entries."""
     offset = HEADER_BYTES + entry_count * itemsize
-    checksums = decode_footer(_pread(file, footer_bytes(entry_count), offset), itemsize, file.path, offset)
+    checksums = decode_footer(
+        read_exactly(file, footer_bytes(entry_count), offset), itemsize, file.path, offset
+    )
     if checksums.row_count != entry_count:
         raise Corrupt("a footer counts other rows than the manifest", path=file.path, offset=offset)
     return checksums
@@ -395,9 +389,9 @@ def _read_frames(handles: Handles, rows: RowColumn, data_bytes: int) -> list[byt
     run_ends = ends[np.append(firsts[1:], len(ends)) - 1]
     file = handles.data
     runs = zip(run_starts.tolist(), run_ends.tolist(), strict=True)
-    parts = (_pread(file, end - start, HEADER_BYTES + start) for start, end in runs)
+    parts = (read_exactly(file, end - start, HEADER_BYTES + start) for start, end in runs)
     frames = slice_frames(parts, run_starts, firsts, starts, ends)
-    wrong = _wrong_frames(frames, rows)
+    wrong = wrong_frames(frames, rows)
     if len(wrong):
         offset = HEADER_BYTES + int(starts[wrong[0]])
         raise Corrupt("a stored message is damaged", path=file.path, offset=offset, advice=_RESTORE)
@@ -409,12 +403,12 @@ def frames_within(rows: RowColumn, bytes_max: int) -> int:
     return max(1, int(rows["length"].cumsum(dtype=np.int64).searchsorted(bytes_max, "right")))
 
 
-def _wrong_frames(frames: list[bytes], rows: RowColumn) -> npt.NDArray[np.int64]:
+def wrong_frames(frames: list[bytes], rows: RowColumn) -> npt.NDArray[np.int64]:
     """Which frames are not those their rows were made for."""
     return np.flatnonzero(np.fromiter(map(value, frames), np.uint32, len(frames)) != rows["crc"])
 
 
-def _pread(file: File, length: int, offset: int) -> bytes:
+def read_exactly(file: File, length: int, offset: int) -> bytes:
     block = file.pread(length, offset)
     if len(block) != length:
         raise Corrupt(
@@ -441,145 +435,15 @@ def cut_ledger(vfs: Vfs, folder: str, capture: LedgerCapture) -> None:
             continue
         file = open_checked(vfs, name, kind)
         try:
-            _check_length(file, length, exact=False)
+            check_length(file, length, exact=False)
             if file.size() > length:
                 file.truncate(length)
         finally:
             file.close()
 
 
-def dump_ledger(vfs: Vfs, path: str) -> Iterator[dict[str, Any]]:
-    """One file of a ledger as JSON-able lines: its header, its rows or frames, its footer.
-
-    What follows the last whole row or frame and is no footer comes out as one line "rest".
-    """
-    file = vfs.open(path)
-    try:
-        header = decode_header(file.pread(HEADER_BYTES, 0), path)
-        yield {"line": "header", **dataclasses.asdict(header)}
-        if header.kind == "data":
-            end = yield from _dump_frames(file)
-        else:
-            end = yield from _dump_rows(file, TIME if header.kind == "times" else ROW)
-        if end < file.size():
-            yield {"line": "rest", "offset": end, "bytes": file.size() - end}
-    finally:
-        file.close()
-
-
-def _dump_rows(file: File, dtype: np.dtype[Any]) -> Generator[dict[str, Any], None, int]:
-    size = file.size()
-    row_count = (size - HEADER_BYTES) // dtype.itemsize
-    sealed_count = peek_row_count(file.pread(TRAILER_BYTES, max(HEADER_BYTES, size - TRAILER_BYTES)))
-    footer = None
-    if sealed_count is not None:
-        footer_offset = HEADER_BYTES + sealed_count * dtype.itemsize
-        if footer_offset + footer_bytes(sealed_count) == size:
-            footer = read_footer(file, dtype.itemsize, sealed_count)
-            row_count = sealed_count
-    for first in range(0, row_count, BLOCK_ROWS):
-        count = min(BLOCK_ROWS, row_count - first)
-        block = _pread(file, count * dtype.itemsize, HEADER_BYTES + first * dtype.itemsize)
-        names = dtype.names or ("deliver_at_ms",)
-        for entry_id, row in enumerate(np.frombuffer(block, dtype).tolist(), first):
-            fields = zip(names, row if dtype.names else (row,), strict=True)
-            yield {"line": "row", "entry_id": entry_id, **dict(fields)}
-    if footer is None:
-        return HEADER_BYTES + row_count * dtype.itemsize
-    yield {"line": "footer", "entry_count": footer.row_count, "block_crcs": list(footer.crcs())}
-    return size
-
-
-def _dump_frames(file: File) -> Generator[dict[str, Any], None, int]:
-    size = file.size()
-    start = HEADER_BYTES
-    while start < size:
-        head = file.pread(FRAME_HEAD_BYTES, start)
-        length = frame_length(head)
-        if length is None or start + length > size:
-            break
-        crc = value(_pread(file, length, start))
-        yield {"line": "frame", "offset": start - HEADER_BYTES, "length": length, "crc": crc}
-        start += length
-    return start
-
-
-def verify_ledger(
-    vfs: Vfs, folder: str, capture: LedgerCapture, problems_max: int = 1000
-) -> list[LedgerProblem]:
-    """Read everything the manifest names of a ledger and say what is wrong, at most `problems_max` things.
-
-    Memory is bounded by a block of rows and a run of frames. Files may be longer than an unsealed capture.
-    """
-    if capture.entry_count == 0:
-        return []  # it has no files, or none that count
-    name = LedgerName(folder, capture.topic_id, capture.ledger_id, capture.generation)
-    with contextlib.ExitStack() as opened:
-        files: dict[str, File] = {}
-        problems = []
-        for kind, length in file_lengths(capture).items():
-            try:
-                file = open_checked(vfs, name, kind)
-                opened.callback(file.close)
-                _check_length(file, length, capture.sealed)
-                files[kind] = file
-            except Corrupt as error:
-                problems.append(LedgerProblem(error.path, error.offset, error.message))
-        found = itertools.chain(problems, _find_problems(files, capture))
-        distinct = dict.fromkeys(itertools.islice(found, problems_max))  # a bad footer is met at every block
-    return list(distinct)
-
-
-def _check_length(file: File, length: int, exact: bool) -> None:
+def check_length(file: File, length: int, exact: bool) -> None:
     size = file.size()
     if size < length or (exact and size > length):
         what = f"a ledger file holds {size} bytes where the manifest names {length}"
         raise Corrupt(what, path=file.path, offset=size, advice=_RESTORE)
-
-
-def _find_problems(files: dict[str, File], capture: LedgerCapture) -> Iterator[LedgerProblem]:
-    """Problems in those files that are there and long enough, block by block."""
-    columns = {
-        "times": CheckedColumn(TIME, capture.entry_count, None if capture.sealed else capture.times_crcs),
-        "rows": CheckedColumn(ROW, capture.entry_count, None if capture.sealed else capture.rows_crcs),
-    }
-    data_end: int | None = 0  # None: not known, the block before is damaged
-    for first in range(0, capture.entry_count, BLOCK_ROWS):
-        count = min(BLOCK_ROWS, capture.entry_count - first)
-        blocks: dict[str, Array] = {}
-        for kind, column in columns.items():
-            if kind not in files:
-                continue
-            try:
-                blocks[kind] = column.read(files[kind], first, count)
-            except Corrupt as error:
-                yield LedgerProblem(error.path, error.offset, error.message)
-        rows = blocks.get("rows")
-        if rows is None:
-            data_end = None
-            continue
-        path = files["rows"].path
-        if "times" in blocks:
-            yield from find_bad_times(path, first, rows, blocks["times"])
-        yield from find_bad_offsets(path, first, rows, data_end)
-        data_end = int(rows["offset"][-1]) + int(rows["length"][-1])
-        if "data" in files:
-            yield from _find_bad_frames(files["data"], rows, capture.data_bytes)
-    if data_end not in (None, capture.data_bytes):
-        what = f"the last row ends at {data_end} of {capture.data_bytes} data bytes"
-        yield LedgerProblem(files["rows"].path, row_offset(capture.entry_count - 1), what)
-
-
-def _find_bad_frames(file: File, rows: RowColumn, data_bytes: int) -> Iterator[LedgerProblem]:
-    starts = rows["offset"].astype(np.int64)
-    ends = starts + rows["length"]
-    if int(ends.max()) > data_bytes or (starts[1:] < ends[:-1]).any():
-        return  # said already: these offsets do not continue each other
-    firsts = split_runs(starts, ends)
-    for low, high in itertools.pairwise([*firsts.tolist(), len(starts)]):
-        start = int(starts[low])
-        part = _pread(file, int(ends[high - 1]) - start, HEADER_BYTES + start)
-        frames = slice_frames([part], starts[low : low + 1], firsts[:1], starts[low:high], ends[low:high])
-        for index in _wrong_frames(frames, rows[low:high]).tolist():
-            offset = HEADER_BYTES + int(starts[low + index])
-            yield LedgerProblem(file.path, offset, "a stored message is damaged")

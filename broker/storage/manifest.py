@@ -6,20 +6,26 @@ subscription's settled entries. All three have the same frame:
     magic 4 (PDMB, PDMT, PDMC), version 1, zero 3, length 4, crc32c 4, protobuf message (manifest.proto)
 
 The crc covers version, length and message. Files are replaced whole (`replace_file`), so that a crash leaves
-the old content or the new. Pure: bytes in, dataclasses out; any bytes give a value or `Corrupt`.
+the old content or the new. Pure: bytes in, dataclasses out; any bytes give a value or `Corrupt`. A value is one
+that the broker can run on: ids, times and settings are in their ranges, so nothing fails later on.
 """
 
 from __future__ import annotations
 
+import re
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from typing import TypeVar
 
 import google_crc32c
 from google.protobuf.message import DecodeError, Message
 from pyroaring import BitMap
 
 from broker.errors import Corrupt
-from broker.model import START, Position
+from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, START, Position
+from broker.storage.blocks import block_count
 from broker.storage.policy import (
     SubscriptionPolicy,
     TopicPolicy,
@@ -35,8 +41,18 @@ MAGIC_TOPIC = b"PDMT"
 MAGIC_CURSOR = b"PDMC"
 VERSION = 1
 CONTENT_BYTES_MAX = 1 << 30
+FRAME_BYTES = 16
+ID_MAX = (1 << 63) - 1  # of topics, subscriptions and records (lsn): no counter gets there
+SUBSCRIPTION_TYPES = range(1, 5)  # SubscriptionType of the API, without UNSPECIFIED
 
-_FRAME = struct.Struct("<4sB3xII")
+_DATA_BYTES_MAX = (1 << 33) - 1  # offset and length of the last row are 32 bits wide
+_ATTEMPT_DIGITS_MAX = 32
+
+_FRAME = struct.Struct("<4sB3sII")
+_CURSOR_FILE = re.compile(r"[0-9]+\.[0-9a-f]+")
+
+_M = TypeVar("_M", bound=Message)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +137,25 @@ def encode_broker(image: BrokerImage) -> bytes:
 
 
 def decode_broker(content: bytes, path: str) -> BrokerImage:
-    message = pb.BrokerManifest()
-    _unframe(MAGIC_BROKER, content, path, message)
+    return _decode(MAGIC_BROKER, content, path, pb.BrokerManifest(), _broker_image)
+
+
+def _broker_image(message: pb.BrokerManifest) -> BrokerImage:
+    check(bool(message.broker_id), "broker_id is empty")
+    check_id(message.next_topic_id, "next_topic_id")
+    check_id(message.next_ledger_id, "next_ledger_id", LEDGER_ID_MAX + 1)
+    for entry in message.topics:
+        check_id(entry.topic_id, "topic_id", message.next_topic_id - 1)
+        check(bool(entry.name), "a topic has no name")
     topics = {entry.topic_id: entry.name for entry in message.topics}
-    if len(topics) != len(message.topics) or len(set(topics.values())) != len(topics):
-        raise Corrupt("The broker's manifest names a topic twice", path=path)
+    check(len(topics) == len(message.topics) == len(set(topics.values())), "a topic is named twice")
     return BrokerImage(
         broker_id=message.broker_id,
-        checkpoint_lsn=message.checkpoint_lsn,
+        checkpoint_lsn=checked_lsn(message.checkpoint_lsn),
         topics=topics,
         next_topic_id=message.next_topic_id,
         next_ledger_id=message.next_ledger_id,
-        last_alive_ms=message.last_alive_ms,
+        last_alive_ms=checked_time(message.last_alive_ms),
     )
 
 
@@ -154,20 +177,35 @@ def encode_topic(image: TopicImage) -> bytes:
 
 
 def decode_topic(content: bytes, path: str) -> TopicImage:
-    message = pb.TopicManifest()
-    _unframe(MAGIC_TOPIC, content, path, message)
+    return _decode(MAGIC_TOPIC, content, path, pb.TopicManifest(), _topic_image)
+
+
+def _topic_image(message: pb.TopicManifest) -> TopicImage:
+    check_id(message.topic_id, "topic_id")
+    check(bool(message.name), "the topic has no name")
+    check_id(message.next_subscription_id, "next_subscription_id")
+    ledgers = tuple(_ledger_from_entry(entry) for entry in message.ledgers)
+    check_rising([(ledger.ledger_id, ledger.generation) for ledger in ledgers], "ledgers")
+    check(len({ledger.ledger_id for ledger in ledgers}) == len(ledgers), "a ledger is named twice")
+    check(all(ledger.sealed for ledger in ledgers[:-1]), "a ledger before the last is not sealed")
+    subscriptions = tuple(subscription_from_entry(entry) for entry in message.subscriptions)
+    for each in subscriptions:
+        check_id(each.subscription_id, "subscription_id", message.next_subscription_id - 1)
+    for what in ("subscription_id", "name"):
+        distinct = {getattr(each, what) for each in subscriptions}
+        check(len(distinct) == len(subscriptions), f"two subscriptions have one {what}")
     return TopicImage(
         topic_id=message.topic_id,
         name=message.name,
-        create_time_ms=message.create_time_ms,
+        create_time_ms=checked_time(message.create_time_ms),
         policy=topic_policy_from_record(message.policy),
-        applied_lsn=message.applied_lsn,
-        ledgers=tuple(_ledger_from_entry(entry) for entry in message.ledgers),
-        subscriptions=tuple(subscription_from_entry(entry) for entry in message.subscriptions),
+        applied_lsn=checked_lsn(message.applied_lsn),
+        ledgers=ledgers,
+        subscriptions=subscriptions,
         next_subscription_id=message.next_subscription_id,
         indexed_through=_position_from_record(message.indexed_through),
-        index_lsn=message.index_lsn,
-        frontier_ms=message.frontier_ms,
+        index_lsn=checked_lsn(message.index_lsn),
+        frontier_ms=checked_time(message.frontier_ms),
     )
 
 
@@ -193,27 +231,35 @@ def encode_cursor(image: CursorImage) -> bytes:
 
 
 def decode_cursor(content: bytes, path: str) -> CursorImage:
-    message = pb.CursorFile()
-    _unframe(MAGIC_CURSOR, content, path, message)
+    return _decode(MAGIC_CURSOR, content, path, pb.CursorFile(), _cursor_image)
+
+
+def _cursor_image(message: pb.CursorFile) -> CursorImage:
+    check_id(message.topic_id, "topic_id")
+    check_id(message.subscription_id, "subscription_id")
+    settled = [(entry.ledger_id, 0) for entry in message.settled]
+    attempts_of = [(entry.ledger_id, entry.bit) for entry in message.attempts]
+    waiting = [(entry.not_before_ms, entry.ledger_id) for entry in message.waiting]
+    for ledger_id in chain((i for i, _ in (*settled, *attempts_of)), (i for _, i in waiting)):
+        check_ledger_id(ledger_id)
+    check_rising(settled, "settled entries")
+    check_rising(attempts_of, "attempts")
+    check_rising(waiting, "waiting entries")
     attempts: dict[int, list[BitMap]] = {}
-    try:
-        for bits in message.attempts:
-            slices = attempts.setdefault(bits.ledger_id, [])
-            if bits.bit != len(slices):
-                raise ValueError("attempt digits are out of order")
-            slices.append(BitMap.deserialize(bits.bitmap))
-        return CursorImage(
-            topic_id=message.topic_id,
-            subscription_id=message.subscription_id,
-            settled={entry.ledger_id: BitMap.deserialize(entry.bitmap) for entry in message.settled},
-            attempts=attempts,
-            waiting=tuple(
-                (entry.not_before_ms, entry.ledger_id, BitMap.deserialize(entry.bitmap))
-                for entry in message.waiting
-            ),
-        )
-    except ValueError as error:
-        raise Corrupt(f"A cursor holds a bad bitmap: {error}", path=path) from error
+    for bits in message.attempts:
+        digits = attempts.setdefault(bits.ledger_id, [])
+        check(bits.bit == len(digits) < _ATTEMPT_DIGITS_MAX, "a digit of the attempts is missing")
+        digits.append(bitmap_from_bytes(bits.bitmap))
+    return CursorImage(
+        topic_id=message.topic_id,
+        subscription_id=message.subscription_id,
+        settled={entry.ledger_id: bitmap_from_bytes(entry.bitmap) for entry in message.settled},
+        attempts=attempts,
+        waiting=tuple(
+            (checked_time(entry.not_before_ms), entry.ledger_id, bitmap_from_bytes(entry.bitmap))
+            for entry in message.waiting
+        ),
+    )
 
 
 def subscription_to_entry(image: SubscriptionImage) -> pb.SubscriptionEntry:
@@ -230,11 +276,18 @@ def subscription_to_entry(image: SubscriptionImage) -> pb.SubscriptionEntry:
 
 
 def subscription_from_entry(entry: pb.SubscriptionEntry) -> SubscriptionImage:
+    """Raises ValueError for what no subscription can have."""
+    check_id(entry.subscription_id, "subscription_id")
+    check(bool(entry.name), "a subscription has no name")
+    check(entry.type in SUBSCRIPTION_TYPES, f"subscription type {entry.type}")
+    # It becomes a path, which must not leave its folder.
+    named = not entry.cursor_file or _CURSOR_FILE.fullmatch(entry.cursor_file) is not None
+    check(named, f"cursor file {entry.cursor_file[:100]!r}")
     return SubscriptionImage(
         subscription_id=entry.subscription_id,
         name=entry.name,
         type=entry.type,
-        create_time_ms=entry.create_time_ms,
+        create_time_ms=checked_time(entry.create_time_ms),
         start=_position_from_record(entry.start),
         policy=subscription_policy_from_record(entry.policy),
         cursor_file=entry.cursor_file,
@@ -256,6 +309,13 @@ def _ledger_to_entry(image: LedgerImage) -> pb.LedgerEntry:
 
 
 def _ledger_from_entry(entry: pb.LedgerEntry) -> LedgerImage:
+    check_ledger_id(entry.ledger_id)
+    check(entry.entry_count <= ENTRY_ID_MAX + 1, f"{entry.entry_count} entries in a ledger")
+    check(entry.data_bytes <= _DATA_BYTES_MAX, f"{entry.data_bytes} bytes in a ledger")
+    check((entry.data_bytes > 0) == (entry.entry_count > 0), "a ledger has bytes without entries, or none")
+    crc_count = 0 if entry.sealed else block_count(entry.entry_count)
+    counts = (len(entry.times_crcs), len(entry.rows_crcs))
+    check(counts == (crc_count, crc_count), f"{counts} block checksums where there are {crc_count}")
     return LedgerImage(
         ledger_id=entry.ledger_id,
         generation=entry.generation,
@@ -264,7 +324,7 @@ def _ledger_from_entry(entry: pb.LedgerEntry) -> LedgerImage:
         sealed=entry.sealed,
         times_crcs=tuple(entry.times_crcs),
         rows_crcs=tuple(entry.rows_crcs),
-        first_publish_ms=entry.first_publish_ms,
+        first_publish_ms=checked_time(entry.first_publish_ms),
     )
 
 
@@ -273,18 +333,77 @@ def _position_to_record(position: Position) -> pb.PositionRecord:
 
 
 def _position_from_record(record: pb.PositionRecord) -> Position:
+    check(record.ledger_id <= LEDGER_ID_MAX, f"ledger_id {record.ledger_id}")
+    # One more than the greatest id: a position may be the end of a ledger.
+    check(record.entry_id <= ENTRY_ID_MAX + 1, f"entry_id {record.entry_id}")
     return Position(record.ledger_id, record.entry_id)
 
 
+# Checks of values from disk, shared with the journal's records. Each raises ValueError, which the decoders turn
+# into `Corrupt`.
+
+
+def check(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
+
+
+def check_id(value: int, what: str, last: int = ID_MAX) -> None:
+    """Ids begin with 1."""
+    check(1 <= value <= last, f"{what} {value}")
+
+
+def check_ledger_id(value: int) -> None:
+    check_id(value, "ledger_id", LEDGER_ID_MAX)
+
+
+def check_rising(values: Sequence[tuple[int, int]], what: str) -> None:
+    check(all(left < right for left, right in pairwise(values)), f"{what} are out of order")
+
+
+def checked_lsn(value: int) -> int:
+    check(value <= ID_MAX, f"lsn {value}")
+    return value
+
+
+def checked_time(value: int) -> int:
+    check(value >= 0, f"time {value}")
+    return value
+
+
+def bitmap_from_bytes(content: bytes) -> BitMap:
+    """A set of entry ids, from exactly what `serialize` wrote."""
+    check(len(content) > 0, "a bitmap is missing")  # pyroaring raises IndexError for it
+    bitmap = BitMap.deserialize(content)
+    # It reads as far as it needs to, and leaves the rest.
+    check(len(bitmap.serialize()) == len(content), "a bitmap is longer than it should be")
+    return bitmap
+
+
+def frame_content(magic: bytes, content: bytes) -> bytes:
+    """An encoded message with the head that tells what it is, and guards it."""
+    return _FRAME.pack(magic, VERSION, b"", len(content), _crc(VERSION, content)) + content
+
+
 def _frame(magic: bytes, message: Message) -> bytes:
-    content = message.SerializeToString(deterministic=True)
-    return _FRAME.pack(magic, VERSION, len(content), _crc(VERSION, content)) + content
+    return frame_content(magic, message.SerializeToString(deterministic=True))
 
 
-def _unframe(magic: bytes, framed: bytes, path: str, into: Message) -> None:
-    if len(framed) < _FRAME.size:
+def _decode(magic: bytes, framed: bytes, path: str, message: _M, image_of: Callable[[_M], _T]) -> _T:
+    content = _unframe(magic, framed, path)
+    try:
+        message.ParseFromString(content)
+        return image_of(message)
+    except (DecodeError, ValueError) as error:
+        raise Corrupt(
+            f"A manifest holds what none can hold: {error}", path=path, offset=FRAME_BYTES, advice=_ADVICE
+        ) from error
+
+
+def _unframe(magic: bytes, framed: bytes, path: str) -> bytes:
+    if len(framed) < FRAME_BYTES:
         raise Corrupt("A manifest is too short", path=path, offset=0, advice=_ADVICE)
-    found, version, length, crc = _FRAME.unpack_from(framed)
+    found, version, zero, length, crc = _FRAME.unpack_from(framed)
     if found != magic:
         raise Corrupt("A manifest does not begin with its magic bytes", path=path, offset=0, advice=_ADVICE)
     if version != VERSION:
@@ -294,13 +413,10 @@ def _unframe(magic: bytes, framed: bytes, path: str, into: Message) -> None:
             offset=4,
             advice="Start the version of the broker that wrote it.",
         )
-    content = framed[_FRAME.size :]
-    if length > CONTENT_BYTES_MAX or length != len(content) or crc != _crc(version, content):
+    content = framed[FRAME_BYTES:]
+    if any(zero) or length > CONTENT_BYTES_MAX or length != len(content) or crc != _crc(version, content):
         raise Corrupt("A manifest's checksum does not match", path=path, offset=8, advice=_ADVICE)
-    try:
-        into.ParseFromString(content)
-    except DecodeError as error:
-        raise Corrupt(f"A manifest cannot be decoded: {error}", path=path, offset=_FRAME.size) from error
+    return content
 
 
 def _crc(version: int, content: bytes) -> int:

@@ -1,15 +1,37 @@
-"""Settings of topics and subscriptions as they are stored. None inherits the broker's own."""
+"""Settings of topics and subscriptions as they are stored. None inherits the broker's own.
+
+Each has a range. What lies outside is refused before it is written, so that finding it on disk is damage, and
+never a broker that cannot be started again.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+from broker.errors import InvalidRequest
 from broker.storage.v1 import manifest_pb2 as pb
 
 TRACKER_UNSPECIFIED = 0
 TRACKER_BUCKET = 1
 TRACKER_MEMORY = 2
+
+_MS_MAX = 1 << 53
+_UINT32_MAX = (1 << 32) - 1  # rows hold offsets and entry ids of 32 bits
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "tracker": (TRACKER_UNSPECIFIED, TRACKER_MEMORY),
+    "tick_ms": (1, 3_600_000),
+    "max_delay_ms": (0, _MS_MAX),
+    "default_ttl_ms": (0, _MS_MAX),
+    "ledger_max_age_ms": (0, _MS_MAX),
+    "ledger_max_bytes": (1, _UINT32_MAX),
+    "ledger_max_entries": (1, _UINT32_MAX),
+    "lease_ms": (1, _MS_MAX),
+    "initial_backoff_ms": (0, _MS_MAX),
+    "max_backoff_ms": (0, _MS_MAX),
+    "backoff_multiplier": (1, 100),
+}
 
 P = TypeVar("P", "TopicPolicy", "SubscriptionPolicy")
 
@@ -44,7 +66,8 @@ def effective(policy: P, defaults: P) -> P:
     return replace(policy, **unset)
 
 
-def topic_policy_from_record(record: Any) -> TopicPolicy:
+def topic_policy_from_record(record: pb.TopicPolicyRecord) -> TopicPolicy:
+    """Raises ValueError for a value out of its range."""
     return TopicPolicy(**_set_fields(record, TopicPolicy))
 
 
@@ -52,7 +75,8 @@ def topic_policy_to_record(policy: TopicPolicy) -> pb.TopicPolicyRecord:
     return pb.TopicPolicyRecord(**_values(policy))
 
 
-def subscription_policy_from_record(record: Any) -> SubscriptionPolicy:
+def subscription_policy_from_record(record: pb.SubscriptionPolicyRecord) -> SubscriptionPolicy:
+    """Raises ValueError for a value out of its range."""
     return SubscriptionPolicy(**_set_fields(record, SubscriptionPolicy))
 
 
@@ -61,8 +85,26 @@ def subscription_policy_to_record(policy: SubscriptionPolicy) -> pb.Subscription
 
 
 def _set_fields(record: Any, kind: type[TopicPolicy] | type[SubscriptionPolicy]) -> dict[str, Any]:
-    return {f.name: getattr(record, f.name) for f in fields(kind) if record.HasField(f.name)}
+    found = {f.name: getattr(record, f.name) for f in fields(kind) if record.HasField(f.name)}
+    for name, value in found.items():
+        if not _is_in_range(name, value):
+            raise ValueError(f"{name} is {value}")
+    return found
 
 
 def _values(policy: TopicPolicy | SubscriptionPolicy) -> dict[str, Any]:
-    return {f.name: value for f in fields(policy) if (value := getattr(policy, f.name)) is not None}
+    values = {f.name: value for f in fields(policy) if (value := getattr(policy, f.name)) is not None}
+    for name, value in values.items():
+        if not _is_in_range(name, value):
+            low, high = _RANGES[name]
+            raise InvalidRequest(
+                f"policy.{name} is between {low} and {high}, not {value}",
+                field=f"policy.{name}",
+                reason="INVALID_POLICY",
+            )
+    return values
+
+
+def _is_in_range(name: str, value: float) -> bool:
+    low, high = _RANGES.get(name, (0, 1))  # honor_delay is a bool
+    return low <= value <= high  # false for NaN

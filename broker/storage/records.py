@@ -11,7 +11,9 @@
 
 Type 1 is the journal's own COMMIT. A produced batch carries its columns exactly as the ledger stores them, so
 that applying it, today or in a recovery, copies bytes and decides nothing.
-Every decoder gives a record or raises `Corrupt`, whatever bytes it is given.
+Every decoder gives a record or raises `Corrupt`, whatever bytes it is given, and a record that it gives can be
+applied: ids and times are in their ranges, and columns, rows and frames fit each other. Whether a batch continues
+its ledger is not in the bytes; nor is every row checked here, which recovery could not afford (`verify` does).
 """
 
 from __future__ import annotations
@@ -24,11 +26,19 @@ from typing import ClassVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from pyroaring import BitMap
 
 from broker.errors import Corrupt
-from broker.model import LEDGER_ID_MAX, ROW, Entries, Int64Column, RowColumn
-from broker.storage.manifest import SubscriptionImage, subscription_from_entry, subscription_to_entry
+from broker.model import ENTRY_ID_MAX, ROW, TIME_MS_MAX, Entries, Int64Column, RowColumn
+from broker.storage.manifest import (
+    SubscriptionImage,
+    bitmap_from_bytes,
+    check,
+    check_id,
+    check_ledger_id,
+    checked_time,
+    subscription_from_entry,
+    subscription_to_entry,
+)
 from broker.storage.policy import TopicPolicy, topic_policy_from_record, topic_policy_to_record
 from broker.storage.v1 import manifest_pb2 as pb
 
@@ -68,9 +78,12 @@ class ReturnReason(IntEnum):
 
 
 _PRODUCED = struct.Struct("<QQqIIII")
-_SETTLED = struct.Struct("<QQB3xI")
-_GIVEN_BACK = struct.Struct("<QQB3xIq")
+_SETTLED = struct.Struct("<QQB3sI")
+_GIVEN_BACK = struct.Struct("<QQB3sIq")
 _SET = struct.Struct("<QII")
+_ZERO = bytes(3)
+_ROW_PLACE = struct.Struct("<II")  # offset and length of a row
+_ROW_PLACE_AT = 24  # in a ROW
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +123,7 @@ class Settled:
     entries: Entries
 
     def encode(self) -> list[Part]:
-        head = _SETTLED.pack(self.topic_id, self.subscription_id, self.reason, len(self.entries))
+        head = _SETTLED.pack(self.topic_id, self.subscription_id, self.reason, _ZERO, len(self.entries))
         return [head, *_encode_sets(self.entries)]
 
 
@@ -127,7 +140,7 @@ class GivenBack:
 
     def encode(self) -> list[Part]:
         head = _GIVEN_BACK.pack(
-            self.topic_id, self.subscription_id, self.reason, len(self.entries), self.not_before_ms
+            self.topic_id, self.subscription_id, self.reason, _ZERO, len(self.entries), self.not_before_ms
         )
         return [head, *_encode_sets(self.entries)]
 
@@ -205,58 +218,83 @@ def decode_record(record_type: int, body: memoryview) -> Record:
         )
     try:
         return decoder(body)
-    except (struct.error, ValueError, DecodeError, UnicodeDecodeError) as error:
+    except (struct.error, ValueError, DecodeError) as error:
         raise Corrupt(f"A journal record of type {record_type} cannot be decoded: {error}") from error
 
 
 def _decode_produced(body: memoryview) -> Produced:
-    topic_id, ledger_id, publish_ms, first, count, frames_bytes, _ = _PRODUCED.unpack_from(body)
+    topic_id, ledger_id, publish_ms, first, count, frames_bytes, zero = _PRODUCED.unpack_from(body)
     times_at = _PRODUCED.size
     rows_at = times_at + 8 * count
     frames_at = rows_at + ROW.itemsize * count
-    if frames_at + frames_bytes != len(body):
-        raise ValueError("its columns do not fill it")
+    check(frames_at + frames_bytes == len(body) and zero == 0, "its columns do not fill it")
+    check_id(topic_id, "topic_id")
+    check_ledger_id(ledger_id)
+    check(count > 0 and first + count <= ENTRY_ID_MAX + 1, f"{count} entries from {first} on")
+    start, _ = _ROW_PLACE.unpack_from(body, rows_at + _ROW_PLACE_AT)
+    last, length = _ROW_PLACE.unpack_from(body, frames_at - ROW.itemsize + _ROW_PLACE_AT)
+    check(last + length - start == frames_bytes, "its rows and frames differ in length")
+    times = np.frombuffer(body[times_at:rows_at], dtype=np.int64)
+    # As unsigned a negative time is a great one, so that one look finds both.
+    check(int(times.view(np.uint64).max()) <= TIME_MS_MAX, "one of its times is out of range")
     return Produced(
         topic_id=topic_id,
         ledger_id=ledger_id,
         first_entry_id=first,
-        publish_time_ms=publish_ms,
+        publish_time_ms=checked_time(publish_ms),
         # Copies: a view would keep the whole journal segment in memory for as long as one column lives.
-        times=np.frombuffer(body[times_at:rows_at], dtype=np.int64).copy(),
+        times=times.copy(),
         rows=np.frombuffer(body[rows_at:frames_at], dtype=ROW).copy(),
         frames=bytes(body[frames_at:]),
     )
 
 
 def _decode_settled(body: memoryview) -> Settled:
-    topic_id, subscription_id, reason, set_count = _SETTLED.unpack_from(body)
+    topic_id, subscription_id, reason, zero, set_count = _SETTLED.unpack_from(body)
+    _check_head(topic_id, subscription_id, zero)
     entries = _decode_sets(body[_SETTLED.size :], set_count)
     return Settled(topic_id, subscription_id, SettleReason(reason), entries)
 
 
 def _decode_given_back(body: memoryview) -> GivenBack:
-    topic_id, subscription_id, reason, set_count, not_before_ms = _GIVEN_BACK.unpack_from(body)
+    topic_id, subscription_id, reason, zero, set_count, not_before_ms = _GIVEN_BACK.unpack_from(body)
+    _check_head(topic_id, subscription_id, zero)
     entries = _decode_sets(body[_GIVEN_BACK.size :], set_count)
-    return GivenBack(topic_id, subscription_id, ReturnReason(reason), not_before_ms, entries)
+    return GivenBack(topic_id, subscription_id, ReturnReason(reason), checked_time(not_before_ms), entries)
+
+
+def _check_head(topic_id: int, subscription_id: int, zero: bytes) -> None:
+    check_id(topic_id, "topic_id")
+    check_id(subscription_id, "subscription_id")
+    check(zero == _ZERO, "a byte that is always zero is not")
 
 
 def _decode_topic_created(body: memoryview) -> TopicCreated:
     message = pb.TopicCreated.FromString(bytes(body))
+    check_id(message.topic_id, "topic_id")
+    check(bool(message.name), "the topic has no name")
     policy = topic_policy_from_record(message.policy)
-    return TopicCreated(message.topic_id, message.name, message.create_time_ms, policy)
+    return TopicCreated(message.topic_id, message.name, checked_time(message.create_time_ms), policy)
 
 
 def _decode_topic_deleted(body: memoryview) -> TopicDeleted:
-    return TopicDeleted(pb.TopicDeleted.FromString(bytes(body)).topic_id)
+    message = pb.TopicDeleted.FromString(bytes(body))
+    check_id(message.topic_id, "topic_id")
+    return TopicDeleted(message.topic_id)
 
 
 def _decode_subscription_created(body: memoryview) -> SubscriptionCreated:
     message = pb.SubscriptionCreated.FromString(bytes(body))
-    return SubscriptionCreated(message.topic_id, subscription_from_entry(message.subscription))
+    check_id(message.topic_id, "topic_id")
+    subscription = subscription_from_entry(message.subscription)
+    check(not subscription.cursor_file, "a subscription begins with a cursor's file")
+    return SubscriptionCreated(message.topic_id, subscription)
 
 
 def _decode_subscription_deleted(body: memoryview) -> SubscriptionDeleted:
     message = pb.SubscriptionDeleted.FromString(bytes(body))
+    check_id(message.topic_id, "topic_id")
+    check_id(message.subscription_id, "subscription_id")
     return SubscriptionDeleted(message.topic_id, message.subscription_id)
 
 
@@ -281,16 +319,17 @@ def _encode_sets(entries: Entries) -> Sequence[bytes]:
 
 def _decode_sets(body: memoryview, set_count: int) -> Entries:
     entries: Entries = {}
-    at = 0
-    for _ in range(
-        set_count
-    ):  # bounded: a set takes at least its header, and unpack_from checks that it is there
-        ledger_id, length, _ = _SET.unpack_from(body, at)
+    at = previous = 0
+    # Bounded, whatever the count says: a set takes at least its header, and unpack_from checks that it is there.
+    for _ in range(set_count):
+        ledger_id, length, zero = _SET.unpack_from(body, at)
         at += _SET.size
-        if ledger_id > LEDGER_ID_MAX or ledger_id in entries or at + length > len(body):
-            raise ValueError("a set of entries does not fit")
-        entries[ledger_id] = BitMap.deserialize(bytes(body[at : at + length]))
+        check_ledger_id(ledger_id)
+        check(
+            ledger_id > previous and zero == 0 and at + length <= len(body), "a set of entries does not fit"
+        )
+        entries[ledger_id] = bitmap_from_bytes(bytes(body[at : at + length]))
         at += length
-    if at != len(body):
-        raise ValueError("bytes are left over")
+        previous = ledger_id
+    check(at == len(body), "bytes are left over")
     return entries

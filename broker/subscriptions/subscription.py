@@ -121,7 +121,7 @@ class Subscription:
         self.limits = limits
         self.log = log
         self.clock = clock
-        self.reset_counters()
+        self.counters = SubscriptionCounters()
         self._rng = rng
         self._submit = submit
         # durable
@@ -141,8 +141,6 @@ class Subscription:
         self.reader = Reader(log, honors_delay=self.honors_delay)
         self.work = asyncio.Event()
         self.deleted = False
-        for not_before_ms, ledger_id, bitmap in self.waiting.items():
-            self.redelivery.push(not_before_ms, {ledger_id: bitmap})
 
     # -- facts -----------------------------------------------------------------------------------------------
 
@@ -168,9 +166,14 @@ class Subscription:
         """Whether there is anybody to deliver to; only then chunks are wanted."""
         return bool(self.consumers)
 
-    def reset_counters(self) -> None:
-        """Count from here: what a recovery replays was counted by the process before."""
-        self.counters = SubscriptionCounters()
+    def start(self) -> None:
+        """Called once, after recovery and before anything is delivered."""
+        self.counters = SubscriptionCounters()  # what was replayed was counted by the process before
+        # What came back more than once waits for its last time. Replay has queued the first: in the process
+        # before, the entry was handed out between the two, and that is not recorded.
+        self.redelivery.clear()
+        for not_before_ms, ledger_id, bitmap in self.waiting.items():
+            self.redelivery.push(not_before_ms, {ledger_id: bitmap})
 
     def unsettled_count(self) -> int:
         """Messages that are owed: stored since the start, not settled, due or not."""
@@ -389,26 +392,35 @@ class Subscription:
         known = common_entries(entries, self.leases.leased)
         merge_entries(known, common_entries(entries, self.redelivery.queued))
         merge_entries(known, common_entries(entries, self.promised))
-        merge_entries(known, self.cursor.settled_part({i: b for i, b in entries.items() if i > 0}))
+        merge_entries(known, self.cursor.settled_part(self._stored(entries)))
         return known
+
+    def _stored(self, entries: Entries) -> Entries:
+        """The part of a set that the log has, from the start of this subscription on."""
+        stored: Entries = {}
+        for ledger_id, bitmap in entries.items():
+            count = self.log.entry_count(ledger_id)
+            if count is None or ledger_id < self.image.start.ledger_id:
+                continue
+            existing = bitmap.copy()
+            existing.remove_range(count, 1 << 32)
+            if ledger_id == self.image.start.ledger_id:
+                existing.remove_range(0, self.image.start.entry_id)
+            if existing:
+                stored[ledger_id] = existing
+        return stored
 
     async def _plausible(self, entries: Entries) -> Entries:
         """The part of a set that exists, lies after the start, and is due if this subscription honours delays."""
         plausible: Entries = {}
-        for ledger_id, bitmap in entries.items():
-            count = self.log.entry_count(ledger_id)
-            existing = bitmap.copy()
-            existing.remove_range(count or 0, 1 << 32)
-            if ledger_id == self.image.start.ledger_id:
-                existing.remove_range(0, self.image.start.entry_id)
-            if count is None or not existing or ledger_id < self.image.start.ledger_id:
-                continue
+        for ledger_id, existing in self._stored(entries).items():
+            due = existing
             if self.honors_delay:
                 ids = ids_of(existing)
                 times = await self.log.times_of(ledger_id, ids)
-                existing = bitmap_of(ids[times <= self.clock.now_ms()])
-            if existing:
-                plausible[ledger_id] = existing
+                due = bitmap_of(ids[times <= self.clock.now_ms()])
+            if due:
+                plausible[ledger_id] = due
         return plausible
 
     def _not_held(self, entries: Entries) -> list[Failure]:

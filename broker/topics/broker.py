@@ -25,10 +25,11 @@ from broker.storage.ledger import Ledger
 from broker.storage.ledger_files import OpenFiles
 from broker.storage.records import Record
 from broker.topics.checkpoint import Checkpointer, ledger_capture
-from broker.topics.recovery import Manifests, cut_and_clean, open_manifests, replay_journal
+from broker.topics.plan import check_times
+from broker.topics.recovery import Manifests, cut_ledgers, open_manifests, remove_unnamed, replay_journal
 from broker.topics.registry import Registry
 from broker.topics.tail_writer import TailWriter
-from broker.topics.topic import Accepted, Topic, TopicServices
+from broker.topics.topic import Accepted, Topic, TopicServices, default_topic_policy
 
 log = get_logger(__name__)
 
@@ -65,7 +66,7 @@ class Broker:
         self._lock: File | None = None
         self._open_files = OpenFiles(vfs, config.open_ledgers_max)
         self.registry = Registry(config)
-        self.supervisor = Supervisor(lambda _, error: on_failure(error))
+        self.supervisor = Supervisor(lambda _, error: self._task_failed(error))
         self._journal: Journal | None = None
         self._checkpointer: Checkpointer | None = None
         self._tail_writer = TailWriter(config.tail_bytes_max)
@@ -86,8 +87,6 @@ class Broker:
                 reason="DATA_DIR_LOCKED",
             )
         manifests = open_manifests(self._vfs, self._layout, self.clock.now_ms())
-        cut_and_clean(self._vfs, self._layout, manifests)
-        self._restore(manifests)
         config = self.config
         self._journal = Journal.open(
             self._vfs,
@@ -104,7 +103,7 @@ class Broker:
             observe_sync=self.counters.journal_sync.observe,
         )
         self._checkpointer = Checkpointer(
-            broker_id=self.broker_id,
+            broker_id=manifests.root.broker_id,
             layout=self._layout,
             vfs=self._vfs,
             clock=self.clock,
@@ -115,7 +114,10 @@ class Broker:
             interval_ms=config.checkpoint_interval_ms,
             counters=self.counters,
         )
+        cut_ledgers(self._vfs, self._layout, manifests)
+        self._restore(manifests)
         recovered_records = replay_journal(self._journal, manifests.root.checkpoint_lsn + 1, self.registry)
+        remove_unnamed(self._vfs, self._layout, manifests)
         self.counters.recovery_seconds = (self.clock.monotonic_ns() - started_ns) / 1e9
         log.info(
             "Data directory opened",
@@ -221,6 +223,10 @@ class Broker:
             )
         await self.journal.wait_room()
         await self._tail_writer.wait_room()
+        if topic_name not in self.registry.by_name:
+            # A request that will be refused must not leave a topic behind. A topic that this call makes has the
+            # broker's own policy, so what is checked here holds.
+            check_times(batch, self.clock.now_ms(), default_topic_policy(self.config))
         topic = await self.registry.topic_or_create(topic_name)
         return topic.submit(batch)
 
@@ -253,6 +259,13 @@ class Broker:
 
     def _writing_failed(self, error: StorageFailed) -> None:
         log.error("Writing has ended for good; restart the broker once the disk is well", error=error)
+        self._on_failure(error)
+
+    def _task_failed(self, error: BaseException) -> None:
+        # A ledger or a manifest that could not be written ends writing as a failed sync of the journal does: a
+        # checkpoint after it could drop journal records that are nowhere else.
+        if isinstance(error, OSError | StorageFailed):
+            self.journal.fail(f"A file could not be written: {error}", error)
         self._on_failure(error)
 
     async def _watch_disk(self) -> None:

@@ -178,6 +178,9 @@ class Checkpointer:
             for topic_id in sorted(changed):
                 if topic := self._registry.topics.get(topic_id):
                     await self._persist(capture_topic(topic))
+            # A topic that went meanwhile has no manifest that holds its records up to the root's lsn, perhaps none
+            # at all. Left out, it is one of those whose records recovery skips.
+            root = replace(root, topics={i: n for i, n in root.topics.items() if i in self._registry.topics})
             await self._in_thread(replace_file, self._vfs, self._layout.manifest, [encode_broker(root)])
             await self._in_thread(self._journal.drop_below, root.checkpoint_lsn + 1)
             for topic_id in sorted(deleted):

@@ -76,6 +76,11 @@ def must_roll(batch: Batch, end: LedgerEnd, now_ms: int, policy: TopicPolicy) ->
     )
 
 
+def check_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> None:
+    """Raise what `plan_produced` would raise."""
+    _expiry(batch, effective_times(batch, now_ms, policy), now_ms, policy)
+
+
 def effective_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> Int64Column:
     """When each message may be delivered; 0 for at once. Element i names `messages[i]` in what is raised."""
     at_ms, after_ms = batch.deliver_at_ms, batch.deliver_after_ms

@@ -1,12 +1,15 @@
 """Recovery: from whatever a crash has left to the state that was promised. There is one path.
 
     1  read `broker.manifest`, then the manifest of every topic that it names, and their cursors
-    2  cut each unsealed ledger to the length that its manifest names
-    3  remove what no manifest names
+    2  open the journal, which must reach from `checkpoint_lsn` to what the manifests hold
+    3  cut each unsealed ledger to the length that its manifest names
     4  replay the journal from `checkpoint_lsn` on; each topic takes what lies above its own `applied_lsn`
+    5  remove what no manifest names
 
 Its cost is bounded by the checkpoint interval, not by what is pending. Recovering twice gives the same state as
-recovering once. Damage raises `Corrupt`, with the file, the offset and what to do; nothing is skipped.
+recovering once. Damage raises `Corrupt`, with the file, the offset and what to do; nothing is skipped. Nothing is
+removed before all of that went well: under a wrong root, put there by a restore that went wrong, every topic is
+one that no manifest names.
 """
 
 from __future__ import annotations
@@ -70,8 +73,8 @@ def open_manifests(vfs: Vfs, layout: Layout, now_ms: int) -> Manifests:
     return manifests
 
 
-def cut_and_clean(vfs: Vfs, layout: Layout, manifests: Manifests) -> None:
-    """Cut ledgers to what their manifests name, and remove what none names. Blocks; doing it twice changes nothing."""
+def cut_ledgers(vfs: Vfs, layout: Layout, manifests: Manifests) -> None:
+    """Cut ledgers to what their manifests name, and check that they are that long. Blocks."""
     for image in manifests.topics:
         layout.make_topic_folders(vfs, image.topic_id)
         for ledger in image.ledgers:
@@ -80,7 +83,12 @@ def cut_and_clean(vfs: Vfs, layout: Layout, manifests: Manifests) -> None:
                 cut_ledger(vfs, layout.ledgers(image.topic_id), capture)
             else:
                 _check_lengths(vfs, layout, image.topic_id, file_lengths(capture), ledger.ledger_id)
-        _remove_unnamed(vfs, layout, image)
+
+
+def remove_unnamed(vfs: Vfs, layout: Layout, manifests: Manifests) -> None:
+    """Remove what no manifest names. Blocks; doing it twice changes nothing."""
+    for image in manifests.topics:
+        _remove_unnamed_of_topic(vfs, layout, image)
     known = {str(topic_id) for topic_id in manifests.root.topics}
     for name in vfs.list_dir(layout.topics):
         if name not in known:
@@ -162,7 +170,7 @@ def _check_lengths(vfs: Vfs, layout: Layout, topic_id: int, lengths: dict[str, i
             file.close()
 
 
-def _remove_unnamed(vfs: Vfs, layout: Layout, image: TopicImage) -> None:
+def _remove_unnamed_of_topic(vfs: Vfs, layout: Layout, image: TopicImage) -> None:
     ledgers = {(str(ledger.ledger_id), str(ledger.generation)) for ledger in image.ledgers}
     cursors = {subscription.cursor_file for subscription in image.subscriptions}
     folders: list[tuple[str, Callable[[str], bool]]] = [

@@ -47,14 +47,17 @@ class TailWriter:
 
     async def run(self) -> None:
         """Write until cancelled."""
-        while True:
-            await self._some.wait()
-            timer = asyncio.get_running_loop().call_later(_WRITE_SECONDS, self._full.set)
-            try:
-                await self._full.wait()
-            finally:
-                timer.cancel()
-            await self.write_all()
+        try:
+            while True:
+                await self._some.wait()
+                timer = asyncio.get_running_loop().call_later(_WRITE_SECONDS, self._full.set)
+                try:
+                    await self._full.wait()
+                finally:
+                    timer.cancel()
+                await self.write_all()
+        finally:
+            self._room.set()  # nobody will make room any more: whoever waits goes on, and the journal refuses it
 
     async def write_all(self) -> None:
         """Write every tail once."""

@@ -127,7 +127,7 @@ class Topic:
         self._end = self._log_end()
         self.counters = TopicCounters()
         for subscription in self.subscriptions.values():
-            subscription.reset_counters()
+            subscription.start()
         now_ms = self._services.clock.now_ms()
         # What came due while the broker was down, or was due before and perhaps not in the index, is delivered by
         # position: the index begins after it.
@@ -214,8 +214,10 @@ class Topic:
         self._services.appended(self, len(record.frames))
         if self._pump is None:
             return
-        self._pump.wake()
         undelayed = not record.times.all()
+        delayed = record.times[record.times > 0] if undelayed else record.times
+        if len(delayed):
+            self._pump.appended(delayed)
         for subscription in self.subscriptions.values():
             if subscription.consumers and (undelayed or not subscription.honors_delay):
                 subscription.work.set()
@@ -278,7 +280,9 @@ class Topic:
                 subscription=name,
             )
         if len(self.subscriptions) >= self._services.config.subscriptions_per_topic_max:
-            raise LimitReached(f"Topic {self.name!r} has as many subscriptions as are allowed")
+            raise LimitReached(
+                f"Topic {self.name!r} has as many subscriptions as are allowed", reason="TOO_MANY_SUBSCRIPTIONS"
+            )
         image = SubscriptionImage(
             subscription_id=self._next_subscription_id,
             name=name,
@@ -355,7 +359,7 @@ class Topic:
         leased = subscription.leases.count()
         scheduled = 0
         if self._pump is not None and subscription.honors_delay:
-            scheduled = min(self._pump.tracker.count(), max(0, unsettled - leased))
+            scheduled = min(self._pump.scheduled_count(), max(0, unsettled - leased))
         return SubscriptionCounts(scheduled, max(0, unsettled - leased - scheduled), leased)
 
     def _log_end(self) -> LedgerEnd:

@@ -135,7 +135,7 @@ class ListBatch:
         _fail(self.future, error)
 
 
-def fill(  # noqa: PLR0917 - positional, because it runs once a message
+def fill(
     message: message_pb2.Message,
     key: str,
     properties: Mapping[str, str] | None,

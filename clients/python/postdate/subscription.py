@@ -143,7 +143,9 @@ class Subscription:
             await self._wait_change()
         message = self._ready.popleft()
         self._taken += 1
-        if self._taken * 2 >= self._permits or self._left is not None:
+        if self._left is not None:
+            self._spend(1)
+        if self._taken * 2 >= self._permits:
             self._replenish()
             self._yield_due = True
         return message
@@ -169,7 +171,9 @@ class Subscription:
         ready = self._ready
         messages = [ready.popleft() for _ in range(min(max_messages, len(ready)))]
         self._taken += len(messages)
-        if self._taken * 2 >= self._permits or self._left is not None:
+        if self._left is not None:
+            self._spend(len(messages))
+        if self._taken * 2 >= self._permits:
             self._replenish()
         return messages
 
@@ -289,16 +293,19 @@ class Subscription:
     def _replenish(self) -> None:
         """Give back permits for what was taken (N1), within the limit (N2)."""
         taken, self._taken = self._taken, 0
-        if self._left is not None:
-            self._left -= taken
-            assert self._ungranted is not None
+        if self._ungranted is not None:
             taken = min(taken, self._ungranted)
             self._ungranted -= taken
-            if self._left <= 0:
-                self._stop()
         if taken:
             self._grant += taken
             self._wake()
+
+    def _spend(self, count: int) -> None:
+        """Count what was taken against the limit; the last of it ends the iteration (N2)."""
+        assert self._left is not None
+        self._left -= count
+        if self._left <= 0:
+            self._stop()
 
     async def _wait_change(self) -> None:
         self._changed.clear()

@@ -15,7 +15,7 @@ import argparse
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,12 @@ from postdate.v1 import (
 )
 
 LEDGER = 7
+_SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    # As the API promises: clients may ping every 10 s, and are judged from 5 s on.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
 DETAILS_KEY = "grpc-status-details-bin"
 
 
@@ -61,6 +67,11 @@ def status(
 async def abort(context: Any, error: status_pb2.Status) -> None:
     code = grpc.StatusCode[code_pb2.Code.Name(error.code)]
     await context.abort(code, error.message, ((DETAILS_KEY, error.SerializeToString()),))
+
+
+def register(add: Any, servicer: Any, server: Any) -> None:
+    """The generator writes no types for what it generates."""
+    add(servicer, server)
 
 
 def now_ms() -> int:
@@ -106,9 +117,9 @@ class Knobs:
 
 
 class FakeBroker(
-    producer_pb2_grpc.ProducerServiceServicer,  # type: ignore[misc]
-    consumer_pb2_grpc.ConsumerServiceServicer,  # type: ignore[misc]
-    admin_pb2_grpc.AdminServiceServicer,  # type: ignore[misc]
+    producer_pb2_grpc.ProducerServiceServicer,
+    consumer_pb2_grpc.ConsumerServiceServicer,
+    admin_pb2_grpc.AdminServiceServicer,
 ):
     """All services in one object."""
 
@@ -126,10 +137,10 @@ class FakeBroker(
         self.port = 0
 
     async def start(self, port: int = 0) -> str:
-        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        producer_pb2_grpc.add_ProducerServiceServicer_to_server(self, self._server)
-        consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(self, self._server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(self, self._server)
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        register(producer_pb2_grpc.add_ProducerServiceServicer_to_server, self, self._server)
+        register(consumer_pb2_grpc.add_ConsumerServiceServicer_to_server, self, self._server)
+        register(admin_pb2_grpc.add_AdminServiceServicer_to_server, self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
         await self._server.start()
         return f"127.0.0.1:{self.port}"
@@ -153,6 +164,15 @@ class FakeBroker(
             draining = consumer_pb2.Draining(grace_ms=1000)
             stream.put_nowait(consumer_pb2.SubscribeResponse(draining=draining))
 
+    async def wait(self, predicate: Callable[[], bool], timeout_s: float = 5.0) -> None:
+        """Return once the predicate holds; it is asked whenever something has happened here."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                changed = self.changed
+                if predicate():
+                    return
+                await changed.wait()
+
     # ProducerService
 
     async def Produce(self, request: producer_pb2.ProduceRequest, context: Any) -> Any:
@@ -162,6 +182,7 @@ class FakeBroker(
         self.produce_streams += 1
         async for request in requests:
             self.requests.append(len(request.messages))
+            self._change()
             if self.knobs.break_produce_after == 0:
                 self.knobs.break_produce_after = -1
                 self._produce(request)  # stored, and nobody will know
@@ -207,6 +228,7 @@ class FakeBroker(
     async def Subscribe(self, requests: Any, context: Any) -> AsyncIterator[Any]:
         first = await anext(aiter(requests))
         self.opens.append(first.open)
+        self._change()
         if self.knobs.subscribe_errors:
             await abort(context, self.knobs.subscribe_errors.popleft())
         queue: asyncio.Queue[Any] = asyncio.Queue()
@@ -248,6 +270,7 @@ class FakeBroker(
         subscription = self._subscription(opened.topic, opened.subscription)
         async for frame in requests:
             self.frames.append(frame)
+            self._change()
             kind = frame.WhichOneof("frame")
             if kind == "permits":
                 permits[0] += frame.permits.messages
@@ -268,7 +291,7 @@ class FakeBroker(
     ) -> None:
         subscription = self._subscription(opened.topic, opened.subscription)
         while True:
-            self.changed.clear()
+            changed = self.changed
             batch, next_ms = self._due(opened.topic, subscription, permits[0])
             if batch:
                 permits[0] -= len(batch)
@@ -280,7 +303,7 @@ class FakeBroker(
                 wait_s = min(wait_s, max(0.0, (next_ms - time.time() * 1000) / 1000 + 0.0005))
             try:
                 async with asyncio.timeout(wait_s):
-                    await self.changed.wait()
+                    await changed.wait()
             except TimeoutError:
                 if not self.knobs.silent:
                     beat = consumer_pb2.Heartbeat(broker_time_ms=now_ms())
@@ -290,7 +313,7 @@ class FakeBroker(
         self, topic: str, subscription: FakeSubscription, limit: int
     ) -> tuple[list[consumer_pb2.Delivery], int]:
         at_ms = now_ms() + self.knobs.early_ms
-        batch = []
+        batch: list[consumer_pb2.Delivery] = []
         next_ms = 0
         for delivery in sorted(self.topic(topic).deliveries, key=lambda delivery: delivery.deliver_at_ms):
             entry_id = delivery.id.entry_id
@@ -312,7 +335,7 @@ class FakeBroker(
         return batch, next_ms
 
     def _settle(self, subscription: FakeSubscription, kind: str, body: Any, held: set[int]) -> list[Any]:
-        failures = []
+        failures: list[Any] = []
         for entries in body.entries:
             for entry_id in entries.entry_ids:
                 if entry_id in self.knobs.fail_ids:
@@ -455,8 +478,8 @@ class FakeBroker(
 
 
 class Treadmill(
-    producer_pb2_grpc.ProducerServiceServicer,  # type: ignore[misc]
-    consumer_pb2_grpc.ConsumerServiceServicer,  # type: ignore[misc]
+    producer_pb2_grpc.ProducerServiceServicer,
+    consumer_pb2_grpc.ConsumerServiceServicer,
 ):
     """Answers and delivers as fast as gRPC lets it, so that only the client is measured."""
 
@@ -507,8 +530,8 @@ class Treadmill(
 async def _serve(port: int, batch: int, size: int) -> None:
     server = grpc.aio.server()
     treadmill = Treadmill(batch, size)
-    producer_pb2_grpc.add_ProducerServiceServicer_to_server(treadmill, server)
-    consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(treadmill, server)
+    register(producer_pb2_grpc.add_ProducerServiceServicer_to_server, treadmill, server)
+    register(consumer_pb2_grpc.add_ConsumerServiceServicer_to_server, treadmill, server)
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     print("ready", flush=True)

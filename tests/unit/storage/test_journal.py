@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from broker.errors import Corrupt, OutOfRange, StorageFailed, Unavailable
 from broker.runtime.vfs import LocalVfs, Vfs
-from broker.storage.journal import Journal, dump
+from broker.storage.dump import dump_segment as dump
+from broker.storage.journal import Journal
 from broker.storage.segment import encode_header
 from broker.testing.mem_vfs import CrashPolicy, Fault, MemVfs
 

@@ -68,7 +68,8 @@ def deliver(settings: Settings, topic: str | None, messages: int, size: int, per
             await client.subscriptions.create(
                 name, _SUBSCRIPTION, initial_position=postdate.InitialPosition.EARLIEST
             )
-            await _load(settings, client, name, messages, size, 1000, 4, timedelta(0))
+            load = {"messages": messages, "size": size, "batch": 1000, "tasks": 4}
+            await _load(settings, client, name, delay=timedelta(0), **load)
             return await _drain(settings, client, name, messages, permits)
 
     seconds = run(work())
@@ -114,6 +115,7 @@ async def _load(
     settings: Settings,
     client: postdate.Client,
     topic: str,
+    *,
     messages: int,
     size: int,
     batch: int,
@@ -179,7 +181,7 @@ async def _measure(
         client.producer(topic) as producer,
         asyncio.TaskGroup() as tasks,
     ):
-        tasks.create_task(_send_steadily(producer, total, rate, delay, size, progress))
+        tasks.create_task(_send_steadily(producer, progress, total=total, rate=rate, delay=delay, size=size))
         bar = progress.add_task("received", total=total)
         patience = timedelta(seconds=_PATIENCE_S) + delay
         while messages := await subscription.receive_many(1000, timeout=patience):
@@ -201,7 +203,7 @@ async def _measure(
 
 
 async def _send_steadily(
-    producer: postdate.Producer, total: int, rate: float, delay: timedelta, size: int, progress: Progress
+    producer: postdate.Producer, progress: Progress, *, total: int, rate: float, delay: timedelta, size: int
 ) -> None:
     payload = os.urandom(size)
     bar = progress.add_task("sent", total=total)

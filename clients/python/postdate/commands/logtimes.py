@@ -91,19 +91,18 @@ def parse_time(line: bytes) -> tuple[datetime | None, bool]:
     if found := _ISO.match(line):
         year, month, day, hour, minute, second, fraction, zone = found.groups()
         micros = int((fraction or b"").ljust(6, b"0")[:6])
-        return _datetime(int(year), int(month), int(day), hour, minute, second, micros, _zone(zone)), True
+        return _datetime((year, month, day, hour, minute, second), micros, _zone(zone)), True
     if found := _SYSLOG.match(line):
         name, day, hour, minute, second = found.groups()
-        return _datetime(_LEAP_YEAR, _MONTHS[name], int(day), hour, minute, second, 0, UTC), False
+        return _datetime((_LEAP_YEAR, _MONTHS[name], day, hour, minute, second), 0, UTC), False
     return None, True
 
 
-def _datetime(
-    year: int, month: int, day: int, hour: bytes, minute: bytes, second: bytes, micros: int, zone: timezone
-) -> datetime | None:
+def _datetime(parts: Iterable[int | bytes], micros: int, zone: timezone) -> datetime | None:
+    year, month, day, hour, minute, second = map(int, parts)
     try:
         # A leap second is the last of its minute to everybody else.
-        return datetime(year, month, day, int(hour), int(minute), min(int(second), 59), micros, zone)
+        return datetime(year, month, day, hour, minute, min(second, 59), micros, zone)
     except ValueError:
         return None  # it looked like a time and is none
 

@@ -28,8 +28,9 @@ def record(value: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)
-        if isinstance(item, timedelta):
-            fields[f"{field.name}_ms"] = round(item / timedelta(milliseconds=1))
+        if "timedelta" in str(field.type):
+            ms = None if item is None else round(item / timedelta(milliseconds=1))
+            fields[f"{field.name}_ms"] = ms
         else:
             fields[field.name] = _plain(item)
     return fields

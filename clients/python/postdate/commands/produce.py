@@ -61,8 +61,8 @@ def produce(settings: Settings, /, topic: str, **options: Any) -> None:
         ttl=options["ttl"],
     )
     source, total = _source(options["payload"], options["path"], options["whole"], options["count"] or 1)
-    sent = _Sent(settings)
-    run(_send(settings, topic, source, total, template, sent))
+    sent = _Sent(settings, template)
+    run(_send(settings, topic, source, total, sent))
     sent.report()
 
 
@@ -91,9 +91,10 @@ class _Template:
 
 
 class _Sent:
-    """What became of the messages."""
+    """What is sent, and what became of it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, template: _Template) -> None:
+        self.template = template
         self._settings = settings
         self.stored_count = 0
         self.failed_count = 0
@@ -144,7 +145,6 @@ async def _send(
     topic: str,
     source: Iterator[list[bytes]],
     total: int | None,
-    template: _Template,
     sent: _Sent,
 ) -> None:
     slots = asyncio.Semaphore(_AHEAD)
@@ -154,7 +154,7 @@ async def _send(
 
             async def send(payloads: list[bytes]) -> None:
                 try:
-                    receipts = await producer.send_many([template.message(each) for each in payloads])
+                    receipts = await producer.send_many([sent.template.message(each) for each in payloads])
                     sent.stored(receipts)
                 except postdate.PostdateError as error:
                     sent.failed(len(payloads), error)

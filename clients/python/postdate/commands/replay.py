@@ -17,7 +17,7 @@ from postdate._time import epoch_ms, moment
 from postdate.commands.logtimes import Log, LogEntry, read_log
 from postdate.commands.output import emit_one, emit_rows, progress_bar, record
 from postdate.commands.settings import EXIT_CHECK_FAILED, Command, CommandFailed, Settings, run
-from postdate.commands.tally import Arrival, Expected, Tally, tally
+from postdate.commands.tally import Arrival, Expected, tally
 from postdate.commands.timeline import Timeline, plan_timeline
 from postdate.commands.values import DURATION, RATE, show_duration
 
@@ -35,14 +35,15 @@ class _Run:
     """One replay under way."""
 
     plan: Timeline
-    entries: list[LogEntry]
+    entries: list[LogEntry]  # in order of due time
+    offsets_ms: list[int]
     start_ms: int = 0
     expected: dict[postdate.MessageId, Expected] = field(default_factory=dict)
     produced_late: int = 0
     arrivals: dict[str, list[Arrival]] = field(default_factory=dict)
 
     def due_ms(self, index: int) -> int:
-        return self.start_ms + self.plan.offsets_ms[index]
+        return self.start_ms + self.offsets_ms[index]
 
 
 @click.command("replay", cls=Command)
@@ -78,7 +79,9 @@ def replay(settings: Settings, /, path: str, topic: str | None, keep: bool, **op
         gap_max_ms=None if gap is None else gap / timedelta(milliseconds=1),
         within_ms=options["within"] / timedelta(milliseconds=1),
     )
-    under_way = _Run(plan, entries)
+    # What is due first is sent first, also where the file is out of order.
+    order = sorted(range(len(entries)), key=plan.offsets_ms.__getitem__)
+    under_way = _Run(plan, [entries[index] for index in order], [plan.offsets_ms[index] for index in order])
     name = topic or f"replay-{uuid.uuid4().hex[:8]}"
     run(_replay(settings, name, under_way, delete=topic is None and not keep))
     _report(settings, path, log, under_way, options["speed"])
@@ -135,7 +138,6 @@ async def _produce(client: postdate.Client, topic: str, under_way: _Run, progres
                 under_way.produced_late += epoch_ms(receipt.publish_time, "publish") > due_ms
             progress.update(bar, advance=len(batch))
 
-        # In order of due time, not of the file: what is due first must be there first.
         for start in range(0, len(entries), _BATCH):
             await slots.acquire()
             tasks.create_task(send(start))
@@ -172,6 +174,8 @@ async def _receive(subscription: postdate.Subscription, under_way: _Run, progres
 async def _forget(client: postdate.Client, topic: str) -> None:
     try:
         await client.topics.delete(topic)
+    except (postdate.NotFound, postdate.Unavailable):
+        return  # it never came to be, or the failure that matters is on its way up
     except postdate.PostdateError as error:
         click.echo(f"postdate: the topic {topic} was not deleted: {error}", err=True)
 
@@ -182,7 +186,7 @@ def _report(settings: Settings, path: str, log: Log, under_way: _Run, speed: flo
     plan = under_way.plan
     if settings.output == "table":
         click.echo(_headline(path, log, under_way, speed))
-        rows = [_row(name, result) for name, result in results.items()]
+        rows = [{"subscription": name} | record(result) for name, result in results.items()]
         emit_rows(settings, rows, list(rows[0]))
         if under_way.produced_late:
             click.echo(
@@ -222,8 +226,3 @@ def _headline(path: str, log: Log, under_way: _Run, speed: float) -> str:
     if plan.cut_count:
         text += f"; {plan.cut_count:,} idle gaps cut to {plan.gap_max_ms:,.0f} ms"
     return text
-
-
-def _row(name: str, result: Tally) -> dict[str, Any]:
-    fields = record(result)
-    return {"subscription": name} | {column: fields[column] for column in fields}

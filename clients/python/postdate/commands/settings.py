@@ -60,6 +60,8 @@ def exit_code(error: postdate.PostdateError) -> int:
 def describe(error: postdate.PostdateError) -> str:
     """One line."""
     text = " ".join(error.message.split())
+    if isinstance(error, postdate.Unavailable) and not error.reason:
+        text = f"the broker cannot be reached: {text}"
     facts = [fact for fact in (error.field, error.reason) if fact]
     return f"{text} ({', '.join(facts)})" if facts else text
 

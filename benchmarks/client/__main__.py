@@ -1,0 +1,62 @@
+"""Runs one piece of work and answers on standard output, as `benchmarks.processes.Client` expects."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import uvloop
+
+from benchmarks.client import deliver, produce, restart, sdk, single
+from benchmarks.client.control import say
+
+Work = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+WORKS: dict[str, Work] = {
+    "produce": produce.produce,
+    "single": single.single,
+    "round_trip": single.round_trip,
+    "deliver": deliver.deliver,
+    "herd": deliver.herd,
+    "lateness": deliver.lateness,
+    "restart": restart.restart,
+    "sdk_send_many": sdk.send_many,
+    "sdk_send": sdk.send,
+    "sdk_deliver": sdk.deliver,
+}
+
+
+def main() -> int:
+    work, task = WORKS[sys.argv[1]], json.loads(sys.argv[2])
+
+    async def run() -> dict[str, Any]:
+        return await work(task)
+
+    # The client's own garbage collection is not what is measured.
+    gc.freeze()
+    gc.disable()
+    try:
+        result = uvloop.run(run())
+    except Exception as error:
+        traceback.print_exc()
+        say({"failed": _reason(error)})
+        return 1
+    say({"result": result})
+    return 0
+
+
+def _reason(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, grpc.aio.AioRpcError):  # whose own text is four lines of the same
+        return f"{error.code()}: {error.details()}"
+    return f"{type(error).__name__}: {error}"[:1500]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+"""How a benchmark fails."""
+
+from __future__ import annotations
+
+
+class BenchmarkFailed(Exception):
+    """A run has no figure, because something went wrong or a check did not hold; the text says what."""

@@ -1,0 +1,184 @@
+"""Looking at the files of a ledger from outside: print them, and check them against a manifest.
+
+Everything here blocks and changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import numpy as np
+from google_crc32c import value
+
+from broker.errors import Corrupt
+from broker.model import ROW, Array, RowColumn
+from broker.runtime.vfs import File, Vfs
+from broker.storage.blocks import (
+    BLOCK_ROWS,
+    FRAME_HEAD_BYTES,
+    HEADER_BYTES,
+    TIME,
+    TRAILER_BYTES,
+    LedgerCapture,
+    LedgerName,
+    LedgerProblem,
+    decode_header,
+    file_lengths,
+    find_bad_offsets,
+    find_bad_times,
+    footer_bytes,
+    frame_length,
+    peek_row_count,
+    row_offset,
+    slice_frames,
+    split_runs,
+)
+from broker.storage.ledger_files import (
+    CheckedColumn,
+    check_length,
+    open_checked,
+    read_exactly,
+    read_footer,
+    wrong_frames,
+)
+
+
+def verify_ledger(
+    vfs: Vfs, folder: str, capture: LedgerCapture, problems_max: int = 1000
+) -> list[LedgerProblem]:
+    """Read everything the manifest names of a ledger and say what is wrong, at most `problems_max` things.
+
+    Memory is bounded by a block of rows and a run of frames. Files may be longer than an unsealed capture.
+    """
+    if capture.entry_count == 0:
+        return []  # it has no files, or none that count
+    name = LedgerName(folder, capture.topic_id, capture.ledger_id, capture.generation)
+    with contextlib.ExitStack() as opened:
+        files: dict[str, File] = {}
+        problems = []
+        for kind, length in file_lengths(capture).items():
+            try:
+                file = open_checked(vfs, name, kind)
+                opened.callback(file.close)
+                check_length(file, length, capture.sealed)
+                files[kind] = file
+            except Corrupt as error:
+                problems.append(LedgerProblem(error.path, error.offset, error.message))
+        found = itertools.chain(problems, _find_problems(files, capture))
+        distinct = dict.fromkeys(itertools.islice(found, problems_max))  # a bad footer is met at every block
+    return list(distinct)
+
+
+def _find_problems(files: dict[str, File], capture: LedgerCapture) -> Iterator[LedgerProblem]:
+    """Problems in those files that are there and long enough, block by block."""
+    columns = {
+        "times": CheckedColumn(TIME, capture.entry_count, None if capture.sealed else capture.times_crcs),
+        "rows": CheckedColumn(ROW, capture.entry_count, None if capture.sealed else capture.rows_crcs),
+    }
+    data_end: int | None = 0  # None: not known, the block before is damaged
+    for first in range(0, capture.entry_count, BLOCK_ROWS):
+        count = min(BLOCK_ROWS, capture.entry_count - first)
+        blocks: dict[str, Array] = {}
+        for kind, column in columns.items():
+            if kind not in files:
+                continue
+            try:
+                blocks[kind] = column.read(files[kind], first, count)
+            except Corrupt as error:
+                yield LedgerProblem(error.path, error.offset, error.message)
+        rows = blocks.get("rows")
+        if rows is None:
+            data_end = None
+            continue
+        path = files["rows"].path
+        if "times" in blocks:
+            yield from find_bad_times(path, first, rows, blocks["times"])
+        yield from find_bad_offsets(path, first, rows, data_end)
+        data_end = int(rows["offset"][-1]) + int(rows["length"][-1])
+        if "data" in files:
+            yield from _find_bad_frames(files["data"], rows, capture.data_bytes)
+    if data_end not in (None, capture.data_bytes):
+        what = f"the last row ends at {data_end} of {capture.data_bytes} data bytes"
+        yield LedgerProblem(files["rows"].path, row_offset(capture.entry_count - 1), what)
+
+
+def _find_bad_frames(file: File, rows: RowColumn, data_bytes: int) -> Iterator[LedgerProblem]:
+    starts = rows["offset"].astype(np.int64)
+    ends = starts + rows["length"]
+    if int(ends.max()) > data_bytes or (starts[1:] < ends[:-1]).any():
+        return  # said already: these offsets do not continue each other
+    firsts = split_runs(starts, ends)
+    for low, high in itertools.pairwise([*firsts.tolist(), len(starts)]):
+        start = int(starts[low])
+        part = read_exactly(file, int(ends[high - 1]) - start, HEADER_BYTES + start)
+        frames = slice_frames([part], starts[low : low + 1], firsts[:1], starts[low:high], ends[low:high])
+        for index in wrong_frames(frames, rows[low:high]).tolist():
+            offset = HEADER_BYTES + int(starts[low + index])
+            yield LedgerProblem(file.path, offset, "a stored message is damaged")
+
+
+def dump_ledger(vfs: Vfs, path: str) -> Iterator[dict[str, Any]]:
+    """One file of a ledger as JSON-able lines: its header, its rows or frames, its footer.
+
+    What follows the last whole row or frame and is no footer comes out as one line "rest". Raises Corrupt for a
+    bad header, footer, or block of a sealed column; for the latter after all lines.
+    """
+    file = vfs.open(path)
+    try:
+        header = decode_header(file.pread(HEADER_BYTES, 0), path)
+        yield {"line": "header", **dataclasses.asdict(header)}
+        if header.kind == "data":
+            end = yield from _dump_frames(file)
+        else:
+            end = yield from _dump_rows(file, TIME if header.kind == "times" else ROW)
+        if end < file.size():
+            yield {"line": "rest", "offset": end, "bytes": file.size() - end}
+    finally:
+        file.close()
+
+
+def _dump_rows(file: File, dtype: np.dtype[Any]) -> Generator[dict[str, Any], None, int]:
+    size = file.size()
+    row_count = (size - HEADER_BYTES) // dtype.itemsize
+    sealed_count = peek_row_count(file.pread(TRAILER_BYTES, max(HEADER_BYTES, size - TRAILER_BYTES)))
+    footer = None
+    if sealed_count is not None:
+        footer_offset = HEADER_BYTES + sealed_count * dtype.itemsize
+        if footer_offset + footer_bytes(sealed_count) == size:
+            footer = read_footer(file, dtype.itemsize, sealed_count)
+            row_count = sealed_count
+    bad_block: int | None = None
+    for first in range(0, row_count, BLOCK_ROWS):
+        count = min(BLOCK_ROWS, row_count - first)
+        block = read_exactly(file, count * dtype.itemsize, HEADER_BYTES + first * dtype.itemsize)
+        names = dtype.names or ("deliver_at_ms",)
+        for entry_id, row in enumerate(np.frombuffer(block, dtype).tolist(), first):
+            fields = zip(names, row if dtype.names else (row,), strict=True)
+            yield {"line": "row", "entry_id": entry_id, **dict(fields)}
+        if bad_block is None and footer is not None and not footer.verify(first // BLOCK_ROWS, block):
+            bad_block = first
+    if footer is None:
+        return HEADER_BYTES + row_count * dtype.itemsize
+    yield {"line": "footer", "entry_count": footer.row_count, "block_crcs": list(footer.crcs())}
+    if bad_block is not None:
+        offset = HEADER_BYTES + bad_block * dtype.itemsize
+        raise Corrupt("rows of a ledger are damaged", path=file.path, offset=offset)
+    return size
+
+
+def _dump_frames(file: File) -> Generator[dict[str, Any], None, int]:
+    size = file.size()
+    start = HEADER_BYTES
+    while start < size:
+        head = file.pread(FRAME_HEAD_BYTES, start)
+        length = frame_length(head)
+        if length is None or start + length > size:
+            break
+        crc = value(read_exactly(file, length, start))
+        yield {"line": "frame", "offset": start - HEADER_BYTES, "length": length, "crc": crc}
+        start += length
+    return start

@@ -1,0 +1,250 @@
+"""The power goes, or the process, after every operation of a history; what is found must open to what was promised.
+
+For each operation and each way a disk can lose what was not synced, the broker is reopened and compared with the
+model (`history.py`) after as many records as its journal kept: all that were answered (P1), none that was not
+submitted. Then it delivers, and every subscription gets what it is owed, on time and once (P2, P3, P4).
+
+All operations and all policies run by default; `POSTDATE_CRASH_SEEDS=40 make test` draws the random ones oftener.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from broker.storage.records import GivenBack, Produced, Record, ReturnReason, Settled, SettleReason
+from broker.testing.mem_vfs import RANDOM_POLICIES, CrashPolicy, MemVfs
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import run_sim
+from broker.topics import recovery
+from tests.crash.history import (
+    LONGEST_DELAY_MS,
+    Model,
+    Recorder,
+    SubscriptionModel,
+    TopicModel,
+    crash_config,
+    fold,
+    observe,
+    record_history,
+)
+from tests.harness import Inbox, Node, Outgoing, payload_of
+
+SEEDS = range(int(os.environ.get("POSTDATE_CRASH_SEEDS", "2")))
+RECOVERY_POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
+HOUR_MS = 3_600_000
+
+Tree = frozenset[tuple[str, bytes]]
+
+
+@pytest.fixture(autouse=True)
+def _same_broker_id(monkeypatch):
+    """A broker that is made anew would get another id each time, and two recoveries could not be compared."""
+    monkeypatch.setattr(recovery.uuid, "uuid4", lambda: "00000000-0000-4000-8000-000000000000")
+
+
+@cache
+def history() -> Recorder:
+    return record_history()
+
+
+@cache
+def model_after(record_count: int, life: int) -> Model:
+    return fold([each.record for each in history().lives[life].submitted[:record_count]])
+
+
+def crash_states(policy: CrashPolicy) -> Iterator[tuple[int, int, MemVfs]]:
+    """Every state that a policy makes of the history: (operation, seed, disk)."""
+    vfs = history().vfs
+    for at in range(vfs.op_count + 1):
+        for seed in SEEDS if policy in RANDOM_POLICIES else SEEDS[:1]:
+            yield at, seed, vfs.crashed(at, policy, random.Random(f"{seed}/{at}"))
+
+
+def test_the_history_is_rich_enough_to_mean_something():
+    recorder = history()
+    ops = Counter(op.kind for op in recorder.vfs.ops)
+    assert ops["sync"] > 80
+    assert ops["sync_dir"] > 60
+    records: list[Record] = [each.record for each in recorder.lives[-1].submitted]
+    kinds = Counter(type(record).__name__ for record in records)
+    assert kinds["TopicDeleted"] == 2
+    assert kinds["SubscriptionDeleted"] == 1
+    assert kinds["Produced"] >= 15
+    settled = {record.reason for record in records if isinstance(record, Settled)}
+    assert settled == set(SettleReason)
+    assert {record.reason for record in records if isinstance(record, GivenBack)} == set(ReturnReason)
+    ledgers = Counter({(r.topic_id, r.ledger_id) for r in records if isinstance(r, Produced)})
+    assert max(Counter(topic_id for topic_id, _ in ledgers).values()) >= 3, "a topic rolls its ledger twice"
+    assert any(is_recycled(recorder.vfs)), "a segment of the journal lives twice"
+    unanswered = [each for life in recorder.lives for each in life.submitted if each.answered_at is None]
+    assert len(unanswered) >= 2, "some records were submitted and never answered"
+
+
+def is_recycled(vfs: MemVfs) -> Iterator[bool]:
+    """For each rename of a journal file into a segment, whether it was one before."""
+    were_segments = set()
+    for op in vfs.ops:
+        if op.kind == "rename" and "/journal/" in op.path:
+            if op.path.endswith(".seg") and "spare" not in op.path:
+                were_segments.add(op.node)
+            else:
+                yield op.node in were_segments
+
+
+@contextlib.contextmanager
+def told(at: int, policy: CrashPolicy, seed: int) -> Iterator[None]:
+    """A failure says which crash it was."""
+    try:
+        yield
+    except BaseException as error:
+        op = history().vfs.ops[at - 1] if at else None
+        error.add_note(f"crash at {at} ({policy}, seed {seed}), after {op and (op.kind, op.path)}")
+        raise
+
+
+class Checker:
+    """Opens crash states; a disk that was seen before is not looked at twice."""
+
+    def __init__(self) -> None:
+        self.recovered: dict[Tree, int] = {}  # how many records were kept
+        self.states = 0
+
+    def check(self, at: int, policy: CrashPolicy, seed: int, vfs: MemVfs) -> None:
+        self.states += 1
+        tree = frozenset(vfs.snapshot().items())
+        kept = self.recovered.get(tree)
+        if kept is None:
+            kept = run_sim(
+                lambda _, clock: self._open(vfs, clock, at), seed=at, start_ms=history().clock_at(at)
+            )
+            self.recovered[tree] = kept
+        answered, possible = history().bounds(at)
+        assert answered <= kept, f"P1: {answered} records were answered, {kept} are there"
+        assert kept <= possible, f"{kept} records are there, {possible} were submitted"
+
+    async def _open(self, vfs: MemVfs, clock: SimClock, at: int) -> int:
+        node = Node(vfs, clock, crash_config()).open(start=False)
+        kept = node.broker.journal.durable_lsn
+        life = history().life_at(at)
+        model = model_after(kept, life)
+        assert await observe(node) == model
+        node.broker.start()
+        inboxes = await check_deliveries(node, model)
+        await check_next_life(node, inboxes, checkpointed=at % 2 == 0)
+        assert node.failures == []
+        return kept
+
+
+async def check_deliveries(node: Node, model: Model) -> list[Inbox]:
+    """Attach a consumer everywhere, let all times come, and look at what arrived."""
+    opened_ms = node.clock.now_ms()
+    inboxes = [
+        (
+            topic_model,
+            topic_model.subscriptions[subscription_id],
+            attach(node, topic_model.name, subscription_id),
+        )
+        for topic_model in model.values()
+        for subscription_id in topic_model.subscriptions
+    ]
+    await asyncio.sleep(2 * LONGEST_DELAY_MS / 1000)
+    for topic_model, subscription_model, inbox in inboxes:
+        check_inbox(topic_model, subscription_model, inbox, opened_ms)
+    return [inbox for _, _, inbox in inboxes]
+
+
+def attach(node: Node, topic: str, subscription_id: int) -> Inbox:
+    found = node.topic(topic)
+    return node.attach(found, found.subscriptions[subscription_id], lease_ms=HOUR_MS)
+
+
+def check_inbox(topic: TopicModel, model: SubscriptionModel, inbox: Inbox, opened_ms: int) -> None:
+    received = {each.position: each for each in inbox.poll()}
+    assert len(received) == len(inbox.received), "P4: delivered twice"
+    owed = topic.owed(model)
+    assert received.keys() <= owed.keys(), "P3: a settled message came back, or one of nowhere came"
+    for position, message in owed.items():
+        expired = message.expire_at_ms and message.expire_at_ms <= max(opened_ms, message.deliver_at_ms) + 100
+        if not expired:
+            assert position in received, f"P3: {position} of {model.name!r} is owed and did not come"
+        if (each := received.get(position)) is not None:
+            assert each.payload == payload_of(message.frame)
+            assert each.deliver_at_ms == max(message.deliver_at_ms, message.publish_ms)
+            assert each.attempt == 1 + model.attempts.get(position, 0)
+            assert each.sent_ms >= model.waiting.get(position, 0), "a nacked message came before its time"
+            if inbox.subscription.honors_delay:
+                assert each.sent_ms >= message.deliver_at_ms, "P2: early"
+
+
+async def check_next_life(node: Node, inboxes: list[Inbox], *, checkpointed: bool) -> None:
+    """What was recovered is a base to build on: produce and acknowledge, crash again, and look."""
+    produced = {name: await node.produce(name, [Outgoing(b"after the crash")]) for name in topic_names(node)}
+    for inbox in inboxes:
+        if inbox.received:
+            assert await inbox.ack([each.position for each in inbox.received]) == []
+    if checkpointed:
+        await node.checkpoint()
+    node = node.crash(CrashPolicy.LOSE_UNSYNCED).open(start=False)
+    found = {topic.name: topic for topic in (await observe(node)).values()}
+    assert found.keys() == produced.keys()
+    for name, (position,) in produced.items():
+        assert payload_of(found[name].messages[position].frame) == b"after the crash"
+    for inbox in inboxes:
+        subscription = found[inbox.topic.name].subscriptions[inbox.subscription.subscription_id]
+        acked = {each.position for each in inbox.received}
+        assert acked <= subscription.settled, "P3: a confirmed acknowledgement came back"
+
+
+def topic_names(node: Node) -> list[str]:
+    return sorted(node.broker.registry.by_name)
+
+
+checker = Checker()
+
+
+@pytest.mark.parametrize("policy", CrashPolicy, ids=lambda policy: policy.value)
+def test_a_crash_keeps_what_was_answered_and_delivers_what_is_owed(policy):
+    for at, seed, vfs in crash_states(policy):
+        with told(at, policy, seed):
+            checker.check(at, policy, seed, vfs)
+
+
+_recovered_trees: set[Tree] = set()
+
+
+@pytest.mark.parametrize("policy", CrashPolicy, ids=lambda policy: policy.value)
+def test_recovering_a_recovery_changes_nothing_wherever_it_was_cut(policy):
+    """I12: open, and crash at each operation of opening; whatever the disk kept opens to the same files."""
+    for at, seed, vfs in crash_states(policy):
+        tree = frozenset(vfs.snapshot().items())
+        if tree not in _recovered_trees:
+            _recovered_trees.add(tree)
+            with told(at, policy, seed):
+                check_recovery_of_recovery(vfs, SimClock(Still(), history().clock_at(at)), tree)
+
+
+def check_recovery_of_recovery(vfs: MemVfs, clock: SimClock, tree: Tree) -> None:
+    Node(vfs, clock, crash_config()).open(start=False)
+    recovered = vfs.snapshot()
+    seen = {tree}  # found before the recovery, and opened just now
+    for state in vfs.crash_states(policies=RECOVERY_POLICIES):
+        again = frozenset(state.vfs.snapshot().items())
+        if again not in seen:
+            seen.add(again)
+            Node(state.vfs, clock, crash_config()).open(start=False)
+            assert state.vfs.snapshot() == recovered, f"recovery cut at {state.at} ({state.policy})"
+
+
+class Still:
+    """A time that does not pass."""
+
+    def now_us(self) -> int:
+        return 0

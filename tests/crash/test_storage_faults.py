@@ -1,0 +1,408 @@
+"""Disks that fail, fill up or rot: writing ends at the first failure, and no wrong byte is ever taken for a right one.
+
+A fault hits once; everything after it would succeed again. That is the trap: a sync that works after a failed one
+vouches for bytes that the system has dropped (`MemVfs` M6), so nothing may be answered any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from fnmatch import fnmatch
+from functools import cache
+from typing import Any
+
+import google_crc32c
+import pytest
+
+from broker.config import BrokerConfig
+from broker.errors import Corrupt, Fenced, LimitReached, NotFound, StorageFailed, Unavailable
+from broker.model import Position
+from broker.testing.mem_vfs import CrashPolicy, Fault, MemVfs
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import SimLoop, run_sim
+from tests.crash.history import Model, Recorder, crash_config, fold, observe, record_history
+from tests.harness import EARLIEST, Inbox, Node, Outgoing, small_config
+
+ROOT = "data/broker.manifest"
+Step = Callable[[], Awaitable[Any]]
+
+WRITING = ("write", "create", "rename", "make_dir", "remove", "list_dir", "sync", "sync_dir")
+
+
+# -- a disk that fails once ----------------------------------------------------------------------------------------
+
+
+def faulty_config() -> BrokerConfig:
+    """Checkpoints by themselves, as in a real broker: their failure must reach the supervisor."""
+    return crash_config(checkpoint_interval_ms=400, tail_bytes_max=2_000)
+
+
+class Run:
+    """Work on a disk that may fail; counts what was answered and what was refused."""
+
+    def __init__(self, clock: SimClock, fault: Fault | None) -> None:
+        self.vfs = MemVfs()
+        self.recorder = Recorder(self.vfs, clock, faulty_config())
+        self.fault = fault
+        self.answered = 0
+        self.refused: list[Exception] = []
+        self.clock = clock
+
+    async def work(self) -> Node:
+        """The fault is armed once the broker serves; the data directory is opened without it."""
+        node = self.recorder.open()
+        if self.fault is not None:
+            self.vfs.faults.add(self.fault)
+        await self.attempt(lambda: node.create_subscription("orders", "billing", position=EARLIEST))
+        for number in range(4):
+            await self.attempt(lambda n=number: node.produce("orders", _messages(n)))
+            await self.attempt(lambda n=number: node.produce(f"other-{n // 2}", _messages(n)))
+            await self.attempt(lambda: self._consume(node))
+            await asyncio.sleep(0.25)
+        await self.attempt(lambda: node.broker.registry.delete_topic("other-0"))
+        await asyncio.sleep(1)
+        await self.attempt(lambda: node.produce("orders", _messages(9)))
+        return node
+
+    async def attempt(self, step: Step) -> None:
+        """Nothing may hang, and nothing may fail in any way but these."""
+        try:
+            async with asyncio.timeout(60):
+                await step()
+            self.answered += 1
+        except (StorageFailed, Unavailable) as error:
+            self.refused.append(error)
+        except NotFound:
+            assert self.refused, "what was never refused is not there"
+
+    async def _consume(self, node: Node) -> None:
+        topic = node.topic("orders")
+        inbox = Inbox(node, topic, topic.subscription("billing"))
+        try:
+            await asyncio.sleep(0.1)
+            found = inbox.poll()
+            await inbox.ack([each.position for each in found[::2]])
+            await inbox.nack([each.position for each in found[1::2]], 10)
+        finally:
+            inbox.detach()
+
+
+def _messages(number: int) -> list[Outgoing]:
+    return [
+        Outgoing(f"message {number}.{i} ".encode().ljust(250, b"-"), deliver_after_ms=40 * i)
+        for i in range(3)
+    ]
+
+
+@cache
+def operation_counts() -> dict[str, int]:
+    """How often each kind of operation happens while the work goes well."""
+    counting = [Fault(kind, nth=1 << 30) for kind in WRITING]
+
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        run = Run(clock, None)
+        for fault in counting:
+            run.vfs.faults.add(fault)
+        node = await run.work()
+        assert not run.refused
+        await node.stop()
+
+    run_sim(scenario, seed=3)
+    return {fault.kind: fault.seen_count for fault in counting}
+
+
+@pytest.mark.parametrize("kind", WRITING)
+def test_the_first_failure_ends_writing_and_nobody_is_answered_wrongly(kind):
+    count = operation_counts()[kind]
+    assert count > 2
+    for nth in range(1, count + 1):
+        error = errno.EIO if kind.startswith("sync") else errno.ENOSPC
+        fault = Fault(kind, nth=nth, error=error, after_bytes=nth % 40)
+        try:
+            run_sim(lambda _, clock, fault=fault: meet_fault(clock, fault), seed=3)
+        except BaseException as failure:
+            failure.add_note(f"{kind} number {nth} of {count} failed")
+            raise
+
+
+async def meet_fault(clock: SimClock, fault: Fault) -> None:
+    run = Run(clock, fault)
+    node = await run.work()
+    if not fault.hit_count:  # it would have been met by the stop
+        fault.nth -= fault.seen_count
+        fault.seen_count = 0
+    else:
+        assert node.broker.journal.failed is not None, "writing goes on after a failed write"
+        assert run.refused, "a produce after the failure was answered"
+        assert any(isinstance(error, StorageFailed) for error in run.refused)
+        assert node.failures, "on_failure was not told"
+    failed_at = run.vfs.op_count
+    was_failed = bool(fault.hit_count)
+    await node.stop()
+    if was_failed:
+        later = [op.path for op in run.vfs.ops[failed_at:] if op.kind in ("rename", "write", "remove")]
+        assert not later, "the stop wrote to a disk that had failed"
+    await check_every_restart(run)
+
+
+async def check_every_restart(run: Run) -> None:
+    """Whatever the disk kept, everything answered is there; a process that starts again finds the same."""
+    at = run.vfs.op_count
+    answered, possible = run.recorder.bounds(at)
+    records = [each.record for each in run.recorder.lives[-1].submitted]
+    for policy in CrashPolicy:
+        node = Node(run.vfs.crashed(at, policy, random.Random(at)), run.clock, faulty_config())
+        node.open(start=False)
+        kept = node.broker.journal.durable_lsn
+        assert answered <= kept <= possible, f"{answered} answered, {kept} kept ({policy})"
+        assert await observe(node) == fold(records[:kept])
+
+
+def test_a_failed_sync_of_the_journal_answers_nobody_of_its_group_and_nobody_after():
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        node = Node(MemVfs(), clock).open()
+        await node.produce("orders", [Outgoing(b"before")])
+        node.vfs.faults.add(Fault("sync", "*/journal/*"))
+        group = [await node.submit("orders", [Outgoing(b"in the group")]) for _ in range(5)]
+        for accepted in group:
+            with pytest.raises(StorageFailed):
+                await accepted.durable
+        with pytest.raises(StorageFailed):
+            await node.produce("orders", [Outgoing(b"after")])
+        assert len(node.failures) == 1
+        assert node.broker.not_ready_because is not None
+        syncs = [op.kind for op in node.vfs.ops if op.kind.startswith("sync")]
+        await asyncio.sleep(100)
+        assert [op.kind for op in node.vfs.ops if op.kind.startswith("sync")] == syncs, "a sync was retried"
+        lost = node.crash(CrashPolicy.KEEP_ALL).open()
+        inbox = await lost.subscribe("orders", "first")
+        assert b"before" in {each.payload for each in await inbox.wait(1)}
+
+    run_sim(scenario, seed=5)
+
+
+def test_producers_that_wait_for_room_are_told_when_the_ledgers_cannot_be_written():
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        node = Node(MemVfs(), clock, small_config(tail_bytes_max=100, ledger_entries_max=1000)).open()
+        await node.produce("orders", [Outgoing(bytes(50))])
+        node.vfs.faults.add(Fault("write", "*.data", error=errno.ENOSPC))
+        async with asyncio.timeout(60):
+            with pytest.raises(StorageFailed):
+                await produce_until_refused(node, [])
+
+    run_sim(scenario, seed=5)
+
+
+# -- a full disk ---------------------------------------------------------------------------------------------------
+
+
+def test_below_the_reserve_produce_is_refused_while_acks_and_deliveries_go_on_until_space_returns():
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        vfs = MemVfs(capacity_bytes=60_000)
+        node = Node(vfs, clock, small_config(disk_reserve_bytes=30_000, checkpoint_interval_ms=5_000)).open()
+        inbox = await node.subscribe("orders", "billing", lease_ms=600_000)
+        stored: list[Position] = []
+        for _ in range(3):  # a checkpoint frees journal, and there is a little room again
+            with pytest.raises(LimitReached) as refusal:
+                await produce_until_refused(node, stored)
+            assert refusal.value.reason == "DISK_RESERVE_REACHED"
+            assert refusal.value.retry_after_ms > 0
+            await asyncio.sleep(20)
+        got = inbox.poll()
+        assert {each.position for each in got} == set(stored), (
+            "what was accepted is delivered from a full disk"
+        )
+        await inbox.ack([each.position for each in got[:-1]])
+        await inbox.nack([got[-1].position], 10)
+        await asyncio.sleep(10)
+        assert [each.position for each in inbox.poll()] == [got[-1].position]
+        with pytest.raises(LimitReached):
+            await node.produce("orders", [Outgoing(b"still full")])
+        vfs.capacity_bytes += 60_000
+        await asyncio.sleep(2)
+        await node.produce("orders", [Outgoing(b"room again")])
+        assert node.failures == []
+        vfs.capacity_bytes -= 60_000
+        await asyncio.sleep(2)
+        await node.stop()  # a last checkpoint fits into the reserve
+        assert node.failures == []
+        vfs.capacity_bytes -= vfs.free_bytes("") - 20_000
+        again = Node(vfs, clock, node.config).open()
+        assert again.topic("orders").subscription("billing").unsettled_count() == 2
+        with pytest.raises(LimitReached):
+            await again.produce("orders", [Outgoing(b"full from the start")])
+
+    run_sim(scenario, seed=5)
+
+
+async def produce_until_refused(node: Node, stored: list[Position]) -> None:
+    for _ in range(1000):
+        messages = [Outgoing(bytes(800)), Outgoing(bytes(9), deliver_after_ms=9_000)]
+        stored += await node.produce("orders", messages)
+        await asyncio.sleep(0.5)
+
+
+# -- two brokers, one directory ------------------------------------------------------------------------------------
+
+
+def test_a_second_broker_on_a_directory_is_refused_until_the_first_lets_go():
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        vfs = MemVfs()
+        node = Node(vfs, clock).open()
+        await node.produce("orders", [Outgoing(b"mine")])
+        before = vfs.snapshot()
+        with pytest.raises(Fenced) as refusal:
+            Node(vfs, clock).open()
+        assert refusal.value.reason == "DATA_DIR_LOCKED"
+        assert vfs.snapshot() == before, "the refused broker changed something"
+        await node.produce("orders", [Outgoing(b"still mine")])
+        await node.stop()
+        Node(vfs, clock).open()
+
+    run_sim(scenario, seed=5)
+
+
+# -- rot -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def clean_disk() -> tuple[MemVfs, int, Model]:
+    """A disk after a clean stop, the time then, and what is on it."""
+    recorder = record_history()
+    records = [each.record for each in recorder.lives[-1].submitted]
+    return recorder.vfs, recorder.clock_at(recorder.vfs.op_count), fold(records)
+
+
+def copy_of(vfs: MemVfs) -> MemVfs:
+    return vfs.crashed(vfs.op_count, CrashPolicy.KEEP_ALL)
+
+
+def offsets_in(length: int) -> list[int]:
+    """The header's bytes, the last ones, and some between."""
+    some = range(0, length, max(1, length // 25))
+    return sorted({*range(min(length, 28)), *some, *range(max(0, length - 8), length)})
+
+
+def damaged_disks() -> Iterator[tuple[str, str, MemVfs]]:
+    """(what was done, to which file, the disk)"""
+    vfs, _, _ = clean_disk()
+    files = {path: content for path, content in vfs.snapshot().items() if not path.endswith("/lock")}
+    for path, content in files.items():
+        for offset in offsets_in(len(content)):
+            yield (
+                f"bit {offset % 8} of byte {offset} flipped",
+                path,
+                with_bytes(vfs, path, offset, bytes([content[offset] ^ 1 << offset % 8])),
+            )
+        for length in {0, len(content) // 2, len(content) - 1}:
+            yield f"cut to {length} bytes", path, with_length(vfs, path, length)
+        yield "longer by zeros", path, with_length(vfs, path, len(content) + 64)
+        yield "zeroed", path, with_bytes(vfs, path, 0, bytes(len(content)))
+        removed = copy_of(vfs)
+        removed.remove(path)
+        yield "removed", path, removed
+        for other in files:
+            if other > path and other.rpartition(".")[2] == path.rpartition(".")[2]:
+                yield f"exchanged with {other}", path, exchanged(vfs, path, other)
+
+
+def with_bytes(vfs: MemVfs, path: str, offset: int, content: bytes) -> MemVfs:
+    vfs = copy_of(vfs)
+    vfs.open(path).pwrite([content], offset)
+    return vfs
+
+
+def with_length(vfs: MemVfs, path: str, length: int) -> MemVfs:
+    vfs = copy_of(vfs)
+    vfs.open(path).truncate(length)
+    return vfs
+
+
+def exchanged(vfs: MemVfs, path: str, other: str) -> MemVfs:
+    vfs = copy_of(vfs)
+    vfs.rename(path, "aside")
+    vfs.rename(other, path)
+    vfs.rename("aside", other)
+    return vfs
+
+
+def test_damage_is_named_or_harmless_and_never_gives_wrong_bytes():
+    """B23-B30: reopening gives the very same state, or Corrupt at once or at the first read."""
+    _, now_ms, model = clean_disk()
+    outcomes: Counter[str] = Counter()
+    for what, path, vfs in damaged_disks():
+        try:
+            outcome = run_sim(lambda _, clock, vfs=vfs: open_damaged(vfs, clock, model), 1, start_ms=now_ms)
+            kind, _, named = outcome.partition(": ")
+            # Where a segment of the journal is missing, there is only the folder to name.
+            concerned = (path, *what.split(), path.rpartition("/")[0])
+            assert kind == "harmless" or named in concerned, f"another file is named: {named}"
+        except BaseException as failure:
+            failure.add_note(f"{path}: {what}")
+            raise
+        outcomes[kind] += 1
+    assert outcomes["refused"] > 300
+    assert outcomes["met at a read"] > 100
+
+
+async def open_damaged(vfs: MemVfs, clock: SimClock, model: Model) -> str:
+    node = Node(vfs, clock, crash_config())
+    try:
+        node.open(start=False)
+    except Corrupt as error:
+        return f"refused: {error.path}"
+    try:
+        found = await observe(node)
+    except Corrupt as error:
+        return f"met at a read: {error.path}"
+    assert found == model
+    return "harmless"
+
+
+@pytest.mark.parametrize(
+    "ending", ["broker.manifest", "/manifest", "cursors/1.*", ".data", ".times", ".rows", ".seg"]
+)
+def test_a_file_of_a_future_version_is_refused_by_that_name(ending):
+    """B32: what a newer broker wrote is not damage; the message says what to do."""
+    vfs, now_ms, _ = clean_disk()
+    paths = [path for path in vfs.snapshot() if fnmatch(path, f"*{ending}") and "spare" not in path]
+    assert paths
+    header = bytearray(vfs.snapshot()[paths[-1]][:32])
+    header[4] = 2
+    if "/ledgers/" in paths[-1]:  # whose checksum says whether the version is to be believed
+        header[28:32] = google_crc32c.value(bytes(header[:28])).to_bytes(4, "little")
+    newer = with_bytes(vfs, paths[-1], 0, header)
+
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        node = Node(newer, clock, crash_config())
+        with pytest.raises(Corrupt, match=r"version") as refusal:
+            await observe(node.open(start=False))
+        assert refusal.value.path == paths[-1]
+
+    run_sim(scenario, 1, start_ms=now_ms)
+
+
+def test_a_directory_that_is_refused_stays_as_it_was():
+    """An operator who put back a wrong root can put back the right one: nothing was deleted meanwhile."""
+    vfs, now_ms, model = clean_disk()
+    refused = 0
+    for root in roots_of(vfs)[:-1]:
+        mixed = with_length(vfs, ROOT, 0)
+        mixed.open(ROOT).pwrite([root], 0)
+        before = mixed.snapshot()
+        outcome = run_sim(lambda _, clock, disk=mixed: open_damaged(disk, clock, model), 1, start_ms=now_ms)
+        if outcome != "harmless":
+            assert outcome.startswith("refused")
+            assert mixed.snapshot() == before, outcome
+            refused += 1
+    assert refused >= 4
+
+
+def roots_of(vfs: MemVfs) -> list[bytes]:
+    """Every broker.manifest of the history, oldest first."""
+    moments = [at for at, op in enumerate(vfs.ops, 1) if op.kind == "rename" and op.path == f"{ROOT}.new"]
+    return [vfs.crashed(at, CrashPolicy.KEEP_ALL).snapshot()[ROOT] for at in moments]

@@ -1,0 +1,599 @@
+"""The plainest model of what the broker promised: for each message and subscription, what happened so far.
+
+Clients tell the model what they asked and what they were answered; `SimConsumer` tells it of every hand-out, at
+the moment of the hand-out. What was asked and not answered when a life ended may go either way; `recovered`
+settles which, by what the next life holds. There is no cleverness in here: no order but that of events, no index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from broker.model import IdRange, Position
+from broker.storage.policy import SubscriptionPolicy, effective
+from broker.subscriptions.consumer import DeliveryBatch
+from broker.subscriptions.subscription import FAILOVER, Failure
+from broker.topics.topic import default_subscription_policy
+from tests.harness import Outgoing
+from tests.sim.world import Violation, World
+
+if TYPE_CHECKING:
+    from tests.sim.traffic import SimConsumer
+
+Recovered = dict[int, tuple[str, dict[int, tuple[str, Position]], dict[Position, bytes]]]
+"""Topics by id: name, subscriptions by id (name, start), frames by position."""
+
+
+@dataclass(eq=False, slots=True)
+class Message:
+    """One message that a producer sent, and what the broker made of it."""
+
+    ask: Outgoing
+    frame: bytes
+    batch: SentBatch
+    position: Position = Position(0, 0)
+    publish_ms: int = 0
+    due_ms: int = 0  # 0: at once
+    expire_ms: int = 0  # 0: never
+    accepted_us: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class SentBatch:
+    """One produce request. `state`: asked, accepted, stored, refused, lost."""
+
+    topic_name: str
+    invoked: int
+    messages: list[Message] = field(default_factory=list)
+    state: str = "asked"
+    topic: TopicModel | None = None
+    answered: int | None = None
+
+
+@dataclass(eq=False, slots=True)
+class TopicModel:
+    """One life of a topic name. `state`: live, deleting, deleted."""
+
+    topic_id: int
+    name: str
+    state: str = "live"
+    confirmed: bool = False  # somebody was answered that it exists
+    had_subscription: bool = False
+    batches: list[SentBatch] = field(default_factory=list)
+    by_position: dict[Position, Message] = field(default_factory=dict)
+    subscriptions: list[SubscriptionModel] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Creation:
+    """A subscription that was asked for."""
+
+    topic: TopicModel
+    name: str
+    type: int
+    honors: bool
+    earliest: bool
+    policy: SubscriptionPolicy
+    invoked: int
+
+
+@dataclass(eq=False, slots=True)
+class SubscriptionModel:
+    """One life of a subscription name. `state`: live, deleting, deleted."""
+
+    topic: TopicModel
+    name: str
+    subscription_id: int
+    type: int
+    honors: bool
+    start: Position
+    policy: SubscriptionPolicy
+    created: int
+    state: str = "live"
+    facts: dict[Message, Fact] = field(default_factory=dict)  # what it is owed, settled or not
+    open: dict[Message, Fact] = field(default_factory=dict)  # of these, what is not settled
+    attached: list[SimConsumer] = field(default_factory=list)  # oldest first
+    progress_us: int = 0
+    stalled_us: int | None = None  # since when something could be delivered and was not
+    last_live: tuple[int, Position] = (0, Position(0, 0))
+
+    @property
+    def is_live(self) -> bool:
+        return self.state == "live" and self.topic.state == "live"
+
+    def __str__(self) -> str:
+        return f"{self.topic.name}#{self.topic.topic_id}/{self.name}#{self.subscription_id}"
+
+
+@dataclass(eq=False, slots=True)
+class Fact:
+    """What one subscription did with one message."""
+
+    holder: SimConsumer | None = None
+    deadline_ns: int = 0
+    handout_count: int = 0
+    # How often it came back, by records: at least, at most, and what is certainly durable.
+    returns_low: int = 0
+    returns_high: int = 0
+    returns_durable: int = 0
+    acked: bool = False  # confirmed
+    acking: int = 0  # asked, not answered
+    perhaps_acked: bool = False  # never answered
+    not_before_low: int = 0  # a redelivery before this is too early
+    not_before_high: int = 0  # at this time it must not wait any longer
+    not_before_durable: bool = False
+
+    def give_back(self, *, certain: bool = True) -> None:
+        self.holder = None
+        self.returns_low += certain
+        self.returns_high += 1
+        self.not_before_low = 0
+
+
+class Model:
+    """All that clients know, and the checks of it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.topics: dict[int, TopicModel] = {}
+        self.by_frame: dict[bytes, Message] = {}
+        self.asked: dict[SentBatch, None] = {}  # not answered yet
+        self.creating: dict[Creation, None] = {}
+        self._events = 0
+
+    def tick(self) -> int:
+        """The number of an event: events are ordered by it."""
+        self._events += 1
+        return self._events
+
+    def subscriptions(self) -> Iterable[SubscriptionModel]:
+        return (each for topic in self.topics.values() for each in topic.subscriptions if each.is_live)
+
+    def topic(self, topic_id: int, name: str) -> TopicModel:
+        """The topic that the broker says it has under this id."""
+        topic = self.topics.get(topic_id)
+        if topic is None:
+            topic = self.topics[topic_id] = TopicModel(topic_id, name)
+        require(topic.name == name, "P1", f"topic {topic_id} was {topic.name!r} and is {name!r}")
+        require(topic.state != "deleted", "P1", f"topic {topic_id} {name!r} is back after its deletion")
+        return topic
+
+    # -- producing -------------------------------------------------------------------------------------------------
+
+    def produce_asked(self, topic_name: str, asks: Sequence[Outgoing], frames: Sequence[bytes]) -> SentBatch:
+        batch = SentBatch(topic_name, self.tick())
+        for ask, frame in zip(asks, frames, strict=True):
+            message = Message(ask, frame, batch)
+            batch.messages.append(message)
+            assert frame not in self.by_frame, "payloads must differ"
+            self.by_frame[frame] = message
+        self.asked[batch] = None
+        return batch
+
+    def produce_refused(self, batch: SentBatch) -> None:
+        """Refused before it was handed to the journal: it must never appear."""
+        batch.state = "refused"
+        del self.asked[batch]
+
+    def produce_accepted(
+        self, batch: SentBatch, topic: TopicModel, ids: IdRange, publish_ms: int, default_ttl_ms: int
+    ) -> None:
+        require(ids.count == len(batch.messages), "P1", "a batch was given another number of ids")
+        require(publish_ms == self.world.wall.now_ms(), "P9", "the publish time is not the broker's")
+        for message in batch.messages:
+            message.publish_ms = publish_ms
+            message.accepted_us = self.world.loop.now_us()
+            asked_ms = message.ask.deliver_at_ms or (
+                message.ask.deliver_after_ms and publish_ms + message.ask.deliver_after_ms
+            )
+            message.due_ms = asked_ms if asked_ms > publish_ms else 0
+            ttl_ms = message.ask.ttl_ms or default_ttl_ms
+            message.expire_ms = max(publish_ms, message.due_ms) + ttl_ms if ttl_ms else 0
+        batch.state = "accepted"
+        self._place(batch, topic, Position(ids.ledger_id, ids.first_entry_id))
+
+    def produce_answered(self, batch: SentBatch) -> None:
+        batch.state = "stored"
+        batch.answered = self.tick()
+        assert batch.topic is not None
+        batch.topic.confirmed = True
+        del self.asked[batch]
+
+    def _place(self, batch: SentBatch, topic: TopicModel, first: Position) -> None:
+        batch.topic = topic
+        topic.batches.append(batch)
+        for index, message in enumerate(batch.messages):
+            message.position = Position(first.ledger_id, first.entry_id + index)
+            other = topic.by_position.get(message.position)
+            require(other is None, "P1", f"the id {message.position} was given twice")
+            topic.by_position[message.position] = message
+            for subscription in topic.subscriptions:
+                if message.position >= subscription.start:
+                    subscription.facts[message] = subscription.open[message] = Fact()
+                elif batch.invoked > subscription.created:
+                    raise Violation("P3", f"{subscription} begins after {message.position}, which came later")
+
+    def _displace(self, batch: SentBatch) -> None:
+        assert batch.topic is not None
+        for message in batch.messages:
+            batch.topic.by_position.pop(message.position, None)
+            for subscription in batch.topic.subscriptions:
+                subscription.facts.pop(message, None)
+                subscription.open.pop(message, None)
+        batch.topic.batches.remove(batch)
+
+    # -- subscriptions ---------------------------------------------------------------------------------------------
+
+    def creation_asked(self, creation: Creation) -> None:
+        self.creating[creation] = None
+
+    def created(self, creation: Creation, subscription_id: int, start: Position) -> SubscriptionModel:
+        """The broker has it: check where it starts, and from now on what it is owed."""
+        del self.creating[creation]
+        topic = creation.topic
+        topic.confirmed = True
+        is_first, topic.had_subscription = not topic.had_subscription, True
+        who = f"subscription {topic.name}/{creation.name}"
+        known = [each.subscription_id for each in topic.subscriptions]
+        require(subscription_id not in known, "P3", f"{who}: the id {subscription_id} is used again")
+        if is_first or creation.earliest:
+            require(start == (0, 0), "P3", f"{who} must begin at the beginning, and begins at {start}")
+        else:
+            for batch in topic.batches:
+                # What was asked for while the creation was on its way may come before or after it.
+                if batch.answered is not None and batch.answered < creation.invoked:
+                    first = batch.messages[0].position
+                    require(first < start, "P3", f"{who} is LATEST and begins before {first}")
+        subscription = SubscriptionModel(
+            topic,
+            creation.name,
+            subscription_id,
+            creation.type,
+            creation.honors,
+            start,
+            creation.policy,
+            self.tick(),
+        )
+        for message in topic.by_position.values():
+            if message.position >= start:
+                subscription.facts[message] = subscription.open[message] = Fact()
+        topic.subscriptions.append(subscription)
+        return subscription
+
+    def deleted(self, subscription: SubscriptionModel) -> None:
+        subscription.state = "deleted"
+
+    # -- consumers -------------------------------------------------------------------------------------------------
+
+    def handed_out(self, subscription: SubscriptionModel, consumer: SimConsumer, batch: DeliveryBatch) -> None:
+        """A batch was put into a consumer's outbox, now."""
+        self._check_taker(subscription, consumer, batch)
+        columns = zip(
+            batch.ledger_ids.tolist(),
+            batch.entry_ids.tolist(),
+            batch.deliver_at_ms.tolist(),
+            batch.attempts.tolist(),
+            batch.frames,
+            strict=True,
+        )
+        now_us = self.world.loop.now_us()
+        subscription.progress_us, subscription.stalled_us = now_us, None
+        last_key: tuple[int, Position] | None = None
+        for ledger_id, entry_id, deliver_at_ms, attempt, frame in columns:
+            position = Position(ledger_id, entry_id)
+            where = f"{subscription} {position}"
+            message = self._check_message(subscription, where, position, frame, deliver_at_ms)
+            fact = subscription.facts.get(message)
+            if fact is None:
+                raise Violation("P3", f"{where} lies before the start {subscription.start}")
+            if attempt == 1 and consumer.sees_live(message):
+                key = (message.due_ms, position)
+                require(last_key is None or last_key < key, "order", f"{where} follows {last_key} in a batch")
+                last_key = key
+            self._check_again(where, fact, attempt)
+            fact.holder = consumer
+            fact.deadline_ns = now_us * 1000 + consumer.lease_ms * 1_000_000
+            fact.handout_count += 1
+            fact.returns_low = fact.returns_high = fact.returns_durable = attempt - 1
+            fact.not_before_low = 0
+            fact.perhaps_acked = False
+        self.world.count["handed out"] += len(batch)
+
+    def _check_taker(
+        self, subscription: SubscriptionModel, consumer: SimConsumer, batch: DeliveryBatch
+    ) -> None:
+        who = f"{subscription} {consumer.consumer_id}"
+        require(subscription.state != "deleted", "H9", f"{who}: a delivery after the subscription's deletion")
+        require(subscription.topic.state != "deleted", "H9", f"{who}: a delivery after the topic's deletion")
+        require(consumer in subscription.attached, "H9", f"{who} has left and is handed messages")
+        if subscription.type == FAILOVER:
+            require(subscription.attached[0] is consumer, "H9", f"{who} is not the active consumer")
+        require(len(batch) <= consumer.left, "permits", f"{who}: {len(batch)} of {consumer.left} permits")
+        require(len(batch) == len(batch.frames) == len(batch.entry_ids), "P8", f"{who}: columns differ")
+        if consumer.left_bytes is not None and batch.frames_bytes > consumer.left_bytes:
+            alone = len(batch) == 1 and consumer.left_bytes > 0 and not self._certainly_holds(consumer)
+            require(alone, "permits", f"{who}: {batch.frames_bytes} of {consumer.left_bytes} bytes")
+            self.world.count["greater than the bytes left"] += 1
+
+    def _certainly_holds(self, consumer: SimConsumer) -> bool:
+        now_ns = self.world.wall.monotonic_ns()
+        return any(
+            fact.holder is consumer and not fact.acking and now_ns < fact.deadline_ns
+            for fact in consumer.model.open.values()
+        )
+
+    def _check_message(
+        self,
+        subscription: SubscriptionModel,
+        where: str,
+        position: Position,
+        frame: bytes,
+        deliver_at_ms: int,
+    ) -> Message:
+        """Who this is, whole and in its place, and not before its time."""
+        message = self.by_frame.get(frame)
+        if message is None:
+            raise Violation("H8", f"{where}: nobody sent these {len(frame)} bytes")
+        batch = message.batch
+        require(batch.state in ("accepted", "stored"), "H3", f"{where}: its produce call was {batch.state}")
+        require(batch.topic is subscription.topic, "H9", f"{where}: it belongs to another topic")
+        require(message.position == position, "P1", f"{where}: its id was {message.position}")
+        due_ms = max(message.due_ms, message.publish_ms)
+        require(deliver_at_ms == due_ms, "P2", f"{where}: deliver_at_ms is {deliver_at_ms}, not {due_ms}")
+        now_ms = self.world.wall.now_ms()
+        if subscription.honors:
+            require(now_ms >= message.due_ms, "P2", f"{where} is {message.due_ms - now_ms} ms early")
+        if message.expire_ms:
+            require(now_ms < message.expire_ms, "TTL", f"{where} expired {now_ms - message.expire_ms} ms ago")
+        return message
+
+    def _check_again(self, where: str, fact: Fact, attempt: int) -> None:
+        """Whether this delivery has a cause, and whether its attempt says so."""
+        count, now_ns = self.world.count, self.world.wall.monotonic_ns()
+        require(not fact.acked, "P3", f"{where} was acknowledged and confirmed, and is back")
+        if fact.holder is not None:
+            left_ns = fact.deadline_ns - now_ns
+            require(left_ns <= 0, "P4", f"{where} is held by {fact.holder.consumer_id} for {left_ns} ns more")
+            fact.give_back()
+            count["redelivered: lease expired"] += 1
+        elif fact.handout_count:
+            count["redelivered: other causes"] += 1
+        early_ms = fact.not_before_low - self.world.wall.now_ms()
+        require(early_ms <= 0, "nack", f"{where} comes {early_ms} ms before its nack allows")
+        low, high = fact.returns_low + 1, fact.returns_high + 1
+        require(low <= attempt <= high, "P4", f"{where} is attempt {attempt}, not {low} to {high}")
+
+    # -- what consumers say ----------------------------------------------------------------------------------------
+
+    def ack_asked(self, subscription: SubscriptionModel, messages: Iterable[Message]) -> None:
+        for message in messages:
+            subscription.facts[message].acking += 1
+
+    def ack_answered(
+        self, subscription: SubscriptionModel, messages: Iterable[Message], failures: list[Failure]
+    ) -> None:
+        failed = {(each.position, each.reason) for each in failures}
+        for message in messages:
+            fact = subscription.facts.get(message)
+            if fact is None:
+                continue
+            fact.acking -= 1
+            if (message.position, "NOT_FOUND") in failed:
+                is_future = subscription.honors and message.due_ms > self.world.wall.now_ms()
+                sent = fact.handout_count > 0 or fact.acked
+                what = f"{subscription} {message.position}: NOT_FOUND for what was sent"
+                require(not sent or is_future, "ack", what)
+                self.world.count["acks refused after a step back"] += sent
+            else:
+                self.world.count["acks confirmed"] += not fact.acked
+                fact.acked = True
+                subscription.open.pop(message, None)
+        require(len(failed) == len(failures), "ack", f"{subscription}: failures are told twice")
+
+    def ack_lost(self, subscription: SubscriptionModel, messages: Iterable[Message]) -> None:
+        """No answer, or one that leaves it open."""
+        for message in messages:
+            if fact := subscription.facts.get(message):
+                fact.acking -= 1
+                fact.perhaps_acked = True
+
+    def nack_asked(
+        self, subscription: SubscriptionModel, consumer: SimConsumer, messages: Iterable[Message], delay_ms: int
+    ) -> dict[Message, int]:
+        """Returns those that the consumer certainly holds, with how often they came back by then."""
+        certain: dict[Message, int] = {}
+        now_ms, now_ns = self.world.wall.now_ms(), self.world.wall.monotonic_ns()
+        for message in messages:
+            fact = subscription.facts[message]
+            if fact.holder is not consumer:
+                continue
+            held = now_ns < fact.deadline_ns and not fact.acking
+            low, high = self._delays(subscription, fact, delay_ms)
+            fact.give_back(certain=not fact.acking)
+            fact.not_before_high = max(fact.not_before_high, now_ms + high)
+            fact.not_before_durable = False
+            if held:
+                fact.not_before_low = now_ms + low
+                certain[message] = fact.returns_low
+        return certain
+
+    def _delays(self, subscription: SubscriptionModel, fact: Fact, delay_ms: int) -> tuple[int, int]:
+        """The shortest and the longest wait that a nack may mean."""
+        if delay_ms:
+            return delay_ms, delay_ms
+        policy = effective(subscription.policy, default_subscription_policy(self.world.config))
+        assert policy.backoff_multiplier is not None
+        assert policy.initial_backoff_ms is not None
+        assert policy.max_backoff_ms is not None
+        low, high = (
+            min(policy.initial_backoff_ms * policy.backoff_multiplier ** min(count, 40), policy.max_backoff_ms)
+            for count in (fact.returns_low, fact.returns_high)
+        )
+        return int(low / 2), int(high) + 1
+
+    def nack_answered(
+        self, subscription: SubscriptionModel, certain: dict[Message, int], failures: list[Failure]
+    ) -> None:
+        failed = {each.position: each.reason for each in failures}
+        for message, returns in certain.items():
+            fact = subscription.facts.get(message)
+            if fact is None:
+                continue
+            position = message.position
+            require(position not in failed, "nack", f"{subscription} {position}: {failed.get(position)}")
+            fact.returns_durable = max(fact.returns_durable, returns)
+            fact.not_before_durable = True
+            self.world.count["nacks confirmed"] += 1
+
+    def extended(
+        self,
+        subscription: SubscriptionModel,
+        consumer: SimConsumer,
+        messages: Iterable[Message],
+        lease_ms: int,
+        failures: list[Failure],
+    ) -> None:
+        """Leases were extended, or refused, in the same moment."""
+        failed = {each.position: each.reason for each in failures}
+        now_ns = self.world.wall.monotonic_ns()
+        for message in messages:
+            fact = subscription.facts[message]
+            held = fact.holder is consumer and not fact.acking and now_ns < fact.deadline_ns
+            if message.position not in failed:
+                fact.deadline_ns = now_ns + lease_ms * 1_000_000
+                self.world.count["leases extended"] += 1
+            elif held:
+                raise Violation("lease", f"{subscription} {message.position}: {failed[message.position]}")
+
+    def left(self, consumer: SimConsumer, *, keeps_leases: bool = False) -> None:
+        """A consumer was detached."""
+        subscription = consumer.model
+        if consumer in subscription.attached:
+            subscription.attached.remove(consumer)
+        if keeps_leases:
+            return
+        for fact in subscription.open.values():
+            if fact.holder is consumer:
+                fact.give_back(certain=not fact.acking)
+
+    # -- lives -----------------------------------------------------------------------------------------------------
+
+    def life_ended(self, *, cleanly: bool) -> None:
+        """Nobody will be answered any more; what is out is owed again."""
+        now_ns = self.world.wall.monotonic_ns()
+        for topic in self.topics.values():
+            for subscription in topic.subscriptions:
+                subscription.attached.clear()
+                subscription.stalled_us = None
+                for fact in subscription.facts.values():
+                    if fact.acking:
+                        fact.acking, fact.perhaps_acked = 0, True
+                    if fact.holder is not None and now_ns >= fact.deadline_ns:
+                        fact.returns_high += 1
+                    fact.holder = None
+                    if cleanly:
+                        fact.returns_durable = fact.returns_low
+                    elif not fact.not_before_durable:
+                        fact.not_before_low = 0
+                    fact.returns_low = fact.returns_durable
+
+    def recovered(self, found: Recovered) -> None:
+        """Settle what was left open by what the broker holds now; what was answered must be there (P1)."""
+        for topic_id, (name, _, _) in found.items():
+            topic = self.topic(topic_id, name)
+            topic.state = "live"  # a deletion that was asked for did not happen
+        for topic in self.topics.values():
+            if topic.topic_id in found:
+                continue
+            answered = topic.confirmed and topic.state == "live"
+            require(not answered, "P1", f"topic {topic.name}#{topic.topic_id} is gone")
+            topic.state = "deleted"
+        for topic_id, (_, subscriptions, frames) in found.items():
+            self._recover_entries(self.topics[topic_id], frames)
+            self._recover_subscriptions(self.topics[topic_id], subscriptions)
+        self.creating.clear()
+        for batch in self.asked:
+            self.world.count["batches lost unanswered"] += batch.state == "accepted"
+            if batch.state == "accepted":
+                self._displace(batch)
+            batch.state = "lost"
+        self.asked.clear()
+
+    def _recover_entries(self, topic: TopicModel, frames: dict[Position, bytes]) -> None:
+        seen: dict[SentBatch, None] = {}
+        for position, frame in frames.items():
+            where = f"topic {topic.name}#{topic.topic_id} {position}"
+            message = self.by_frame.get(frame)
+            if message is None:
+                raise Violation("H8", f"{where}: recovery found bytes that nobody sent")
+            batch = message.batch
+            require(batch.state in ("accepted", "stored"), "H3", f"{where}: its call was {batch.state}")
+            require(batch.topic is topic, "H9", f"{where}: it belongs to another topic")
+            require(message.position == position, "P1", f"{where}: its id was {message.position}")
+            seen[batch] = None
+        for batch in topic.batches:
+            whole = [message.position in frames for message in batch.messages]
+            if batch.state == "stored":
+                lost = len(whole) - sum(whole)
+                first = batch.messages[0].position
+                require(not lost, "P1", f"{topic.name}: {lost} answered messages from {first} on are gone")
+            require(all(whole) or not any(whole), "P1", f"{topic.name}: a part of a batch survived")
+        for batch in seen:
+            if batch.state == "accepted":
+                batch.state = "stored"
+                batch.answered = self.tick()
+                del self.asked[batch]
+                self.world.count["batches recovered unanswered"] += 1
+
+    def _recover_subscriptions(self, topic: TopicModel, found: dict[int, tuple[str, Position]]) -> None:
+        for subscription in topic.subscriptions:
+            if subscription.subscription_id not in found:
+                require(subscription.state != "live", "P3", f"{subscription} is gone")
+                subscription.state = "deleted"
+                continue
+            require(subscription.state != "deleted", "P3", f"{subscription} is back after its deletion")
+            _, start = found[subscription.subscription_id]
+            require(start == subscription.start, "P3", f"{subscription} begins at {start} now")
+            subscription.state = "live"
+        known = {each.subscription_id for each in topic.subscriptions}
+        for subscription_id, (name, start) in sorted(found.items()):
+            if subscription_id not in known:
+                asked = [each for each in self.creating if each.topic is topic and each.name == name]
+                require(bool(asked), "P3", f"nobody asked for the subscription {topic.name}/{name}")
+                self.created(asked[0], subscription_id, start)
+                self.world.count["subscriptions recovered unanswered"] += 1
+
+    # -- liveness --------------------------------------------------------------------------------------------------
+
+    def is_deliverable(self, subscription: SubscriptionModel, message: Message, fact: Fact) -> bool:
+        """Whether a message could be handed out now, if somebody can take it. In doubt, no."""
+        wall = self.world.wall
+        if message.batch.state != "stored" or fact.acking or fact.perhaps_acked or fact.acked:
+            return False
+        if fact.holder is not None and wall.monotonic_ns() < fact.deadline_ns:
+            return False
+        now_ms = wall.now_ms()
+        if (subscription.honors and message.due_ms > now_ms) or fact.not_before_high > now_ms:
+            return False
+        return not self.may_have_expired(message)
+
+    def may_have_expired(self, message: Message) -> bool:
+        return bool(message.expire_ms) and self.world.wall.reached(message.expire_ms, message.accepted_us)
+
+    def missing(self, subscription: SubscriptionModel) -> list[Message]:
+        """What this subscription is still owed."""
+        return [
+            message
+            for message, fact in subscription.open.items()
+            if message.batch.state == "stored"
+            and not fact.acked
+            and not fact.perhaps_acked
+            and not self.may_have_expired(message)
+        ]
+
+
+def require(condition: bool, promise: str, what: str) -> None:
+    if not condition:
+        raise Violation(promise, what)

@@ -1,0 +1,106 @@
+"""Looks at a running broker from time to time: is what can be delivered being delivered, and is memory bounded?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from broker.subscriptions.subscription import FAILOVER
+from tests.sim.model import Model, SubscriptionModel, require
+from tests.sim.traffic import PAYLOAD_BYTES_MAX, SimConsumer
+from tests.sim.world import Life, Violation, World
+
+_EVERY_SECONDS = 0.5
+_TURNS_PER_SECOND_MAX = 20_000
+"""A loop of 0.2 ms timers makes 5,000; the busiest honest second makes some thousand."""
+
+
+class Probe:
+    """Liveness (I11): while something is due, permits are there and a consumer is attached, it is delivered."""
+
+    def __init__(self, world: World, model: Model, life: Callable[[], Life]) -> None:
+        self._world = world
+        self._model = model
+        self._life = life
+        self._turns = 0
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_EVERY_SECONDS)
+            life = self._life()
+            self._check_turns()
+            if not life.serves or life.is_stopping or life.has_met_fault:
+                self._check_failed(life)
+                continue
+            for mine in self._model.subscriptions():
+                self._check_progress(mine)
+            self._check_broker(life)
+
+    def _check_turns(self) -> None:
+        turns, self._turns = self._world.loop.jump_count - self._turns, self._world.loop.jump_count
+        limit = round(_TURNS_PER_SECOND_MAX * _EVERY_SECONDS)
+        require(turns <= limit, "polling", f"the loop turned {turns} times in {_EVERY_SECONDS} s")
+        self._world.count["most turns"] = max(self._world.count["most turns"], turns)
+
+    def _check_failed(self, life: Life) -> None:
+        """After a write that failed, the broker must ask for its end."""
+
+    def _check_progress(self, mine: SubscriptionModel) -> None:
+        world = self._world
+        now_us = world.loop.now_us()
+        if now_us < world.slow_until_us or not self._somebody_can_take(mine):
+            mine.stalled_us = None
+            return
+        waiting = next(
+            (message for message, fact in mine.open.items() if self._model.is_deliverable(mine, message, fact)),
+            None,
+        )
+        if waiting is None:
+            mine.stalled_us = None
+            return
+        world.count["liveness checks"] += 1
+        if mine.stalled_us is None:
+            mine.stalled_us = now_us
+        # A timer that ran when the clock was stepped need not notice before it ends.
+        limit_us = max(mine.stalled_us, world.wall.disturbed_us + world.config.clock_recheck_ms * 1000)
+        if now_us > limit_us + world.slack_us:
+            seconds = (now_us - mine.stalled_us) / 1e6
+            raise_violation(f"{mine} {waiting.position} could be delivered for {seconds:.1f} s")
+
+    def _somebody_can_take(self, mine: SubscriptionModel) -> bool:
+        consumers = mine.attached[:1] if mine.type == FAILOVER else mine.attached
+        return any(self._can_take(consumer) for consumer in consumers)
+
+    def _can_take(self, consumer: SimConsumer) -> bool:
+        if consumer.left <= 0 or consumer.closed_because is not None or consumer.draining:
+            return False
+        if consumer._outbox_bytes >= consumer._outbox_bytes_max:
+            return False
+        if consumer.left_bytes is None or consumer.left_bytes > 2 * PAYLOAD_BYTES_MAX:
+            return True
+        return consumer.left_bytes > 0 and not any(
+            fact.holder is consumer for fact in consumer.model.open.values()
+        )
+
+    def _check_broker(self, life: Life) -> None:
+        for topic in life.broker.registry.topics.values():
+            if topic._pump is None:
+                continue
+            require(not topic.index.rebuilds, "watchdog", f"the index of {topic.name} was rebuilt")
+            for subscription in topic.subscriptions.values():
+                queued = len(subscription.replay)
+                require(
+                    queued <= life.config.replay_entries_max, "P6", f"{queued} entries in a replay queue"
+                )
+                require(
+                    bool(subscription.consumers) or not queued, "P6", "a replay queue without a consumer"
+                )
+                require(subscription.counters.early_deliveries == 0, "P2", "early deliveries were counted")
+                if subscription.consumers:
+                    overflows = subscription.reader._run - 1
+                    world_count = self._world.count
+                    world_count["deepest overflow"] = max(world_count["deepest overflow"], overflows)
+
+
+def raise_violation(what: str) -> None:
+    raise Violation("I11", what)

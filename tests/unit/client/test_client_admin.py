@@ -1,0 +1,85 @@
+"""Topics, subscriptions, stats and server info as plain values; unary calls that retry."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+import postdate
+from tests.unit.client.fake_server import FakeBroker, status
+
+
+async def test_topic_is_created_shown_listed_and_deleted(broker: FakeBroker, client: postdate.Client) -> None:
+    policy = postdate.TopicPolicy(
+        tracker=postdate.Tracker.BUCKET,
+        tick=timedelta(seconds=2),
+        max_delay=timedelta(0),
+        ledger_max_entries=5,
+    )
+    created = await client.topics.create("a", policy)
+    assert created.policy == policy
+    assert created.effective_policy.tracker is postdate.Tracker.MEMORY
+    assert created.create_time.year == 2023
+    assert (await client.topics.get("a")).policy == postdate.TopicPolicy()
+    for name in "bcde":
+        await client.topics.create(name)
+    assert [topic.name for topic in await client.topics.list()] == list("abcde")
+    await client.topics.delete("c")
+    with pytest.raises(postdate.NotFound) as caught:
+        await client.topics.get("c")
+    assert caught.value.reason == "TOPIC_NOT_FOUND"
+    assert caught.value.metadata == {"topic": "c"}
+    with pytest.raises(postdate.AlreadyExists):
+        await client.topics.create("a")
+
+
+async def test_subscription_is_created_shown_listed_and_deleted(
+    broker: FakeBroker, client: postdate.Client
+) -> None:
+    policy = postdate.SubscriptionPolicy(
+        lease=timedelta(seconds=9), backoff_multiplier=2.0, honor_delay=False
+    )
+    created = await client.subscriptions.create(
+        "t",
+        "s",
+        type=postdate.SubscriptionType.FAILOVER,
+        initial_position=postdate.InitialPosition.EARLIEST,
+        policy=policy,
+    )
+    assert created.type is postdate.SubscriptionType.FAILOVER
+    assert created.policy == policy
+    assert broker.unary[0].initial_position == 2
+    assert not broker.unary[0].policy.HasField("initial_backoff_ms")
+    assert (await client.subscriptions.get("t", "s")).type is postdate.SubscriptionType.SHARED
+    assert [each.name for each in await client.subscriptions.list("t")] == ["s"]
+    await client.subscriptions.delete("t", "s")
+    assert await client.subscriptions.list("t") == ()
+
+
+async def test_stats_and_server_info(broker: FakeBroker, client: postdate.Client) -> None:
+    async with client.producer("t") as producer:
+        await producer.send(b"x", deliver_after=timedelta(hours=1))
+    await client.subscriptions.create("t", "s")
+    (stats,) = await client.stats("t")
+    assert (stats.topic, stats.scheduled_messages, stats.next_due_time) == ("t", 1, None)
+    assert stats.subscriptions[0].type is postdate.SubscriptionType.SHARED
+    info = await client.server_info()
+    assert (info.version, info.limits.payload_bytes_max) == ("fake", 1024 * 1024)
+
+
+async def test_unavailable_broker_is_asked_again(broker: FakeBroker, client: postdate.Client) -> None:
+    broker.knobs.unary_errors.extend([status("UNAVAILABLE", "RECOVERING", "soon", retry_ms=5)] * 2)
+    await client.topics.create("t")
+    assert len(broker.unary) == 3
+    assert len({request.request_id for request in broker.unary}) == 1
+
+
+async def test_patience_has_an_end(broker: FakeBroker) -> None:
+    broker.knobs.unary_errors.append(status("UNAVAILABLE", "RECOVERING", "later", retry_ms=900))
+    async with postdate.connect(f"127.0.0.1:{broker.port}", retry_for=timedelta(0)) as client:
+        with pytest.raises(postdate.Unavailable) as caught:
+            await client.topics.create("t")
+    assert caught.value.retry_after == timedelta(milliseconds=900)
+    with pytest.raises(postdate.Closed):
+        await client.stats()

@@ -1,0 +1,302 @@
+"""The `postdate` command against the fake broker: results, formats, exit codes, one line of error."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postdate import cli
+from postdate.commands import output
+from postdate.commands.values import parse_duration, parse_rate, parse_time, show_duration
+from tests.unit.client.fake_server import FakeBroker, status
+
+Run = Callable[..., Any]
+
+
+class Outcome:
+    """What a command left behind."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@pytest.fixture
+def postdate(broker: FakeBroker, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs the command in a thread: it has a loop of its own, and the broker lives in ours."""
+    monkeypatch.setenv("POSTDATE_ADDRESS", f"127.0.0.1:{broker.port}")
+    # Signal handlers belong to the main thread; here the command runs in another.
+    monkeypatch.setattr(asyncio.BaseEventLoop, "add_signal_handler", lambda *_: None, raising=False)
+    monkeypatch.setattr("asyncio.unix_events._UnixSelectorEventLoop.add_signal_handler", lambda *_: None)
+
+    async def run(*arguments: str) -> Outcome:
+        capfd.readouterr()
+        code = await asyncio.to_thread(cli.run, arguments)
+        out, err = capfd.readouterr()
+        return Outcome(code, out, err)
+
+    return run
+
+
+async def test_topic_commands(broker: FakeBroker, postdate: Run) -> None:
+    assert (await postdate("topic", "create", "t", "--tick", "2s", "--tracker", "memory")).code == 0
+    assert broker.unary[0].policy.tick_ms == 2000
+    shown = await postdate("topic", "get", "t", "--output", "json")
+    assert shown.json["effective_policy"]["tick_ms"] == 1000
+    assert shown.json["policy"]["tick_ms"] is None
+    assert [row["name"] for row in (await postdate("topic", "list", "-o", "jsonl")).lines] == ["t"]
+    assert "│ t " in (await postdate("topic", "list")).out
+    assert (await postdate("topic", "delete", "t")).code == 0
+    assert broker.topics == {}
+
+
+async def test_subscription_commands(broker: FakeBroker, postdate: Run) -> None:
+    created = await postdate(
+        "-o", "json", "subscription", "create", "t", "s", "--type", "failover", "--lease", "9s"
+    )
+    assert (created.json["type"], created.json["policy"]["lease_ms"]) == ("FAILOVER", 9000)
+    assert (await postdate("subscription", "get", "t", "s")).code == 0
+    assert [row["name"] for row in (await postdate("subscription", "list", "t", "-o", "json")).json] == ["s"]
+    assert (await postdate("subscription", "delete", "t", "s")).code == 0
+    assert (await postdate("subscription", "get", "t", "s")).code == 3
+
+
+async def test_produce_and_consume(broker: FakeBroker, postdate: Run) -> None:
+    sent = await postdate(
+        "produce",
+        "t",
+        "--payload",
+        "hi",
+        "--key",
+        "k",
+        "--property",
+        "a=b",
+        "--count",
+        "3",
+        "--delay",
+        "20ms",
+    )
+    assert (sent.code, sent.out) == (0, "stored 3 messages, 7:0 to 7:2\n")
+    seen = await postdate("consume", "t", "s", "--count", "3", "-o", "jsonl")
+    assert seen.code == 0
+    assert [(row["payload"], row["key"], row["properties"]) for row in seen.lines] == [
+        ("hi", "k", {"a": "b"})
+    ] * 3
+    assert broker.topic("t").subscriptions["s"].acked == {0, 1, 2}
+
+
+async def test_produce_lines_of_a_file_and_of_stdin(
+    broker: FakeBroker, postdate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"one\ntwo\n\nfour")
+    sent = await postdate("produce", "t", "--file", str(path), "-o", "json")
+    assert (sent.json["stored"], sent.json["failed"]) == (4, 0)
+    assert sent.json["ranges"][0]["count"] == 3
+    assert (await postdate("produce", "t", "--file", str(path), "--whole")).code == 0
+    with path.open("rb") as raw:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(raw))
+        lines = (await postdate("produce", "t", "-o", "jsonl")).lines
+    assert sum(row["count"] for row in lines) == 4
+    assert broker.payloads("t") == [
+        b"one",
+        b"two",
+        b"",
+        b"four",
+        b"one\ntwo\n\nfour",
+        b"one",
+        b"two",
+        b"",
+        b"four",
+    ]
+
+
+async def test_produce_that_fails_in_part_says_so(broker: FakeBroker, postdate: Run, tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"good\n" * 1000 + b"bad\n")
+    broker.knobs.poison = b"bad"
+    sent = await postdate("produce", "t", "--file", str(path))
+    assert sent.code == 5
+    assert sent.err == "postdate: 1 messages failed: bad (messages[0].payload, POISON)\n"
+    assert (await postdate("produce", "t", "--payload", "bad")).code == 1
+
+
+async def test_consume_only_looks(broker: FakeBroker, postdate: Run) -> None:
+    await postdate("produce", "t", "--payload", "x")
+    seen = await postdate("consume", "t", "s", "--no-ack", "--idle", "50ms")
+    assert seen.out.endswith(" 7:0 x\n")
+    assert broker.topic("t").subscriptions["s"].acked == set()
+    again = await postdate("consume", "t", "s", "--idle", "50ms", "-o", "json")
+    assert again.json[0]["attempt"] == 2
+
+
+async def test_consume_that_falls_short_says_so(broker: FakeBroker, postdate: Run) -> None:
+    short = await postdate("consume", "t", "s", "--count", "2", "--idle", "20ms", "-o", "json")
+    assert (short.code, short.json, short.err) == (5, [], "postdate: 0 of 2 messages came\n")
+
+
+async def test_stats(broker: FakeBroker, postdate: Run) -> None:
+    await postdate("produce", "t", "--payload", "x", "--at", "2100-01-01T00:00:00Z")
+    await postdate("consume", "t", "s", "--idle", "0")
+    found = await postdate("stats", "-o", "json")
+    assert (found.json[0]["scheduled_messages"], found.json[0]["subscriptions"][0]["name"]) == (1, "s")
+    table = await postdate("stats", "t")
+    assert "scheduled messages" in table.out
+    assert (await postdate("stats", "nope")).code == 3
+
+
+async def test_deleting_several_goes_on_after_a_failure(broker: FakeBroker, postdate: Run) -> None:
+    await postdate("topic", "create", "a")
+    partly = await postdate("topic", "delete", "nope", "a")
+    assert partly.code == 5
+    assert partly.err == "postdate: nope: no topic nope (TOPIC_NOT_FOUND)\npostdate: 1 of 2 failed\n"
+    assert (await postdate("topic", "delete", "nope")).code == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["produce", "t", "--delay", "5x", "--payload", "x"], 2, "not a duration"),
+        (["produce", "t", "--at", "2030-01-01T00:00:00", "--payload", "x"], 2, "no time zone"),
+        (["produce", "t", "--at", "2030-01-01T00:00:00Z", "--delay", "1s", "--payload", "x"], 2, "not both"),
+        (["produce", "t", "--file", "/nope"], 2, "No such file"),
+        (["produce", "t", "--file", "x", "--payload", "x"], 2, "not both"),
+        (["produce", "t", "--count", "2"], 2, "--count repeats --payload"),
+        (["produce", "t", "--whole"], 2, "--whole is about --file"),
+        (["produce", "t", "--payload", "x", "--property", "a"], 2, "NAME=VALUE"),
+        (["bench", "replay", "/dev/nope"], 2, "does not exist"),
+        (["bench", "replay", __file__, "--speed", "0"], 2, "above 0"),
+        (["bench", "replay", __file__], 2, "begins with a date and time"),
+        (["nonsense"], 2, "No such command"),
+        (["topic", "get", "nope"], 3, "no topic nope (TOPIC_NOT_FOUND)"),
+        (["--address", "127.0.0.1:1", "--retry-for", "0", "stats"], 4, "cannot be reached"),
+        (["stats", "--address", "127.0.0.1:1", "--retry-for", "0"], 4, "cannot be reached"),
+        (["-h"], 0, ""),
+        (["--version"], 0, ""),
+    ],
+)
+async def test_exit_codes_and_messages(postdate: Run, arguments: list[str], code: int, says: str) -> None:
+    result = await postdate(*arguments)
+    assert result.code == code
+    assert says in result.err
+    assert "Traceback" not in result.err
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("postdate.commands.replay._LEAD_MIN_MS", 200)
+    path = tmp_path / "some.log"
+    lines = [
+        f"2024-01-02 10:{minute:02}:{second:02} line" for minute in range(5) for second in range(0, 60, 7)
+    ]
+    path.write_text("\n".join(["banner", *lines[:3], "  trace", *lines[3:]]))
+    return str(path)
+
+
+async def test_replay_of_a_log(broker: FakeBroker, postdate: Run, log: str) -> None:
+    result = await postdate("bench", "replay", log, "--speed", "10000", "--output", "json", "--no-progress")
+    assert result.code == 0, result.err
+    report = result.json
+    assert (report["messages"], report["lines"], report["lines_skipped"], report["ok"]) == (45, 47, 1, True)
+    assert report["original_ms"] == 296_000
+    assert report["replay_ms"] == 30
+    for each in report["subscriptions"]:
+        assert (each["arrived"], each["early"], each["missing"], each["out_of_order"]) == (45, 0, 0, 0)
+        assert each["late_p50_ms"] >= 0
+    assert broker.topics == {}
+
+
+async def test_replay_table_names_the_cut_gaps(broker: FakeBroker, postdate: Run, log: str) -> None:
+    result = await postdate("bench", "replay", log, "--max-gap", "5ms", "--topic", "mine", "--progress")
+    assert result.code == 0
+    assert "45 messages from 47 lines" in result.out
+    assert "40 idle gaps cut to 5 ms" in result.out
+    assert "received on replay-a" in result.err
+    assert len(broker.payloads("mine")) == 45
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "count"), [("early_ms", 500, "early"), ("drop_every", 9, "missing")]
+)
+async def test_replay_fails_on_a_bad_broker(
+    broker: FakeBroker,
+    postdate: Run,
+    log: str,
+    monkeypatch: pytest.MonkeyPatch,
+    knob: str,
+    value: int,
+    count: str,
+) -> None:
+    monkeypatch.setattr("postdate.commands.replay._STALLED_S", 0.1)
+    setattr(broker.knobs, knob, value)
+    result = await postdate("bench", "replay", log, "--speed", "10000", "-o", "json")
+    assert result.code == 6
+    assert result.json["subscriptions"][0][count] > 0
+    assert result.err == "postdate: messages are missing, early, doubled or changed\n"
+
+
+async def test_bench_loads(broker: FakeBroker, postdate: Run) -> None:
+    produced = await postdate("bench", "produce", "--messages", "500", "--batch", "100", "-o", "json")
+    assert (produced.json["messages"], produced.json["messages_per_second"] > 0) == (500, True)
+    assert (await postdate("bench", "produce", "--messages", "20", "--batch", "1")).code == 0
+    delivered = await postdate("bench", "deliver", "--messages", "300", "-o", "json")
+    assert delivered.json["messages"] == 300
+    measured = await postdate("bench", "latency", "--duration", "50ms", "--delay", "30ms", "-o", "json")
+    assert (measured.json["messages"], measured.json["early"], measured.json["missing"]) == (50, 0, 0)
+    assert broker.topics == {}
+
+
+async def test_refused_bench_is_one_line(broker: FakeBroker, postdate: Run) -> None:
+    broker.knobs.unary_errors.append(status("PERMISSION_DENIED", "DENIED", "not you"))
+    refused = await postdate("bench", "produce")
+    assert (refused.code, refused.err) == (1, "postdate: not you (DENIED)\n")
+
+
+def test_durations_as_people_write_them() -> None:
+    assert parse_duration("1h30m") == timedelta(minutes=90)
+    assert parse_duration("1.5s") == timedelta(milliseconds=1500)
+    assert parse_duration("0") == timedelta(0)
+    for wrong in ("", "5", "s", "1h 2m", "-1s", "1y", "9" * 40 + "w"):
+        with pytest.raises(ValueError, match="is"):
+            parse_duration(wrong)
+    shown = [show_duration(timedelta(milliseconds=ms)) for ms in (5, 1500, 90_000, 93_784_000)]
+    assert shown == ["5ms", "1.5s", "1m30s", "1d2h"]
+
+
+def test_times_and_rates_as_people_write_them() -> None:
+    assert parse_time("2026-12-24T18:00:00Z") == datetime(2026, 12, 24, 18, tzinfo=UTC)
+    for wrong in ("tomorrow", "2026-12-24", "2026-12-24T18:00:00"):
+        with pytest.raises(ValueError, match=r"is not a time|no time zone"):
+            parse_time(wrong)
+    assert parse_rate("2.5") == 2.5
+    for wrong in ("0", "-1", "nan", "inf", "x"):
+        with pytest.raises(ValueError, match="above 0"):
+            parse_rate(wrong)
+
+
+def test_cells_of_a_table() -> None:
+    values = [None, True, 1234.5, 12345, timedelta(seconds=2), {"a": 1, "b": None}, "[x]"]
+    assert [output.show(value) for value in values] == [
+        "-",
+        "yes",
+        "1,234.500",
+        "12,345",
+        "2s",
+        "a=1",
+        "\\[x]",
+    ]

@@ -1,0 +1,232 @@
+"""The SDK and the command against a real broker in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import postdate
+from broker.config import BrokerConfig
+from broker.server import Server
+from postdate import cli
+from tests.wire.conftest import Serve, Wire, within
+
+EARLIEST = postdate.InitialPosition.EARLIEST
+
+
+@pytest.fixture
+async def client(wire: Wire) -> AsyncIterator[postdate.Client]:
+    async with postdate.connect(wire.server.grpc_address, retry_for=timedelta(seconds=5)) as connected:
+        yield connected
+
+
+async def take(subscription: postdate.Subscription, count: int) -> list[postdate.Message]:
+    messages: list[postdate.Message] = []
+    while len(messages) < count:
+        messages += await within(subscription.receive_many(count - len(messages)))
+    return messages
+
+
+async def test_sample_of_the_contract(client: postdate.Client) -> None:
+    delay = timedelta(milliseconds=80)
+    async with client.producer("orders") as producer:
+        receipt = await producer.send(b"close order 17", key="17", properties={"a": "b"}, deliver_after=delay)
+    async with client.subscribe("orders", "billing", initial_position=EARLIEST) as subscription:
+        async for message in subscription:
+            async with message.processing():
+                now = datetime.now(UTC)
+                assert message.id == receipt.id
+                assert message.deliver_at == receipt.publish_time + delay
+                assert now >= message.deliver_at
+                assert (message.payload, message.key, dict(message.properties)) == (
+                    b"close order 17",
+                    "17",
+                    {"a": "b"},
+                )
+            break
+    assert (await client.stats("orders"))[0].subscriptions[0].ready_messages == 0
+
+
+async def test_every_way_to_send_arrives_in_due_order(client: postdate.Client) -> None:
+    soon = datetime.now(UTC) + timedelta(milliseconds=150)
+    async with client.subscribe("t", "s", initial_position=EARLIEST) as subscription:
+        async with client.producer("t") as producer:
+            receipts = await producer.send_many(
+                [
+                    postdate.OutgoingMessage(
+                        b"%d" % number, deliver_at=soon + timedelta(milliseconds=50 - number)
+                    )
+                    for number in range(50)
+                ]
+            )
+            await producer.send_many([b"at once"] * 3)
+            await asyncio.gather(*(producer.send(b"single") for _ in range(20)))
+        messages = await take(subscription, 73)
+        await subscription.ack_many(messages)
+    assert len({message.id for message in messages}) == 73
+    times = [message.deliver_at for message in messages]
+    assert times[23:] == sorted(times[23:])
+    assert {message.id for message in messages[23:]} == set(receipts.ids())
+
+
+async def test_confirmed_acks_do_not_come_back(client: postdate.Client) -> None:
+    async with client.producer("t") as producer:
+        await producer.send_many([b"x"] * 100)
+    async with client.subscribe("t", "s", initial_position=EARLIEST, permits=20) as subscription:
+        taken = 0
+        async for message in subscription:
+            if taken % 2:
+                subscription.ack_nowait(message)
+            taken += 1
+            if taken == 100:
+                break
+    async with client.subscribe("t", "s") as subscription:
+        again = await take(subscription, 50)
+        assert await subscription.receive_many(timeout=timedelta(milliseconds=100)) == []
+        assert {message.attempt for message in again} == {2}
+
+
+async def test_nack_with_delay_and_lease(client: postdate.Client) -> None:
+    async with client.producer("t") as producer:
+        await producer.send(b"x")
+    lease = timedelta(milliseconds=300)
+    async with client.subscribe("t", "s", initial_position=EARLIEST, lease=lease) as subscription:
+        (message,) = await take(subscription, 1)
+        given_back = datetime.now(UTC)
+        await message.nack(timedelta(milliseconds=100))
+        (again,) = await take(subscription, 1)
+        assert datetime.now(UTC) - given_back >= timedelta(milliseconds=100)
+        async with again.processing():
+            assert await subscription.receive_many(timeout=2 * lease) == []  # the lease is kept
+        assert again.attempt == 2
+
+
+async def test_pulling_without_a_stream(client: postdate.Client) -> None:
+    await client.topics.create("t")
+    await client.subscriptions.create("t", "s", initial_position=EARLIEST)
+    async with client.producer("t") as producer:
+        await producer.send_many([b"x"] * 3)
+    received = await client.receive("t", "s", max_messages=10, wait=timedelta(seconds=5))
+    assert len(received) == 3
+    await received.messages[0].extend()
+    await received.messages[0].nack(timedelta(milliseconds=1))
+    await received.messages[1].ack()
+    await received.messages[2].ack()
+    again = await client.receive("t", "s", wait=timedelta(seconds=5))
+    assert again.messages[0].attempt == 2
+    await again.ack()
+
+
+async def test_errors_have_types_reasons_and_fields(client: postdate.Client) -> None:
+    async with client.producer("t") as producer:
+        with pytest.raises(postdate.InvalidRequest) as caught:
+            await producer.send_many([b"ok", bytes(2 * 1024 * 1024)])
+        assert caught.value.field
+        results = await asyncio.gather(
+            producer.send(b"a"),
+            producer.send(b"bad", key="k" * 5000),
+            producer.send(b"b"),
+            return_exceptions=True,
+        )
+        assert [type(result) for result in results] == [
+            postdate.Receipt,
+            postdate.InvalidRequest,
+            postdate.Receipt,
+        ]
+    async with client.producer("no/slash") as producer:
+        with pytest.raises(postdate.InvalidRequest) as caught:
+            await asyncio.gather(*(producer.send(b"x") for _ in range(10)))
+        assert caught.value.field == "topic"
+    with pytest.raises(postdate.NotFound) as missing:
+        await client.topics.get("nope")
+    assert missing.value.reason == "TOPIC_NOT_FOUND"
+    exclusive = postdate.SubscriptionType.EXCLUSIVE
+    async with client.subscribe("t", "only", type=exclusive):
+        with pytest.raises(postdate.FailedPrecondition):
+            async with client.subscribe("t", "only", type=exclusive):
+                pass
+
+
+async def test_topics_and_subscriptions_as_plain_values(client: postdate.Client) -> None:
+    created = await client.topics.create("t", postdate.TopicPolicy(tick=timedelta(seconds=2)))
+    assert created.effective_policy.tick == timedelta(seconds=2)
+    with pytest.raises(postdate.AlreadyExists):
+        await client.topics.create("t")
+    made = await client.subscriptions.create(
+        "t", "s", policy=postdate.SubscriptionPolicy(lease=timedelta(seconds=9))
+    )
+    assert made.effective_policy.lease == timedelta(seconds=9)
+    assert await client.subscriptions.list("t") == (made,)
+    assert [topic.name for topic in await client.topics.list()] == ["t"]
+    async with client.producer("t") as producer:
+        await producer.send(b"x", deliver_after=timedelta(hours=1))
+    (stats,) = await client.stats("t")
+    assert stats.scheduled_messages == 1
+    assert stats.next_due_time is not None
+    assert (await client.server_info()).limits.payload_bytes_max == 1024 * 1024
+    await client.subscriptions.delete("t", "s")
+    await client.topics.delete("t")
+    assert await client.topics.list() == ()
+
+
+async def test_broker_that_restarts_is_found_again(tmp_path: Path) -> None:
+    server = await start(tmp_path, "127.0.0.1:0")
+    address = server.grpc_address
+    async with (
+        postdate.connect(address) as client,
+        client.producer("t") as producer,
+        client.subscribe("t", "s", initial_position=EARLIEST) as subscription,
+    ):
+        await producer.send(b"before")
+        (message,) = await take(subscription, 1)
+        await within(server.stop())
+        acking = asyncio.create_task(message.ack())
+        sending = asyncio.create_task(producer.send(b"meanwhile"))
+        server = await start(tmp_path, address)
+        await within(acking, 20)
+        await within(sending, 20)
+        (second,) = await take(subscription, 1)
+        assert second.payload == b"meanwhile"
+        await second.ack()
+        assert await subscription.receive_many(timeout=timedelta(milliseconds=100)) == []
+    await within(server.stop())
+
+
+async def start(folder: Path, address: str) -> Server:
+    config: dict[str, Any] = {
+        "data_dir": str(folder / "data"),
+        "drain_grace_ms": 200,
+        "disk_reserve_bytes": 0,
+    }
+    server = Server(BrokerConfig(grpc_address=address, http_address="127.0.0.1:0", **config))
+    await server.start()
+    return server
+
+
+async def test_unknown_topics_where_the_broker_makes_none(serve: Serve) -> None:
+    wire = await serve(auto_create_topics=False)
+    async with postdate.connect(wire.server.grpc_address, retry_for=timedelta(seconds=1)) as client:
+        async with client.producer("nope") as producer:
+            with pytest.raises(postdate.NotFound):
+                await producer.send(b"x")
+        with pytest.raises(postdate.NotFound):
+            async with client.subscribe("nope", "s"):
+                pass
+
+
+async def test_replay_command(wire: Wire, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "some.log"
+    lines = [f"2024-01-02 10:{minute:02}:{second:02} line" for minute in range(5) for second in range(60)]
+    path.write_text("\n".join(lines))
+    arguments = ["--address", wire.server.grpc_address, "bench", "replay", str(path), "-o", "json"]
+    code = await asyncio.to_thread(cli.run, arguments)
+    report = json.loads(capfd.readouterr().out)
+    assert code == 0
+    for each in report["subscriptions"]:
+        assert (each["arrived"], each["missing"], each["early"], each["out_of_order"]) == (300, 0, 0, 0)
