@@ -23,7 +23,7 @@ BUF ?= buf
 PY := .venv/bin/python
 PROTOS_PY := build/protos-venv/bin/python
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --require-hashes --only-binary :all:
-SOURCES := broker clients/python tests tools
+SOURCES := broker clients/python benchmarks examples tests tools
 
 .PHONY: help setup run test check check-format check-lint check-types check-imports check-protos \
         demo bench sim protos format lock clean
@@ -75,7 +75,7 @@ demo: setup ## replay a real log through a broker in a temporary folder and show
 	@$(PY) tools/demo.py --speed $(SPEED) $(LOG)
 
 bench: setup ## measure throughput, latency, recovery and memory (several minutes)
-	@$(PY) -m tests.bench $(ARGS)
+	@$(PY) -m benchmarks $(ARGS)
 
 sim: setup ## run the simulation: SEED=n, and COUNT=m seeds from there
 	@$(PY) -m tests.sim --seed $(SEED) --count $(COUNT) $(ARGS)
