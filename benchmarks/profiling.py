@@ -101,7 +101,7 @@ def summary(folded: str, path: Path, cpu: dict[str, float], seconds: float) -> s
     own: Counter[str] = Counter()
     total: Counter[str] = Counter()
     threads: Counter[str] = Counter()
-    called = {number: name for number, name in _THREAD.findall(folded)}
+    called = dict(_THREAD.findall(folded))
     for line in folded.splitlines():
         stack, _, count_text = line.rpartition(" ")
         thread, *frames = stack.split(";")

@@ -85,7 +85,7 @@ def describe(machine: dict[str, Any], limits: dict[str, float]) -> str:
 def number(value: float) -> str:
     if math.isnan(value):
         return "-"
-    if value >= 1000:
+    if value >= 999.5:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 

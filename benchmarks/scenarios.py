@@ -104,7 +104,7 @@ def herd(setup: Setup) -> Figures:
 def lateness(setup: Setup) -> Figures:
     with Broker(setup, "lateness") as broker:
         client = Client(
-            setup, broker, "lateness", rate=1_000, seconds=4 if setup.quick else 25, delay_ms=5_000
+            setup, broker, "lateness", rate=1_000, seconds=9 if setup.quick else 25, delay_ms=5_000
         )
         return {**client.run(), **_use(client)}
 

@@ -72,13 +72,14 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A message as a consumer got it; `sent_ms` is the wall clock at the moment of the hand-out."""
+    """A message as a consumer got it; `sent_ms` and `sent_ns` are the clocks at the moment of the hand-out."""
 
     position: Position
     payload: bytes
     deliver_at_ms: int
     attempt: int
     sent_ms: int
+    sent_ns: int
 
 
 def batch_of(topic: str, messages: Sequence[Outgoing], config: BrokerConfig) -> Batch:
@@ -208,16 +209,16 @@ class Node:
 
 
 class _StampingConsumer(Consumer):
-    """Notes the wall clock at each hand-out: a message that lies in an outbox grows no earlier or later."""
+    """Notes the clocks at each hand-out: a message that lies in an outbox grows no earlier or later."""
 
     def __init__(self, clock: Clock, lease_ms: int, outbox_bytes_max: int) -> None:
         number = next(_consumer_numbers)
         super().__init__(f"test-{number}", f"test-{number}", lease_ms, outbox_bytes_max)
-        self.sent_ms: deque[int] = deque()
+        self.sent_at: deque[tuple[int, int]] = deque()
         self._clock = clock
 
     def deliver(self, batch: DeliveryBatch) -> None:
-        self.sent_ms.append(self._clock.now_ms())
+        self.sent_at.append((self._clock.now_ms(), self._clock.monotonic_ns()))
         super().deliver(batch)
 
 
@@ -240,7 +241,7 @@ class Inbox:
         """What arrived since the last poll."""
         found: list[Delivered] = []
         while (batch := self.consumer.next_nowait()) is not None:
-            found += _delivered(batch, self.consumer.sent_ms.popleft())
+            found += _delivered(batch, *self.consumer.sent_at.popleft())
         if found and self.attached:
             self.consumer.grant(len(found), 0)
             self.subscription.work.set()
@@ -269,7 +270,7 @@ class Inbox:
         self.topic.detach(self.subscription, self.consumer)
 
 
-def _delivered(batch: DeliveryBatch, sent_ms: int) -> list[Delivered]:
+def _delivered(batch: DeliveryBatch, sent_ms: int, sent_ns: int) -> list[Delivered]:
     columns = zip(
         batch.ledger_ids.tolist(),
         batch.entry_ids.tolist(),
@@ -279,6 +280,6 @@ def _delivered(batch: DeliveryBatch, sent_ms: int) -> list[Delivered]:
         strict=True,
     )
     return [
-        Delivered(Position(ledger_id, entry_id), payload_of(frame), deliver_at_ms, attempt, sent_ms)
+        Delivered(Position(ledger_id, entry_id), payload_of(frame), deliver_at_ms, attempt, sent_ms, sent_ns)
         for ledger_id, entry_id, deliver_at_ms, attempt, frame in columns
     ]

@@ -76,7 +76,6 @@ class IndexPump:
         self._rebuild_end = source.end
         self._rebuild_frontier = tracker.frontier
         self._work = asyncio.Event()
-        self._indexed = asyncio.Event()  # `position` has moved
         self._gathering: asyncio.TimerHandle | None = None
         self._unindexed = 0  # entries appended since the start that the cursor has not passed
         self._unindexed_earliest_ms = _NEVER_MS
@@ -120,14 +119,6 @@ class IndexPump:
         self._gathering = None
         self._work.set()
 
-    async def wait_indexed(self) -> None:
-        """Return once every row that was there at the call is indexed: counts then agree with what was answered."""
-        end = self._source.end
-        while self.position < end:
-            self._indexed.clear()
-            self._work.set()
-            await self._indexed.wait()
-
     async def run(self) -> None:
         """Index and take until cancelled."""
         while True:
@@ -146,7 +137,6 @@ class IndexPump:
         indexed = self.is_behind and (self._gathering is None or self._unindexed >= _INDEX_ROWS)
         if indexed:
             await self._index_rows()
-            self._indexed.set()
         now_ms = self._clock.now_ms()
         loaded = self.tracker.needs_load(now_ms)
         if loaded:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
@@ -34,7 +33,6 @@ _PAGE_SIZE_MAX = 1_000
 _REMEMBERED_MS = 600_000
 _REMEMBERED_MAX = 10_000
 _REQUEST_ID_MAX = 255
-_STATS_WAIT_SECONDS = 1.0
 
 R = TypeVar("R", bound=Message)
 Named = TypeVar("Named", Topic, Subscription)
@@ -162,11 +160,6 @@ class AdminService:
         for index, name in enumerate(request.topics):
             check_name("topic", name, f"topics[{index}]")
         names = sorted(set(request.topics)) or sorted(registry.by_name)[:_PAGE_SIZE_MAX]
-        # Who has an answer from Produce may expect to see it counted. The index is a moment behind, rarely more.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_STATS_WAIT_SECONDS):
-                for name in names:
-                    await registry.topic(name).index.wait_indexed()
         return admin_pb2.GetStatsResponse(topics=[_stats(registry.topic(name)) for name in names])
 
     async def _get_server_info(self, _: admin_pb2.GetServerInfoRequest) -> Message:

@@ -20,6 +20,7 @@ U8Column = npt.NDArray[np.uint8]
 
 _VARINT, _LENGTH = 0, 2
 _VARINT_BYTES_MAX = 10
+_FRAME_TAG = 0x12  # of ProduceRequest.messages and Delivery.message
 _SHIFTS = np.arange(0, 70, 7, dtype=np.uint64)
 _ONE, _TWO, _FOUR = np.uint64(1), np.uint64(2), np.uint64(4)
 _CONTINUES = np.uint64(0x8080808080808080)
@@ -31,13 +32,30 @@ _EVEN_28, _ODD_28 = np.uint64(0x000000000FFFFFFF), np.uint64(0x0FFFFFFF00000000)
 class _Octets:
     """A buffer as bytes, and as the eight bytes that begin at each place. Zeros follow its end."""
 
-    __slots__ = ("bytes", "words")
+    __slots__ = ("_last", "_words", "bytes")
 
     def __init__(self, buffer: bytes) -> None:
-        padded = b"".join((buffer, bytes(_VARINT_BYTES_MAX)))
-        self.bytes = np.frombuffer(padded, dtype=np.uint8)
-        count = len(padded) - 7
-        self.words: npt.NDArray[np.uint64] = np.ndarray((count,), np.dtype("<u8"), padded, strides=(1,))
+        if len(buffer) < 8:
+            buffer += bytes(8 - len(buffer))
+        self.bytes = np.frombuffer(buffer, dtype=np.uint8)
+        self._last = len(buffer) - 8
+        self._words: npt.NDArray[np.uint64] = np.ndarray(
+            (self._last + 1,), np.dtype("<u8"), buffer, strides=(1,)
+        )
+
+    def words(self, at: Int64Column) -> npt.NDArray[np.uint64]:
+        """The eight bytes at each place, which is at most the end."""
+        beyond = np.maximum(at - self._last, 0)
+        if not beyond.any():
+            return self._words[at]
+        # Without a padded copy of the whole buffer: the last eight bytes, with zeros moved in behind them.
+        return self._words[at - beyond] >> (beyond << 3).astype(np.uint64)
+
+    def groups(self, at: Int64Column) -> U8Column:
+        """The ten bytes at each place."""
+        padded = np.concatenate((self.bytes, np.zeros(_VARINT_BYTES_MAX, dtype=np.uint8)))
+        found: U8Column = padded[at[:, None] + np.arange(_VARINT_BYTES_MAX)]
+        return found
 
 
 @dataclass(slots=True)
@@ -71,26 +89,46 @@ def scan_messages(buffer: bytes, starts: Int64Column, ends: Int64Column, fields_
     `fields_max` bounds the rounds: more fields than that in one message are not plain either.
     """
     octets = _Octets(buffer)
-    count = len(starts)
-    found = Fields.absent(count)
-    at = starts.copy()
-    active = np.flatnonzero(at < ends)
+    found = Fields.absent(len(starts))
+    at, some = starts, np.arange(len(starts))
+    at, ends, some = _unfinished(at, ends, some)
     for _ in range(fields_max):
-        if not len(active):
+        if not len(at):
             return found
-        tags = octets.bytes[at[active]]
-        for tag in (tags[:1] if (tags == tags[0]).all() else np.unique(tags)).tolist():
-            some = active if len(active) == len(tags) and (tags == tag).all() else active[tags == tag]
-            values, widths = _varints(octets, at[some] + 1)
-            if widths is None or not _note(found, tag, some, at[some] + 1 + widths, values):
-                return None
-            at[some] += 1 + widths
-            if tag & 7 == _LENGTH:
-                at[some] += values
-        if (at[active] > ends[active]).any():
+        tags = octets.bytes[at]
+        values, widths = _varints(octets, at + 1)
+        if widths is None:
             return None
-        active = active[at[active] < ends[active]]
+        at = at + 1 + widths
+        if not _note_round(found, tags, some, at, values):
+            return None
+        at = at + np.where(tags & 7 == _LENGTH, values, 0)
+        if (at > ends).any():
+            return None
+        at, ends, some = _unfinished(at, ends, some)
     return None
+
+
+def _unfinished(
+    at: Int64Column, ends: Int64Column, some: Int64Column
+) -> tuple[Int64Column, Int64Column, Int64Column]:
+    """The messages that have fields left."""
+    left = at < ends
+    return (at, ends, some) if left.all() else (at[left], ends[left], some[left])
+
+
+def _note_round(
+    found: Fields, tags: U8Column, some: Int64Column, at: Int64Column, values: Int64Column
+) -> bool:
+    """Note one field of each message; False if one of them is none of ours."""
+    same = tags == tags[0]
+    if same.all():
+        return _note(found, int(tags[0]), some, at, values)
+    for tag in np.unique(tags).tolist():
+        of_tag = tags == tag
+        if not _note(found, tag, some[of_tag], at[of_tag], values[of_tag]):
+            return False
+    return True
 
 
 def _note(found: Fields, tag: int, some: Int64Column, at: Int64Column, values: Int64Column) -> bool:
@@ -125,7 +163,7 @@ def _note(found: Fields, tag: int, some: Int64Column, at: Int64Column, values: I
 
 def _varints(octets: _Octets, at: Int64Column) -> tuple[Int64Column, Int64Column | None]:
     """The varints that begin at `at`, as signed 64-bit integers, and their widths; no widths if one never ends."""
-    words = octets.words[at]
+    words = octets.words(at)
     ends = ~words & _CONTINUES
     if not ends.all():
         return _long_varints(octets, at)
@@ -142,7 +180,7 @@ def _varints(octets: _Octets, at: Int64Column) -> tuple[Int64Column, Int64Column
 
 def _long_varints(octets: _Octets, at: Int64Column) -> tuple[Int64Column, Int64Column | None]:
     """As `_varints`, also for those of more than eight bytes: negative numbers, and times beyond all limits."""
-    groups = octets.bytes[at[:, None] + np.arange(_VARINT_BYTES_MAX)]
+    groups = octets.groups(at)
     last = groups < 0x80
     widths = last.argmax(axis=1)
     if not last[np.arange(len(at)), widths].all():
@@ -150,3 +188,21 @@ def _long_varints(octets: _Octets, at: Int64Column) -> tuple[Int64Column, Int64C
     used = np.arange(_VARINT_BYTES_MAX) <= widths[:, None]
     parts = np.where(used, groups & 0x7F, 0).astype(np.uint64) << _SHIFTS
     return parts.sum(axis=1, dtype=np.uint64).view(np.int64), widths + 1
+
+
+def find_frames(raw: bytes, at: int, heads: Int64Column, lengths: Int64Column) -> bytes | None:
+    """The frames `0x12 length message` of all messages, if they lie in `raw` side by side from `at` on; else None.
+
+    The lengths are those of the messages that the parser found, in order: if each place holds the tag and that very
+    length, in as few bytes as it takes, the bytes are the messages and nothing else.
+    """
+    sizes = heads + lengths
+    end = at + int(sizes.sum())
+    if end > len(raw):
+        return None
+    octets = _Octets(raw)
+    places = at + sizes.cumsum() - sizes
+    found, widths = _varints(octets, places + 1)
+    if widths is None or (octets.bytes[places] != _FRAME_TAG).any():
+        return None
+    return raw[at:end] if (found == lengths).all() and (widths == heads - 1).all() else None

@@ -277,7 +277,9 @@ class Dispatcher:
         subscription = self._subscription
         wait_ms = float(self._clock_recheck_ms)
         not_before_ms = subscription.redelivery.next_ms()
-        if not_before_ms is not None and any(consumer.can_take for consumer in subscription.consumers):
+        # Only who may take: a timer for a FAILOVER consumer that is not active would fire again and again.
+        takers = subscription.consumers[:1] if subscription.type == FAILOVER else subscription.consumers
+        if not_before_ms is not None and any(consumer.can_take for consumer in takers):
             wait_ms = min(wait_ms, not_before_ms - self._clock.now_ms())
         deadline_ns = subscription.leases.next_deadline_ns()
         if deadline_ns is not None:

@@ -76,20 +76,29 @@ class Leases:
         grants.extend(_Grant(deadline_ns, ledger_id, bitmap.copy()) for ledger_id, bitmap in entries.items())
 
     def expired(self, now_ns: int) -> list[tuple[str, Entries]]:
-        """What is held beyond its deadline, by consumer. Nothing is changed: `take_back` does that."""
+        """What is held beyond its deadline, by consumer. It stays held: `take_back` ends that."""
         late: list[tuple[str, Entries]] = []
         for consumer_id, grants in self._grants.items():
+            past = [grant for grant in grants if grant.deadline_ns <= now_ns]
+            if not past:
+                continue
+            # Of what lies behind a grant that lasts longer, nothing may be held any more. Such a grant goes now:
+            # its deadline would wake the dispatcher again and again, and one message that is held on and on
+            # would gather them without end.
+            held = self._held[consumer_id]
             entries: Entries = {}
-            for grant in grants:
-                if grant.deadline_ns <= now_ns:
+            for grant in past:
+                grant.entries = grant.entries & held.get(grant.ledger_id, _NOTHING)
+                if grant.entries:
                     merge_entries(entries, {grant.ledger_id: grant.entries})
-            if held := self.held_by(consumer_id, entries):
-                late.append((consumer_id, held))
+            self._grants[consumer_id] = deque(grant for grant in grants if grant.entries)
+            if entries:
+                late.append((consumer_id, entries))
         return late
 
     def next_deadline_ns(self) -> int | None:
         """The earliest deadline of anything held; None if nothing is."""
-        deadlines = [grant.deadline_ns for grants in self._grants.values() for grant in grants]
+        deadlines = [grant.deadline_ns for grants in self._grants.values() for grant in grants if grant.entries]
         return min(deadlines, default=None)
 
     def held(self, consumer_id: str) -> Entries:
@@ -117,3 +126,6 @@ class Leases:
         if not held:
             del self._held[consumer_id]
             self._grants.pop(consumer_id, None)
+
+
+_NOTHING = BitMap()

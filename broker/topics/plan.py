@@ -86,11 +86,14 @@ def effective_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> Int64Colu
     at_ms, after_ms = batch.deliver_at_ms, batch.deliver_after_ms
     if not (at_ms.any() or after_ms.any()):
         return np.zeros(batch.count, dtype=np.int64)
-    _refuse(at_ms < 0, "deliver_at_ms", "is negative")
-    _refuse(after_ms < 0, "deliver_after_ms", "is negative")
-    _refuse((at_ms != 0) & (after_ms != 0), "deliver_after_ms", "and deliver_at_ms exclude each other")
-    _refuse(at_ms > TIME_MS_MAX, "deliver_at_ms", f"is beyond {TIME_MS_MAX}, the end of time here")
-    _refuse(after_ms > TIME_MS_MAX - now_ms, "deliver_after_ms", "overflows")
+    after_ms_max = TIME_MS_MAX - now_ms
+    sound = ((at_ms == 0) | (after_ms == 0)) & (at_ms >= 0) & (after_ms >= 0)
+    if not (sound & (at_ms <= TIME_MS_MAX) & (after_ms <= after_ms_max)).all():
+        _refuse(at_ms < 0, "deliver_at_ms", "is negative")
+        _refuse(after_ms < 0, "deliver_after_ms", "is negative")
+        _refuse((at_ms != 0) & (after_ms != 0), "deliver_after_ms", "and deliver_at_ms exclude each other")
+        _refuse(at_ms > TIME_MS_MAX, "deliver_at_ms", f"is beyond {TIME_MS_MAX}, the end of time here")
+        _refuse(after_ms > after_ms_max, "deliver_after_ms", "overflows")
     times = np.where(after_ms > 0, after_ms + now_ms, at_ms)
     times[times <= now_ms] = 0  # past due is delivered at once
     if policy.max_delay_ms:

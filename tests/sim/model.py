@@ -122,6 +122,7 @@ class Fact:
     acking: int = 0  # asked, not answered
     perhaps_acked: bool = False  # never answered
     not_before_low: int = 0  # a redelivery before this is too early
+    nacked_us: int = 0
     not_before_high: int = 0  # at this time it must not wait any longer
     not_before_durable: bool = False
 
@@ -360,9 +361,13 @@ class Model:
             count["redelivered: lease expired"] += 1
         elif fact.handout_count:
             count["redelivered: other causes"] += 1
-        early_ms = fact.not_before_low - self.world.wall.now_ms()
-        require(early_ms <= 0, "nack", f"{where} comes {early_ms} ms before its nack allows")
-        low, high = fact.returns_low + 1, fact.returns_high + 1
+        # What was taken when its time had come may go out though the clock stepped back meanwhile.
+        if not self.world.wall.reached(fact.not_before_low, fact.nacked_us):
+            early_ms = fact.not_before_low - self.world.wall.now_ms()
+            raise Violation("nack", f"{where} comes {early_ms} ms before its nack allows")
+        # A broker that cannot write any more still delivers, and forgets those attempts with the process.
+        low = (fact.returns_durable if self.world.writing_failed else fact.returns_low) + 1
+        high = fact.returns_high + 1
         require(low <= attempt <= high, "P4", f"{where} is attempt {attempt}, not {low} to {high}")
 
     # -- what consumers say ----------------------------------------------------------------------------------------
@@ -407,7 +412,7 @@ class Model:
         now_ms, now_ns = self.world.wall.now_ms(), self.world.wall.monotonic_ns()
         for message in messages:
             fact = subscription.facts[message]
-            if fact.holder is not consumer:
+            if fact.holder is not consumer or fact.acked:
                 continue
             held = now_ns < fact.deadline_ns and not fact.acking
             low, high = self._delays(subscription, fact, delay_ms)
@@ -416,6 +421,7 @@ class Model:
             fact.not_before_durable = False
             if held:
                 fact.not_before_low = now_ms + low
+                fact.nacked_us = self.world.loop.now_us()
                 certain[message] = fact.returns_low
         return certain
 
@@ -460,7 +466,7 @@ class Model:
         now_ns = self.world.wall.monotonic_ns()
         for message in messages:
             fact = subscription.facts[message]
-            held = fact.holder is consumer and not fact.acking and now_ns < fact.deadline_ns
+            held = fact.holder is consumer and now_ns < fact.deadline_ns and not (fact.acking or fact.acked)
             if message.position not in failed:
                 fact.deadline_ns = now_ns + lease_ms * 1_000_000
                 self.world.count["leases extended"] += 1

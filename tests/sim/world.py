@@ -190,8 +190,9 @@ class Life:
 
     async def wait_clients(self, seconds: float) -> bool:
         """Wait until all clients' tasks have ended; whether they have."""
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=seconds)
+        end = self.world.loop.time() + seconds
+        while self._tasks and self.world.loop.time() < end:  # a task that ends may have started another
+            await asyncio.wait(list(self._tasks), timeout=end - self.world.loop.time())
         return not self._tasks
 
     async def bury(self) -> None:
@@ -218,6 +219,7 @@ class Life:
         if self.dead or self.failure is not None:
             return
         self.failure = error
+        self.world.writing_failed = True
         self.world.loop.trace(f"life {self.number} fails: {type(error).__name__}")
         if isinstance(error, Violation):
             self.world.fail(error)
@@ -244,6 +246,7 @@ class World:
         self.count: Counter[str] = Counter()
         self.config = BrokerConfig()  # of the present life
         self.disk_ran_full = False
+        self.writing_failed = False  # in the present life
         self.slow_until_us = 0
         self.slack_us = 2_000_000
         """How long the broker may take for what it should do at once; more when the disk is slow."""
@@ -265,6 +268,7 @@ class World:
 
     def new_life(self, vfs: MemVfs, config: BrokerConfig) -> Life:
         self._lives += 1
+        self.writing_failed = False
         return Life(self, vfs, config, self._lives)
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:

@@ -126,8 +126,13 @@ async def test_pulling_without_a_stream(client: postdate.Client) -> None:
 async def test_errors_have_types_reasons_and_fields(client: postdate.Client) -> None:
     async with client.producer("t") as producer:
         with pytest.raises(postdate.InvalidRequest) as caught:
-            await producer.send_many([b"ok", bytes(2 * 1024 * 1024)])
-        assert caught.value.field
+            await producer.send_many(
+                [postdate.OutgoingMessage(b"ok"), postdate.OutgoingMessage(b"x", key="k" * 5000)]
+            )
+        assert caught.value.field == "messages[1].key"
+        with pytest.raises(postdate.InvalidRequest) as caught:
+            await producer.send(bytes(2 * 1024 * 1024))
+        assert caught.value.field == "payload"
         results = await asyncio.gather(
             producer.send(b"a"),
             producer.send(b"bad", key="k" * 5000),
@@ -178,24 +183,26 @@ async def test_topics_and_subscriptions_as_plain_values(client: postdate.Client)
 async def test_broker_that_restarts_is_found_again(tmp_path: Path) -> None:
     server = await start(tmp_path, "127.0.0.1:0")
     address = server.grpc_address
-    async with (
-        postdate.connect(address) as client,
-        client.producer("t") as producer,
-        client.subscribe("t", "s", initial_position=EARLIEST) as subscription,
-    ):
-        await producer.send(b"before")
-        (message,) = await take(subscription, 1)
+    try:
+        async with (
+            postdate.connect(address) as client,
+            client.producer("t") as producer,
+            client.subscribe("t", "s", initial_position=EARLIEST) as subscription,
+        ):
+            await producer.send(b"before")
+            (message,) = await take(subscription, 1)
+            await within(server.stop())
+            acking = asyncio.create_task(message.ack())
+            sending = asyncio.create_task(producer.send(b"meanwhile"))
+            server = await start(tmp_path, address)
+            await within(acking, 20)
+            await within(sending, 20)
+            (second,) = await take(subscription, 1)
+            assert second.payload == b"meanwhile"  # and `before` does not come again
+            await second.ack()
+            assert await subscription.receive_many(timeout=timedelta(milliseconds=100)) == []
+    finally:
         await within(server.stop())
-        acking = asyncio.create_task(message.ack())
-        sending = asyncio.create_task(producer.send(b"meanwhile"))
-        server = await start(tmp_path, address)
-        await within(acking, 20)
-        await within(sending, 20)
-        (second,) = await take(subscription, 1)
-        assert second.payload == b"meanwhile"
-        await second.ack()
-        assert await subscription.receive_many(timeout=timedelta(milliseconds=100)) == []
-    await within(server.stop())
 
 
 async def start(folder: Path, address: str) -> Server:

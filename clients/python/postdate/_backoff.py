@@ -13,7 +13,7 @@ class Backoff:
     broker in the same instant do not come back in the same instant.
     """
 
-    def __init__(self, rng: random.Random, *, first_s: float = 0.05, longest_s: float = 5.0) -> None:
+    def __init__(self, rng: random.Random, *, first_s: float = 0.05, longest_s: float = 2.0) -> None:
         self._rng = rng
         self._first_s = first_s
         self._longest_s = longest_s

@@ -82,8 +82,11 @@ class SharedBatch:
     def refused(self, error: PostdateError) -> Sequence[Batch]:
         # The broker takes a batch whole or not at all, and these messages were put together by
         # us, not by their senders. One bad message must not fail the others (B2).
+        guilty = _guilty(error)
+        if guilty is not None:
+            error.field = _GUILTY.sub("", error.field).lstrip(".")  # its sender knows of one message only
         if len(self.futures) > 1:
-            if (guilty := _guilty(error)) is not None and guilty < len(self.futures):
+            if guilty is not None and guilty < len(self.futures):
                 _fail(self.futures[guilty], error)
                 return [self._part(0, guilty, guilty + 1, len(self.futures))]
             if _may_concern_one(error):
@@ -110,12 +113,16 @@ class SharedBatch:
 
 
 class ListBatch:
-    """A batch that one `send_many` made: one future for all of it."""
+    """A batch that one `send_many` made: one future for all of it.
 
-    __slots__ = ("deadline", "future", "request")
+    `offset` is the place of its first message in the caller's list.
+    """
 
-    def __init__(self, request: producer_pb2.ProduceRequest) -> None:
+    __slots__ = ("deadline", "future", "offset", "request")
+
+    def __init__(self, request: producer_pb2.ProduceRequest, offset: int) -> None:
         self.request = request
+        self.offset = offset
         self.deadline = 0.0
         self.future: asyncio.Future[Sequence[IdRange]] = asyncio.get_running_loop().create_future()
 
@@ -128,6 +135,9 @@ class ListBatch:
             self.future.set_result(ranges)
 
     def refused(self, error: PostdateError) -> Sequence[Batch]:
+        guilty = _guilty(error)
+        if guilty is not None:
+            error.field = _GUILTY.sub(f"messages[{guilty + self.offset}]", error.field)
         self.failed(error)
         return []
 

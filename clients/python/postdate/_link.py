@@ -14,7 +14,7 @@ from typing import Protocol
 
 from postdate._rpc import Rpc, Stream
 from postdate._status import connection_broke
-from postdate.errors import Disconnected, FailedPrecondition, Internal, PostdateError, Unavailable
+from postdate.errors import Closed, Disconnected, FailedPrecondition, Internal, PostdateError, Unavailable
 from postdate.v1 import consumer_pb2
 
 _END_GRACE_S = 5.0
@@ -173,7 +173,11 @@ class Link:
             await asyncio.sleep(left_s)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        fault = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            if not self._closing:  # the client closed the channel under us: nobody may wait for more
+                self._peer.failed(Closed("the client is closed"))
+            return
+        fault = task.exception()
         if fault is not None:
             _log.error("the subscription's task failed; this is a bug", exc_info=fault)
             self._peer.failed(Internal(f"the subscription's task failed: {fault!r}"))

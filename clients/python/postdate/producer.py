@@ -139,8 +139,11 @@ class Producer:
             messages, self._empty, shared, messages_max=self._messages_max, bytes_max=self._bytes_max
         )
         self._seal()  # what was sent before goes before
-        batches = [ListBatch(request) for request in requests]
-        for batch in batches:
+        batches = []
+        offset = 0
+        for request in requests:
+            batches.append(batch := ListBatch(request, offset))
+            offset += len(request.messages)
             pipeline.submit(batch)
         if len(batches) == 1:
             return Receipts(await batches[0].future)

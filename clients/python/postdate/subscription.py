@@ -69,6 +69,8 @@ class Subscription:
         self._ready: deque[Message] = deque()
         self._taken = 0  # since the last Permits frame
         self._grant = 0  # permits to send
+        self._grant_held = 0  # permits to send once the acks of the connection before are settled
+        self._connection = 0  # counts up
         self._drain = False
         self._yield_due = False
         self._lease = timedelta(0)
@@ -245,10 +247,15 @@ class Subscription:
     # What the link asks and tells.
 
     def open_frame(self) -> consumer_pb2.SubscribeRequest:
+        self._connection += 1
         self._taken = self._grant = 0
         permits = self._permits if self._left is None else min(self._permits, self._left)
         self._ungranted = None if self._left is None else self._left - permits
-        self._open.permits.messages = 0 if self._stopped else permits
+        # Acks from the connection before are settled first, or what they are about would be given
+        # out once more. `opened` sees to the permits then.
+        waits = self._stopped or not self._settlements.empty
+        self._open.permits.messages = 0 if waits else permits
+        self._grant_held = permits if waits else 0
         return consumer_pb2.SubscribeRequest(open=self._open)
 
     def next_frame(self) -> consumer_pb2.SubscribeRequest | None:
@@ -270,6 +277,11 @@ class Subscription:
             self._type = SubscriptionType(opened.type)
         self._connected = True
         self._changed.set()
+        if self._grant_held:
+            barriers = self._settlements.barriers(asyncio.get_running_loop().create_future)
+            connection = self._connection
+            settled = asyncio.gather(*barriers)
+            settled.add_done_callback(lambda _: self._release(connection))
 
     def arrived(self, deliveries: Sequence[consumer_pb2.Delivery]) -> None:
         if not self._stopped:
@@ -289,6 +301,13 @@ class Subscription:
         self._error = error
         self._settlements.give_up(error)
         self._changed.set()
+
+    def _release(self, connection: int) -> None:
+        """The acks of an earlier connection are settled: now messages may come."""
+        if connection == self._connection and self._connected:
+            self._grant += self._grant_held
+            self._grant_held = 0
+            self._wake()
 
     def _replenish(self) -> None:
         """Give back permits for what was taken (N1), within the limit (N2)."""

@@ -121,6 +121,7 @@ async def test_one_bad_message_does_not_fail_the_others(
         results = await asyncio.gather(*map(producer.send, payloads), return_exceptions=True)
     assert [type(result) for result in results].count(postdate.Receipt) == 4
     assert isinstance(results[2], postdate.InvalidRequest)
+    assert results[2].field == ("payload" if named else "")
     assert sorted(broker.payloads("t")) == [b"a", b"b", b"c", b"d"]
 
 
@@ -141,6 +142,7 @@ async def test_long_list_says_how_much_was_stored(broker: FakeBroker, client: po
             await producer.send_many([b"a", b"b", b"c", b"bad", b"d"])
     assert caught.value.stored_count == 3
     assert isinstance(caught.value.__cause__, postdate.InvalidRequest)
+    assert caught.value.__cause__.field == "messages[3].payload"  # of the list, not of its batch
 
 
 async def test_unavailable_is_tried_again_in_order(broker: FakeBroker, client: postdate.Client) -> None:

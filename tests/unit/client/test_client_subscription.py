@@ -275,6 +275,8 @@ async def test_unconfirmed_ack_is_sent_again(broker: FakeBroker, client: postdat
             await nacking
     assert len(frames(broker, "ack")) == 2
     assert 0 in acked(broker)
+    assert broker.topic("t").subscriptions["s"].attempts[0] == 1  # settled before more was asked for
+    assert broker.opens[1].permits.messages == 0
 
 
 async def test_draining_broker_is_left_and_found_again(broker: FakeBroker, client: postdate.Client) -> None:
@@ -365,6 +367,24 @@ async def test_block_that_raises_still_confirms_its_acks(broker: FakeBroker, cli
             subscription.ack_nowait(await anext(subscription))
             raise KeyError
     assert acked(broker) == {0}
+
+
+async def test_client_that_is_closed_first_leaves_nobody_waiting(broker: FakeBroker) -> None:
+    async with (
+        postdate.connect(f"127.0.0.1:{broker.port}") as client,
+        client.producer("t") as producer,
+        client.subscribe("t", "s") as subscription,
+    ):
+        receiving = asyncio.create_task(subscription.receive_many())
+        broker.knobs.hold_answers = asyncio.Event()
+        sending = asyncio.create_task(producer.send(b"x"))
+        await broker.wait(lambda: bool(broker.requests))
+        await client.close()
+        with pytest.raises(postdate.Closed):
+            await receiving
+        with pytest.raises(postdate.Disconnected):
+            await sending
+        broker.knobs.hold_answers.set()
 
 
 async def test_cancelled_consumer_ends_at_once(broker: FakeBroker, client: postdate.Client) -> None:

@@ -273,11 +273,13 @@ def changed_cursor(**changes: object) -> Files:
         pytest.param(lambda: changed_topic(topic_id=2), "of another topic", id="topic-id"),
         pytest.param(lambda: changed_topic(name="other"), "of another topic", id="topic-name"),
         pytest.param(lambda: changed_topic(applied_lsn=999), "ends before", id="journal-too-short"),
-        pytest.param(lambda: changed_root(checkpoint_lsn=999), "ends before", id="journal-too-short-for-root"),
+        pytest.param(
+            lambda: changed_root(checkpoint_lsn=999), "ends before", id="journal-too-short-for-root"
+        ),
         pytest.param(lambda: changed_root(next_ledger_id=2), "given a second time", id="ledger-id-again"),
         pytest.param(lambda: changed_root(topics={1: "orders", 2: "lost"}), "missing", id="no-manifest"),
         pytest.param(lambda: changed_cursor(subscription_id=8), "another subscription", id="cursor-owner"),
-        pytest.param(lambda: changed_cursor(settled={1: BitMap([0])}), "below the mark", id="below-mark"),
+        pytest.param(lambda: changed_cursor(settled={1: BitMap([0])}), "too low", id="settled-at-mark"),
         pytest.param(lambda: changed_cursor(settled={99: BitMap([0])}), "not there", id="no-such-ledger"),
         pytest.param(lambda: changed_cursor(waiting=((0, 4, BitMap([99])),)), "holds", id="beyond-ledger"),
     ],
@@ -338,7 +340,9 @@ def test_cursors_that_fit_are_not_complained_about() -> None:
 # Records
 
 
-def batch(ledger_id: int = 7, first: int = 4, *, offset: int = 40, topic_id: int = 1, count: int = 2) -> Produced:
+def batch(
+    ledger_id: int = 7, first: int = 4, *, offset: int = 40, topic_id: int = 1, count: int = 2
+) -> Produced:
     frames = [b"\x12\x08" + bytes(8)] * count
     rows = np.zeros(count, ROW)
     rows["publish_time_ms"] = 1
@@ -387,7 +391,10 @@ def test_records_that_continue_the_log_are_followed() -> None:
         ([SubscriptionCreated(1, dataclasses.replace(SUBSCRIPTION, name="x"))], "second time"),
         ([SubscriptionCreated(1, dataclasses.replace(SUBSCRIPTION, subscription_id=2))], "is named"),
         ([TopicCreated(2, "t", 0, TopicPolicy())], "Two topics"),
-        ([TopicCreated(2, "u", 0, TopicPolicy()), batch(7, 0, offset=0, topic_id=2)], "the id of one of topic 1"),
+        (
+            [TopicCreated(2, "u", 0, TopicPolicy()), batch(7, 0, offset=0, topic_id=2)],
+            "the id of one of topic 1",
+        ),
     ],
 )
 def test_records_that_contradict_the_log_are_found(records: list[Record], said: str) -> None:
@@ -428,7 +435,7 @@ def test_a_record_that_cannot_be_decoded_is_named_by_its_lsn() -> None:
     bad = batch(99, 3)
     body = b"".join(bytes(part) for part in bad.encode())
     records = [(9, [b"?"], 1), (2, [body], len(body))]
-    file.pwrite(encode_group(first_lsn, file.size(), records)[0], file.size())  # type: ignore[arg-type]
+    file.pwrite(encode_group(first_lsn, file.size(), records)[0], file.size())
     problems = verify_data_dir(vfs, DATA_DIR).problems
     assert [problem.split(":")[0] for problem in problems] == [
         f"lsn {root.checkpoint_lsn + 1}",

@@ -1,0 +1,218 @@
+"""Makes the golden files: one of each on-disk format, from values that never change.
+
+    PYTHONPATH=.:clients/python python -m tests.golden.make
+
+Files of a released version are never made again: a change of a format gets a new version, new files beside the old
+ones, and a decoder that reads both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+from pyroaring import BitMap
+
+from broker.model import FLAG_DELAYED, ROW, Int64Column, Position, RowColumn
+from broker.storage.blocks import BLOCK_ROWS, TIME, BlockChecksums, LedgerCapture, LedgerName
+from broker.storage.frame import encode_group
+from broker.storage.manifest import (
+    BrokerImage,
+    CursorImage,
+    LedgerImage,
+    SubscriptionImage,
+    TopicImage,
+    encode_broker,
+    encode_cursor,
+    encode_topic,
+)
+from broker.storage.policy import SubscriptionPolicy, TopicPolicy
+from broker.storage.records import (
+    GivenBack,
+    Produced,
+    Record,
+    ReturnReason,
+    Settled,
+    SettleReason,
+    SubscriptionCreated,
+    SubscriptionDeleted,
+    TopicCreated,
+    TopicDeleted,
+)
+from broker.storage.segment import encode_header
+
+FOLDER = Path(__file__).parent
+NOW_MS = 1_750_000_000_000
+FIRST_LSN = 0x1234
+SEALED = LedgerName("sealed-v1", topic_id=3, ledger_id=11, generation=0)
+UNSEALED = LedgerName("unsealed-v1", topic_id=3, ledger_id=12, generation=2)
+SEALED_COUNT = BLOCK_ROWS + 4  # a whole block and a partial one
+UNSEALED_COUNT = 5
+
+Columns = tuple[Int64Column, RowColumn, bytes]
+
+
+def columns(count: int, first: int = 0, data_offset: int = 0) -> Columns:
+    """Entries: every third is not delayed, every fifth expires, every seventh has keys."""
+    ids = np.arange(first, first + count)
+    frames = [b"\x12\x06\x0a\x04" + bytes([i % 251, i % 241, i % 239, i % 233]) for i in ids.tolist()]
+    times = np.where(ids % 3 == 0, 0, NOW_MS + ids * 1000).astype(TIME)
+    rows = np.zeros(count, ROW)
+    rows["publish_time_ms"] = NOW_MS + ids // 10
+    rows["expire_at_ms"] = np.where(ids % 5 == 0, NOW_MS + 86_400_000, 0)
+    rows["schedule_hash"] = np.where(ids % 7 == 0, 0xFEDC_BA98_7654_3210, 0)
+    rows["offset"] = np.arange(count) * 8 + data_offset
+    rows["length"] = 8
+    rows["crc"] = [google_crc32c.value(frame) for frame in frames]
+    rows["key_hash"] = np.where(ids % 7 == 0, 0x89AB_CDEF, 0)
+    rows["flags"] = np.where(times > 0, FLAG_DELAYED, 0)
+    return times, rows, b"".join(frames)
+
+
+def records() -> list[Record]:
+    """One of each type; lsn FIRST_LSN and following."""
+    times, rows, frames = columns(3)
+    rows["publish_time_ms"] = NOW_MS
+    subscription = SubscriptionImage(
+        subscription_id=2,
+        name="billing",
+        type=3,
+        create_time_ms=NOW_MS + 2,
+        start=Position(11, 4),
+        policy=SubscriptionPolicy(30_000, 100, 60_000, 1.5, True),
+        mark=Position(11, 4),
+    )
+    return [
+        TopicCreated(3, "orders", NOW_MS + 1, TopicPolicy(2, 500, 86_400_000, 1, 3_600_000, 1 << 28, 50_000)),
+        SubscriptionCreated(3, subscription),
+        Produced(3, 13, 0, NOW_MS, times, rows, frames),
+        Settled(3, 2, SettleReason.ACKED, {11: BitMap([4, 5, 9]), 13: BitMap([0])}),
+        GivenBack(3, 2, ReturnReason.NACKED, NOW_MS + 5_000, {13: BitMap([1, 2])}),
+        Settled(3, 2, SettleReason.EXPIRED, {(1 << 48) - 1: BitMap([0, (1 << 32) - 1])}),
+        GivenBack(3, 2, ReturnReason.LEASE_EXPIRED, 0, {13: BitMap(range(100_000))}),
+        SubscriptionDeleted(3, 2),
+        TopicDeleted(3),
+    ]
+
+
+def segment() -> bytes:
+    """Two groups, then what a torn third would leave: a record without its COMMIT."""
+    data = encode_header(FIRST_LSN)
+    encoded = [(record.type, b"".join(bytes(part) for part in record.encode())) for record in records()]
+    for low, high in ((0, 5), (5, 9)):
+        group = [(int(record_type), [body], len(body)) for record_type, body in encoded[low:high]]
+        data += b"".join(encode_group(FIRST_LSN, len(data), group)[0])
+    torn = b"".join(encode_group(FIRST_LSN, len(data), [(8, [b"torn"], 4)])[0])
+    return data + torn[:20]
+
+
+def ledger(name: LedgerName, count: int, *, sealed: bool) -> dict[str, bytes]:
+    times, rows, frames = columns(count)
+    footers = [b"", b""]
+    if sealed:
+        for index, column in enumerate((times, rows)):
+            checksums = BlockChecksums(column.itemsize)
+            checksums.extend(column)
+            footers[index] = checksums.encode_footer()
+    contents = {"data": frames, "times": times.tobytes() + footers[0], "rows": rows.tobytes() + footers[1]}
+    return {name.path(kind): name.header(kind).encode() + content for kind, content in contents.items()}
+
+
+def capture(name: LedgerName, count: int, *, sealed: bool) -> LedgerCapture:
+    """What a manifest says of such a ledger."""
+    times, rows, frames = columns(count)
+    crcs = []
+    for column in (times, rows):
+        checksums = BlockChecksums(column.itemsize)
+        checksums.extend(column)
+        crcs.append(() if sealed else checksums.crcs())
+    return LedgerCapture(name.topic_id, name.ledger_id, name.generation, count, len(frames), sealed, *crcs)
+
+
+def broker_image() -> BrokerImage:
+    return BrokerImage(
+        broker_id="6f9619ff-8b86-4011-b42d-00cf4fc964ff",
+        checkpoint_lsn=0x1233,
+        topics={3: "orders", 7: "übung"},
+        next_topic_id=8,
+        next_ledger_id=(1 << 48) - 1,
+        last_alive_ms=NOW_MS,
+    )
+
+
+def topic_image() -> TopicImage:
+    ledgers = []
+    for name, count, sealed in ((SEALED, SEALED_COUNT, True), (UNSEALED, UNSEALED_COUNT, False)):
+        of = capture(name, count, sealed=sealed)
+        image = LedgerImage(
+            of.ledger_id,
+            of.generation,
+            of.entry_count,
+            of.data_bytes,
+            of.sealed,
+            of.times_crcs,
+            of.rows_crcs,
+            NOW_MS,
+        )
+        ledgers.append(image)
+    billing = SubscriptionImage(
+        subscription_id=2,
+        name="billing",
+        type=3,
+        create_time_ms=NOW_MS + 2,
+        start=Position(11, 4),
+        policy=SubscriptionPolicy(30_000, 100, 60_000, 1.5, True),
+        cursor_file="2.1234",
+        mark=Position(11, 8),
+    )
+    audit = SubscriptionImage(
+        3, "audit", 1, NOW_MS + 3, Position(0, 0), SubscriptionPolicy(), "", Position(12, 5)
+    )
+    return TopicImage(
+        topic_id=3,
+        name="orders",
+        create_time_ms=NOW_MS + 1,
+        policy=TopicPolicy(tick_ms=500, ledger_max_entries=50_000),
+        applied_lsn=0x1233,
+        ledgers=tuple(ledgers),
+        subscriptions=(billing, audit),
+        next_subscription_id=4,
+        indexed_through=Position(11, 17),
+        index_lsn=0x1200,
+        frontier_ms=NOW_MS + 12,
+    )
+
+
+def cursor_image() -> CursorImage:
+    return CursorImage(
+        topic_id=3,
+        subscription_id=2,
+        settled={11: BitMap([9, *range(100, 4000)]), 12: BitMap([0, 4])},
+        attempts={11: [BitMap([8, 10]), BitMap([10])], 12: [BitMap(), BitMap([1])]},
+        waiting=((0, 11, BitMap([8])), (NOW_MS + 9, 12, BitMap([1]))),
+    )
+
+
+def build() -> dict[str, bytes]:
+    """Every golden file by its path below this folder."""
+    return {
+        "segment-v1.seg": segment(),
+        "broker-v1.manifest": encode_broker(broker_image()),
+        "topic-v1.manifest": encode_topic(topic_image()),
+        "cursor-v1": encode_cursor(cursor_image()),
+        **ledger(SEALED, SEALED_COUNT, sealed=True),
+        **ledger(UNSEALED, UNSEALED_COUNT, sealed=False),
+    }
+
+
+def main() -> None:
+    for name, content in build().items():
+        path = FOLDER / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        print(f"{len(content):8} {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Files of every on-disk version: they load forever, and today's encoders still write them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broker.model import Position
+from broker.storage.blocks import KINDS, LedgerCapture, LedgerName
+from broker.storage.dump import dump_file
+from broker.storage.journal import Journal
+from broker.storage.ledger_check import verify_ledger
+from broker.storage.ledger_files import LedgerFiles, OpenFiles
+from broker.storage.manifest import decode_broker, decode_cursor, decode_topic
+from broker.storage.records import Produced, decode_record
+from broker.testing.mem_vfs import MemVfs
+from tests.golden import make
+
+FOLDER = Path(__file__).parent
+
+# Never edit a line of these; a new version of a format adds lines.
+SHA256 = {
+    "segment-v1.seg": "3ad7bb538716670a00bd61b57cc9342f618a33d39bd259b04f0b5255c4155ceb",
+    "broker-v1.manifest": "effa4e56ece2cc17a11790b6ec36f0fd3f9c99bf5bea748e7ab5c963138fc33f",
+    "topic-v1.manifest": "675157015baebf5ca5a128f4ff9159f78c0360e3d088d80ab749e870782da753",
+    "cursor-v1": "8a1bef5381998c137a2567afc1766195840fa04bf91bb140e3800953a9eb2ff8",
+    "sealed-v1/11.0.data": "bcbb10b2c8967b5e12df2de77165de20b459076ac917a4a280d1519e3726fcde",
+    "sealed-v1/11.0.rows": "8a1a38bd1e517a34110ece2b3783153fe8799c9df656eefd5f06d9a3b9baf9cf",
+    "sealed-v1/11.0.times": "91b5f00b926358321912d80cfbd426c491cf13dc9d5489d4801bee6cfe59dd54",
+    "unsealed-v1/12.2.data": "69d117977da8956673c820c1cac98fbb03a2e6ebe482070efeaaea96f4a778dc",
+    "unsealed-v1/12.2.rows": "ae8974c9aed1c24766bd7ad730fd17102d4b7bf26eb066f62df0eb14dabe2a2b",
+    "unsealed-v1/12.2.times": "5afb891fa59ad8a895f360121c5e25f321dc0a5038dd8a918d0209aa28bec6dc",
+}
+
+
+def read(name: str) -> bytes:
+    return (FOLDER / name).read_bytes()
+
+
+def disk_of(*names: str) -> MemVfs:
+    vfs = MemVfs()
+    for name in names:
+        if "/" in name:
+            vfs.make_dir(name.rpartition("/")[0])
+        vfs.open(name, create=True).pwrite([read(name)], 0)
+    return vfs
+
+
+@pytest.mark.parametrize("name", SHA256)
+def test_the_file_is_the_one_that_was_frozen(name: str) -> None:
+    assert hashlib.sha256(read(name)).hexdigest() == SHA256[name]
+
+
+@pytest.mark.parametrize("name", SHA256)
+def test_todays_encoder_writes_these_very_bytes(name: str) -> None:
+    assert make.build()[name] == read(name)
+
+
+def test_every_format_has_a_golden_file() -> None:
+    assert sorted(make.build()) == sorted(SHA256)
+
+
+def test_broker_manifest() -> None:
+    image = decode_broker(read("broker-v1.manifest"), "")
+    assert image == make.broker_image()
+    assert (image.checkpoint_lsn, image.topics) == (0x1233, {3: "orders", 7: "übung"})
+
+
+def test_topic_manifest() -> None:
+    image = decode_topic(read("topic-v1.manifest"), "")
+    assert image == make.topic_image()
+    assert [(each.ledger_id, each.entry_count, each.sealed) for each in image.ledgers] == [
+        (11, 4100, True),
+        (12, 5, False),
+    ]
+    assert image.ledgers[1].times_crcs == (0x8DE8EAEF,)
+    assert [each.mark for each in image.subscriptions] == [Position(11, 8), Position(12, 5)]
+    assert image.subscriptions[0].policy.backoff_multiplier == 1.5
+
+
+def test_cursor() -> None:
+    image = decode_cursor(read("cursor-v1"), "")
+    assert image == make.cursor_image()
+    assert [(ledger_id, len(bitmap)) for ledger_id, bitmap in image.settled.items()] == [(11, 3901), (12, 2)]
+    assert [not_before_ms for not_before_ms, _, _ in image.waiting] == [0, 1_750_000_000_009]
+
+
+def test_segment() -> None:
+    vfs = MemVfs()
+    vfs.make_dir("journal")
+    path = f"journal/{make.FIRST_LSN:016x}.seg"
+    vfs.open(path, create=True).pwrite([read("segment-v1.seg")], 0)
+    first, last = 0x1234, 0x1234 + 8
+    journal = Journal.open(vfs, "journal", needed_from_lsn=first, needed_to_lsn=last)
+    found = list(journal.replay(first))
+    assert [(lsn, record_type) for lsn, record_type, _ in found] == list(
+        enumerate([5, 7, 2, 3, 4, 3, 4, 8, 6], first)
+    )
+    for (_, record_type, body), expected in zip(found, make.records(), strict=True):
+        record = decode_record(record_type, body)
+        if isinstance(record, Produced):
+            assert isinstance(expected, Produced)
+            assert (record.times.tolist(), record.rows.tolist(), bytes(record.frames)) == (
+                expected.times.tolist(),
+                expected.rows.tolist(),
+                expected.frames,
+            )
+        else:
+            assert record == expected
+    assert len(read("segment-v1.seg")) - vfs.open(path).size() == 20  # the torn third group was cut
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "sealed"),
+    [(make.SEALED, make.SEALED_COUNT, True), (make.UNSEALED, make.UNSEALED_COUNT, False)],
+)
+def test_ledger(name: LedgerName, count: int, sealed: bool) -> None:
+    vfs = disk_of(*map(name.path, KINDS))
+    capture = make.capture(name, count, sealed=sealed)
+    if not sealed:
+        assert capture == LedgerCapture(3, 12, 2, 5, 40, False, (0x8DE8EAEF,), (0xB6E7BB7A,))
+    assert verify_ledger(vfs, name.folder, capture) == []
+    files = LedgerFiles(OpenFiles(vfs), name, capture)
+    entries = files.read(np.arange(count, dtype=np.uint32), capture.data_bytes, 1 << 40)
+    times, rows, frames = make.columns(count)
+    assert entries.times.tolist() == times.tolist()
+    assert entries.rows.tolist() == rows.tolist()
+    assert b"".join(entries.frames) == frames
+    assert entries.times[:4].tolist() == [0, 1_750_000_001_000, 1_750_000_002_000, 0]
+
+
+@pytest.mark.parametrize("name", SHA256)
+def test_dump_reads_every_golden_file(name: str) -> None:
+    lines = list(dump_file(disk_of(name), name))
+    assert len(lines) > 2
+    assert "error" not in {line["line"] for line in lines}

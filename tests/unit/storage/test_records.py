@@ -1,0 +1,293 @@
+"""The journal's records as bytes: they come back as they were, and any other bytes are `Corrupt`."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyroaring import BitMap
+
+from broker.errors import Corrupt
+from broker.model import ENTRY_ID_MAX, FLAG_DELAYED, LEDGER_ID_MAX, ROW, TIME_MS_MAX, Position
+from broker.storage.manifest import ID_MAX, SubscriptionImage, subscription_to_entry
+from broker.storage.records import (
+    GivenBack,
+    Produced,
+    Record,
+    RecordType,
+    ReturnReason,
+    Settled,
+    SettleReason,
+    SubscriptionCreated,
+    SubscriptionDeleted,
+    TopicCreated,
+    TopicDeleted,
+    decode_record,
+)
+from broker.storage.v1 import manifest_pb2 as pb
+from tests.golden import make
+from tests.unit.storage.test_manifest import bitmaps, ids, ledger_ids, names, subscription_images, times
+from tests.unit.storage.test_policy import topic_policies
+
+TYPES = [each for each in RecordType if RecordType.PRODUCED <= each <= RecordType.SUBSCRIPTION_DELETED]
+
+
+def encode(record: Record) -> bytes:
+    return b"".join(bytes(part) for part in record.encode())
+
+
+def decode(record_type: int, body: bytes) -> Record:
+    return decode_record(record_type, memoryview(body))
+
+
+def produced(count: int = 3, **changes: Any) -> Produced:
+    lengths = np.arange(count) % 7 + 2
+    rows = np.zeros(count, ROW)
+    rows["offset"] = lengths.cumsum() - lengths + 100
+    rows["length"] = lengths
+    values: dict[str, Any] = {
+        "topic_id": 1,
+        "ledger_id": 2,
+        "first_entry_id": 9,
+        "publish_time_ms": 5,
+        "times": np.arange(count, dtype=np.int64),
+        "rows": rows,
+        "frames": bytes(int(lengths.sum())),
+    }
+    return Produced(**{**values, **changes})
+
+
+entry_maps = st.dictionaries(ledger_ids, bitmaps, max_size=4)
+records: st.SearchStrategy[Record] = st.one_of(
+    st.builds(
+        lambda count, topic_id, ledger_id, first, publish_ms, deliver_ms: produced(
+            count,
+            topic_id=topic_id,
+            ledger_id=ledger_id,
+            first_entry_id=first,
+            publish_time_ms=publish_ms,
+            times=np.full(count, deliver_ms, np.int64),
+        ),
+        st.integers(1, 50),
+        ids,
+        ledger_ids,
+        st.integers(0, ENTRY_ID_MAX - 49),
+        times,
+        st.integers(0, TIME_MS_MAX),
+    ),
+    st.builds(Settled, ids, ids, st.sampled_from(SettleReason), entry_maps),
+    st.builds(GivenBack, ids, ids, st.sampled_from(ReturnReason), times, entry_maps),
+    st.builds(TopicCreated, ids, names, times, topic_policies),
+    st.builds(TopicDeleted, ids),
+    st.builds(
+        lambda topic_id, image: SubscriptionCreated(
+            topic_id, SubscriptionImage(**{**image, "cursor_file": ""})
+        ),
+        ids,
+        ids.flatmap(subscription_images).map(
+            lambda image: {name: getattr(image, name) for name in SubscriptionImage.__slots__}
+        ),
+    ),
+    st.builds(SubscriptionDeleted, ids, ids),
+)
+
+
+@given(records)
+def test_a_record_comes_back_as_it_was(record: Record) -> None:
+    found = decode(record.type, encode(record))
+    assert type(found) is type(record)
+    assert encode(found) == encode(record)
+    if not isinstance(found, Produced):
+        assert found == record
+
+
+def test_a_batch_comes_back_as_it_was() -> None:
+    record = produced(5000)
+    found = decode(RecordType.PRODUCED, encode(record))
+    assert isinstance(found, Produced)
+    assert (found.times == record.times).all() and (found.rows == record.rows).all()
+    assert found.times.dtype == np.dtype(np.int64)
+    assert found.rows.dtype == ROW
+    assert found.times.flags.writeable  # a copy, which does not keep the segment in memory
+    assert (found.topic_id, found.ledger_id, found.first_entry_id) == (1, 2, 9)
+    assert (found.publish_time_ms, found.frames) == (5, record.frames)
+
+
+# Any bytes
+
+
+@pytest.mark.parametrize("record_type", TYPES)
+@given(body=st.binary(max_size=200))
+def test_any_bytes_give_a_record_or_corrupt(record_type: int, body: bytes) -> None:
+    with suppress(Corrupt):
+        record = decode(record_type, body)
+        assert record.type == record_type
+        encode(record)
+
+
+@pytest.mark.parametrize("record", make.records(), ids=lambda record: type(record).__name__)
+@given(data=st.data())
+def test_changed_bytes_give_a_record_or_corrupt(record: Record, data: st.DataObject) -> None:
+    body = bytearray(encode(record))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(body)))
+        body[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    with suppress(Corrupt):
+        found = decode(record.type, bytes(body))
+        if isinstance(found, Produced):
+            assert encode(found) == bytes(body)  # it has one form only
+        if isinstance(found, Settled | GivenBack):
+            # A bitmap holds offsets that CRoaring does not look at, so only the length must be the same.
+            assert len(encode(found)) == len(body)
+            assert encode(decode(found.type, encode(found))) == encode(found)
+
+
+@pytest.mark.parametrize("record", make.records(), ids=lambda record: type(record).__name__)
+def test_a_cut_record_is_corrupt_or_another_record(record: Record) -> None:
+    body = encode(record)
+    for length in range(min(len(body), 400)):
+        if isinstance(record, Produced | Settled | GivenBack):
+            with pytest.raises(Corrupt):
+                decode(record.type, body[:length])
+        else:  # a protobuf message may end after any of its fields; the journal's crc covers the length
+            with suppress(Corrupt):
+                decode(record.type, body[:length])
+
+
+@pytest.mark.parametrize("record_type", [1, *range(9, 256)])
+def test_types_that_are_not_in_use_are_corrupt(record_type: int) -> None:
+    with pytest.raises(Corrupt, match="unknown type"):
+        decode(record_type, b"")
+
+
+def test_counts_are_believed_only_as_far_as_the_bytes_reach() -> None:
+    huge = (1 << 32) - 1
+    bodies = [
+        (RecordType.PRODUCED, struct.pack("<QQqIIII", 1, 1, 0, 0, huge, huge, 0)),
+        (RecordType.PRODUCED, struct.pack("<QQqIIII", 1, 1, 0, 0, huge, 0, 0) + bytes(52)),
+        (RecordType.PRODUCED, struct.pack("<QQqIIII", 1, 1, 0, 0, 1, huge, 0) + bytes(52)),
+        (RecordType.SETTLED, struct.pack("<QQB3xI", 1, 1, 1, huge)),
+        (RecordType.SETTLED, struct.pack("<QQB3xIQII", 1, 1, 1, huge, 1, huge, 0) + bytes(8)),
+        (RecordType.GIVEN_BACK, struct.pack("<QQB3xIq", 1, 1, 1, huge, 0)),
+        # A bitmap that claims as many containers as there can be, then one that claims more.
+        (RecordType.SETTLED, settled_with(struct.pack("<II", 12346, 65536))),
+        (RecordType.SETTLED, settled_with(struct.pack("<II", 12346, huge))),
+        (RecordType.SETTLED, settled_with(struct.pack("<HH", 12347, 65535))),
+        (RecordType.TOPIC_CREATED, b"\x12\xff\xff\xff\xff\x0f"),
+        (RecordType.SUBSCRIPTION_CREATED, b"\x08\x01\x12\xff\xff\xff\xff\x0f"),
+    ]
+    tracemalloc.start()
+    for record_type, body in bodies:
+        with pytest.raises(Corrupt):
+            decode(record_type, body)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def settled_with(bitmap: bytes) -> bytes:
+    return struct.pack("<QQB3xIQII", 1, 1, 1, 1, 5, len(bitmap), 0) + bitmap
+
+
+# Values that no broker writes
+
+
+def negative(count: int) -> Any:
+    return np.full(count, -1, np.int64)
+
+
+def rows_with(column: str, value: int) -> Any:
+    rows = produced().rows
+    rows[column][0] = value
+    return rows
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        produced(topic_id=0),
+        produced(topic_id=1 << 63),
+        produced(ledger_id=0),
+        produced(ledger_id=LEDGER_ID_MAX + 1),
+        produced(first_entry_id=ENTRY_ID_MAX - 1),
+        produced(publish_time_ms=-1),
+        produced(times=negative(3)),
+        produced(times=np.full(3, TIME_MS_MAX + 1, np.int64)),
+        produced(rows=rows_with("offset", 101)),
+        produced(frames=bytes(8)),
+        produced(0, rows=np.zeros(0, ROW)),
+        Settled(0, 1, SettleReason.ACKED, {}),
+        Settled(1, 0, SettleReason.ACKED, {}),
+        Settled(1, 1, SettleReason.ACKED, {0: BitMap([1])}),
+        Settled(1, 1, SettleReason.ACKED, {LEDGER_ID_MAX + 1: BitMap([1])}),
+        Settled(1, 1, 3, {}),  # type: ignore[arg-type]
+        GivenBack(1, 1, ReturnReason.NACKED, -1, {}),
+        GivenBack(1, 1, 0, 0, {}),  # type: ignore[arg-type]
+        GivenBack(1, 1, 4, 0, {}),  # type: ignore[arg-type]
+        TopicDeleted(0),
+        TopicDeleted(ID_MAX + 1),
+        SubscriptionDeleted(0, 1),
+        SubscriptionDeleted(1, 0),
+        SubscriptionCreated(1, SubscriptionImage(1, "s", 1, 0, Position(0, 0), cursor_file="1.a")),
+        SubscriptionCreated(1, SubscriptionImage(1, "s", 7, 0, Position(0, 0))),
+        SubscriptionCreated(0, SubscriptionImage(1, "s", 1, 0, Position(0, 0))),
+    ],
+)
+def test_a_record_with_a_value_out_of_range_is_corrupt(record: Record) -> None:
+    with pytest.raises(Corrupt):
+        decode(record.type, encode(record))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.TopicCreated(topic_id=0, name="x"),
+        pb.TopicCreated(topic_id=1, name=""),
+        pb.TopicCreated(topic_id=1, name="x", create_time_ms=-1),
+        pb.TopicCreated(topic_id=1, name="x", policy=pb.TopicPolicyRecord(tracker=9)),
+        pb.TopicCreated(topic_id=1, name="x", policy=pb.TopicPolicyRecord(tick_ms=-1)),
+    ],
+)
+def test_a_topic_with_a_value_out_of_range_is_corrupt(message: pb.TopicCreated) -> None:
+    with pytest.raises(Corrupt):
+        decode(RecordType.TOPIC_CREATED, message.SerializeToString())
+
+
+def test_bytes_that_are_always_zero_are_looked_at() -> None:
+    settled = Settled(1, 1, SettleReason.ACKED, {5: BitMap([1])})
+    for record, places in (
+        (produced(), (36, 39)),
+        (settled, (17, 19, 36)),
+        (make.records()[4], (17, 19, 44)),
+    ):
+        body = bytearray(encode(record))
+        for place in places:
+            assert body[place] == 0
+            body[place] = 1
+            with pytest.raises(Corrupt):
+                decode(record.type, bytes(body))
+            body[place] = 0
+        decode(record.type, bytes(body))
+
+
+def test_sets_out_of_order_or_named_twice_are_corrupt() -> None:
+    one, two = (
+        struct.pack("<QII", i, len(BitMap([1]).serialize()), 0) + BitMap([1]).serialize() for i in (1, 2)
+    )
+    head = struct.pack("<QQB3xI", 1, 1, 1, 2)
+    decode(RecordType.SETTLED, head + one + two)
+    for sets in (two + one, one + one, one + two + b"\0", one):
+        with pytest.raises(Corrupt):
+            decode(RecordType.SETTLED, head + sets)
+
+
+def test_the_columns_in_the_golden_batch_are_what_they_should_be() -> None:
+    times_, rows, _ = make.columns(3)
+    assert ((rows["flags"] & FLAG_DELAYED != 0) == (times_ > 0)).all()
+    assert subscription_to_entry(make.topic_image().subscriptions[0]).name == "billing"
