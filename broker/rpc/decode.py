@@ -7,7 +7,7 @@ themselves are read in bulk (`wire.py`). The typed parser is asked where only it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from broker.rpc.encode import encode_varint
 from broker.rpc.wire import Fields, find_frames, scan_messages
 from postdate.v1 import producer_pb2
 
+_FEW = 16
+"""Up to so many messages, reading them one by one costs less than the NumPy calls that many share."""
 _PLAIN_FIELDS = 9  # of a message, apart from properties
 
 
@@ -94,41 +96,72 @@ def decode_produce(raw: bytes, config: BrokerConfig) -> DecodedProduce:
 
 def _decode_messages(raw: bytes, envelope: Any, config: BrokerConfig) -> tuple[Batch, Fields]:
     messages = list(envelope.messages)
-    lengths = _lengths(messages)
-    heads = _head_bytes(lengths)
-    topic = envelope.topic.encode()
-    # Where every library puts them: behind the topic. Copying them out is much cheaper than writing them anew.
-    frames = find_frames(raw, 1 + len(encode_varint(len(topic))) + len(topic), heads, lengths)
-    if frames is None:
-        frames = _write_frames(messages)
-    ends = (heads + lengths).cumsum()
-    starts = ends - lengths
-    fields_max = _PLAIN_FIELDS + config.properties_count_max
-    fields = scan_messages(frames, starts, ends, fields_max)
-    request = None
-    if fields is None or fields.has_text or int(lengths.max()) > _frame_bytes_plain(config):
+    plain = _read_plain(raw, envelope.topic, messages, config) if len(messages) > _FEW else None
+    if plain is not None:
+        frames, fields = plain
+        if fields.has_text:
+            _parse_typed(raw)  # only it can tell whether texts are UTF-8
+    else:
         request = _parse_typed(raw)
-        if fields is None or int(lengths.max()) > _frame_bytes_plain(config):
-            messages = _rewrite(request, config)
-            lengths = _lengths(messages)
-            frames = _write_frames(messages)
-            heads = _head_bytes(lengths)
-            ends = (heads + lengths).cumsum()
-            starts = ends - lengths
-            fields = scan_messages(frames, starts, ends, fields_max)
-            assert fields is not None, "what the typed parser wrote is plain"
-    _check_limits(fields, request, config)
+        request.DiscardUnknownFields()
+        messages = [message.SerializeToString() for message in request.messages]
+        frames = _write_frames(messages)
+        fields = _read_typed(request)
+    _check_limits(fields, config)
+    lengths = _lengths(messages)
     batch = Batch(
         frames=frames,
-        lengths=(heads + lengths).astype(np.uint32),
+        lengths=(_head_bytes(lengths) + lengths).astype(np.uint32),
         crcs=_crcs(messages, lengths),
         deliver_at_ms=fields.deliver_at_ms,
         deliver_after_ms=fields.deliver_after_ms,
         ttl_ms=fields.ttl_ms,
-        key_hashes=_key_hashes(frames, fields),
+        key_hashes=_key_hashes(fields),
         schedule_hashes=np.zeros(len(lengths), dtype=np.uint64),
     )
     return batch, fields
+
+
+def _read_plain(
+    raw: bytes, topic: str, messages: list[bytes], config: BrokerConfig
+) -> tuple[bytes, Fields] | None:
+    """Frames and fields of many messages, read in bulk; None if one of them is not plain, or perhaps too large."""
+    lengths = _lengths(messages)
+    heads = _head_bytes(lengths)
+    # Where every library puts them: behind the topic. Copying them out is much cheaper than writing them anew.
+    topic_bytes = len(topic.encode())
+    frames = find_frames(raw, 1 + len(encode_varint(topic_bytes)) + topic_bytes, heads, lengths)
+    if frames is None:
+        frames = _write_frames(messages)
+    ends = (heads + lengths).cumsum()
+    fields = scan_messages(frames, ends - lengths, ends, _PLAIN_FIELDS + config.properties_count_max)
+    if fields is None or int(lengths.max()) > _frame_bytes_plain(config):
+        return None
+    return None if (fields.property_bytes > config.properties_bytes_max).any() else (frames, fields)
+
+
+def _read_typed(request: producer_pb2.ProduceRequest) -> Fields:
+    """Fields of messages, one by one: for few messages, and for those that are not plain."""
+    messages = request.messages
+    properties = [message.properties for message in messages]
+    return Fields(
+        payload_bytes=_column(len(message.payload) for message in messages),
+        deliver_at_ms=_column(message.deliver_at_ms for message in messages),
+        deliver_after_ms=_column(message.deliver_after_ms for message in messages),
+        ttl_ms=_column(message.ttl_ms for message in messages),
+        sequence_ids=_column(min(message.sequence_id, 1) for message in messages),
+        property_counts=_column(map(len, properties)),
+        property_bytes=_column(
+            sum(len(name.encode()) + len(value.encode()) for name, value in each.items())
+            for each in properties
+        ),
+        keys={i: message.key.encode() for i, message in enumerate(messages) if message.key},
+        schedule_keys={i: m.schedule_key.encode() for i, m in enumerate(messages) if m.schedule_key},
+    )
+
+
+def _column(values: Iterable[int]) -> Int64Column:
+    return np.fromiter(values, dtype=np.int64)
 
 
 def _lengths(messages: Sequence[bytes]) -> Int64Column:
@@ -163,43 +196,24 @@ def _parse_typed(raw: bytes) -> producer_pb2.ProduceRequest:
         ) from error
 
 
-def _rewrite(request: producer_pb2.ProduceRequest, config: BrokerConfig) -> list[bytes]:
-    """The messages in plain form, as the typed parser writes them; unknown fields are left out."""
-    request.DiscardUnknownFields()
-    for index, message in enumerate(request.messages):
-        if len(message.properties) > config.properties_count_max:
-            raise _too_large(
-                "properties", index, len(message.properties), config.properties_count_max, "entries"
-            )
-    return [message.SerializeToString() for message in request.messages]
-
-
-def _check_limits(fields: Fields, request: producer_pb2.ProduceRequest | None, config: BrokerConfig) -> None:
+def _check_limits(fields: Fields, config: BrokerConfig) -> None:
     for name, sizes, limit, unit in (
         ("payload", fields.payload_bytes, config.payload_bytes_max, "bytes"),
         ("properties", fields.property_counts, config.properties_count_max, "entries"),
+        ("properties", fields.property_bytes, config.properties_bytes_max, "bytes"),
     ):
         over = np.flatnonzero(sizes > limit)
         if len(over):
             raise _too_large(name, int(over[0]), int(sizes[over[0]]), limit, unit)
-    # An entry spends at least four bytes on tags and lengths, and more where a text is long: a bound from above.
-    property_bytes = fields.property_bytes - 4 * fields.property_counts
-    for index in np.flatnonzero(property_bytes > config.properties_bytes_max).tolist():
-        assert request is not None, "properties are text, which the typed parser has seen"
-        properties = request.messages[index].properties.items()
-        size = sum(len(name.encode()) + len(value.encode()) for name, value in properties)
-        if size > config.properties_bytes_max:
-            raise _too_large("properties", index, size, config.properties_bytes_max, "bytes")
-    for index, (_, length) in fields.keys.items():
-        if length > config.key_bytes_max:
-            raise _too_large("key", index, length, config.key_bytes_max, "bytes")
-    for index, (_, length) in fields.schedule_keys.items():
-        if length > config.schedule_key_bytes_max:
-            raise _too_large("schedule_key", index, length, config.schedule_key_bytes_max, "bytes")
-        if length:
-            raise Unsupported(
-                f"schedule_key is not available yet (messages[{index}])", reason="SCHEDULE_KEY_NOT_SUPPORTED"
-            )
+    for index, key in fields.keys.items():
+        if len(key) > config.key_bytes_max:
+            raise _too_large("key", index, len(key), config.key_bytes_max, "bytes")
+    for index, key in fields.schedule_keys.items():
+        if len(key) > config.schedule_key_bytes_max:
+            raise _too_large("schedule_key", index, len(key), config.schedule_key_bytes_max, "bytes")
+        raise Unsupported(
+            f"schedule_key is not available yet (messages[{index}])", reason="SCHEDULE_KEY_NOT_SUPPORTED"
+        )
 
 
 def _too_large(name: str, index: int, size: int, limit: int, unit: str) -> InvalidRequest:
@@ -228,9 +242,8 @@ _HEAD_CRCS = np.array([_head_crc(length) for length in range(1 << 12)], dtype=np
 """Of tag and length, by length: most messages are short, and most requests hold many."""
 
 
-def _key_hashes(frames: bytes, fields: Fields) -> UInt32Column:
+def _key_hashes(fields: Fields) -> UInt32Column:
     hashes = np.zeros(len(fields.payload_bytes), dtype=np.uint32)
-    for index, (start, length) in fields.keys.items():
-        if length:
-            hashes[index] = google_crc32c.value(frames[start : start + length]) or 1  # 0 means none
+    for index, key in fields.keys.items():
+        hashes[index] = google_crc32c.value(key) or 1  # 0 means none
     return hashes

@@ -71,9 +71,9 @@ class Fields:
     property_bytes: Int64Column
     has_text: bool = False
     """Whether any message has a field that must be valid UTF-8, or holds a message of its own."""
-    keys: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Message -> where its key lies in the buffer, for those that have one."""
-    schedule_keys: dict[int, tuple[int, int]] = field(default_factory=dict)
+    keys: dict[int, bytes] = field(default_factory=dict)
+    """Message -> its key, for those that have one."""
+    schedule_keys: dict[int, bytes] = field(default_factory=dict)
 
     @classmethod
     def absent(cls, count: int) -> Fields:
@@ -100,7 +100,7 @@ def scan_messages(buffer: bytes, starts: Int64Column, ends: Int64Column, fields_
         if widths is None:
             return None
         at = at + 1 + widths
-        if not _note_round(found, tags, some, at, values):
+        if not _note_round(found, buffer, tags, some, at, values):
             return None
         at = at + np.where(tags & 7 == _LENGTH, values, 0)
         if (at > ends).any():
@@ -118,20 +118,22 @@ def _unfinished(
 
 
 def _note_round(
-    found: Fields, tags: U8Column, some: Int64Column, at: Int64Column, values: Int64Column
+    found: Fields, buffer: bytes, tags: U8Column, some: Int64Column, at: Int64Column, values: Int64Column
 ) -> bool:
     """Note one field of each message; False if one of them is none of ours."""
     same = tags == tags[0]
     if same.all():
-        return _note(found, int(tags[0]), some, at, values)
+        return _note(found, buffer, int(tags[0]), some, at, values)
     for tag in np.unique(tags).tolist():
         of_tag = tags == tag
-        if not _note(found, tag, some[of_tag], at[of_tag], values[of_tag]):
+        if not _note(found, buffer, tag, some[of_tag], at[of_tag], values[of_tag]):
             return False
     return True
 
 
-def _note(found: Fields, tag: int, some: Int64Column, at: Int64Column, values: Int64Column) -> bool:
+def _note(
+    found: Fields, buffer: bytes, tag: int, some: Int64Column, at: Int64Column, values: Int64Column
+) -> bool:
     """Note one field of some messages; False if it is none of ours."""
     number, wire_type = tag >> 3, tag & 7
     if wire_type == _VARINT:
@@ -154,8 +156,9 @@ def _note(found: Fields, tag: int, some: Int64Column, at: Int64Column, values: I
         found.property_counts[some] += 1
         found.property_bytes[some] += values
     elif number in (2, 6):
-        places = found.keys if number == 2 else found.schedule_keys
-        places.update(zip(some.tolist(), zip(at.tolist(), values.tolist(), strict=True), strict=True))
+        keys = found.keys if number == 2 else found.schedule_keys
+        for index, start, end in zip(some.tolist(), at.tolist(), (at + values).tolist(), strict=True):
+            keys[index] = buffer[start:end]
     else:
         return number == 10
     return True

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from broker.delayed.tracker import DueChunk
 from broker.errors import Corrupt
 from broker.model import (
     Array,
@@ -268,9 +269,15 @@ class Dispatcher:
 
     def _put_back(self, taken: Taken, at: Array | slice) -> None:
         """What was not handed out comes first next time; it was not sent, so no attempt is counted."""
-        entries = _entries(taken, at)
-        if entries:
-            self._subscription.redelivery.push(0, entries)
+        subscription = self._subscription
+        if taken.expected_ms is None:
+            subscription.redelivery.push(0, _entries(taken, at))
+        elif subscription.consumers and len(taken.entry_ids[at]):
+            # Back where it was: a set of positions would forget the due order. If catch-up began meanwhile it finds
+            # these again, and whoever comes second is refused by the last look; if nobody is left, it will find them.
+            subscription.replay.put_back(
+                DueChunk(taken.expected_ms[at], taken.ledger_ids[at], taken.entry_ids[at])
+            )
 
     def _idle_seconds(self) -> float:
         """Until when nothing can become deliverable by itself; never long, so that a stepped clock is noticed."""

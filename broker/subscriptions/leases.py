@@ -98,7 +98,9 @@ class Leases:
 
     def next_deadline_ns(self) -> int | None:
         """The earliest deadline of anything held; None if nothing is."""
-        deadlines = [grant.deadline_ns for grants in self._grants.values() for grant in grants if grant.entries]
+        deadlines = [
+            grant.deadline_ns for grants in self._grants.values() for grant in grants if grant.entries
+        ]
         return min(deadlines, default=None)
 
     def held(self, consumer_id: str) -> Entries:

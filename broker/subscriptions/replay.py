@@ -48,6 +48,18 @@ class ReplayQueue:
             chunk.deliver_at_ms[first:end], chunk.ledger_ids[first:end], chunk.entry_ids[first:end]
         )
 
+    def put_back(self, chunk: DueChunk) -> None:
+        """Return what `take` gave, or a part of it, to the front: due order is kept. May pass the limit by one take."""
+        if self._offset:
+            first = self._chunks[0]
+            rest = slice(self._offset, None)
+            self._chunks[0] = DueChunk(
+                first.deliver_at_ms[rest], first.ledger_ids[rest], first.entry_ids[rest]
+            )
+            self._offset = 0
+        self._chunks.appendleft(chunk)
+        self._count += len(chunk)
+
     def clear(self) -> None:
         self._chunks.clear()
         self._offset = 0

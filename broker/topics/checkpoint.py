@@ -19,6 +19,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from broker.errors import StorageFailed
 from broker.model import START
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
@@ -147,6 +148,7 @@ class Checkpointer:
         self._bytes_before = journal.appended_bytes
         self._due = asyncio.Event()
         self._lock = asyncio.Lock()
+        self._cut_short = False  # a checkpoint has begun and not ended; true for good if it never will
         self._counters = counters
 
     def changed(self, topic: Topic) -> None:
@@ -170,23 +172,34 @@ class Checkpointer:
     async def checkpoint(self) -> None:
         """Write one checkpoint; returns when it is durable."""
         async with self._lock:
-            started_ns = self._clock.monotonic_ns()
-            self._bytes_before = self._journal.appended_bytes
-            root = self._capture_root()
-            deleted, self._registry.deleted_ids = self._registry.deleted_ids, set()
-            changed, self._changed = self._changed, set()
-            for topic_id in sorted(changed):
-                if topic := self._registry.topics.get(topic_id):
-                    await self._persist(capture_topic(topic))
-            # A topic that went meanwhile has no manifest that holds its records up to the root's lsn, perhaps none
-            # at all. Left out, it is one of those whose records recovery skips.
-            root = replace(root, topics={i: n for i, n in root.topics.items() if i in self._registry.topics})
-            await self._in_thread(replace_file, self._vfs, self._layout.manifest, [encode_broker(root)])
-            await self._in_thread(self._journal.drop_below, root.checkpoint_lsn + 1)
-            for topic_id in sorted(deleted):
-                await self._in_thread(self._remove_topic, topic_id)
-            self._counters.checkpoints += 1
-            self._counters.checkpoint.observe((self._clock.monotonic_ns() - started_ns) / 1e9)
+            if self._cut_short:
+                raise StorageFailed(
+                    "A checkpoint was cut short, so none may follow: the next start replays the journal"
+                )
+            # What changed is forgotten as it is captured. A root written after a checkpoint that failed or was
+            # cancelled would drop the journal of a topic whose manifest does not hold its records yet.
+            self._cut_short = True
+            await self._write_checkpoint()
+            self._cut_short = False
+
+    async def _write_checkpoint(self) -> None:
+        started_ns = self._clock.monotonic_ns()
+        self._bytes_before = self._journal.appended_bytes
+        root = self._capture_root()
+        deleted, self._registry.deleted_ids = self._registry.deleted_ids, set()
+        changed, self._changed = self._changed, set()
+        for topic_id in sorted(changed):
+            if topic := self._registry.topics.get(topic_id):
+                await self._persist(capture_topic(topic))
+        # A topic that went meanwhile has no manifest that holds its records up to the root's lsn, perhaps none
+        # at all. Left out, it is one of those whose records recovery skips.
+        root = replace(root, topics={i: n for i, n in root.topics.items() if i in self._registry.topics})
+        await self._in_thread(replace_file, self._vfs, self._layout.manifest, [encode_broker(root)])
+        await self._in_thread(self._journal.drop_below, root.checkpoint_lsn + 1)
+        for topic_id in sorted(deleted):
+            await self._in_thread(self._remove_topic, topic_id)
+        self._counters.checkpoints += 1
+        self._counters.checkpoint.observe((self._clock.monotonic_ns() - started_ns) / 1e9)
 
     def _capture_root(self) -> BrokerImage:
         registry = self._registry

@@ -195,7 +195,7 @@ class _Verification:
         folder = self._layout.journal
         for name in self._names(folder):
             if not SEGMENT_NAME.fullmatch(name) and not SPARE_NAME.fullmatch(name):
-                self._notes.add(f"Nobody names this file ({folder}/{name})")
+                self._notes.add(f"No manifest names this ({folder}/{name})")
         history = History(root, images)
         for what in history.begin():
             self._problems.add(what)
@@ -227,7 +227,7 @@ class _Verification:
     def _note_others(self, folder: str, named: set[str]) -> None:
         for name in self._names(folder):
             if name not in named:
-                self._notes.add(f"Nobody names this file ({folder}/{name})")
+                self._notes.add(f"No manifest names this ({folder}/{name})")
 
     def _names(self, folder: str) -> list[str]:
         return self._vfs.list_dir(folder) if self._vfs.exists(folder) else []

@@ -11,34 +11,43 @@ each, or it would prove nothing.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from broker.delayed import index_pump
-from broker.delayed.index_pump import IndexPump
-from broker.delayed.memory_tracker import MemoryTracker
-from broker.model import Array, Position
+from broker.model import Position
 from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions import reader
-from broker.subscriptions.cursor import Cursor
-from broker.subscriptions.dispatcher import Dispatcher, Read, Taken
-from broker.subscriptions.redelivery import Attempts, RedeliveryQueue
-from broker.subscriptions.replay import ReplayQueue
 from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, SHARED, Subscription
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop
 from broker.topics.topic import Accepted
-from tests.harness import EARLIEST, LATEST, Delivered, Inbox, Node, Outgoing, positions_of, small_config
+from tests.harness import (
+    EARLIEST,
+    LATEST,
+    Delivered,
+    Inbox,
+    Node,
+    Outgoing,
+    entries_of,
+    positions_of,
+    small_config,
+)
 
 HOUR_MS = 3_600_000
 BACKOFF_MS = 100
@@ -94,6 +103,7 @@ class SubscriptionModel:
     out: dict[Position, Out] = field(default_factory=dict)
     not_before: dict[Position, tuple[int, int]] = field(default_factory=dict)  # at least, at most
     returned: dict[Position, tuple[int, int]] = field(default_factory=dict)  # how often: at least, at most
+    not_durable: list[Position] = field(default_factory=list)  # returned, and perhaps not on disk yet
     seen: set[Position] = field(default_factory=set)
 
     def give_back(self, position: Position, not_before: tuple[int, int], *, durable: bool) -> None:
@@ -102,8 +112,16 @@ class SubscriptionModel:
         low, high = self.returned.get(position, (0, 0))
         self.returned[position] = (low + durable, high + 1)
         if not durable:
+            self.not_durable.append(position)
             not_before = (0, max(not_before[1], self.not_before.get(position, (0, 0))[1]))
         self.not_before[position] = not_before
+
+    def make_durable(self) -> None:
+        """All that was returned so far is on disk by now."""
+        for position in self.not_durable:
+            low, high = self.returned[position]
+            self.returned[position] = (min(low + 1, high), high)
+        self.not_durable.clear()
 
     def settle(self, position: Position) -> None:
         self.settled.add(position)
@@ -121,16 +139,386 @@ class InFlight:
 
 
 class BrokerMachine(RuleBasedStateMachine):
-    """One broker after another on one disk."""
+    """One broker after another, each on the disk that the one before left."""
 
-    @initialize(seed=st.integers(0, 1 << 16), latency_ms=st.sampled_from([1.0, 8.0, 40.0]))
+    @initialize(seed=PICK, latency_ms=st.sampled_from([1.0, 8.0, 40.0]))
     def begin(self, seed: int, latency_ms: float) -> None:
         self.loop = SimLoop(seed, latency=Latency(max_ms=latency_ms, slow_every=0))
         self.clock = SimClock(self.loop)
-        self.rng = random.Random(seed)
-        self.node = Node(MemVfs(), self.clock, model_config(), rng=self.rng).open_in(self.loop)
+        self.node = Node(MemVfs(), self.clock, model_config(), rng=random.Random(seed))
         self.messages: dict[Position, Message] = {}
         self.subscriptions: list[SubscriptionModel] = []
         self.inboxes: list[tuple[SubscriptionModel, Inbox]] = []
         self.in_flight: list[InFlight] = []
-        self.number = 0
+        self.background: list[asyncio.Task[None]] = []
+        self.run(self.open())
+        self.create_subscription(0, SHARED, LATEST, None, 0)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(work)
+
+    async def open(self) -> None:
+        self.node.open()
+
+    # -- rules: producers and topics -------------------------------------------------------------------------------
+
+    @rule(
+        topic=st.sampled_from(TOPICS),
+        delays_ms=st.lists(DELAYS_MS, min_size=1, max_size=4),
+        ttl_ms=st.sampled_from([0, 0, 0, 1, 700]),
+        answered=st.booleans(),
+        pause_ms=PAUSES_MS,
+    )
+    def produce(self, topic: str, delays_ms: list[int], ttl_ms: int, answered: bool, pause_ms: int) -> None:
+        number = len(self.messages)
+        batch = [
+            Outgoing(f"{number + index}".encode(), deliver_after_ms=delay_ms, ttl_ms=ttl_ms)
+            for index, delay_ms in enumerate(delays_ms)
+        ]
+        accepted: Accepted = self.run(self.node.submit(topic, batch))
+        positions = positions_of(accepted.ids)
+        for position, outgoing in zip(positions, batch, strict=True):
+            assert position not in self.messages, "an id was given twice"
+            due_ms = accepted.publish_time_ms + outgoing.deliver_after_ms
+            self.messages[position] = Message(
+                outgoing.payload, due_ms if outgoing.deliver_after_ms else 0, due_ms + ttl_ms if ttl_ms else 0
+            )
+        for subscription in self.of_topic(topic):
+            subscription.owed.update(positions)
+        self.in_flight.append(InFlight(accepted.durable, positions, None))
+        if answered:
+            self.run(wait_for(accepted.durable))
+        self.pause(pause_ms)
+
+    @rule(
+        topic=st.integers(0, 1),
+        type_=st.sampled_from([SHARED, SHARED, EXCLUSIVE, FAILOVER]),
+        position=st.sampled_from([EARLIEST, LATEST]),
+        honor_delay=st.sampled_from([None, True]),
+        pause_ms=PAUSES_MS,
+    )
+    def create_subscription(
+        self, topic: int, type_: int, position: int, honor_delay: bool | None, pause_ms: int
+    ) -> None:
+        if len(self.subscriptions) >= 5:
+            return
+        name = TOPICS[topic]
+        found = self.node.broker.registry.by_name.get(name)
+        is_first = found is None or found.next_subscription_id == 1
+        made = self.run(
+            self.node.create_subscription(
+                name,
+                f"s{self.loop.now_us()}",
+                type_=type_,
+                position=position,
+                policy=SubscriptionPolicy(honor_delay=honor_delay),
+            )
+        )
+        stored = self.positions_in(name) if is_first or position == EARLIEST else set()
+        honors_delay = type_ == SHARED or bool(honor_delay)
+        model = SubscriptionModel(name, made.name, made.subscription_id, type_, honors_delay, stored)
+        self.subscriptions.append(model)
+        self.pause(pause_ms)
+
+    @precondition(lambda self: len(self.subscriptions) > 2)
+    @rule(pick=PICK, pause_ms=PAUSES_MS)
+    def delete_subscription(self, pick: int, pause_ms: int) -> None:
+        model = self.subscriptions.pop(pick % len(self.subscriptions))
+        self.run(self.node.topic(model.topic).delete_subscription(model.name))
+        for of, inbox in self.inboxes:
+            assert (of is model) == (inbox.consumer.closed_because is not None)
+        self.inboxes = [each for each in self.inboxes if each[0] is not model]
+        self.in_flight = [each for each in self.in_flight if each.acked_on is not model]
+        self.pause(pause_ms)
+
+    # -- rules: consumers ------------------------------------------------------------------------------------------
+
+    @rule(
+        pick=PICK,
+        # Few permits and short leases together would send the same few messages again and again.
+        limits=st.sampled_from([(1, HOUR_MS), (2, HOUR_MS), (1000, HOUR_MS), (1000, 400)]),
+        pause_ms=PAUSES_MS,
+    )
+    def attach(self, pick: int, limits: tuple[int, int], pause_ms: int) -> None:
+        model = self.subscriptions[pick % len(self.subscriptions)]
+        if (model.type == EXCLUSIVE and any(of is model for of, _ in self.inboxes)) or len(self.inboxes) > 5:
+            return
+        self.run(self.attach_to(model, permits=limits[0], lease_ms=limits[1]))
+        self.pause(pause_ms)
+
+    async def attach_to(self, model: SubscriptionModel, **options: int) -> None:
+        topic = self.node.topic(model.topic)
+        inbox = self.node.attach(topic, topic.subscription(model.name), **options)
+        self.inboxes.append((model, inbox))
+
+    @precondition(lambda self: self.inboxes)
+    @rule(pick=PICK, pause_ms=PAUSES_MS)
+    def detach(self, pick: int, pause_ms: int) -> None:
+        self.collect()  # what lies in the outbox was sent
+        model, inbox = self.inboxes.pop(pick % len(self.inboxes))
+        self.run(self.detach_from(inbox))
+        for position, out in list(model.out.items()):
+            if out.inbox is inbox:
+                model.give_back(position, (0, 0), durable=False)
+        self.pause(pause_ms)
+
+    async def detach_from(self, inbox: Inbox) -> None:
+        inbox.detach()
+
+    @rule(pick=PICK, subset=PICK, answered=st.booleans(), pause_ms=PAUSES_MS)
+    def acknowledge(self, pick: int, subset: int, answered: bool, pause_ms: int) -> None:
+        """Anything ever sent, also long ago, to somebody else, or to a broker that crashed."""
+        model = self.subscriptions[pick % len(self.subscriptions)]
+        chosen = [p for index, p in enumerate(sorted(model.seen)) if subset >> index % 12 & 1]
+        if not chosen:
+            self.pause(pause_ms)
+            return
+        subscription = self.node.topic(model.topic).subscription(model.name)
+        work = self.loop.create_task(acknowledge(subscription, chosen))
+        model.settling.update(chosen)
+        self.in_flight.append(InFlight(work, chosen, model))
+        if answered:
+            self.run(wait_for(work))
+        self.pause(pause_ms)
+
+    @precondition(lambda self: self.inboxes)
+    @rule(pick=PICK, subset=PICK, after_ms=st.sampled_from([0, 0, 1, 50, 2_000]), pause_ms=PAUSES_MS)
+    def nack(self, pick: int, subset: int, after_ms: int, pause_ms: int) -> None:
+        self.collect()
+        model, inbox = self.inboxes[pick % len(self.inboxes)]
+        held = sorted(position for position, out in model.out.items() if out.inbox is inbox)
+        chosen = [p for index, p in enumerate(held) if subset >> index % 12 & 1]
+        if not chosen:
+            self.pause(pause_ms)
+            return
+        now_ms = self.clock.now_ms()
+        failed = {failure.position for failure in self.run(inbox.nack(chosen, after_ms))}
+        for position in set(chosen) - failed:
+            low, high = model.returned.get(position, (0, 0))
+            delays_ms = (after_ms, after_ms) if after_ms else (BACKOFF_MS * 2**low // 2, BACKOFF_MS * 2**high)
+            model.give_back(position, (now_ms + delays_ms[0], now_ms + delays_ms[1]), durable=True)
+        now_ns = self.clock.monotonic_ns()
+        for position in failed & model.out.keys():
+            assert model.out[position].deadline_ns <= now_ns or position in model.settling
+        self.pause(pause_ms)
+
+    # -- rules: time and the disk ----------------------------------------------------------------------------------
+
+    @rule(ms=st.sampled_from([1, 5, 20, 100, 700, 4_000]))
+    def advance(self, ms: int) -> None:
+        self.pause(ms)
+
+    @rule(ms=STEPS_MS, pause_ms=PAUSES_MS)
+    def step_clock(self, ms: int, pause_ms: int) -> None:
+        self.note_expiry()
+        self.clock.step(ms)
+        self.pause(pause_ms)
+
+    @rule(answered=st.booleans(), pause_ms=PAUSES_MS)
+    def checkpoint(self, answered: bool, pause_ms: int) -> None:
+        work = self.loop.create_task(self.node.checkpoint())
+        self.background.append(work)
+        if answered:
+            self.run(wait_for(work))
+        self.pause(pause_ms)
+
+    @rule(pause_ms=PAUSES_MS)
+    def restart(self, pause_ms: int) -> None:
+        self.collect()
+        self.run(self.node.stop())
+        self.resolve()
+        assert not self.in_flight, "a graceful stop answers everybody"
+        for model in self.subscriptions:
+            model.make_durable()
+        self.reopen(Node(self.node.vfs, self.clock, self.node.config, rng=random.Random(1)), pause_ms)
+
+    @rule(policy=st.sampled_from(CrashPolicy), seed=PICK, down_ms=STEPS_MS | st.just(0), pause_ms=PAUSES_MS)
+    def crash(self, policy: CrashPolicy, seed: int, down_ms: int, pause_ms: int) -> None:
+        self.collect()
+        self.resolve()
+        node = self.node.crash(policy, random.Random(seed))
+        self.note_expiry()
+        self.clock.step(down_ms)
+        self.reopen(node, pause_ms)
+
+    def reopen(self, node: Node, pause_ms: int) -> None:
+        assert self.node.failures == []
+        for task in self.background:
+            task.cancel()
+        self.node = node
+        self.inboxes.clear()
+        now_ns = self.clock.monotonic_ns()
+        for model in self.subscriptions:
+            for position, out in list(model.out.items()):
+                if out.deadline_ns <= now_ns:  # perhaps it was given back before the end
+                    model.give_back(position, (0, 0), durable=False)
+            model.out.clear()
+            model.not_durable.clear()  # some of it is, some is not
+        self.run(self.open())
+        self.resolve_crashed()
+        self.pause(pause_ms)
+
+    def resolve_crashed(self) -> None:
+        """What was in flight is stored or settled now, or it is not; from here on it must stay as it is."""
+        for each in self.in_flight:
+            if each.acked_on is not None:
+                topic = self.node.topic(each.acked_on.topic)
+                cursor = topic.subscription(each.acked_on.name).cursor
+                for position in each.positions:
+                    each.acked_on.settling.discard(position)
+                    if cursor.is_settled(position):
+                        each.acked_on.settle(position)
+            elif not self.is_stored(each.positions[0]):
+                for position in each.positions:
+                    del self.messages[position]
+                    for model in self.subscriptions:
+                        model.owed.discard(position)
+        self.in_flight.clear()
+
+    def is_stored(self, position: Position) -> bool:
+        counts = (
+            topic.log.entry_count(position.ledger_id) for topic in self.node.broker.registry.topics.values()
+        )
+        return any(count is not None and count > position.entry_id for count in counts)
+
+    # -- checks ----------------------------------------------------------------------------------------------------
+
+    def pause(self, ms: int) -> None:
+        """Let time pass, and look at what came of it."""
+        self.run(asyncio.sleep(ms / 1000))
+        self.collect()
+        if ms >= MARGIN_MS:
+            self.run(asyncio.sleep(MARGIN_MS / 1000))
+            while self.collect():  # those with few permits get one more, and one more
+                self.run(asyncio.sleep(MARGIN_MS / 1000))
+            self.check_rest()
+
+    def collect(self) -> bool:
+        """Hold what consumers got against the model; whether anything came but ends of leases."""
+        self.resolve()
+        self.note_expiry()
+        found = False
+        for model, inbox in self.inboxes:
+            for delivered in inbox.poll():
+                found |= delivered.position not in model.out
+                self.check_delivered(model, inbox, delivered)
+        return found
+
+    def check_delivered(self, model: SubscriptionModel, inbox: Inbox, found: Delivered) -> None:
+        position = found.position
+        assert position in model.owed, "a message of nowhere, or from before the start"
+        message = self.messages[position]
+        assert found.payload == message.payload
+        assert position not in model.settled, "P3: a settled message came back"
+        if model.honors_delay:
+            assert found.sent_ms >= message.deliver_at_ms, "P2: early"
+        assert not message.expire_at_ms or found.sent_ms < message.expire_at_ms, "expired, and delivered"
+        if (out := model.out.get(position)) is not None:
+            assert out.deadline_ns <= found.sent_ns, "P4: sent twice at once"
+            model.give_back(position, (0, 0), durable=False)  # by the end of the lease
+        assert found.sent_ms >= model.not_before.get(position, (0, 0))[0], "a returned message came too soon"
+        low, high = model.returned.get(position, (0, 0))
+        assert low <= found.attempt - 1 <= high, f"attempt {found.attempt}, returned {low} to {high} times"
+        model.returned[position] = (found.attempt - 1, found.attempt - 1)
+        model.not_durable = [each for each in model.not_durable if each != position]
+        model.out[position] = Out(inbox, found.sent_ns + inbox.consumer.lease_ms * 1_000_000)
+        model.seen.add(position)
+
+    def check_rest(self) -> None:
+        """The broker had time: whatever is owed to somebody who is there has been sent (P3)."""
+        assert self.node.failures == []
+        for model in self.subscriptions:
+            model.make_durable()
+            if any(of is model for of, _ in self.inboxes):
+                missing = [position for position in model.owed if self.is_due(model, position)]
+                assert not missing, f"P3: {missing} of {model} did not come at {self.clock.now_ms()}"
+
+    def is_due(self, model: SubscriptionModel, position: Position) -> bool:
+        """Whether a message should have been sent a while ago, and no consumer holds it."""
+        message = self.messages[position]
+        before_ms = self.clock.now_ms() - MARGIN_MS
+        if position in model.settled or position in model.settling or message.may_have_expired:
+            return False
+        if (out := model.out.get(position)) is not None:
+            return out.deadline_ns <= self.clock.monotonic_ns() - MARGIN_MS * 1_000_000
+        not_before_ms = model.not_before.get(position, (0, 0))[1]
+        return max(not_before_ms, message.deliver_at_ms if model.honors_delay else 0) <= before_ms
+
+    def note_expiry(self) -> None:
+        now_ms = self.clock.now_ms()
+        for message in self.messages.values():
+            if message.expire_at_ms and message.expire_at_ms <= now_ms:
+                message.may_have_expired = True
+
+    def resolve(self) -> None:
+        """Take note of what was answered."""
+        for each in self.in_flight:
+            if each.future.done() and each.acked_on is not None:
+                failed = {failure.position for failure in each.future.result()}
+                each.acked_on.settling.difference_update(each.positions)
+                for position in set(each.positions) - failed:
+                    each.acked_on.settle(position)
+        self.in_flight = [each for each in self.in_flight if not each.future.done()]
+
+    def of_topic(self, topic: str) -> list[SubscriptionModel]:
+        return [model for model in self.subscriptions if model.topic == topic]
+
+    def positions_in(self, topic: str) -> set[Position]:
+        found = self.node.topic(topic)
+        return {p for p in self.messages if found.log.entry_count(p.ledger_id) is not None}
+
+    def teardown(self) -> None:
+        """In the end everything comes: all times, to a consumer with a long lease on every subscription (H1)."""
+        if not hasattr(self, "node"):
+            return
+        try:
+            self.pause(MARGIN_MS)
+            while self.inboxes:
+                self.detach(0, 0)
+            self.clock.step(30 * HOUR_MS)
+            for model in self.subscriptions:
+                self.run(self.attach_to(model, permits=1000, lease_ms=24 * HOUR_MS))
+            self.pause(5 * MARGIN_MS)
+            for model in self.subscriptions:
+                unaccounted = model.owed - model.settled - model.out.keys()
+                assert all(self.messages[position].may_have_expired for position in unaccounted)
+            assert self.node.failures == []
+        finally:
+            self.node.abandon()
+            self.loop.cancel_leftovers()
+            self.loop.close()
+        assert self.loop.unhandled == [], self.loop.unhandled
+
+
+async def acknowledge(subscription: Subscription, positions: list[Position]) -> list[Any]:
+    return await subscription.acknowledge(entries_of(positions))
+
+
+async def wait_for(future: asyncio.Future[Any]) -> None:
+    await asyncio.wait([future])
+
+
+def run_machine(examples: int, *phases: Phase) -> None:
+    run_state_machine_as_test(
+        BrokerMachine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            phases=phases or tuple(Phase),
+        ),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _small_steps(monkeypatch):
+    """A few rows at a time, so that a log of twenty is long."""
+    monkeypatch.setattr(index_pump, "_INDEX_ROWS", 3)
+    monkeypatch.setattr(reader, "_SCAN_ROWS", 3)
+
+
+def test_a_broker_behaves_like_a_dict_and_some_sets():
+    run_machine(int(os.environ.get("POSTDATE_MODEL_EXAMPLES", "60")))

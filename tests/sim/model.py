@@ -289,10 +289,14 @@ class Model:
             fact = subscription.facts.get(message)
             if fact is None:
                 raise Violation("P3", f"{where} lies before the start {subscription.start}")
-            if attempt == 1 and consumer.sees_live(message):
+            if not fact.handout_count and consumer.sees_live(message):
                 key = (message.due_ms, position)
                 require(last_key is None or last_key < key, "order", f"{where} follows {last_key} in a batch")
                 last_key = key
+                if message.accepted_us + self.world.slack_us < now_us:  # indexed long before it was due
+                    last = subscription.last_live
+                    require(last <= key, "order", f"{where} due at {message.due_ms} follows {last}")
+                    subscription.last_live = key
             self._check_again(where, fact, attempt)
             fact.holder = consumer
             fact.deadline_ns = now_us * 1000 + consumer.lease_ms * 1_000_000

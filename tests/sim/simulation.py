@@ -305,13 +305,15 @@ class Simulation:
 
     async def _freeze_clock(self) -> None:
         wall = self.world.wall
-        if wall.is_frozen:
-            wall.thaw(catch_up=self.rng.random() < 0.5)
-            self.world.trace("the clock ticks again")
-        else:
+        if not wall.is_frozen:
             wall.freeze()
             self.world.trace("the clock stands still")
             self.world.count["clock freezes"] += 1
+            self.world.loop.call_later(self.rng.uniform(0, 6), self._thaw_clock, self.rng.random() < 0.5)
+
+    def _thaw_clock(self, catch_up: bool) -> None:
+        self.world.trace("the clock ticks again")
+        self.world.wall.thaw(catch_up=catch_up)
 
     # -- the disk --------------------------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class Wall:
         self._loop = loop
         self._offset_ms = START_MS
         self._frozen_ms: int | None = None
-        self.disturbed_us = 0  # when it last did anything but tick
+        self.disturbed_us = -(10**12)  # when it last did anything but tick
         self.peaks: list[tuple[int, int]] = []  # (virtual time, wall time) before each step back
 
     def now_ms(self) -> int:

@@ -219,6 +219,7 @@ class Wire:
         self.consumer = consumer_pb2_grpc.ConsumerServiceStub(self.channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
         self.streams: list[Stream] = []
+        self._stopping: asyncio.Future[None] | None = None
 
     def raw(self, path: str) -> Any:
         """A unary call that takes bytes."""
@@ -260,6 +261,11 @@ class Wire:
     async def topic_names(self) -> list[str]:
         response = await within(self.admin.ListTopics(admin_pb2.ListTopicsRequest(page_size=1000)))
         return [topic.name for topic in response.topics]
+
+    async def stop(self) -> None:
+        """Stop the broker, once."""
+        self._stopping = self._stopping or asyncio.ensure_future(self.server.stop())
+        await asyncio.shield(self._stopping)
 
     async def disconnect(self) -> None:
         for stream in self.streams:
@@ -311,7 +317,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
     yield start
     for wire in wires:
         await wire.disconnect()
-        await within(wire.server.stop())
+        await within(wire.stop())
 
 
 @pytest.fixture

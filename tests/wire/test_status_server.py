@@ -87,7 +87,7 @@ async def test_consumers_are_told_of_the_drain_and_their_acks_still_count(serve:
     ids = await wire.produce("t", b"1", b"2")
     stream = await wire.subscribe("t")
     await stream.deliveries(2)
-    stopping = asyncio.ensure_future(wire.server.stop())
+    stopping = asyncio.ensure_future(wire.stop())
     draining = await stream.frame("draining")
     assert draining.grace_ms == 5_000
     assert await stream.ack(ids[:1]) == []
@@ -106,7 +106,7 @@ async def test_streams_that_do_not_end_are_cut_after_the_grace(serve: Serve):
     call = wire.producer.ProduceStream()
     await within(call.write(batch("t", b"1")))
     await within(call.read())
-    await within(wire.server.stop(), 3.0)
+    await within(wire.stop(), 3.0)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         while await stream.read() is not None:
             pass
@@ -125,7 +125,7 @@ async def test_waiting_receive_ends_when_the_broker_stops(serve: Serve):
     wire = await serve(drain_grace_ms=100)
     waiting = asyncio.ensure_future(wire.receive("t", wait_ms=60_000))
     await eventually(lambda: "t" in wire.broker.registry.by_name)
-    await within(wire.server.stop(), 3.0)
+    await within(wire.stop(), 3.0)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await waiting
     assert caught.value.code() in (UNAVAILABLE, grpc.StatusCode.CANCELLED)
@@ -186,7 +186,7 @@ async def test_failed_broker_stops_without_waiting_for_consumers_that_have_left(
     await stream.delivery()
     break_disk(wire, monkeypatch)
     await refused(wire.producer.Produce(batch("t", b"x")))
-    stopping = asyncio.ensure_future(wire.server.stop())
+    stopping = asyncio.ensure_future(wire.stop())
     await stream.frame("draining")
     stream.cancel()  # what it held cannot be given back any more
     await within(stopping, LIMIT_SECONDS)
@@ -314,7 +314,7 @@ async def test_health_follows_the_broker(serve: Serve, service: str):
     watch = health.Watch(request)
     assert (await within(watch.read())).status == health_pb2.HealthCheckResponse.SERVING
     stream = await wire.subscribe("t")  # keeps the broker draining
-    stopping = asyncio.ensure_future(wire.server.stop())
+    stopping = asyncio.ensure_future(wire.stop())
     assert (await within(watch.read())).status == health_pb2.HealthCheckResponse.NOT_SERVING
     assert (await within(health.Check(request))).status == health_pb2.HealthCheckResponse.NOT_SERVING
     watch.cancel()

@@ -1,0 +1,352 @@
+"""Bugs put in on purpose: `python -m tests.sim.mutations [NAME ...] [--seeds N]`.
+
+A test that never failed proves little. Each mutation changes a few lines of the broker, in a process of its own
+and in memory only, and the simulation must find it. A mutation whose lines are not there any more is an error:
+whoever changed them says here what the bug would look like now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.abc
+import importlib.machinery
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import ModuleType
+
+SEEDS = 300
+STEPS = 60
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One bug: what it is, and which lines of which modules become which."""
+
+    name: str
+    changes: tuple[tuple[str, str, str], ...]  # (module, lines, lines instead)
+
+
+def _bug(name: str, module: str, before: str, after: str) -> Mutation:
+    return Mutation(name, ((module, before, after),))
+
+
+_JOURNAL = "broker.storage.journal"
+_LAST_LOOK = "broker.subscriptions.dispatcher"
+_SUBSCRIPTION = "broker.subscriptions.subscription"
+_PUMP = "broker.delayed.index_pump"
+_CHECKPOINT = "broker.topics.checkpoint"
+_TOPIC = "broker.topics.topic"
+
+MUTATIONS = (
+    # -- the disk
+    _bug(
+        "no fsync of the journal",
+        _JOURNAL,
+        "            self._file.sync()\n            self._end += length",
+        "            self._end += length",
+    ),
+    _bug(
+        "answered before the fsync",
+        _TOPIC,
+        "        return Accepted(ids, now_ms, durable)",
+        "        durable = asyncio.get_running_loop().create_future()\n"
+        "        durable.set_result(None)\n"
+        "        return Accepted(ids, now_ms, durable)",
+    ),
+    _bug(
+        "a failed fsync is retried",
+        _JOURNAL,
+        "            self._file.sync()\n            self._end += length",
+        "            try:\n"
+        "                self._file.sync()\n"
+        "            except OSError:\n"
+        "                self._file.sync()\n"
+        "            self._end += length",
+    ),
+    _bug(
+        "no fsync of the journal's folder",
+        _JOURNAL,
+        "        self._vfs.rename(path, self._path(first_lsn))\n        self._vfs.sync_dir(self._folder)\n",
+        "        self._vfs.rename(path, self._path(first_lsn))\n",
+    ),
+    _bug(
+        "no fsync of a ledger",
+        "broker.storage.ledger_files",
+        "            handles.data.sync()\n            handles.times.sync()\n            handles.rows.sync()\n",
+        "",
+    ),
+    _bug(
+        "no fsync before a rename",
+        "broker.runtime.vfs",
+        "        file.pwrite(parts, 0)\n        file.sync()\n",
+        "        file.pwrite(parts, 0)\n",
+    ),
+    _bug(
+        "the root is captured after the topics",
+        _CHECKPOINT,
+        "[encode_broker(root)]",
+        "[encode_broker(root := self._capture_root())]",
+    ),
+    _bug(
+        "a cursor that changed is not written",
+        _SUBSCRIPTION,
+        "        self.waiting.forget(record.entries)\n        self.changed = True",
+        "        self.waiting.forget(record.entries)",
+    ),
+    # -- time
+    Mutation(
+        "early by a millisecond",
+        (
+            ("broker.delayed.near", "searchsorted(block.deliver_at_ms, now_ms,", "searchsorted(block.deliver_at_ms, now_ms + 1,"),
+            (_LAST_LOOK, "read.times > now_ms)\n            keep &=", "read.times > now_ms + 1)\n            keep &="),
+        ),
+    ),
+    _bug(
+        "< for <= at the due time",
+        "broker.delayed.near",
+        'now_ms, side="right")',
+        'now_ms, side="left")',
+    ),
+    _bug(
+        "too early entries are dropped",
+        _LAST_LOOK,
+        "                self._wait_for_time(taken, read, early)",
+        "                pass",
+    ),
+    _bug(
+        "too early entries are sent",
+        _LAST_LOOK,
+        "            keep &= ~early\n",
+        "            early &= False\n",
+    ),
+    _bug(
+        "the timer is not armed for the next due time",
+        _PUMP,
+        "            wait_ms = min(wait_ms, next_due_ms - self._clock.now_ms())",
+        "            pass",
+    ),
+    _bug(
+        "the timer does not notice a stepped clock",
+        _PUMP,
+        "        wait_ms = self._clock_recheck_ms\n",
+        "        wait_ms = 3_600_000\n",
+    ),
+    # -- the index
+    _bug(
+        "a chunk is lost on overflow",
+        _SUBSCRIPTION,
+        "            self.begin_catchup(catchup_ms)\n        self.work.set()",
+        "            pass\n        self.work.set()",
+    ),
+    _bug(
+        "the rebuild leaves out what lies before the live frontier",
+        _PUMP,
+        "        frontier = self._rebuild_frontier\n",
+        "        frontier = self.tracker.frontier\n",
+    ),
+    _bug(
+        "the index cursor skips what is already due",
+        _PUMP,
+        "        wanted = times > 0\n",
+        "        wanted = times > self._clock.now_ms()\n",
+    ),
+    _bug(
+        "catch-up forgets what was due before",
+        _SUBSCRIPTION,
+        "        self.reader.begin(self.cursor.mark, self.log.end, catchup_ms)",
+        "        self.reader.begin(self.cursor.mark, self.log.end, 0)",
+    ),
+    _bug(
+        "a replay queue without a limit",
+        "broker.subscriptions.replay",
+        "        if self._count + len(chunk) > self._entries_max:",
+        "        if False:",
+    ),
+    # -- subscriptions
+    _bug(
+        "an ack is not persisted",
+        _SUBSCRIPTION,
+        "            await self._settle(fresh, SettleReason.ACKED)",
+        "            self.apply_settled(\n"
+        "                Settled(self.topic_id, self.subscription_id, SettleReason.ACKED, fresh)\n"
+        "            )",
+    ),
+    _bug(
+        "the cursor passes a gap",
+        "broker.subscriptions.cursor",
+        "    return low\n",
+        "    return min(low + 1, end)\n",
+    ),
+    _bug(
+        "attempts are forgotten at a restart",
+        _SUBSCRIPTION,
+        "            attempts={ledger_id: [d.copy() for d in digits] for ledger_id, digits in self.attempts.digits.items()},",
+        "            attempts={},",
+    ),
+    _bug(
+        "a nack's delay is forgotten at a restart",
+        _SUBSCRIPTION,
+        "            waiting=tuple(self.waiting.items()),",
+        "            waiting=(),",
+    ),
+    _bug(
+        "what is settled passes the last look",
+        _SUBSCRIPTION,
+        "        sets = [self.cursor.settled, self.leases.leased, self.promised]",
+        "        sets = [self.leases.leased, self.promised]",
+    ),
+    _bug(
+        "what is leased passes the last look",
+        _SUBSCRIPTION,
+        "        sets = [self.cursor.settled, self.leases.leased, self.promised]",
+        "        sets = [self.cursor.settled, self.promised]",
+    ),
+    _bug(
+        "what is promised passes the last look",
+        _SUBSCRIPTION,
+        "        sets = [self.cursor.settled, self.leases.leased, self.promised]",
+        "        sets = [self.cursor.settled, self.leases.leased]",
+    ),
+    _bug(
+        "what waits for redelivery passes the last look",
+        _SUBSCRIPTION,
+        "        if also_queued:\n",
+        "        if False:\n",
+    ),
+    _bug(
+        "what was not handed out is not put back",
+        _LAST_LOOK,
+        "        self._put_back(taken, wanted[len(chosen) :])",
+        "",
+    ),
+    _bug(
+        "a lost consumer keeps its messages",
+        _SUBSCRIPTION,
+        "        if held and not keep_leases and not self.deleted:",
+        "        if False:",
+    ),
+    _bug(
+        "leases do not expire",
+        _LAST_LOOK,
+        "        subscription.expire_leases()\n",
+        "",
+    ),
+    _bug(
+        "a nack wakes nobody",
+        _SUBSCRIPTION,
+        "        remove_entries(self.promised, record.entries)\n        self.work.set()",
+        "        remove_entries(self.promised, record.entries)",
+    ),
+    _bug(
+        "permits are not charged",
+        _LAST_LOOK,
+        "        consumer.charge(len(batch), frames_bytes)\n",
+        "",
+    ),
+    _bug(
+        "expired messages are sent",
+        _LAST_LOOK,
+        "            keep &= ~expired\n",
+        "",
+    ),
+    _bug(
+        "the first subscription begins at the end",
+        _TOPIC,
+        "        if initial_position == EARLIEST or self._next_subscription_id == 1:",
+        "        if initial_position == EARLIEST:",
+    ),
+    _bug(
+        "every subscription begins at the beginning",
+        _TOPIC,
+        "        if initial_position == EARLIEST or self._next_subscription_id == 1:",
+        "        if True:",
+    ),
+    _bug(
+        "unknown ids are acknowledged",
+        _SUBSCRIPTION,
+        "            plausible = await self._plausible(unknown)",
+        "            plausible = unknown",
+    ),
+)
+
+
+class _Mutator(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads modules with their lines changed."""
+
+    def __init__(self, mutation: Mutation) -> None:
+        self._changes: dict[str, list[tuple[str, str]]] = {}
+        for module, before, after in mutation.changes:
+            self._changes.setdefault(module, []).append((before, after))
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._changes:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        assert spec is not None
+        return importlib.machinery.ModuleSpec(fullname, self, origin=spec.origin)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None and module.__spec__.origin is not None
+        with open(module.__spec__.origin, encoding="utf-8") as file:
+            source = file.read()
+        for before, after in self._changes[module.__name__]:
+            if source.count(before) != 1:
+                raise SystemExit(f"{module.__name__} has {source.count(before)} times, not once:\n{before}")
+            source = source.replace(before, after)
+        exec(compile(source, module.__spec__.origin, "exec"), module.__dict__)
+
+
+def run_mutant(mutation: Mutation, seeds: int) -> int:
+    """In a process of its own: run seeds until one finds the bug; 0 if one does, 1 if none."""
+    assert not any(module in sys.modules for module, _, _ in mutation.changes)
+    sys.meta_path.insert(0, _Mutator(mutation))
+    from tests.sim.simulation import run_seed  # noqa: PLC0415  # only now, so that it meets the mutant
+
+    logging.disable(logging.CRITICAL)
+    for seed in range(1, seeds + 1):
+        error = run_seed(seed, STEPS).error
+        if error is not None:
+            what = str(error).splitlines()[0][:110]
+            print(f"caught by seed {seed}: {type(error).__name__}: {what}")
+            return 0
+    print(f"NOT CAUGHT by {seeds} seeds")
+    return 1
+
+
+def catch(mutation: Mutation, seeds: int = SEEDS) -> tuple[bool, str]:
+    """Whether the simulation finds a bug, and how."""
+    command = [sys.executable, "-m", "tests.sim.mutations", "--mutant", mutation.name, "--seeds", str(seeds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode == 0, (done.stdout + done.stderr).strip()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.mutations", description=__doc__)
+    parser.add_argument("names", nargs="*", help="which; all if none is named")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many to try at most")
+    parser.add_argument("--mutant", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.mutant:
+        return run_mutant(next(each for each in MUTATIONS if each.name == given.mutant), given.seeds)
+    missed = 0
+    for mutation in MUTATIONS:
+        if given.names and not any(name in mutation.name for name in given.names):
+            continue
+        started = time.perf_counter()
+        caught, how = catch(mutation, given.seeds)
+        missed += not caught
+        print(f"{mutation.name}: {how} ({time.perf_counter() - started:.0f} s)", flush=True)
+    return 1 if missed else 0
+
+
+_ = find_spec
+
+if __name__ == "__main__":
+    sys.exit(main())
