@@ -25,6 +25,10 @@ from postdate.v1 import consumer_pb2
 SERVICE = "postdate.v1.ConsumerService"
 
 _WAIT_MS_MAX = 60_000
+_POLL_MS_MAX = 1_000
+"""How long a Receive that does not wait gives the dispatcher to look."""
+_OUTBOX_BYTES = 1
+"""A Receive answers with one batch: once it is there, the outbox is full."""
 _ATTEMPTS_MAX = 1_000
 
 
@@ -78,7 +82,8 @@ class ConsumerService:
 
     async def _run_session(self, opening: consumer_pb2.Open, context: Context) -> None:
         topic, subscription = await self._resolve(opening)
-        consumer = self._consumer(opening.consumer_name, self._lease_ms(opening, subscription))
+        lease_ms = self._lease_ms(opening, subscription)
+        consumer = self._consumer(opening.consumer_name, lease_ms, self._broker.config.outbox_bytes_max)
         consumer.grant(opening.permits.messages, opening.permits.bytes)
         topic.attach(subscription, consumer)
         session = Session(self._broker, topic, subscription, consumer, context)
@@ -143,12 +148,10 @@ class ConsumerService:
             if not topic.is_creating(name):
                 return topic, await topic.create_subscription(name, type_ or SHARED, initial_position, policy)
 
-    def _consumer(self, name: str, lease_ms: int) -> Consumer:
+    def _consumer(self, name: str, lease_ms: int, outbox_bytes_max: int) -> Consumer:
         # The start time tells consumers of different lives of the broker apart.
         consumer_id = f"{self._broker.started_ms:x}-{next(self._consumer_numbers):x}"
-        return Consumer(
-            consumer_id, name[:255] or consumer_id, lease_ms, self._broker.config.outbox_bytes_max
-        )
+        return Consumer(consumer_id, name[:255] or consumer_id, lease_ms, outbox_bytes_max)
 
     def _lease_ms(self, opening: consumer_pb2.Open, subscription: Subscription) -> int:
         if not opening.HasField("lease_ms"):
@@ -203,20 +206,23 @@ class ConsumerService:
     async def _receive_batch(
         self, topic: Topic, subscription: Subscription, request: consumer_pb2.ReceiveRequest, lease_ms: int
     ) -> bytes:
-        consumer = self._consumer("receive", lease_ms)
+        consumer = self._consumer("receive", lease_ms, _OUTBOX_BYTES)
         consumer.grant(request.max_messages or 1, 0)
+        consumer.polls = not request.wait_ms
         topic.attach(subscription, consumer)
+        batch = None
         try:
-            batch = None
-            # At least one turn of the dispatcher, so that wait_ms 0 finds what is ready.
-            async with asyncio.timeout(max(request.wait_ms, 5) / 1000):
-                while (batch := consumer.next_nowait()) is None and consumer.closed_because is None:
+            async with asyncio.timeout((request.wait_ms or _POLL_MS_MAX) / 1000):
+                while (batch := consumer.next_nowait()) is None and not consumer.is_done:
                     consumer.wakeup.clear()
                     await consumer.wakeup.wait()
         except TimeoutError:
             batch = consumer.next_nowait()
         finally:
-            topic.detach_keeping_leases(subscription, consumer)
+            if batch is None:  # also when the caller has gone: what was handed out meanwhile goes to others
+                topic.detach(subscription, consumer)
+            else:
+                topic.detach_keeping_leases(subscription, consumer)
         if consumer.closed_because is not None:
             raise consumer.closed_because
         rest = consumer_pb2.ReceiveResponse(

@@ -54,9 +54,12 @@ class ProducerService:
         # Requests are read and accepted by one task and answered by another, so that the next batch gathers
         # while this one is on its way to the disk.
         pending: asyncio.Queue[_Pending | None] = asyncio.Queue(_IN_FLIGHT_MAX)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._read_requests(context, pending))
-            tasks.create_task(self._write_answers(context, pending))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read_requests(context, pending))
+                tasks.create_task(self._write_answers(context, pending))
+        except ExceptionGroup as failures:
+            await refuse(self._broker, context, failures.exceptions[0])
 
     async def _read_requests(self, context: Context, pending: asyncio.Queue[_Pending | None]) -> None:
         while (raw := await context.read()) is not END_OF_STREAM:
@@ -91,7 +94,9 @@ class ProducerService:
             if not durable.done():  # one sync makes many batches durable: most are done when their turn comes
                 await asyncio.shield(durable)
             durable.result()
-        except PostdateError as error:
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
             pending.refusal = error
 
 

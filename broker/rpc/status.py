@@ -37,18 +37,22 @@ _CODES: tuple[tuple[type[errors.PostdateError], grpc.StatusCode], ...] = (
     (errors.Corrupt, grpc.StatusCode.DATA_LOSS),
 )
 
+# These name files and offsets, which are for the operator, who has them in the log.
+_OPERATORS: dict[type[errors.PostdateError], str] = {
+    errors.StorageFailed: "The broker has stopped accepting writes after a failed write or sync; it must be restarted",
+    errors.Corrupt: "Stored messages are damaged; the broker's log says where, and what to do",
+}
+
 
 def to_status(error: BaseException) -> status_pb2.Status:
     """The status of a failure. A bug becomes INTERNAL with an id that the log has too, and nothing of its text."""
     code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
     if code is None or not isinstance(error, errors.PostdateError):
         return _internal(error)
+    text = _OPERATORS.get(type(error))
+    metadata = {key: str(value) for key, value in error.facts.items()} if text is None else {}
     details: list[Message] = [
-        error_details_pb2.ErrorInfo(
-            reason=error.reason,
-            domain=DOMAIN,
-            metadata={key: str(value) for key, value in error.facts.items()},
-        )
+        error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
     ]
     if isinstance(error, errors.InvalidRequest) and error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
@@ -57,7 +61,7 @@ def to_status(error: BaseException) -> status_pb2.Status:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(error.retry_after_ms)
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    return _status(code, str(error), details)
+    return _status(code, text or str(error), details)
 
 
 async def abort(context: Context, error: BaseException) -> None:

@@ -33,6 +33,9 @@ class File(Protocol):
     def pread(self, length: int, offset: int) -> bytes:
         """At most `length` bytes; fewer only at the end of the file."""
 
+    def pread_nowait(self, length: int, offset: int) -> bytes | None:
+        """As `pread`, or None if it would have to wait for the disk: the one read that the event loop may do."""
+
     def pwrite(self, parts: Sequence[Buffer], offset: int) -> None:
         """Write all parts, one after the other, at `offset`; raises OSError unless every byte was taken."""
 
@@ -103,6 +106,14 @@ class LocalFile:
             parts.append(block)
             missing -= len(block)
         return b"".join(parts)
+
+    def pread_nowait(self, length: int, offset: int) -> bytes | None:
+        block = bytearray(length)
+        try:
+            count = os.preadv(self._fd, [block], offset, os.RWF_NOWAIT)
+        except OSError:  # not in memory, or a file system that cannot tell: whoever waits for it finds out
+            return None
+        return bytes(block) if count == length else None
 
     def pwrite(self, parts: Sequence[Buffer], offset: int) -> None:
         for first in range(0, len(parts), _IOV_MAX):

@@ -38,6 +38,7 @@ _T = TypeVar("_T")
 
 _ENTRY_BYTES = TIME.itemsize + ROW.itemsize
 _CRC_BYTES = 2 * 4
+_FEW = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +224,10 @@ class Ledger:
         stored_count = self._split(entry_ids)
         times, rows, frames = self._tail.read(entry_ids[stored_count:], bytes_max)
         if stored_count:
-            stored = await self._read(
-                self._storage.read, entry_ids[:stored_count], self._written_bytes, bytes_max
-            )
+            some = entry_ids[:stored_count], self._written_bytes, bytes_max
+            # A hop to the file thread and back costs more than reading a few entries that are in memory.
+            warm = self._storage.read_nowait(*some) if stored_count <= _FEW else None
+            stored = warm if warm is not None else await self._read(self._storage.read, *some)
             if stored_count == len(entry_ids):
                 return stored
             times = _joined((stored.times, times), TIME)

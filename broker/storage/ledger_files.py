@@ -18,7 +18,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +72,52 @@ class LedgerStorage(Protocol):
 
     def read(self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int) -> EntryColumns: ...
 
+    def read_nowait(
+        self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int
+    ) -> EntryColumns | None: ...
+
     def delete(self, vfs: Vfs) -> None: ...
+
+
+class Readable(Protocol):
+    """A file as far as reading goes."""
+
+    @property
+    def path(self) -> str: ...
+
+    def size(self) -> int: ...
+
+    def pread(self, length: int, offset: int) -> bytes: ...
+
+
+class WarmFile:
+    """A file of which only what is in memory can be read; raises BlockingIOError for the rest."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    @property
+    def path(self) -> str:
+        return self._file.path
+
+    def pread(self, length: int, offset: int) -> bytes:
+        block = self._file.pread_nowait(length, offset)
+        if block is None:
+            raise BlockingIOError
+        return block
+
+    def size(self) -> int:
+        return self._file.size()
+
+
+class ReadHandles(NamedTuple):
+    """The files of one ledger as far as reading goes."""
+
+    data: Readable
+    times: Readable
+    rows: Readable
 
 
 class Handles:
@@ -86,6 +131,9 @@ class Handles:
         self.rows = rows
         self.pins = 0
         self.doomed = False  # to be closed by whoever unpins last
+
+    def for_reading(self) -> ReadHandles:
+        return ReadHandles(self.data, self.times, self.rows)
 
     def close(self) -> None:
         self.data.close()
@@ -122,6 +170,19 @@ class OpenFiles:
             if len(self._handles) > self._limit:
                 self._close_idle()
             return handles
+
+    def pin_nowait(self, name: LedgerName) -> Handles | None:
+        """As `pin`, if the files are open and nobody holds the lock, which a file thread may for long."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            handles = self._handles.get(name)
+            if handles is not None:
+                self._handles.move_to_end(name)
+                handles.pins += 1
+            return handles
+        finally:
+            self._lock.release()
 
     def unpin(self, handles: Handles) -> None:
         with self._lock:
@@ -210,7 +271,7 @@ class CheckedColumn:
         self._checksums = None if crcs is None else BlockChecksums(self._dtype.itemsize, restored_count, crcs)
         self._verified = bytearray(block_count(restored_count))  # one byte a block; a thread only ever sets 1
 
-    def read(self, file: File, first: int, count: int) -> Array:
+    def read(self, file: Readable, first: int, count: int) -> Array:
         """`count` consecutive rows, read only."""
         itemsize = self._dtype.itemsize
         column = np.frombuffer(
@@ -225,7 +286,7 @@ class CheckedColumn:
                 block = self._verified.find(0, block + 1, end_block)
         return column
 
-    def read_at(self, file: File, entry_ids: UInt32Column) -> Array:
+    def read_at(self, file: Readable, entry_ids: UInt32Column) -> Array:
         """The rows of rising ids: neighbours with one read, so that a row in vain saves a call."""
         if 0 in self._verified:
             for block in np.unique(entry_ids[entry_ids < self._restored_count] // BLOCK_ROWS).tolist():
@@ -249,7 +310,7 @@ class CheckedColumn:
     def _block_end(self, block: int) -> int:
         return min((block + 1) * BLOCK_ROWS, self._restored_count)
 
-    def _verify(self, file: File, block: int, rows: Array | None) -> None:
+    def _verify(self, file: Readable, block: int, rows: Array | None) -> None:
         checksums = self._checksums or self._load_footer(file)
         itemsize = self._dtype.itemsize
         first, end = block * BLOCK_ROWS, self._block_end(block)
@@ -259,12 +320,12 @@ class CheckedColumn:
             raise Corrupt("rows of a ledger are damaged", path=file.path, offset=offset, advice=_RESTORE)
         self._verified[block] = 1
 
-    def _load_footer(self, file: File) -> BlockChecksums:
+    def _load_footer(self, file: Readable) -> BlockChecksums:
         self._checksums = read_footer(file, self._dtype.itemsize, self._restored_count)
         return self._checksums
 
 
-def read_footer(file: File, itemsize: int, entry_count: int) -> BlockChecksums:
+def read_footer(file: Readable, itemsize: int, entry_count: int) -> BlockChecksums:
     """The footer of a column that the manifest names as sealed with `entry_count` entries."""
     offset = HEADER_BYTES + entry_count * itemsize
     checksums = decode_footer(
@@ -333,9 +394,26 @@ class LedgerFiles:
         Frames are read of the first entries only, as many as `bytes_max` allows, and of one at least.
         """
         with self._reading() as handles:
-            times = self._column_at(self._times, handles.times, entry_ids)
-            rows = self._column_at(self._rows, handles.rows, entry_ids)
-            frames = _read_frames(handles, rows[: frames_within(rows, bytes_max)], data_bytes)
+            return self._read(handles.for_reading(), entry_ids, data_bytes, bytes_max)
+
+    def read_nowait(self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int) -> EntryColumns | None:
+        """As `read`, for the event loop: None unless the files are open and what is read of them is in memory."""
+        if self._deleted or (handles := self._open_files.pin_nowait(self.name)) is None:
+            return None
+        try:
+            warm = map(WarmFile, (handles.data, handles.times, handles.rows))
+            return self._read(ReadHandles(*warm), entry_ids, data_bytes, bytes_max)
+        except BlockingIOError:
+            return None
+        finally:
+            self._open_files.unpin(handles)
+
+    def _read(
+        self, handles: ReadHandles, entry_ids: UInt32Column, data_bytes: int, bytes_max: int
+    ) -> EntryColumns:
+        times = self._column_at(self._times, handles.times, entry_ids)
+        rows = self._column_at(self._rows, handles.rows, entry_ids)
+        frames = _read_frames(handles, rows[: frames_within(rows, bytes_max)], data_bytes)
         return EntryColumns(self.name.ledger_id, entry_ids, times, rows, frames)
 
     def delete(self, vfs: Vfs) -> None:
@@ -346,7 +424,7 @@ class LedgerFiles:
             with contextlib.suppress(FileNotFoundError):
                 vfs.remove(self.name.path(kind))
 
-    def _column_at(self, column: CheckedColumn, file: File, entry_ids: UInt32Column) -> Array:
+    def _column_at(self, column: CheckedColumn, file: Readable, entry_ids: UInt32Column) -> Array:
         if is_contiguous(entry_ids):
             return column.read(file, int(entry_ids[0]), len(entry_ids))
         return column.read_at(file, entry_ids)
@@ -378,7 +456,7 @@ class LedgerFiles:
             raise Unavailable(f"a ledger could not be read ({path}): {error}", path=path) from error
 
 
-def _read_frames(handles: Handles, rows: RowColumn, data_bytes: int) -> list[bytes]:
+def _read_frames(handles: ReadHandles, rows: RowColumn, data_bytes: int) -> list[bytes]:
     starts = rows["offset"].astype(np.int64)
     ends = starts + rows["length"]
     # The rows passed their checksum once, but may have been read again from a failing disk since.
@@ -408,7 +486,7 @@ def wrong_frames(frames: list[bytes], rows: RowColumn) -> npt.NDArray[np.int64]:
     return np.flatnonzero(np.fromiter(map(value, frames), np.uint32, len(frames)) != rows["crc"])
 
 
-def read_exactly(file: File, length: int, offset: int) -> bytes:
+def read_exactly(file: Readable, length: int, offset: int) -> bytes:
     block = file.pread(length, offset)
     if len(block) != length:
         raise Corrupt(

@@ -42,6 +42,8 @@ class Consumer:
         self.counts_bytes = False
         self.draining = False
         self.starved = False  # of permits in bytes: the next message does not fit
+        self.polls = False  # wants to know when there is nothing for it
+        self.found_nothing = False
         self.closed_because: PostdateError | None = None
         self._outbox: deque[DeliveryBatch] = deque()
         self._outbox_bytes = 0
@@ -59,6 +61,11 @@ class Consumer:
             and self._outbox_bytes < self._outbox_bytes_max
             and (not self.counts_bytes or self.permit_bytes > 0)
         )
+
+    @property
+    def is_done(self) -> bool:
+        """Whether waiting for a message is over: the consumer is closed, or polled and there is nothing."""
+        return self.closed_because is not None or self.found_nothing
 
     def grant(self, messages: int, bytes_: int) -> None:
         """Add permits; 0 bytes lifts the limit in bytes."""
@@ -90,6 +97,11 @@ class Consumer:
         batch = self._outbox.popleft()
         self._outbox_bytes -= batch.frames_bytes
         return batch
+
+    def tell_nothing_found(self) -> None:
+        """The dispatcher has looked since this consumer came, and found nothing more that may be sent now."""
+        self.found_nothing = True
+        self.wakeup.set()
 
     def close(self, because: PostdateError) -> None:
         """Tell the stream to end; `because` says why (a deleted subscription, damage)."""

@@ -90,6 +90,9 @@ class Dispatcher:
                 for consumer in self._subscription.consumers:
                     consumer.close(damage)
             if not work.is_set():
+                for consumer in self._subscription.consumers:
+                    if consumer.polls:
+                        consumer.tell_nothing_found()
                 timer = asyncio.get_running_loop().call_later(self._idle_seconds(), work.set)
                 try:
                     await work.wait()

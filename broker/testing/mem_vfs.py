@@ -27,11 +27,12 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from operator import itemgetter
 from typing import NamedTuple
 
 from broker.runtime.vfs import Buffer
+from broker.testing.fault_plan import Fault as Fault
+from broker.testing.fault_plan import FaultPlan as FaultPlan
 
 SECTOR_BYTES = 512
 _UNLIMITED_BYTES = 1 << 40
@@ -64,47 +65,6 @@ class Op(NamedTuple):
     offset: int = 0  # for a truncate the new length
     data: bytes = b""
     changes: tuple[tuple[int, str, int | None], ...] = ()  # directory, name, what it now names
-
-
-@dataclass
-class Fault:
-    """Fail the `nth` operation from now on that matches; with `onward` every later one too."""
-
-    kind: str  # a pattern over `Op.kind`, "open", "read" and "list_dir"
-    glob: str = "*"  # over the path without its leading slash; `*` matches slashes too
-    nth: int = 1
-    error: int = errno.EIO
-    onward: bool = False
-    after_bytes: int = 0  # a write takes so many bytes before it fails
-    seen_count: int = 0
-    hit_count: int = 0
-
-
-@dataclass
-class FaultPlan:
-    """The faults of one file system; the first that hits decides the error."""
-
-    faults: list[Fault] = field(default_factory=list)
-
-    def add(self, fault: Fault) -> Fault:
-        fault.glob = fault.glob.lstrip("/")
-        self.faults.append(fault)
-        return fault
-
-    def clear(self) -> None:
-        self.faults.clear()
-
-    def take(self, kind: str, path: str) -> Fault | None:
-        """Count one operation; return the fault that hits it."""
-        hit = None
-        for fault in self.faults:
-            if fnmatchcase(kind, fault.kind) and fnmatchcase(path, fault.glob):
-                fault.seen_count += 1
-                due = fault.seen_count >= fault.nth if fault.onward else fault.seen_count == fault.nth
-                if due and hit is None:
-                    fault.hit_count += 1
-                    hit = fault
-        return hit
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +101,13 @@ class MemFile:
         node = self._checked()
         self._vfs._meet_fault("read", self._path)
         return bytes(node.data[offset : offset + length])
+
+    def pread_nowait(self, length: int, offset: int) -> bytes | None:
+        # Of a file that faults are planned for nothing is in memory: they are for the read that waits.
+        if self._vfs.faults.concern("read", _clean(self._path)):
+            return None
+        block = self.pread(length, offset)
+        return block if len(block) == length else None
 
     def pwrite(self, parts: Sequence[Buffer], offset: int) -> None:
         node = self._checked()

@@ -48,6 +48,7 @@ from tests.harness import (
     positions_of,
     small_config,
 )
+from tests.model.broker_mutants import MUTANTS
 
 HOUR_MS = 3_600_000
 BACKOFF_MS = 100
@@ -254,9 +255,11 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.inboxes)
     @rule(pick=PICK, pause_ms=PAUSES_MS)
     def detach(self, pick: int, pause_ms: int) -> None:
-        self.collect()  # what lies in the outbox was sent
+        self.collect()
         model, inbox = self.inboxes.pop(pick % len(self.inboxes))
         self.run(self.detach_from(inbox))
+        for delivered in inbox.poll():  # sent in the last moment
+            self.check_delivered(model, inbox, delivered)
         for position, out in list(model.out.items()):
             if out.inbox is inbox:
                 model.give_back(position, (0, 0), durable=False)
@@ -345,6 +348,8 @@ class BrokerMachine(RuleBasedStateMachine):
         assert self.node.failures == []
         for task in self.background:
             task.cancel()
+        for each in self.in_flight:
+            each.future.add_done_callback(forget)
         self.node = node
         self.inboxes.clear()
         now_ns = self.clock.monotonic_ns()
@@ -494,6 +499,11 @@ async def acknowledge(subscription: Subscription, positions: list[Position]) -> 
     return await subscription.acknowledge(entries_of(positions))
 
 
+def forget(future: asyncio.Future[Any]) -> None:
+    """A broker that crashed answers nobody, or refuses; neither is looked at."""
+    _ = future.cancelled() or future.exception()
+
+
 async def wait_for(future: asyncio.Future[Any]) -> None:
     await asyncio.wait([future])
 
@@ -522,3 +532,10 @@ def _small_steps(monkeypatch):
 
 def test_a_broker_behaves_like_a_dict_and_some_sets():
     run_machine(int(os.environ.get("POSTDATE_MODEL_EXAMPLES", "60")))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_model_notices_that_a_broker(name, monkeypatch):
+    MUTANTS[name](monkeypatch)
+    with pytest.raises(AssertionError):
+        run_machine(400, Phase.generate)

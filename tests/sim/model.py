@@ -50,6 +50,7 @@ class SentBatch:
     state: str = "asked"
     topic: TopicModel | None = None
     answered: int | None = None
+    stored_us: int = 1 << 62  # when it was answered
 
 
 @dataclass(eq=False, slots=True)
@@ -97,7 +98,8 @@ class SubscriptionModel:
     attached: list[SimConsumer] = field(default_factory=list)  # oldest first
     progress_us: int = 0
     stalled_us: int | None = None  # since when something could be delivered and was not
-    last_live: tuple[int, Position] = (0, Position(0, 0))
+    last_live: tuple[int, Position] = (0, Position(0, 0))  # the last that came in due order
+    last_live_us: int = 0
 
     @property
     def is_live(self) -> bool:
@@ -198,6 +200,7 @@ class Model:
     def produce_answered(self, batch: SentBatch) -> None:
         batch.state = "stored"
         batch.answered = self.tick()
+        batch.stored_us = self.world.loop.now_us()
         assert batch.topic is not None
         batch.topic.confirmed = True
         del self.asked[batch]
@@ -293,10 +296,13 @@ class Model:
                 key = (message.due_ms, position)
                 require(last_key is None or last_key < key, "order", f"{where} follows {last_key} in a batch")
                 last_key = key
-                if message.accepted_us + self.world.slack_us < now_us:  # indexed long before it was due
-                    last = subscription.last_live
-                    require(last <= key, "order", f"{where} due at {message.due_ms} follows {last}")
-                    subscription.last_live = key
+                # What was indexed before the last one came due must have been handed out before it.
+                undisturbed = self.world.wall.disturbed_us < subscription.last_live_us
+                last = subscription.last_live if undisturbed else (0, position)
+                last_due_us = now_us - (self.world.wall.now_ms() - last[0]) * 1000
+                in_time = message.batch.stored_us + self.world.slack_us < last_due_us
+                require(last <= key or not in_time, "order", f"{where} due at {message.due_ms} follows {last}")
+                subscription.last_live, subscription.last_live_us = max(last, key), now_us
             self._check_again(where, fact, attempt)
             fact.holder = consumer
             fact.deadline_ns = now_us * 1000 + consumer.lease_ms * 1_000_000

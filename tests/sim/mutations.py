@@ -35,7 +35,7 @@ def _bug(name: str, module: str, before: str, after: str) -> Mutation:
     return Mutation(name, ((module, before, after),))
 
 
-_JOURNAL = "broker.storage.journal"
+_JOURNAL = "broker.storage.journal_files"
 _LAST_LOOK = "broker.subscriptions.dispatcher"
 _SUBSCRIPTION = "broker.subscriptions.subscription"
 _PUMP = "broker.delayed.index_pump"
@@ -185,7 +185,9 @@ MUTATIONS = (
     _bug(
         "attempts are forgotten at a restart",
         _SUBSCRIPTION,
-        "            attempts={ledger_id: [d.copy() for d in digits] for ledger_id, digits in self.attempts.digits.items()},",
+        "            attempts={\n"
+        "                ledger_id: [d.copy() for d in digits] for ledger_id, digits in self.attempts.digits.items()\n"
+        "            },",
         "            attempts={},",
     ),
     _bug(

@@ -6,6 +6,7 @@ Whatever a test awaits from the broker has a limit, so that a promise that is no
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 from google.rpc import error_details_pb2, status_pb2
 
 from broker.config import BrokerConfig
@@ -309,6 +311,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
         settings.setdefault("data_dir", str(tmp_path / f"data{len(wires)}"))
         settings.setdefault("drain_grace_ms", 200)
         settings.setdefault("disk_reserve_bytes", 0)
+        settings.setdefault("journal_segment_bytes", 17 << 20)  # just more than the greatest request
         server = Server(BrokerConfig(grpc_address="127.0.0.1:0", http_address="127.0.0.1:0", **settings))
         await server.start()
         wires.append(Wire(server))
@@ -318,6 +321,24 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
     for wire in wires:
         await wire.disconnect()
         await within(wire.stop())
+        shutil.rmtree(wire.server.config.data_dir, ignore_errors=True)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire]:
+    """One broker for a table of requests that leave no trace. Such tests are marked `on_shared`."""
+    folder = tmp_path_factory.mktemp("shared")
+    config = BrokerConfig(data_dir=str(folder), grpc_address="127.0.0.1:0", http_address="127.0.0.1:0", drain_grace_ms=0)
+    server = Server(config)
+    await server.start()
+    wire = Wire(server)
+    yield wire
+    await wire.disconnect()
+    await within(wire.stop())
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+on_shared = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture

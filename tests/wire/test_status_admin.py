@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from postdate.v1 import admin_pb2
-from tests.wire.conftest import Message, Wire, now_ms, refused, within
+from tests.wire.conftest import on_shared, Message, Wire, now_ms, refused, within
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
@@ -133,13 +133,14 @@ CASES = [
 ]  # fmt: skip
 
 
+@on_shared
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_bad_admin_call_is_refused_and_nothing_is_stored(wire: Wire, case: Case):
-    refusal = await refused(call(wire, case.method, **case.fields))
+async def test_bad_admin_call_is_refused_and_nothing_is_stored(shared: Wire, case: Case):
+    refusal = await refused(call(shared, case.method, **case.fields))
     assert (refusal.code, refusal.reason) == (case.code, case.reason)
     assert refusal.fields == ((case.field,) if case.field else ())
-    assert await wire.topic_names() == []
-    assert wire.broker.journal.stats().records == 0
+    assert await shared.topic_names() == []
+    assert shared.broker.journal.stats().records == 0
 
 
 @pytest.mark.parametrize("method", ["GetSubscription", "DeleteSubscription"])
@@ -162,10 +163,11 @@ METHODS = [
 RAW = {"garbage": b"\xff\xfe\xfd", "cut short": b"\x0a\x05abc", "an endless varint": b"\x0a" + b"\xff" * 20}
 
 
+@on_shared
 @pytest.mark.parametrize("raw", RAW.values(), ids=RAW.keys())
 @pytest.mark.parametrize("method", METHODS)
-async def test_garbage_is_invalid_argument_on_every_method(wire: Wire, method: str, raw: bytes):
-    refusal = await refused(wire.raw(f"/postdate.v1.{method}")(raw))
+async def test_garbage_is_invalid_argument_on_every_method(shared: Wire, method: str, raw: bytes):
+    refusal = await refused(shared.raw(f"/postdate.v1.{method}")(raw))
     assert (refusal.code, refusal.reason) == (INVALID, "MALFORMED_REQUEST")
     assert "DecodeError" not in refusal.message and "Error parsing" not in refusal.message
 

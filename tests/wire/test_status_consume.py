@@ -11,7 +11,7 @@ import pytest
 
 from broker.errors import Corrupt
 from postdate.v1 import admin_pb2, consumer_pb2, message_pb2
-from tests.wire.conftest import (
+from tests.wire.conftest import (on_shared, 
     Message,
     Refusal,
     Serve,
@@ -78,16 +78,17 @@ OPEN_CASES = [
 ]
 
 
+@on_shared
 @pytest.mark.parametrize("case", OPEN_CASES, ids=named)
-async def test_bad_open_is_refused_and_nothing_is_stored(wire: Wire, case: Case):
+async def test_bad_open_is_refused_and_nothing_is_stored(shared: Wire, case: Case):
     opening = consumer_pb2.Open(**{"topic": "t", "subscription": "s", **case.fields})
-    stream = wire.stream()
+    stream = shared.stream()
     await stream.send(open=opening)
     refusal = await stream.refusal()
     assert (refusal.code, refusal.reason) == (case.code, case.reason)
     assert refusal.fields == ((case.field,) if case.field else ())
     assert case.told in refusal.message
-    assert await wire.topic_names() == []
+    assert await shared.topic_names() == []
 
 
 FIRST_FRAMES = {
@@ -100,9 +101,10 @@ FIRST_FRAMES = {
 }
 
 
+@on_shared
 @pytest.mark.parametrize("frame", FIRST_FRAMES.values(), ids=FIRST_FRAMES.keys())
-async def test_first_frame_that_is_not_open_is_refused(wire: Wire, frame: dict[str, Any]):
-    stream = wire.stream()
+async def test_first_frame_that_is_not_open_is_refused(shared: Wire, frame: dict[str, Any]):
+    stream = shared.stream()
     await stream.send(**frame)
     refusal = await stream.refusal()
     assert (refusal.code, refusal.reason, refusal.fields) == (INVALID, "OPEN_EXPECTED", ("open",))
@@ -184,14 +186,15 @@ REQUESTS = {
 }
 
 
+@on_shared
 @pytest.mark.parametrize("case", CALL_CASES, ids=named)
-async def test_bad_call_is_refused_and_nothing_is_stored(wire: Wire, case: Case):
+async def test_bad_call_is_refused_and_nothing_is_stored(shared: Wire, case: Case):
     fields = {"topic": "t", "subscription": "s", **case.fields}
     call = fields.pop("call")
-    refusal = await refused(getattr(wire.consumer, call)(REQUESTS[call](**fields)))
+    refusal = await refused(getattr(shared.consumer, call)(REQUESTS[call](**fields)))
     assert (refusal.code, refusal.reason, refusal.fields) == (INVALID, case.reason, (case.field,))
     assert case.told in refusal.message
-    assert await wire.topic_names() == []
+    assert await shared.topic_names() == []
 
 
 SETTLE_CASES = [
@@ -446,6 +449,7 @@ async def test_damage_ends_the_stream_with_data_loss_and_other_topics_go_on(
     await stream.send(open=consumer_pb2.Open(topic="bad", subscription="s", permits=consumer_pb2.Permits(messages=1)))
     refusal = await stream.refusal()
     assert (refusal.code, refusal.reason) == (grpc.StatusCode.DATA_LOSS, "CORRUPT")
+    assert "secret" not in refusal.message + str(refusal.metadata)
     other = await wire.subscribe("good")
     await other.delivery()
 

@@ -12,7 +12,7 @@ import pytest
 
 from broker.model import TIME_MS_MAX
 from postdate.v1 import admin_pb2, producer_pb2
-from tests.wire.conftest import (
+from tests.wire.conftest import (on_shared, 
     Message, Refusal, Serve, Wire, batch, eventually, ids_of, now_ms, refused, within
 )
 
@@ -108,14 +108,15 @@ CASES = [
 ]
 
 
+@on_shared
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_bad_produce_is_refused_and_nothing_is_stored(wire: Wire, case: Case):
-    refusal = await refused(wire.producer.Produce(case.build()))
+async def test_bad_produce_is_refused_and_nothing_is_stored(shared: Wire, case: Case):
+    refusal = await refused(shared.producer.Produce(case.build()))
     assert (refusal.code, refusal.reason) == (case.code, case.reason)
     assert refusal.fields == ((case.field,) if case.field else ())
     assert case.told in refusal.message
     assert refusal.message.isprintable() and len(refusal.message) < 500
-    await nothing_is_stored(wire)
+    await nothing_is_stored(shared)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -181,12 +182,13 @@ MALFORMED = {
 }
 
 
+@on_shared
 @pytest.mark.parametrize("raw", MALFORMED.values(), ids=MALFORMED.keys())
-async def test_bytes_that_are_no_request_are_invalid_argument(wire: Wire, raw: bytes):
-    refusal = await refused(wire.raw(PRODUCE)(raw))
+async def test_bytes_that_are_no_request_are_invalid_argument(shared: Wire, raw: bytes):
+    refusal = await refused(shared.raw(PRODUCE)(raw))
     assert (refusal.code, refusal.reason) == (INVALID, "MALFORMED_REQUEST")
     assert "protobuf" not in refusal.message.lower() and "Error" not in refusal.message
-    await nothing_is_stored(wire)
+    await nothing_is_stored(shared)
 
 
 @pytest.mark.parametrize("raw", MALFORMED.values(), ids=MALFORMED.keys())

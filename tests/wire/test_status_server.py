@@ -13,9 +13,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from broker.config import BrokerConfig
+from broker.errors import Fenced
 from broker.rpc import consumer as consumer_rpc
 from broker.rpc import producer as producer_rpc
-from broker.runtime.vfs import LocalVfs
+from broker.server import Server
 from postdate.v1 import admin_pb2, consumer_pb2
 from tests.wire.conftest import (
     LIMIT_SECONDS,
@@ -146,7 +148,7 @@ def break_disk(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_failed_journal_is_unavailable_for_good(wire: Wire, monkeypatch: pytest.MonkeyPatch):
     ids = await wire.produce("t", b"x")
     await wire.create_subscription("t")
-    stream = await wire.subscribe("t", "other")
+    stream = await wire.subscribe("t", "other", initial_position=2)
     break_disk(wire, monkeypatch)
     monkeypatch.setattr(wire.server, "_fail", lambda error: None)
     for _ in range(2):
@@ -360,14 +362,11 @@ async def test_refusals_are_counted_by_reason(wire: Wire):
     await within(call.write(batch("a/b", b"x")))
     await within(call.read())
     text = (await wire.server._http._render_metrics()).decode()
-    assert 'postdate_refused_requests_total{reason="INVALID_NAME"} 2.0' in text or "INVALID_NAME" in text
+    [line] = [line for line in text.splitlines() if "INVALID_NAME" in line]
+    assert line.startswith("postdate_") and line.endswith(" 2.0")
 
 
-async def test_port_that_is_taken_is_refused_and_nothing_stays_open(serve: Serve, tmp_path: Any):
-    from broker.config import BrokerConfig
-    from broker.errors import Fenced
-    from broker.server import Server
-
+async def test_port_that_is_taken_is_refused(serve: Serve, tmp_path: Any):
     wire = await serve()
     other = Server(
         BrokerConfig(
@@ -378,4 +377,3 @@ async def test_port_that_is_taken_is_refused_and_nothing_stays_open(serve: Serve
         await other.start()
     assert caught.value.reason == "ADDRESS_IN_USE"
     assert wire.server.grpc_address in str(caught.value) and "\n" not in str(caught.value)
-    assert LocalVfs().lock(str(tmp_path / "other" / "lock")) is not None or True

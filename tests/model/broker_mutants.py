@@ -1,0 +1,177 @@
+"""Brokers with one clause of the delivery rule switched off; the model must notice each of them.
+
+The first four are those of architecture.md, section 6, that can be switched off today; the index is not on disk
+yet, so that its sealed position and `frontier_ms` decide nothing, and nothing can be moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from broker.delayed.index_pump import IndexPump
+from broker.delayed.memory_tracker import MemoryTracker
+from broker.model import Array
+from broker.storage.log import TopicLog
+from broker.subscriptions.cursor import Cursor
+from broker.subscriptions.dispatcher import Dispatcher, Read, Taken
+from broker.subscriptions.redelivery import Attempts, RedeliveryQueue
+from broker.subscriptions.replay import ReplayQueue
+from broker.subscriptions.subscription import Subscription
+from broker.topics import plan
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+
+@contextmanager
+def swapped(owner: object, name: str, value: object) -> Iterator[None]:
+    kept = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kept)
+
+
+def mutant_skips_due_rows(patch: pytest.MonkeyPatch) -> None:
+    """The index cursor leaves out rows that are due when it passes them."""
+    add = MemoryTracker.add
+
+    def add_later_ones(self: MemoryTracker, ledger_id: int, entry_ids: Any, deliver_at_ms: Any) -> None:
+        later = deliver_at_ms > self.frontier.deliver_at_ms
+        add(self, ledger_id, entry_ids[later], deliver_at_ms[later])
+
+    patch.setattr(MemoryTracker, "add", add_later_ones)
+
+
+def mutant_rebuilds_after_live_frontier(patch: pytest.MonkeyPatch) -> None:
+    """A rebuild leaves out what lies before the frontier as it is now, not as it was when the rebuild began."""
+    after = IndexPump._after_rebuild_frontier
+
+    def after_live_frontier(self: IndexPump, *arguments: Any) -> Array:
+        self._rebuild_frontier = self.tracker.frontier
+        return after(self, *arguments)
+
+    patch.setattr(IndexPump, "_after_rebuild_frontier", after_live_frontier)
+
+
+def mutant_does_not_look_at_leases(patch: pytest.MonkeyPatch) -> None:
+    """The last look asks only what is settled, not who holds it or waits for it."""
+    look = Subscription.not_to_send
+
+    def look_at_settled(self: Subscription, ledger_id: int, entry_ids: Any, *, also_queued: bool) -> Any:
+        with swapped(self.leases, "leased", {}), swapped(self, "promised", {}):
+            return look(self, ledger_id, entry_ids, also_queued=False)
+
+    patch.setattr(Subscription, "not_to_send", look_at_settled)
+
+
+def mutant_does_not_look_at_settled(patch: pytest.MonkeyPatch) -> None:
+    look = Subscription.not_to_send
+
+    def look_elsewhere(self: Subscription, ledger_id: int, entry_ids: Any, *, also_queued: bool) -> Any:
+        with swapped(self, "cursor", Cursor(self.cursor.start)):
+            return look(self, ledger_id, entry_ids, also_queued=also_queued)
+
+    patch.setattr(Subscription, "not_to_send", look_elsewhere)
+
+
+def mutant_drops_what_is_too_early(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Dispatcher, "_wait_for_time", lambda *_: None)
+
+
+def mutant_is_early_by_a_millisecond(patch: pytest.MonkeyPatch) -> None:
+    take, look = MemoryTracker.take_due, Dispatcher._last_look
+
+    def take_early(self: MemoryTracker, now_ms: int, limit: int) -> Any:
+        return take(self, now_ms + 1, limit)
+
+    def look_early(self: Dispatcher, taken: Taken, read: Read, now_ms: int) -> Array:
+        return look(self, taken, read, now_ms + 1)
+
+    patch.setattr(MemoryTracker, "take_due", take_early)
+    patch.setattr(Dispatcher, "_last_look", look_early)
+
+
+def mutant_trusts_the_index_for_the_time(patch: pytest.MonkeyPatch) -> None:
+    """No last look at the time: what a source yields is taken for due."""
+    look = Dispatcher._last_look
+    patch.setattr(Dispatcher, "_last_look", lambda self, taken, read, _: look(self, taken, read, 1 << 60))
+
+
+def mutant_catches_up_to_nothing(patch: pytest.MonkeyPatch) -> None:
+    """A consumer that attaches does not look for what came due while nobody was there."""
+    begin = Subscription.begin_catchup
+    patch.setattr(Subscription, "begin_catchup", lambda self, _: begin(self, 0))
+
+
+def mutant_forgets_an_overflow(patch: pytest.MonkeyPatch) -> None:
+    push = ReplayQueue.push
+    patch.setattr(ReplayQueue, "push", lambda self, chunk: push(self, chunk) or True)
+
+
+def mutant_keeps_what_a_lost_consumer_held(patch: pytest.MonkeyPatch) -> None:
+    detach = Subscription.detach
+
+    def detach_keeping(self: Subscription, consumer: Any, *, keep_leases: bool = False) -> None:
+        detach(self, consumer, keep_leases=True)
+
+    patch.setattr(Subscription, "detach", detach_keeping)
+
+
+def mutant_cursor_passes_a_gap(patch: pytest.MonkeyPatch) -> None:
+    advance = Cursor._advance
+
+    def advance_too_far(self: Cursor, spans: Any) -> None:
+        if settled := self.settled.get(self.mark.ledger_id):
+            settled.add(max(settled) - 1 if max(settled) else 0)
+        advance(self, spans)
+
+    patch.setattr(Cursor, "_advance", advance_too_far)
+
+
+def mutant_hurries_retries_after_a_restart(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Subscription, "start", lambda self: None)
+
+
+def mutant_forgets_attempts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Attempts, "add", lambda *_: None)
+
+
+def mutant_nack_comes_back_at_once(patch: pytest.MonkeyPatch) -> None:
+    push = RedeliveryQueue.push
+    patch.setattr(RedeliveryQueue, "push", lambda self, _, entries: push(self, 0, entries))
+
+
+def mutant_wakes_nobody_for_undelayed_messages(patch: pytest.MonkeyPatch) -> None:
+    """Does not note where undelayed messages lie, so that the reader steps over them."""
+    patch.setattr(TopicLog, "_note_undelayed", lambda *_: None)
+
+
+def mutant_expires_before_the_time(patch: pytest.MonkeyPatch) -> None:
+    """A time to live that counts from when the message was accepted."""
+    patch.setattr(
+        plan, "_expiry", lambda batch, _, now_ms, __: np.where(batch.ttl_ms, now_ms + batch.ttl_ms, 0)
+    )
+
+
+def mutant_checkpoints_forget_a_cursor(patch: pytest.MonkeyPatch) -> None:
+    settle = Subscription.apply_settled
+
+    def settle_unnoticed(self: Subscription, record: Any) -> None:
+        changed = self.changed
+        settle(self, record)
+        self.changed = changed
+
+    patch.setattr(Subscription, "apply_settled", settle_unnoticed)
+
+
+MUTANTS: dict[str, Mutant] = {
+    name.removeprefix("mutant_"): function
+    for name, function in list(globals().items())
+    if name.startswith("mutant_")
+}
