@@ -31,8 +31,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from broker.runtime.vfs import Buffer
-from broker.testing.fault_plan import Fault as Fault
-from broker.testing.fault_plan import FaultPlan as FaultPlan
+from broker.testing.fault_plan import FaultPlan
 
 SECTOR_BYTES = 512
 _UNLIMITED_BYTES = 1 << 40

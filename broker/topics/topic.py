@@ -281,7 +281,8 @@ class Topic:
             )
         if len(self.subscriptions) >= self._services.config.subscriptions_per_topic_max:
             raise LimitReached(
-                f"Topic {self.name!r} has as many subscriptions as are allowed", reason="TOO_MANY_SUBSCRIPTIONS"
+                f"Topic {self.name!r} has as many subscriptions as are allowed",
+                reason="TOO_MANY_SUBSCRIPTIONS",
             )
         image = SubscriptionImage(
             subscription_id=self._next_subscription_id,

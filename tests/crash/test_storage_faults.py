@@ -21,7 +21,8 @@ import pytest
 from broker.config import BrokerConfig
 from broker.errors import Corrupt, Fenced, LimitReached, NotFound, StorageFailed, Unavailable
 from broker.model import Position
-from broker.testing.mem_vfs import CrashPolicy, Fault, MemVfs
+from broker.testing.fault_plan import Fault
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from tests.crash.history import Model, Recorder, crash_config, fold, observe, record_history

@@ -16,9 +16,10 @@ import pytest
 from broker.delayed.index_pump import IndexPump
 from broker.delayed.memory_tracker import MemoryTracker
 from broker.model import Array
+from broker.runtime.clock import Clock
 from broker.storage.log import TopicLog
 from broker.subscriptions.cursor import Cursor
-from broker.subscriptions.dispatcher import Dispatcher, Read, Taken
+from broker.subscriptions.dispatcher import Dispatcher
 from broker.subscriptions.redelivery import Attempts, RedeliveryQueue
 from broker.subscriptions.replay import ReplayQueue
 from broker.subscriptions.subscription import Subscription
@@ -85,16 +86,24 @@ def mutant_drops_what_is_too_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def mutant_is_early_by_a_millisecond(patch: pytest.MonkeyPatch) -> None:
-    take, look = MemoryTracker.take_due, Dispatcher._last_look
+    """Index and dispatcher take it for one millisecond later than it is."""
 
-    def take_early(self: MemoryTracker, now_ms: int, limit: int) -> Any:
-        return take(self, now_ms + 1, limit)
+    class FastClock:
+        def __init__(self, clock: Clock) -> None:
+            self._clock = clock
 
-    def look_early(self: Dispatcher, taken: Taken, read: Read, now_ms: int) -> Array:
-        return look(self, taken, read, now_ms + 1)
+        def now_ms(self) -> int:
+            return self._clock.now_ms() + 1
 
-    patch.setattr(MemoryTracker, "take_due", take_early)
-    patch.setattr(Dispatcher, "_last_look", look_early)
+        def monotonic_ns(self) -> int:
+            return self._clock.monotonic_ns()
+
+    for kind in (IndexPump, Dispatcher):
+        patch.setattr(kind, "__init__", with_clock(kind.__init__, FastClock))
+
+
+def with_clock(init: Callable[..., None], wrap: Callable[[Clock], Clock]) -> Callable[..., None]:
+    return lambda self, *arguments, clock, **options: init(self, *arguments, clock=wrap(clock), **options)
 
 
 def mutant_trusts_the_index_for_the_time(patch: pytest.MonkeyPatch) -> None:

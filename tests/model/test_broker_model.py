@@ -402,12 +402,13 @@ class BrokerMachine(RuleBasedStateMachine):
         """Hold what consumers got against the model; whether anything came but ends of leases."""
         self.resolve()
         self.note_expiry()
-        found = False
-        for model, inbox in self.inboxes:
-            for delivered in inbox.poll():
-                found |= delivered.position not in model.out
-                self.check_delivered(model, inbox, delivered)
-        return found
+        is_fresh = False
+        arrived = [(model, inbox, each) for model, inbox in self.inboxes for each in inbox.poll()]
+        # In the order in which they were sent: consumers of one subscription may hold a message in turn.
+        for model, inbox, delivered in sorted(arrived, key=lambda each: each[2].sent_ns):
+            is_fresh |= delivered.position not in model.out
+            self.check_delivered(model, inbox, delivered)
+        return is_fresh
 
     def check_delivered(self, model: SubscriptionModel, inbox: Inbox, found: Delivered) -> None:
         position = found.position

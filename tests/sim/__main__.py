@@ -20,7 +20,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1, help="how many seeds, from the first on")
     parser.add_argument("--steps", type=int, default=STEPS, help="actions in each run")
     parser.add_argument("--keep-going", action="store_true", help="do not end at the first failure")
-    parser.add_argument("--lines", type=int, default=_TRACE_LINES, help="lines of a failed run's trace to show")
+    parser.add_argument(
+        "--lines", type=int, default=_TRACE_LINES, help="lines of a failed run's trace to show"
+    )
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     total: Counter[str] = Counter()

@@ -37,9 +37,7 @@ async def end_life(run: Simulation, how: str) -> MemVfs:
     world.count[f"lives ended: {how}"] += 1
     world.count["lives ended in the middle of a disk operation"] += died_by_itself
     # A disk that failed a sync is not trusted with what it has not synced: only a power cut tells what it holds.
-    if how == "kill" and not life.faults.hit_count:
-        vfs = life.vfs
-    elif clean and run.rng.random() < 0.5:
+    if (how == "kill" and not life.faults.hit_count) or (clean and run.rng.random() < 0.5):
         vfs = life.vfs
     else:
         policy = run.random_policy()
@@ -194,7 +192,9 @@ async def _wait_delivered(run: Simulation) -> None:
         away_ms = min(times) - wall.now_ms()
         if run.world.loop.now_us() > end_us:
             mine, each = missing[0]
-            raise Violation("P3", f"{len(missing)} are missing; {mine} is still owed {each.position}: {each.ask}")
+            raise Violation(
+                "P3", f"{len(missing)} are missing; {mine} is still owed {each.position}: {each.ask}"
+            )
         if away_ms > 5_000:
             leaps += 1
             target = min(times) if leaps < 10 else max(times)

@@ -271,7 +271,9 @@ class Model:
 
     # -- consumers -------------------------------------------------------------------------------------------------
 
-    def handed_out(self, subscription: SubscriptionModel, consumer: SimConsumer, batch: DeliveryBatch) -> None:
+    def handed_out(
+        self, subscription: SubscriptionModel, consumer: SimConsumer, batch: DeliveryBatch
+    ) -> None:
         """A batch was put into a consumer's outbox, now."""
         self._check_taker(subscription, consumer, batch)
         columns = zip(
@@ -301,7 +303,9 @@ class Model:
                 last = subscription.last_live if undisturbed else (0, position)
                 last_due_us = now_us - (self.world.wall.now_ms() - last[0]) * 1000
                 in_time = message.batch.stored_us + self.world.slack_us < last_due_us
-                require(last <= key or not in_time, "order", f"{where} due at {message.due_ms} follows {last}")
+                require(
+                    last <= key or not in_time, "order", f"{where} due at {message.due_ms} follows {last}"
+                )
                 subscription.last_live, subscription.last_live_us = max(last, key), now_us
             self._check_again(where, fact, attempt)
             fact.holder = consumer
@@ -415,7 +419,11 @@ class Model:
                 fact.perhaps_acked = True
 
     def nack_asked(
-        self, subscription: SubscriptionModel, consumer: SimConsumer, messages: Iterable[Message], delay_ms: int
+        self,
+        subscription: SubscriptionModel,
+        consumer: SimConsumer,
+        messages: Iterable[Message],
+        delay_ms: int,
     ) -> dict[Message, int]:
         """Returns those that the consumer certainly holds, with how often they came back by then."""
         certain: dict[Message, int] = {}
@@ -444,7 +452,9 @@ class Model:
         assert policy.initial_backoff_ms is not None
         assert policy.max_backoff_ms is not None
         low, high = (
-            min(policy.initial_backoff_ms * policy.backoff_multiplier ** min(count, 40), policy.max_backoff_ms)
+            min(
+                policy.initial_backoff_ms * policy.backoff_multiplier ** min(count, 40), policy.max_backoff_ms
+            )
             for count in (fact.returns_low, fact.returns_high)
         )
         return int(low / 2), int(high) + 1

@@ -102,8 +102,16 @@ MUTATIONS = (
     Mutation(
         "early by a millisecond",
         (
-            ("broker.delayed.near", "searchsorted(block.deliver_at_ms, now_ms,", "searchsorted(block.deliver_at_ms, now_ms + 1,"),
-            (_LAST_LOOK, "read.times > now_ms)\n            keep &=", "read.times > now_ms + 1)\n            keep &="),
+            (
+                "broker.delayed.near",
+                "searchsorted(block.deliver_at_ms, now_ms,",
+                "searchsorted(block.deliver_at_ms, now_ms + 1,",
+            ),
+            (
+                _LAST_LOOK,
+                "read.times > now_ms)\n            keep &=",
+                "read.times > now_ms + 1)\n            keep &=",
+            ),
         ),
     ),
     _bug(

@@ -52,7 +52,11 @@ class Probe:
             mine.stalled_us = None
             return
         waiting = next(
-            (message for message, fact in mine.open.items() if self._model.is_deliverable(mine, message, fact)),
+            (
+                message
+                for message, fact in mine.open.items()
+                if self._model.is_deliverable(mine, message, fact)
+            ),
             None,
         )
         if waiting is None:
@@ -91,9 +95,7 @@ class Probe:
                 queued = len(subscription.replay)
                 limit = life.config.replay_entries_max + life.config.read_batch_entries  # what was put back
                 require(queued <= limit, "P6", f"{queued} entries in a replay queue")
-                require(
-                    bool(subscription.consumers) or not queued, "P6", "a replay queue without a consumer"
-                )
+                require(bool(subscription.consumers) or not queued, "P6", "a replay queue without a consumer")
                 require(subscription.counters.early_deliveries == 0, "P2", "early deliveries were counted")
                 if subscription.consumers:
                     overflows = subscription.reader._run - 1

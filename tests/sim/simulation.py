@@ -23,7 +23,8 @@ from broker.errors import (
 )
 from broker.storage.policy import TopicPolicy
 from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, SHARED, Subscription
-from broker.testing.mem_vfs import CrashPolicy, Fault, MemVfs
+from broker.testing.fault_plan import Fault
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.topics.topic import Topic
 from tests.harness import DAY_MS, EARLIEST, LATEST
 from tests.sim.endings import drain_everything, end_life, open_life
@@ -137,7 +138,9 @@ class Simulation:
         return [action for action, _ in chosen], [weight for _, weight in chosen]
 
     async def _pause(self) -> None:
-        ms = self.rng.choice((0, 0, self.rng.randint(0, 5), self.rng.randint(0, 100), self.rng.randint(0, 800)))
+        ms = self.rng.choice(
+            (0, 0, self.rng.randint(0, 5), self.rng.randint(0, 100), self.rng.randint(0, 800))
+        )
         await asyncio.sleep(ms / 1000)
 
     # -- what clients do -------------------------------------------------------------------------------------------
@@ -173,7 +176,9 @@ class Simulation:
 
     async def _create_subscription(self) -> None:
         self.life.spawn(
-            self._create(self.rng.choice(TOPICS), self.rng.choice(SUBSCRIPTIONS), random.Random(self.rng.random()))
+            self._create(
+                self.rng.choice(TOPICS), self.rng.choice(SUBSCRIPTIONS), random.Random(self.rng.random())
+            )
         )
 
     async def _create(self, topic_name: str, name: str, rng: random.Random) -> None:

@@ -70,7 +70,9 @@ async def produce(life: Life, model: Model, topic_name: str, asks: Sequence[Outg
     """One produce call, from the question to the answer."""
     batch = batch_of(topic_name, asks, life.config)
     ends = batch.lengths.cumsum().tolist()
-    frames = [batch.frames[end - length : end] for end, length in zip(ends, batch.lengths.tolist(), strict=True)]
+    frames = [
+        batch.frames[end - length : end] for end, length in zip(ends, batch.lengths.tolist(), strict=True)
+    ]
     sent = model.produce_asked(topic_name, asks, frames)
     broker, count = life.broker, life.world.count
     try:
@@ -341,7 +343,9 @@ class SimConsumer(Consumer):
             raise error
 
 
-async def ack_unknown(life: Life, subscription: Subscription, mine: SubscriptionModel, rng: random.Random) -> None:
+async def ack_unknown(
+    life: Life, subscription: Subscription, mine: SubscriptionModel, rng: random.Random
+) -> None:
     """Acknowledge ids that were never produced: each must be refused, and nothing else may happen."""
     last = max((m.position for m in mine.topic.by_position.values()), default=Position(1, 0))
     unknown = [

@@ -16,7 +16,8 @@ from typing import Any, cast
 
 from broker.config import BrokerConfig
 from broker.errors import StorageFailed
-from broker.testing.mem_vfs import CrashPolicy, Fault, FaultPlan, MemVfs
+from broker.testing.fault_plan import Fault, FaultPlan
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import START_MS
 from broker.testing.sim_loop import SimLoop
 from broker.topics.broker import Broker
@@ -33,7 +34,7 @@ class Violation(AssertionError):
         self.promise = promise
 
 
-class ProcessDied(BaseException):  # noqa: N818
+class ProcessDied(BaseException):
     """Raised instead of a disk operation of a life that is over. No code of the broker may catch it."""
 
 
@@ -94,9 +95,7 @@ class Wall:
 
     def reached(self, time_ms: int, since_us: int) -> bool:
         """Whether the wall clock showed `time_ms` or later at any moment from `since_us` on."""
-        return self.now_ms() >= time_ms or any(
-            at >= since_us and wall >= time_ms for at, wall in self.peaks
-        )
+        return self.now_ms() >= time_ms or any(at >= since_us and wall >= time_ms for at, wall in self.peaks)
 
     def _disturb(self) -> None:
         self.disturbed_us = self._loop.now_us()
@@ -221,9 +220,7 @@ class Life:
         self.failure = error
         self.world.writing_failed = True
         self.world.loop.trace(f"life {self.number} fails: {type(error).__name__}")
-        if isinstance(error, Violation):
-            self.world.fail(error)
-        elif not self.has_met_fault:
+        if isinstance(error, Violation) or not self.has_met_fault:
             self.world.fail(error)
 
     def _task_done(self, task: asyncio.Task[None]) -> None:

@@ -56,7 +56,11 @@ class Refusal:
             error_details_pb2.BadRequest(),
             error_details_pb2.RetryInfo(),
         )
-        found = {any_.TypeName() for any_ in status.details if any_.Unpack(info) or any_.Unpack(bad) or any_.Unpack(retry)}
+        found = {
+            any_.TypeName()
+            for any_ in status.details
+            if any_.Unpack(info) or any_.Unpack(bad) or any_.Unpack(retry)
+        }
         assert "google.rpc.ErrorInfo" in found, f"no ErrorInfo: {status}"
         assert info.domain == "postdate.dev"
         return cls(
@@ -110,7 +114,9 @@ class Stream:
     async def send(self, **frame: Any) -> None:
         await within(self.call.write(consumer_pb2.SubscribeRequest(**frame)))
 
-    async def open(self, topic: str, subscription: str, permits: int = 1000, **fields: Any) -> consumer_pb2.Opened:
+    async def open(
+        self, topic: str, subscription: str, permits: int = 1000, **fields: Any
+    ) -> consumer_pb2.Opened:
         bytes_ = fields.pop("permit_bytes", 0)
         await self.send(
             open=consumer_pb2.Open(
@@ -215,7 +221,8 @@ class Wire:
         self.broker = server.broker
         # A channel of its own each: gRPC shares connections between channels of one process otherwise.
         self.channel = grpc.aio.insecure_channel(
-            server.grpc_address, options=[("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+            server.grpc_address,
+            options=[("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)],
         )
         self.producer = producer_pb2_grpc.ProducerServiceStub(self.channel)
         self.consumer = consumer_pb2_grpc.ConsumerServiceStub(self.channel)
@@ -239,16 +246,22 @@ class Wire:
         self.streams.append(Stream(self.consumer.Subscribe()))
         return self.streams[-1]
 
-    async def subscribe(self, topic: str, subscription: str = "s", permits: int = 1000, **fields: Any) -> Stream:
+    async def subscribe(
+        self, topic: str, subscription: str = "s", permits: int = 1000, **fields: Any
+    ) -> Stream:
         stream = self.stream()
         await stream.open(topic, subscription, permits, **fields)
         return stream
 
-    async def receive(self, topic: str, subscription: str = "s", **fields: Any) -> consumer_pb2.ReceiveResponse:
+    async def receive(
+        self, topic: str, subscription: str = "s", **fields: Any
+    ) -> consumer_pb2.ReceiveResponse:
         request = consumer_pb2.ReceiveRequest(topic=topic, subscription=subscription, **fields)
         return await within(self.consumer.Receive(request))
 
-    async def ack(self, topic: str, ids: Iterable[Id], subscription: str = "s") -> list[consumer_pb2.EntryFailure]:
+    async def ack(
+        self, topic: str, ids: Iterable[Id], subscription: str = "s"
+    ) -> list[consumer_pb2.EntryFailure]:
         request = consumer_pb2.AcknowledgeRequest(topic=topic, subscription=subscription, entries=sets(ids))
         return list((await within(self.consumer.Acknowledge(request))).failures)
 
@@ -328,7 +341,9 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire]:
     """One broker for a table of requests that leave no trace. Such tests are marked `on_shared`."""
     folder = tmp_path_factory.mktemp("shared")
-    config = BrokerConfig(data_dir=str(folder), grpc_address="127.0.0.1:0", http_address="127.0.0.1:0", drain_grace_ms=0)
+    config = BrokerConfig(
+        data_dir=str(folder), grpc_address="127.0.0.1:0", http_address="127.0.0.1:0", drain_grace_ms=0
+    )
     server = Server(config)
     await server.start()
     wire = Wire(server)

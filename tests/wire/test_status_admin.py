@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from postdate.v1 import admin_pb2
-from tests.wire.conftest import on_shared, Message, Wire, now_ms, refused, within
+from tests.wire.conftest import Message, Wire, now_ms, on_shared, refused, within
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
@@ -36,7 +36,14 @@ class Case:
     code: grpc.StatusCode = INVALID
 
 
-BAD_NAMES = {"empty": "", "slash": "a/b", "parent": "..", "newline": "a\n", "long": "a" * 256, "look-alike": "аbc"}
+BAD_NAMES = {
+    "empty": "",
+    "slash": "a/b",
+    "parent": "..",
+    "newline": "a\n",
+    "long": "a" * 256,
+    "look-alike": "аbc",
+}
 TOPIC_CALLS = ("CreateTopic", "GetTopic", "DeleteTopic")
 SUBSCRIPTION_CALLS = ("CreateSubscription", "GetSubscription", "DeleteSubscription")
 
@@ -153,7 +160,10 @@ async def test_subscription_that_is_not_there_is_not_found(wire: Wire, method: s
 # -- garbage on every unary method -------------------------------------------------------------------------------------
 
 METHODS = [
-    *(f"AdminService/{name}" for name in admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods_by_name),
+    *(
+        f"AdminService/{name}"
+        for name in admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods_by_name
+    ),
     "ConsumerService/Receive",
     "ConsumerService/Acknowledge",
     "ConsumerService/Nack",
@@ -184,7 +194,11 @@ async def test_method_of_a_later_version_is_unimplemented(wire: Wire):
 async def test_creating_what_exists_is_already_exists(wire: Wire):
     await call(wire, "CreateTopic", name="t")
     refusal = await refused(call(wire, "CreateTopic", name="t"))
-    assert (refusal.code, refusal.reason, refusal.metadata) == (EXISTS, "TOPIC_ALREADY_EXISTS", {"topic": "t"})
+    assert (refusal.code, refusal.reason, refusal.metadata) == (
+        EXISTS,
+        "TOPIC_ALREADY_EXISTS",
+        {"topic": "t"},
+    )
     await call(wire, "CreateSubscription", topic="t", name="s")
     refusal = await refused(call(wire, "CreateSubscription", topic="t", name="s"))
     assert (refusal.code, refusal.reason) == (EXISTS, "SUBSCRIPTION_ALREADY_EXISTS")
@@ -207,7 +221,14 @@ async def test_policies_are_kept_and_completed(wire: Wire):
         assert created.effective_policy.HasField(name), name
     assert (await call(wire, "GetTopic", name="t")).topic == created
     subscription = (
-        await call(wire, "CreateSubscription", topic="t", name="s", type=4, policy=admin_pb2.SubscriptionPolicy(lease_ms=7))
+        await call(
+            wire,
+            "CreateSubscription",
+            topic="t",
+            name="s",
+            type=4,
+            policy=admin_pb2.SubscriptionPolicy(lease_ms=7),
+        )
     ).subscription
     assert (subscription.type, subscription.policy) == (4, admin_pb2.SubscriptionPolicy(lease_ms=7))
     for name in admin_pb2.SubscriptionPolicy.DESCRIPTOR.fields_by_name:
@@ -355,7 +376,11 @@ async def test_stats_of_no_topic_are_those_of_all(wire: Wire):
 async def test_server_info_names_the_limits_of_the_contract(wire: Wire):
     info = await call(wire, "GetServerInfo")
     limits = info.limits
-    assert (limits.payload_bytes_max, limits.key_bytes_max, limits.schedule_key_bytes_max) == (1 << 20, 1024, 512)
+    assert (limits.payload_bytes_max, limits.key_bytes_max, limits.schedule_key_bytes_max) == (
+        1 << 20,
+        1024,
+        512,
+    )
     assert (limits.properties_count_max, limits.properties_bytes_max) == (64, 16_384)
     assert limits.batch_messages_max == 5_000
     assert info.version and info.broker_id and info.broker_time_ms >= info.start_time_ms > 0

@@ -11,7 +11,7 @@ import pytest
 
 from broker.errors import Corrupt
 from postdate.v1 import admin_pb2, consumer_pb2, message_pb2
-from tests.wire.conftest import (on_shared, 
+from tests.wire.conftest import (
     Message,
     Refusal,
     Serve,
@@ -19,6 +19,7 @@ from tests.wire.conftest import (on_shared,
     eventually,
     failures_of,
     ids_of,
+    on_shared,
     refused,
     sets,
     within,
@@ -69,12 +70,24 @@ OPEN_CASES = [
     ),
     Case("KEY_SHARED", {"type": KEY_SHARED}, "KEY_SHARED_NOT_SUPPORTED", code=UNIMPLEMENTED),
     Case("a type that is none", {"type": 99}, "INVALID_SUBSCRIPTION_TYPE", "open.type"),
-    Case("a position that is none", {"initial_position": 99}, "INVALID_INITIAL_POSITION", "open.initial_position"),
+    Case(
+        "a position that is none",
+        {"initial_position": 99},
+        "INVALID_INITIAL_POSITION",
+        "open.initial_position",
+    ),
     Case("lease of 0", {"lease_ms": 0}, "INVALID_LEASE_MS", "open.lease_ms"),
     Case("negative lease", {"lease_ms": -1}, "INVALID_LEASE_MS", "open.lease_ms"),
-    Case("lease over the limit", {"lease_ms": 43_200_001}, "INVALID_LEASE_MS", "open.lease_ms", told="43200000"),
+    Case(
+        "lease over the limit", {"lease_ms": 43_200_001}, "INVALID_LEASE_MS", "open.lease_ms", told="43200000"
+    ),
     Case("greatest lease", {"lease_ms": INT64_MAX}, "INVALID_LEASE_MS", "open.lease_ms"),
-    Case("SHARED without delays", {"type": SHARED, "honor_delay": False}, "HONOR_DELAY_MISMATCH", code=PRECONDITION),
+    Case(
+        "SHARED without delays",
+        {"type": SHARED, "honor_delay": False},
+        "HONOR_DELAY_MISMATCH",
+        code=PRECONDITION,
+    ),
 ]
 
 
@@ -136,15 +149,60 @@ ONE = sets([(1, 0)])
 FRAME_CASES = [
     Case("open twice", {"open": consumer_pb2.Open(topic="t", subscription="s")}, "ALREADY_OPEN", "open"),
     Case("no frame", {}, "EMPTY_FRAME", "frame"),
-    Case("ack of an empty set", {"ack": consumer_pb2.Ack(entries=[*ONE, message_pb2.EntrySet(ledger_id=1)])}, "EMPTY_ENTRY_SET", "ack.entries[1].entry_ids"),
-    Case("nack of an empty set", {"nack": consumer_pb2.Nack(entries=[*ONE, message_pb2.EntrySet(ledger_id=1)])}, "EMPTY_ENTRY_SET", "nack.entries[1].entry_ids"),
-    Case("extend of an empty set", {"extend": consumer_pb2.Extend(entries=[*ONE, message_pb2.EntrySet(ledger_id=1)])}, "EMPTY_ENTRY_SET", "extend.entries[1].entry_ids"),
-    Case("negative redelivery", {"nack": consumer_pb2.Nack(entries=ONE, redeliver_after_ms=-1)}, "INVALID_REDELIVER_AFTER_MS", "nack.redeliver_after_ms"),
-    Case("greatest redelivery", {"nack": consumer_pb2.Nack(entries=ONE, redeliver_after_ms=INT64_MAX)}, "INVALID_REDELIVER_AFTER_MS", "nack.redeliver_after_ms"),
-    Case("reason of limit + 1", {"nack": consumer_pb2.Nack(entries=ONE, reason="é" * 513)}, "REASON_TOO_LARGE", "nack.reason"),
-    Case("dead letter", {"nack": consumer_pb2.Nack(entries=ONE, dead_letter=True)}, "DEAD_LETTER_NOT_SUPPORTED", code=UNIMPLEMENTED),
-    Case("negative lease", {"extend": consumer_pb2.Extend(entries=ONE, lease_ms=-1)}, "INVALID_LEASE_MS", "extend.lease_ms"),
-    Case("lease over the limit", {"extend": consumer_pb2.Extend(entries=ONE, lease_ms=43_200_001)}, "INVALID_LEASE_MS", "extend.lease_ms"),
+    Case(
+        "ack of an empty set",
+        {"ack": consumer_pb2.Ack(entries=[*ONE, message_pb2.EntrySet(ledger_id=1)])},
+        "EMPTY_ENTRY_SET",
+        "ack.entries[1].entry_ids",
+    ),
+    Case(
+        "nack of an empty set",
+        {"nack": consumer_pb2.Nack(entries=[*ONE, message_pb2.EntrySet(ledger_id=1)])},
+        "EMPTY_ENTRY_SET",
+        "nack.entries[1].entry_ids",
+    ),
+    Case(
+        "extend of an empty set",
+        {"extend": consumer_pb2.Extend(entries=[*ONE, message_pb2.EntrySet(ledger_id=1)])},
+        "EMPTY_ENTRY_SET",
+        "extend.entries[1].entry_ids",
+    ),
+    Case(
+        "negative redelivery",
+        {"nack": consumer_pb2.Nack(entries=ONE, redeliver_after_ms=-1)},
+        "INVALID_REDELIVER_AFTER_MS",
+        "nack.redeliver_after_ms",
+    ),
+    Case(
+        "greatest redelivery",
+        {"nack": consumer_pb2.Nack(entries=ONE, redeliver_after_ms=INT64_MAX)},
+        "INVALID_REDELIVER_AFTER_MS",
+        "nack.redeliver_after_ms",
+    ),
+    Case(
+        "reason of limit + 1",
+        {"nack": consumer_pb2.Nack(entries=ONE, reason="é" * 513)},
+        "REASON_TOO_LARGE",
+        "nack.reason",
+    ),
+    Case(
+        "dead letter",
+        {"nack": consumer_pb2.Nack(entries=ONE, dead_letter=True)},
+        "DEAD_LETTER_NOT_SUPPORTED",
+        code=UNIMPLEMENTED,
+    ),
+    Case(
+        "negative lease",
+        {"extend": consumer_pb2.Extend(entries=ONE, lease_ms=-1)},
+        "INVALID_LEASE_MS",
+        "extend.lease_ms",
+    ),
+    Case(
+        "lease over the limit",
+        {"extend": consumer_pb2.Extend(entries=ONE, lease_ms=43_200_001)},
+        "INVALID_LEASE_MS",
+        "extend.lease_ms",
+    ),
 ]
 
 
@@ -198,15 +256,50 @@ async def test_bad_call_is_refused_and_nothing_is_stored(shared: Wire, case: Cas
 
 
 SETTLE_CASES = [
-    Case("Acknowledge: empty set", {"call": "Acknowledge", "entries": [message_pb2.EntrySet(ledger_id=1)]}, "EMPTY_ENTRY_SET", "entries[0].entry_ids"),
-    Case("Nack: empty set", {"call": "Nack", "entries": [message_pb2.EntrySet(ledger_id=1)]}, "EMPTY_ENTRY_SET", "entries[0].entry_ids"),
-    Case("ExtendLease: empty set", {"call": "ExtendLease", "entries": [message_pb2.EntrySet(ledger_id=1)]}, "EMPTY_ENTRY_SET", "entries[0].entry_ids"),
-    Case("Nack: negative", {"call": "Nack", "redeliver_after_ms": -1}, "INVALID_REDELIVER_AFTER_MS", "redeliver_after_ms"),
-    Case("Nack: overflow", {"call": "Nack", "redeliver_after_ms": INT64_MAX}, "INVALID_REDELIVER_AFTER_MS", "redeliver_after_ms"),
+    Case(
+        "Acknowledge: empty set",
+        {"call": "Acknowledge", "entries": [message_pb2.EntrySet(ledger_id=1)]},
+        "EMPTY_ENTRY_SET",
+        "entries[0].entry_ids",
+    ),
+    Case(
+        "Nack: empty set",
+        {"call": "Nack", "entries": [message_pb2.EntrySet(ledger_id=1)]},
+        "EMPTY_ENTRY_SET",
+        "entries[0].entry_ids",
+    ),
+    Case(
+        "ExtendLease: empty set",
+        {"call": "ExtendLease", "entries": [message_pb2.EntrySet(ledger_id=1)]},
+        "EMPTY_ENTRY_SET",
+        "entries[0].entry_ids",
+    ),
+    Case(
+        "Nack: negative",
+        {"call": "Nack", "redeliver_after_ms": -1},
+        "INVALID_REDELIVER_AFTER_MS",
+        "redeliver_after_ms",
+    ),
+    Case(
+        "Nack: overflow",
+        {"call": "Nack", "redeliver_after_ms": INT64_MAX},
+        "INVALID_REDELIVER_AFTER_MS",
+        "redeliver_after_ms",
+    ),
     Case("Nack: reason", {"call": "Nack", "reason": "r" * 1025}, "REASON_TOO_LARGE", "reason"),
-    Case("Nack: dead letter", {"call": "Nack", "dead_letter": True}, "DEAD_LETTER_NOT_SUPPORTED", code=UNIMPLEMENTED),
+    Case(
+        "Nack: dead letter",
+        {"call": "Nack", "dead_letter": True},
+        "DEAD_LETTER_NOT_SUPPORTED",
+        code=UNIMPLEMENTED,
+    ),
     Case("ExtendLease: negative", {"call": "ExtendLease", "lease_ms": -5}, "INVALID_LEASE_MS", "lease_ms"),
-    Case("ExtendLease: overflow", {"call": "ExtendLease", "lease_ms": INT64_MAX}, "INVALID_LEASE_MS", "lease_ms"),
+    Case(
+        "ExtendLease: overflow",
+        {"call": "ExtendLease", "lease_ms": INT64_MAX},
+        "INVALID_LEASE_MS",
+        "lease_ms",
+    ),
 ]
 
 
@@ -338,7 +431,9 @@ NEVER_SENT = {
 
 @pytest.mark.parametrize("never", NEVER_SENT.values(), ids=NEVER_SENT.keys())
 @pytest.mark.parametrize("settled", [False, True], ids=["nothing settled", "all settled"])
-async def test_ids_that_were_never_sent_are_not_found(wire: Wire, never: tuple[int | None, int], settled: bool):
+async def test_ids_that_were_never_sent_are_not_found(
+    wire: Wire, never: tuple[int | None, int], settled: bool
+):
     await wire.produce("another", b"x")
     [mine] = await wire.produce("t", b"x")
     stream = await wire.subscribe("t")
@@ -394,7 +489,9 @@ async def test_leases_of_others_are_lost(wire: Wire):
         assert failures_of(failures) == {ids[0]: "LEASE_LOST"}
         assert Refusal.of(failures[0].error).code is PRECONDITION
     for consumer_id in ("", "nobody", other.consumer_id):
-        request = consumer_pb2.NackRequest(topic="t", subscription="s", consumer_id=consumer_id, entries=sets(ids))
+        request = consumer_pb2.NackRequest(
+            topic="t", subscription="s", consumer_id=consumer_id, entries=sets(ids)
+        )
         assert failures_of((await wire.consumer.Nack(request)).failures) == {ids[0]: "LEASE_LOST"}
     # An acknowledgement counts from anyone.
     assert await other.ack(ids) == []
@@ -446,7 +543,9 @@ async def test_damage_ends_the_stream_with_data_loss_and_other_topics_go_on(
 
     monkeypatch.setattr(wire.broker.registry.topic("bad").log, "read", read)
     stream = wire.stream()
-    await stream.send(open=consumer_pb2.Open(topic="bad", subscription="s", permits=consumer_pb2.Permits(messages=1)))
+    await stream.send(
+        open=consumer_pb2.Open(topic="bad", subscription="s", permits=consumer_pb2.Permits(messages=1))
+    )
     refusal = await stream.refusal()
     assert (refusal.code, refusal.reason) == (grpc.StatusCode.DATA_LOSS, "CORRUPT")
     assert "secret" not in refusal.message + str(refusal.metadata)

@@ -12,8 +12,18 @@ import pytest
 
 from broker.model import TIME_MS_MAX
 from postdate.v1 import admin_pb2, producer_pb2
-from tests.wire.conftest import (on_shared, 
-    Message, Refusal, Serve, Wire, batch, eventually, ids_of, now_ms, refused, within
+from tests.wire.conftest import (
+    Message,
+    Refusal,
+    Serve,
+    Wire,
+    batch,
+    eventually,
+    ids_of,
+    now_ms,
+    on_shared,
+    refused,
+    within,
 )
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -82,29 +92,110 @@ NAMES = {
 CASES = [
     *(Case(f"topic: {name}", named(topic), "INVALID_NAME", "topic") for name, topic in NAMES.items()),
     Case("no message", lambda: batch("fresh"), "EMPTY_BATCH", "messages"),
-    Case("5,001 messages", lambda: batch("fresh", *[OK] * 5_001), "TOO_MANY_MESSAGES", "messages", told="5000"),
-    Case("payload of 2 MiB", at(0, payload=bytes(2 * MIB)), "PAYLOAD_TOO_LARGE", "messages[0].payload", told="1048576"),
+    Case(
+        "5,001 messages", lambda: batch("fresh", *[OK] * 5_001), "TOO_MANY_MESSAGES", "messages", told="5000"
+    ),
+    Case(
+        "payload of 2 MiB",
+        at(0, payload=bytes(2 * MIB)),
+        "PAYLOAD_TOO_LARGE",
+        "messages[0].payload",
+        told="1048576",
+    ),
     Case("payload of limit + 1", at(17, payload=bytes(MIB + 1)), "PAYLOAD_TOO_LARGE", "messages[17].payload"),
     Case("key of limit + 1", at(3, key="k" * 1025), "KEY_TOO_LARGE", "messages[3].key", told="1024"),
     Case("key too large in bytes, not characters", at(3, key="é" * 513), "KEY_TOO_LARGE", "messages[3].key"),
-    Case("65 properties", at(2, properties={f"p{i}": "" for i in range(65)}), "PROPERTIES_TOO_LARGE", "messages[2].properties", told="64"),
-    Case("properties of limit + 1", at(2, properties={"p": "v" * (16 * 1024)}), "PROPERTIES_TOO_LARGE", "messages[2].properties", told="16384"),
-    Case("both times", at(17, deliver_at_ms=1, deliver_after_ms=1), "INVALID_DELIVER_AFTER_MS", "messages[17].deliver_after_ms"),
-    Case("negative deliver_at_ms", at(17, deliver_at_ms=-1), "INVALID_DELIVER_AT_MS", "messages[17].deliver_at_ms"),
-    Case("negative deliver_after_ms", at(1, deliver_after_ms=-1), "INVALID_DELIVER_AFTER_MS", "messages[1].deliver_after_ms"),
-    Case("least deliver_at_ms", at(1, deliver_at_ms=-(1 << 63)), "INVALID_DELIVER_AT_MS", "messages[1].deliver_at_ms"),
-    Case("least deliver_after_ms", at(1, deliver_after_ms=-(1 << 63)), "INVALID_DELIVER_AFTER_MS", "messages[1].deliver_after_ms"),
-    Case("greatest deliver_at_ms", at(1, deliver_at_ms=INT64_MAX), "INVALID_DELIVER_AT_MS", "messages[1].deliver_at_ms"),
-    Case("greatest deliver_after_ms", at(1, deliver_after_ms=INT64_MAX), "INVALID_DELIVER_AFTER_MS", "messages[1].deliver_after_ms"),
-    Case("end of time + 1", at(0, deliver_at_ms=TIME_MS_MAX + 1), "INVALID_DELIVER_AT_MS", "messages[0].deliver_at_ms"),
-    Case("delay that ends after the end of time", at(0, deliver_after_ms=TIME_MS_MAX), "INVALID_DELIVER_AFTER_MS", "messages[0].deliver_after_ms"),
+    Case(
+        "65 properties",
+        at(2, properties={f"p{i}": "" for i in range(65)}),
+        "PROPERTIES_TOO_LARGE",
+        "messages[2].properties",
+        told="64",
+    ),
+    Case(
+        "properties of limit + 1",
+        at(2, properties={"p": "v" * (16 * 1024)}),
+        "PROPERTIES_TOO_LARGE",
+        "messages[2].properties",
+        told="16384",
+    ),
+    Case(
+        "both times",
+        at(17, deliver_at_ms=1, deliver_after_ms=1),
+        "INVALID_DELIVER_AFTER_MS",
+        "messages[17].deliver_after_ms",
+    ),
+    Case(
+        "negative deliver_at_ms",
+        at(17, deliver_at_ms=-1),
+        "INVALID_DELIVER_AT_MS",
+        "messages[17].deliver_at_ms",
+    ),
+    Case(
+        "negative deliver_after_ms",
+        at(1, deliver_after_ms=-1),
+        "INVALID_DELIVER_AFTER_MS",
+        "messages[1].deliver_after_ms",
+    ),
+    Case(
+        "least deliver_at_ms",
+        at(1, deliver_at_ms=-(1 << 63)),
+        "INVALID_DELIVER_AT_MS",
+        "messages[1].deliver_at_ms",
+    ),
+    Case(
+        "least deliver_after_ms",
+        at(1, deliver_after_ms=-(1 << 63)),
+        "INVALID_DELIVER_AFTER_MS",
+        "messages[1].deliver_after_ms",
+    ),
+    Case(
+        "greatest deliver_at_ms",
+        at(1, deliver_at_ms=INT64_MAX),
+        "INVALID_DELIVER_AT_MS",
+        "messages[1].deliver_at_ms",
+    ),
+    Case(
+        "greatest deliver_after_ms",
+        at(1, deliver_after_ms=INT64_MAX),
+        "INVALID_DELIVER_AFTER_MS",
+        "messages[1].deliver_after_ms",
+    ),
+    Case(
+        "end of time + 1",
+        at(0, deliver_at_ms=TIME_MS_MAX + 1),
+        "INVALID_DELIVER_AT_MS",
+        "messages[0].deliver_at_ms",
+    ),
+    Case(
+        "delay that ends after the end of time",
+        at(0, deliver_after_ms=TIME_MS_MAX),
+        "INVALID_DELIVER_AFTER_MS",
+        "messages[0].deliver_after_ms",
+    ),
     Case("negative ttl_ms", at(4, ttl_ms=-1), "INVALID_TTL_MS", "messages[4].ttl_ms"),
     Case("greatest ttl_ms", at(4, ttl_ms=INT64_MAX), "INVALID_TTL_MS", "messages[4].ttl_ms"),
-    Case("greatest ttl_ms with a time", at(4, ttl_ms=INT64_MAX, deliver_after_ms=1000), "INVALID_TTL_MS", "messages[4].ttl_ms"),
-    Case("schedule_key of limit + 1", at(1, schedule_key="k" * 513), "SCHEDULE_KEY_TOO_LARGE", "messages[1].schedule_key", told="512"),
+    Case(
+        "greatest ttl_ms with a time",
+        at(4, ttl_ms=INT64_MAX, deliver_after_ms=1000),
+        "INVALID_TTL_MS",
+        "messages[4].ttl_ms",
+    ),
+    Case(
+        "schedule_key of limit + 1",
+        at(1, schedule_key="k" * 513),
+        "SCHEDULE_KEY_TOO_LARGE",
+        "messages[1].schedule_key",
+        told="512",
+    ),
     Case("schedule_key", at(1, schedule_key="order-17"), "SCHEDULE_KEY_NOT_SUPPORTED", code=UNIMPLEMENTED),
     Case("replace", lambda: batch("fresh", OK, replace=True), "REPLACE_NOT_SUPPORTED", code=UNIMPLEMENTED),
-    Case("sequence_id", lambda: batch("fresh", Message(sequence_id=1), producer_name="p"), "SEQUENCE_IDS_NOT_SUPPORTED", code=UNIMPLEMENTED),
+    Case(
+        "sequence_id",
+        lambda: batch("fresh", Message(sequence_id=1), producer_name="p"),
+        "SEQUENCE_IDS_NOT_SUPPORTED",
+        code=UNIMPLEMENTED,
+    ),
 ]
 
 
@@ -151,7 +242,9 @@ async def nothing_is_stored(wire: Wire) -> None:
 
 # -- bytes that are no request -----------------------------------------------------------------------------------------
 
-GOOD = batch("fresh", Message(payload=b"payload", key="key", properties={"name": "value"})).SerializeToString()
+GOOD = batch(
+    "fresh", Message(payload=b"payload", key="key", properties={"name": "value"})
+).SerializeToString()
 
 
 def field(number: int, content: bytes) -> bytes:
@@ -301,13 +394,20 @@ async def test_expired_message_is_not_delivered(wire: Wire):
     assert (await stream.delivery()).message.payload == b"long"
 
 
-@pytest.mark.parametrize("existing", [True, False], ids=["topic with a limit", "limit of the broker, new topic"])
+@pytest.mark.parametrize(
+    "existing", [True, False], ids=["topic with a limit", "limit of the broker, new topic"]
+)
 @pytest.mark.parametrize(
     ("fields", "asked"),
-    [({"deliver_after_ms": 60_001}, "deliver_after_ms"), ({"deliver_at_ms": 4_000_000_000_000}, "deliver_at_ms")],
+    [
+        ({"deliver_after_ms": 60_001}, "deliver_after_ms"),
+        ({"deliver_at_ms": 4_000_000_000_000}, "deliver_at_ms"),
+    ],
     ids=["relative", "absolute"],
 )
-async def test_delay_over_the_limit_is_out_of_range(serve: Serve, fields: dict[str, int], asked: str, existing: bool):
+async def test_delay_over_the_limit_is_out_of_range(
+    serve: Serve, fields: dict[str, int], asked: str, existing: bool
+):
     wire = await serve(max_delay_ms=0 if existing else 60_000)
     if existing:
         policy = admin_pb2.TopicPolicy(max_delay_ms=60_000)

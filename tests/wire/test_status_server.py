@@ -115,7 +115,9 @@ async def test_streams_that_do_not_end_are_cut_after_the_grace(serve: Serve):
     assert caught.value.code() in (UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
-async def test_consumer_that_opens_its_stream_before_the_drain_and_its_subscription_after_is_refused(wire: Wire):
+async def test_consumer_that_opens_its_stream_before_the_drain_and_its_subscription_after_is_refused(
+    wire: Wire,
+):
     stream = wire.stream()
     await stream.call.wait_for_connection()
     wire.broker.drain()
@@ -296,7 +298,9 @@ async def test_clients_that_vanish_leave_no_errors_in_the_log(wire: Wire, caplog
         call = wire.producer.ProduceStream()
         await within(call.write(batch("u", bytes(1_000))))
         call.cancel()
-        receiving = wire.consumer.Receive(consumer_pb2.ReceiveRequest(topic="v", subscription="s", wait_ms=60_000))
+        receiving = wire.consumer.Receive(
+            consumer_pb2.ReceiveRequest(topic="v", subscription="s", wait_ms=60_000)
+        )
         await asyncio.sleep(0.005)
         receiving.cancel()
     topics = wire.broker.registry.topics.values()
@@ -370,7 +374,9 @@ async def test_port_that_is_taken_is_refused(serve: Serve, tmp_path: Any):
     wire = await serve()
     other = Server(
         BrokerConfig(
-            data_dir=str(tmp_path / "other"), grpc_address=wire.server.grpc_address, http_address="127.0.0.1:0"
+            data_dir=str(tmp_path / "other"),
+            grpc_address=wire.server.grpc_address,
+            http_address="127.0.0.1:0",
         )
     )
     with pytest.raises(Fenced) as caught:

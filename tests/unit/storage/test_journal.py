@@ -20,7 +20,8 @@ from broker.runtime.vfs import LocalVfs, Vfs
 from broker.storage.dump import dump_segment as dump
 from broker.storage.journal import Journal
 from broker.storage.segment import encode_header
-from broker.testing.mem_vfs import CrashPolicy, Fault, MemVfs
+from broker.testing.fault_plan import Fault
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
 
 FOLDER = "data/journal"
 

@@ -24,7 +24,8 @@ from broker.storage.blocks import BLOCK_ROWS, HEADER_BYTES, KINDS, LedgerCapture
 from broker.storage.ledger import Ledger
 from broker.storage.ledger_check import dump_ledger, verify_ledger
 from broker.storage.ledger_files import OpenFiles, cut_ledger
-from broker.testing.mem_vfs import CrashPolicy, Fault, MemVfs
+from broker.testing.fault_plan import Fault
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.vfs import LocalVfs, Vfs, replace_file
-from broker.testing.mem_vfs import SECTOR_BYTES, CrashPolicy, Fault, MemVfs
+from broker.testing.fault_plan import Fault
+from broker.testing.mem_vfs import SECTOR_BYTES, CrashPolicy, MemVfs
 
 KEEP, LOSE = CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED
 NO_NAMES, NO_DATA = CrashPolicy.NAMES_LOST_DATA_KEPT, CrashPolicy.NAMES_KEPT_DATA_LOST
