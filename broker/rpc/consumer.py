@@ -30,6 +30,7 @@ _POLL_MS_MAX = 1_000
 _OUTBOX_BYTES = 1
 """A Receive answers with one batch: once it is there, the outbox is full."""
 _ATTEMPTS_MAX = 1_000
+_ATTEMPTS_BYTES_MAX = 64 << 20
 
 
 class ConsumerService:
@@ -39,6 +40,7 @@ class ConsumerService:
         self._broker = broker
         self._sessions: set[Session] = set()
         self._consumer_numbers = itertools.count(1)
+        self._attempts_bytes = 0
         self._attempts: OrderedDict[tuple[str, str, str], tuple[int, bytes]] = OrderedDict()
 
     def handlers(self) -> dict[str, Handler]:
@@ -198,14 +200,15 @@ class ConsumerService:
         attempt = (request.topic, request.subscription, request.attempt_id)
         if request.attempt_id and (repeated := self._repeated(attempt)) is not None:
             return repeated
-        response = await self._receive_batch(topic, subscription, request, lease_ms)
-        if request.attempt_id:
+        response, found = await self._receive_batch(topic, subscription, request, lease_ms)
+        if request.attempt_id and found:
             self._remember(attempt, lease_ms, response)
         return response
 
     async def _receive_batch(
         self, topic: Topic, subscription: Subscription, request: consumer_pb2.ReceiveRequest, lease_ms: int
-    ) -> bytes:
+    ) -> tuple[bytes, bool]:
+        """The response, and whether there are messages in it."""
         consumer = self._consumer("receive", lease_ms, _OUTBOX_BYTES)
         consumer.grant(request.max_messages or 1, 0)
         consumer.polls = not request.wait_ms
@@ -230,17 +233,19 @@ class ConsumerService:
             next_due_time_ms=topic.index.next_due_ms() or 0,
         ).SerializeToString()
         # A message is the concatenation of its fields: the deliveries are already on their wire form.
-        return rest if batch is None else encode_deliveries(batch) + rest
+        return (rest, False) if batch is None else (encode_deliveries(batch) + rest, True)
 
     def _repeated(self, attempt: tuple[str, str, str]) -> bytes | None:
         deadline_ns, response = self._attempts.get(attempt, (0, b""))
         return response if self._broker.clock.monotonic_ns() < deadline_ns else None
 
     def _remember(self, attempt: tuple[str, str, str], lease_ms: int, response: bytes) -> None:
+        _, old = self._attempts.pop(attempt, (0, b""))
         self._attempts[attempt] = (self._broker.clock.monotonic_ns() + lease_ms * 1_000_000, response)
-        self._attempts.move_to_end(attempt)
-        while len(self._attempts) > _ATTEMPTS_MAX:
-            self._attempts.popitem(last=False)
+        self._attempts_bytes += len(response) - len(old)
+        while len(self._attempts) > _ATTEMPTS_MAX or self._attempts_bytes > _ATTEMPTS_BYTES_MAX:
+            _, (_, oldest) = self._attempts.popitem(last=False)
+            self._attempts_bytes -= len(oldest)
 
     async def _acknowledge(
         self, request: consumer_pb2.AcknowledgeRequest

@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 )
 
 from broker.delayed import index_pump
+from broker.errors import Unavailable
 from broker.model import Position
 from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions import reader
@@ -460,11 +461,16 @@ class BrokerMachine(RuleBasedStateMachine):
         """Take note of what was answered."""
         for each in self.in_flight:
             if each.future.done() and each.acked_on is not None:
-                failed = {failure.position for failure in each.future.result()}
                 each.acked_on.settling.difference_update(each.positions)
-                for position in set(each.positions) - failed:
+                for position in self.acknowledged(each):
                     each.acked_on.settle(position)
         self.in_flight = [each for each in self.in_flight if not each.future.done()]
+
+    def acknowledged(self, each: InFlight) -> set[Position]:
+        if isinstance(each.future.exception(), Unavailable):
+            assert self.node.broker.not_ready_because == "draining", "refused without a cause"
+            return set()
+        return set(each.positions) - {failure.position for failure in each.future.result()}
 
     def of_topic(self, topic: str) -> list[SubscriptionModel]:
         return [model for model in self.subscriptions if model.topic == topic]
