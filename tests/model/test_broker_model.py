@@ -446,8 +446,9 @@ class BrokerMachine(RuleBasedStateMachine):
         before_ms = self.clock.now_ms() - MARGIN_MS
         if position in model.settled or position in model.settling or message.may_have_expired:
             return False
-        if (out := model.out.get(position)) is not None:
-            return out.deadline_ns <= self.clock.monotonic_ns() - MARGIN_MS * 1_000_000
+        out = model.out.get(position)
+        if out is not None and out.deadline_ns > self.clock.monotonic_ns() - MARGIN_MS * 1_000_000:
+            return False
         not_before_ms = model.not_before.get(position, (0, 0))[1]
         return max(not_before_ms, message.deliver_at_ms if model.honors_delay else 0) <= before_ms
 

@@ -91,7 +91,7 @@ async def test_linger_bounds_the_wait(broker: FakeBroker, client: postdate.Clien
 
 async def until(predicate: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not predicate():  # noqa: ASYNC110 - what is asked for sets no event
+        while not predicate():
             await asyncio.sleep(0.001)
 
 

@@ -165,7 +165,7 @@ async def test_failures_of_acks_are_raised_where_somebody_waits(
     await fill(client, 5)
     for entry_id in (1, 2, 3):
         broker.knobs.fail_ids[entry_id] = status("NOT_FOUND", "MESSAGE_NOT_FOUND", f"no {entry_id}")
-    with pytest.raises(postdate.NotFound, match="no 3"):  # noqa: PT012 - the end of the block raises
+    with pytest.raises(postdate.NotFound, match="no 3"):
         async with client.subscribe("t", "s") as subscription:
             messages = await subscription.receive_many(5)
             await messages[0].ack()
@@ -319,7 +319,7 @@ async def test_recovering_broker_is_waited_for(broker: FakeBroker, client: postd
 async def test_deleted_subscription_ends_the_iteration_with_its_error(
     broker: FakeBroker, client: postdate.Client
 ) -> None:
-    with pytest.raises(postdate.NotFound):  # noqa: PT012 - the end of the block raises
+    with pytest.raises(postdate.NotFound):
         async with client.subscribe("t", "s") as subscription:
             broker.knobs.subscribe_errors.append(status("NOT_FOUND", "SUBSCRIPTION_NOT_FOUND", "gone"))
             broker.cut()
@@ -362,7 +362,7 @@ async def test_stop_ends_iteration_and_acks_still_count(broker: FakeBroker, clie
 
 async def test_block_that_raises_still_confirms_its_acks(broker: FakeBroker, client: postdate.Client) -> None:
     await fill(client, 1)
-    with pytest.raises(KeyError):  # noqa: PT012 - the end of the block raises
+    with pytest.raises(KeyError):
         async with client.subscribe("t", "s") as subscription:
             subscription.ack_nowait(await anext(subscription))
             raise KeyError
@@ -405,7 +405,7 @@ async def test_close_while_the_broker_is_away_says_what_is_not_confirmed() -> No
     address = await fake.start()
     async with postdate.connect(address, retry_for=timedelta(seconds=1)) as client:
         await fill(client, 1)
-        with pytest.raises(postdate.Disconnected):  # noqa: PT012 - the end of the block raises
+        with pytest.raises(postdate.Disconnected):
             async with client.subscribe("t", "s") as subscription:
                 message = await anext(subscription)
                 await fake.stop()

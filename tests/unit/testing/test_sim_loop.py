@@ -64,7 +64,7 @@ def test_deadlock_names_who_waits(stuck: Callable[[], object], named: str) -> No
 
 def test_polling_without_time_is_a_livelock() -> None:
     async def poll() -> None:
-        while True:  # noqa: ASYNC110  # what must be found
+        while True:  # what must be found
             await asyncio.sleep(0)
 
     loop = SimLoop(spin_limit=1000)
