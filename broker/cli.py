@@ -50,6 +50,8 @@ def serve(config_path: str | None, **flags: str | None) -> None:
 
 
 def _run(config: BrokerConfig) -> int:
+    # gRPC's own messages about a port that is taken come on top of ours; whoever wants them sets the variable.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import uvloop  # noqa: PLC0415 - only a serving broker needs it, and gRPC's server beside it
 
     from broker.server import Server  # noqa: PLC0415

@@ -50,5 +50,9 @@ def unary(broker: Broker, kind: type[Request], call: Callable[[Request], Awaitab
 
 async def refuse(broker: Broker, context: Context, error: Exception) -> None:
     """End a call with a failure, counted; does not return."""
+    if isinstance(error, grpc.aio.InternalError):
+        # A write on a stream that is no more: the client has vanished, or the broker that stops has cut it. There
+        # is nobody to tell, and it is no bug.
+        raise asyncio.CancelledError from error
     broker.counters.refuse(error.reason if isinstance(error, PostdateError) else "INTERNAL")
     await abort(context, error)

@@ -51,7 +51,9 @@ class Cursor:
                 self.settled[ledger_id] = new.copy()
             else:
                 held |= new  # in place
-        if self.mark.ledger_id in fresh or spans.entry_count(self.mark.ledger_id) is None:
+        # Also when the mark stood at the end of its ledger: what is settled may lie in ledgers that came since.
+        mark_count = spans.entry_count(self.mark.ledger_id)
+        if self.mark.ledger_id in fresh or mark_count is None or self.mark.entry_id >= mark_count:
             self._advance(spans)
         return fresh
 

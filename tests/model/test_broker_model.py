@@ -100,7 +100,7 @@ class SubscriptionModel:
     type: int
     honors_delay: bool
     owed: set[Position]  # stored since its start, settled or not
-    settled: set[Position] = field(default_factory=set)
+    settled: dict[Position, int] = field(default_factory=dict)  # when that was confirmed, monotonic
     settling: set[Position] = field(default_factory=set)  # acknowledged, and not answered yet
     out: dict[Position, Out] = field(default_factory=dict)
     not_before: dict[Position, tuple[int, int]] = field(default_factory=dict)  # at least, at most
@@ -125,8 +125,8 @@ class SubscriptionModel:
             self.returned[position] = (min(low + 1, high), high)
         self.not_durable.clear()
 
-    def settle(self, position: Position) -> None:
-        self.settled.add(position)
+    def settle(self, position: Position, confirmed_ns: int) -> None:
+        self.settled.setdefault(position, confirmed_ns)
         self.settling.discard(position)
         self.out.pop(position, None)
 
@@ -278,7 +278,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.pause(pause_ms)
             return
         subscription = self.node.topic(model.topic).subscription(model.name)
-        work = self.loop.create_task(acknowledge(subscription, chosen))
+        work = self.loop.create_task(acknowledge(subscription, chosen, self.clock))
         model.settling.update(chosen)
         self.in_flight.append(InFlight(work, chosen, model))
         if answered:
@@ -373,7 +373,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 for position in each.positions:
                     each.acked_on.settling.discard(position)
                     if cursor.is_settled(position):
-                        each.acked_on.settle(position)
+                        each.acked_on.settle(position, self.clock.monotonic_ns())
             elif not self.is_stored(each.positions[0]):
                 for position in each.positions:
                     del self.messages[position]
@@ -416,7 +416,9 @@ class BrokerMachine(RuleBasedStateMachine):
         assert position in model.owed, "a message of nowhere, or from before the start"
         message = self.messages[position]
         assert found.payload == message.payload
-        assert position not in model.settled, "P3: a settled message came back"
+        if (confirmed_ns := model.settled.get(position)) is not None:
+            assert found.sent_ns <= confirmed_ns, "P3: a settled message came back"
+            return
         if model.honors_delay:
             assert found.sent_ms >= message.deliver_at_ms, "P2: early"
         assert not message.expire_at_ms or found.sent_ms < message.expire_at_ms, "expired, and delivered"
@@ -463,15 +465,16 @@ class BrokerMachine(RuleBasedStateMachine):
         for each in self.in_flight:
             if each.future.done() and each.acked_on is not None:
                 each.acked_on.settling.difference_update(each.positions)
-                for position in self.acknowledged(each):
-                    each.acked_on.settle(position)
+                for position, confirmed_ns in self.acknowledged(each).items():
+                    each.acked_on.settle(position, confirmed_ns)
         self.in_flight = [each for each in self.in_flight if not each.future.done()]
 
-    def acknowledged(self, each: InFlight) -> set[Position]:
+    def acknowledged(self, each: InFlight) -> dict[Position, int]:
         if isinstance(each.future.exception(), Unavailable):
             assert self.node.broker.not_ready_because == "draining", "refused without a cause"
-            return set()
-        return set(each.positions) - {failure.position for failure in each.future.result()}
+            return {}
+        failed, confirmed_ns = each.future.result()
+        return dict.fromkeys(set(each.positions) - failed, confirmed_ns)
 
     def of_topic(self, topic: str) -> list[SubscriptionModel]:
         return [model for model in self.subscriptions if model.topic == topic]
@@ -493,7 +496,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.run(self.attach_to(model, permits=1000, lease_ms=24 * HOUR_MS))
             self.pause(5 * MARGIN_MS)
             for model in self.subscriptions:
-                unaccounted = model.owed - model.settled - model.out.keys()
+                unaccounted = model.owed - model.settled.keys() - model.out.keys()
                 assert all(self.messages[position].may_have_expired for position in unaccounted)
             assert self.node.failures == []
         finally:
@@ -503,8 +506,12 @@ class BrokerMachine(RuleBasedStateMachine):
         assert self.loop.unhandled == [], self.loop.unhandled
 
 
-async def acknowledge(subscription: Subscription, positions: list[Position]) -> list[Any]:
-    return await subscription.acknowledge(entries_of(positions))
+async def acknowledge(
+    subscription: Subscription, positions: list[Position], clock: SimClock
+) -> tuple[set[Position], int]:
+    """What was refused, and when the rest was confirmed."""
+    failures = await subscription.acknowledge(entries_of(positions))
+    return {failure.position for failure in failures}, clock.monotonic_ns()
 
 
 def forget(future: asyncio.Future[Any]) -> None:

@@ -335,7 +335,9 @@ class Model:
     def _certainly_holds(self, consumer: SimConsumer) -> bool:
         now_ns = self.world.wall.monotonic_ns()
         return any(
-            fact.holder is consumer and not fact.acking and now_ns < fact.deadline_ns
+            fact.holder is consumer
+            and now_ns < fact.deadline_ns
+            and not (fact.acking or fact.perhaps_acked)  # its lease ended when the ack was submitted
             for fact in consumer.model.open.values()
         )
 

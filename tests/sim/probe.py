@@ -93,7 +93,8 @@ class Probe:
             require(not topic.index.rebuilds, "watchdog", f"the index of {topic.name} was rebuilt")
             for subscription in topic.subscriptions.values():
                 queued = len(subscription.replay)
-                limit = life.config.replay_entries_max + life.config.read_batch_entries  # what was put back
+                limit = life.config.replay_entries_max
+                limit += min(limit, life.config.read_batch_entries)  # for what was put back
                 require(queued <= limit, "P6", f"{queued} entries in a replay queue")
                 require(bool(subscription.consumers) or not queued, "P6", "a replay queue without a consumer")
                 require(subscription.counters.early_deliveries == 0, "P2", "early deliveries were counted")

@@ -89,7 +89,8 @@ class Simulation:
         self.config = random_config(self.config_rng)
         self.latency = random_latency(self.rng)
         world.loop.latency = self.latency
-        world.slack_us = round(1_500_000 + 8_000 * max(self.latency.max_ms, self.latency.slow_ms))
+        slowest_ms = self.latency.slow_ms if self.latency.slow_every else self.latency.max_ms
+        world.slack_us = round(1_000_000 + 8_000 * slowest_ms)
         self.vfs = MemVfs()
         self.life: Life = None  # type: ignore[assignment]  # there is one as soon as it runs
         self.probe = Probe(world, self.model, lambda: self.life)
@@ -109,7 +110,7 @@ class Simulation:
             await action()
             await self._pause()
             if not self.life.serves:
-                await self._recover()
+                await self.recover()
         await drain_everything(self)
         probe.cancel()
 
@@ -381,9 +382,9 @@ class Simulation:
             self.life.faults.changes_left = self.rng.choice((0, 1, 2, self.rng.randint(0, 40)))
 
     async def _end_life(self) -> None:
-        await self._recover(self.rng.choice(("stop", "kill", "power", "power")))
+        await self.recover(self.rng.choice(("stop", "kill", "power", "power")))
 
-    async def _recover(self, how: str = "power") -> None:
+    async def recover(self, how: str = "power", *, consumers_max: int = 4) -> None:
         """End this life, and begin the next on what is left of the disk."""
         if self.life.dead:
             how = self.rng.choice(("kill", "power", "power"))
@@ -394,7 +395,7 @@ class Simulation:
         if self.config_rng.random() < 0.3:
             self.config = random_config(self.config_rng)
         self.life = await open_life(self, self.vfs)
-        for _ in range(self.rng.randint(0, 4)):
+        for _ in range(self.rng.randint(0, consumers_max)):
             await self._attach()
 
     def random_policy(self) -> CrashPolicy:

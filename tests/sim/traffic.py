@@ -132,7 +132,7 @@ def random_habits(rng: random.Random, lease_ms: int) -> Habits:
         nack_share=0.0 if never_acks else rng.choice((0.0, 0.1, 0.5)),
         extend_share=rng.choice((0.0, 0.0, 0.2)),
         ack_late_ms=rng.choice((0, 0, 20, 2_000)),
-        regrants=rng.random() < 0.9,
+        regrants=rng.random() < 0.85,
         pulls=rng.random() < 0.1,
         stays_ms=rng.choice((0, 0, 0, rng.randint(1, 5_000))),
         reads=rng.random() < 0.95,

@@ -153,8 +153,8 @@ async def test_single_permits_one_by_one_deliver_everything(wire: Wire, consumer
     async def consume(stream):
         while len(got) < count:
             ids = ids_of(await stream.deliveries(1))
-            got.update(ids)
             await stream.ack(ids)
+            got.update(ids)
             await stream.send(permits=consumer_pb2.Permits(messages=1))
 
     tasks = [asyncio.ensure_future(consume(stream)) for stream in streams]

@@ -308,6 +308,19 @@ async def test_clients_that_vanish_leave_no_errors_in_the_log(wire: Wire, caplog
     assert [record.getMessage() for record in caplog.records] == []
 
 
+async def test_streams_that_are_cut_in_the_middle_of_a_write_leave_no_errors_in_the_log(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+):
+    wire = await serve(drain_grace_ms=0)
+    await wire.subscribe("t", permits=1000)  # and does not read
+    for _ in range(30):
+        await wire.produce("t", *[bytes(100_000)] * 10)
+    caplog.set_level(logging.WARNING)
+    await within(wire.stop())
+    await asyncio.sleep(0.05)
+    assert [record.getMessage() for record in caplog.records if "grace" not in record.getMessage()] == []
+
+
 # -- health, reflection, HTTP ------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,143 @@
+"""Real broker processes on real files: started, killed and always cleaned up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from postdate.v1 import consumer_pb2_grpc, producer_pb2_grpc
+
+ROOT = Path(__file__).parents[2]
+LIMIT_SECONDS = 20.0
+
+# Small files and frequent checkpoints, so that a kill meets all of them.
+SMALL = {
+    "payload_bytes_max": "64KiB",
+    "request_bytes_max": "1MiB",
+    "batch_messages_max": "500",
+    "journal_segment_bytes": "1MiB",
+    "ledger_entries_max": "2000",
+    "ledger_bytes_max": "1MiB",
+    "checkpoint_bytes": "64KiB",
+    "checkpoint_interval_ms": "100ms",
+    "tail_bytes_max": "64KiB",
+    "disk_reserve_bytes": "0",
+}
+
+
+class BrokerProcess:
+    """`postdate-broker serve`, and what it writes."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.started = time.monotonic()
+        self.lines: list[str] = []
+        self.grpc_address = ""
+        self.http_address = ""
+        self._serving = asyncio.Event()
+        self._reader = asyncio.ensure_future(self._read())
+        self._channel: grpc.aio.Channel | None = None
+
+    async def serving(self) -> BrokerProcess:
+        """Wait until it serves; the addresses are in the log line that says so."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await self._serving.wait()
+        assert self.grpc_address, "\n".join(self.lines)
+        return self
+
+    async def wait(self, seconds: float = LIMIT_SECONDS) -> int:
+        """Wait until it has ended and all of its lines are read; the exit status."""
+        async with asyncio.timeout(seconds):
+            status = await self.process.wait()
+            await self._reader
+        await self.disconnect()
+        return status
+
+    async def kill(self) -> None:
+        """kill -9."""
+        self.process.send_signal(signal.SIGKILL)
+        await self.wait()
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(
+                self.grpc_address, options=[("grpc.use_local_subchannel_pool", 1)]
+            )
+        return self._channel
+
+    @property
+    def producer(self) -> Any:
+        return producer_pb2_grpc.ProducerServiceStub(self.channel)
+
+    @property
+    def consumer(self) -> Any:
+        return consumer_pb2_grpc.ConsumerServiceStub(self.channel)
+
+    def logged(self, message: str) -> dict[str, Any]:
+        """The log line with this sentence."""
+        found = [json.loads(line) for line in self.lines if line.startswith("{") and message in line]
+        assert found, "\n".join(self.lines)
+        return found[0]
+
+    async def disconnect(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+    async def clean_up(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.wait()
+
+    async def _read(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            text = line.decode().rstrip("\n")
+            self.lines.append(text)
+            if '"Serving"' in text:
+                facts = json.loads(text)
+                self.grpc_address, self.http_address = facts["grpc"], facts["http"]
+                self._serving.set()
+        self._serving.set()  # it has ended: whoever waits looks at the lines
+
+
+Start = Callable[..., Awaitable[BrokerProcess]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Starts `postdate-broker serve`; whatever is left of it is killed at the end."""
+    processes: list[BrokerProcess] = []
+
+    async def start_one(*arguments: str, environ: dict[str, str] | None = None, **settings: str) -> BrokerProcess:
+        settings = {"grpc_address": "127.0.0.1:0", "http_address": "127.0.0.1:0", "log_format": "json", **settings}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("POSTDATE_", "GRPC_"))}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "broker.cli",
+            "serve",
+            *(f"--{name.replace('_', '-')}={value}" for name, value in settings.items()),
+            *arguments,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            limit=1 << 20,
+            env={**inherited, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}", **(environ or {})},
+        )
+        processes.append(BrokerProcess(process))
+        return processes[-1]
+
+    yield start_one
+    for process in processes:
+        await process.clean_up()

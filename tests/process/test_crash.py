@@ -1,0 +1,126 @@
+"""P1 and P3 with real processes and real files: kill -9 and SIGTERM under load."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.process.conftest import ROOT, SMALL, Start
+from tests.process.load import SUBSCRIPTIONS, Load, run_for
+
+ROUNDS = 5
+FIRST_DELIVERY_SECONDS = 10.0
+"""Generous: the machine may be busy. `make bench` measures it."""
+
+
+async def settle(load: Load, broker: object, seconds: float = 15.0) -> None:
+    """Consume until nothing that was promised is missing."""
+    tasks = [asyncio.ensure_future(load.consume(broker, name)) for name in SUBSCRIPTIONS]  # type: ignore[arg-type]
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(load.missing(name) for name in SUBSCRIPTIONS):
+        await asyncio.sleep(0.02)
+    for name in SUBSCRIPTIONS:
+        missing = sorted(load.missing(name))
+        assert not missing, f"{name}: {len(missing)} answered messages are gone, {missing[:5]}"
+    await asyncio.sleep(0.2)  # what was stored and not answered arrives too
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def verify(data_dir: Path) -> None:
+    """The files of a stopped broker agree."""
+    done = subprocess.run(
+        [sys.executable, "-m", "broker.cli", "verify", str(data_dir)],
+        cwd=ROOT,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def test_kill_9_under_load_loses_nothing_and_brings_nothing_back(start: Start, tmp_path: Path):
+    load = Load(seed=9)
+    waits = []
+    for _ in range(ROUNDS):
+        load.begin_life()
+        broker = await (await start(data_dir=str(tmp_path / "d"), **SMALL)).serving()
+        tasks = await run_for(broker, load, 0.2 + 0.5 * load.rng.random())
+        await broker.kill()
+        await asyncio.gather(*tasks)
+        assert load.first_delivery, "nothing was delivered in this life"
+        waits.append(load.first_delivery - broker.started)
+        assert not load.violations, load.violations[:5]
+    load.begin_life()
+    broker = await (await start(data_dir=str(tmp_path / "d"), **SMALL)).serving()
+    await settle(load, broker)
+    assert not load.violations, load.violations[:5]
+    assert len(load.answered) > 1_000
+    assert all(load.confirmed.values())
+    for name in SUBSCRIPTIONS:
+        assert not load.torn_batches(name)
+    assert max(waits) < FIRST_DELIVERY_SECONDS, waits
+    broker.process.send_signal(signal.SIGTERM)
+    assert await broker.wait() == 0
+    verify(tmp_path / "d")
+
+
+async def test_sigterm_under_load_ends_well_and_what_was_answered_is_there(start: Start, tmp_path: Path):
+    load = Load(seed=15)
+    broker = await (await start(data_dir=str(tmp_path / "d"), drain_grace_ms="8s", **SMALL)).serving()
+    tasks = await run_for(broker, load, 0.6)
+    broker.process.send_signal(signal.SIGTERM)
+    begun = time.monotonic()
+    assert await broker.wait() == 0
+    assert time.monotonic() - begun < 6.0, "consumers that leave end the drain before its grace"
+    await asyncio.gather(*tasks)
+    assert load.drained == set(SUBSCRIPTIONS)
+    assert broker.logged("Stopped")
+    assert not [line for line in broker.lines if '"error"' in line or "Traceback" in line], broker.lines
+    verify(tmp_path / "d")
+    load.begin_life()
+    again = await (await start(data_dir=str(tmp_path / "d"), **SMALL)).serving()
+    assert again.logged("Data directory opened")["replayed_records"] == 0
+    await settle(load, again)
+    assert not load.violations, load.violations[:5]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+async def test_consumers_that_stay_are_cut_after_the_grace(start: Start, tmp_path: Path, number: signal.Signals):
+    load = Load(seed=3)
+    broker = await (await start(data_dir=str(tmp_path / "d"), drain_grace_ms="300ms", **SMALL)).serving()
+    tasks = await run_for(broker, load, 0.3, polite=False)
+    broker.process.send_signal(number)
+    broker.process.send_signal(number)  # impatience changes nothing
+    begun = time.monotonic()
+    assert await broker.wait() == 0
+    assert time.monotonic() - begun < 5.0
+    await asyncio.gather(*tasks)
+    assert load.drained == set(SUBSCRIPTIONS)
+    assert not [line for line in broker.lines if "Traceback" in line], broker.lines
+    verify(tmp_path / "d")
+
+
+async def test_kill_9_while_it_stops_is_safe(start: Start, tmp_path: Path):
+    load = Load(seed=4)
+    for _ in range(3):
+        load.begin_life()
+        broker = await (await start(data_dir=str(tmp_path / "d"), **SMALL)).serving()
+        tasks = await run_for(broker, load, 0.25)
+        broker.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(load.rng.random() * 0.05)
+        await broker.kill()
+        await asyncio.gather(*tasks)
+    load.begin_life()
+    broker = await (await start(data_dir=str(tmp_path / "d"), **SMALL)).serving()
+    await settle(load, broker)
+    assert not load.violations, load.violations[:5]

@@ -1,0 +1,150 @@
+"""What keeps a broker from starting, in one clear line; and the door for machines."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.process.conftest import BrokerProcess, Start
+
+
+async def fails(broker: BrokerProcess) -> str:
+    """It ends with status 1 and one line, apart from what it logged before; the line."""
+    assert await broker.wait() == 1, broker.lines
+    said = [line for line in broker.lines if not line.startswith("{")]
+    assert len(said) == 1, broker.lines
+    assert said[0].startswith("Error: ")
+    assert "Traceback" not in said[0] and "Errno" not in said[0]
+    return said[0]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Settings that keep a broker from starting; `{dir}` is a folder of the test."""
+
+    name: str
+    told: tuple[str, ...]  # all in the line
+    toml: str | None = None
+    environ: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+
+CASES = [
+    Case("unknown key in TOML", ("leas_ms", "postdate.toml", "lease_ms"), toml="leas_ms = 5"),
+    Case("table in TOML", ("broker", "postdate.toml"), toml="[broker]\nlease_ms = 5"),
+    Case("bad value in TOML", ("lease_ms", "postdate.toml", "'soon'"), toml='lease_ms = "soon"'),
+    Case("wrong type in TOML", ("auto_create_topics", "postdate.toml"), toml="auto_create_topics = 5"),
+    Case("no TOML", ("postdate.toml", "not TOML"), toml="lease_ms = = 5"),
+    Case("no such file", ("/nowhere.toml", "No such file"), arguments=("--config=/nowhere.toml",)),
+    Case("unknown variable", ("POSTDATE_LEAS_MS", "POSTDATE_LEASE_MS"), environ={"POSTDATE_LEAS_MS": "5"}),
+    Case("bad variable", ("POSTDATE_LEASE_MS", "lease_ms", "soon"), environ={"POSTDATE_LEASE_MS": "soon"}),
+    Case("value out of range", ("--lease-ms", "1d", "99d"), arguments=("--lease-ms=99d",)),
+    Case("bad address", ("--grpc-address", "7650"), arguments=("--grpc-address=7650",)),
+    Case("settings that do not fit together", ("journal_segment_bytes", "request_bytes_max"), arguments=("--journal-segment-bytes=1MiB",)),
+    Case("address of another machine", ("grpc", "203.0.113.9"), arguments=("--grpc-address=203.0.113.9:0",)),
+    Case("HTTP address of another machine", ("http_address", "203.0.113.9"), arguments=("--http-address=203.0.113.9:0",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_bad_configuration_ends_with_one_clear_line(start: Start, tmp_path: Path, case: Case):
+    arguments = list(case.arguments)
+    if case.toml is not None:
+        (tmp_path / "postdate.toml").write_text(case.toml)
+        arguments.append(f"--config={tmp_path / 'postdate.toml'}")
+    broker = await start(*arguments, environ=case.environ, data_dir=str(tmp_path / "d"))
+    line = await fails(broker)
+    for each in case.told:
+        assert each in line
+
+
+async def test_unknown_flag_is_a_usage_error(start: Start, tmp_path: Path):
+    broker = await start("--leas-ms=5", data_dir=str(tmp_path / "d"))
+    assert await broker.wait() == 2
+    assert "--lease-ms" in broker.lines[-1]
+    assert not (tmp_path / "d").exists()
+
+
+async def test_second_broker_on_a_data_directory_is_refused_and_the_first_goes_on(start: Start, tmp_path: Path):
+    first = await (await start(data_dir=str(tmp_path / "d"))).serving()
+    line = await fails(await start(data_dir=str(tmp_path / "d")))
+    assert str(tmp_path / "d") in line
+    assert urllib.request.urlopen(f"http://{first.http_address}/readyz").status == 200
+    await first.kill()
+    await (await start(data_dir=str(tmp_path / "d"))).serving()  # a dead broker's lock is none
+
+
+@pytest.mark.parametrize("which", ["grpc_address", "http_address"])
+@pytest.mark.parametrize("holder", ["a listener", "another broker"])
+async def test_port_that_another_process_holds_is_refused(start: Start, tmp_path: Path, which: str, holder: str):
+    with socket.socket() as listener:
+        if holder == "a listener":
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+        else:
+            other = await (await start(data_dir=str(tmp_path / "other"))).serving()
+            address = getattr(other, which)
+        line = await fails(await start(data_dir=str(tmp_path / "d"), **{which: address}))
+        assert address in line
+        assert which in line or which.replace("_", "-") in line
+
+
+@pytest.mark.parametrize("where", ["a file", "below a file"])
+async def test_data_directory_that_cannot_be_is_one_clear_line(start: Start, tmp_path: Path, where: str):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" if where == "a file" else tmp_path / "file" / "d"
+    broker = await start(data_dir=str(path))
+    assert await broker.wait() == 1
+    assert len(broker.lines) == 1 and broker.lines[0].startswith("Error: ")
+    assert str(path) in broker.lines[0] or str(tmp_path / "file") in broker.lines[0]
+
+
+async def test_damaged_file_is_refused_with_its_name_and_what_to_do(start: Start, tmp_path: Path):
+    broker = await (await start(data_dir=str(tmp_path / "d"))).serving()
+    broker.process.send_signal(signal.SIGTERM)
+    assert await broker.wait() == 0
+    manifest = tmp_path / "d" / "broker.manifest"
+    content = bytearray(manifest.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    manifest.write_bytes(bytes(content))
+    again = await start(data_dir=str(tmp_path / "d"))
+    assert await again.wait() == 1
+    said = [line for line in again.lines if not line.startswith("{")]
+    assert len(said) == 1 and str(manifest) in said[0]
+    assert manifest.read_bytes() == bytes(content)
+
+
+async def test_http_door_tells_life_readiness_and_metrics(start: Start, tmp_path: Path):
+    broker = await (await start(data_dir=str(tmp_path / "d"), drain_grace_ms="2s")).serving()
+
+    def get(path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{broker.http_address}{path}", timeout=5) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    assert await asyncio.to_thread(get, "/livez") == (200, "ok\n")
+    assert await asyncio.to_thread(get, "/readyz") == (200, "ok\n")
+    status, metrics = await asyncio.to_thread(get, "/metrics")
+    assert status == 200 and "postdate_" in metrics
+    # A consumer that stays keeps the broker draining: alive, not ready.
+    call = broker.consumer.Subscribe()
+    from postdate.v1 import consumer_pb2
+
+    await call.write(consumer_pb2.SubscribeRequest(open=consumer_pb2.Open(topic="t", subscription="s")))
+    await call.read()
+    broker.process.send_signal(signal.SIGTERM)
+    assert (await call.read()).HasField("draining")
+    assert await asyncio.to_thread(get, "/readyz") == (503, "draining\n")
+    assert (await asyncio.to_thread(get, "/livez"))[0] == 200
+    await call.done_writing()
+    assert await broker.wait() == 0
