@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from broker.errors import InvalidRequest, PostdateError
+from broker.errors import InvalidRequest, PostdateError, Unavailable
 from broker.rpc.status import Context, abort
 from broker.topics.broker import Broker
 
@@ -51,8 +51,8 @@ def unary(broker: Broker, kind: type[Request], call: Callable[[Request], Awaitab
 async def refuse(broker: Broker, context: Context, error: Exception) -> None:
     """End a call with a failure, counted; does not return."""
     if isinstance(error, grpc.aio.InternalError):
-        # A write on a stream that is no more: the client has vanished, or the broker that stops has cut it. There
-        # is nobody to tell, and it is no bug.
-        raise asyncio.CancelledError from error
+        # A write on a stream that is no more: the client has vanished, or the broker that stops has cut it. That is
+        # no bug, and most often there is nobody left to tell.
+        error = Unavailable("The stream was cut")
     broker.counters.refuse(error.reason if isinstance(error, PostdateError) else "INTERNAL")
     await abort(context, error)

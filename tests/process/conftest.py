@@ -120,8 +120,15 @@ async def start() -> AsyncIterator[Start]:
     """Starts `postdate-broker serve`; whatever is left of it is killed at the end."""
     processes: list[BrokerProcess] = []
 
-    async def start_one(*arguments: str, environ: dict[str, str] | None = None, **settings: str) -> BrokerProcess:
-        settings = {"grpc_address": "127.0.0.1:0", "http_address": "127.0.0.1:0", "log_format": "json", **settings}
+    async def start_one(
+        *arguments: str, environ: dict[str, str] | None = None, **settings: str
+    ) -> BrokerProcess:
+        settings = {
+            "grpc_address": "127.0.0.1:0",
+            "http_address": "127.0.0.1:0",
+            "log_format": "json",
+            **settings,
+        }
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("POSTDATE_", "GRPC_"))}
         process = await asyncio.create_subprocess_exec(
             sys.executable,

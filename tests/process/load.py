@@ -24,7 +24,9 @@ def entry_sets(ids: list[Id]) -> list[message_pb2.EntrySet]:
     by_ledger: dict[int, list[int]] = defaultdict(list)
     for ledger_id, entry_id in ids:
         by_ledger[ledger_id].append(entry_id)
-    return [message_pb2.EntrySet(ledger_id=ledger, entry_ids=entries) for ledger, entries in by_ledger.items()]
+    return [
+        message_pb2.EntrySet(ledger_id=ledger, entry_ids=entries) for ledger, entries in by_ledger.items()
+    ]
 
 
 class Load:
@@ -39,7 +41,9 @@ class Load:
         self.payloads: dict[Id, bytes] = {}
         self.delivered: dict[str, set[Id]] = {name: set() for name in SUBSCRIPTIONS}  # in this life
         self.ever: dict[str, set[Id]] = {name: set() for name in SUBSCRIPTIONS}
-        self.acked: dict[str, set[Id]] = {name: set() for name in SUBSCRIPTIONS}  # perhaps durable: both is right
+        self.acked: dict[str, set[Id]] = {
+            name: set() for name in SUBSCRIPTIONS
+        }  # perhaps durable: both is right
         self.confirmed: dict[str, set[Id]] = {name: set() for name in SUBSCRIPTIONS}
         self.violations: list[str] = []
         self.first_delivery = 0.0
@@ -64,7 +68,9 @@ class Load:
                 self.batches[number] = count
                 sent[number] = [b"%d.%d" % (number, i) for i in range(count)]
                 messages = [self._message(payload) for payload in sent[number]]
-                await call.write(producer_pb2.ProduceRequest(topic=TOPIC, request_id=number, messages=messages))
+                await call.write(
+                    producer_pb2.ProduceRequest(topic=TOPIC, request_id=number, messages=messages)
+                )
                 await asyncio.sleep(self.rng.random() * 0.004)
 
         writer = asyncio.ensure_future(write())
@@ -138,7 +144,9 @@ class Load:
             if id_ in self.confirmed[name]:
                 self.violations.append(f"{name}: {id_} came back after its ack was confirmed")
             if id_ in self.delivered[name]:
-                self.violations.append(f"{name}: {id_} came twice in one life, attempt {delivery.delivery_attempt}")
+                self.violations.append(
+                    f"{name}: {id_} came twice in one life, attempt {delivery.delivery_attempt}"
+                )
         self.delivered[name].update(ids)
         self.ever[name].update(ids)
         return ids
@@ -161,7 +169,9 @@ class Load:
         return {number: count for number, count in found.items() if count != self.batches[number]}
 
 
-async def run_for(broker: BrokerProcess, load: Load, seconds: float, *, polite: bool = True) -> list[asyncio.Future[None]]:
+async def run_for(
+    broker: BrokerProcess, load: Load, seconds: float, *, polite: bool = True
+) -> list[asyncio.Future[None]]:
     """Load a broker for a while; the tasks end by themselves once the broker goes away."""
     tasks = [asyncio.ensure_future(load.produce(broker)) for _ in range(3)]
     tasks += [asyncio.ensure_future(load.consume(broker, name, polite=polite)) for name in SUBSCRIPTIONS]

@@ -95,7 +95,9 @@ async def test_sigterm_under_load_ends_well_and_what_was_answered_is_there(start
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-async def test_consumers_that_stay_are_cut_after_the_grace(start: Start, tmp_path: Path, number: signal.Signals):
+async def test_consumers_that_stay_are_cut_after_the_grace(
+    start: Start, tmp_path: Path, number: signal.Signals
+):
     load = Load(seed=3)
     broker = await (await start(data_dir=str(tmp_path / "d"), drain_grace_ms="300ms", **SMALL)).serving()
     tasks = await run_for(broker, load, 0.3, polite=False)

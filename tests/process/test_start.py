@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from postdate.v1 import consumer_pb2
 from tests.process.conftest import BrokerProcess, Start
 
 
@@ -72,18 +73,23 @@ async def test_unknown_flag_is_a_usage_error(start: Start, tmp_path: Path):
     assert not (tmp_path / "d").exists()
 
 
-async def test_second_broker_on_a_data_directory_is_refused_and_the_first_goes_on(start: Start, tmp_path: Path):
+async def test_second_broker_on_a_data_directory_is_refused_and_the_first_goes_on(
+    start: Start, tmp_path: Path
+):
     first = await (await start(data_dir=str(tmp_path / "d"))).serving()
     line = await fails(await start(data_dir=str(tmp_path / "d")))
     assert str(tmp_path / "d") in line
-    assert urllib.request.urlopen(f"http://{first.http_address}/readyz").status == 200
+    ready = await asyncio.to_thread(urllib.request.urlopen, f"http://{first.http_address}/readyz")
+    assert ready.status == 200
     await first.kill()
     await (await start(data_dir=str(tmp_path / "d"))).serving()  # a dead broker's lock is none
 
 
 @pytest.mark.parametrize("which", ["grpc_address", "http_address"])
 @pytest.mark.parametrize("holder", ["a listener", "another broker"])
-async def test_port_that_another_process_holds_is_refused(start: Start, tmp_path: Path, which: str, holder: str):
+async def test_port_that_another_process_holds_is_refused(
+    start: Start, tmp_path: Path, which: str, holder: str
+):
     with socket.socket() as listener:
         if holder == "a listener":
             listener.bind(("127.0.0.1", 0))
@@ -138,8 +144,6 @@ async def test_http_door_tells_life_readiness_and_metrics(start: Start, tmp_path
     assert status == 200 and "postdate_" in metrics
     # A consumer that stays keeps the broker draining: alive, not ready.
     call = broker.consumer.Subscribe()
-    from postdate.v1 import consumer_pb2
-
     await call.write(consumer_pb2.SubscribeRequest(open=consumer_pb2.Open(topic="t", subscription="s")))
     await call.read()
     broker.process.send_signal(signal.SIGTERM)

@@ -56,7 +56,9 @@ async def test_permits_in_bytes_bound_what_is_sent(wire: Wire):
     stream = await wire.subscribe("t", permits=100, permit_bytes=35 * KIB)
     assert ids_of(await stream.deliveries(3)) == ids[:3]
     await stream.stays_quiet()
-    await stream.send(permits=consumer_pb2.Permits(messages=0, bytes=6 * KIB))  # with the 5 KiB left: one more
+    await stream.send(
+        permits=consumer_pb2.Permits(messages=0, bytes=6 * KIB)
+    )  # with the 5 KiB left: one more
     assert ids_of(await stream.deliveries(1)) == ids[3:4]
     await stream.stays_quiet()
     await stream.send(permits=consumer_pb2.Permits(messages=1, bytes=0))  # lifts the limit in bytes

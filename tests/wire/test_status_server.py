@@ -308,6 +308,29 @@ async def test_clients_that_vanish_leave_no_errors_in_the_log(wire: Wire, caplog
     assert [record.getMessage() for record in caplog.records] == []
 
 
+@pytest.mark.parametrize("service", ["Subscribe", "ProduceStream"])
+async def test_write_on_a_stream_that_is_no_more_is_no_bug(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, service: str
+):
+    def gone(*_: Any) -> bytes:
+        raise grpc.aio.InternalError('Failed "execute_batch"')  # what gRPC's write raises then
+
+    caplog.set_level(logging.WARNING)
+    if service == "Subscribe":
+        monkeypatch.setattr("broker.rpc.session.encode_batch_response", gone)
+        await wire.produce("t", b"x")
+        read = (await wire.subscribe("t")).read()
+    else:
+        monkeypatch.setattr(producer_rpc, "_answer", gone)
+        call = wire.producer.ProduceStream()
+        await within(call.write(batch("t", b"x")))
+        read = call.read()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await within(read)
+    assert caught.value.code() is not INTERNAL
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 async def test_streams_that_are_cut_in_the_middle_of_a_write_leave_no_errors_in_the_log(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ):

@@ -141,7 +141,12 @@ async def test_opened_says_how_the_consumer_was_attached(serve: Serve):
     wire = await serve(heartbeat_ms=1234, lease_ms=5678)
     stream = wire.stream()
     opened = await stream.open("t", "s")
-    assert (opened.type, opened.honor_delay, opened.lease_ms, opened.heartbeat_ms) == (SHARED, True, 5678, 1234)
+    assert (opened.type, opened.honor_delay, opened.lease_ms, opened.heartbeat_ms) == (
+        SHARED,
+        True,
+        5678,
+        1234,
+    )
     assert opened.consumer_id
     other = wire.stream()
     asked = await other.open("t", "s", lease_ms=99)
@@ -405,7 +410,11 @@ async def test_receive_never_leases_what_it_does_not_return(wire: Wire):
     first = await wire.produce("t", b"returned")
     received = await wire.receive("t", wait_ms=5_000)
     nack = consumer_pb2.NackRequest(
-        topic="t", subscription="s", consumer_id=received.consumer_id, entries=sets(first), redeliver_after_ms=1
+        topic="t",
+        subscription="s",
+        consumer_id=received.consumer_id,
+        entries=sets(first),
+        redeliver_after_ms=1,
     )
     await within(wire.consumer.Nack(nack))
     new = await wire.produce("t", b"new", b"new", Message(deliver_after_ms=1))

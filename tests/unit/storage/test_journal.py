@@ -1,134 +1,35 @@
-"""The journal: group commit, failure, rolling and recovery."""
+"""The journal: group commit, failure, rolling and dropping."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from broker.errors import Corrupt, OutOfRange, StorageFailed, Unavailable
+from broker.errors import OutOfRange, StorageFailed, Unavailable
 from broker.runtime.vfs import LocalVfs, Vfs
-from broker.storage.dump import dump_segment as dump
-from broker.storage.journal import Journal
 from broker.storage.segment import encode_header
 from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
-
-FOLDER = "data/journal"
-
-
-class HeldExecutor(Executor):
-    """A file thread that works when told; unless `hold` is set, at once."""
-
-    def __init__(self, hold: bool = False) -> None:
-        self.hold = hold
-        self._calls: list[tuple[Future[Any], Callable[[], Any]]] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self._calls.append((future, lambda: fn(*args, **kwargs)))
-        if not self.hold:
-            self.work()
-        return future
-
-    def work(self) -> None:
-        """Make all calls that wait."""
-        calls, self._calls = self._calls, []
-        for future, call in calls:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:
-                    future.set_exception(error)
-
-    @property
-    def waiting_count(self) -> int:
-        return len(self._calls)
-
-
-async def turns(count: int = 20) -> None:
-    """Let the loop do whatever it can do now."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-def make_vfs() -> MemVfs:
-    vfs = MemVfs()
-    vfs.make_dir("data")
-    vfs.sync_dir("/")
-    return vfs
-
-
-def open_journal(vfs: Vfs, needed: tuple[int, int] = (1, 0), folder: str = FOLDER, **options: Any) -> Journal:
-    options.setdefault("executor", HeldExecutor())
-    return Journal.open(vfs, folder, needed_from_lsn=needed[0], needed_to_lsn=needed[1], **options)
-
-
-@asynccontextmanager
-async def running(journal: Journal) -> Any:
-    task = asyncio.create_task(journal.run())
-    try:
-        yield journal
-        await journal.close()
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-def keep_lsn(lsn: int) -> int:
-    return lsn
-
-
-def body(lsn: int) -> bytes:
-    return b"%06d" % lsn * (1 + lsn % 5)
-
-
-async def append(journal: Journal, count: int) -> None:
-    """Append `count` records, each a group of its own, with the bodies that `check` expects."""
-    for _ in range(count):
-        lsn = journal.next_lsn
-        assert await journal.submit(2, [body(lsn)], keep_lsn) == lsn
-
-
-def lsns(journal: Journal, from_lsn: int = 1) -> list[int]:
-    """Replay, check every body, return the lsns."""
-    records = [(lsn, kind, bytes(data)) for lsn, kind, data in journal.replay(from_lsn)]
-    assert records == [(lsn, 2, body(lsn)) for lsn, _, _ in records]
-    return [lsn for lsn, _, _ in records]
-
-
-async def write(vfs: MemVfs, count: int, **options: Any) -> None:
-    """A journal with `count` records, closed."""
-    async with running(open_journal(vfs, **options)) as journal:
-        await append(journal, count)
-
-
-def names(vfs: Vfs, folder: str = FOLDER) -> list[str]:
-    return vfs.list_dir(folder)
-
-
-def segments(vfs: Vfs) -> list[str]:
-    return [name for name in names(vfs) if not name.startswith("spare")]
-
-
-def replace(vfs: MemVfs, path: str, data: bytes) -> None:
-    """Give a file other content, durably."""
-    if vfs.exists(path):
-        vfs.remove(path)
-    file = vfs.open(path, create=True)
-    file.pwrite([data], 0)
-    file.sync()
-    vfs.sync_dir(FOLDER)
+from tests.unit.storage.journal_driver import (
+    FOLDER,
+    HeldExecutor,
+    append,
+    body,
+    keep_lsn,
+    lsns,
+    make_vfs,
+    names,
+    open_journal,
+    replace,
+    running,
+    segments,
+    turns,
+)
 
 
 async def test_records_come_back_in_order() -> None:
@@ -400,208 +301,6 @@ async def test_stats_count_and_syncs_are_observed() -> None:
         assert stats.bytes == journal.appended_bytes > 0
         assert stats.sync_seconds == sum(observed)
         assert stats.sync_seconds_last == observed[-1]
-
-
-# Opening
-
-
-async def test_an_opened_journal_goes_on_where_the_last_group_ended() -> None:
-    vfs = make_vfs()
-    for count in (3, 2, 4):
-        async with running(open_journal(vfs)) as journal:
-            await append(journal, count)
-    assert lsns(open_journal(vfs, (1, 9))) == list(range(1, 10))
-    assert segments(vfs) == [f"{1:016x}.seg"]
-
-
-@pytest.mark.parametrize(
-    ("needed", "accepted"),
-    [((1, 0), True), ((4, 9), True), ((10, 9), True), ((4, 10), False), ((11, 5), False)],
-)
-async def test_a_journal_must_reach_what_the_manifests_hold(needed: tuple[int, int], accepted: bool) -> None:
-    vfs = make_vfs()
-    await write(vfs, 9, segment_bytes=150)
-    before = vfs.snapshot()
-    if accepted:
-        assert lsns(open_journal(vfs, needed), needed[0]) == list(range(needed[0], 10))
-    else:
-        with pytest.raises(Corrupt, match="ends before lsn 10"):
-            open_journal(vfs, needed)
-    assert vfs.snapshot() == before
-
-
-@pytest.mark.parametrize("needed", [(1, 1), (2, 1), (2, 0)])
-async def test_a_journal_that_is_gone_is_not_a_new_one(needed: tuple[int, int]) -> None:
-    vfs = make_vfs()
-    with pytest.raises(Corrupt, match="begins after"):
-        open_journal(vfs, needed)
-    assert not vfs.exists(FOLDER)
-
-
-async def test_a_journal_that_begins_too_late_is_damage() -> None:
-    vfs = make_vfs()
-    await write(vfs, 5, segment_bytes=1)
-    vfs.remove(f"{FOLDER}/{1:016x}.seg")
-    with pytest.raises(Corrupt, match="begins after lsn 1"):
-        open_journal(vfs)
-    assert lsns(open_journal(vfs, (2, 5)), 2) == [2, 3, 4, 5]
-
-
-async def test_a_missing_segment_is_damage() -> None:
-    vfs = make_vfs()
-    await write(vfs, 5, segment_bytes=1)
-    vfs.remove(f"{FOLDER}/{3:016x}.seg")
-    with pytest.raises(Corrupt, match="lsn 4 comes next"):
-        lsns(open_journal(vfs))
-    assert lsns(open_journal(vfs, (4, 5)), 4) == [4, 5]  # below what is needed, holes are no matter
-
-
-async def test_overlapping_segments_are_damage() -> None:
-    vfs, other = make_vfs(), make_vfs()
-    await write(vfs, 5, segment_bytes=1)
-    await write(other, 3)
-    replace(vfs, f"{FOLDER}/{1:016x}.seg", other.snapshot()[f"{FOLDER}/{1:016x}.seg"])
-    with pytest.raises(Corrupt, match="lsn 2 comes next"):
-        lsns(open_journal(vfs))
-
-
-@pytest.mark.parametrize("change", ["cut", "flip", "header", "name"])
-async def test_only_the_last_segment_may_have_a_tail(change: str) -> None:
-    vfs = make_vfs()
-    await write(vfs, 6, segment_bytes=150)
-    path = f"{FOLDER}/{segments(vfs)[0]}"
-    data = bytearray(vfs.snapshot()[path])
-    match change:
-        case "cut":
-            del data[-1:]
-        case "flip":
-            data[-20] ^= 1
-        case "header":
-            data[17] ^= 1
-        case "name":
-            data[:24] = encode_header(2)
-    replace(vfs, path, bytes(data))
-    with pytest.raises(Corrupt) as raised:
-        lsns(open_journal(vfs))
-    assert raised.value.path == path
-
-
-async def test_a_torn_tail_is_cut_and_cutting_it_twice_changes_nothing() -> None:
-    vfs = make_vfs()
-    await write(vfs, 3)
-    path = f"{FOLDER}/{1:016x}.seg"
-    whole = vfs.snapshot()[path]
-    (end,) = {int(line["group"]) for line in dump(vfs, path) if line.get("lsn") == 3}
-    replace(vfs, path, whole[:-9])
-    assert lsns(open_journal(vfs, (1, 2))) == [1, 2]
-    cut = vfs.snapshot()[path]
-    assert cut == whole[:end]
-    async with running(open_journal(vfs, (1, 2))) as journal:
-        assert vfs.snapshot()[path] == cut
-        await append(journal, 1)
-    assert vfs.snapshot()[path] == whole
-    with pytest.raises(Corrupt, match="ends before lsn 4"):
-        open_journal(vfs, (1, 4))
-
-
-async def test_damage_before_a_good_group_is_refused_and_left_as_it_is() -> None:
-    vfs = make_vfs()
-    await write(vfs, 3)
-    path = f"{FOLDER}/{1:016x}.seg"
-    data = bytearray(vfs.snapshot()[path])
-    data[40] ^= 4
-    replace(vfs, path, bytes(data))
-    with pytest.raises(Corrupt, match="is damaged") as raised:
-        open_journal(vfs)
-    assert (raised.value.path, raised.value.offset) == (path, 24)
-    assert vfs.snapshot()[path] == bytes(data)
-
-
-CUT_ROLLS = {
-    "empty": b"",
-    "short header": encode_header(4)[:20],
-    "zeros": bytes(4096),
-    "former life": encode_header(1) + bytes(100),
-}
-
-
-@pytest.mark.parametrize("content", CUT_ROLLS.values(), ids=CUT_ROLLS.keys())
-async def test_a_cut_roll_is_removed_if_it_is_the_last(content: bytes) -> None:
-    vfs = make_vfs()
-    await write(vfs, 3)
-    path = f"{FOLDER}/{4:016x}.seg"
-    replace(vfs, path, content)
-    async with running(open_journal(vfs, (4, 3), segment_bytes=1)) as journal:
-        assert not vfs.exists(path)
-        await append(journal, 1)  # rolls to that name again
-    assert lsns(open_journal(vfs, (1, 4))) == [1, 2, 3, 4]
-    replace(vfs, f"{FOLDER}/{2:016x}.seg", content)
-    with pytest.raises(Corrupt):
-        lsns(open_journal(vfs))
-
-
-async def test_a_cut_first_segment_is_a_new_journal() -> None:
-    vfs = make_vfs()
-    vfs.make_dir(FOLDER)
-    replace(vfs, f"{FOLDER}/{1:016x}.seg", b"")
-    async with running(open_journal(vfs)) as journal:
-        await append(journal, 1)
-    assert lsns(open_journal(vfs, (1, 1))) == [1]
-
-
-async def test_a_newer_segment_is_refused_even_if_it_is_the_last() -> None:
-    vfs = make_vfs()
-    await write(vfs, 3)
-    replace(vfs, f"{FOLDER}/{4:016x}.seg", b"PDJ1\2")
-    with pytest.raises(Corrupt, match="version 2"):
-        open_journal(vfs)
-    assert vfs.exists(f"{FOLDER}/{4:016x}.seg")
-
-
-async def test_a_group_that_a_killed_broker_left_is_synced_before_it_is_replayed() -> None:
-    # It is there to be read, but its sync never returned. If recovery acted on it and the power then went,
-    # the journal would end below a manifest.
-    vfs, other = make_vfs(), make_vfs()
-    await write(vfs, 1)
-    await write(other, 2)
-    path = f"{FOLDER}/{1:016x}.seg"
-    vfs.open(path).pwrite([other.snapshot()[path]], 0)
-    assert lsns(open_journal(vfs)) == [1, 2]
-    assert lsns(open_journal(vfs.crashed(vfs.op_count, CrashPolicy.LOSE_UNSYNCED))) == [1, 2]
-
-
-async def test_a_roll_that_a_killed_broker_left_is_named_durably_before_its_first_group() -> None:
-    vfs = make_vfs()
-    await write(vfs, 3)
-    file = vfs.open(f"{FOLDER}/spare-000.seg", create=True)
-    file.pwrite([encode_header(4)], 0)
-    file.sync()
-    vfs.rename(f"{FOLDER}/spare-000.seg", f"{FOLDER}/{4:016x}.seg")
-    async with running(open_journal(vfs)) as journal:
-        await append(journal, 1)
-    assert lsns(open_journal(vfs.crashed(vfs.op_count, CrashPolicy.LOSE_UNSYNCED))) == [1, 2, 3, 4]
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.binary(max_size=300), st.integers(1, 2**64 - 1), st.integers(0, 3))
-def test_any_file_opens_or_is_corrupt(data: bytes, first_lsn: int, with_header: int) -> None:
-    vfs = make_vfs()
-    vfs.make_dir(FOLDER)
-    header = encode_header(first_lsn) if with_header else b""
-    replace(vfs, f"{FOLDER}/{first_lsn:016x}.seg", header + data)
-    list(dump(vfs, f"{FOLDER}/{first_lsn:016x}.seg"))
-    with suppress(Corrupt):
-        list(open_journal(vfs).replay(1))
-    with suppress(Corrupt):
-        list(open_journal(vfs, (first_lsn, first_lsn - 1)).replay(first_lsn))
-
-
-async def test_dump_gives_json_lines() -> None:
-    vfs = make_vfs()
-    await write(vfs, 2)
-    lines = [json.loads(json.dumps(line)) for line in dump(vfs, f"{FOLDER}/{1:016x}.seg")]
-    assert [line["lsn"] for line in lines if line["kind"] == "record"] == [1, 2]
-    assert lines[-1]["damaged"] is False
 
 
 # Rolling and dropping
