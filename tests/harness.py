@@ -230,6 +230,7 @@ class Inbox:
     ) -> None:
         self.topic = topic
         self.subscription = subscription
+        self.permits = permits  # as first granted
         self.received: list[Delivered] = []  # everything so far, in order
         self.attached = True
         lease_ms = lease_ms or subscription.policy.lease_ms or node.config.lease_ms

@@ -167,7 +167,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(
         topic=st.sampled_from(TOPICS),
         delays_ms=st.lists(DELAYS_MS, min_size=1, max_size=4),
-        ttl_ms=st.sampled_from([0, 0, 0, 1, 700]),
+        ttl_ms=st.sampled_from([0, 0, 0, 1, 2_000, HOUR_MS]),
         answered=st.booleans(),
         pause_ms=PAUSES_MS,
     )
@@ -326,33 +326,41 @@ class BrokerMachine(RuleBasedStateMachine):
             self.run(wait_for(work))
         self.pause(pause_ms)
 
-    @rule(pause_ms=PAUSES_MS)
-    def restart(self, pause_ms: int) -> None:
+    @rule(reconnect=st.booleans(), pause_ms=PAUSES_MS)
+    def restart(self, reconnect: bool, pause_ms: int) -> None:
         self.collect()
         self.run(self.node.stop())
         self.resolve()
         assert not self.in_flight, "a graceful stop answers everybody"
         for model in self.subscriptions:
             model.make_durable()
-        self.reopen(Node(self.node.vfs, self.clock, self.node.config, rng=random.Random(1)), pause_ms)
+        self.reopen(Node(self.node.vfs, self.clock, self.node.config, rng=random.Random(1)), reconnect)
+        self.pause(pause_ms)
 
-    @rule(policy=st.sampled_from(CrashPolicy), seed=PICK, down_ms=STEPS_MS | st.just(0), pause_ms=PAUSES_MS)
-    def crash(self, policy: CrashPolicy, seed: int, down_ms: int, pause_ms: int) -> None:
+    @rule(
+        policy=st.sampled_from(CrashPolicy),
+        seed=PICK,
+        down_ms=STEPS_MS | st.just(0),
+        reconnect=st.booleans(),
+        pause_ms=PAUSES_MS,
+    )
+    def crash(self, policy: CrashPolicy, seed: int, down_ms: int, reconnect: bool, pause_ms: int) -> None:
         self.collect()
         self.resolve()
         node = self.node.crash(policy, random.Random(seed))
         self.note_expiry()
         self.clock.step(down_ms)
-        self.reopen(node, pause_ms)
+        self.reopen(node, reconnect)
+        self.pause(pause_ms)
 
-    def reopen(self, node: Node, pause_ms: int) -> None:
+    def reopen(self, node: Node, reconnect: bool) -> None:
         assert self.node.failures == []
         for task in self.background:
             task.cancel()
         for each in self.in_flight:
             each.future.add_done_callback(forget)
         self.node = node
-        self.inboxes.clear()
+        disconnected, self.inboxes = self.inboxes, []
         now_ns = self.clock.monotonic_ns()
         for model in self.subscriptions:
             for position, out in list(model.out.items()):
@@ -362,7 +370,8 @@ class BrokerMachine(RuleBasedStateMachine):
             model.not_durable.clear()  # some of it is, some is not
         self.run(self.open())
         self.resolve_crashed()
-        self.pause(pause_ms)
+        for model, inbox in disconnected if reconnect else ():
+            self.run(self.attach_to(model, permits=inbox.permits, lease_ms=inbox.consumer.lease_ms))
 
     def resolve_crashed(self) -> None:
         """What was in flight is stored or settled now, or it is not; from here on it must stay as it is."""

@@ -303,6 +303,7 @@ class Model:
                 last = subscription.last_live if undisturbed else (0, position)
                 last_due_us = now_us - (self.world.wall.now_ms() - last[0]) * 1000
                 in_time = message.batch.stored_us + self.world.slack_us < last_due_us
+                in_time &= now_us > self.world.slow_until_us
                 require(
                     last <= key or not in_time, "order", f"{where} due at {message.due_ms} follows {last}"
                 )

@@ -6,6 +6,7 @@ Whatever a test awaits from the broker has a limit, so that a promise that is no
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -74,7 +75,7 @@ class Refusal:
 
     @classmethod
     def of_error(cls, error: grpc.aio.AioRpcError) -> Refusal:
-        trailers = dict(error.trailing_metadata() or ())
+        trailers: dict[str, Any] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
         assert "grpc-status-details-bin" in trailers, f"{error.code()} without details: {error.details()}"
         status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
         assert status.code == error.code().value[0]
@@ -206,7 +207,8 @@ class Stream:
         while (frame := await self.read()) is not None:
             if frame.WhichOneof("frame") == "batch":
                 self.ready += frame.batch.deliveries
-        return await within(self.call.code())
+        code: grpc.StatusCode = await within(self.call.code())
+        return code
 
     def cancel(self) -> None:
         """Vanish, as a killed consumer does."""
@@ -313,6 +315,13 @@ def now_ms() -> int:
 
 
 Serve = Callable[..., Awaitable[Wire]]
+
+
+@pytest.fixture(autouse=True)
+def _syncs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here crashes a machine: hundreds of brokers need not wait for its disk."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
 
 
 @pytest.fixture
