@@ -128,16 +128,21 @@ def _read_plain(
     """Frames and fields of many messages, read in bulk; None if one of them is not plain, or perhaps too large."""
     lengths = _lengths(messages)
     heads = _head_bytes(lengths)
-    # Where every library puts them: behind the topic. Copying them out is much cheaper than writing them anew.
-    topic_bytes = len(topic.encode())
-    frames = find_frames(raw, 1 + len(encode_varint(topic_bytes)) + topic_bytes, heads, lengths)
+    # Where every library puts them: behind the topic. Copying them out is much cheaper than writing them anew. What
+    # follows a whole field is a field; behind anything else it may only look like the messages.
+    topic_bytes = topic.encode()
+    prefix = b"\x0a" + encode_varint(len(topic_bytes)) + topic_bytes
+    frames = find_frames(raw, len(prefix), heads, lengths) if raw.startswith(prefix) else None
     if frames is None:
         frames = _write_frames(messages)
     ends = (heads + lengths).cumsum()
     fields = scan_messages(frames, ends - lengths, ends, _PLAIN_FIELDS + config.properties_count_max)
     if fields is None or int(lengths.max()) > _frame_bytes_plain(config):
         return None
-    return None if (fields.property_bytes > config.properties_bytes_max).any() else (frames, fields)
+    # A name may come twice, and the last one counts: only the typed parser can tell.
+    over = fields.property_counts > config.properties_count_max
+    over |= fields.property_bytes > config.properties_bytes_max
+    return None if over.any() else (frames, fields)
 
 
 def _read_typed(request: producer_pb2.ProduceRequest) -> Fields:

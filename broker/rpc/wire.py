@@ -158,14 +158,17 @@ def _note(
     elif number in (2, 6):
         keys = found.keys if number == 2 else found.schedule_keys
         for index, start, end in zip(some.tolist(), at.tolist(), (at + values).tolist(), strict=True):
-            keys[index] = buffer[start:end]
+            if start < end:
+                keys[index] = buffer[start:end]
+            else:
+                keys.pop(index, None)  # an empty one is none
     else:
         return number == 10
     return True
 
 
 def _varints(octets: _Octets, at: Int64Column) -> tuple[Int64Column, Int64Column | None]:
-    """The varints that begin at `at`, as signed 64-bit integers, and their widths; no widths if one never ends."""
+    """The varints that begin at `at`, as signed 64-bit integers, and their widths; no widths if one is none."""
     words = octets.words(at)
     ends = ~words & _CONTINUES
     if not ends.all():
@@ -186,8 +189,8 @@ def _long_varints(octets: _Octets, at: Int64Column) -> tuple[Int64Column, Int64C
     groups = octets.groups(at)
     last = groups < 0x80
     widths = last.argmax(axis=1)
-    if not last[np.arange(len(at)), widths].all():
-        return widths, None
+    if not last[np.arange(len(at)), widths].all() or (groups[widths == _VARINT_BYTES_MAX - 1, -1] > 1).any():
+        return widths, None  # it never ends, or has more than 64 bits, which some parsers refuse
     used = np.arange(_VARINT_BYTES_MAX) <= widths[:, None]
     parts = np.where(used, groups & 0x7F, 0).astype(np.uint64) << _SHIFTS
     return parts.sum(axis=1, dtype=np.uint64).view(np.int64), widths + 1
@@ -197,7 +200,8 @@ def find_frames(raw: bytes, at: int, heads: Int64Column, lengths: Int64Column) -
     """The frames `0x12 length message` of all messages, if they lie in `raw` side by side from `at` on; else None.
 
     The lengths are those of the messages that the parser found, in order: if each place holds the tag and that very
-    length, in as few bytes as it takes, the bytes are the messages and nothing else.
+    length, in as few bytes as it takes, the bytes are the messages and nothing else. The caller knows that a field
+    begins at `at`.
     """
     sizes = heads + lengths
     end = at + int(sizes.sum())

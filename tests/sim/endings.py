@@ -120,6 +120,7 @@ async def drain_everything(run: Simulation) -> None:
     if run.life.has_met_fault or run.life.faults.faults or not run.life.serves:
         await run.recover()
     world.trace("the end begins")
+    world.is_calm = False
     await _send_consumers_away(run)
     await _subscribe_to_unread_topics(run)
     if run.rng.random() < 0.6:

@@ -22,6 +22,9 @@ from tests.sim.world import Violation, World
 if TYPE_CHECKING:
     from tests.sim.traffic import SimConsumer
 
+_CALM_LATENESS_US = 150_000
+"""A few calls to executors, and the time that a herd takes in batches of one."""
+
 Recovered = dict[int, tuple[str, dict[int, tuple[str, Position]], dict[Position, bytes]]]
 """Topics by id: name, subscriptions by id (name, start), frames by position."""
 
@@ -285,7 +288,7 @@ class Model:
             strict=True,
         )
         now_us = self.world.loop.now_us()
-        subscription.progress_us, subscription.stalled_us = now_us, None
+        last_us, subscription.progress_us, subscription.stalled_us = subscription.progress_us, now_us, None
         last_key: tuple[int, Position] | None = None
         for ledger_id, entry_id, deliver_at_ms, attempt, frame in columns:
             position = Position(ledger_id, entry_id)
@@ -308,6 +311,8 @@ class Model:
                     last <= key or not in_time, "order", f"{where} due at {message.due_ms} follows {last}"
                 )
                 subscription.last_live, subscription.last_live_us = max(last, key), now_us
+            if self.world.is_calm:
+                self._check_prompt(where, message, fact, max(last_us, consumer.attached_us))
             self._check_again(where, fact, attempt)
             fact.holder = consumer
             fact.deadline_ns = now_us * 1000 + consumer.lease_ms * 1_000_000
@@ -366,6 +371,17 @@ class Model:
         if message.expire_ms:
             require(now_ms < message.expire_ms, "TTL", f"{where} expired {now_ms - message.expire_ms} ms ago")
         return message
+
+    def _check_prompt(self, where: str, message: Message, fact: Fact, ready_us: int) -> None:
+        """In a calm run, nothing waits while its subscription does nothing else."""
+        wall, now_us = self.world.wall, self.world.loop.now_us()
+        due_us = now_us - (wall.now_ms() - max(message.due_ms, fact.not_before_high)) * 1000
+        ready_us = max(ready_us, due_us, fact.deadline_ns // 1000 if fact.holder else 0)
+        if message.batch.state == "stored":
+            ready_us = max(ready_us, message.batch.stored_us)
+            late_us = now_us - ready_us
+            require(late_us <= _CALM_LATENESS_US, "lateness", f"{where} is {late_us / 1000} ms late")
+            self.world.count["lateness checks"] += 1
 
     def _check_again(self, where: str, fact: Fact, attempt: int) -> None:
         """Whether this delivery has a cause, and whether its attempt says so."""

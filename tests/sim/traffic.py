@@ -7,6 +7,7 @@ look at anything else.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import random
 from collections import deque
@@ -156,6 +157,11 @@ GREEDY = Habits(
 """Takes and acknowledges everything: for the end of a run."""
 
 
+def calm_habits(rng: random.Random) -> Habits:
+    """Takes everything at once, and gives some of it back."""
+    return dataclasses.replace(GREEDY, ack_share=0.8, nack_share=rng.random(), lease_ms=rng.choice((300, 5_000)))
+
+
 class SimConsumer(Consumer):
     """A consumer that tells the model of each hand-out at its very moment, and keeps its own books of permits."""
 
@@ -175,6 +181,7 @@ class SimConsumer(Consumer):
         self.left = 0
         self.left_bytes: int | None = None
         self.attached = False
+        self.attached_us = 0
         self._life = life
         self._all = model
         self._topic = topic
@@ -225,6 +232,7 @@ class SimConsumer(Consumer):
         is_second = self.model.type == EXCLUSIVE and bool(self.model.attached)
         self.model.attached.append(self)  # a delivery may follow at once
         self.attached = True
+        self.attached_us = self._life.world.loop.now_us()
         try:
             self._topic.attach(self._subscription, self)
         except Refused:

@@ -245,6 +245,7 @@ class World:
         self.disk_ran_full = False
         self.writing_failed = False  # in the present life
         self.slow_until_us = 0
+        self.is_calm = False  # nothing goes wrong in this run, so that lateness can be checked closely
         self.slack_us = 2_000_000
         """How long the broker may take for what it should do at once; more when the disk is slow."""
         self._failed: asyncio.Future[None] = self.loop.create_future()

@@ -129,8 +129,9 @@ class Stream:
         )
         frame = await self.read()
         assert frame.WhichOneof("frame") == "opened", frame
-        self.consumer_id = frame.opened.consumer_id
-        return frame.opened
+        opened: consumer_pb2.Opened = frame.opened
+        self.consumer_id = opened.consumer_id
+        return opened
 
     async def read(self, seconds: float = LIMIT_SECONDS) -> Any:
         """The next frame; None at the end of a stream that ended well."""
@@ -190,14 +191,6 @@ class Stream:
         async def read_on() -> None:
             while await self.read() is not None:
                 pass
-            if (await self.call.code()) is grpc.StatusCode.OK:
-                return
-            raise grpc.aio.AioRpcError(  # the end of a stream says its status on its own
-                await self.call.code(),
-                await self.call.initial_metadata(),
-                await self.call.trailing_metadata(),
-                await self.call.details(),
-            )
 
         return await refused(read_on())
 
@@ -234,10 +227,10 @@ class Wire:
 
     def raw(self, path: str) -> Any:
         """A unary call that takes bytes."""
-        return self.channel.unary_unary(path)
+        return self.channel.unary_unary(path, None, None)
 
     def raw_stream(self, path: str) -> Any:
-        return self.channel.stream_stream(path)
+        return self.channel.stream_stream(path, None, None)
 
     async def produce(self, topic: str, *messages: Message | bytes, **fields: Any) -> list[Id]:
         """Store messages; their ids."""
@@ -259,7 +252,8 @@ class Wire:
         self, topic: str, subscription: str = "s", **fields: Any
     ) -> consumer_pb2.ReceiveResponse:
         request = consumer_pb2.ReceiveRequest(topic=topic, subscription=subscription, **fields)
-        return await within(self.consumer.Receive(request))
+        response: consumer_pb2.ReceiveResponse = await within(self.consumer.Receive(request))
+        return response
 
     async def ack(
         self, topic: str, ids: Iterable[Id], subscription: str = "s"
@@ -272,7 +266,8 @@ class Wire:
         await within(self.admin.CreateSubscription(request))
 
     async def stats(self, topic: str) -> admin_pb2.TopicStats:
-        response = await within(self.admin.GetStats(admin_pb2.GetStatsRequest(topics=[topic])))
+        request = admin_pb2.GetStatsRequest(topics=[topic])
+        response: admin_pb2.GetStatsResponse = await within(self.admin.GetStats(request))
         return response.topics[0]
 
     async def topic_names(self) -> list[str]:
@@ -287,7 +282,7 @@ class Wire:
     async def disconnect(self) -> None:
         for stream in self.streams:
             stream.cancel()
-        await self.channel.close()
+        await self.channel.close(None)
 
 
 def batch(topic: str, *messages: Message | bytes, **fields: Any) -> producer_pb2.ProduceRequest:

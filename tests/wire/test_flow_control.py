@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from postdate.v1 import consumer_pb2
-from tests.wire.conftest import Message, Serve, Wire, eventually, ids_of
+from tests.wire.conftest import Id, Message, Serve, Wire, eventually, ids_of
 
 KIB = 1024
 FRAME = 4  # bytes that tag and length add to a payload of 10 KiB, and again around the message
@@ -89,7 +89,7 @@ async def test_great_message_for_which_one_consumer_lacks_bytes_goes_to_another(
 async def test_batches_stay_below_what_a_client_accepts(wire: Wire):
     ids = await wire.produce("t", *[bytes(100_000)] * 100)
     stream = await wire.subscribe("t", permits=100)
-    got = []
+    got: list[Id] = []
     while len(got) < 100:
         frame = await stream.read()
         assert frame.ByteSize() < 3.5 * KIB * KIB

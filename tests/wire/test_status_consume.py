@@ -377,7 +377,7 @@ async def test_second_consumer_of_an_exclusive_subscription_is_refused(wire: Wir
 
 
 @pytest.mark.parametrize("asked", [SHARED, FAILOVER])
-async def test_other_subscription_type_is_refused(wire: Wire, asked: int):
+async def test_other_subscription_type_is_refused(wire: Wire, asked: Any):
     await wire.create_subscription("t", type=EXCLUSIVE)
     stream = wire.stream()
     await stream.send(open=consumer_pb2.Open(topic="t", subscription="s", type=asked))

@@ -406,7 +406,7 @@ async def test_expired_message_is_not_delivered(wire: Wire):
     ids=["relative", "absolute"],
 )
 async def test_delay_over_the_limit_is_out_of_range(
-    serve: Serve, fields: dict[str, int], asked: str, existing: bool
+    serve: Serve, fields: dict[str, Any], asked: str, existing: bool
 ):
     wire = await serve(max_delay_ms=0 if existing else 60_000)
     if existing:
