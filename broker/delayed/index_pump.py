@@ -100,7 +100,9 @@ class IndexPump:
         self._unindexed += len(delayed_times)
         self._unindexed_earliest_ms = min(self._unindexed_earliest_ms, earliest_ms)
         if earliest_ms - self._clock.now_ms() < 2 * _GATHER_MS:
-            self._work.set()
+            if self._gathering is not None:  # what has time gathers no longer: this has none
+                self._gathering.cancel()
+            self._gathered()
         elif self._gathering is None and not self._work.is_set():
             self._gathering = asyncio.get_running_loop().call_later(_GATHER_MS / 1000, self._gathered)
 

@@ -88,11 +88,12 @@ class BrokerProcess:
         """The log line with this sentence."""
         found = [json.loads(line) for line in self.lines if line.startswith("{") and message in line]
         assert found, "\n".join(self.lines)
-        return found[0]
+        first: dict[str, Any] = found[0]
+        return first
 
     async def disconnect(self) -> None:
         if self._channel is not None:
-            await self._channel.close()
+            await self._channel.close(None)
             self._channel = None
 
     async def clean_up(self) -> None:

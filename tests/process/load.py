@@ -16,7 +16,7 @@ from tests.process.conftest import BrokerProcess
 
 TOPIC = "load"
 SUBSCRIPTIONS = ("all", "half")
-EARLIEST = 2
+EARLIEST = consumer_pb2.INITIAL_POSITION_EARLIEST
 Id = tuple[int, int]
 
 
@@ -171,9 +171,9 @@ class Load:
 
 async def run_for(
     broker: BrokerProcess, load: Load, seconds: float, *, polite: bool = True
-) -> list[asyncio.Future[None]]:
+) -> list[asyncio.Task[None]]:
     """Load a broker for a while; the tasks end by themselves once the broker goes away."""
-    tasks = [asyncio.ensure_future(load.produce(broker)) for _ in range(3)]
-    tasks += [asyncio.ensure_future(load.consume(broker, name, polite=polite)) for name in SUBSCRIPTIONS]
+    tasks = [asyncio.create_task(load.produce(broker)) for _ in range(3)]
+    tasks += [asyncio.create_task(load.consume(broker, name, polite=polite)) for name in SUBSCRIPTIONS]
     await asyncio.sleep(seconds)
     return tasks

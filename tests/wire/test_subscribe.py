@@ -8,6 +8,7 @@ import time
 import grpc
 import pytest
 
+from broker.subscriptions.consumer import Consumer, DeliveryBatch
 from postdate.v1 import admin_pb2, consumer_pb2
 from tests.wire.conftest import (
     Message,
@@ -405,8 +406,16 @@ async def test_receive_takes_at_most_what_it_asks_for(wire: Wire):
     assert ids_of((await wire.receive("t", max_messages=7)).deliveries) == ids[7:]
 
 
-async def test_receive_never_leases_what_it_does_not_return(wire: Wire):
+async def test_receive_never_leases_what_it_does_not_return(wire: Wire, monkeypatch: pytest.MonkeyPatch):
     """Messages that come from several sources are several batches, and a response holds one."""
+
+    deliver = Consumer.deliver
+
+    def deliver_once(consumer: Consumer, batch: DeliveryBatch) -> None:
+        deliver(consumer, batch)
+        assert not consumer.can_take  # else the dispatcher may go on before the call has resumed
+
+    monkeypatch.setattr(Consumer, "deliver", deliver_once)
     first = await wire.produce("t", b"returned")
     received = await wire.receive("t", wait_ms=5_000)
     nack = consumer_pb2.NackRequest(
@@ -436,6 +445,28 @@ async def test_receive_that_is_cancelled_leases_nothing(wire: Wire):
         await eventually(lambda: not subscription.consumers)
     ids = await wire.produce("t", b"x")
     assert ids_of((await wire.receive("t", wait_ms=5_000)).deliveries) == ids
+
+
+async def test_receive_that_is_cancelled_as_its_messages_come_gives_them_back(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    await wire.create_subscription("t")
+    subscription = wire.broker.registry.topic("t").subscription("s")
+    request = consumer_pb2.ReceiveRequest(topic="t", subscription="s", wait_ms=60_000)
+    receiving = asyncio.ensure_future(wire.server._consumer._receive(request))
+    await eventually(lambda: bool(subscription.consumers))
+    deliver = Consumer.deliver
+
+    def deliver_and_cancel(consumer: Consumer, batch: DeliveryBatch) -> None:
+        deliver(consumer, batch)
+        receiving.cancel()
+
+    monkeypatch.setattr(Consumer, "deliver", deliver_and_cancel)
+    ids = await wire.produce("t", b"x")
+    await eventually(receiving.done)
+    monkeypatch.undo()
+    assert receiving.cancelled()
+    assert ids_of((await wire.receive("t", wait_ms=2_000)).deliveries) == ids
 
 
 async def test_received_messages_stay_leased_after_the_call_until_the_lease_ends(wire: Wire):
