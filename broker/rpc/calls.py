@@ -50,9 +50,18 @@ def unary(broker: Broker, kind: type[Request], call: Callable[[Request], Awaitab
 
 async def refuse(broker: Broker, context: Context, error: Exception) -> None:
     """End a call with a failure, counted; does not return."""
-    if isinstance(error, grpc.aio.InternalError):
-        # A write on a stream that is no more: the client has vanished, or the broker that stops has cut it. That is
-        # no bug, and most often there is nobody left to tell.
-        error = Unavailable("The stream was cut")
+    if isinstance(error, grpc.aio.BaseError) and not isinstance(error, grpc.aio.UsageError):
+        await _refuse_cut(context, error)
     broker.counters.refuse(error.reason if isinstance(error, PostdateError) else "INTERNAL")
     await abort(context, error)
+
+
+async def _refuse_cut(context: Context, error: Exception) -> None:
+    """A read or write failed because the stream is no more: the client has vanished, or the broker that stops has cut
+    it. That is no bug, and most often there is nobody left to tell. Does not return."""
+    try:
+        await abort(context, Unavailable("The stream was cut"))
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.BaseError:
+        raise asyncio.CancelledError from error

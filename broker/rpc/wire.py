@@ -106,7 +106,7 @@ def scan_messages(buffer: bytes, starts: Int64Column, ends: Int64Column, fields_
         if (at > ends).any():
             return None
         at, ends, some = _unfinished(at, ends, some)
-    return None
+    return None if len(at) else found
 
 
 def _unfinished(

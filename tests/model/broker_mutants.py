@@ -40,12 +40,19 @@ def swapped(owner: object, name: str, value: object) -> Iterator[None]:
 
 def mutant_skips_due_rows(patch: pytest.MonkeyPatch) -> None:
     """The index cursor leaves out rows that are due when it passes them."""
-    add = MemoryTracker.add
+    add, index = MemoryTracker.add, IndexPump._index_rows
+    now_ms = 0
+
+    async def index_rows(self: IndexPump) -> None:
+        nonlocal now_ms
+        now_ms = self._clock.now_ms()
+        await index(self)
 
     def add_later_ones(self: MemoryTracker, ledger_id: int, entry_ids: Any, deliver_at_ms: Any) -> None:
-        later = deliver_at_ms > self.frontier.deliver_at_ms
+        later = deliver_at_ms > now_ms
         add(self, ledger_id, entry_ids[later], deliver_at_ms[later])
 
+    patch.setattr(IndexPump, "_index_rows", index_rows)
     patch.setattr(MemoryTracker, "add", add_later_ones)
 
 

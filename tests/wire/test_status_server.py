@@ -309,11 +309,16 @@ async def test_clients_that_vanish_leave_no_errors_in_the_log(wire: Wire, caplog
 
 
 @pytest.mark.parametrize("service", ["Subscribe", "ProduceStream"])
+@pytest.mark.parametrize("raised", [grpc.aio.InternalError, grpc.aio.BaseError])
 async def test_write_on_a_stream_that_is_no_more_is_no_bug(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, service: str
+    wire: Wire,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    service: str,
+    raised: type[Exception],
 ):
     def gone(*_: Any) -> bytes:
-        raise grpc.aio.InternalError('Failed "execute_batch"')  # what gRPC's write raises then
+        raise raised('Failed "execute_batch"')  # what gRPC's write raises then, or a class below it
 
     caplog.set_level(logging.WARNING)
     if service == "Subscribe":

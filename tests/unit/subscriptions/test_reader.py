@@ -129,7 +129,6 @@ async def test_a_start_over_during_a_fill_drops_what_that_one_brings():
     log.gate.clear()
     reader = Reader(log, honors_delay=True)
     reader.begin(START, START, 0)
-    await reader.fill()  # to the first ledger, if it was not there at once
     fill = asyncio.create_task(reader.fill())
     await asyncio.sleep(0)
     reader.begin(Position(1, 3), START, 0)
@@ -158,7 +157,9 @@ async def test_a_fill_is_one_bounded_step(monkeypatch):
 
 
 @given(
-    counts=st.lists(st.tuples(st.booleans(), st.lists(st.sampled_from([0, 0, 5, 6, 7, 8]), max_size=8)), max_size=5),
+    counts=st.lists(
+        st.tuples(st.booleans(), st.lists(st.sampled_from([0, 0, 5, 6, 7, 8]), max_size=8)), max_size=5
+    ),
     begin=st.tuples(st.integers(0, 5), st.integers(0, 8)),
     catchup_end=st.tuples(st.integers(0, 6), st.integers(0, 8)),
     catchup_ms=st.integers(4, 9),

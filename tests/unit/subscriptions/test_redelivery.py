@@ -9,21 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from broker.model import ENTRY_ID_MAX, Entries
+from broker.model import ENTRY_ID_MAX, Entries, Position
 from broker.subscriptions.redelivery import Attempts, RedeliveryQueue, Waiting
 from tests.harness import entries_of
 
-positions = st.tuples(st.integers(1, 3), st.sampled_from([*range(12), 1 << 16, ENTRY_ID_MAX]))
+positions = st.builds(Position, st.integers(1, 3), st.sampled_from([*range(12), 1 << 16, ENTRY_ID_MAX]))
 sets = st.frozensets(positions, max_size=8)
 times = st.integers(0, 6)
 
 
-def entries(some: frozenset[tuple[int, int]] | set[tuple[int, int]]) -> Entries:
-    return entries_of(some)  # type: ignore[arg-type]
-
-
-def pairs(some: Entries) -> set[tuple[int, int]]:
-    return {(ledger_id, entry_id) for ledger_id, bitmap in some.items() for entry_id in bitmap}
+def positions_in(some: Entries) -> set[Position]:
+    return {Position(ledger_id, entry_id) for ledger_id, bitmap in some.items() for entry_id in bitmap}
 
 
 def drain(queue: RedeliveryQueue, now_ms: int) -> list[tuple[int, int]]:
@@ -34,22 +30,22 @@ def drain(queue: RedeliveryQueue, now_ms: int) -> list[tuple[int, int]]:
 
 
 @given(steps=st.lists(st.tuples(st.sampled_from(["add", "forget"]), sets, st.integers(1, 9)), max_size=20))
-def test_attempts_count_what_a_counter_counts(steps: list[tuple[str, frozenset[tuple[int, int]], int]]):
-    attempts, counter, seen = Attempts(), Counter[tuple[int, int]](), set[tuple[int, int]]()
+def test_attempts_count_what_a_counter_counts(steps: list[tuple[str, frozenset[Position], int]]):
+    attempts, counter, seen = Attempts(), Counter[Position](), set[Position]()
     for step, some, times_over in steps:
         seen |= some
         for _ in range(times_over if step == "add" else 1):
             if step == "add":
-                attempts.add(entries(some))
+                attempts.add(entries_of(some))
                 counter.update(some)
             else:
-                attempts.forget(entries(some))
+                attempts.forget(entries_of(some))
                 for position in some:
                     counter.pop(position, None)
     for ledger_id in (1, 2, 3):
         ids = sorted(entry_id for each, entry_id in seen if each == ledger_id)
         counts = attempts.counts(ledger_id, np.array(ids, dtype=np.uint32))
-        assert counts.tolist() == [counter[ledger_id, entry_id] for entry_id in ids]
+        assert counts.tolist() == [counter[Position(ledger_id, entry_id)] for entry_id in ids]
     # What is counted no more costs nothing, and no digit is there for nothing.
     assert attempts.digits.keys() == {ledger_id for ledger_id, _ in counter}
     assert all(digits[-1] for digits in attempts.digits.values())
@@ -65,16 +61,16 @@ def test_attempts_keep_nothing_of_the_callers_sets():
 
 
 @given(steps=st.lists(st.tuples(st.sampled_from(["put", "forget"]), sets, times), max_size=20))
-def test_waiting_knows_the_last_time_of_each_entry(steps: list[tuple[str, frozenset[tuple[int, int]], int]]):
-    waiting, model = Waiting(), dict[tuple[int, int], int]()
+def test_waiting_knows_the_last_time_of_each_entry(steps: list[tuple[str, frozenset[Position], int]]):
+    waiting, model = Waiting(), dict[Position, int]()
     for step, some, not_before_ms in steps:
         if step == "put":
-            waiting.put(not_before_ms, entries(some))
+            waiting.put(not_before_ms, entries_of(some))
             model |= dict.fromkeys(some, not_before_ms)
         else:
-            waiting.forget(entries(some))
+            waiting.forget(entries_of(some))
             model = {position: each for position, each in model.items() if position not in some}
-        assert pairs(waiting.entries()) == model.keys()
+        assert positions_in(waiting.entries()) == model.keys()
         items = waiting.items()
         assert [item[:2] for item in items] == sorted({(t, ledger_id) for (ledger_id, _), t in model.items()})
         assert {(i, e): t for t, i, bitmap in items for e in bitmap} == model
@@ -140,16 +136,16 @@ queue_steps = st.lists(
 
 @given(steps=queue_steps)
 def test_the_queue_gives_what_a_plain_dict_would(steps: list[tuple[str, object, int]]):
-    queue, model, done = RedeliveryQueue(), dict[tuple[int, int], int](), set[tuple[int, int]]()
+    queue, model, done = RedeliveryQueue(), dict[Position, int](), set[Position]()
     for step, what, number in steps:
         if step == "push":
             assert isinstance(what, frozenset)
             some = what - done  # what is done is never queued again
-            queue.push(number, entries(some))
+            queue.push(number, entries_of(some))
             model = dict.fromkeys(some, number) | model
         elif step == "forget":
             assert isinstance(what, frozenset)
-            queue.forget(entries(what))
+            queue.forget(entries_of(what))
             done |= what
             model = {position: each for position, each in model.items() if position not in what}
         else:
@@ -160,6 +156,6 @@ def test_the_queue_gives_what_a_plain_dict_would(steps: list[tuple[str, object, 
             if taken is not None:
                 ledger_id, ids = taken[0], taken[1].tolist()
                 assert 0 < len(ids) <= number and ids == sorted(set(ids))
-                assert {model.pop((ledger_id, entry_id)) for entry_id in ids} == {min(ready)}
+                assert {model.pop(Position(ledger_id, entry_id)) for entry_id in ids} == {min(ready)}
         assert queue.next_ms() == min(model.values(), default=None)
-        assert pairs(queue.queued) == model.keys() and all(queue.queued.values())
+        assert positions_in(queue.queued) == model.keys() and all(queue.queued.values())
