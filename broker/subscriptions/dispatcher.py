@@ -172,7 +172,19 @@ class Dispatcher:
         place[order] = np.arange(len(order))
         in_order = [frames[i] for i in place.tolist()]
         whole = next((i for i, frame in enumerate(in_order) if not frame), len(in_order))
-        return Read(np.concatenate(times)[place], np.concatenate(rows)[place], in_order[:whole])
+        rows_in_order = np.concatenate(rows)[place]
+        wanted = max(1, prefix_within(rows_in_order["length"], bytes_max))
+        frames = in_order[:whole]
+        if whole < wanted:
+            # The bytes went to entries that come later: read just those that come first, which fit.
+            first_ones = Taken(
+                taken.ledger_ids[:wanted],
+                taken.entry_ids[:wanted],
+                taken.expected_ms[:wanted],
+                taken.from_redelivery,
+            )
+            frames = (await self._read(first_ones)).frames
+        return Read(np.concatenate(times)[place], rows_in_order, frames)
 
     def _hand_out(self, consumer: Consumer, taken: Taken, read: Read) -> None:
         """The last look, and the hand-out. No await in here (H1)."""

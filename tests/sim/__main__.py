@@ -9,7 +9,7 @@ import time
 import traceback
 from collections import Counter
 
-from tests.sim.simulation import STEPS, Outcome, run_seed
+from tests.sim.simulation import STEPS, Outcome, add_counts, run_seed
 
 _TRACE_LINES = 40
 
@@ -30,7 +30,7 @@ def main() -> int:
     started = time.perf_counter()
     for seed in range(given.seed, given.seed + given.count):
         outcome = run_seed(seed, given.steps)
-        total.update(outcome.count)
+        add_counts(total, outcome.count)
         if outcome.error is not None:
             failed.append(seed)
             print(describe_failure(outcome, given.lines), flush=True)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from broker.errors import PostdateError, StorageFailed
 from broker.model import Position
 from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.subscription import SHARED, Subscription
 from broker.testing.mem_vfs import MemVfs
 from broker.topics.topic import Topic
 from tests.harness import LATEST
-from tests.sim.model import Creation, Recovered, SubscriptionModel, require
+from tests.sim.facts import Creation, Recovered, SubscriptionModel
+from tests.sim.model import require
 from tests.sim.traffic import GREEDY, SimConsumer
 from tests.sim.world import Life, ProcessDied, Violation, power_cut
 
@@ -226,6 +226,3 @@ def _check_counts(run: Simulation) -> None:
         waiting = sum(not fact.acked for fact in mine.open.values()) - unsure
         require(left <= waiting + unsure, "P3", f"{mine} counts {left} unsettled, and {waiting} are open")
         run.world.count["subscriptions drained"] += 1
-
-
-_ = (PostdateError, StorageFailed)

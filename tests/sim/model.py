@@ -8,15 +8,23 @@ settles which, by what the next life holds. There is no cleverness in here: no o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from broker.model import IdRange, Position
-from broker.storage.policy import SubscriptionPolicy, effective
+from broker.storage.policy import effective
 from broker.subscriptions.consumer import DeliveryBatch
 from broker.subscriptions.subscription import FAILOVER, Failure
 from broker.topics.topic import default_subscription_policy
 from tests.harness import Outgoing
+from tests.sim.facts import (
+    Creation,
+    Fact,
+    Message,
+    Recovered,
+    SentBatch,
+    SubscriptionModel,
+    TopicModel,
+)
 from tests.sim.world import Violation, World
 
 if TYPE_CHECKING:
@@ -24,118 +32,6 @@ if TYPE_CHECKING:
 
 _CALM_LATENESS_US = 150_000
 """A few calls to executors, and the time that a herd takes in batches of one."""
-
-Recovered = dict[int, tuple[str, dict[int, tuple[str, Position]], dict[Position, bytes]]]
-"""Topics by id: name, subscriptions by id (name, start), frames by position."""
-
-
-@dataclass(eq=False, slots=True)
-class Message:
-    """One message that a producer sent, and what the broker made of it."""
-
-    ask: Outgoing
-    frame: bytes
-    batch: SentBatch
-    position: Position = Position(0, 0)
-    publish_ms: int = 0
-    due_ms: int = 0  # 0: at once
-    expire_ms: int = 0  # 0: never
-    accepted_us: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class SentBatch:
-    """One produce request. `state`: asked, accepted, stored, refused, lost."""
-
-    topic_name: str
-    invoked: int
-    messages: list[Message] = field(default_factory=list)
-    state: str = "asked"
-    topic: TopicModel | None = None
-    answered: int | None = None
-    stored_us: int = 1 << 62  # when it was answered
-
-
-@dataclass(eq=False, slots=True)
-class TopicModel:
-    """One life of a topic name. `state`: live, deleting, deleted."""
-
-    topic_id: int
-    name: str
-    state: str = "live"
-    confirmed: bool = False  # somebody was answered that it exists
-    had_subscription: bool = False
-    batches: list[SentBatch] = field(default_factory=list)
-    by_position: dict[Position, Message] = field(default_factory=dict)
-    subscriptions: list[SubscriptionModel] = field(default_factory=list)
-
-
-@dataclass(eq=False, slots=True)
-class Creation:
-    """A subscription that was asked for."""
-
-    topic: TopicModel
-    name: str
-    type: int
-    honors: bool
-    earliest: bool
-    policy: SubscriptionPolicy
-    invoked: int
-
-
-@dataclass(eq=False, slots=True)
-class SubscriptionModel:
-    """One life of a subscription name. `state`: live, deleting, deleted."""
-
-    topic: TopicModel
-    name: str
-    subscription_id: int
-    type: int
-    honors: bool
-    start: Position
-    policy: SubscriptionPolicy
-    created: int
-    state: str = "live"
-    facts: dict[Message, Fact] = field(default_factory=dict)  # what it is owed, settled or not
-    open: dict[Message, Fact] = field(default_factory=dict)  # of these, what is not settled
-    attached: list[SimConsumer] = field(default_factory=list)  # oldest first
-    progress_us: int = 0
-    stalled_us: int | None = None  # since when something could be delivered and was not
-    last_live: tuple[int, Position] = (0, Position(0, 0))  # the last that came in due order
-    last_live_us: int = 0
-
-    @property
-    def is_live(self) -> bool:
-        return self.state == "live" and self.topic.state == "live"
-
-    def __str__(self) -> str:
-        return f"{self.topic.name}#{self.topic.topic_id}/{self.name}#{self.subscription_id}"
-
-
-@dataclass(eq=False, slots=True)
-class Fact:
-    """What one subscription did with one message."""
-
-    holder: SimConsumer | None = None
-    deadline_ns: int = 0
-    handout_count: int = 0
-    # How often it came back, by records: at least, at most, and what is certainly durable.
-    returns_low: int = 0
-    returns_high: int = 0
-    returns_durable: int = 0
-    acked: bool = False  # confirmed
-    acking: int = 0  # asked, not answered
-    perhaps_acked: bool = False  # never answered
-    not_before_low: int = 0  # a redelivery before this is too early
-    nacked_us: int = 0
-    not_before_high: int = 0  # at this time it must not wait any longer
-    not_before_durable: bool = False
-
-    def give_back(self, *, certain: bool = True) -> None:
-        self.holder = None
-        self.returns_low += certain
-        self.returns_high += 1
-        self.not_before_low = 0
 
 
 class Model:

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from types import ModuleType
 
 SEEDS = 300
@@ -355,8 +354,6 @@ def main() -> int:
         print(f"{mutation.name}: {how} ({time.perf_counter() - started:.0f} s)", flush=True)
     return 1 if missed else 0
 
-
-_ = find_spec
 
 if __name__ == "__main__":
     sys.exit(main())

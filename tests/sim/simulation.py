@@ -81,6 +81,12 @@ def run_seed(seed: int, steps: int = STEPS) -> Outcome:
     return Outcome(seed, world.loop.digest(), world.count, error, list(world.loop.trace_lines))
 
 
+def add_counts(total: Counter[str], more: Counter[str]) -> None:
+    """Add what one seed covered."""
+    for name, value in more.items():
+        total[name] = max(total[name], value) if name.startswith("most ") else total[name] + value
+
+
 class Simulation:
     """The director of one run: does one thing after the other, while clients and the broker do theirs."""
 

@@ -159,7 +159,9 @@ GREEDY = Habits(
 
 def calm_habits(rng: random.Random) -> Habits:
     """Takes everything at once, and gives some of it back."""
-    return dataclasses.replace(GREEDY, ack_share=0.8, nack_share=rng.random(), lease_ms=rng.choice((300, 5_000)))
+    return dataclasses.replace(
+        GREEDY, ack_share=0.8, nack_share=rng.random(), lease_ms=rng.choice((300, 5_000))
+    )
 
 
 class SimConsumer(Consumer):
@@ -206,7 +208,14 @@ class SimConsumer(Consumer):
         self._life.world.trace(
             f"{self.model} -> {self.consumer_id} " + " ".join(f"{l}.{e}x{a}" for l, e, a in ids)
         )
+        limit = self._life.config.replay_entries_max
+        limit += min(limit, self._life.config.read_batch_entries)  # for what was put back
+        queued = len(self._subscription.replay)
+        overflow_count = self._subscription.reader._run - self.model.catchup_count
+        self.model.catchup_count += overflow_count
+        self._life.world.count["replay queues overflowed"] += overflow_count
         try:
+            require(queued <= limit, "P6", f"{queued} entries in the replay queue of {self.model}")
             self._all.handed_out(self.model, self, batch)
         except Violation as violation:
             self._life.world.fail(violation)
@@ -243,6 +252,7 @@ class SimConsumer(Consumer):
             return False
         require(not is_second, "H9", f"{self.model}: an EXCLUSIVE subscription took a second consumer")
         self._life.world.count["consumers attached"] += 1
+        self.model.catchup_count = self._subscription.reader._run
         return True
 
     def detach(self, *, keeps_leases: bool = False) -> None:

@@ -105,9 +105,11 @@ class Wall:
 class DiskFaults(FaultPlan):
     """Faults of one life's disk; besides errors, its end before a chosen change."""
 
-    def __init__(self, on_death: Callable[[], None]) -> None:
+    def __init__(self, on_death: Callable[[], None], now_us: Callable[[], int]) -> None:
         super().__init__()
         self.changes_left: int | None = None
+        self.refused_us: int | None = None  # when a change was refused first
+        self._now_us = now_us
         self._on_death = on_death
         self._dead = False
 
@@ -120,7 +122,10 @@ class DiskFaults(FaultPlan):
                 self._dead = True
                 self._on_death()
                 raise ProcessDied
-        return super().take(kind, path)
+        fault = super().take(kind, path)
+        if fault is not None and kind not in ("open", "read", "list_dir") and self.refused_us is None:
+            self.refused_us = self._now_us()
+        return fault
 
     @property
     def hit_count(self) -> int:
@@ -151,7 +156,7 @@ class Life:
         self.is_stopping = False
         self.died_at_op: int | None = None
         self.failure: BaseException | None = None
-        self.faults = DiskFaults(self._die)
+        self.faults = DiskFaults(self._die, world.loop.now_us)
         vfs.faults = self.faults
         self._tasks: dict[asyncio.Task[None], None] = {}
         threads = [cast(Any, Thread(self)) for _ in range(3)]

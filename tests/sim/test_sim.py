@@ -1,0 +1,99 @@
+"""Hundreds of seeds of the whole broker on virtual time and a disk with faults, against the plainest model.
+
+A failure prints its seed: `make sim SEED=n ARGS="--steps 60"` runs it again, with its trace.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.sim.__main__ import describe_failure
+from tests.sim.mutations import MUTATIONS, Mutation, catch
+from tests.sim.simulation import add_counts, run_seed
+
+SEEDS = range(1, 121)
+STEPS = 60
+
+LEAST = {
+    "messages produced": 9000,
+    "messages delayed": 6000,
+    "handed out": 18000,
+    "acks confirmed": 9000,
+    "nacks confirmed": 480,
+    "leases extended": 420,
+    "redelivered: lease expired": 3600,
+    "unknown acks refused": 18,
+    "consumers attached": 1500,
+    "second consumers refused": 60,
+    "greater than the bytes left": 90,
+    "replay queues overflowed": 60,
+    "messages that waited for a first subscription": 900,
+    "subscriptions created": 240,
+    "subscriptions deleted": 15,
+    "topics deleted": 7,
+    "clock steps forward": 48,
+    "clock steps back": 48,
+    "clock freezes": 30,
+    "slow disk periods": 24,
+    "full disks": 9,
+    "produce calls on a nearly full disk": 12,
+    "lives ended: stopped": 48,
+    "lives ended: kill": 60,
+    "lives ended: power": 150,
+    "lives ended in the middle of a disk operation": 60,
+    "lives ended in recovery": 48,
+    "batches lost unanswered": 90,
+    "batches recovered unanswered": 4,
+    "liveness checks": 3600,
+    "lateness checks": 1800,
+    "subscriptions drained": 540,
+}
+"""A run in which little happened is not a pass: about half of what these seeds do."""
+
+
+@pytest.fixture(autouse=True)
+def _silence() -> Iterator[None]:
+    """Failing disks are logged a thousand times."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_hundreds_of_seeds_keep_every_promise_and_cover_what_matters():
+    total: Counter[str] = Counter()
+    for seed in SEEDS:
+        outcome = run_seed(seed, STEPS)
+        assert outcome.error is None, describe_failure(outcome, 25)
+        add_counts(total, outcome.count)
+    assert not {name: (total[name], least) for name, least in LEAST.items() if total[name] < least}
+
+
+def test_the_same_seed_gives_the_same_trace():
+    assert run_seed(7, STEPS).digest == run_seed(7, STEPS).digest
+    assert run_seed(7, STEPS).digest != run_seed(8, STEPS).digest
+
+
+def test_a_trace_does_not_depend_on_the_hash_seed():
+    command = [sys.executable, "-m", "tests.sim", "--seed", "5", "--steps", str(STEPS)]
+    said = [
+        subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": number}, capture_output=True, text=True, check=True
+        ).stdout
+        for number in ("1", "2")
+    ]
+    assert "digest" in said[0]
+    assert said[0].splitlines()[0] == said[1].splitlines()[0]
+
+
+@pytest.mark.skipif(not os.environ.get("POSTDATE_SLOW_TESTS"), reason="minutes; set POSTDATE_SLOW_TESTS=1")
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_bug_put_in_on_purpose_is_found(mutation: Mutation):
+    caught, how = catch(mutation)
+    assert caught, how
