@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from broker.runtime.clock import Clock
 from broker.storage.log import TopicLog
 from broker.subscriptions.cursor import Cursor
 from broker.subscriptions.dispatcher import Dispatcher
-from broker.subscriptions.redelivery import Attempts, RedeliveryQueue
+from broker.subscriptions.redelivery import Attempts
 from broker.subscriptions.replay import ReplayQueue
 from broker.subscriptions.subscription import Subscription
 from broker.topics import plan
@@ -159,8 +160,10 @@ def mutant_forgets_attempts(patch: pytest.MonkeyPatch) -> None:
 
 
 def mutant_nack_comes_back_at_once(patch: pytest.MonkeyPatch) -> None:
-    push = RedeliveryQueue.push
-    patch.setattr(RedeliveryQueue, "push", lambda self, _, entries: push(self, 0, entries))
+    apply = Subscription.apply_given_back
+    patch.setattr(
+        Subscription, "apply_given_back", lambda self, record: apply(self, replace(record, not_before_ms=0))
+    )
 
 
 def mutant_wakes_nobody_for_undelayed_messages(patch: pytest.MonkeyPatch) -> None:
