@@ -96,11 +96,11 @@ class IndexPump:
         Rows that have time are indexed a little later, many at once: a thousand random times touch a thousand
         buckets, and so do sixty thousand.
         """
-        earliest_ms = int(delayed_times.min())
         self._unindexed += len(delayed_times)
-        self._unindexed_earliest_ms = min(self._unindexed_earliest_ms, earliest_ms)
-        if earliest_ms - self._clock.now_ms() < 2 * _GATHER_MS:
-            if self._gathering is not None:  # what has time gathers no longer: this has none
+        self._unindexed_earliest_ms = min(self._unindexed_earliest_ms, int(delayed_times.min()))
+        # The earliest of all that is not indexed yet: these rows may have time, and those before them none.
+        if self._unindexed_earliest_ms - self._clock.now_ms() < 2 * _GATHER_MS:
+            if self._gathering is not None:  # what has time gathers no longer
                 self._gathering.cancel()
             self._gathered()
         elif self._gathering is None and not self._work.is_set():
@@ -136,7 +136,9 @@ class IndexPump:
 
     async def _step(self) -> bool:
         """One bounded step; whether there is more to do at once."""
-        indexed = self.is_behind and (self._gathering is None or self._unindexed >= _INDEX_ROWS)
+        # A rebuild gathers nothing: appends would hold it up again and again, and some of its rows are due soon.
+        gathers = self._gathering is not None and self._unindexed < _INDEX_ROWS and not self.is_rebuilding
+        indexed = self.is_behind and not gathers
         if indexed:
             await self._index_rows()
         now_ms = self._clock.now_ms()
