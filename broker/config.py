@@ -258,9 +258,6 @@ class BrokerConfig:
     due_batch_entries: Annotated[int, count(1, 1_000_000, "Due entries taken from the index at once.")] = (
         10_000
     )
-    outbox_bytes_max: Annotated[
-        int, size(1, GIB, "Bytes one consumer's stream may have unsent; beyond it, it gets no more.")
-    ] = 8 * MIB
     heartbeat_ms: Annotated[int, duration(1, HOUR_MS, "Time between heartbeats on a Subscribe stream.")] = (
         10 * SECOND_MS
     )

@@ -209,17 +209,18 @@ class Node:
 
 
 class _StampingConsumer(Consumer):
-    """Notes the clocks at each hand-out: a message that lies in an outbox grows no earlier or later."""
+    """Takes each batch at once, and notes the clocks: a message that lies in a test's inbox grows no earlier or later."""
 
-    def __init__(self, clock: Clock, lease_ms: int, outbox_bytes_max: int) -> None:
+    def __init__(self, clock: Clock, lease_ms: int) -> None:
         number = next(_consumer_numbers)
-        super().__init__(f"test-{number}", f"test-{number}", lease_ms, outbox_bytes_max)
-        self.sent_at: deque[tuple[int, int]] = deque()
+        super().__init__(f"test-{number}", f"test-{number}", lease_ms)
+        self.arrived: deque[tuple[DeliveryBatch, int, int]] = deque()
         self._clock = clock
 
     def deliver(self, batch: DeliveryBatch) -> None:
-        self.sent_at.append((self._clock.now_ms(), self._clock.monotonic_ns()))
         super().deliver(batch)
+        assert self.next_nowait() is batch
+        self.arrived.append((batch, self._clock.now_ms(), self._clock.monotonic_ns()))
 
 
 class Inbox:
@@ -234,15 +235,15 @@ class Inbox:
         self.received: list[Delivered] = []  # everything so far, in order
         self.attached = True
         lease_ms = lease_ms or subscription.policy.lease_ms or node.config.lease_ms
-        self.consumer = _StampingConsumer(node.clock, lease_ms, node.config.outbox_bytes_max)
+        self.consumer = _StampingConsumer(node.clock, lease_ms)
         self.consumer.grant(permits, 0)
         topic.attach(subscription, self.consumer)
 
     def poll(self) -> list[Delivered]:
         """What arrived since the last poll."""
         found: list[Delivered] = []
-        while (batch := self.consumer.next_nowait()) is not None:
-            found += _delivered(batch, *self.consumer.sent_at.popleft())
+        while self.consumer.arrived:
+            found += _delivered(*self.consumer.arrived.popleft())
         if found and self.attached:
             self.consumer.grant(len(found), 0)
             self.subscription.work.set()

@@ -27,8 +27,6 @@ SERVICE = "postdate.v1.ConsumerService"
 _WAIT_MS_MAX = 60_000
 _POLL_MS_MAX = 1_000
 """How long a Receive that does not wait gives the dispatcher to look."""
-_OUTBOX_BYTES = 1
-"""A Receive answers with one batch: once it is there, the outbox is full."""
 _ATTEMPTS_MAX = 1_000
 _ATTEMPTS_BYTES_MAX = 64 << 20
 
@@ -85,7 +83,7 @@ class ConsumerService:
     async def _run_session(self, opening: consumer_pb2.Open, context: Context) -> None:
         topic, subscription = await self._resolve(opening)
         lease_ms = self._lease_ms(opening, subscription)
-        consumer = self._consumer(opening.consumer_name, lease_ms, self._broker.config.outbox_bytes_max)
+        consumer = self._consumer(opening.consumer_name, lease_ms)
         consumer.grant(opening.permits.messages, opening.permits.bytes)
         topic.attach(subscription, consumer)
         session = Session(self._broker, topic, subscription, consumer, context)
@@ -150,10 +148,10 @@ class ConsumerService:
             if not topic.is_creating(name):
                 return topic, await topic.create_subscription(name, type_ or SHARED, initial_position, policy)
 
-    def _consumer(self, name: str, lease_ms: int, outbox_bytes_max: int) -> Consumer:
+    def _consumer(self, name: str, lease_ms: int) -> Consumer:
         # The start time tells consumers of different lives of the broker apart.
         consumer_id = f"{self._broker.started_ms:x}-{next(self._consumer_numbers):x}"
-        return Consumer(consumer_id, name[:255] or consumer_id, lease_ms, outbox_bytes_max)
+        return Consumer(consumer_id, name[:255] or consumer_id, lease_ms)
 
     def _lease_ms(self, opening: consumer_pb2.Open, subscription: Subscription) -> int:
         if not opening.HasField("lease_ms"):
@@ -209,7 +207,7 @@ class ConsumerService:
         self, topic: Topic, subscription: Subscription, request: consumer_pb2.ReceiveRequest, lease_ms: int
     ) -> tuple[bytes, bool]:
         """The response, and whether there are messages in it."""
-        consumer = self._consumer("receive", lease_ms, _OUTBOX_BYTES)
+        consumer = self._consumer("receive", lease_ms)
         consumer.grant(request.max_messages or 1, 0)
         consumer.polls = not request.wait_ms
         topic.attach(subscription, consumer)

@@ -160,8 +160,8 @@ class Session:
             if consumer.closed_because is not None:
                 raise consumer.closed_because
             if (batch := consumer.next_nowait()) is not None:
+                self._subscription.work.set()  # the next batch may gather while this one is sent
                 await self._context.write(encode_batch_response(batch))
-                self._subscription.work.set()  # there is room in the outbox again
                 continue
             if self._finished_reading and not self._in_flight and not self._answers:
                 return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from dataclasses import dataclass
 
 from broker.errors import PostdateError
@@ -29,11 +28,12 @@ class DeliveryBatch:
 class Consumer:
     """A consumer attached to a subscription.
 
-    The dispatcher fills the outbox, the stream empties it. Permits bound what the outbox can hold in messages,
-    `outbox_bytes_max` what it holds in bytes: a consumer that grants permits and does not read stops getting.
+    The dispatcher puts a batch out, the stream takes it; one batch may wait while another is being sent. So a
+    consumer that grants permits and does not read stops getting, and what comes due while a stream is busy gathers
+    into one batch: the busier the broker, the fewer and larger its frames.
     """
 
-    def __init__(self, consumer_id: str, name: str, lease_ms: int, outbox_bytes_max: int) -> None:
+    def __init__(self, consumer_id: str, name: str, lease_ms: int) -> None:
         self.consumer_id = consumer_id
         self.name = name
         self.lease_ms = lease_ms
@@ -45,9 +45,7 @@ class Consumer:
         self.polls = False  # wants to know when there is nothing for it
         self.found_nothing = False
         self.closed_because: PostdateError | None = None
-        self._outbox: deque[DeliveryBatch] = deque()
-        self._outbox_bytes = 0
-        self._outbox_bytes_max = outbox_bytes_max
+        self._waiting: DeliveryBatch | None = None
         self.wakeup = asyncio.Event()
 
     @property
@@ -58,7 +56,7 @@ class Consumer:
             and not self.draining
             and not self.starved
             and self.closed_because is None
-            and self._outbox_bytes < self._outbox_bytes_max
+            and self._waiting is None
             and (not self.counts_bytes or self.permit_bytes > 0)
         )
 
@@ -86,16 +84,13 @@ class Consumer:
 
     def deliver(self, batch: DeliveryBatch) -> None:
         """Put a batch on its way."""
-        self._outbox.append(batch)
-        self._outbox_bytes += batch.frames_bytes
+        assert self._waiting is None
+        self._waiting = batch
         self.wakeup.set()
 
     def next_nowait(self) -> DeliveryBatch | None:
         """The next batch to send; None if there is none."""
-        if not self._outbox:
-            return None
-        batch = self._outbox.popleft()
-        self._outbox_bytes -= batch.frames_bytes
+        batch, self._waiting = self._waiting, None
         return batch
 
     def tell_nothing_found(self) -> None:

@@ -45,6 +45,7 @@ class Taken:
     entry_ids: UInt32Column
     expected_ms: Int64Column | None  # from a chunk: the time under which each was indexed
     from_redelivery: bool
+    in_order: bool  # of one ledger, ids rising: nearly always so, and much cheaper
 
 
 @dataclass(slots=True)
@@ -143,7 +144,7 @@ class Dispatcher:
         if returned := subscription.redelivery.take(self._clock.now_ms(), limit):
             return _taken_from_ledger(*returned, from_redelivery=True)
         if chunk := subscription.replay.take(limit):
-            return Taken(chunk.ledger_ids, chunk.entry_ids, chunk.deliver_at_ms, from_redelivery=False)
+            return _taken_from_chunk(chunk)
         if found := subscription.reader.take(limit):
             return _taken_from_ledger(*found, from_redelivery=False)
         return None
@@ -152,8 +153,9 @@ class Dispatcher:
         """Read rows and frames, ledger by ledger, and bring them into the order of delivery."""
         log, bytes_max = self._subscription.log, self._subscription.limits.batch_bytes
         first = int(taken.ledger_ids[0])
-        if taken.expected_ms is None:
+        if taken.in_order:
             return Read(*await log.read(first, taken.entry_ids, bytes_max))
+        assert taken.expected_ms is not None
         order = np.lexsort((taken.entry_ids, taken.ledger_ids))
         ledger_ids, entry_ids = taken.ledger_ids[order], taken.entry_ids[order]
         starts = np.flatnonzero(np.diff(ledger_ids, prepend=-1))
@@ -177,13 +179,10 @@ class Dispatcher:
         frames = in_order[:whole]
         if whole < wanted:
             # The bytes went to entries that come later: read just those that come first, which fit.
-            first_ones = Taken(
-                taken.ledger_ids[:wanted],
-                taken.entry_ids[:wanted],
-                taken.expected_ms[:wanted],
-                taken.from_redelivery,
+            first_ones = DueChunk(
+                taken.expected_ms[:wanted], taken.ledger_ids[:wanted], taken.entry_ids[:wanted]
             )
-            frames = (await self._read(first_ones)).frames
+            frames = (await self._read(_taken_from_chunk(first_ones))).frames
         return Read(np.concatenate(times)[place], rows_in_order, frames)
 
     def _hand_out(self, consumer: Consumer, taken: Taken, read: Read) -> None:
@@ -220,7 +219,7 @@ class Dispatcher:
         subscription = self._subscription
         also_queued = not taken.from_redelivery
         first = int(taken.ledger_ids[0])
-        if taken.expected_ms is None:
+        if taken.in_order:
             return subscription.not_to_send(first, taken.entry_ids, also_queued=also_queued)
         refused = np.zeros(len(taken.entry_ids), dtype=np.bool_)
         for ledger_id in np.unique(taken.ledger_ids).tolist():
@@ -311,7 +310,17 @@ class Dispatcher:
 
 def _taken_from_ledger(ledger_id: int, entry_ids: UInt32Column, *, from_redelivery: bool) -> Taken:
     ledger_ids = np.full(len(entry_ids), ledger_id, dtype=np.int64)
-    return Taken(ledger_ids, entry_ids, None, from_redelivery)
+    return Taken(ledger_ids, entry_ids, None, from_redelivery, in_order=True)
+
+
+def _taken_from_chunk(chunk: DueChunk) -> Taken:
+    ledger_ids, entry_ids = chunk.ledger_ids, chunk.entry_ids
+    in_order = len(entry_ids) == 1 or (
+        int(ledger_ids[0]) == int(ledger_ids[-1])
+        and bool((ledger_ids == ledger_ids[0]).all())
+        and bool((entry_ids[1:] > entry_ids[:-1]).all())
+    )
+    return Taken(ledger_ids, entry_ids, chunk.deliver_at_ms, from_redelivery=False, in_order=in_order)
 
 
 def _entries(taken: Taken, at: Array | slice) -> Entries:
@@ -320,7 +329,7 @@ def _entries(taken: Taken, at: Array | slice) -> Entries:
     if not len(entry_ids):
         return entries
     first = int(ledger_ids[0])
-    if taken.expected_ms is None:
+    if taken.in_order:
         return {first: bitmap_of(entry_ids)}
     for ledger_id in np.unique(ledger_ids).tolist():
         merge_entries(entries, {ledger_id: bitmap_of(entry_ids[ledger_ids == ledger_id])})

@@ -88,7 +88,6 @@ class DeliveryLimits:
     batch_bytes: int
     replay_entries_max: int
     consumers_max: int
-    outbox_bytes_max: int
 
 
 @dataclass(frozen=True, slots=True)

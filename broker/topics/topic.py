@@ -236,7 +236,6 @@ class Topic:
                 batch_bytes=config.frame_bytes_max,
                 replay_entries_max=config.replay_entries_max,
                 consumers_max=config.consumers_per_subscription_max,
-                outbox_bytes_max=config.outbox_bytes_max,
             ),
             clock=services.clock,
             rng=services.rng,

@@ -83,7 +83,7 @@ class Probe:
     def _can_take(self, consumer: SimConsumer) -> bool:
         if consumer.left <= 0 or consumer.closed_because is not None or consumer.draining:
             return False
-        if consumer._outbox_bytes >= consumer._outbox_bytes_max:
+        if consumer._waiting is not None:
             return False
         if consumer.left_bytes is None or consumer.left_bytes > 2 * PAYLOAD_BYTES_MAX:
             return True

@@ -40,7 +40,6 @@ def random_config(rng: random.Random) -> BrokerConfig:
         replay_entries_max=pick((1, 3, 10, 50, MUCH)),
         read_batch_entries=pick((1, 2, 7, 50, 2_000)),
         due_batch_entries=pick((1, 2, 7, 100, 10_000)),
-        outbox_bytes_max=pick((1, 200, 2_000, MUCH, MUCH)),
     )
 
 

@@ -177,7 +177,7 @@ class SimConsumer(Consumer):
         habits: Habits,
         number: int,
     ) -> None:
-        super().__init__(f"c{number}", f"c{number}", habits.lease_ms, life.config.outbox_bytes_max)
+        super().__init__(f"c{number}", f"c{number}", habits.lease_ms)
         self.model = mine
         self.habits = habits
         self.left = 0
