@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -59,6 +60,10 @@ def _run(config: BrokerConfig) -> int:
     async def serve_until_stopped() -> int:
         return await Server(config).run()
 
+    # Before any thread begins, for all of them: a file or network thread that wakes must not push the event loop off
+    # its core, which costs two context switches for each read, write and sync. On a free core nothing changes.
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     return uvloop.run(serve_until_stopped())
 
 

@@ -45,9 +45,9 @@ class _Octets:
 
     def words(self, at: Int64Column) -> npt.NDArray[np.uint64]:
         """The eight bytes at each place, which is at most the end."""
-        beyond = np.maximum(at - self._last, 0)
-        if not beyond.any():
+        if int(at.max(initial=0)) <= self._last:
             return self._words[at]
+        beyond = np.maximum(at - self._last, 0)
         # Without a padded copy of the whole buffer: the last eight bytes, with zeros moved in behind them.
         return self._words[at - beyond] >> (beyond << 3).astype(np.uint64)
 
@@ -96,14 +96,21 @@ def scan_messages(buffer: bytes, starts: Int64Column, ends: Int64Column, fields_
         if not len(at):
             return found
         tags = octets.bytes[at]
+        tag = int(tags[0])
+        is_same = np.count_nonzero(tags == tag) == len(tags)  # much cheaper, and how most batches look
         values, widths = _varints(octets, at + 1)
         if widths is None:
             return None
-        at = at + 1 + widths
-        if not _note_round(found, buffer, tags, some, at, values):
-            return None
-        at = at + np.where(tags & 7 == _LENGTH, values, 0)
-        if (at > ends).any():
+        at = at + (1 + widths)
+        if is_same:
+            if not _note(found, buffer, tag, some, at, values):
+                return None
+            at = at + values if tag & 7 == _LENGTH else at
+        else:
+            if not _note_each(found, buffer, tags, some, at, values):
+                return None
+            at = at + np.where(tags & 7 == _LENGTH, values, 0)
+        if np.count_nonzero(at > ends):
             return None
         at, ends, some = _unfinished(at, ends, some)
     return None if len(at) else found
@@ -114,16 +121,18 @@ def _unfinished(
 ) -> tuple[Int64Column, Int64Column, Int64Column]:
     """The messages that have fields left."""
     left = at < ends
-    return (at, ends, some) if left.all() else (at[left], ends[left], some[left])
+    left_count = np.count_nonzero(left)
+    if left_count == len(left):
+        return at, ends, some
+    if not left_count:
+        return at[:0], ends[:0], some[:0]
+    return at[left], ends[left], some[left]
 
 
-def _note_round(
+def _note_each(
     found: Fields, buffer: bytes, tags: U8Column, some: Int64Column, at: Int64Column, values: Int64Column
 ) -> bool:
-    """Note one field of each message; False if one of them is none of ours."""
-    same = tags == tags[0]
-    if same.all():
-        return _note(found, buffer, int(tags[0]), some, at, values)
+    """Note one field of each message, not the same of all; False if one of them is none of ours."""
     for tag in np.unique(tags).tolist():
         of_tag = tags == tag
         if not _note(found, buffer, tag, some[of_tag], at[of_tag], values[of_tag]):
@@ -146,7 +155,7 @@ def _note(
         if column is not None:
             column[some] = values
         return column is not None or number == 9
-    if wire_type != _LENGTH or (values < 0).any() or (values > 1 << 31).any():
+    if wire_type != _LENGTH or int(values.min()) < 0 or int(values.max()) > 1 << 31:
         return False
     if number == 1:
         found.payload_bytes[some] = values
@@ -167,20 +176,31 @@ def _note(
     return True
 
 
-def _varints(octets: _Octets, at: Int64Column) -> tuple[Int64Column, Int64Column | None]:
-    """The varints that begin at `at`, as signed 64-bit integers, and their widths; no widths if one is none."""
+def _varints(octets: _Octets, at: Int64Column) -> tuple[Int64Column, Int64Column | int | None]:
+    """The varints that begin at `at`, as signed 64-bit integers, and their widths; no widths if one is none.
+
+    Widths are one number where all are the same.
+    """
     words = octets.words(at)
     ends = ~words & _CONTINUES
-    if not ends.all():
-        return _long_varints(octets, at)
     # The lowest bit that is set marks the varint's last byte; everything above it belongs to other fields.
     last = ends & (~ends + _ONE)
-    widths = (np.bitwise_count(last - _ONE).astype(np.int64) >> 3) + 1
-    values = words & (last - _ONE)  # without continuation bits in the last byte; the others go now
-    # Seven bits of each byte, moved together: pairs of bytes, then of pairs, then of those.
-    values = (values & _EVEN_7) | ((values & _ODD_7) >> _ONE)
-    values = (values & _EVEN_14) | ((values & _ODD_14) >> _TWO)
-    values = (values & _EVEN_28) | ((values & _ODD_28) >> _FOUR)
+    first = int(last[0])
+    widths: Int64Column | int
+    if first and np.count_nonzero(last == first) == len(last):  # times, and the lengths of equal payloads
+        widths = (first.bit_length() + 7) >> 3
+        values = words & np.uint64(first - 1)
+    elif np.count_nonzero(ends) == len(ends):
+        widths = (np.bitwise_count(last - _ONE).astype(np.int64) >> 3) + 1
+        values = words & (last - _ONE)  # without continuation bits in the last byte; the others go now
+    else:
+        return _long_varints(octets, at)
+    if not isinstance(widths, int) or widths > 1:
+        # Seven bits of each byte, moved together: pairs of bytes, then of pairs, then of those.
+        values = (values & _EVEN_7) | ((values & _ODD_7) >> _ONE)
+        if not isinstance(widths, int) or widths > 2:
+            values = (values & _EVEN_14) | ((values & _ODD_14) >> _TWO)
+            values = (values & _EVEN_28) | ((values & _ODD_28) >> _FOUR)
     return values.view(np.int64), widths
 
 
@@ -209,7 +229,14 @@ def find_frames(raw: bytes, at: int, heads: Int64Column, lengths: Int64Column) -
         return None
     octets = _Octets(raw)
     places = at + sizes.cumsum() - sizes
-    found, widths = _varints(octets, places + 1)
+    head = int(heads[0])
+    if head <= 3 and np.count_nonzero(heads == head) == len(heads):
+        # Tag and length in two or three bytes each: compared as they would be written.
+        found = octets.words(places) & np.uint64((1 << (8 * head)) - 1)
+        high, low = lengths >> 7, lengths & 0x7F
+        wanted = (lengths << 8 if head == 2 else (high << 16) | (low << 8) | 0x8000) | _FRAME_TAG
+        return raw[at:end] if np.count_nonzero(found == wanted.view(np.uint64)) == len(places) else None
+    values, widths = _varints(octets, places + 1)
     if widths is None or (octets.bytes[places] != _FRAME_TAG).any():
         return None
-    return raw[at:end] if (found == lengths).all() and (widths == heads - 1).all() else None
+    return raw[at:end] if (values == lengths).all() and np.all(widths == heads - 1) else None

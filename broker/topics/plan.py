@@ -84,9 +84,10 @@ def check_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> None:
 def effective_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> Int64Column:
     """When each message may be delivered; 0 for at once. Element i names `messages[i]` in what is raised."""
     at_ms, after_ms = batch.deliver_at_ms, batch.deliver_after_ms
-    if not (at_ms.any() or after_ms.any()):
-        return np.zeros(batch.count, dtype=np.int64)
     after_ms_max = TIME_MS_MAX - now_ms
+    is_sound = int(at_ms.min()) >= 0 and int(at_ms.max()) <= TIME_MS_MAX
+    if is_sound and not np.count_nonzero(after_ms):  # nearly always so
+        return _checked_delays(batch, np.where(at_ms > now_ms, at_ms, 0), now_ms, policy)
     sound = ((at_ms == 0) | (after_ms == 0)) & (at_ms >= 0) & (after_ms >= 0)
     if not (sound & (at_ms <= TIME_MS_MAX) & (after_ms <= after_ms_max)).all():
         _refuse(at_ms < 0, "deliver_at_ms", "is negative")
@@ -95,24 +96,27 @@ def effective_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> Int64Colu
         _refuse(at_ms > TIME_MS_MAX, "deliver_at_ms", f"is beyond {TIME_MS_MAX}, the end of time here")
         _refuse(after_ms > after_ms_max, "deliver_after_ms", "overflows")
     times = np.where(after_ms > 0, after_ms + now_ms, at_ms)
-    times[times <= now_ms] = 0  # past due is delivered at once
-    if policy.max_delay_ms:
+    return _checked_delays(batch, np.where(times > now_ms, times, 0), now_ms, policy)  # past due: at once
+
+
+def _checked_delays(batch: Batch, times: Int64Column, now_ms: int, policy: TopicPolicy) -> Int64Column:
+    """The times, unless one is too far away."""
+    if policy.max_delay_ms and int(times.max()) > now_ms + policy.max_delay_ms:
         too_far = np.flatnonzero(times > now_ms + policy.max_delay_ms)
-        if len(too_far):
-            asked = "deliver_after_ms" if after_ms[too_far[0]] else "deliver_at_ms"
-            raise OutOfRange(
-                f"The delay is beyond this topic's max_delay_ms of {policy.max_delay_ms}",
-                field=f"messages[{too_far[0]}].{asked}",
-                reason="DELIVER_AT_TOO_FAR",
-                max_delay_ms=policy.max_delay_ms,
-            )
+        asked = "deliver_after_ms" if batch.deliver_after_ms[too_far[0]] else "deliver_at_ms"
+        raise OutOfRange(
+            f"The delay is beyond this topic's max_delay_ms of {policy.max_delay_ms}",
+            field=f"messages[{too_far[0]}].{asked}",
+            reason="DELIVER_AT_TOO_FAR",
+            max_delay_ms=policy.max_delay_ms,
+        )
     return times
 
 
 def _expiry(batch: Batch, times: Int64Column, now_ms: int, policy: TopicPolicy) -> Int64Column:
     """When each message expires; 0 for never. Counted from its effective time, so that none expires before it (P3)."""
     ttl_ms = batch.ttl_ms
-    if not (policy.default_ttl_ms or ttl_ms.any()):
+    if not (policy.default_ttl_ms or np.count_nonzero(ttl_ms)):
         return ttl_ms  # all zero
     _refuse(ttl_ms < 0, "ttl_ms", "is negative")
     _refuse(ttl_ms > TIME_MS_MAX, "ttl_ms", "overflows")
