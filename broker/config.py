@@ -220,11 +220,33 @@ class BrokerConfig:
         int, size(0, 1_024 * GIB, "Produce is refused when less is free; acks and deliveries use it.")
     ] = 256 * MIB
 
-    tracker: Annotated[str, choice("Index of delayed messages for new topics.", "memory")] = "memory"
+    tracker: Annotated[
+        str, choice("Index of delayed messages, unless the topic names one.", "bucket", "memory")
+    ] = "bucket"
     tick_ms: Annotated[
         int,
         duration(1, HOUR_MS, "Width of a time bucket of the memory tracker. Delivery is exact all the same."),
     ] = SECOND_MS
+    min_index_count: Annotated[int, count(1, 100_000_000, "Entries of the index sealed into one bucket.")] = (
+        50_000
+    )
+    ledgers_per_bucket: Annotated[
+        int, count(1, 1_000_000, "A bucket is sealed at the latest after so many ledgers.")
+    ] = 50
+    seal_after_ms: Annotated[
+        int,
+        duration(1, TIME_MS_MAX, "A bucket is sealed at the latest when its first entry has waited so long."),
+    ] = 60 * SECOND_MS
+    max_buckets: Annotated[
+        int, count(1, 10_000, "Sealed buckets of a topic; beyond it, small ones are merged.")
+    ] = 64
+    segment_time_step_ms: Annotated[
+        int,
+        duration(1, TIME_MS_MAX, "Due time that a segment of a bucket spans, if that makes it worth a read."),
+    ] = 300 * SECOND_MS
+    max_segment_entries: Annotated[int, count(1, 1_000_000, "Entries of a segment of a bucket at most.")] = (
+        5_000
+    )
     max_delay_ms: Annotated[
         int, duration(0, TIME_MS_MAX, "Longest delay accepted, unless the topic says otherwise; 0: no limit.")
     ] = 0
@@ -359,7 +381,7 @@ def check_consistent(config: BrokerConfig) -> None:
         if low > high:
             kind = _find(high_name, lambda setting: setting.name, high_name).spec.kind
             raise ConfigError(
-                f"{high_name} is {_show(kind, high)}, but must be at least {low_name}: {_show(kind, low)}"
+                f"{high_name} is {show(kind, high)}, but must be at least {low_name}: {show(kind, low)}"
             )
 
 
@@ -437,9 +459,9 @@ def _check_range(setting: Setting, value: Value) -> None:
                     f"{setting.name} must be a number ({spec.kind.value}), not {_shorten(value)}"
                 )
             if not spec.low <= value <= spec.high:
-                low, high = _show(spec.kind, spec.low), _show(spec.kind, spec.high)
+                low, high = show(spec.kind, spec.low), show(spec.kind, spec.high)
                 raise ConfigError(
-                    f"{setting.name} must be from {low} to {high}, but is {_show(spec.kind, value)}"
+                    f"{setting.name} must be from {low} to {high}, but is {show(spec.kind, value)}"
                 )
         case Kind.SWITCH:
             if not isinstance(value, bool):
@@ -527,7 +549,7 @@ def _shorten(raw: object) -> str:
     return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
-def _show(kind: Kind, value: Value) -> str:
+def show(kind: Kind, value: Value) -> str:
     """A value as a person would write it: the greatest unit that divides it, and that reads back the same."""
     units = {Kind.SIZE: ("GiB", "MiB", "KiB"), Kind.DURATION: ("d", "h", "m", "s")}.get(kind, ())
     scale = _SIZE_UNITS if kind is Kind.SIZE else _DURATION_UNITS
@@ -539,54 +561,3 @@ def _show(kind: Kind, value: Value) -> str:
                 return f"{int(value) // scale[unit]}{unit}"
         return f"{int(value)}{'ms' if kind is Kind.DURATION and value else ''}"
     return str(value)
-
-
-_PREFACE = """\
-# Configuration
-
-<!-- Written by `python -m broker.config > docs/configuration.md`; a test compares the two. -->
-
-Every setting has one name and four sources, from lowest to highest: the default below, the TOML file named by
-`--config`, the environment, and flags.
-
-```
-data_dir = "/var/lib/postdate"            # postdate.toml: flat, no tables
-POSTDATE_DATA_DIR=/var/lib/postdate       # environment
-postdate-broker serve --data-dir /var/lib/postdate
-```
-
-Sizes are bytes or carry a unit: B, KiB, MiB, GiB, kB, MB, GB. Durations are milliseconds or carry a unit:
-ms, s, m, h, d. Switches are true or false. Unknown keys and other `POSTDATE_*` variables are refused, except
-`POSTDATE_ADDRESS` and `POSTDATE_OUTPUT`, which belong to the client command. (Kubernetes invents such
-variables for a service named `postdate`: set `enableServiceLinks: false` on the pod.)
-
-Some settings must fit together, and are refused if they do not: the greatest message into a request and into
-a frame; a request into a journal file, the pending journal and a ledger; a batch into a ledger; `lease_ms`
-into `lease_ms_max`; `initial_backoff_ms` into `max_backoff_ms`.
-"""
-
-
-def render_reference() -> str:
-    """The text of docs/configuration.md."""
-    lines = [_PREFACE]
-    group = ""
-    for setting in SETTINGS:
-        spec = setting.spec
-        if setting.group != group:
-            group = setting.group
-            lines += [
-                f"\n## {group}\n",
-                "| setting | default | range | meaning |",
-                "| --- | --- | --- | --- |",
-            ]
-        if spec.high:
-            allowed = f"{_show(spec.kind, spec.low)} to {_show(spec.kind, spec.high)}"
-        else:
-            allowed = ", ".join(spec.choices) or spec.kind.value
-        default = _show(spec.kind, setting.default)
-        lines.append(f"| `{setting.name}` | `{default}` | {allowed} | {spec.help} |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(render_reference(), end="")

@@ -28,6 +28,9 @@ LEDGER_ID_MAX = (1 << 48) - 1
 TIME_MS_MAX = (1 << 53) - 1
 """Greatest time accepted anywhere: the year 287396; leaves room to add a delay without overflow."""
 
+CANCELLED_MS = 1 << 62
+"""Effective time of an entry that was cancelled: never due."""
+
 
 class Position(NamedTuple):
     """The name of an entry for life; orders as the entries arrived. `(0, 0)` lies before every entry."""

@@ -48,7 +48,7 @@ class Server:
         self._failure: BaseException | None = None
         self._clock = SystemClock()
         self._executors = [
-            ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("journal", "files", "reads")
+            ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("journal", "files", "reads", "index")
         ]
         self.broker = Broker(
             config,
@@ -58,6 +58,7 @@ class Server:
             journal_executor=self._executors[0],
             file_executor=self._executors[1],
             read_executor=self._executors[2],
+            index_executor=self._executors[3],
             on_failure=self._fail,
         )
         self._version = broker_version()
@@ -195,9 +196,13 @@ class Server:
                     scheduled=topic.index.scheduled_count(),
                     next_due_ms=topic.index.next_due_ms(),
                     storage_bytes=topic.log.data_bytes,
-                    index_bytes=topic.index.tracker.stats().memory_bytes,
+                    index_bytes=index.memory_bytes,
+                    index_buckets=index.bucket_count,
+                    index_loaded=index.loaded_count,
+                    snapshot_bytes=index.disk_bytes,
                 )
                 for topic in topics
+                for index in (topic.index.tracker.stats(),)
             ),
             subscriptions=self._subscription_snapshots(),
             topics_count=len(topics),

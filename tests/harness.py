@@ -39,7 +39,7 @@ LATEST, EARLIEST = 1, 2
 DAY_MS = 86_400_000
 
 # SimLoop queues calls by executor, and any object is one to it.
-_EXECUTORS = [cast("Executor", name) for name in ("journal thread", "file thread", "read thread")]
+_EXECUTORS = [cast("Executor", name) for name in ("journal thread", "file thread", "read thread", "index")]
 _consumer_numbers = itertools.count(1)
 
 
@@ -55,6 +55,12 @@ def small_config(**changes: object) -> BrokerConfig:
         "disk_reserve_bytes": 0,
         "initial_backoff_ms": 100,
         "lease_ms": 30_000,
+        # Seals, merges and several segments in a history of twenty messages.
+        "min_index_count": 3,
+        "seal_after_ms": 5_000,
+        "max_buckets": 2,
+        "max_segment_entries": 2,
+        "segment_time_step_ms": 500,
     }
     return BrokerConfig(**{**settings, **changes})  # type: ignore[arg-type]
 
@@ -136,6 +142,7 @@ class Node:
             journal_executor=_EXECUTORS[0],
             file_executor=_EXECUTORS[1],
             read_executor=_EXECUTORS[2],
+            index_executor=_EXECUTORS[3],
             on_failure=self.failures.append,
         )
 

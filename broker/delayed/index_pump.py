@@ -18,8 +18,11 @@ from typing import Protocol
 
 import numpy as np
 
-from broker.delayed.tracker import DelayedDeliveryTracker, DueChunk
-from broker.model import Int64Column, Position
+from broker.delayed.bucket_tracker import BucketTracker
+from broker.delayed.bucket_upkeep import BucketUpkeep
+from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier
+from broker.errors import PostdateError
+from broker.model import CANCELLED_MS, Int64Column, Position
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
@@ -66,8 +69,11 @@ class IndexPump:
         clock_recheck_ms: int,
         due_entries: int,
         on_due: Callable[[DueChunk], None],
+        upkeep: BucketUpkeep | None = None,
     ) -> None:
         self.tracker = tracker
+        self.upkeep = upkeep
+        """Of a bucket tracker: what seals and merges."""
         self.position = Position(0, 0)
         """The cursor: every row before it was looked at."""
         self.rebuilds = 0
@@ -127,6 +133,11 @@ class IndexPump:
 
     async def run(self) -> None:
         """Index and take until cancelled."""
+        if self.upkeep is not None:
+            if await self.upkeep.restore():
+                self.position = max(self.position, self.upkeep.indexed_through)
+            else:
+                self.rebuilds += 1
         while True:
             self._work.clear()
             if await self._step():
@@ -146,9 +157,11 @@ class IndexPump:
         if indexed:
             await self._index_rows()
         now_ms = self._clock.now_ms()
+        if self.upkeep is not None:
+            self.upkeep.look(now_ms)
         loaded = self.tracker.needs_load(now_ms)
         if loaded:
-            await self.tracker.load(now_ms)
+            await self._load(now_ms)
             now_ms = self._clock.now_ms()
         chunk = self.tracker.take_due(now_ms, self._due_entries) if self._group_wait_ns() <= 0 else None
         if chunk is not None:
@@ -159,6 +172,18 @@ class IndexPump:
         if not (indexed or loaded):
             self._watch(now_ms)
         return indexed or loaded
+
+    async def _load(self, now_ms: int) -> None:
+        if self.upkeep is None:
+            await self.tracker.load(now_ms)
+            return
+        try:
+            await self.upkeep.load(now_ms)
+        except (OSError, PostdateError) as error:
+            log.error("A bucket cannot be read: the index is built again from the ledgers", error=str(error))
+            # Everything due by now and at or before the frontier was taken; what the clock stepped back over was not.
+            frontier = min(self.tracker.frontier, Frontier(self._clock.now_ms(), *ENTRY_AFTER_ALL))
+            self._rebuild(frontier)
 
     async def _index_rows(self) -> None:
         ledger_id, first = self.position
@@ -173,7 +198,7 @@ class IndexPump:
         times = self._source.times_nowait(ledger_id, first, count)
         if times is None:
             times = await self._source.read_times(ledger_id, first, count)
-        wanted = times > 0
+        wanted = (times > 0) & (times < CANCELLED_MS)
         if self.is_rebuilding:
             wanted &= self._after_rebuild_frontier(ledger_id, first, times)
         at = np.flatnonzero(wanted)
@@ -182,6 +207,8 @@ class IndexPump:
             if not self.is_rebuilding:
                 self._unindexed -= len(at)
         self.position = Position(ledger_id, first + count)
+        if isinstance(self.tracker, BucketTracker):
+            self.tracker.passed(self.position)  # no await since `add`: a seal must not come between
         if not self.is_behind:
             self._unindexed_earliest_ms = _NEVER_MS
 
@@ -205,14 +232,16 @@ class IndexPump:
         log.error(
             "The index holds overdue entries that it does not yield: rebuilding it", next_due_ms=next_due_ms
         )
+        self._rebuild(Frontier(0, 0, 0))  # everything: the last look sorts it out
+
+    def _rebuild(self, frontier: Frontier) -> None:
+        """Build the index again from the ledgers, but for what lies at or before a frontier."""
         self.rebuilds += 1
         self.tracker.clear()
         self.position = self._source.begin
         self._unindexed = 0
         self._rebuild_end = self._source.end
-        self._rebuild_frontier = type(self.tracker.frontier)(
-            0, 0, 0
-        )  # everything: the last look sorts it out
+        self._rebuild_frontier = frontier
 
     def _idle_seconds(self) -> float:
         next_due_ms = self.tracker.next_due_ms()

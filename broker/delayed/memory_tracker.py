@@ -171,7 +171,7 @@ class MemoryTracker:
             return near_ms  # near lies before far (M1)
         return None if tick is None else tick * self._tick_ms
 
-    def contains(self, ledger_id: int, entry_id: int) -> bool:
+    async def contains(self, ledger_id: int, entry_id: int) -> bool:
         """See the protocol. Looks through everything."""
         return self._near.contains(ledger_id, entry_id) or any(
             ledger_id in tick.ledgers and entry_id in tick.ledgers[ledger_id] for tick in self._far.values()

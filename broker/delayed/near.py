@@ -19,7 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from broker.delayed.tracker import DueChunk
-from broker.model import Array, Int64Column, UInt32Column
+from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Array, Int64Column, UInt32Column
+
+Key = tuple[int, int, int]
+"""(deliver_at_ms, ledger_id, entry_id): the place of an entry in due order."""
 
 BLOCK_ROWS = 65_536
 ROW_BYTES = 20
@@ -39,12 +42,15 @@ class Columns:
     def part(self, rows: slice | Array) -> Columns:
         return Columns(self.deliver_at_ms[rows], self.ledger_ids[rows], self.entry_ids[rows])
 
+    def key(self, row: int) -> Key:
+        return int(self.deliver_at_ms[row]), int(self.ledger_ids[row]), int(self.entry_ids[row])
+
     def copy(self) -> Columns:
         return Columns(self.deliver_at_ms.copy(), self.ledger_ids.copy(), self.entry_ids.copy())
 
 
 class NearEntries:
-    """What `MemoryTracker` can hand out without reading anything."""
+    """What a tracker can hand out without reading anything."""
 
     def __init__(self) -> None:
         self._blocks: list[Columns] = []
@@ -86,6 +92,10 @@ class NearEntries:
     def last_due_ms(self) -> int | None:
         self._settle()
         return int(self._blocks[-1].deliver_at_ms[-1]) if self._blocks else None
+
+    def last_key(self) -> Key | None:
+        self._settle()
+        return self._blocks[-1].key(-1) if self._blocks else None
 
     def count(self) -> int:
         self._settle()
@@ -129,13 +139,59 @@ class NearEntries:
         start = 0
         for index, block in enumerate(self._blocks):
             is_last = index + 1 == len(self._blocks)
-            end = len(added) if is_last else _cut(added, self._blocks[index + 1])
+            end = len(added) if is_last else count_before(added, self._blocks[index + 1].key(0))
             blocks.extend(_merge(block, added.part(slice(start, end))) if end > start else (block,))
             start = end
         if not self._blocks:
             blocks.extend(_split(added))
         self._blocks = blocks
         self._count = sum(len(block) for block in blocks)
+
+
+def key_after(key: Key) -> Key:
+    """The least key above `key`, which may lie beyond every position of its millisecond."""
+    time, ledger_id, entry_id = key
+    if ledger_id > LEDGER_ID_MAX:
+        return time + 1, 0, 0
+    return (time, ledger_id, entry_id + 1) if entry_id < ENTRY_ID_MAX else (time, ledger_id + 1, 0)
+
+
+def rows_before(columns: Columns, key: Key) -> Array:
+    """For rows in any order: whether each lies before `key`."""
+    time, ledger_id, entry_id = key
+    before = columns.deliver_at_ms < time
+    if ledger_id or entry_id:
+        same = columns.deliver_at_ms == time
+        same &= (columns.ledger_ids < ledger_id) | (
+            (columns.ledger_ids == ledger_id) & (columns.entry_ids < entry_id)
+        )
+        before |= same
+    return before
+
+
+def count_before(columns: Columns, key: Key) -> int:
+    """How many of the sorted rows lie before `key`."""
+    time, ledger_id, entry_id = key
+    low, high = np.searchsorted(columns.deliver_at_ms, (time, time + 1))
+    if low == high:
+        return int(low)
+    ledgers = columns.ledger_ids[low:high]
+    first, end = np.searchsorted(ledgers, (ledger_id, ledger_id + 1))
+    return int(low + first + np.searchsorted(columns.entry_ids[low + first : low + end], np.uint32(entry_id)))
+
+
+def bounded_end(parts: list[Columns], end: Key, limit: int) -> Key:
+    """The end of about the first `limit` rows of some sorted parts, all of which lie before `end`; at least a row.
+
+    Found from a sample of each part, so that its cost does not grow with what lies there.
+    """
+    if sum(map(len, parts)) <= limit:
+        return end
+    stride = max(1, limit // (4 * len(parts)))
+    # Row `stride - 1` of a part, and each `stride` rows on: that many rows lie at or before each of them.
+    samples = sort_unique(concatenate([rows.part(slice(stride - 1, None, stride)) for rows in parts]))
+    last = max(limit // stride - len(parts), 1) - 1
+    return min(end, key_after(samples.key(last))) if last < len(samples) else end
 
 
 def concatenate(parts: Iterable[Columns]) -> Columns:
@@ -182,18 +238,6 @@ def _rises(columns: Columns) -> Array:
     rises |= ledgers[1:] > ledgers[:-1]
     rises |= times[1:] > times[:-1]
     return rises
-
-
-def _cut(columns: Columns, block: Columns) -> int:
-    """How many of the sorted rows lie before the first row of `block`."""
-    low, high = np.searchsorted(columns.deliver_at_ms, (block.deliver_at_ms[0], block.deliver_at_ms[0] + 1))
-    ledger_id = block.ledger_ids[0]
-    ledgers = columns.ledger_ids[low:high]
-    low, high = (
-        low + np.searchsorted(ledgers, ledger_id),
-        low + np.searchsorted(ledgers, ledger_id, side="right"),
-    )
-    return int(low + np.searchsorted(columns.entry_ids[low:high], block.entry_ids[0]))
 
 
 def _merge(block: Columns, added: Columns) -> Iterable[Columns]:

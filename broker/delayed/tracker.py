@@ -91,7 +91,7 @@ class DelayedDeliveryTracker(Protocol):
     def next_due_ms(self) -> int | None:
         """When to look again, milliseconds since the epoch; None if nothing is pending."""
 
-    def contains(self, ledger_id: int, entry_id: int) -> bool:
+    async def contains(self, ledger_id: int, entry_id: int) -> bool:
         """Whether the entry is held and not yet taken (for audit and tests, not for delivery)."""
 
     def count(self) -> int:

@@ -81,7 +81,18 @@ class BrokerCounters:
     journal_sync: DurationHistogram = field(default_factory=DurationHistogram)
     checkpoint: DurationHistogram = field(default_factory=DurationHistogram)
     loop_lag: DurationHistogram = field(default_factory=DurationHistogram)
+    bucket_seal: DurationHistogram = field(default_factory=DurationHistogram)
+    bucket_merge: DurationHistogram = field(default_factory=DurationHistogram)
+    bucket_load: DurationHistogram = field(default_factory=DurationHistogram)
     refusals: dict[str, int] = field(default_factory=dict)
+    index_operations: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def note_index(self, operation: str, seconds: float, *, failed: bool) -> None:
+        """Count a seal, merge or load of a bucket."""
+        key = (operation, "failed" if failed else "ok")
+        self.index_operations[key] = self.index_operations.get(key, 0) + 1
+        histograms = {"seal": self.bucket_seal, "merge": self.bucket_merge, "load": self.bucket_load}
+        histograms[operation].observe(seconds)
 
     def refuse(self, reason: str) -> None:
         """Count a request that was answered with an error, by its `PostdateError.reason`."""
@@ -101,6 +112,9 @@ class TopicSnapshot:
     next_due_ms: int | None
     storage_bytes: int = 0
     index_bytes: int = 0
+    index_buckets: int = 0
+    index_loaded: int = 0
+    snapshot_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +178,9 @@ TOPIC_GAUGES: tuple[Family, ...] = (
     ("scheduled_messages", "Messages whose time has not come."),
     ("storage_bytes", "Bytes on disk."),
     ("index_memory_bytes", "Memory that the index of delayed messages holds, estimated."),
+    ("index_buckets", "Buckets of the index: sealed ones and the mutable one, or time buckets in memory."),
+    ("index_loaded_entries", "Entries of the index in memory with their exact time, about to come due."),
+    ("index_snapshot_bytes", "Bytes of bucket snapshots on disk."),
 )
 SUBSCRIPTION_GAUGES: tuple[Family, ...] = (
     ("subscription_scheduled_messages", "Messages owed whose time has not come."),
@@ -182,6 +199,9 @@ BROKER_HISTOGRAMS: tuple[tuple[str, str, str], ...] = (
     ("journal_sync", "journal_sync_seconds", "Time of one sync of the journal."),
     ("checkpoint", "checkpoint_duration_seconds", "Time of one checkpoint."),
     ("loop_lag", "loop_lag_seconds", "How much later than asked the event loop calls back."),
+    ("bucket_seal", "index_seal_seconds", "Time of one seal of a bucket."),
+    ("bucket_merge", "index_merge_seconds", "Time of one merge of buckets."),
+    ("bucket_load", "index_load_seconds", "Time of one step that loads what is due soon."),
 )
 """Attribute of BrokerCounters, metric, help."""
 
@@ -314,6 +334,14 @@ class BrokerCollector(Collector):
         for reason, count in sorted(counters.refusals.items()):
             refused.add_metric((reason,), count)
         yield refused
+        operations = CounterMetricFamily(
+            "postdate_index_operations",
+            "Seals, merges and loads of buckets, by result. Failed ones are tried again.",
+            labels=("operation", "result"),
+        )
+        for key, count in sorted(counters.index_operations.items()):
+            operations.add_metric(key, count)
+        yield operations
         for name, text, value in (
             (
                 "ready",
@@ -347,7 +375,14 @@ def _topic_row(topic: TopicSnapshot) -> _Row:
     return _Row(
         (topic.topic,),
         _topic_counts(topic.counters),
-        (topic.scheduled, topic.storage_bytes, topic.index_bytes),
+        (
+            topic.scheduled,
+            topic.storage_bytes,
+            topic.index_bytes,
+            topic.index_buckets,
+            topic.index_loaded,
+            topic.snapshot_bytes,
+        ),
         topic.next_due_ms,
     )
 

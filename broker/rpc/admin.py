@@ -13,11 +13,11 @@ from typing import Any, TypeVar, cast
 from google.protobuf.message import Message
 
 from broker.config import check_name
-from broker.errors import InvalidRequest, Unsupported
+from broker.errors import InvalidRequest
 from broker.rpc.calls import Handler, unary
 from broker.rpc.entries import api_type, check_initial_position, check_type
 from broker.storage.policy import (
-    TRACKER_BUCKET,
+    RANGES,
     SubscriptionPolicy,
     TopicPolicy,
 )
@@ -45,6 +45,9 @@ class _Answer:
     until_ms: int  # on the monotonic clock
     request: Message
     response: asyncio.Future[Any]
+
+
+_BUCKET_FIELDS = frozenset(admin_pb2.BucketPolicy.DESCRIPTOR.fields_by_name)
 
 
 class AdminService:
@@ -231,19 +234,11 @@ def _page(found: list[Named], page_size: int, page_token: str) -> tuple[list[Nam
 
 
 def _topic_policy(message: admin_pb2.TopicPolicy) -> TopicPolicy:
-    if message.tracker == TRACKER_BUCKET:
-        raise Unsupported("The bucket tracker is not available yet", reason="BUCKET_TRACKER_NOT_SUPPORTED")
-    policy = TopicPolicy(**_set_fields(message, TopicPolicy))
-    for name, low, high in (
-        ("tick_ms", 1, 3_600_000),
-        ("max_delay_ms", 0, 1 << 53),
-        ("default_ttl_ms", 0, 1 << 53),
-        ("ledger_max_age_ms", 0, 1 << 53),
-        ("ledger_max_bytes", 1, (1 << 32) - 1),
-        ("ledger_max_entries", 1, (1 << 32) - 1),
-    ):
-        _check_range(f"policy.{name}", getattr(policy, name), low, high)
-    return policy
+    given = _set_fields(message, TopicPolicy) | _set_fields(message.buckets, TopicPolicy)
+    for name, value in given.items():
+        within = "policy.buckets" if name in _BUCKET_FIELDS else "policy"
+        _check_range(f"{within}.{name}", value, *RANGES[name])
+    return TopicPolicy(**given)
 
 
 def _subscription_policy(message: admin_pb2.SubscriptionPolicy, lease_ms_max: int) -> SubscriptionPolicy:
@@ -255,7 +250,7 @@ def _subscription_policy(message: admin_pb2.SubscriptionPolicy, lease_ms_max: in
     return policy
 
 
-def _check_range(field: str, value: float | None, low: int, high: int) -> None:
+def _check_range(field: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
         raise InvalidRequest(
             f"{field} is between {low} and {high}, not {value}", field=field, reason="INVALID_POLICY"
@@ -263,18 +258,27 @@ def _check_range(field: str, value: float | None, low: int, high: int) -> None:
 
 
 def _set_fields(message: Message, kind: type[TopicPolicy] | type[SubscriptionPolicy]) -> dict[str, Any]:
-    return {f.name: getattr(message, f.name) for f in fields(kind) if message.HasField(f.name)}
+    known = message.DESCRIPTOR.fields_by_name
+    return {
+        f.name: getattr(message, f.name) for f in fields(kind) if f.name in known and message.HasField(f.name)
+    }
 
 
 def _values(policy: TopicPolicy | SubscriptionPolicy) -> dict[str, Any]:
     return {f.name: value for f in fields(policy) if (value := getattr(policy, f.name)) is not None}
 
 
+def _policy(policy: TopicPolicy) -> admin_pb2.TopicPolicy:
+    values = _values(policy)
+    buckets = {name: values.pop(name) for name in _BUCKET_FIELDS & values.keys()}
+    return admin_pb2.TopicPolicy(**values, buckets=admin_pb2.BucketPolicy(**buckets) if buckets else None)
+
+
 def _topic(topic: Topic) -> admin_pb2.Topic:
     return admin_pb2.Topic(
         name=topic.name,
-        policy=admin_pb2.TopicPolicy(**_values(topic.own_policy)),
-        effective_policy=admin_pb2.TopicPolicy(**_values(topic.policy)),
+        policy=_policy(topic.own_policy),
+        effective_policy=_policy(topic.policy),
         create_time_ms=topic.create_time_ms,
     )
 

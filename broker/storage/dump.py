@@ -19,7 +19,10 @@ from pyroaring import BitMap
 from broker.errors import Corrupt
 from broker.model import Entries
 from broker.runtime.vfs import Vfs
+from broker.storage.amendments import MAGIC as MAGIC_AMENDMENTS
 from broker.storage.blocks import MAGICS
+from broker.storage.bucket_dump import dump_amendments, dump_bucket
+from broker.storage.bucket_snapshot import MAGIC as MAGIC_BUCKET
 from broker.storage.frame import COMMIT
 from broker.storage.frame import decode_record as decode_framed
 from broker.storage.journal_files import SEGMENT_NAME, read_file
@@ -208,6 +211,8 @@ def _topic_lines(framed: bytes, path: str) -> Iterator[Line]:
         "indexed_through": list(image.indexed_through),
         "index_lsn": image.index_lsn,
         "frontier_ms": image.frontier_ms,
+        "bucket_ids": list(image.bucket_ids),
+        "next_bucket_id": image.next_bucket_id,
     }
     for ledger in image.ledgers:
         yield {"line": "ledger", **dataclasses.asdict(ledger)}
@@ -264,4 +269,6 @@ _DUMPERS: dict[bytes, Callable[[Vfs, str], Iterator[Line]]] = {
     MAGIC_TOPIC: _dump_manifest("topic manifest", MAGIC_TOPIC, _topic_lines),
     MAGIC_CURSOR: _dump_manifest("cursor", MAGIC_CURSOR, _cursor_lines),
     **dict.fromkeys(MAGICS.values(), dump_ledger),
+    MAGIC_BUCKET: dump_bucket,
+    MAGIC_AMENDMENTS: dump_amendments,
 }

@@ -3,8 +3,9 @@
 lock  broker.manifest  journal/
 topics/<topic_id>/manifest
 topics/<topic_id>/ledgers/<ledger_id>.<generation>.{data,times,rows}
+topics/<topic_id>/ledgers/<ledger_id>.<lsn>.amend
 topics/<topic_id>/cursors/<subscription_id>.<lsn>
-topics/<topic_id>/buckets/
+topics/<topic_id>/buckets/<bucket_id>.bucket
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from broker.errors import NotFound
-from broker.model import Int64Column, Position, RowColumn, UInt32Column
+from broker.model import CANCELLED_MS, Int64Column, Position, RowColumn, UInt32Column
+from broker.storage.amendments import Amendments
 from broker.storage.ledger import Ledger
 from broker.storage.records import Produced
 
@@ -35,11 +36,13 @@ class TopicLog:
             deque()
         )  # [first, end) holds entries that are not DELAYED
         self._runs_floor = Position(0, 0)
+        self.amendments: dict[int, Amendments] = {}
         self.dirty: dict[int, Ledger] = {}
         """Ledgers changed since they were captured last."""
 
-    def restore(self, ledgers: list[Ledger]) -> None:
-        """Take in the ledgers that the manifest names."""
+    def restore(self, ledgers: list[Ledger], amendments: dict[int, Amendments]) -> None:
+        """Take in the ledgers that the manifest names, and what was cancelled or moved of them."""
+        self.amendments = amendments
         self._order = [ledger.name.ledger_id for ledger in ledgers]
         self._ledgers = {ledger.name.ledger_id: ledger for ledger in ledgers}
         self._runs_floor = self.end
@@ -141,21 +144,36 @@ class TopicLog:
     # -- reads -----------------------------------------------------------------------------------------------
 
     def times_nowait(self, ledger_id: int, first: int, count: int) -> Int64Column | None:
-        return self._ledger(ledger_id).times_nowait(first, count)
+        times = self._ledger(ledger_id).times_nowait(first, count)
+        return times if times is None else self._effective(ledger_id, _range(first, count), times)
 
     async def read_times(self, ledger_id: int, first: int, count: int) -> Int64Column:
-        return await self._ledger(ledger_id).read_times(first, count)
+        times = await self._ledger(ledger_id).read_times(first, count)
+        return self._effective(ledger_id, _range(first, count), times)
 
     async def times_of(self, ledger_id: int, entry_ids: UInt32Column) -> Int64Column:
         """Effective times of some entries, ids rising. 0 where the row is not DELAYED."""
-        return await self._ledger(ledger_id).times_of(entry_ids)
+        times = await self._ledger(ledger_id).times_of(entry_ids)
+        return self._effective(ledger_id, lambda: entry_ids, times)
 
     async def read(
         self, ledger_id: int, entry_ids: UInt32Column, bytes_max: int
     ) -> tuple[Int64Column, RowColumn, list[bytes]]:
         """Effective times and rows of entries (ids rising), and the frames of as many as fit into `bytes_max`."""
         columns = await self._ledger(ledger_id).read(entry_ids, bytes_max)
-        return columns.times, columns.rows, columns.frames
+        times = self._effective(ledger_id, lambda: entry_ids, columns.times)
+        return times, columns.rows, columns.frames
+
+    def _effective(
+        self, ledger_id: int, entry_ids: Callable[[], UInt32Column], times: Int64Column
+    ) -> Int64Column:
+        """The effective times of rows: the one place where amendments meet rows (architecture, section 4)."""
+        amendments = self.amendments.get(ledger_id)
+        if amendments is None:
+            return times
+        effective = amendments.effective(entry_ids(), times)
+        effective[(effective == 0) & (times != 0)] = CANCELLED_MS  # 0 would mean: not delayed
+        return effective
 
     def _ledger(self, ledger_id: int) -> Ledger:
         ledger = self._ledgers.get(ledger_id)
@@ -173,3 +191,7 @@ class TopicLog:
         self._runs.append((first, end))
         if len(self._runs) > _RUNS_MAX:
             self._runs_floor = self._runs.popleft()[1]
+
+
+def _range(first: int, count: int) -> Callable[[], UInt32Column]:
+    return lambda: np.arange(first, first + count, dtype=np.uint32)

@@ -55,6 +55,9 @@ _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
 
 
+_AMENDMENTS_FILE = re.compile(r"([0-9]+)\.[0-9a-f]+\.amend")
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerImage:
     """The root: what the broker is made of."""
@@ -79,6 +82,7 @@ class LedgerImage:
     times_crcs: tuple[int, ...]
     rows_crcs: tuple[int, ...]
     first_publish_ms: int
+    amendments_file: str = ""  # in `ledgers/`; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,8 @@ class TopicImage:
     indexed_through: Position
     index_lsn: int
     frontier_ms: int
+    bucket_ids: tuple[int, ...] = ()  # in the order of the log
+    next_bucket_id: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +178,8 @@ def encode_topic(image: TopicImage) -> bytes:
         indexed_through=_position_to_record(image.indexed_through),
         index_lsn=image.index_lsn,
         frontier_ms=image.frontier_ms,
+        bucket_ids=image.bucket_ids,
+        next_bucket_id=image.next_bucket_id if image.next_bucket_id > 1 else 0,  # as before there were buckets
     )
     return _frame(MAGIC_TOPIC, message)
 
@@ -191,6 +199,10 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
     subscriptions = tuple(subscription_from_entry(entry) for entry in message.subscriptions)
     for each in subscriptions:
         check_id(each.subscription_id, "subscription_id", message.next_subscription_id - 1)
+    next_bucket_id = message.next_bucket_id or 1  # manifests from before there were buckets have none
+    for bucket_id in message.bucket_ids:
+        check_id(bucket_id, "bucket_id", next_bucket_id - 1)
+    check(len(set(message.bucket_ids)) == len(message.bucket_ids), "a bucket is named twice")
     for what in ("subscription_id", "name"):
         distinct = {getattr(each, what) for each in subscriptions}
         check(len(distinct) == len(subscriptions), f"two subscriptions have one {what}")
@@ -206,6 +218,8 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
         indexed_through=_position_from_record(message.indexed_through),
         index_lsn=checked_lsn(message.index_lsn),
         frontier_ms=checked_time(message.frontier_ms),
+        bucket_ids=tuple(message.bucket_ids),
+        next_bucket_id=next_bucket_id,
     )
 
 
@@ -305,6 +319,7 @@ def _ledger_to_entry(image: LedgerImage) -> pb.LedgerEntry:
         times_crcs=image.times_crcs,
         rows_crcs=image.rows_crcs,
         first_publish_ms=image.first_publish_ms,
+        amendments_file=image.amendments_file,
     )
 
 
@@ -316,6 +331,11 @@ def _ledger_from_entry(entry: pb.LedgerEntry) -> LedgerImage:
     crc_count = 0 if entry.sealed else block_count(entry.entry_count)
     counts = (len(entry.times_crcs), len(entry.rows_crcs))
     check(counts == (crc_count, crc_count), f"{counts} block checksums where there are {crc_count}")
+    named = _AMENDMENTS_FILE.fullmatch(entry.amendments_file) if entry.amendments_file else None
+    check(
+        not entry.amendments_file or (named is not None and named[1] == str(entry.ledger_id)),
+        "an amendments file is not its ledger's",
+    )
     return LedgerImage(
         ledger_id=entry.ledger_id,
         generation=entry.generation,
@@ -325,6 +345,7 @@ def _ledger_from_entry(entry: pb.LedgerEntry) -> LedgerImage:
         times_crcs=tuple(entry.times_crcs),
         rows_crcs=tuple(entry.rows_crcs),
         first_publish_ms=checked_time(entry.first_publish_ms),
+        amendments_file=entry.amendments_file,
     )
 
 

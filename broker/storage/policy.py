@@ -19,7 +19,7 @@ TRACKER_MEMORY = 2
 _MS_MAX = 1 << 53
 _UINT32_MAX = (1 << 32) - 1  # rows hold offsets and entry ids of 32 bits
 
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "tracker": (TRACKER_UNSPECIFIED, TRACKER_MEMORY),
     "tick_ms": (1, 3_600_000),
     "max_delay_ms": (0, _MS_MAX),
@@ -27,6 +27,12 @@ _RANGES: dict[str, tuple[float, float]] = {
     "ledger_max_age_ms": (0, _MS_MAX),
     "ledger_max_bytes": (1, _UINT32_MAX),
     "ledger_max_entries": (1, _UINT32_MAX),
+    "min_index_count": (1, 100_000_000),
+    "ledgers_per_bucket": (1, _UINT32_MAX),
+    "seal_after_ms": (1, _MS_MAX),
+    "max_buckets": (1, 10_000),
+    "segment_time_step_ms": (1, _MS_MAX),
+    "max_segment_entries": (1, 1_000_000),
     "lease_ms": (1, _MS_MAX),
     "initial_backoff_ms": (0, _MS_MAX),
     "max_backoff_ms": (0, _MS_MAX),
@@ -47,6 +53,12 @@ class TopicPolicy:
     ledger_max_age_ms: int | None = None
     ledger_max_bytes: int | None = None
     ledger_max_entries: int | None = None
+    min_index_count: int | None = None
+    ledgers_per_bucket: int | None = None
+    seal_after_ms: int | None = None
+    max_buckets: int | None = None
+    segment_time_step_ms: int | None = None
+    max_segment_entries: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +108,7 @@ def _values(policy: TopicPolicy | SubscriptionPolicy) -> dict[str, Any]:
     values = {f.name: value for f in fields(policy) if (value := getattr(policy, f.name)) is not None}
     for name, value in values.items():
         if not _is_in_range(name, value):
-            low, high = _RANGES[name]
+            low, high = RANGES[name]
             raise InvalidRequest(
                 f"policy.{name} is between {low} and {high}, not {value}",
                 field=f"policy.{name}",
@@ -106,5 +118,5 @@ def _values(policy: TopicPolicy | SubscriptionPolicy) -> dict[str, Any]:
 
 
 def _is_in_range(name: str, value: float) -> bool:
-    low, high = _RANGES.get(name, (0, 1))  # honor_delay is a bool
+    low, high = RANGES.get(name, (0, 1))  # honor_delay is a bool
     return low <= value <= high  # false for NaN

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from broker.config import BrokerConfig
+from broker.delayed.bucket_storage import LocalBucketStorage
 from broker.errors import Fenced, LimitReached, StorageFailed, Unavailable
 from broker.model import Batch
 from broker.observe.logs import get_logger
@@ -49,6 +50,7 @@ class Broker:
         journal_executor: Executor,
         file_executor: Executor,
         read_executor: Executor,
+        index_executor: Executor,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.config = config
@@ -61,6 +63,7 @@ class Broker:
         self._journal_executor = journal_executor
         self._file_executor = file_executor
         self._read_executor = read_executor
+        self._index_executor = index_executor
         self._on_failure = on_failure
         self._layout = Layout(config.data_dir)
         self._lock: File | None = None
@@ -175,6 +178,9 @@ class Broker:
             appended=self._tail_writer.appended,
             changed=self._changed,
             make_folders=self._make_topic_folders,
+            bucket_storage=self._bucket_storage,
+            index_executor=self._index_executor,
+            note_index=self.counters.note_index,
         )
         self.registry.bind(services)
         for image in manifests.topics:
@@ -188,7 +194,9 @@ class Broker:
                 )
                 for ledger in image.ledgers
             ]
-            self.registry.add(Topic(image, ledgers, manifests.cursors[image.topic_id], services))
+            topic_id = image.topic_id
+            amendments, cursors = manifests.amendments[topic_id], manifests.cursors[topic_id]
+            self.registry.add(Topic(image, ledgers, cursors, amendments, services))
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -251,6 +259,9 @@ class Broker:
     def _new_ledger(self, topic_id: int, ledger_id: int) -> Ledger:
         name = LedgerName(self._layout.ledgers(topic_id), topic_id, ledger_id, 0)
         return Ledger(name, self._open_files, self._file_executor, self._read_executor)
+
+    def _bucket_storage(self, topic_id: int) -> LocalBucketStorage:
+        return LocalBucketStorage(self._vfs, self._layout.buckets(topic_id), topic_id, self._read_executor)
 
     async def _make_topic_folders(self, topic_id: int) -> None:
         await asyncio.get_running_loop().run_in_executor(

@@ -19,8 +19,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from broker.delayed.bucket_values import BucketImage
 from broker.errors import StorageFailed
-from broker.model import START
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
 from broker.runtime.vfs import Vfs, replace_file
@@ -50,9 +50,10 @@ class TopicCapture:
     image: TopicImage
     ledgers: tuple[tuple[Ledger, LedgerCapture], ...]
     cursors: tuple[tuple[str, CursorImage], ...]  # (file name, content)
+    index: BucketImage
 
 
-def ledger_image(capture: LedgerCapture, first_publish_ms: int) -> LedgerImage:
+def ledger_image(capture: LedgerCapture, first_publish_ms: int, amendments_file: str) -> LedgerImage:
     """What the manifest says of a ledger that was captured."""
     return LedgerImage(
         ledger_id=capture.ledger_id,
@@ -63,6 +64,7 @@ def ledger_image(capture: LedgerCapture, first_publish_ms: int) -> LedgerImage:
         times_crcs=capture.times_crcs,
         rows_crcs=capture.rows_crcs,
         first_publish_ms=first_publish_ms,
+        amendments_file=amendments_file,
     )
 
 
@@ -83,6 +85,7 @@ def ledger_capture(image: LedgerImage, topic_id: int) -> LedgerCapture:
 def capture_topic(topic: Topic) -> TopicCapture:
     """Capture a topic: one step, no await."""
     dirty = topic.log.dirty
+    index = topic.index_image()
     ledgers = tuple((ledger, ledger.capture()) for ledger in topic.log)
     cursors = []
     images = []
@@ -105,17 +108,24 @@ def capture_topic(topic: Topic) -> TopicCapture:
         policy=topic.own_policy,
         applied_lsn=topic.applied_lsn,
         ledgers=tuple(
-            ledger_image(capture, topic.first_publish_ms[capture.ledger_id]) for _, capture in ledgers
+            ledger_image(
+                capture,
+                topic.first_publish_ms[capture.ledger_id],
+                topic.amendments_files.get(capture.ledger_id, ""),
+            )
+            for _, capture in ledgers
         ),
         subscriptions=tuple(images),
         next_subscription_id=topic.next_subscription_id,
-        indexed_through=START,
-        index_lsn=0,
-        frontier_ms=topic.frontier_ms,
+        indexed_through=index.indexed_through,
+        index_lsn=index.index_lsn,
+        frontier_ms=index.frontier_ms,
+        bucket_ids=index.bucket_ids,
+        next_bucket_id=index.next_bucket_id,
     )
     to_write = tuple((ledger, capture) for ledger, capture in ledgers if capture.ledger_id in dirty)
     topic.log.dirty = {}
-    return TopicCapture(image, to_write, tuple(cursors))
+    return TopicCapture(image, to_write, tuple(cursors), index)
 
 
 class Checkpointer:
@@ -190,7 +200,9 @@ class Checkpointer:
         changed, self._changed = self._changed, set()
         for topic_id in sorted(changed):
             if topic := self._registry.topics.get(topic_id):
-                await self._persist(capture_topic(topic))
+                capture = capture_topic(topic)
+                await self._persist(capture)
+                await topic.index_image_durable(capture.index)
         # A topic that went meanwhile has no manifest that holds its records up to the root's lsn, perhaps none
         # at all. Left out, it is one of those whose records recovery skips.
         root = replace(root, topics={i: n for i, n in root.topics.items() if i in self._registry.topics})

@@ -14,8 +14,9 @@ import numpy as np
 from pyroaring import BitMap
 
 from broker.model import START, Position
+from broker.storage.amendments import Amendments
 from broker.storage.blocks import find_bad_offsets, find_bad_times
-from broker.storage.manifest import BrokerImage, CursorImage, SubscriptionImage, TopicImage
+from broker.storage.manifest import BrokerImage, CursorImage, LedgerImage, SubscriptionImage, TopicImage
 from broker.storage.records import (
     GivenBack,
     Produced,
@@ -59,6 +60,28 @@ def find_cursor_problems(
             yield f"Entry {bitmap.min()} of ledger {ledger_id} is {what}, but lies below the mark {tuple(mark)}"
         if what != "settled" and not bitmap.isdisjoint(cursor.settled.get(ledger_id, BitMap())):
             yield f"Entries of ledger {ledger_id} are {what} and settled"
+
+
+def find_index_problems(image: TopicImage) -> Iterator[str]:
+    """What the manifest says about the delayed index and does not fit the rest of it. Pure."""
+    end = Position(image.ledgers[-1].ledger_id, image.ledgers[-1].entry_count) if image.ledgers else START
+    if image.indexed_through > end:
+        yield f"Indexed through {tuple(image.indexed_through)}, beyond the log, which ends at {tuple(end)}"
+    if image.index_lsn > image.applied_lsn:
+        yield f"Moves are indexed up to lsn {image.index_lsn}, but records applied up to {image.applied_lsn}"
+
+
+def find_amendment_problems(image: TopicImage, ledger: LedgerImage, amendments: Amendments) -> Iterator[str]:
+    """What of a ledger's amendments does not fit its manifest. Pure."""
+    cancelled, moved, lsns = amendments.cancelled, amendments.entry_ids, amendments.lsns
+    for what, last in (
+        ("cancelled", cancelled.max() if cancelled else -1),
+        ("moved", int(moved[-1]) if len(moved) else -1),
+    ):
+        if last >= ledger.entry_count:
+            yield f"Entry {last} is {what}, but the ledger holds {ledger.entry_count} entries"
+    if len(lsns) and int(lsns.max()) > image.applied_lsn:
+        yield f"A move has lsn {lsns.max()}, but records are applied up to {image.applied_lsn}"
 
 
 def find_batch_problems(record: Produced) -> Iterator[str]:

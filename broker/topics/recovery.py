@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from broker.errors import Corrupt
 from broker.runtime.vfs import Vfs, replace_file
+from broker.storage.amendments import Amendments, decode_amendments
 from broker.storage.blocks import file_lengths
 from broker.storage.journal import Journal
 from broker.storage.layout import Layout, remove_tree
@@ -48,6 +49,7 @@ class Manifests:
     root: BrokerImage
     topics: list[TopicImage] = field(default_factory=list)
     cursors: dict[int, dict[int, CursorImage]] = field(default_factory=dict)
+    amendments: dict[int, dict[int, Amendments]] = field(default_factory=dict)  # by topic, by ledger
 
     @property
     def needed_to_lsn(self) -> int:
@@ -70,6 +72,7 @@ def open_manifests(vfs: Vfs, layout: Layout, now_ms: int) -> Manifests:
         image = _read_topic(vfs, layout, topic_id, name)
         manifests.topics.append(image)
         manifests.cursors[topic_id] = _read_cursors(vfs, layout, image)
+        manifests.amendments[topic_id] = read_amendments(vfs, layout, image)
     return manifests
 
 
@@ -152,6 +155,20 @@ def _read_cursors(vfs: Vfs, layout: Layout, image: TopicImage) -> dict[int, Curs
     return cursors
 
 
+def read_amendments(vfs: Vfs, layout: Layout, image: TopicImage) -> dict[int, Amendments]:
+    """What was cancelled or moved, by ledger; raises Corrupt. Blocks."""
+    amendments = {}
+    for ledger in image.ledgers:
+        if not ledger.amendments_file:
+            continue
+        path = f"{layout.ledgers(image.topic_id)}/{ledger.amendments_file}"
+        found = decode_amendments(read_file(vfs, path), path)
+        if (found.topic_id, found.ledger_id) != (image.topic_id, ledger.ledger_id):
+            raise Corrupt("An amendments file belongs to another ledger", path=path, advice=_ADVICE)
+        amendments[ledger.ledger_id] = found.amendments
+    return amendments
+
+
 def _check_lengths(vfs: Vfs, layout: Layout, topic_id: int, lengths: dict[str, int], ledger_id: int) -> None:
     for kind, length in lengths.items():
         path = f"{layout.ledgers(topic_id)}/{ledger_id}.0.{kind}"
@@ -172,10 +189,13 @@ def _check_lengths(vfs: Vfs, layout: Layout, topic_id: int, lengths: dict[str, i
 
 def _remove_unnamed_of_topic(vfs: Vfs, layout: Layout, image: TopicImage) -> None:
     ledgers = {(str(ledger.ledger_id), str(ledger.generation)) for ledger in image.ledgers}
+    amendments = {ledger.amendments_file for ledger in image.ledgers}
     cursors = {subscription.cursor_file for subscription in image.subscriptions}
+    buckets = {f"{bucket_id}.bucket" for bucket_id in image.bucket_ids}
     folders: list[tuple[str, Callable[[str], bool]]] = [
-        (layout.ledgers(image.topic_id), lambda name: _ledger_of(name) in ledgers),
+        (layout.ledgers(image.topic_id), lambda name: _ledger_of(name) in ledgers or name in amendments),
         (layout.cursors(image.topic_id), lambda name: name in cursors),
+        (layout.buckets(image.topic_id), lambda name: name in buckets),
     ]
     for folder, is_named in folders:
         for name in vfs.list_dir(folder):

@@ -100,7 +100,7 @@ class Registry:
             index_lsn=0,
             frontier_ms=0,
         )
-        topic = Topic(image, [], {}, self._services)
+        topic = Topic(image, [], {}, {}, self._services)
         self.add(topic)
         self._services.changed(topic)
         if self._started:

@@ -16,23 +16,35 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from concurrent.futures import Executor
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from broker.config import BrokerConfig
+from broker.delayed.bucket_storage import BucketSnapshotStorage
+from broker.delayed.bucket_tracker import BucketTracker
+from broker.delayed.bucket_upkeep import BucketUpkeep, NoteIndex
+from broker.delayed.bucket_values import BucketImage, BucketPolicyValues
 from broker.delayed.index_pump import IndexPump
 from broker.delayed.memory_tracker import MemoryTracker
-from broker.delayed.tracker import ENTRY_AFTER_ALL, DueChunk, Frontier
+from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier
 from broker.errors import AlreadyExists, LimitReached, NotFound
-from broker.model import Batch, IdRange, Int64Column, Position, UInt32Column
+from broker.model import START, Batch, IdRange, Int64Column, Position, UInt32Column
 from broker.observe.metrics import TopicCounters
 from broker.runtime.clock import Clock
+from broker.storage.amendments import Amendments
 from broker.storage.ledger import Ledger
 from broker.storage.log import TopicLog
 from broker.storage.manifest import CursorImage, SubscriptionImage, TopicImage
-from broker.storage.policy import SubscriptionPolicy, TopicPolicy, effective
+from broker.storage.policy import (
+    TRACKER_BUCKET,
+    TRACKER_MEMORY,
+    SubscriptionPolicy,
+    TopicPolicy,
+    effective,
+)
 from broker.storage.records import (
     GivenBack,
     Produced,
@@ -65,6 +77,9 @@ class TopicServices:
     appended: Callable[[Topic, int], None]  # (topic, bytes): an unwritten tail grew
     changed: Callable[[Topic], None]  # there is something for the next checkpoint
     make_folders: Callable[[int], Awaitable[None]]
+    bucket_storage: Callable[[int], BucketSnapshotStorage]  # (topic_id)
+    index_executor: Executor
+    note_index: NoteIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +108,7 @@ class Topic:
         image: TopicImage,
         ledgers: list[Ledger],
         cursors: dict[int, CursorImage],
+        amendments: dict[int, Amendments],
         services: TopicServices,
     ) -> None:
         self.topic_id = image.topic_id
@@ -104,11 +120,21 @@ class Topic:
         self.counters = TopicCounters()
         self.deleted = False
         self.log = TopicLog(lambda ledger_id: services.open_ledger(image.topic_id, ledger_id))
-        self.log.restore(ledgers)
+        self.log.restore(ledgers, amendments)
+        self.amendments_files = {
+            ledger.ledger_id: ledger.amendments_file for ledger in image.ledgers if ledger.amendments_file
+        }
         self.first_publish_ms = {ledger.ledger_id: ledger.first_publish_ms for ledger in image.ledgers}
         self._services = services
         self._has_folders = bool(ledgers)
-        self._frontier_ms = image.frontier_ms
+        self._found_index = BucketImage(
+            bucket_ids=image.bucket_ids,
+            indexed_through=image.indexed_through,
+            index_lsn=image.index_lsn,
+            frontier_ms=image.frontier_ms,
+            next_bucket_id=image.next_bucket_id,
+            deleted_ids=(),
+        )
         self._pump: IndexPump | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._dispatchers: dict[int, asyncio.Task[None]] = {}
@@ -131,20 +157,52 @@ class Topic:
         now_ms = self._services.clock.now_ms()
         # What came due while the broker was down, or was due before and perhaps not in the index, is delivered by
         # position: the index begins after it.
-        frontier = Frontier(max(now_ms, self._frontier_ms), *ENTRY_AFTER_ALL)
+        frontier = Frontier(max(now_ms, self._found_index.frontier_ms), *ENTRY_AFTER_ALL)
         config = self._services.config
+        tracker: DelayedDeliveryTracker
+        upkeep: BucketUpkeep | None = None
+        if self.policy.tracker == TRACKER_MEMORY:
+            tracker = MemoryTracker(self._read_times, frontier, tick_ms=self.policy.tick_ms or 1)
+        else:
+            tracker, upkeep = self._bucket_tracker(frontier)
         self._pump = IndexPump(
             self.log,
-            MemoryTracker(self._read_times, frontier, tick_ms=self.policy.tick_ms or 1),
+            tracker,
             clock=self._services.clock,
             clock_recheck_ms=config.clock_recheck_ms,
             due_entries=config.due_batch_entries,
             on_due=self._on_due,
+            upkeep=upkeep,
         )
         self._tasks.append(self._services.spawn(f"index of topic {self.topic_id}", self._pump.run()))
 
+    def _bucket_tracker(self, frontier: Frontier) -> tuple[BucketTracker, BucketUpkeep]:
+        services = self._services
+        storage = services.bucket_storage(self.topic_id)
+        tracker = BucketTracker(
+            storage,
+            frontier,
+            topic_id=self.topic_id,
+            executor=services.index_executor,
+            amendments_of=self.log.amendments.get,
+            policy=bucket_policy(self.policy),
+        )
+        upkeep = BucketUpkeep(
+            tracker,
+            storage,
+            self._found_index,
+            spawn=services.spawn,
+            prepare_folders=self.prepare_folders,
+            changed=lambda: services.changed(self),
+            clock=services.clock,
+            note=services.note_index,
+        )
+        return tracker, upkeep
+
     def stop(self) -> None:
         """End the topic's tasks; durable state stays as it is."""
+        if self._pump is not None and self._pump.upkeep is not None:
+            self._pump.upkeep.stop()
         for task in (*self._tasks, *self._dispatchers.values()):
             task.cancel()
         self._tasks.clear()
@@ -348,10 +406,25 @@ class Topic:
         assert self._pump is not None, "the topic was not started"
         return self._pump
 
-    @property
-    def frontier_ms(self) -> int:
-        """The time of the index's frontier, for the manifest."""
-        return self._pump.tracker.frontier.deliver_at_ms if self._pump else self._frontier_ms
+    def index_image(self) -> BucketImage:
+        """What the manifest says of the index. A memory tracker leaves nothing but its frontier."""
+        if self._pump is None:
+            return self._found_index
+        if self._pump.upkeep is not None:
+            return self._pump.upkeep.image()
+        return BucketImage(
+            bucket_ids=(),
+            indexed_through=START,
+            index_lsn=0,
+            frontier_ms=self._pump.tracker.frontier.deliver_at_ms,
+            next_bucket_id=self._found_index.next_bucket_id,
+            deleted_ids=(),
+        )
+
+    async def index_image_durable(self, image: BucketImage) -> None:
+        """A manifest with this image is durable: files that it does not name can go."""
+        if self._pump is not None and self._pump.upkeep is not None:
+            await self._pump.upkeep.remove_deleted(image)
 
     def subscription_counts(self, subscription: Subscription) -> SubscriptionCounts:
         """What a subscription is owed, by state. Scheduled is what the topic's index holds, as far as it is owed."""
@@ -398,14 +471,25 @@ class Topic:
 def default_topic_policy(config: BrokerConfig) -> TopicPolicy:
     """The broker's own settings for topics, every field set."""
     return TopicPolicy(
-        tracker=2,
+        tracker=TRACKER_MEMORY if config.tracker == "memory" else TRACKER_BUCKET,
         tick_ms=config.tick_ms,
         max_delay_ms=config.max_delay_ms,
         default_ttl_ms=config.default_ttl_ms,
         ledger_max_age_ms=config.ledger_max_age_ms,
         ledger_max_bytes=config.ledger_bytes_max,
         ledger_max_entries=config.ledger_entries_max,
+        min_index_count=config.min_index_count,
+        ledgers_per_bucket=config.ledgers_per_bucket,
+        seal_after_ms=config.seal_after_ms,
+        max_buckets=config.max_buckets,
+        segment_time_step_ms=config.segment_time_step_ms,
+        max_segment_entries=config.max_segment_entries,
     )
+
+
+def bucket_policy(policy: TopicPolicy) -> BucketPolicyValues:
+    """What a policy in force says of the buckets."""
+    return BucketPolicyValues(**{f.name: getattr(policy, f.name) for f in fields(BucketPolicyValues)})
 
 
 def default_subscription_policy(config: BrokerConfig) -> SubscriptionPolicy:

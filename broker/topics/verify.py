@@ -11,9 +11,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from broker.delayed.bucket_storage import LocalBucketStorage
+from broker.delayed.check import CursorView, IndexState
 from broker.errors import Corrupt, Fenced, NotFound
 from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import Vfs
+from broker.storage.amendments import NONE, Amendments, decode_amendments
 from broker.storage.blocks import KINDS, LedgerCapture, file_lengths
 from broker.storage.journal_files import SEGMENT_NAME, SPARE_NAME, JournalFiles
 from broker.storage.layout import Layout
@@ -21,6 +24,7 @@ from broker.storage.ledger_check import verify_ledger
 from broker.storage.manifest import (
     BrokerImage,
     CursorImage,
+    LedgerImage,
     SubscriptionImage,
     TopicImage,
     decode_broker,
@@ -29,7 +33,14 @@ from broker.storage.manifest import (
 )
 from broker.storage.records import Produced, decode_record
 from broker.topics.checkpoint import ledger_capture
-from broker.topics.consistency import History, find_batch_problems, find_cursor_problems
+from broker.topics.consistency import (
+    History,
+    find_amendment_problems,
+    find_batch_problems,
+    find_cursor_problems,
+    find_index_problems,
+)
+from broker.topics.index_check import check_index, file_source
 from broker.topics.recovery import read_file
 
 LINES_MAX = 1000
@@ -145,13 +156,15 @@ class _Verification:
             return None
         for ledger in image.ledgers:
             self._check_ledger(ledger_capture(ledger, topic_id))
-        for subscription in image.subscriptions:
-            self._check_subscription(image, subscription)
+        cursors = [self._check_subscription(image, subscription) for subscription in image.subscriptions]
+        self._check_index(image, cursors)
         self._note_others(layout.topic(topic_id), {"manifest", "ledgers", "cursors", "buckets"})
         ledgers = [(ledger.ledger_id, ledger.generation) for ledger in image.ledgers]
-        self._note_others(layout.ledgers(topic_id), {f"{i}.{g}.{kind}" for i, g in ledgers for kind in KINDS})
+        ledger_files = {f"{i}.{g}.{kind}" for i, g in ledgers for kind in KINDS}
+        ledger_files |= {ledger.amendments_file for ledger in image.ledgers}
+        self._note_others(layout.ledgers(topic_id), ledger_files)
         self._note_others(layout.cursors(topic_id), {each.cursor_file for each in image.subscriptions})
-        self._note_others(layout.buckets(topic_id), set())
+        self._note_others(layout.buckets(topic_id), {f"{i}.bucket" for i in image.bucket_ids})
         return image
 
     def _check_ledger(self, capture: LedgerCapture) -> None:
@@ -170,7 +183,8 @@ class _Verification:
                     f"{surplus} bytes follow what the manifest names; the next start cuts them ({path})"
                 )
 
-    def _check_subscription(self, image: TopicImage, subscription: SubscriptionImage) -> None:
+    def _check_subscription(self, image: TopicImage, subscription: SubscriptionImage) -> CursorView:
+        """What the subscription has settled; of a cursor that cannot be read, what lies before its mark."""
         self._subscription_count += 1
         where = f"(topic {image.topic_id}, subscription {subscription.subscription_id})"
         cursor = CursorImage(image.topic_id, subscription.subscription_id, {}, {}, ())
@@ -181,13 +195,49 @@ class _Verification:
                 found = decode_cursor(read_file(self._vfs, path), path)
             except Corrupt as error:
                 self._problems.add(error.message)
-                return
+                return CursorView(subscription.mark, {})
             if (found.topic_id, found.subscription_id) != (cursor.topic_id, cursor.subscription_id):
                 self._problems.add(f"A cursor belongs to another subscription {where}")
-                return
+                return CursorView(subscription.mark, {})
             cursor = found
         for what in find_cursor_problems(image, subscription, cursor):
             self._problems.add(f"{what} {where}")
+        return CursorView(subscription.mark, cursor.settled)
+
+    def _check_index(self, image: TopicImage, cursors: Sequence[CursorView]) -> None:
+        """Compare the delayed index with the ledgers."""
+        topic_id, layout = image.topic_id, self._layout
+        for what in find_index_problems(image):
+            self._problems.add(f"{what} ({layout.topic_manifest(topic_id)})")
+        folder = layout.ledgers(topic_id)
+        ledgers = [
+            file_source(
+                self._vfs, folder, ledger_capture(ledger, topic_id), self._read_amendments(image, ledger)
+            )
+            for ledger in image.ledgers
+        ]
+        state = IndexState(image.indexed_through, image.index_lsn, image.frontier_ms)
+        storage = LocalBucketStorage(self._vfs, layout.buckets(topic_id), topic_id)
+        findings, _ = check_index(storage.open_reader, image.bucket_ids, state, ledgers, cursors)
+        for finding in findings:
+            self._problems.add(f"{finding} ({layout.topic(topic_id)})")
+
+    def _read_amendments(self, image: TopicImage, ledger: LedgerImage) -> Amendments | None:
+        """What was amended of a ledger; None if that cannot be read."""
+        if not ledger.amendments_file:
+            return NONE
+        path = f"{self._layout.ledgers(image.topic_id)}/{ledger.amendments_file}"
+        try:
+            found = decode_amendments(read_file(self._vfs, path), path)
+        except Corrupt as error:
+            self._problems.add(error.message)
+            return None
+        if (found.topic_id, found.ledger_id) != (image.topic_id, ledger.ledger_id):
+            self._problems.add(f"Amendments belong to another ledger ({path})")
+            return None
+        for what in find_amendment_problems(image, ledger, found.amendments):
+            self._problems.add(f"{what} ({path})")
+        return found.amendments
 
     # -- the journal -----------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from broker.config import BrokerConfig
+from broker.model import START
 from broker.storage.manifest import BrokerImage, encode_broker, encode_cursor, encode_topic
 from broker.storage.policy import SubscriptionPolicy, TopicPolicy
 from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, SHARED
@@ -72,8 +73,15 @@ async def _topic_state(topic: Topic, state: State) -> None:
         name = f"cursor {topic.topic_id}/{subscription.subscription_id}"
         state[name] = encode_cursor(subscription.cursor_image())
     dirty = dict(topic.log.dirty)
-    # The frontier moves with the clock; no record moves it.
-    image = replace(capture_topic(topic).image, frontier_ms=0)
+    # The frontier moves with the clock, buckets are sealed when there is time for it: no record does either.
+    image = replace(
+        capture_topic(topic).image,
+        frontier_ms=0,
+        indexed_through=START,
+        index_lsn=0,
+        bucket_ids=(),
+        next_bucket_id=1,
+    )
     topic.log.dirty = dirty  # nothing was written: whoever goes on with this broker still has to
     for subscription in topic.subscriptions.values():
         subscription.changed = True

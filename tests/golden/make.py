@@ -8,6 +8,7 @@ ones, and a decoder that reads both.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import google_crc32c
@@ -15,7 +16,10 @@ import numpy as np
 from pyroaring import BitMap
 
 from broker.model import FLAG_DELAYED, ROW, Int64Column, Position, RowColumn
+from broker.storage.amendments import Amendments, AmendmentsImage, encode_amendments
 from broker.storage.blocks import BLOCK_ROWS, TIME, BlockChecksums, LedgerCapture, LedgerName
+from broker.storage.bucket_builder import SnapshotBuilder
+from broker.storage.bucket_snapshot import LedgerSpan, encode_metadata
 from broker.storage.frame import encode_group
 from broker.storage.manifest import (
     BrokerImage,
@@ -194,6 +198,40 @@ def cursor_image() -> CursorImage:
     )
 
 
+def bucket_rows(scattered: bool) -> tuple[Int64Column, Int64Column]:
+    """Times and ordinals in due order: scattered ones, or 100 each millisecond in the order of arrival."""
+    ordinals = np.arange(1000)
+    if not scattered:
+        return NOW_MS + ordinals // 100, ordinals
+    times = NOW_MS + ordinals * 7_919_113 % 10_000_019
+    order = np.argsort(times, kind="stable")
+    return times[order], ordinals[order]
+
+
+def bucket(*, scattered: bool) -> bytes:
+    """A snapshot over the ends of two ledgers; one of scattered times as a merge leaves it, with a hole."""
+    spans = (LedgerSpan(11, 4000, 4100), LedgerSpan((1 << 48) - 1, (1 << 32) - 900, 1 << 32))
+    builder = SnapshotBuilder(spans, time_step_ms=300_000, min_entries=100, max_entries=400)
+    segments = builder.add(*bucket_rows(scattered)) + builder.end()
+    metadata = builder.metadata(3, 6, Position(11, 4000), Position((1 << 48) - 1, 1 << 32))
+    if not scattered:
+        return encode_metadata(metadata, builder.bitmaps) + b"".join(segments)
+    beginning = encode_metadata(replace(metadata, segments_at=1024), builder.bitmaps)
+    return beginning.ljust(1024, b"\0") + b"".join(segments)
+
+
+def amendments() -> bytes:
+    moved = [5, 9, (1 << 32) - 1]
+    columns = Amendments(
+        cancelled=BitMap([9, *range(100, 4000)]),
+        entry_ids=np.array(moved, np.uint32),
+        deliver_at_ms=np.array([NOW_MS + 7, NOW_MS, (1 << 53) - 1]),
+        revisions=np.array([1, 2, (1 << 32) - 1], np.uint32),
+        lsns=np.array([0x1235, 0x1236, (1 << 63) - 1], np.uint64),
+    )
+    return encode_amendments(AmendmentsImage(3, (1 << 48) - 1, columns))
+
+
 def build() -> dict[str, bytes]:
     """Every golden file by its path below this folder."""
     return {
@@ -201,6 +239,9 @@ def build() -> dict[str, bytes]:
         "broker-v1.manifest": encode_broker(broker_image()),
         "topic-v1.manifest": encode_topic(topic_image()),
         "cursor-v1": encode_cursor(cursor_image()),
+        "uniform-v1.bucket": bucket(scattered=False),
+        "scattered-v1.bucket": bucket(scattered=True),
+        "ledger-v1.amend": amendments(),
         **ledger(SEALED, SEALED_COUNT, sealed=True),
         **ledger(UNSEALED, UNSEALED_COUNT, sealed=False),
     }

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 
 from broker.model import Position
+from broker.storage.amendments import decode_amendments
 from broker.storage.blocks import KINDS, LedgerCapture, LedgerName
+from broker.storage.bucket_snapshot import (
+    LedgerSpan,
+    Ordinals,
+    check_segment,
+    decode_bitmaps,
+    decode_entries,
+    decode_metadata,
+    entries_checksum,
+)
 from broker.storage.dump import dump_file
 from broker.storage.journal import Journal
 from broker.storage.ledger_check import verify_ledger
@@ -33,6 +43,9 @@ SHA256 = {
     "unsealed-v1/12.2.data": "69d117977da8956673c820c1cac98fbb03a2e6ebe482070efeaaea96f4a778dc",
     "unsealed-v1/12.2.rows": "ae8974c9aed1c24766bd7ad730fd17102d4b7bf26eb066f62df0eb14dabe2a2b",
     "unsealed-v1/12.2.times": "5afb891fa59ad8a895f360121c5e25f321dc0a5038dd8a918d0209aa28bec6dc",
+    "uniform-v1.bucket": "64d20694712c462713eef666f597876a83eeb07d9e3e240873cc63b594eb149d",
+    "scattered-v1.bucket": "8ed5c7a0cda26b6859a6af9bad865ff3e1750493222a1702f4a84525fa863cba",
+    "ledger-v1.amend": "78d7359d94f2c6069fee4dd8258b35daaef6ae28ce8a92add01ed6986b593442",
 }
 
 
@@ -130,6 +143,54 @@ def test_ledger(name: LedgerName, count: int, sealed: bool) -> None:
     assert entries.rows.tolist() == rows.tolist()
     assert b"".join(entries.frames) == frames
     assert entries.times[:4].tolist() == [0, 1_750_000_001_000, 1_750_000_002_000, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "counts", "segments_at", "checksum"),
+    [
+        ("uniform-v1.bucket", [400, 400, 200], 226, 0xBAF9423F490F0BA1),
+        ("scattered-v1.bucket", [110, 122, 121, 120, 118, 119, 123, 120, 47], 1024, 0x216388CE09B54219),
+    ],
+)
+def test_bucket(name: str, counts: list[int], segments_at: int, checksum: int) -> None:
+    data = read(name)
+    metadata = decode_metadata(data)
+    assert (metadata.topic_id, metadata.bucket_id, metadata.count) == (3, 6, 1000)
+    assert (metadata.start, metadata.end) == (Position(11, 4000), Position((1 << 48) - 1, 1 << 32))
+    assert metadata.spans == (LedgerSpan(11, 4000, 4100), LedgerSpan((1 << 48) - 1, (1 << 32) - 900, 1 << 32))
+    assert (metadata.segments_at, metadata.checksum) == (segments_at, checksum)
+    assert metadata.segments.counts.tolist() == counts
+    assert len(data) == metadata.file_bytes
+    bitmaps = decode_bitmaps(data)
+    assert [(ledger_id, len(bitmap)) for ledger_id, bitmap in bitmaps.items()] == [
+        (11, 100),
+        ((1 << 48) - 1, 900),
+    ]
+    ordinals = Ordinals(metadata.spans)
+    times, positions = make.bucket_rows(name.startswith("scattered"))
+    row = sum_of_entries = 0
+    for index, count in enumerate(counts):
+        offset = metadata.segments_at + int(metadata.segments.offsets[index])
+        segment = data[offset : offset + int(metadata.segments.lengths[index])]
+        check_segment(metadata, index, segment)
+        entries = decode_entries(metadata, ordinals, index, segment)
+        assert entries[0].tolist() == times[row : row + count].tolist()
+        assert ordinals.to_ordinals(*entries[1:]).tolist() == positions[row : row + count].tolist()
+        sum_of_entries += entries_checksum(*entries)
+        row += count
+    assert (row, sum_of_entries % (1 << 64)) == (1000, checksum)
+
+
+def test_amendments() -> None:
+    image = decode_amendments(read("ledger-v1.amend"))
+    amendments = image.amendments
+    assert (image.topic_id, image.ledger_id, len(amendments.cancelled)) == (3, (1 << 48) - 1, 3901)
+    assert amendments.entry_ids.tolist() == [5, 9, (1 << 32) - 1]
+    assert amendments.deliver_at_ms.tolist() == [1_750_000_000_007, 1_750_000_000_000, (1 << 53) - 1]
+    assert amendments.revisions.tolist() == [1, 2, (1 << 32) - 1]
+    assert amendments.lsns.tolist() == [0x1235, 0x1236, (1 << 63) - 1]
+    ids = np.array([4, 5, 9, 100], np.uint32)
+    assert amendments.effective(ids, np.array([1, 2, 3, 4])).tolist() == [1, 1_750_000_000_007, 0, 0]
 
 
 @pytest.mark.parametrize("name", SHA256)

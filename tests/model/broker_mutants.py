@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from broker.delayed.index_pump import IndexPump
-from broker.delayed.memory_tracker import MemoryTracker
+from broker.delayed.bucket_tracker import BucketTracker
 from broker.model import Array
 from broker.runtime.clock import Clock
 from broker.storage.log import TopicLog
@@ -41,7 +41,7 @@ def swapped(owner: object, name: str, value: object) -> Iterator[None]:
 
 def mutant_skips_due_rows(patch: pytest.MonkeyPatch) -> None:
     """The index cursor leaves out rows that are due when it passes them."""
-    add, index = MemoryTracker.add, IndexPump._index_rows
+    add, index = BucketTracker.add, IndexPump._index_rows
     now_ms = 0
 
     async def index_rows(self: IndexPump) -> None:
@@ -49,12 +49,12 @@ def mutant_skips_due_rows(patch: pytest.MonkeyPatch) -> None:
         now_ms = self._clock.now_ms()
         await index(self)
 
-    def add_later_ones(self: MemoryTracker, ledger_id: int, entry_ids: Any, deliver_at_ms: Any) -> None:
+    def add_later_ones(self: BucketTracker, ledger_id: int, entry_ids: Any, deliver_at_ms: Any) -> None:
         later = deliver_at_ms > now_ms
         add(self, ledger_id, entry_ids[later], deliver_at_ms[later])
 
     patch.setattr(IndexPump, "_index_rows", index_rows)
-    patch.setattr(MemoryTracker, "add", add_later_ones)
+    patch.setattr(BucketTracker, "add", add_later_ones)
 
 
 def mutant_rebuilds_after_live_frontier(patch: pytest.MonkeyPatch) -> None:

@@ -1,227 +1,15 @@
-"""Delayed trackers against a sorted list.
-
-The model knows the effective time of every stored entry, and the set of (time, position) that were added and
-not taken. Of those the *live* ones, whose time is still the effective one, must come exactly as T1-T4 say;
-the others are stale, and a tracker may yield them (in order, once) or drop them whenever it likes.
-
-To run it against another tracker, add a factory to `FACTORIES`.
-"""
+"""Both trackers under the model of a tracker; see `tracker_machine`. To run another one, add a factory."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from typing import ClassVar
-
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import run_state_machine_as_test
 
+from broker.delayed.bucket_tracker import BucketPolicyValues
 from broker.delayed.memory_tracker import MemoryTracker
-from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier, TimesReader
-from broker.model import Int64Column, UInt32Column
-
-START_MS = 1_700_000_000_000
-HOUR = 3_600_000
-DAY = 24 * HOUR
-LEDGERS = (1, 2, 5)
-
-Row = tuple[int, int, int]
-Factory = Callable[[TimesReader, Frontier], DelayedDeliveryTracker]
-
-# Few distinct times, many of them on tick borders, so that entries meet.
-OFFSETS_MS = st.one_of(
-    st.integers(-3, 3),
-    st.integers(-20, 20).map(lambda tenth: tenth * 100),
-    st.builds(lambda tick, ms: tick * 1_000 + ms, st.integers(-3, 12), st.integers(-1, 1)),
-    st.sampled_from([HOUR, HOUR + 1, DAY, -DAY]),
-)
-STEPS_MS = st.one_of(
-    st.integers(0, 5), st.integers(0, 3_000), st.sampled_from([1_000, 10_000, HOUR, DAY, 2 * DAY])
-)
-LIMITS = st.sampled_from([1, 2, 3, 7, 1_000])
-
-
-class TrackerMachine(RuleBasedStateMachine):
-    """One tracker and one pump, on a clock that steps both ways."""
-
-    factory: ClassVar[Factory]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_ms = START_MS
-        self.effective: dict[tuple[int, int], int] = {}
-        self.held: set[Row] = set()
-        self.tracker = type(self).factory(self.read_times, Frontier(START_MS, *ENTRY_AFTER_ALL))
-        self.frontier = self.tracker.frontier
-
-    async def read_times(self, ledger_id: int, entry_ids: UInt32Column) -> Int64Column:
-        assert np.all(entry_ids[1:] > entry_ids[:-1])
-        times = [self.effective.get((ledger_id, entry_id), 0) for entry_id in entry_ids.tolist()]
-        return np.array(times, dtype=np.int64)
-
-    def is_live(self, row: Row) -> bool:
-        return self.effective.get(row[1:]) == row[0]
-
-    def live(self) -> list[Row]:
-        return sorted(row for row in self.held if self.is_live(row))
-
-    def add_rows(self, ledger_id: int, entries: dict[int, int]) -> None:
-        entry_ids = sorted(entries)
-        times = [entries[entry_id] for entry_id in entry_ids]
-        self.tracker.add(ledger_id, np.array(entry_ids, dtype=np.uint32), np.array(times, dtype=np.int64))
-        self.held |= {(entries[entry_id], ledger_id, entry_id) for entry_id in entry_ids}
-
-    def entry_from(self, number: int) -> tuple[int, int]:
-        return sorted(self.effective)[number % len(self.effective)]
-
-    @rule(ledger_id=st.sampled_from(LEDGERS), offsets=st.lists(OFFSETS_MS, min_size=1, max_size=12))
-    def store(self, ledger_id: int, offsets: list[int]) -> None:
-        first = 1 + max((entry for ledger, entry in self.effective if ledger == ledger_id), default=-1)
-        entries = {first + index: self.now_ms + offset for index, offset in enumerate(offsets)}
-        self.effective |= {(ledger_id, entry_id): time for entry_id, time in entries.items()}
-        self.add_rows(ledger_id, entries)
-
-    @rule(ledger_id=st.sampled_from(LEDGERS), offset=OFFSETS_MS, count=st.integers(5, 40))
-    def store_herd(self, ledger_id: int, offset: int, count: int) -> None:
-        self.store(ledger_id, [offset] * count)
-
-    @precondition(lambda self: self.effective)
-    @rule(number=st.integers(0, 999), offset=OFFSETS_MS)
-    def move(self, number: int, offset: int) -> None:
-        ledger_id, entry_id = self.entry_from(number)
-        self.effective[ledger_id, entry_id] = self.now_ms + offset
-        self.add_rows(ledger_id, {entry_id: self.now_ms + offset})
-
-    @precondition(lambda self: self.effective)
-    @rule(number=st.integers(0, 999))
-    def cancel(self, number: int) -> None:
-        self.effective[self.entry_from(number)] = 0
-
-    @precondition(lambda self: self.effective)
-    @rule(ledger_id=st.sampled_from(LEDGERS))
-    def add_again(self, ledger_id: int) -> None:
-        pending = {entry: time for time, ledger, entry in self.live() if ledger == ledger_id}
-        if pending:
-            self.add_rows(ledger_id, pending)
-
-    @rule(step_ms=STEPS_MS)
-    def clock_forward(self, step_ms: int) -> None:
-        self.now_ms += step_ms
-
-    @rule(step_ms=STEPS_MS)
-    def clock_back(self, step_ms: int) -> None:
-        self.now_ms -= step_ms
-
-    @rule()
-    def clock_to_next_due(self) -> None:
-        self.now_ms = max(self.now_ms, self.tracker.next_due_ms() or 0)
-
-    @rule()
-    def load_once(self) -> None:
-        if self.tracker.needs_load(self.now_ms):
-            asyncio.run(self.tracker.load(self.now_ms))
-
-    @rule(limit=LIMITS)
-    def take_without_load(self, limit: int) -> None:
-        self.check_taken(self.tracker.take_due(self.now_ms, limit), limit, is_loaded=False)
-
-    @rule(limit=LIMITS)
-    def take(self, limit: int) -> None:
-        self.load_all()
-        self.check_taken(self.tracker.take_due(self.now_ms, limit), limit, is_loaded=True)
-
-    @rule(ledger_id=st.sampled_from(LEDGERS))
-    def discard_ledger(self, ledger_id: int) -> None:
-        self.tracker.discard_ledger(ledger_id)
-        self.held = {row for row in self.held if row[1] != ledger_id}
-        # Its ids stay used, as a ledger's number is never given again; its entries are gone.
-        self.effective |= {position: 0 for position in self.effective if position[0] == ledger_id}
-
-    @rule(is_rebuilt=st.booleans())
-    def clear(self, is_rebuilt: bool) -> None:
-        pending = self.live()
-        self.tracker.clear()
-        self.held = set()
-        assert self.tracker.count() == 0
-        assert self.tracker.next_due_ms() is None
-        if is_rebuilt:
-            for ledger_id in LEDGERS:
-                entries = {entry: time for time, ledger, entry in pending if ledger == ledger_id}
-                if entries:
-                    self.add_rows(ledger_id, entries)
-
-    @invariant()
-    def frontier_never_goes_back_t1(self) -> None:
-        assert self.tracker.frontier == self.frontier
-
-    @invariant()
-    def next_due_is_armed_t4(self) -> None:
-        live, due = self.live(), self.tracker.next_due_ms()
-        if live:
-            assert due is not None
-            assert due <= live[0][0]
-        if not self.held:
-            assert due is None
-
-    @invariant()
-    def counts_agree(self) -> None:
-        live, count = self.live(), self.tracker.count()
-        assert len(live) <= count <= len(self.held)
-        bars = self.tracker.histogram(START_MS - 99 * DAY, START_MS + 9_999 * DAY, HOUR)
-        assert sum(bar.count for bar in bars) == count
-        assert all(bar.count > 0 for bar in bars)
-        if live:
-            assert self.tracker.contains(*live[0][1:])
-            assert self.tracker.contains(*live[-1][1:])
-        positions = {row[1:] for row in self.held}
-        for position in list(self.effective)[:3]:
-            assert position in positions or not self.tracker.contains(*position)
-
-    def load_all(self) -> None:
-        steps = 0
-        while self.tracker.needs_load(self.now_ms):
-            asyncio.run(self.tracker.load(self.now_ms))
-            steps += 1
-            assert steps < 10_000, "load makes no progress"
-
-    def check_taken(self, chunk: DueChunk | None, limit: int, *, is_loaded: bool) -> None:
-        due = [row for row in self.live() if row[0] <= self.now_ms]
-        if chunk is None:
-            assert not (is_loaded and due)
-            return
-        columns = (chunk.deliver_at_ms.tolist(), chunk.ledger_ids.tolist(), chunk.entry_ids.tolist())
-        taken: list[Row] = list(zip(*columns, strict=True))
-        assert 0 < len(taken) <= limit
-        assert taken == sorted(set(taken))  # T1: in order, once
-        assert self.held.issuperset(taken)  # T1: not again
-        assert taken[-1][0] <= self.now_ms  # T3
-        live = [row for row in taken if self.is_live(row)]
-        assert live == due[: len(live)]  # T1, T2: no gap, and what was late comes first
-        if is_loaded and len(taken) < limit and not self.tracker.needs_load(self.now_ms):
-            assert live == due
-        self.held.difference_update(taken)
-        self.frontier = max(self.frontier, Frontier(*taken[-1]))
-
-    def teardown(self) -> None:
-        """Everything is delivered in the end, by waking only when told."""
-        for _ in range(100_000):
-            due = self.tracker.next_due_ms()
-            if due is None:
-                break
-            self.now_ms = max(self.now_ms, due)
-            self.take(1_000)
-            self.frontier_never_goes_back_t1()
-        assert self.live() == []
-        assert self.tracker.count() == 0
+from tests.model.bucket_machine import BucketMachine
+from tests.model.tracker_machine import HOUR, Factory, TrackerMachine
 
 
 def _memory(**options: int) -> Factory:
@@ -238,16 +26,33 @@ FACTORIES: dict[str, Factory] = {
 }
 
 
+SETTINGS = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+)
+
+
 @pytest.mark.parametrize("name", FACTORIES)
 def test_tracker_behaves_like_a_sorted_list(name: str) -> None:
     machine = type("Machine", (TrackerMachine,), {"factory": staticmethod(FACTORIES[name])})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=60,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            print_blob=True,
-        ),
-    )
+    run_state_machine_as_test(machine, settings=SETTINGS)
+
+
+BUCKET_POLICIES = {
+    "bucket-1": (BucketPolicyValues(1, 1, 1_000, 1, 1_000, 1), 1),
+    "bucket-2": (BucketPolicyValues(2, 2, 10_000, 2, 1_000, 2), 2),
+    "bucket-3": (BucketPolicyValues(3, 9, HOUR, 3, HOUR, 3), 3),
+    "bucket-5-large-loads": (BucketPolicyValues(5, 9, HOUR, 4, 100, 3), 1_000),
+    "bucket-tiers": (BucketPolicyValues(1, 9, HOUR, 100, 100, 5), 10),
+}
+
+
+@pytest.mark.parametrize("name", BUCKET_POLICIES)
+def test_bucket_tracker_behaves_like_a_sorted_list(name: str) -> None:
+    policy, load_entries_max = BUCKET_POLICIES[name]
+    settings_of = {"policy": policy, "load_entries_max": load_entries_max}
+    machine = type("Machine", (BucketMachine,), settings_of)
+    run_state_machine_as_test(machine, settings=SETTINGS)

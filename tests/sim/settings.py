@@ -40,6 +40,13 @@ def random_config(rng: random.Random) -> BrokerConfig:
         replay_entries_max=pick((1, 3, 10, 50, MUCH)),
         read_batch_entries=pick((1, 2, 7, 50, 2_000)),
         due_batch_entries=pick((1, 2, 7, 100, 10_000)),
+        tracker=pick(("bucket", "bucket", "bucket", "memory")),
+        min_index_count=pick((1, 2, 5, 20, 50_000)),
+        ledgers_per_bucket=pick((1, 2, 50)),
+        seal_after_ms=pick((1, 100, 2_000, 60_000)),
+        max_buckets=pick((1, 2, 3, 64)),
+        max_segment_entries=pick((1, 2, 5, 5_000)),
+        segment_time_step_ms=pick((1, 100, 2_000, 300_000)),
     )
 
 

@@ -159,7 +159,7 @@ class Life:
         self.faults = DiskFaults(self._die, world.loop.now_us)
         vfs.faults = self.faults
         self._tasks: dict[asyncio.Task[None], None] = {}
-        threads = [cast(Any, Thread(self)) for _ in range(3)]
+        threads = [cast(Any, Thread(self)) for _ in range(4)]
         self.broker = Broker(
             config,
             vfs=vfs,
@@ -168,6 +168,7 @@ class Life:
             journal_executor=threads[0],
             file_executor=threads[1],
             read_executor=threads[2],
+            index_executor=threads[3],
             on_failure=self._failed,
         )
 

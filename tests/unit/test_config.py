@@ -19,10 +19,10 @@ from broker.config import (
     check_name,
     is_loopback,
     load_config,
-    render_reference,
     split_address,
 )
 from broker.errors import InvalidRequest
+from tools.configuration import render_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -259,4 +259,4 @@ def test_every_setting_says_what_it_means_in_a_sentence() -> None:
 
 def test_the_documentation_is_what_the_code_says() -> None:
     document = (ROOT / "docs/configuration.md").read_text()
-    assert document == render_reference(), "run: python -m broker.config > docs/configuration.md"
+    assert document == render_reference(), "run: python -m tools.configuration > docs/configuration.md"

@@ -91,7 +91,11 @@ CASES = [
             "plain text": "orders",
         }.items()
     ),
-    Case("CreateTopic: bucket tracker", "CreateTopic", topic_policy(tracker=1), "BUCKET_TRACKER_NOT_SUPPORTED", code=UNIMPLEMENTED),
+    *(
+        Case(f"CreateTopic: {name} {value}", "CreateTopic", topic_policy(buckets=admin_pb2.BucketPolicy(**{name: value})), "INVALID_POLICY", f"policy.buckets.{name}")
+        for name in ("max_buckets", "min_index_count", "seal_after_ms", "ledgers_per_bucket", "segment_time_step_ms", "max_segment_entries")
+        for value in (0, *((-1,) if name.endswith("ms") else ()))
+    ),
     Case("CreateTopic: tracker that is none", "CreateTopic", topic_policy(tracker=9), "INVALID_POLICY", "policy.tracker"),
     *(
         Case(f"CreateTopic: {name} {value}", "CreateTopic", topic_policy(**{name: value}), "INVALID_POLICY", f"policy.{name}")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n broker/storage/v1/manifest.proto\x12\x13postdate.storage.v1\"\xb2\x01\n\x0e\x42rokerManifest\x12\x11\n\tbroker_id\x18\x01 \x01(\t\x12\x16\n\x0e\x63heckpoint_lsn\x18\x02 \x01(\x04\x12/\n\x06topics\x18\x03 \x03(\x0b\x32\x1f.postdate.storage.v1.TopicEntry\x12\x15\n\rnext_topic_id\x18\x04 \x01(\x04\x12\x16\n\x0enext_ledger_id\x18\x05 \x01(\x04\x12\x15\n\rlast_alive_ms\x18\x06 \x01(\x03\",\n\nTopicEntry\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x8a\x03\n\rTopicManifest\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x63reate_time_ms\x18\x03 \x01(\x03\x12\x36\n\x06policy\x18\x04 \x01(\x0b\x32&.postdate.storage.v1.TopicPolicyRecord\x12\x13\n\x0b\x61pplied_lsn\x18\x05 \x01(\x04\x12\x31\n\x07ledgers\x18\x06 \x03(\x0b\x32 .postdate.storage.v1.LedgerEntry\x12=\n\rsubscriptions\x18\x07 \x03(\x0b\x32&.postdate.storage.v1.SubscriptionEntry\x12\x1c\n\x14next_subscription_id\x18\x08 \x01(\x04\x12<\n\x0findexed_through\x18\t \x01(\x0b\x32#.postdate.storage.v1.PositionRecord\x12\x11\n\tindex_lsn\x18\n \x01(\x04\x12\x13\n\x0b\x66rontier_ms\x18\x0b \x01(\x03\"5\n\x0ePositionRecord\x12\x11\n\tledger_id\x18\x01 \x01(\x04\x12\x10\n\x08\x65ntry_id\x18\x02 \x01(\x04\"\xae\x01\n\x0bLedgerEntry\x12\x11\n\tledger_id\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x13\n\x0b\x65ntry_count\x18\x03 \x01(\x04\x12\x12\n\ndata_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06sealed\x18\x05 \x01(\x08\x12\x12\n\ntimes_crcs\x18\x06 \x03(\x07\x12\x11\n\trows_crcs\x18\x07 \x03(\x07\x12\x18\n\x10\x66irst_publish_ms\x18\x08 \x01(\x03\"\x9b\x02\n\x11SubscriptionEntry\x12\x17\n\x0fsubscription_id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\r\x12\x16\n\x0e\x63reate_time_ms\x18\x04 \x01(\x03\x12\x32\n\x05start\x18\x05 \x01(\x0b\x32#.postdate.storage.v1.PositionRecord\x12=\n\x06policy\x18\x06 \x01(\x0b\x32-.postdate.storage.v1.SubscriptionPolicyRecord\x12\x13\n\x0b\x63ursor_file\x18\x07 \x01(\t\x12\x31\n\x04mark\x18\x08 \x01(\x0b\x32#.postdate.storage.v1.PositionRecord\"\xd5\x02\n\x11TopicPolicyRecord\x12\x14\n\x07tracker\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07tick_ms\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x19\n\x0cmax_delay_ms\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1b\n\x0e\x64\x65\x66\x61ult_ttl_ms\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x1e\n\x11ledger_max_age_ms\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x1d\n\x10ledger_max_bytes\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x1f\n\x12ledger_max_entries\x18\x07 \x01(\rH\x06\x88\x01\x01\x42\n\n\x08_trackerB\n\n\x08_tick_msB\x0f\n\r_max_delay_msB\x11\n\x0f_default_ttl_msB\x14\n\x12_ledger_max_age_msB\x13\n\x11_ledger_max_bytesB\x15\n\x13_ledger_max_entries\"\x88\x02\n\x18SubscriptionPolicyRecord\x12\x15\n\x08lease_ms\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1f\n\x12initial_backoff_ms\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x1b\n\x0emax_backoff_ms\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1f\n\x12\x62\x61\x63koff_multiplier\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x0bhonor_delay\x18\x05 \x01(\x08H\x04\x88\x01\x01\x42\x0b\n\t_lease_msB\x15\n\x13_initial_backoff_msB\x11\n\x0f_max_backoff_msB\x15\n\x13_backoff_multiplierB\x0e\n\x0c_honor_delay\"\xd5\x01\n\nCursorFile\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x17\n\x0fsubscription_id\x18\x02 \x01(\x04\x12\x32\n\x07settled\x18\x03 \x03(\x0b\x32!.postdate.storage.v1.LedgerBitmap\x12\x32\n\x08\x61ttempts\x18\x04 \x03(\x0b\x32 .postdate.storage.v1.AttemptBits\x12\x34\n\x07waiting\x18\x05 \x03(\x0b\x32#.postdate.storage.v1.WaitingEntries\"1\n\x0cLedgerBitmap\x12\x11\n\tledger_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x62itmap\x18\x02 \x01(\x0c\"=\n\x0b\x41ttemptBits\x12\x11\n\tledger_id\x18\x01 \x01(\x04\x12\x0b\n\x03\x62it\x18\x02 \x01(\r\x12\x0e\n\x06\x62itmap\x18\x03 \x01(\x0c\"J\n\x0eWaitingEntries\x12\x15\n\rnot_before_ms\x18\x01 \x01(\x03\x12\x11\n\tledger_id\x18\x02 \x01(\x04\x12\x0e\n\x06\x62itmap\x18\x03 \x01(\x0c\"~\n\x0cTopicCreated\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x63reate_time_ms\x18\x03 \x01(\x03\x12\x36\n\x06policy\x18\x04 \x01(\x0b\x32&.postdate.storage.v1.TopicPolicyRecord\" \n\x0cTopicDeleted\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\"e\n\x13SubscriptionCreated\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12<\n\x0csubscription\x18\x02 \x01(\x0b\x32&.postdate.storage.v1.SubscriptionEntry\"@\n\x13SubscriptionDeleted\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x17\n\x0fsubscription_id\x18\x02 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n broker/storage/v1/manifest.proto\x12\x13postdate.storage.v1\"\xb2\x01\n\x0e\x42rokerManifest\x12\x11\n\tbroker_id\x18\x01 \x01(\t\x12\x16\n\x0e\x63heckpoint_lsn\x18\x02 \x01(\x04\x12/\n\x06topics\x18\x03 \x03(\x0b\x32\x1f.postdate.storage.v1.TopicEntry\x12\x15\n\rnext_topic_id\x18\x04 \x01(\x04\x12\x16\n\x0enext_ledger_id\x18\x05 \x01(\x04\x12\x15\n\rlast_alive_ms\x18\x06 \x01(\x03\",\n\nTopicEntry\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\"\xb6\x03\n\rTopicManifest\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x63reate_time_ms\x18\x03 \x01(\x03\x12\x36\n\x06policy\x18\x04 \x01(\x0b\x32&.postdate.storage.v1.TopicPolicyRecord\x12\x13\n\x0b\x61pplied_lsn\x18\x05 \x01(\x04\x12\x31\n\x07ledgers\x18\x06 \x03(\x0b\x32 .postdate.storage.v1.LedgerEntry\x12=\n\rsubscriptions\x18\x07 \x03(\x0b\x32&.postdate.storage.v1.SubscriptionEntry\x12\x1c\n\x14next_subscription_id\x18\x08 \x01(\x04\x12<\n\x0findexed_through\x18\t \x01(\x0b\x32#.postdate.storage.v1.PositionRecord\x12\x11\n\tindex_lsn\x18\n \x01(\x04\x12\x13\n\x0b\x66rontier_ms\x18\x0b \x01(\x03\x12\x12\n\nbucket_ids\x18\x0c \x03(\x04\x12\x16\n\x0enext_bucket_id\x18\r \x01(\x04\"5\n\x0ePositionRecord\x12\x11\n\tledger_id\x18\x01 \x01(\x04\x12\x10\n\x08\x65ntry_id\x18\x02 \x01(\x04\"\xc7\x01\n\x0bLedgerEntry\x12\x11\n\tledger_id\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x13\n\x0b\x65ntry_count\x18\x03 \x01(\x04\x12\x12\n\ndata_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06sealed\x18\x05 \x01(\x08\x12\x12\n\ntimes_crcs\x18\x06 \x03(\x07\x12\x11\n\trows_crcs\x18\x07 \x03(\x07\x12\x18\n\x10\x66irst_publish_ms\x18\x08 \x01(\x03\x12\x17\n\x0f\x61mendments_file\x18\t \x01(\t\"\x9b\x02\n\x11SubscriptionEntry\x12\x17\n\x0fsubscription_id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\r\x12\x16\n\x0e\x63reate_time_ms\x18\x04 \x01(\x03\x12\x32\n\x05start\x18\x05 \x01(\x0b\x32#.postdate.storage.v1.PositionRecord\x12=\n\x06policy\x18\x06 \x01(\x0b\x32-.postdate.storage.v1.SubscriptionPolicyRecord\x12\x13\n\x0b\x63ursor_file\x18\x07 \x01(\t\x12\x31\n\x04mark\x18\x08 \x01(\x0b\x32#.postdate.storage.v1.PositionRecord\"\x8d\x05\n\x11TopicPolicyRecord\x12\x14\n\x07tracker\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07tick_ms\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x19\n\x0cmax_delay_ms\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1b\n\x0e\x64\x65\x66\x61ult_ttl_ms\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x1e\n\x11ledger_max_age_ms\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x1d\n\x10ledger_max_bytes\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x1f\n\x12ledger_max_entries\x18\x07 \x01(\rH\x06\x88\x01\x01\x12\x1c\n\x0fmin_index_count\x18\x08 \x01(\rH\x07\x88\x01\x01\x12\x1f\n\x12ledgers_per_bucket\x18\t \x01(\rH\x08\x88\x01\x01\x12\x1a\n\rseal_after_ms\x18\n \x01(\x03H\t\x88\x01\x01\x12\x18\n\x0bmax_buckets\x18\x0b \x01(\rH\n\x88\x01\x01\x12!\n\x14segment_time_step_ms\x18\x0c \x01(\x03H\x0b\x88\x01\x01\x12 \n\x13max_segment_entries\x18\r \x01(\rH\x0c\x88\x01\x01\x42\n\n\x08_trackerB\n\n\x08_tick_msB\x0f\n\r_max_delay_msB\x11\n\x0f_default_ttl_msB\x14\n\x12_ledger_max_age_msB\x13\n\x11_ledger_max_bytesB\x15\n\x13_ledger_max_entriesB\x12\n\x10_min_index_countB\x15\n\x13_ledgers_per_bucketB\x10\n\x0e_seal_after_msB\x0e\n\x0c_max_bucketsB\x17\n\x15_segment_time_step_msB\x16\n\x14_max_segment_entries\"\x88\x02\n\x18SubscriptionPolicyRecord\x12\x15\n\x08lease_ms\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1f\n\x12initial_backoff_ms\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x1b\n\x0emax_backoff_ms\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1f\n\x12\x62\x61\x63koff_multiplier\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x0bhonor_delay\x18\x05 \x01(\x08H\x04\x88\x01\x01\x42\x0b\n\t_lease_msB\x15\n\x13_initial_backoff_msB\x11\n\x0f_max_backoff_msB\x15\n\x13_backoff_multiplierB\x0e\n\x0c_honor_delay\"\xd5\x01\n\nCursorFile\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x17\n\x0fsubscription_id\x18\x02 \x01(\x04\x12\x32\n\x07settled\x18\x03 \x03(\x0b\x32!.postdate.storage.v1.LedgerBitmap\x12\x32\n\x08\x61ttempts\x18\x04 \x03(\x0b\x32 .postdate.storage.v1.AttemptBits\x12\x34\n\x07waiting\x18\x05 \x03(\x0b\x32#.postdate.storage.v1.WaitingEntries\"1\n\x0cLedgerBitmap\x12\x11\n\tledger_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x62itmap\x18\x02 \x01(\x0c\"=\n\x0b\x41ttemptBits\x12\x11\n\tledger_id\x18\x01 \x01(\x04\x12\x0b\n\x03\x62it\x18\x02 \x01(\r\x12\x0e\n\x06\x62itmap\x18\x03 \x01(\x0c\"J\n\x0eWaitingEntries\x12\x15\n\rnot_before_ms\x18\x01 \x01(\x03\x12\x11\n\tledger_id\x18\x02 \x01(\x04\x12\x0e\n\x06\x62itmap\x18\x03 \x01(\x0c\"~\n\x0cTopicCreated\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x63reate_time_ms\x18\x03 \x01(\x03\x12\x36\n\x06policy\x18\x04 \x01(\x0b\x32&.postdate.storage.v1.TopicPolicyRecord\" \n\x0cTopicDeleted\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\"e\n\x13SubscriptionCreated\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12<\n\x0csubscription\x18\x02 \x01(\x0b\x32&.postdate.storage.v1.SubscriptionEntry\"@\n\x13SubscriptionDeleted\x12\x10\n\x08topic_id\x18\x01 \x01(\x04\x12\x17\n\x0fsubscription_id\x18\x02 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,31 +36,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOPICENTRY']._serialized_start=238
   _globals['_TOPICENTRY']._serialized_end=282
   _globals['_TOPICMANIFEST']._serialized_start=285
-  _globals['_TOPICMANIFEST']._serialized_end=679
-  _globals['_POSITIONRECORD']._serialized_start=681
-  _globals['_POSITIONRECORD']._serialized_end=734
-  _globals['_LEDGERENTRY']._serialized_start=737
-  _globals['_LEDGERENTRY']._serialized_end=911
-  _globals['_SUBSCRIPTIONENTRY']._serialized_start=914
-  _globals['_SUBSCRIPTIONENTRY']._serialized_end=1197
-  _globals['_TOPICPOLICYRECORD']._serialized_start=1200
-  _globals['_TOPICPOLICYRECORD']._serialized_end=1541
-  _globals['_SUBSCRIPTIONPOLICYRECORD']._serialized_start=1544
-  _globals['_SUBSCRIPTIONPOLICYRECORD']._serialized_end=1808
-  _globals['_CURSORFILE']._serialized_start=1811
-  _globals['_CURSORFILE']._serialized_end=2024
-  _globals['_LEDGERBITMAP']._serialized_start=2026
-  _globals['_LEDGERBITMAP']._serialized_end=2075
-  _globals['_ATTEMPTBITS']._serialized_start=2077
-  _globals['_ATTEMPTBITS']._serialized_end=2138
-  _globals['_WAITINGENTRIES']._serialized_start=2140
-  _globals['_WAITINGENTRIES']._serialized_end=2214
-  _globals['_TOPICCREATED']._serialized_start=2216
-  _globals['_TOPICCREATED']._serialized_end=2342
-  _globals['_TOPICDELETED']._serialized_start=2344
-  _globals['_TOPICDELETED']._serialized_end=2376
-  _globals['_SUBSCRIPTIONCREATED']._serialized_start=2378
-  _globals['_SUBSCRIPTIONCREATED']._serialized_end=2479
-  _globals['_SUBSCRIPTIONDELETED']._serialized_start=2481
-  _globals['_SUBSCRIPTIONDELETED']._serialized_end=2545
+  _globals['_TOPICMANIFEST']._serialized_end=723
+  _globals['_POSITIONRECORD']._serialized_start=725
+  _globals['_POSITIONRECORD']._serialized_end=778
+  _globals['_LEDGERENTRY']._serialized_start=781
+  _globals['_LEDGERENTRY']._serialized_end=980
+  _globals['_SUBSCRIPTIONENTRY']._serialized_start=983
+  _globals['_SUBSCRIPTIONENTRY']._serialized_end=1266
+  _globals['_TOPICPOLICYRECORD']._serialized_start=1269
+  _globals['_TOPICPOLICYRECORD']._serialized_end=1922
+  _globals['_SUBSCRIPTIONPOLICYRECORD']._serialized_start=1925
+  _globals['_SUBSCRIPTIONPOLICYRECORD']._serialized_end=2189
+  _globals['_CURSORFILE']._serialized_start=2192
+  _globals['_CURSORFILE']._serialized_end=2405
+  _globals['_LEDGERBITMAP']._serialized_start=2407
+  _globals['_LEDGERBITMAP']._serialized_end=2456
+  _globals['_ATTEMPTBITS']._serialized_start=2458
+  _globals['_ATTEMPTBITS']._serialized_end=2519
+  _globals['_WAITINGENTRIES']._serialized_start=2521
+  _globals['_WAITINGENTRIES']._serialized_end=2595
+  _globals['_TOPICCREATED']._serialized_start=2597
+  _globals['_TOPICCREATED']._serialized_end=2723
+  _globals['_TOPICDELETED']._serialized_start=2725
+  _globals['_TOPICDELETED']._serialized_end=2757
+  _globals['_SUBSCRIPTIONCREATED']._serialized_start=2759
+  _globals['_SUBSCRIPTIONCREATED']._serialized_end=2860
+  _globals['_SUBSCRIPTIONDELETED']._serialized_start=2862
+  _globals['_SUBSCRIPTIONDELETED']._serialized_end=2926
 # @@protoc_insertion_point(module_scope)

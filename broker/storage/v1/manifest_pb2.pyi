@@ -31,7 +31,7 @@ class TopicEntry(_message.Message):
     def __init__(self, topic_id: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class TopicManifest(_message.Message):
-    __slots__ = ("topic_id", "name", "create_time_ms", "policy", "applied_lsn", "ledgers", "subscriptions", "next_subscription_id", "indexed_through", "index_lsn", "frontier_ms")
+    __slots__ = ("topic_id", "name", "create_time_ms", "policy", "applied_lsn", "ledgers", "subscriptions", "next_subscription_id", "indexed_through", "index_lsn", "frontier_ms", "bucket_ids", "next_bucket_id")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,8 @@ class TopicManifest(_message.Message):
     INDEXED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     INDEX_LSN_FIELD_NUMBER: _ClassVar[int]
     FRONTIER_MS_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_IDS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BUCKET_ID_FIELD_NUMBER: _ClassVar[int]
     topic_id: int
     name: str
     create_time_ms: int
@@ -54,7 +56,9 @@ class TopicManifest(_message.Message):
     indexed_through: PositionRecord
     index_lsn: int
     frontier_ms: int
-    def __init__(self, topic_id: _Optional[int] = ..., name: _Optional[str] = ..., create_time_ms: _Optional[int] = ..., policy: _Optional[_Union[TopicPolicyRecord, _Mapping]] = ..., applied_lsn: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionEntry, _Mapping]]] = ..., next_subscription_id: _Optional[int] = ..., indexed_through: _Optional[_Union[PositionRecord, _Mapping]] = ..., index_lsn: _Optional[int] = ..., frontier_ms: _Optional[int] = ...) -> None: ...
+    bucket_ids: _containers.RepeatedScalarFieldContainer[int]
+    next_bucket_id: int
+    def __init__(self, topic_id: _Optional[int] = ..., name: _Optional[str] = ..., create_time_ms: _Optional[int] = ..., policy: _Optional[_Union[TopicPolicyRecord, _Mapping]] = ..., applied_lsn: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionEntry, _Mapping]]] = ..., next_subscription_id: _Optional[int] = ..., indexed_through: _Optional[_Union[PositionRecord, _Mapping]] = ..., index_lsn: _Optional[int] = ..., frontier_ms: _Optional[int] = ..., bucket_ids: _Optional[_Iterable[int]] = ..., next_bucket_id: _Optional[int] = ...) -> None: ...
 
 class PositionRecord(_message.Message):
     __slots__ = ("ledger_id", "entry_id")
@@ -65,7 +69,7 @@ class PositionRecord(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
-    __slots__ = ("ledger_id", "generation", "entry_count", "data_bytes", "sealed", "times_crcs", "rows_crcs", "first_publish_ms")
+    __slots__ = ("ledger_id", "generation", "entry_count", "data_bytes", "sealed", "times_crcs", "rows_crcs", "first_publish_ms", "amendments_file")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ENTRY_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +78,7 @@ class LedgerEntry(_message.Message):
     TIMES_CRCS_FIELD_NUMBER: _ClassVar[int]
     ROWS_CRCS_FIELD_NUMBER: _ClassVar[int]
     FIRST_PUBLISH_MS_FIELD_NUMBER: _ClassVar[int]
+    AMENDMENTS_FILE_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     generation: int
     entry_count: int
@@ -82,7 +87,8 @@ class LedgerEntry(_message.Message):
     times_crcs: _containers.RepeatedScalarFieldContainer[int]
     rows_crcs: _containers.RepeatedScalarFieldContainer[int]
     first_publish_ms: int
-    def __init__(self, ledger_id: _Optional[int] = ..., generation: _Optional[int] = ..., entry_count: _Optional[int] = ..., data_bytes: _Optional[int] = ..., sealed: bool = ..., times_crcs: _Optional[_Iterable[int]] = ..., rows_crcs: _Optional[_Iterable[int]] = ..., first_publish_ms: _Optional[int] = ...) -> None: ...
+    amendments_file: str
+    def __init__(self, ledger_id: _Optional[int] = ..., generation: _Optional[int] = ..., entry_count: _Optional[int] = ..., data_bytes: _Optional[int] = ..., sealed: bool = ..., times_crcs: _Optional[_Iterable[int]] = ..., rows_crcs: _Optional[_Iterable[int]] = ..., first_publish_ms: _Optional[int] = ..., amendments_file: _Optional[str] = ...) -> None: ...
 
 class SubscriptionEntry(_message.Message):
     __slots__ = ("subscription_id", "name", "type", "create_time_ms", "start", "policy", "cursor_file", "mark")
@@ -105,7 +111,7 @@ class SubscriptionEntry(_message.Message):
     def __init__(self, subscription_id: _Optional[int] = ..., name: _Optional[str] = ..., type: _Optional[int] = ..., create_time_ms: _Optional[int] = ..., start: _Optional[_Union[PositionRecord, _Mapping]] = ..., policy: _Optional[_Union[SubscriptionPolicyRecord, _Mapping]] = ..., cursor_file: _Optional[str] = ..., mark: _Optional[_Union[PositionRecord, _Mapping]] = ...) -> None: ...
 
 class TopicPolicyRecord(_message.Message):
-    __slots__ = ("tracker", "tick_ms", "max_delay_ms", "default_ttl_ms", "ledger_max_age_ms", "ledger_max_bytes", "ledger_max_entries")
+    __slots__ = ("tracker", "tick_ms", "max_delay_ms", "default_ttl_ms", "ledger_max_age_ms", "ledger_max_bytes", "ledger_max_entries", "min_index_count", "ledgers_per_bucket", "seal_after_ms", "max_buckets", "segment_time_step_ms", "max_segment_entries")
     TRACKER_FIELD_NUMBER: _ClassVar[int]
     TICK_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +119,12 @@ class TopicPolicyRecord(_message.Message):
     LEDGER_MAX_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     LEDGER_MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEDGER_MAX_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    MIN_INDEX_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LEDGERS_PER_BUCKET_FIELD_NUMBER: _ClassVar[int]
+    SEAL_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_TIME_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEGMENT_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     tracker: int
     tick_ms: int
     max_delay_ms: int
@@ -120,7 +132,13 @@ class TopicPolicyRecord(_message.Message):
     ledger_max_age_ms: int
     ledger_max_bytes: int
     ledger_max_entries: int
-    def __init__(self, tracker: _Optional[int] = ..., tick_ms: _Optional[int] = ..., max_delay_ms: _Optional[int] = ..., default_ttl_ms: _Optional[int] = ..., ledger_max_age_ms: _Optional[int] = ..., ledger_max_bytes: _Optional[int] = ..., ledger_max_entries: _Optional[int] = ...) -> None: ...
+    min_index_count: int
+    ledgers_per_bucket: int
+    seal_after_ms: int
+    max_buckets: int
+    segment_time_step_ms: int
+    max_segment_entries: int
+    def __init__(self, tracker: _Optional[int] = ..., tick_ms: _Optional[int] = ..., max_delay_ms: _Optional[int] = ..., default_ttl_ms: _Optional[int] = ..., ledger_max_age_ms: _Optional[int] = ..., ledger_max_bytes: _Optional[int] = ..., ledger_max_entries: _Optional[int] = ..., min_index_count: _Optional[int] = ..., ledgers_per_bucket: _Optional[int] = ..., seal_after_ms: _Optional[int] = ..., max_buckets: _Optional[int] = ..., segment_time_step_ms: _Optional[int] = ..., max_segment_entries: _Optional[int] = ...) -> None: ...
 
 class SubscriptionPolicyRecord(_message.Message):
     __slots__ = ("lease_ms", "initial_backoff_ms", "max_backoff_ms", "backoff_multiplier", "honor_delay")

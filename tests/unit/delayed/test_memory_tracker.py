@@ -173,14 +173,14 @@ async def test_next_due_is_never_later_than_the_earliest_entry_t4(ledgers: Ledge
         assert earliest - 1_000 < due <= earliest
 
 
-def test_empty_tracker_has_nothing_to_wake_for(build: Build) -> None:
+async def test_empty_tracker_has_nothing_to_wake_for(build: Build) -> None:
     tracker = build()
     assert tracker.next_due_ms() is None
     assert not tracker.needs_load(NOW + DAY)
     assert tracker.take_due(NOW + DAY, 10) is None
     assert tracker.count() == 0
     assert tracker.histogram(0, NOW + DAY, 1_000) == []
-    assert not tracker.contains(1, 1)
+    assert not await tracker.contains(1, 1)
     tracker.add(1, np.empty(0, dtype=np.uint32), np.empty(0, dtype=np.int64))
     assert tracker.stats().memory_bytes == 0
     assert tracker.stats().last_due_ms is None
@@ -471,14 +471,14 @@ async def test_discarded_ledger_is_forgotten(ledgers: Ledgers, build: Build, del
     tracker = build()
     ledgers.store(tracker, 1, [NOW + delay_ms, NOW + delay_ms + 1])
     ledgers.store(tracker, 2, [NOW + delay_ms, NOW + delay_ms + 5_000])
-    assert tracker.contains(2, 1)
+    assert await tracker.contains(2, 1)
     tracker.discard_ledger(2)
     tracker.discard_ledger(77)
-    assert not tracker.contains(2, 1)
-    assert tracker.contains(1, 1)
+    assert not await tracker.contains(2, 1)
+    assert await tracker.contains(1, 1)
     assert tracker.count() == 2
     assert await follow(tracker) == [(NOW + delay_ms, 1, 0), (NOW + delay_ms + 1, 1, 1)]
-    assert not tracker.contains(1, 1)
+    assert not await tracker.contains(1, 1)
 
 
 async def test_clear_keeps_the_frontier(ledgers: Ledgers, build: Build) -> None:

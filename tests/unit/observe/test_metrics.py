@@ -157,6 +157,7 @@ def test_no_counter_is_forgotten() -> None:
     assert {name for name, _ in BROKER_COUNTERS} | {name for name, _, _ in BROKER_HISTOGRAMS} | {
         "recovery_seconds",
         "refusals",
+        "index_operations",
     } == names(BrokerCounters)
 
 

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from broker.cli import main
 from broker.errors import Corrupt
+from broker.storage.amendments import MAGIC as MAGIC_AMENDMENTS
 from broker.storage.blocks import MAGICS, decode_footer, decode_header, frame_length, peek_row_count
+from broker.storage.bucket_snapshot import MAGIC as MAGIC_BUCKET
 from broker.storage.dump import dump_file
 from broker.storage.frame import encode_group
 from broker.storage.manifest import MAGIC_BROKER, MAGIC_CURSOR, MAGIC_TOPIC, VERSION, frame_content
@@ -26,7 +28,15 @@ from tests.golden import make
 Line = dict[str, Any]
 FILES = make.build()
 SMALL = {name: content for name, content in FILES.items() if len(content) < 4096}
-MAGIC_BYTES = [MAGIC, MAGIC_BROKER, MAGIC_TOPIC, MAGIC_CURSOR, *MAGICS.values()]
+MAGIC_BYTES = [
+    MAGIC,
+    MAGIC_BROKER,
+    MAGIC_TOPIC,
+    MAGIC_CURSOR,
+    MAGIC_BUCKET,
+    MAGIC_AMENDMENTS,
+    *MAGICS.values(),
+]
 
 
 def dump(content: bytes, name: str = "file") -> list[Line]:
@@ -103,6 +113,68 @@ def test_a_segment_shows_what_its_records_say() -> None:
     assert records[6]["entries"][0]["count"] == 100_000 and len(records[6]["entries"][0]["first_ids"]) == 10
     assert lines[-2] == torn
     assert (lines[-1]["line"], lines[-1]["next_lsn"], lines[-1]["damaged"]) == ("end", 0x1234 + 9, False)
+
+
+def test_a_bucket_shows_its_metadata_bitmaps_and_segments_but_not_its_entries() -> None:
+    header, bucket, *lines = dump_golden("uniform-v1.bucket")
+    assert (header["file"], header["segments_at"], header["file_bytes"]) == ("bucket", 226, 325)
+    assert bucket == {
+        "line": "bucket",
+        "topic_id": 3,
+        "bucket_id": 6,
+        "start": [11, 4000],
+        "end": [(1 << 48) - 1, 1 << 32],
+        "count": 1000,
+        "checksum": "baf9423f490f0ba1",
+        "segment_count": 3,
+    }
+    assert [line["line"] for line in lines] == ["ledger", "ledger", "segment", "segment", "segment"]
+    assert (lines[0]["ledger_id"], lines[0]["first"], lines[0]["end"], lines[0]["count"]) == (
+        11,
+        4000,
+        4100,
+        100,
+    )
+    assert lines[0]["first_ids"] == list(range(4000, 4010))
+    assert (lines[2]["count"], lines[2]["first_ms"], lines[2]["last_ms"]) == (
+        400,
+        make.NOW_MS,
+        make.NOW_MS + 3,
+    )
+    assert (lines[2]["first_position"], lines[4]["last_position"]) == (
+        [11, 4000],
+        [(1 << 48) - 1, (1 << 32) - 1],
+    )
+    assert all(line["ok"] for line in lines)
+
+
+def test_amendments() -> None:
+    header, amendments, *moved = dump_golden("ledger-v1.amend")
+    assert (header["file"], header["version"]) == ("amendments", 1)
+    assert (amendments["cancelled_count"], amendments["moved_count"]) == (3901, 3)
+    assert amendments["first_cancelled_ids"] == [9, *range(100, 109)]
+    assert moved[1] == {
+        "line": "moved",
+        "entry_id": 9,
+        "deliver_at_ms": make.NOW_MS,
+        "revision": 2,
+        "lsn": 0x1236,
+        "cancelled": True,
+    }
+    assert [line["cancelled"] for line in moved] == [False, True, False]
+
+
+def test_damage_of_a_bucket_is_named_after_everything_that_can_be_read() -> None:
+    content = bytearray(FILES["scattered-v1.bucket"])
+    content[1024] ^= 1  # in the first segment
+    bitmap_at = 32 + dump(bytes(content))[0]["metadata_bytes"]
+    content[bitmap_at] ^= 1  # in the first bitmap
+    *lines, error = dump(bytes(content))
+    assert [line["line"] for line in lines if line.get("ok") is False] == ["ledger", "segment"]
+    assert len(lines) == len(dump_golden("scattered-v1.bucket"))
+    assert (error["line"], error["offset"]) == ("error", bitmap_at)
+    longer = dump(FILES["scattered-v1.bucket"] + b"x")
+    assert longer[-1]["message"].startswith("A snapshot has 4432 bytes where there are 4431")
 
 
 @pytest.mark.parametrize("kind", ["data", "times", "rows"])

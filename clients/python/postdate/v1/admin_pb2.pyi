@@ -18,7 +18,7 @@ TRACKER_BUCKET: Tracker
 TRACKER_MEMORY: Tracker
 
 class TopicPolicy(_message.Message):
-    __slots__ = ("tracker", "tick_ms", "max_delay_ms", "default_ttl_ms", "ledger_max_age_ms", "ledger_max_bytes", "ledger_max_entries")
+    __slots__ = ("tracker", "tick_ms", "max_delay_ms", "default_ttl_ms", "ledger_max_age_ms", "ledger_max_bytes", "ledger_max_entries", "buckets")
     TRACKER_FIELD_NUMBER: _ClassVar[int]
     TICK_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class TopicPolicy(_message.Message):
     LEDGER_MAX_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     LEDGER_MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEDGER_MAX_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
     tracker: Tracker
     tick_ms: int
     max_delay_ms: int
@@ -33,7 +34,24 @@ class TopicPolicy(_message.Message):
     ledger_max_age_ms: int
     ledger_max_bytes: int
     ledger_max_entries: int
-    def __init__(self, tracker: _Optional[_Union[Tracker, str]] = ..., tick_ms: _Optional[int] = ..., max_delay_ms: _Optional[int] = ..., default_ttl_ms: _Optional[int] = ..., ledger_max_age_ms: _Optional[int] = ..., ledger_max_bytes: _Optional[int] = ..., ledger_max_entries: _Optional[int] = ...) -> None: ...
+    buckets: BucketPolicy
+    def __init__(self, tracker: _Optional[_Union[Tracker, str]] = ..., tick_ms: _Optional[int] = ..., max_delay_ms: _Optional[int] = ..., default_ttl_ms: _Optional[int] = ..., ledger_max_age_ms: _Optional[int] = ..., ledger_max_bytes: _Optional[int] = ..., ledger_max_entries: _Optional[int] = ..., buckets: _Optional[_Union[BucketPolicy, _Mapping]] = ...) -> None: ...
+
+class BucketPolicy(_message.Message):
+    __slots__ = ("max_buckets", "min_index_count", "seal_after_ms", "ledgers_per_bucket", "segment_time_step_ms", "max_segment_entries")
+    MAX_BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    MIN_INDEX_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SEAL_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    LEDGERS_PER_BUCKET_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_TIME_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEGMENT_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    max_buckets: int
+    min_index_count: int
+    seal_after_ms: int
+    ledgers_per_bucket: int
+    segment_time_step_ms: int
+    max_segment_entries: int
+    def __init__(self, max_buckets: _Optional[int] = ..., min_index_count: _Optional[int] = ..., seal_after_ms: _Optional[int] = ..., ledgers_per_bucket: _Optional[int] = ..., segment_time_step_ms: _Optional[int] = ..., max_segment_entries: _Optional[int] = ...) -> None: ...
 
 class SubscriptionPolicy(_message.Message):
     __slots__ = ("lease_ms", "initial_backoff_ms", "max_backoff_ms", "backoff_multiplier", "honor_delay")

@@ -1,0 +1,560 @@
+"""The delayed index of the `bucket` policy: bounded memory for any number of entries and any delays.
+
+    near      all entries held that lie before `loaded_end`, sorted, exact, each once
+    mutable   what was added since the last seal (and frozen: what a seal is writing), in memory
+    buckets   snapshots on disk, in the order of the log; of each, a window of decoded rows
+
+`loaded_end` is one key for everything: whatever holds an entry before it has handed it to near (or it was
+taken), and what lies at or after it still *waits*, in memory, in a window or in a segment not read. So near is
+taken from without a look at anything else, and no entry is ever loaded twice. A seal or a merge only changes
+where entries wait: the new bucket is opened at `loaded_end` as it stands at the swap, whatever was loaded or
+taken since the work began.
+
+Invariants (T1-T4 stand in `tracker`; U in `mutable_bucket`, K in `sealed_bucket`, G in `merging`, W in
+`bucket_writer`):
+  B1  frontier < loaded_end; every row of near lies before `loaded_end`, every waiting row at or after it. It
+      moves over waiting rows only by handing all of them to near, in one step without `await`; it moves back
+      only as far as the frontier and near's last row. It is a whole key, not a time: a million entries of one
+      millisecond are handed on in parts.
+  B2  What is added before `loaded_end` goes to near at once (T2), and is remembered for the next seal too,
+      unless it lies at or before the frontier. After the clock stepped back it waits in near until due (T3).
+  B3  Everything after the frontier that was added is in the mutable bucket, the frozen one, or the file of a
+      bucket that `image` names, but for what amendments make stale and for discarded ledgers. What lies at or
+      before the frontier may be left out: after a crash it is delivered by position (catch-up).
+  B4  `image().indexed_through` moves only when everything indexed before it is in buckets that the image names, or
+      lies at or before its `frontier_ms`.
+  B5  A seal freezes in one step, and there is at most one frozen bucket. One that failed is thawed: its rows
+      stand before those added since, as if it had never been frozen.
+  B6  Between the look that finds a new bucket's window right for `loaded_end` and the swap there is no `await`.
+  B7  What began before a `clear` changes nothing after it (generation), and its file goes to `deleted_ids`.
+      A ledger discarded during a seal or merge is discarded from the result.
+  B8  A merge replaces its sources in one step, and only by a bucket that was read back and holds the same entries
+      (W3). Whatever fails before leaves the sources as they were, LIVE.
+  B9  A file is deleted only after a manifest is durable whose image did not name it: its id is handed out by
+      `image().deleted_ids` and comes back through `remove_deleted`.
+  B10 `count` is exact but for: an entry added twice counts twice until both meet in near or in a seal or merge;
+      entries of a discarded ledger in unread segments count until these are read or merged.
+  B11 A failed read changes nothing and reaches the caller of `load`, unless its bucket is out of use by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+
+import numpy as np
+
+from broker.delayed.bucket_histogram import histogram_bars
+from broker.delayed.bucket_storage import BucketSnapshotStorage
+from broker.delayed.bucket_values import BucketCounters, BucketImage, BucketPolicyValues, Retry
+from broker.delayed.bucket_writer import BucketWriter, NewBucket, NotNeeded, SegmentLimits, Source
+from broker.delayed.merging import plan_merge
+from broker.delayed.mutable_bucket import MutableBucket
+from broker.delayed.near import (
+    Columns,
+    Key,
+    NearEntries,
+    bounded_end,
+    concatenate,
+    count_before,
+    key_after,
+    rows_before,
+    sort_unique,
+)
+from broker.delayed.sealed_bucket import BucketState, SealedBucket
+from broker.delayed.tracker import DueChunk, Frontier, HistogramBar, TrackerStats
+from broker.errors import PostdateError
+from broker.model import START, Int64Column, Position, UInt32Column
+from broker.observe.logs import get_logger
+from broker.storage.amendments import Amendments
+from broker.storage.bucket_snapshot import BucketMetadata
+
+log = get_logger(__name__)
+
+AmendmentsOf = Callable[[int], Amendments | None]
+"""ledger_id -> its amendments as of now, immutable; None if it has none. Called on the loop."""
+
+
+class BucketTracker:
+    """A `DelayedDeliveryTracker` over snapshots on disk. `seal` and `merge` may run beside everything else."""
+
+    def __init__(
+        self,
+        storage: BucketSnapshotStorage,
+        frontier: Frontier,
+        *,
+        topic_id: int,
+        executor: Executor | None = None,
+        amendments_of: AmendmentsOf = lambda ledger_id: None,
+        policy: BucketPolicyValues | None = None,
+        lead_ms: int = 2_000,
+        load_entries_max: int = 65_536,
+    ) -> None:
+        """`lead_ms`: what is due so soon is loaded, and then as much again, so that loads are seldom."""
+        self.policy = policy or BucketPolicyValues()
+        self.counters = BucketCounters()
+        self._storage = storage
+        self._writer = BucketWriter(storage, executor)
+        self._topic_id = topic_id
+        self._amendments_of = amendments_of
+        self._frontier = frontier
+        self._loaded_end: Key = key_after(frontier)
+        self._lead_ms = lead_ms
+        self._load_entries_max = load_entries_max
+        self._near = NearEntries()
+        self._mutable = MutableBucket()
+        self._frozen: MutableBucket | None = None
+        self._buckets: list[SealedBucket] = []
+        self._mark = (START, 0)  # position and lsn up to which everything was added
+        self._sealed_mark = (START, 0)  # up to which everything is in buckets
+        self._next_bucket_id = 1
+        self._deleted_ids: list[int] = []
+        self._generation = 0
+        self._mutable_since_ms: int | None = None
+        self._seal_retry, self._merge_retry = Retry(), Retry()
+        self._is_sealing = self._is_merging = False
+
+    # What every tracker offers.
+
+    @property
+    def frontier(self) -> Frontier:
+        return self._frontier
+
+    def add(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
+        if not len(entry_ids):
+            return
+        first = (int(deliver_at_ms.min()), ledger_id, int(entry_ids[0]))
+        if first >= self._loaded_end:
+            self._mutable.append(ledger_id, entry_ids, deliver_at_ms, None)
+            return
+        columns = Columns(deliver_at_ms, np.full(len(entry_ids), ledger_id, dtype=np.int64), entry_ids)
+        is_near = rows_before(columns, self._loaded_end)
+        self._near.add(columns.part(is_near))
+        kept = ~rows_before(columns, key_after(self._frontier))  # B2
+        self._mutable.append(ledger_id, entry_ids[kept], deliver_at_ms[kept], ~is_near[kept])
+
+    def needs_load(self, now_ms: int) -> bool:
+        self._move_loaded_end(now_ms)
+        first = self._first_waiting_key()
+        if first is None or first[0] > now_ms + self._lead_ms:
+            return False
+        # A million may be due at one moment, and after the clock leapt forward a day may be: what is in near is taken
+        # before more is brought there. Order holds, for near lies before what waits (B1).
+        return self._near.count() < self._load_entries_max
+
+    async def load(self, now_ms: int) -> None:
+        """See the protocol. Raises Corrupt or OSError if a segment cannot be read (B11)."""
+        self._move_loaded_end(now_ms)
+        last_ms = now_ms + 2 * self._lead_ms
+        for bucket in self._plan_reads(last_ms):
+            await self._read_next(bucket)
+        self._hand_on(last_ms)
+        self._drop_spent()
+        await asyncio.sleep(0)  # a storage that answers from memory never lets others run
+
+    def take_due(self, now_ms: int, limit: int) -> DueChunk | None:
+        chunk = self._near.take(now_ms, limit)
+        if chunk is not None:
+            last = Frontier(int(chunk.deliver_at_ms[-1]), int(chunk.ledger_ids[-1]), int(chunk.entry_ids[-1]))
+            self._frontier = max(self._frontier, last)  # what was late lies before it
+            self._drop_spent()
+        return chunk
+
+    def next_due_ms(self) -> int | None:
+        near_ms = self._near.first_due_ms()
+        if near_ms is not None:
+            return near_ms  # near lies before what waits (B1)
+        first = self._first_waiting_key()
+        return None if first is None else first[0]
+
+    async def contains(self, ledger_id: int, entry_id: int) -> bool:
+        """See the protocol. Reads a bitmap of each bucket, and segments of those that name the entry."""
+        if self._near.contains(ledger_id, entry_id) or any(
+            bucket.holds_waiting(ledger_id, entry_id, self._loaded_end) for bucket in self._in_memory()
+        ):
+            return True
+        for bucket in list(self._buckets):
+            if await self._holds_waiting(bucket, ledger_id, entry_id):
+                return True
+        return False
+
+    def count(self) -> int:
+        in_memory = sum(bucket.waiting for bucket in self._in_memory())
+        return self._near.count() + in_memory + sum(bucket.waiting for bucket in self._buckets)
+
+    def histogram(self, start_ms: int, end_ms: int, width_ms: int) -> Sequence[HistogramBar]:
+        """See the protocol. The entries of a segment that was not read count as spread evenly over its times."""
+        exact = [self._near.times_between(start_ms, end_ms)]
+        exact += [bucket.waiting_times(start_ms, end_ms, self._loaded_end) for bucket in self._in_memory()]
+        for bucket in self._buckets:
+            times = bucket.window.deliver_at_ms
+            exact.append(times[(times >= start_ms) & (times < end_ms)])
+        spread = [bucket.unread_spread() for bucket in self._buckets]
+        return histogram_bars(exact, spread, start_ms, end_ms, width_ms)
+
+    def discard_ledger(self, ledger_id: int) -> None:
+        """See the protocol; B10 says when what lies in unread segments stops to count."""
+        self._near.discard_ledger(ledger_id)
+        for memory in self._in_memory():
+            memory.discard_ledger(ledger_id, self._loaded_end)
+        for bucket in self._buckets:
+            bucket.discard(ledger_id)
+        self._drop_spent()
+
+    def clear(self) -> None:
+        """See the protocol. What follows indexes from the start of the log again."""
+        self._generation += 1  # B7
+        self._near.clear()
+        self._mutable, self._frozen = MutableBucket(), None
+        self._mutable_since_ms = None
+        for bucket in self._buckets:
+            self._delete(bucket)
+        self._buckets = []
+        self._mark = self._sealed_mark = (START, 0)
+
+    def stats(self) -> TrackerStats:
+        last_ms = [self._near.last_due_ms() or 0]
+        last_ms += [bucket.last_ms for bucket in self._in_memory() if bucket.waiting]
+        last_ms += [bucket.last_key[0] for bucket in self._buckets if bucket.waiting]
+        next_due_ms = self.next_due_ms()
+        return TrackerStats(
+            count=self.count(),
+            loaded_count=self._near.count(),
+            bucket_count=len(self._buckets),
+            memory_bytes=self._near.memory_bytes()
+            + sum(bucket.memory_bytes() for bucket in self._in_memory())
+            + sum(bucket.memory_bytes() for bucket in self._buckets),
+            disk_bytes=sum(bucket.disk_bytes() for bucket in self._buckets),
+            next_due_ms=next_due_ms,
+            last_due_ms=None if next_due_ms is None else max(last_ms),
+        )
+
+    # What the pump and the checkpoint need besides.
+
+    def passed(self, position: Position, lsn: int = 0) -> None:
+        """Every row before `position`, and every move of a record up to `lsn`, was added."""
+        self._mark = (position, lsn)
+
+    def image(self) -> BucketImage:
+        """What the next manifest says; see `remove_deleted`."""
+        nothing_to_seal = self._frozen is None and not self._mutable.count
+        position, lsn = self._mark if nothing_to_seal else self._sealed_mark  # B4
+        return BucketImage(
+            bucket_ids=tuple(bucket.bucket_id for bucket in self._buckets),
+            indexed_through=position,
+            index_lsn=lsn,
+            frontier_ms=self._frontier.deliver_at_ms,
+            next_bucket_id=self._next_bucket_id,
+            deleted_ids=tuple(self._deleted_ids),
+        )
+
+    async def remove_deleted(self, image: BucketImage) -> None:
+        """Remove the files that `image` did not name, now that a manifest with it is durable (B9).
+
+        One that cannot be removed is tried again with the next image.
+        """
+        for bucket_id in image.deleted_ids:
+            try:
+                await self._storage.delete(bucket_id)
+            except (OSError, PostdateError) as error:
+                log.warning("A bucket's file could not be removed", bucket_id=bucket_id, error=str(error))
+            else:
+                self._deleted_ids = [other for other in self._deleted_ids if other != bucket_id]
+
+    async def restore(
+        self,
+        metadatas: Sequence[BucketMetadata],
+        *,
+        indexed_through: Position,
+        index_lsn: int,
+        next_bucket_id: int,
+    ) -> None:
+        """Take up the buckets of an image, in its order. They begin after the frontier given to the constructor.
+
+        Raises Corrupt or OSError if a segment in which the frontier lies cannot be read; `clear` then. The caller
+        discards the ledgers that were deleted meanwhile.
+        """
+        assert not self._buckets and not self._mutable.count
+        self._next_bucket_id = max(next_bucket_id, *(m.bucket_id + 1 for m in metadatas), 1)
+        for metadata in metadatas:
+            bucket = await self._open(metadata)
+            bucket.state = BucketState.LIVE
+            self._buckets.append(bucket)
+        self._mark = self._sealed_mark = (indexed_through, index_lsn)
+        self._drop_spent()
+
+    def needs_seal(self, now_ms: int) -> bool:
+        mutable, policy = self._mutable, self.policy
+        if not mutable.count or self._is_sealing:
+            return False
+        if self._mutable_since_ms is None or self._mutable_since_ms > now_ms:
+            self._mutable_since_ms = now_ms
+        if not self._seal_retry.is_ready(now_ms):
+            return False
+        if mutable.count >= policy.min_index_count:
+            return True
+        if now_ms - self._mutable_since_ms >= policy.seal_after_ms:
+            return True
+        return mutable.count_ledgers_from(self._sealed_mark[0].ledger_id) > policy.ledgers_per_bucket
+
+    async def seal(self) -> bool:
+        """Write what was added to a bucket; False if that failed, and everything is as it was (B5)."""
+        if self._is_sealing or not self._mutable.count:
+            return True
+        frozen, mark, generation = self._mutable, self._mark, self._generation
+        frozen.discarded.clear()  # what was forgotten before is not in it
+        self._mutable, self._frozen, self._mutable_since_ms = MutableBucket(), frozen, None
+        self._is_sealing = True
+        bucket_id = self._take_bucket_id()
+        sealed: SealedBucket | None = None
+        try:
+            new = NewBucket(self._topic_id, bucket_id, self._sealed_mark[0], mark[0])
+            metadata = await self._writer.seal(
+                new, frozen.blocks(), self._not_needed(frozen.ledger_ids), self._segment_limits()
+            )
+            if metadata is not None:
+                sealed = await self._open(metadata)
+            if generation == self._generation:  # no await from here on (B6, B7)
+                self._sealed(frozen, sealed, mark)
+        except (OSError, PostdateError) as error:
+            self._seal_retry.failed()
+            self._count(seal_failures=1)
+            log.error("A bucket could not be sealed; its entries stay in memory", error=str(error))
+            return False
+        finally:
+            self._is_sealing = False
+            if self._frozen is frozen:
+                self._mutable.prepend(frozen)
+                self._frozen = None
+            if sealed is None or sealed.state is BucketState.CREATING:
+                self._deleted_ids.append(bucket_id)
+        return True
+
+    def needs_merge(self, now_ms: int) -> bool:
+        return not self._is_merging and self._merge_retry.is_ready(now_ms) and self._plan_merge() is not None
+
+    async def merge(self) -> bool:
+        """Make one bucket of several, as planned now; False if that failed, and the sources are as they were."""
+        sources = self._plan_merge()
+        if self._is_merging or sources is None:
+            return True
+        generation = self._generation
+        discarded = [set(bucket.discarded) for bucket in sources]
+        for bucket in sources:
+            bucket.state = BucketState.MERGING
+        self._is_merging = True
+        bucket_id = self._take_bucket_id()
+        merged: SealedBucket | None = None
+        try:
+            new = NewBucket(self._topic_id, bucket_id, sources[0].metadata.start, sources[-1].metadata.end)
+            ledger_ids = {span.ledger_id for bucket in sources for span in bucket.metadata.spans}
+            metadata = await self._writer.merge(
+                new,
+                [Source(bucket, frozenset(bucket.discarded)) for bucket in sources],
+                self._not_needed(ledger_ids),
+                self._segment_limits(),
+            )
+            if metadata is not None:
+                merged = await self._open(metadata)
+            if generation == self._generation:  # no await from here on (B6, B7)
+                self._merged(sources, discarded, merged)
+        except (OSError, PostdateError) as error:
+            self._merge_retry.failed()
+            self._count(merge_failures=1)
+            log.error("Buckets could not be merged and stay as they are", error=str(error))
+            return False
+        finally:
+            self._is_merging = False
+            for bucket in sources:
+                if bucket.state is BucketState.MERGING:
+                    bucket.state = BucketState.LIVE
+            if merged is None or merged.state is BucketState.CREATING:
+                self._deleted_ids.append(bucket_id)
+            self._drop_spent()
+        return True
+
+    # Where entries wait.
+
+    def _in_memory(self) -> list[MutableBucket]:
+        return [self._mutable] if self._frozen is None else [self._frozen, self._mutable]
+
+    def _first_waiting_key(self) -> Key | None:
+        """The first key that waits, or one before it; None if nothing does."""
+        keys = [key for bucket in self._buckets if (key := bucket.first_waiting_key) is not None]
+        keys += [(bucket.first_waiting_ms, 0, 0) for bucket in self._in_memory() if bucket.waiting]
+        return min(keys, default=None)
+
+    def _move_loaded_end(self, now_ms: int) -> None:
+        """Move `loaded_end` as far as a load would, where nothing waits.
+
+        It also goes back with the clock, as far as B1 allows, or a clock that leapt forward once by mistake would
+        have everything added in near for as long as it leapt.
+        """
+        end: Key = (now_ms + 2 * self._lead_ms + 1, 0, 0)
+        first, last = self._first_waiting_key(), self._near.last_key()
+        if first is not None:
+            end = min(end, first)
+        if last is not None:
+            end = max(end, key_after(last))
+        self._loaded_end = max(end, key_after(self._frontier))
+
+    def _end_after(self, last_ms: int) -> Key:
+        """How far entries can be handed on without reading more, up to a time."""
+        keys = [key for bucket in self._buckets if (key := bucket.first_unread_key) is not None]
+        return min([(last_ms + 1, 0, 0), *keys])
+
+    def _plan_reads(self, last_ms: int) -> list[SealedBucket]:
+        """The buckets whose next segment to read, first keys first, as much as one load may bring."""
+        end = self._end_after(last_ms)
+        rows = sum(bucket.count_before(end) for bucket in self._buckets)
+        first_keys = [
+            (bucket.first_unread_key, index, bucket.next_segment)
+            for index, bucket in enumerate(self._buckets)
+            if bucket.first_unread_key is not None
+        ]
+        heapq.heapify(first_keys)
+        plan: list[SealedBucket] = []
+        while first_keys and first_keys[0][0][0] <= last_ms and rows < self._load_entries_max:
+            _, index, segment = heapq.heappop(first_keys)
+            bucket = self._buckets[index]
+            plan.append(bucket)
+            rows += int(bucket.metadata.segments.counts[segment])
+            if segment + 1 < bucket.segment_count:
+                heapq.heappush(first_keys, (bucket.first_key_of(segment + 1), index, segment + 1))
+        return plan
+
+    async def _read_next(self, bucket: SealedBucket) -> None:
+        """Read the next segment of a bucket into its window."""
+        segment = bucket.next_segment
+        if bucket.is_deleting:
+            return
+        try:
+            columns = bucket.decode(segment, await self._storage.read_segment(bucket.metadata, segment))
+        except (OSError, PostdateError):
+            if bucket.is_deleting:  # merged or spent while we read (B11)
+                return
+            raise
+        if not bucket.is_deleting:  # K3
+            bucket.feed(columns)
+
+    def _hand_on(self, last_ms: int) -> None:
+        """Hand to near what waits before the next segment not read, up to a time, and not too much at once (B1)."""
+        start, end = self._loaded_end, self._end_after(last_ms)
+        if end <= start:
+            return
+        memory = [(bucket, sort_unique(bucket.waiting_between(start, end))) for bucket in self._in_memory()]
+        windows = [(bucket, bucket.window) for bucket in self._buckets if bucket.count_before(end)]
+        waiting = [rows for _, rows in memory if len(rows)]
+        waiting += [rows.part(slice(0, count_before(rows, end))) for _, rows in windows]
+        end = bounded_end(waiting, end, self._load_entries_max)
+        parts = [rows.part(slice(0, count_before(rows, end))) for _, rows in memory]
+        parts += [bucket.take(bucket.count_before(end)) for bucket, _ in windows]
+        for mutable, _ in memory:
+            mutable.loaded(len(mutable.waiting_between(start, end)), end)
+        self._near.add(concatenate(parts))
+        self._loaded_end = end
+
+    async def _open(self, metadata: BucketMetadata) -> SealedBucket:
+        """A bucket that begins at `loaded_end`. The caller puts it to use before it awaits anything (B6)."""
+        bucket = SealedBucket(metadata)
+        while (segment := bucket.start_at(self._loaded_end)) is not None:
+            data = await self._storage.read_segment(metadata, segment)
+            columns = bucket.decode(segment, data)
+            if bucket.start_at(self._loaded_end) == segment:
+                bucket.feed(columns)
+                bucket.take(bucket.count_before(self._loaded_end))
+                break
+        return bucket
+
+    async def _holds_waiting(self, bucket: SealedBucket, ledger_id: int, entry_id: int) -> bool:
+        try:
+            if entry_id not in await self._storage.read_bitmap(bucket.bucket_id, ledger_id):
+                return False
+            if not bucket.is_deleting and bucket.window_holds(ledger_id, entry_id):
+                return True
+            for segment in bucket.segments_with(ledger_id):
+                data = await self._storage.read_segment(bucket.metadata, segment)
+                columns = bucket.decode(segment, data)
+                found = (columns.ledger_ids == ledger_id) & (columns.entry_ids == entry_id)
+                found &= ~rows_before(columns, self._loaded_end)
+                if found.any():
+                    return True
+        except (OSError, PostdateError):
+            if not bucket.is_deleting:
+                raise
+        return False
+
+    # Where they move.
+
+    def _sealed(self, frozen: MutableBucket, sealed: SealedBucket | None, mark: tuple[Position, int]) -> None:
+        self._frozen = None
+        self._sealed_mark = mark
+        self._seal_retry.succeeded()
+        if sealed is not None:
+            for ledger_id in frozen.discarded:
+                sealed.discard(ledger_id)
+            sealed.state = BucketState.LIVE
+            self._buckets.append(sealed)
+        self._count(seals=1, sealed_entries=sealed.metadata.count if sealed is not None else 0)
+        self._drop_spent()
+
+    def _merged(
+        self, sources: list[SealedBucket], discarded: list[set[int]], merged: SealedBucket | None
+    ) -> None:
+        at = self._buckets.index(sources[0])
+        assert self._buckets[at : at + len(sources)] == sources
+        self._buckets[at : at + len(sources)] = [] if merged is None else [merged]
+        if merged is not None:
+            merged.state = BucketState.LIVE
+            for before, source in zip(discarded, sources, strict=True):
+                for ledger_id in source.discarded - before:
+                    merged.discard(ledger_id)
+        for source in sources:
+            self._delete(source)
+        self._merge_retry.succeeded()
+        self._count(merges=1, merged_entries=merged.metadata.count if merged is not None else 0)
+
+    def _plan_merge(self) -> list[SealedBucket] | None:
+        plan = plan_merge(
+            [bucket.waiting for bucket in self._buckets],
+            max_buckets=max(self.policy.max_buckets, 1),
+            min_index_count=max(self.policy.min_index_count, 1),
+        )
+        return None if plan is None else self._buckets[plan.start : plan.end]
+
+    def _drop_spent(self) -> None:
+        """Take out of use what holds nothing after the frontier (B3)."""
+        for bucket in self._buckets:
+            if bucket.state is BucketState.LIVE and (
+                bucket.is_abandoned or (not bucket.waiting and bucket.last_key <= self._frontier)
+            ):
+                self._delete(bucket)
+        self._buckets = [bucket for bucket in self._buckets if not bucket.is_deleting]
+        mutable = self._mutable
+        if mutable.count and not mutable.waiting and mutable.last_ms <= self._frontier.deliver_at_ms:
+            self._mutable, self._mutable_since_ms = MutableBucket(), None
+
+    def _delete(self, bucket: SealedBucket) -> None:
+        bucket.state = BucketState.DELETING
+        self._deleted_ids.append(bucket.bucket_id)
+
+    def _segment_limits(self) -> SegmentLimits:
+        return SegmentLimits(self.policy.segment_time_step_ms, self.policy.max_segment_entries)
+
+    def _take_bucket_id(self) -> int:
+        self._next_bucket_id += 1
+        return self._next_bucket_id - 1
+
+    def _not_needed(self, ledger_ids: set[int]) -> NotNeeded:
+        amendments = {ledger_id: self._amendments_of(ledger_id) for ledger_id in ledger_ids}
+        return NotNeeded(
+            self._frontier, {key: found for key, found in amendments.items() if found is not None}
+        )
+
+    def _count(self, **more: int) -> None:
+        self.counters = replace(
+            self.counters, **{name: getattr(self.counters, name) + count for name, count in more.items()}
+        )

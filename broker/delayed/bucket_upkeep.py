@@ -1,0 +1,128 @@
+"""What a bucket tracker needs beside the pump: its buckets taken up at the start, seals and merges in the background.
+
+Each topic has at most one seal and one merge under way, as tasks of the broker's supervisor; the index pump only
+starts them, so that neither holds up a delivery.
+
+Until `restore` has ended, `image` is what the manifest said: a checkpoint of that time must not forget the buckets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from broker.delayed.bucket_storage import BucketSnapshotStorage
+from broker.delayed.bucket_tracker import BucketTracker
+from broker.delayed.bucket_values import BucketImage
+from broker.errors import PostdateError
+from broker.model import START, Position
+from broker.observe.logs import get_logger
+from broker.runtime.clock import Clock
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class NoteIndex(Protocol):
+    """Told of every seal, merge and load."""
+
+    def __call__(self, operation: str, seconds: float, *, failed: bool) -> None: ...
+
+
+class BucketUpkeep:
+    """See the module's description. Belongs to one index pump."""
+
+    def __init__(
+        self,
+        tracker: BucketTracker,
+        storage: BucketSnapshotStorage,
+        found: BucketImage,
+        *,
+        spawn: Spawn,
+        prepare_folders: Callable[[], Awaitable[None]],
+        changed: Callable[[], None],
+        clock: Clock,
+        note: NoteIndex,
+    ) -> None:
+        self._tracker = tracker
+        self._storage = storage
+        self._found: BucketImage | None = found
+        self._spawn = spawn
+        self._prepare_folders = prepare_folders
+        self._changed = changed
+        self._clock = clock
+        self._note = note
+        self._sealing: asyncio.Task[None] | None = None
+        self._merging: asyncio.Task[None] | None = None
+
+    async def restore(self) -> bool:
+        """Take up the buckets that the manifest names; False if one of them cannot be used, and none is."""
+        found = self._found
+        assert found is not None
+        tracker = self._tracker
+        try:
+            metadatas = [await self._storage.read_metadata(bucket_id) for bucket_id in found.bucket_ids]
+            await tracker.restore(
+                metadatas,
+                indexed_through=found.indexed_through,
+                index_lsn=found.index_lsn,
+                next_bucket_id=found.next_bucket_id,
+            )
+        except (OSError, PostdateError) as error:
+            log.error("Buckets cannot be used: the index is built again from the ledgers", error=str(error))
+            tracker.clear()
+            await tracker.restore([], indexed_through=START, index_lsn=0, next_bucket_id=found.next_bucket_id)
+            return False
+        finally:
+            self._found = None
+        return True
+
+    @property
+    def indexed_through(self) -> Position:
+        return self.image().indexed_through
+
+    def image(self) -> BucketImage:
+        """What the next manifest says of the buckets."""
+        return self._found if self._found is not None else self._tracker.image()
+
+    async def remove_deleted(self, image: BucketImage) -> None:
+        """A manifest with this image is durable: remove the files that it did not name."""
+        await self._tracker.remove_deleted(image)
+
+    def look(self, now_ms: int) -> None:
+        """Start a seal or a merge if it is time for one."""
+        if (self._sealing is None or self._sealing.done()) and self._tracker.needs_seal(now_ms):
+            self._sealing = self._spawn("seal of a bucket", self._seal())
+        if (self._merging is None or self._merging.done()) and self._tracker.needs_merge(now_ms):
+            self._merging = self._spawn("merge of buckets", self._merge())
+
+    def stop(self) -> None:
+        for task in (self._sealing, self._merging):
+            if task is not None:
+                task.cancel()
+
+    async def load(self, now_ms: int) -> None:
+        """One bounded step of loading; raises what the tracker does."""
+        await self._noted("load", self._tracker.load(now_ms))
+
+    async def _seal(self) -> None:
+        await self._prepare_folders()
+        if await self._noted("seal", self._tracker.seal()):
+            self._changed()
+
+    async def _merge(self) -> None:
+        if await self._noted("merge", self._tracker.merge()):
+            self._changed()
+
+    async def _noted(self, operation: str, work: Awaitable[T]) -> T:
+        started_ns, failed = self._clock.monotonic_ns(), True
+        try:
+            result = await work
+            failed = result is False
+            return result
+        finally:
+            self._note(operation, (self._clock.monotonic_ns() - started_ns) / 1e9, failed=failed)

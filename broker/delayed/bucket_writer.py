@@ -1,0 +1,347 @@
+"""Seals and merges: the work in a thread, in steps.
+
+A seal filters and sorts what was added in runs of at most RUN_ROWS rows; a merge decodes its sources' segments one by
+one. Both make one sorted stream of several runs (`merging.MergeRuns`), which a `SnapshotBuilder` cuts into segments and
+encodes. A step works on one run or on a few segments, and the thread lets go of the interpreter in between, so
+the event loop never waits for more than a step. Memory is bounded by the frozen bucket, or by one segment of each
+source.
+
+Invariants:
+  W1  A row is left out only if it lies at or before the frontier noted at the start, if its ledger was discarded by
+      then, if it is not current under the amendments of then, or if it is there twice. What is left out because of
+      amendments may become current again only by being added again.
+  W2  Rows are in order, each once; the spans of the result hold all of them.
+  W3  Before a merged bucket is handed back, it is read back whole, and holds the count and checksum of the rows that
+      were kept of the sources. Both are taken of decoded segments: those read, before the merge touched them,
+      and those written, after they were on disk.
+  W4  Nobody has been told of the file yet: a writer that fails leaves nothing, or a file for the tracker to remove.
+  W5  One thread at a time works on a seal or merge, also when it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from broker.delayed.bucket_storage import BucketSnapshotStorage, SnapshotReader, SnapshotWriter
+from broker.delayed.merging import NO_ROWS, MergeRuns, Rows, sort_rows
+from broker.delayed.near import Columns, Key, concatenate, key_after, rows_before
+from broker.delayed.sealed_bucket import SealedBucket
+from broker.errors import Corrupt
+from broker.model import Array, Int64Column, Position, UInt32Column
+from broker.storage.amendments import Amendments
+from broker.storage.bucket_builder import SnapshotBuilder
+from broker.storage.bucket_snapshot import (
+    BucketMetadata,
+    LedgerSpan,
+    entries_checksum,
+    merge_spans,
+)
+
+T = TypeVar("T")
+
+RUN_ROWS = 65_536
+_STEP_ROWS = 8_192
+_CHECKED_SEGMENTS = 8  # read back at a time
+_CHECKSUM_END = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLimits:
+    """Where segments are cut."""
+
+    time_step_ms: int
+    entries_max: int
+
+    def builder(self, spans: Sequence[LedgerSpan]) -> SnapshotBuilder:
+        return SnapshotBuilder(spans, time_step_ms=self.time_step_ms, max_entries=self.entries_max)
+
+
+@dataclass(frozen=True, slots=True)
+class NotNeeded:
+    """What says that a row need not be written, as of the start (W1)."""
+
+    frontier: Key
+    amendments: dict[int, Amendments]
+
+
+@dataclass(frozen=True, slots=True)
+class NewBucket:
+    """What a bucket is to be called, and the range of the log it covers."""
+
+    topic_id: int
+    bucket_id: int
+    start: Position
+    end: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A bucket that is merged, and the ledgers of it that were discarded when the merge began."""
+
+    bucket: SealedBucket
+    discarded: frozenset[int]
+
+
+class BucketWriter:
+    """Writes new buckets; the tracker decides what, and puts them to use."""
+
+    def __init__(self, storage: BucketSnapshotStorage, executor: Executor | None) -> None:
+        self._storage = storage
+        self._executor = executor
+
+    async def seal(
+        self, new: NewBucket, blocks: Sequence[Columns], not_needed: NotNeeded, limits: SegmentLimits
+    ) -> BucketMetadata | None:
+        """Write a bucket of rows in the order of arrival; None if none has to be kept.
+
+        Raises OSError, PostdateError.
+        """
+        runs: list[Columns] = []
+        for group in _groups(blocks):
+            kept = await self._in_thread(partial(_kept_of, group, not_needed))
+            if len(kept):
+                runs.append(kept)
+        if not runs:
+            return None
+        builder = limits.builder(await self._in_thread(lambda: _spans_of(runs)))
+        rows = [await self._in_thread(partial(_sorted_rows, run, builder)) for run in runs]
+        segments = await self._in_thread(lambda: _encode_runs(builder, rows))
+        metadata = builder.metadata(new.topic_id, new.bucket_id, new.start, new.end)
+        return await self._storage.save_all(new.bucket_id, metadata, builder.bitmaps, segments)
+
+    async def merge(
+        self, new: NewBucket, sources: Sequence[Source], not_needed: NotNeeded, limits: SegmentLimits
+    ) -> BucketMetadata | None:
+        """Write one bucket of several; None if no row has to be kept. Raises OSError, PostdateError."""
+        builder = limits.builder(merge_spans(source.bucket.metadata.spans for source in sources))
+        work = _Merge(self._storage, sources, not_needed, builder)
+        try:
+            await self._in_thread(lambda: work.open(new.bucket_id))
+            while not work.is_done:
+                await self._in_thread(work.step)
+            if not builder.count:
+                return None
+            metadata = await self._in_thread(lambda: work.finish(new))
+        finally:
+            await self._in_thread(work.close)
+        await self._check(metadata, work.kept)
+        return metadata
+
+    async def _check(self, written: BucketMetadata, kept: Tally) -> None:
+        """Read a bucket back; raises Corrupt if anything is not as it should be (W3)."""
+        bucket = SealedBucket(await self._storage.read_metadata(written.bucket_id))
+        found = Tally()
+        for first in range(0, bucket.segment_count, _CHECKED_SEGMENTS):
+            end = min(first + _CHECKED_SEGMENTS, bucket.segment_count)
+            segments = await self._storage.read_segments(bucket.metadata, first, end)
+            await self._in_thread(partial(_add_segments, found, bucket, first, segments))
+        if not found == kept == Tally(bucket.metadata.count, bucket.metadata.checksum):
+            raise Corrupt(
+                "A merged bucket does not hold the entries of its sources", path=str(written.bucket_id)
+            )
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])  # W5: what cleans up must not meet the step
+            raise
+
+
+@dataclass(slots=True)
+class Tally:
+    """Count and order-free checksum of entries."""
+
+    count: int = 0
+    checksum: int = 0
+
+    def add(self, columns: Columns) -> None:
+        self.count += len(columns)
+        self.checksum = (self.checksum + _checksum(columns)) % _CHECKSUM_END
+
+    def remove(self, columns: Columns) -> None:
+        self.count -= len(columns)
+        self.checksum = (self.checksum - _checksum(columns)) % _CHECKSUM_END
+
+
+class _Merge:
+    """A merge between its steps. Every method blocks."""
+
+    def __init__(
+        self,
+        storage: BucketSnapshotStorage,
+        sources: Sequence[Source],
+        not_needed: NotNeeded,
+        builder: SnapshotBuilder,
+    ) -> None:
+        self.kept = Tally()
+        self._storage = storage
+        self._sources = sources
+        self._not_needed = not_needed
+        self._builder = builder
+        self._runs = MergeRuns(len(sources))
+        self._next = [source.bucket.first_segment_from(key_after(not_needed.frontier)) for source in sources]
+        self._readers = contextlib.ExitStack()
+        self._reader_of: list[SnapshotReader] = []
+        self._writer: SnapshotWriter | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self._runs.is_done
+
+    def open(self, bucket_id: int) -> None:
+        for run, source in enumerate(self._sources):
+            reader = self._storage.open_reader(source.bucket.bucket_id)
+            self._reader_of.append(self._readers.enter_context(contextlib.closing(reader)))
+            if self._next[run] == source.bucket.segment_count:
+                self._runs.feed(run, NO_ROWS, is_last=True)
+        reserve = self._builder.reserve_bytes(sum(source.bucket.metadata.count for source in self._sources))
+        self._writer = self._storage.open_writer(bucket_id, reserve)
+
+    def step(self) -> None:
+        """Read the segments that are wanted, and write those that are complete then."""
+        assert self._writer is not None
+        for run in self._runs.wanted():
+            self._feed(run)
+            _let_go()
+        if self._runs.wanted() or self._runs.is_done:  # what was read held nothing to keep
+            return
+        taken = self._runs.step()
+        if taken.doubles is not None:
+            self.kept.remove(self._columns(taken.doubles))
+        for segment in self._builder.add(taken.rows.times, taken.rows.ordinals):
+            self._writer.append(segment)
+
+    def finish(self, new: NewBucket) -> BucketMetadata:
+        assert self._writer is not None
+        for segment in self._builder.end():
+            self._writer.append(segment)
+        metadata = self._builder.metadata(new.topic_id, new.bucket_id, new.start, new.end)
+        return self._writer.finish(metadata, self._builder.bitmaps)
+
+    def close(self) -> None:
+        self._readers.close()
+        if self._writer is not None:
+            self._writer.abort()  # nothing after `finish`
+
+    def _feed(self, run: int) -> None:
+        source, segment = self._sources[run], self._next[run]
+        data = self._reader_of[run].read_segments(source.bucket.metadata, segment, segment + 1)[0]
+        columns = _kept(source.bucket.decode(segment, data), source.discarded, self._not_needed)
+        self.kept.add(columns)
+        ordinals = self._builder.ordinals.to_ordinals(columns.ledger_ids, columns.entry_ids)
+        self._next[run] = segment + 1
+        is_last = segment + 1 == source.bucket.segment_count
+        self._runs.feed(run, Rows(columns.deliver_at_ms, ordinals), is_last=is_last)
+
+    def _columns(self, rows: Rows) -> Columns:
+        return Columns(rows.times, *self._builder.ordinals.to_positions(rows.ordinals))
+
+
+def _add_segments(tally: Tally, bucket: SealedBucket, first: int, segments: Sequence[bytes]) -> None:
+    for segment, data in enumerate(segments, first):
+        tally.add(bucket.decode(segment, data))
+        _let_go()
+
+
+def _checksum(columns: Columns) -> int:
+    return entries_checksum(columns.deliver_at_ms, columns.ledger_ids, columns.entry_ids)
+
+
+def _groups(blocks: Sequence[Columns]) -> Iterator[list[Columns]]:
+    """Neighbouring blocks, at most RUN_ROWS rows at a time; a block has fewer."""
+    group: list[Columns] = []
+    rows = 0
+    for block in blocks:
+        if group and rows + len(block) > RUN_ROWS:
+            yield group
+            group, rows = [], 0
+        group.append(block)
+        rows += len(block)
+    if group:
+        yield group
+
+
+def _kept_of(group: Sequence[Columns], not_needed: NotNeeded) -> Columns:
+    return _kept(concatenate(group), frozenset(), not_needed)
+
+
+def _kept(columns: Columns, discarded: frozenset[int], not_needed: NotNeeded) -> Columns:
+    """The rows that have to be kept (W1)."""
+    start = key_after(not_needed.frontier)
+    # Mostly nothing is left out, and to see that costs less than a copy.
+    if len(columns) and int(columns.deliver_at_ms.min()) <= start[0]:
+        columns = columns.part(~rows_before(columns, start))
+    for ledger_id in discarded:
+        columns = columns.part(columns.ledger_ids != ledger_id)
+    if not_needed.amendments and len(columns):
+        columns = columns.part(_is_current(columns, not_needed.amendments))
+    return columns
+
+
+def _is_current(columns: Columns, amendments: dict[int, Amendments]) -> Array:
+    current = np.ones(len(columns), dtype=np.bool_)
+    for ledger_id in np.unique(columns.ledger_ids).tolist():
+        amended = amendments.get(ledger_id)
+        if amended is not None:
+            rows = np.flatnonzero(columns.ledger_ids == ledger_id)
+            current[rows] = amended.is_current(columns.entry_ids[rows], columns.deliver_at_ms[rows])
+    return current
+
+
+def _spans_of(runs: Sequence[Columns]) -> tuple[LedgerSpan, ...]:
+    """The spans that hold all rows."""
+    return merge_spans(
+        [LedgerSpan(ledger_id, int(entries.min()), int(entries.max()) + 1)]
+        for run in runs
+        for ledger_id, entries in _by_ledger(run.ledger_ids, run.entry_ids)
+    )
+
+
+def _by_ledger(ledger_ids: Int64Column, entry_ids: UInt32Column) -> Iterator[tuple[int, UInt32Column]]:
+    """The entries of each ledger."""
+    lowest = int(ledger_ids.min())
+    if lowest == int(ledger_ids.max()):
+        yield lowest, entry_ids
+        return
+    order = np.argsort(ledger_ids)
+    sorted_ids, entry_ids = ledger_ids[order], entry_ids[order]
+    starts = np.flatnonzero(sorted_ids[1:] != sorted_ids[:-1]) + 1
+    ids = sorted_ids[np.concatenate(([0], starts))].tolist()
+    yield from zip(ids, np.split(entry_ids, starts), strict=True)
+
+
+def _sorted_rows(run: Columns, builder: SnapshotBuilder) -> Rows:
+    ordinals = builder.ordinals.to_ordinals(run.ledger_ids, run.entry_ids)
+    return sort_rows(Rows(run.deliver_at_ms, ordinals)).rows
+
+
+def _encode_runs(builder: SnapshotBuilder, runs: Sequence[Rows]) -> list[bytes]:
+    """All segments of some sorted runs."""
+    segments: list[bytes] = []
+    merged = MergeRuns(len(runs))
+    following = [0] * len(runs)
+    while not merged.is_done:
+        for run in merged.wanted():
+            end = following[run] + _STEP_ROWS
+            merged.feed(run, runs[run].part(slice(following[run], end)), is_last=end >= len(runs[run]))
+            following[run] = end
+        rows = merged.step().rows
+        segments += builder.add(rows.times, rows.ordinals)
+        _let_go()
+    return segments + builder.end()
+
+
+def _let_go() -> None:
+    """Let the event loop have the interpreter, if it waits for it."""
+    time.sleep(0)

@@ -1,0 +1,113 @@
+"""What the checks say, and the words they say it in."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from broker.model import Array, Int64Column, Position
+
+NAMED_MAX = 10
+"""Entries that one finding names; all are counted."""
+
+
+class Kind(enum.StrEnum):
+    """What is wrong. Each is a fault: a broker that works, and a disk that keeps what it was given, never
+    leaves one."""
+
+    LOST = "lost"  # pending, and no bucket holds it
+    DUPLICATE = "duplicate"  # held more than once under its current time
+    WRONG_TIME = "wrong_time"  # held under a time that it never had
+    EXTRA = "extra"  # held, but no delayed row before indexed_through backs it
+    MISSING_LEDGER = "missing_ledger"  # entries of a ledger that the topic does not have
+    BITMAP = "bitmap_mismatch"  # a bucket's bitmaps and its segments hold different entries
+    SEGMENT = "bad_segment"  # a segment's order, or what the metadata says about it
+    BUCKET = "bad_bucket"  # count, checksum or spans of a bucket
+    UNREADABLE = "unreadable"  # missing or damaged bytes: reported by whoever reads
+
+
+class Suspect(NamedTuple):
+    """One entry that a finding names."""
+
+    entry_id: int
+    expected_ms: int | None  # its effective time; None if it has none or is not there
+    found_ms: int | None  # the time in a bucket that is wrong; None if there is none
+    bucket_ids: tuple[int, ...] = ()  # that hold it
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault in one ledger, bucket or segment.
+
+    `count` is how many entries it concerns, `suspects` the first of them. Facts that do not apply are None.
+    """
+
+    kind: Kind
+    what: str
+    count: int = 1
+    ledger_id: int | None = None
+    bucket_id: int | None = None
+    segment: int | None = None
+    suspects: tuple[Suspect, ...] = ()
+
+    def __str__(self) -> str:
+        places = (("bucket", self.bucket_id), ("segment", self.segment), ("ledger", self.ledger_id))
+        where = ", ".join(f"{what} {number}" for what, number in places if number is not None)
+        named = ", ".join(map(_describe, self.suspects))
+        if named and self.count > len(self.suspects):
+            named += f" and {self.count - len(self.suspects)} more"
+        return f"{self.kind}: {where + ': ' if where else ''}{self.what}{': ' + named if named else ''}"
+
+
+def _describe(suspect: Suspect) -> str:
+    facts = []
+    if suspect.expected_ms is not None:
+        facts.append(f"due {suspect.expected_ms}")
+    if suspect.found_ms is not None:
+        facts.append(f"indexed for {suspect.found_ms}")
+    if suspect.bucket_ids:
+        facts.append(f"in {'bucket' if len(suspect.bucket_ids) == 1 else 'buckets'} ")
+        facts[-1] += " and ".join(map(str, suspect.bucket_ids))
+    return f"entry {suspect.entry_id}" + (f" ({', '.join(facts)})" if facts else "")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexState:
+    """What the manifest says of the index as a whole; the three hold at one moment."""
+
+    indexed_through: Position  # the end of what buckets cover
+    index_lsn: int  # moves up to this record are in buckets
+    frontier_ms: int  # entries at or before it may be missing
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounts:
+    """How much was looked at. `stale` and `settled` are no faults: they say what compacting would save."""
+
+    entries: int = 0  # index entries in the buckets
+    pending: int = 0  # entries that the buckets owe
+    stale: int = 0  # index entries of what was moved or cancelled since, or of a deleted ledger
+    settled: int = 0  # entries held although every subscription has settled them
+
+    def __add__(self, other: LedgerCounts) -> LedgerCounts:
+        return LedgerCounts(
+            self.entries + other.entries,
+            self.pending + other.pending,
+            self.stale + other.stale,
+            self.settled + other.settled,
+        )
+
+    @property
+    def stale_ratio(self) -> float:
+        return self.stale / self.entries if self.entries else 0.0
+
+
+def int64_column(values: Any) -> Int64Column:
+    """Any column as int64; what does not hold integers is empty. Values beyond int64 wrap: they fit nothing."""
+    column: Array = np.asarray(values)
+    if column.dtype.kind not in "iu":
+        return np.empty(0, dtype=np.int64)
+    return column.reshape(-1).astype(np.int64, copy=False)

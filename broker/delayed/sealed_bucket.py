@@ -1,0 +1,175 @@
+"""A bucket on disk, and how far it has been read.
+
+    segments   | spent or handed on ... | decoded: `window` | not read yet ...
+                                        ^ the tracker's `loaded_end` lies in or before the window
+
+Invariants:
+  K1  Rows before the window lie before the tracker's `loaded_end`: they are in the near part, or were taken, or
+      were left out at a restart because they lie at or before the frontier.
+  K2  `waiting` counts the rows of the window and of the segments not read. Rows of a discarded ledger leave the
+      window at once, and the unread segments when they are read, so until then they count.
+  K3  Nothing of a bucket is used once its state is DELETING, also not what a read that began before returns.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from enum import Enum
+
+import numpy as np
+
+from broker.delayed.near import ROW_BYTES, Columns, Key, concatenate, count_before
+from broker.model import Int64Column
+from broker.storage.bucket_snapshot import BucketMetadata, Ordinals, decode_segment
+
+_SEGMENT_BYTES = 64
+_BUCKET_BYTES = 2_000
+"""Of the objects that hold a bucket's metadata, about."""
+
+
+class BucketState(Enum):
+    """CREATING: written, and not yet in use. MERGING: in use, and read by a merge. DELETING: out of use."""
+
+    CREATING = "creating"
+    LIVE = "live"
+    MERGING = "merging"
+    DELETING = "deleting"
+
+
+class SealedBucket:
+    """See the module's description. The tracker reads the file; this keeps what was read."""
+
+    def __init__(self, metadata: BucketMetadata) -> None:
+        self.metadata = metadata
+        self.state = BucketState.CREATING
+        self.next_segment = 0
+        self.discarded: set[int] = set()
+        self.window = _NO_COLUMNS
+        self._ordinals = Ordinals(metadata.spans)
+        self._unread = metadata.count
+        self._unread_key: Key | None = None
+        self._go_to(0)
+
+    @property
+    def bucket_id(self) -> int:
+        return self.metadata.bucket_id
+
+    @property
+    def is_deleting(self) -> bool:
+        return self.state is BucketState.DELETING
+
+    @property
+    def segment_count(self) -> int:
+        return len(self.metadata.segments)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.window) + self._unread
+
+    @property
+    def first_unread_key(self) -> Key | None:
+        """The first key of the first segment that was not read; None after the last one."""
+        return self._unread_key
+
+    @property
+    def first_waiting_key(self) -> Key | None:
+        return self.window.key(0) if len(self.window) else self._unread_key
+
+    @property
+    def last_key(self) -> Key:
+        return self.last_key_of(self.segment_count - 1)
+
+    def first_key_of(self, segment: int) -> Key:
+        segments = self.metadata.segments
+        return self._key(int(segments.first_ms[segment]), int(segments.first_ordinals[segment]))
+
+    def last_key_of(self, segment: int) -> Key:
+        segments = self.metadata.segments
+        return self._key(int(segments.last_ms[segment]), int(segments.last_ordinals[segment]))
+
+    def start_at(self, loaded_end: Key) -> int | None:
+        """Skip the segments that lie before `loaded_end`; the one to read now if it lies in the middle of one."""
+        assert not len(self.window)
+        self._go_to(self.first_segment_from(loaded_end))
+        is_between = self._unread_key is not None and self._unread_key < loaded_end
+        return self.next_segment if is_between else None
+
+    def first_segment_from(self, key: Key) -> int:
+        """The first segment that holds anything at or after `key`."""
+        return bisect_left(range(self.segment_count), key, key=self.last_key_of)
+
+    def decode(self, segment: int, data: bytes) -> Columns:
+        """The rows of a segment; raises Corrupt."""
+        segments = self.metadata.segments
+        times, ordinals = decode_segment(
+            data,
+            int(segments.counts[segment]),
+            int(segments.first_ms[segment]),
+            int(segments.first_ordinals[segment]),
+        )
+        ledger_ids, entry_ids = self._ordinals.to_positions(ordinals)
+        return Columns(times, ledger_ids, entry_ids)
+
+    def feed(self, columns: Columns) -> None:
+        """The next segment was read: its rows follow the window's."""
+        self._go_to(self.next_segment + 1)
+        columns = self._without_discarded(columns)
+        if len(columns):
+            self.window = concatenate((self.window, columns)) if len(self.window) else columns
+
+    def count_before(self, key: Key) -> int:
+        """How many rows of the window lie before `key`."""
+        return count_before(self.window, key) if len(self.window) else 0
+
+    def take(self, count: int) -> Columns:
+        """Hand on the first rows of the window."""
+        taken = self.window.part(slice(0, count))
+        self.window = self.window.part(slice(count, None)) if count < len(self.window) else _NO_COLUMNS
+        return taken
+
+    def discard(self, ledger_id: int) -> None:
+        if any(span.ledger_id == ledger_id for span in self.metadata.spans):
+            self.discarded.add(ledger_id)
+            self.window = self.window.part(self.window.ledger_ids != ledger_id)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether all of its ledgers were discarded."""
+        return len(self.discarded) == len(self.metadata.spans)
+
+    def window_holds(self, ledger_id: int, entry_id: int) -> bool:
+        return bool(np.any((self.window.ledger_ids == ledger_id) & (self.window.entry_ids == entry_id)))
+
+    def segments_with(self, ledger_id: int) -> Iterator[int]:
+        """The unread segments, if the bucket still holds entries of a ledger."""
+        if ledger_id not in self.discarded:
+            yield from range(self.next_segment, self.segment_count)
+
+    def unread_spread(self) -> tuple[Int64Column, Int64Column, Int64Column]:
+        """Of each unread segment: first and last time, and count."""
+        segments, rest = self.metadata.segments, slice(self.next_segment, None)
+        return segments.first_ms[rest], segments.last_ms[rest], segments.counts[rest]
+
+    def memory_bytes(self) -> int:
+        return ROW_BYTES * len(self.window) + _SEGMENT_BYTES * self.segment_count + _BUCKET_BYTES
+
+    def disk_bytes(self) -> int:
+        return self.metadata.file_bytes
+
+    def _go_to(self, segment: int) -> None:
+        self.next_segment = segment
+        self._unread = int(self.metadata.segments.counts[segment:].sum())
+        self._unread_key = self.first_key_of(segment) if segment < self.segment_count else None
+
+    def _without_discarded(self, columns: Columns) -> Columns:
+        for ledger_id in self.discarded:
+            columns = columns.part(columns.ledger_ids != ledger_id)
+        return columns
+
+    def _key(self, time: int, ordinal: int) -> Key:
+        ledger_ids, entry_ids = self._ordinals.to_positions(np.array([ordinal], dtype=np.int64))
+        return time, int(ledger_ids[0]), int(entry_ids[0])
+
+
+_NO_COLUMNS = Columns(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32))

@@ -1,0 +1,150 @@
+"""What was cancelled or moved of one ledger: an immutable file, `ledgers/<ledger_id>.<lsn>.amend`. Pure.
+
+    header     magic 4 "PDA1", version 1, zero 3, topic_id 8, ledger_id 8, cancelled_bytes 4, moved_count 4, zero 4,
+               crc32c 4 of the 36 bytes before and of everything behind it
+    moved      deliver_at_ms 8 ..., lsn 8 ..., entry_id 4 ..., revision 4 ...: columns of `moved_count` items, rising
+               by entry_id
+    cancelled  roaring bitmap of entry ids, portable format, `cancelled_bytes` long; with it the file ends
+
+Integers are little-endian. Rows never change; an entry's *effective time* is 0 if it was cancelled, else the time
+it was moved to, else its row's.
+
+Invariants:
+  A1  A decoder gives a value or `Corrupt`, whatever the bytes; it allocates nothing it has not checked.
+  A2  An entry that was cancelled stays cancelled, whether it was moved or not.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from google_crc32c import extend, value
+from pyroaring import BitMap
+
+from broker.errors import Corrupt
+from broker.model import TIME_MS_MAX, Int64Column, UInt32Column, UInt64Column, members
+from broker.storage.manifest import ID_MAX, bitmap_from_bytes, check, check_id, check_ledger_id
+
+MAGIC = b"PDA1"
+VERSION = 1
+HEADER_BYTES = 40
+
+_HEADER = struct.Struct("<4sB3sQQIII")
+_CRC = struct.Struct("<I")
+_MOVED_BYTES = 24
+_ADVICE = "Restore this topic from a backup"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Amendments:
+    """Changes to the rows of one ledger. Nobody changes what is in it."""
+
+    cancelled: BitMap
+    entry_ids: UInt32Column  # of moved entries, rising; the other columns are aligned with it
+    deliver_at_ms: Int64Column
+    revisions: UInt32Column  # how often the entry was moved
+    lsns: UInt64Column  # of the record of the last move
+
+    def effective(self, entry_ids: UInt32Column, times: Int64Column) -> Int64Column:
+        """The effective times of entries whose rows say `times`; 0 where cancelled. Ids in any order."""
+        effective = times.copy()
+        if len(self.entry_ids):
+            places, moved = self._find(entry_ids)
+            effective[moved] = self.deliver_at_ms[places[moved]]
+        if self.cancelled:
+            effective[members(entry_ids, self.cancelled)] = 0
+        return effective
+
+    def is_current(self, entry_ids: UInt32Column, times: Int64Column) -> npt.NDArray[np.bool_]:
+        """Where `times`, from an index, may be the entries' effective times.
+
+        False for a cancelled entry, and for a moved one at another time than it was moved to. Ids in any order.
+        """
+        current = np.ones(len(entry_ids), dtype=np.bool_)
+        if len(self.entry_ids):
+            places, moved = self._find(entry_ids)
+            current[moved] = self.deliver_at_ms[places[moved]] == times[moved]
+        if self.cancelled:
+            current &= ~members(entry_ids, self.cancelled)
+        return current
+
+    def _find(self, entry_ids: UInt32Column) -> tuple[Int64Column, npt.NDArray[np.bool_]]:
+        """Of each entry its place among the moved ones, and whether it is there."""
+        places = np.minimum(np.searchsorted(self.entry_ids, entry_ids), len(self.entry_ids) - 1)
+        return places, self.entry_ids[places] == entry_ids
+
+
+NONE = Amendments(
+    BitMap(),
+    np.empty(0, dtype=np.uint32),
+    np.empty(0, dtype=np.int64),
+    np.empty(0, dtype=np.uint32),
+    np.empty(0, dtype=np.uint64),
+)
+"""Of a ledger that was never amended."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AmendmentsImage:
+    """One file: whose amendments, and what they are."""
+
+    topic_id: int
+    ledger_id: int
+    amendments: Amendments
+
+
+def encode_amendments(image: AmendmentsImage) -> bytes:
+    amendments = image.amendments
+    cancelled = amendments.cancelled.serialize()
+    body = b"".join(
+        (
+            np.ascontiguousarray(amendments.deliver_at_ms, "<i8").tobytes(),
+            np.ascontiguousarray(amendments.lsns, "<u8").tobytes(),
+            np.ascontiguousarray(amendments.entry_ids, "<u4").tobytes(),
+            np.ascontiguousarray(amendments.revisions, "<u4").tobytes(),
+            cancelled,
+        )
+    )
+    moved_count = len(amendments.entry_ids)
+    head = _HEADER.pack(MAGIC, VERSION, b"", image.topic_id, image.ledger_id, len(cancelled), moved_count, 0)
+    return head + _CRC.pack(extend(value(head), body)) + body
+
+
+def decode_amendments(data: bytes, path: str = "") -> AmendmentsImage:
+    """From a whole file."""
+    if len(data) < HEADER_BYTES:
+        raise Corrupt("A file of amendments is shorter than its header", path=path, offset=0, advice=_ADVICE)
+    head = data[: _HEADER.size]
+    magic, version, zeros, topic_id, ledger_id, cancelled_bytes, moved_count, zero = _HEADER.unpack(head)
+    if magic != MAGIC:
+        raise Corrupt("This is not a file of amendments", path=path, offset=0, advice=_ADVICE)
+    if version != VERSION:
+        advice = "Start the version of the broker that wrote it"
+        raise Corrupt(f"Amendments of version {version} are not known", path=path, offset=4, advice=advice)
+    body = data[HEADER_BYTES:]
+    is_whole = len(body) == moved_count * _MOVED_BYTES + cancelled_bytes
+    crc = _CRC.unpack_from(data, _HEADER.size)[0]
+    if not is_whole or any(zeros) or zero or crc != extend(value(head), body):
+        raise Corrupt("The checksum of amendments does not match", path=path, offset=8, advice=_ADVICE)
+    try:
+        check_id(topic_id, "topic_id")
+        check_ledger_id(ledger_id)
+        return AmendmentsImage(topic_id, ledger_id, _from_body(body, moved_count))
+    except ValueError as error:
+        what = f"Amendments hold what none can hold: {error}"
+        raise Corrupt(what, path=path, offset=HEADER_BYTES, advice=_ADVICE) from error
+
+
+def _from_body(body: bytes, moved_count: int) -> Amendments:
+    times = np.frombuffer(body, "<i8", moved_count).astype(np.int64)
+    lsns = np.frombuffer(body, "<u8", moved_count, 8 * moved_count).astype(np.uint64)
+    entry_ids = np.frombuffer(body, "<u4", moved_count, 16 * moved_count).astype(np.uint32)
+    revisions = np.frombuffer(body, "<u4", moved_count, 20 * moved_count).astype(np.uint32)
+    check(bool((entry_ids[1:] > entry_ids[:-1]).all()), "moved entries are out of order")
+    check(bool(((times > 0) & (times <= TIME_MS_MAX)).all()), "a time out of range")
+    check(bool((lsns <= ID_MAX).all()), "an lsn out of range")
+    cancelled = bitmap_from_bytes(body[_MOVED_BYTES * moved_count :])
+    return Amendments(cancelled, entry_ids, times, revisions, lsns)

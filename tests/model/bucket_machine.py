@@ -1,0 +1,281 @@
+"""The model of a tracker, and what the tracker with buckets does besides: it seals and merges beside everything
+else, stops anywhere in that, meets failures, and starts again from the image of a checkpoint.
+
+The log of the model is a list of additions; a position is an index of it. After a crash the tracker gets what a
+broker would give it: the buckets of the last image, and the additions after `indexed_through`, those above the
+frontier. All that is live and lies above the frontier must then be held again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+from pyroaring import BitMap
+
+from broker.delayed.bucket_tracker import BucketTracker
+from broker.delayed.bucket_values import BucketImage, BucketPolicyValues
+from broker.delayed.tracker import ENTRY_AFTER_ALL, Frontier, TimesReader
+from broker.errors import PostdateError
+from broker.model import Position
+from broker.storage.amendments import Amendments
+from broker.testing.mem_vfs import MemVfs
+from tests.model.tracker_machine import LEDGERS, OFFSETS_MS, Row, TrackerMachine
+from tests.unit.delayed.gated_buckets import IS_BACKGROUND, TOPIC_ID, GatedExecutor, new_storage, spin
+
+FAILURES = (OSError, PostdateError)
+POLICIES = st.builds(
+    BucketPolicyValues,
+    min_index_count=st.integers(1, 5),
+    ledgers_per_bucket=st.integers(1, 3),
+    seal_after_ms=st.sampled_from([1, 1_000, 3_600_000]),
+    max_buckets=st.integers(1, 4),
+    segment_time_step_ms=st.sampled_from([1, 100, 3_600_000]),
+    max_segment_entries=st.integers(1, 3),
+)
+
+
+class BucketMachine(TrackerMachine):
+    """One tracker with buckets, its disk, and the last image that became durable."""
+
+    policy: ClassVar[BucketPolicyValues] = BucketPolicyValues()
+    load_entries_max: ClassVar[int] = 65_536
+    tracker: BucketTracker
+
+    def __init__(self) -> None:
+        self.executor = GatedExecutor()
+        self.storage = new_storage(MemVfs(), self.executor)
+        self.log: list[tuple[int, dict[int, int]]] = []
+        self.amended: set[tuple[int, int]] = set()
+        self.ever: set[Row] = set()  # all that was added since the last clear, and not discarded
+        self.ghosts: set[Row] = set()  # of discarded ledgers: they may count until they are read
+        self.doubles = 0  # entries added again
+        self.has_stale = False
+        self.may_fail = False  # a disk failed, or files went while they were read
+        self.tasks: list[asyncio.Task[bool]] = []
+        self.policy_now = type(self).policy
+        super().__init__()
+        self.durable: BucketImage = self.tracker.image()
+
+    def factory(self, reader: TimesReader, frontier: Frontier) -> BucketTracker:
+        return BucketTracker(
+            self.storage,
+            frontier,
+            topic_id=TOPIC_ID,
+            executor=self.executor,
+            amendments_of=self.amendments_of,
+            policy=self.policy_now,
+            load_entries_max=type(self).load_entries_max,
+        )
+
+    def amendments_of(self, ledger_id: int) -> Amendments | None:
+        of_ledger = sorted(entry_id for ledger, entry_id in self.amended if ledger == ledger_id)
+        times = {entry_id: self.effective[ledger_id, entry_id] for entry_id in of_ledger}
+        moved = [entry_id for entry_id, time in times.items() if time]
+        return Amendments(
+            BitMap(entry_id for entry_id, time in times.items() if not time),
+            np.array(moved, dtype=np.uint32),
+            np.array([times[entry_id] for entry_id in moved], dtype=np.int64),
+            np.ones(len(moved), dtype=np.uint32),
+            np.ones(len(moved), dtype=np.uint64),
+        )
+
+    def uncertain(self) -> int:
+        return len(self.ghosts) + self.doubles
+
+    def add_rows(self, ledger_id: int, entries: dict[int, int]) -> None:
+        rows = {(time, ledger_id, entry_id) for entry_id, time in entries.items()}
+        self.doubles += len(rows & self.ever)
+        super().add_rows(ledger_id, entries)
+        self.ever |= rows
+        self.log.append((ledger_id, dict(entries)))
+        self.tracker.passed(Position(len(self.log), 0), len(self.log))
+
+    def changed(self, position: tuple[int, int]) -> None:
+        self.amended.add(position)
+        self.has_stale = True
+
+    def discarded(self, ledger_id: int) -> None:
+        """The ledger is gone from the log too."""
+        gone = {row for row in self.ever if row[1] == ledger_id}
+        self.ghosts |= gone
+        self.ever -= gone
+        self.has_stale = True
+        self.amended |= {position for position in self.effective if position[0] == ledger_id}
+        self.log = [(ledger, {} if ledger == ledger_id else entries) for ledger, entries in self.log]
+
+    def cleared(self) -> None:
+        self.ever, self.log, self.ghosts, self.doubles = set(), [], set(), 0
+        self.may_fail = True
+        self.checkpoint()
+
+    @rule()
+    def start_seal(self) -> None:
+        self.start(self.tracker.seal)
+
+    @rule()
+    def seal_if_needed(self) -> None:
+        if self.tracker.needs_seal(self.now_ms):
+            self.start(self.tracker.seal)
+
+    @rule(calls=st.integers(0, 8), is_forced=st.booleans())
+    def start_merge(self, calls: int, is_forced: bool) -> None:
+        """A merge that stops after some steps; a forced one as if policy allowed a single bucket."""
+        if is_forced:
+            self.tracker.policy = replace(self.policy_now, max_buckets=1)
+        if self.tracker.needs_merge(self.now_ms):
+            self.start(self.tracker.merge)
+        self.tracker.policy = self.policy_now
+        self.let_work_go_on(calls)
+
+    @rule(
+        data=st.lists(
+            st.tuples(st.sampled_from(LEDGERS), st.lists(OFFSETS_MS, min_size=1, max_size=6)),
+            min_size=2,
+            max_size=4,
+        ),
+        calls=st.integers(0, 12),
+    )
+    def store_and_seal(self, data: list[tuple[int, list[int]]], calls: int) -> None:
+        """Several buckets whose times overlap, and a merge of them that stops."""
+        for ledger_id, offsets in data:
+            self.store(ledger_id, offsets)
+            self.start(self.tracker.seal)
+            self.let_work_go_on(100)
+        self.start_merge(calls, True)
+
+    def start(self, work) -> None:
+        token = IS_BACKGROUND.set(True)
+        try:
+            self.tasks.append(self.loop.create_task(work()))
+        finally:
+            IS_BACKGROUND.reset(token)
+        self.run(spin(5))
+
+    @rule(calls=st.sampled_from([1, 1, 2, 3, 5, 100]))
+    def let_work_go_on(self, calls: int) -> None:
+        for _ in range(calls):
+            if self.executor.let_go():
+                self.run(spin())
+        self.collect()
+
+    @rule()
+    def seal_and_merge_all(self) -> None:
+        for _ in range(50):
+            self.let_work_go_on(1_000)
+            if self.tracker._mutable.count:
+                self.start(self.tracker.seal)
+            elif self.tracker.needs_merge(self.now_ms):
+                self.start(self.tracker.merge)
+            elif not self.executor.stopped:
+                break
+        self.let_work_go_on(1_000)
+        if not any(not task.done() for task in self.tasks):
+            count = len(self.tracker.image().bucket_ids)
+            assert count <= self.tracker.policy.max_buckets or self.tracker.counters.merge_failures
+
+    def collect(self) -> None:
+        for task in [task for task in self.tasks if task.done()]:
+            task.result()  # failures of the disk are reported, and nothing else happens
+            self.tasks.remove(task)
+        counters = self.tracker.counters
+        assert self.may_fail or not counters.seal_failures + counters.merge_failures
+
+    @rule(calls=st.integers(1, 4))
+    def load_beside_work(self, calls: int) -> None:
+        """Seals and merges go on while a load waits for its reads."""
+        self.executor.let_go_beside = calls
+        self.load_once()
+        self.executor.let_go_beside = 0
+        self.run(spin())
+        self.collect()
+
+    @precondition(lambda self: self.executor.stopped)
+    @rule(count=st.integers(1, 2), fails_after=st.booleans())
+    def work_fails(self, count: int, fails_after: bool) -> None:
+        self.may_fail = True
+        self.executor.fail_background, self.executor.fails_after = count, fails_after
+        self.let_work_go_on(count)
+        self.executor.fail_background, self.executor.fails_after = 0, False
+
+    @rule()
+    def load_fails(self) -> None:
+        if not self.tracker.needs_load(self.now_ms):
+            return
+        self.executor.fail_foreground = 1
+        calls = self.executor.calls
+        count = self.tracker.count()
+        try:
+            self.run(self.tracker.load(self.now_ms))
+        except FAILURES:
+            assert self.tracker.count() == count
+        else:
+            assert self.executor.calls == calls
+        self.executor.fail_foreground = 0
+
+    @rule(policy=POLICIES)
+    def replace_policy(self, policy: BucketPolicyValues) -> None:
+        self.policy_now = self.tracker.policy = policy
+
+    @rule()
+    def checkpoint(self) -> None:
+        image = self.tracker.image()
+        files = set(self.run(self.storage.list()))
+        assert files.issuperset(image.bucket_ids)
+        assert not set(image.bucket_ids) & set(image.deleted_ids)
+        self.durable = image
+        self.run(self.tracker.remove_deleted(image))
+        files = set(self.run(self.storage.list()))
+        assert files.issuperset(image.bucket_ids)
+        if not self.tasks:
+            assert files == set(image.bucket_ids)
+
+    @rule()
+    def crash(self) -> None:
+        """Start again from the last image; what runs never ends."""
+        for task in self.tasks:
+            task.cancel()
+        while self.executor.let_go():
+            self.run(spin())
+        self.run(spin())
+        self.tasks.clear()
+        image = self.durable
+        for bucket_id in self.run(self.storage.list()):
+            if bucket_id not in image.bucket_ids:
+                self.run(self.storage.delete(bucket_id))
+        frontier = Frontier(max(self.now_ms, image.frontier_ms), *ENTRY_AFTER_ALL)
+        self.tracker = self.factory(self.read_times, frontier)
+        self.frontier = frontier
+        self.run(self.restore(image))
+        # Buckets of the image may hold a ledger that was discarded since; nothing of it is live.
+        self.held = {row for row in self.ever | self.ghosts if row[0] > frontier.deliver_at_ms}
+        for index in range(image.indexed_through.ledger_id, len(self.log)):
+            ledger_id, entries = self.log[index]
+            times = {i: time for i, time in entries.items() if time > frontier.deliver_at_ms}
+            if times:
+                entry_ids = np.array(sorted(times), dtype=np.uint32)
+                self.tracker.add(ledger_id, entry_ids, np.array([times[i] for i in sorted(times)]))
+            self.tracker.passed(Position(index + 1, 0), index + 1)
+        self.checkpoint()
+
+    async def restore(self, image: BucketImage) -> None:
+        await self.tracker.restore(
+            [await self.storage.read_metadata(bucket_id) for bucket_id in image.bucket_ids],
+            indexed_through=image.indexed_through,
+            index_lsn=image.index_lsn,
+            next_bucket_id=image.next_bucket_id,
+        )
+
+    @invariant()
+    def count_is_exact_while_nothing_is_stale(self) -> None:
+        if not self.has_stale and not self.doubles and not self.ghosts:
+            assert self.tracker.count() == len(self.held)
+
+    def teardown(self) -> None:
+        self.executor.fail_background = 0
+        self.let_work_go_on(1_000)
+        super().teardown()

@@ -1,0 +1,55 @@
+"""Writes docs/configuration.md from the settings: `python -m tools.configuration > docs/configuration.md`."""
+
+from __future__ import annotations
+
+from broker.config import SETTINGS, show
+
+_PREFACE = """\
+# Configuration
+
+<!-- Written by `python -m tools.configuration > docs/configuration.md`; a test compares the two. -->
+
+Every setting has one name and four sources, from lowest to highest: the default below, the TOML file named by
+`--config`, the environment, and flags.
+
+```
+data_dir = "/var/lib/postdate"            # postdate.toml: flat, no tables
+POSTDATE_DATA_DIR=/var/lib/postdate       # environment
+postdate-broker serve --data-dir /var/lib/postdate
+```
+
+Sizes are bytes or carry a unit: B, KiB, MiB, GiB, kB, MB, GB. Durations are milliseconds or carry a unit:
+ms, s, m, h, d. Switches are true or false. Unknown keys and other `POSTDATE_*` variables are refused, except
+`POSTDATE_ADDRESS` and `POSTDATE_OUTPUT`, which belong to the client command. (Kubernetes invents such
+variables for a service named `postdate`: set `enableServiceLinks: false` on the pod.)
+
+Some settings must fit together, and are refused if they do not: the greatest message into a request and into
+a frame; a request into a journal file, the pending journal and a ledger; a batch into a ledger; `lease_ms`
+into `lease_ms_max`; `initial_backoff_ms` into `max_backoff_ms`.
+"""
+
+
+def render_reference() -> str:
+    """The text of docs/configuration.md."""
+    lines = [_PREFACE]
+    group = ""
+    for setting in SETTINGS:
+        spec = setting.spec
+        if setting.group != group:
+            group = setting.group
+            lines += [
+                f"\n## {group}\n",
+                "| setting | default | range | meaning |",
+                "| --- | --- | --- | --- |",
+            ]
+        if spec.high:
+            allowed = f"{show(spec.kind, spec.low)} to {show(spec.kind, spec.high)}"
+        else:
+            allowed = ", ".join(spec.choices) or spec.kind.value
+        default = show(spec.kind, setting.default)
+        lines.append(f"| `{setting.name}` | `{default}` | {allowed} | {spec.help} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(render_reference(), end="")
