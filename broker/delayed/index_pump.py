@@ -21,7 +21,7 @@ import numpy as np
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_upkeep import BucketUpkeep
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier
-from broker.errors import PostdateError
+from broker.errors import Corrupt, PostdateError, Unavailable
 from broker.model import CANCELLED_MS, Int64Column, Position
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
@@ -35,6 +35,7 @@ _GROUP_NS = 2_000_000
 """While messages come due one by one, each millisecond, they are taken at most this often: every step behind this one
 costs nearly the same for three messages as for one. What comes due after a quiet moment is taken at once."""
 _NEVER_MS = 1 << 62
+_RETRY_SECONDS = 1.0
 _OVERDUE_MS = 5_000
 """The watchdog's bound: entries this long overdue that `take_due` does not yield mean a broken index."""
 
@@ -140,7 +141,14 @@ class IndexPump:
                 self.rebuilds += 1
         while True:
             self._work.clear()
-            if await self._step():
+            try:
+                busy = await self._step()
+            except (Corrupt, Unavailable) as error:
+                # Nothing is lost: the rows are indexed, and due, once they can be read. Other topics go on.
+                log.error("The index stands still: a ledger cannot be read", error=str(error))
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            if busy:
                 await self._budget.spent()
             elif not self._work.is_set():
                 timer = asyncio.get_running_loop().call_later(self._idle_seconds(), self._work.set)

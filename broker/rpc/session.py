@@ -103,6 +103,7 @@ class Session:
                 self._extend(frame.extend)
             case "drain":
                 self._consumer.draining = True
+                self._subscription.work.set()  # another one may be the active consumer now
             case "open":
                 raise InvalidRequest("Only the first frame may be open", field="open", reason="ALREADY_OPEN")
             case _:

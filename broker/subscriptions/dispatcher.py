@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from broker.delayed.tracker import DueChunk
-from broker.errors import Corrupt
+from broker.errors import Corrupt, Unavailable
 from broker.model import (
     Array,
     Entries,
@@ -81,10 +81,10 @@ class Dispatcher:
             try:
                 while await self._step():
                     await self._budget.spent()  # a herd must not starve the loop
-            except Corrupt as damage:
+            except (Corrupt, Unavailable) as damage:
                 # An operator decides. This subscription stops, loudly, at each attempt; other topics go on.
                 log.error(
-                    "A subscription meets damage and stops",
+                    "A subscription cannot read what it is owed and stops",
                     subscription=self._subscription.name,
                     error=str(damage),
                 )
@@ -125,12 +125,17 @@ class Dispatcher:
         """Whose turn it is: FAILOVER has one active consumer, the others take turns while they have permits."""
         consumers = self._subscription.consumers
         if self._subscription.type == FAILOVER:
-            return consumers[0] if consumers and consumers[0].can_take else None
+            active = self._active()
+            return active if active is not None and active.can_take else None
         for _ in range(len(consumers)):
             self._turn = (self._turn + 1) % len(consumers)
             if consumers[self._turn].can_take:
                 return consumers[self._turn]
         return None
+
+    def _active(self) -> Consumer | None:
+        """Of a FAILOVER subscription the one consumer that gets messages: the first that is not about to leave."""
+        return next((each for each in self._subscription.consumers if not each.draining), None)
 
     def _take(self, consumer: Consumer) -> Taken | None:
         """Choose what comes next: returned messages first, then due ones, then new ones. No await in here."""
@@ -299,7 +304,8 @@ class Dispatcher:
         wait_ms = float(self._clock_recheck_ms)
         not_before_ms = subscription.redelivery.next_ms()
         # Only who may take: a timer for a FAILOVER consumer that is not active would fire again and again.
-        takers = subscription.consumers[:1] if subscription.type == FAILOVER else subscription.consumers
+        active = self._active()
+        takers = subscription.consumers if subscription.type != FAILOVER else [active] if active else []
         if not_before_ms is not None and any(consumer.can_take for consumer in takers):
             wait_ms = min(wait_ms, not_before_ms - self._clock.now_ms())
         deadline_ns = subscription.leases.next_deadline_ns()

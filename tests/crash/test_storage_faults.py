@@ -198,6 +198,31 @@ def test_producers_that_wait_for_room_are_told_when_the_ledgers_cannot_be_writte
     run_sim(scenario, seed=5)
 
 
+# -- a read that fails ---------------------------------------------------------------------------------------------
+
+
+def test_a_read_that_fails_ends_the_streams_that_need_it_and_nothing_else():
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        node = Node(MemVfs(), clock, small_config()).open()
+        stored = await node.produce("orders", _messages(0)[:1])
+        await node.create_subscription("orders", "billing", position=EARLIEST)
+        await node.checkpoint()  # the entry is in the files, not in memory
+        broken = node.vfs.faults.add(Fault("read", "*/ledgers/*", onward=True))
+        inbox = await node.subscribe("orders", "billing")
+        await asyncio.sleep(1)
+        assert isinstance(inbox.consumer.closed_because, Unavailable)
+        assert not node.failures
+        assert broken.hit_count
+        await node.produce("others", _messages(1))
+        inbox.detach()
+        node.vfs.faults.clear()
+        again = await node.subscribe("orders", "billing")
+        assert [each.position for each in await again.wait(1)] == stored
+        await node.stop()
+
+    run_sim(scenario, seed=4)
+
+
 # -- a full disk ---------------------------------------------------------------------------------------------------
 
 

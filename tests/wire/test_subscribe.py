@@ -273,6 +273,17 @@ async def test_failover_has_one_active_consumer_and_switches_when_it_leaves(wire
     assert ids_of(await second.deliveries(1)) == more
 
 
+async def test_failover_goes_on_with_the_next_consumer_while_the_first_one_drains(wire: Wire):
+    first = await wire.subscribe("t", type=FAILOVER)
+    second = await wire.subscribe("t", type=FAILOVER)
+    ids = await wire.produce("t", b"1")
+    assert ids_of(await first.deliveries(1)) == ids
+    await first.send(drain=consumer_pb2.Drain())
+    more = await wire.produce("t", b"2")
+    assert ids_of(await second.deliveries(1)) == more
+    assert await first.ack(ids) == []
+
+
 @ORDERED
 async def test_ordered_subscriptions_keep_arrival_order_over_batches(wire: Wire, type_: int):
     await wire.create_subscription("t", type=type_)
