@@ -6,8 +6,8 @@ import asyncio
 import base64
 import binascii
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, fields
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
@@ -62,6 +62,7 @@ class AdminService:
         calls: dict[str, tuple[type[Message], Callable[[Any], Awaitable[Message]]]] = {
             "CreateTopic": (admin_pb2.CreateTopicRequest, self._create_topic),
             "GetTopic": (admin_pb2.GetTopicRequest, self._get_topic),
+            "UpdateTopic": (admin_pb2.UpdateTopicRequest, self._update_topic),
             "DeleteTopic": (admin_pb2.DeleteTopicRequest, self._delete_topic),
             "ListTopics": (admin_pb2.ListTopicsRequest, self._list_topics),
             "CreateSubscription": (admin_pb2.CreateSubscriptionRequest, self._create_subscription),
@@ -89,6 +90,21 @@ class AdminService:
     async def _get_topic(self, request: admin_pb2.GetTopicRequest) -> Message:
         check_name("topic", request.name, "name")
         return admin_pb2.GetTopicResponse(topic=_topic(self._broker.registry.topic(request.name)))
+
+    async def _update_topic(self, request: admin_pb2.UpdateTopicRequest) -> Message:
+        self._broker.check_serving()
+        check_name("topic", request.name, "name")
+        given = _topic_policy(request.policy)
+        named = _masked_fields(request.update_mask.paths)
+
+        async def update() -> Message:
+            topic = self._broker.registry.topic(request.name)
+            await topic.change_policy(
+                replace(topic.own_policy, **{name: getattr(given, name) for name in named})
+            )
+            return admin_pb2.UpdateTopicResponse(topic=_topic(topic))
+
+        return await self._once(request.name, request, update)
 
     async def _delete_topic(self, request: admin_pb2.DeleteTopicRequest) -> Message:
         self._broker.check_serving()
@@ -266,6 +282,24 @@ def _set_fields(message: Message, kind: type[TopicPolicy] | type[SubscriptionPol
 
 def _values(policy: TopicPolicy | SubscriptionPolicy) -> dict[str, Any]:
     return {f.name: value for f in fields(policy) if (value := getattr(policy, f.name)) is not None}
+
+
+def _masked_fields(paths: Sequence[str]) -> set[str]:
+    """The policy fields that an update mask names; a nested message stands for all of its fields."""
+    if not paths:
+        raise InvalidRequest(
+            "update_mask names no field of the policy", field="update_mask", reason="EMPTY_UPDATE_MASK"
+        )
+    named: set[str] = set()
+    for path in paths:
+        if path not in admin_pb2.TopicPolicy.DESCRIPTOR.fields_by_name:
+            raise InvalidRequest(
+                f"update_mask names {path[:80]!r}, which is no field of a policy",
+                field="update_mask",
+                reason="UNKNOWN_POLICY_FIELD",
+            )
+        named |= _BUCKET_FIELDS if path == "buckets" else {path}
+    return named
 
 
 def _policy(policy: TopicPolicy) -> admin_pb2.TopicPolicy:

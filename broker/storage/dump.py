@@ -52,6 +52,7 @@ from broker.storage.records import (
     SubscriptionCreated,
     SubscriptionDeleted,
     TopicCreated,
+    TopicPolicyChanged,
     decode_record,
 )
 from broker.storage.segment import MAGIC as MAGIC_SEGMENT
@@ -138,6 +139,8 @@ def _fields_of(record: Record) -> Line:
                 "create_time_ms": record.create_time_ms,
                 "policy": _policy(record.policy),
             }
+        case TopicPolicyChanged():
+            return {"topic_id": record.topic_id, "policy": _policy(record.policy)}
         case SubscriptionCreated():
             return {"topic_id": record.topic_id, **_subscription(record.subscription)}
         case SubscriptionDeleted():

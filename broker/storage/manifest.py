@@ -179,7 +179,9 @@ def encode_topic(image: TopicImage) -> bytes:
         index_lsn=image.index_lsn,
         frontier_ms=image.frontier_ms,
         bucket_ids=image.bucket_ids,
-        next_bucket_id=image.next_bucket_id if image.next_bucket_id > 1 else 0,  # as before there were buckets
+        next_bucket_id=image.next_bucket_id
+        if image.next_bucket_id > 1
+        else 0,  # as before there were buckets
     )
     return _frame(MAGIC_TOPIC, message)
 

@@ -7,7 +7,8 @@
     4     GivenBack             topic_id 8, subscription_id 8, reason 1, zero 3, ledger_count 4, not_before_ms 8, sets
                                 set: ledger_id 8, length 4, zero 4, roaring bitmap of entry ids
     5-8   TopicCreated, TopicDeleted, SubscriptionCreated, SubscriptionDeleted: protobuf, see manifest.proto
-    9-12  reserved: cancelled, moved, seeked, policy changed
+    9-11  reserved: cancelled, moved, seeked
+    12    TopicPolicyChanged: protobuf, see manifest.proto
 
 Type 1 is the journal's own COMMIT. A produced batch carries its columns exactly as the ledger stores them, so
 that applying it, today or in a recovery, copies bytes and decides nothing.
@@ -59,7 +60,7 @@ class RecordType(IntEnum):
     CANCELLED = 9
     MOVED = 10
     SEEKED = 11
-    POLICY_CHANGED = 12
+    TOPIC_POLICY_CHANGED = 12
 
 
 class SettleReason(IntEnum):
@@ -177,6 +178,19 @@ class TopicDeleted:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicPolicyChanged:
+    """What is set for a topic from here on, all of it."""
+
+    type: ClassVar[RecordType] = RecordType.TOPIC_POLICY_CHANGED
+    topic_id: int
+    policy: TopicPolicy
+
+    def encode(self) -> list[Part]:
+        message = pb.TopicPolicyChanged(topic_id=self.topic_id, policy=topic_policy_to_record(self.policy))
+        return [message.SerializeToString(deterministic=True)]
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriptionCreated:
     """A subscription exists from here on; `start` is the first position it is owed."""
 
@@ -205,7 +219,14 @@ class SubscriptionDeleted:
 
 
 Record = (
-    Produced | Settled | GivenBack | TopicCreated | TopicDeleted | SubscriptionCreated | SubscriptionDeleted
+    Produced
+    | Settled
+    | GivenBack
+    | TopicCreated
+    | TopicDeleted
+    | TopicPolicyChanged
+    | SubscriptionCreated
+    | SubscriptionDeleted
 )
 
 
@@ -283,6 +304,12 @@ def _decode_topic_deleted(body: memoryview) -> TopicDeleted:
     return TopicDeleted(message.topic_id)
 
 
+def _decode_topic_policy_changed(body: memoryview) -> TopicPolicyChanged:
+    message = pb.TopicPolicyChanged.FromString(bytes(body))
+    check_id(message.topic_id, "topic_id")
+    return TopicPolicyChanged(message.topic_id, topic_policy_from_record(message.policy))
+
+
 def _decode_subscription_created(body: memoryview) -> SubscriptionCreated:
     message = pb.SubscriptionCreated.FromString(bytes(body))
     check_id(message.topic_id, "topic_id")
@@ -304,6 +331,7 @@ _DECODERS: dict[int, Callable[[memoryview], Record]] = {
     RecordType.GIVEN_BACK: _decode_given_back,
     RecordType.TOPIC_CREATED: _decode_topic_created,
     RecordType.TOPIC_DELETED: _decode_topic_deleted,
+    RecordType.TOPIC_POLICY_CHANGED: _decode_topic_policy_changed,
     RecordType.SUBSCRIPTION_CREATED: _decode_subscription_created,
     RecordType.SUBSCRIPTION_DELETED: _decode_subscription_deleted,
 }

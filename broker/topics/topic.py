@@ -52,6 +52,7 @@ from broker.storage.records import (
     Settled,
     SubscriptionCreated,
     SubscriptionDeleted,
+    TopicPolicyChanged,
 )
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.dispatcher import Dispatcher
@@ -256,12 +257,20 @@ class Topic:
                 self._add_subscription(record.subscription, None)
                 self.next_subscription_id = record.subscription.subscription_id + 1
                 self._next_subscription_id = max(self._next_subscription_id, self.next_subscription_id)
+            case TopicPolicyChanged():
+                self._apply_policy(record.policy)
             case SubscriptionDeleted():
                 self._remove_subscription(record.subscription_id)
             case _:
                 raise AssertionError(f"not a record of a topic: {record}")
         self.applied_lsn = lsn
         self._services.changed(self)
+
+    def _apply_policy(self, policy: TopicPolicy) -> None:
+        self.own_policy = policy
+        self.policy = effective(policy, default_topic_policy(self._services.config))
+        if self._pump is not None and isinstance(self._pump.tracker, BucketTracker):
+            self._pump.tracker.policy = bucket_policy(self.policy)
 
     def _apply_produced(self, record: Produced) -> None:
         self.log.append(record)
@@ -368,6 +377,16 @@ class Topic:
     async def delete_subscription(self, name: str) -> None:
         """Delete a subscription; its consumers' streams end."""
         record = SubscriptionDeleted(self.topic_id, self.subscription(name).subscription_id)
+        await asyncio.shield(self._services.submit(record, lambda lsn: self.apply(record, lsn)))
+
+    async def change_policy(self, policy: TopicPolicy) -> None:
+        """Set what is set for the topic, all of it; returns when that is durable.
+
+        Limits count from the next batch, seal or merge on; another tracker or tick from the next start on.
+        """
+        if self.deleted:
+            raise topic_not_found(self.name)
+        record = TopicPolicyChanged(self.topic_id, policy)
         await asyncio.shield(self._services.submit(record, lambda lsn: self.apply(record, lsn)))
 
     def attach(self, subscription: Subscription, consumer: Consumer) -> None:

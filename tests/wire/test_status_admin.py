@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.field_mask_pb2 import FieldMask
 
 from postdate.v1 import admin_pb2
 from tests.wire.conftest import Message, Wire, now_ms, on_shared, refused, within
@@ -44,7 +45,7 @@ BAD_NAMES = {
     "long": "a" * 256,
     "look-alike": "аbc",
 }
-TOPIC_CALLS = ("CreateTopic", "GetTopic", "DeleteTopic")
+TOPIC_CALLS = ("CreateTopic", "GetTopic", "UpdateTopic", "DeleteTopic")
 SUBSCRIPTION_CALLS = ("CreateSubscription", "GetSubscription", "DeleteSubscription")
 
 
@@ -130,6 +131,10 @@ CASES = [
     Case("CreateSubscription: KEY_SHARED", "CreateSubscription", {"topic": "t", "name": "s", "type": 2}, "KEY_SHARED_NOT_SUPPORTED", code=UNIMPLEMENTED),
     Case("CreateSubscription: type that is none", "CreateSubscription", {"topic": "t", "name": "s", "type": 9}, "INVALID_SUBSCRIPTION_TYPE", "type"),
     Case("CreateSubscription: position that is none", "CreateSubscription", {"topic": "t", "name": "s", "initial_position": 9}, "INVALID_INITIAL_POSITION", "initial_position"),
+    Case("UpdateTopic: empty mask", "UpdateTopic", {"name": "t"}, "EMPTY_UPDATE_MASK", "update_mask"),
+    Case("UpdateTopic: unknown field", "UpdateTopic", {"name": "t", "update_mask": FieldMask(paths=["tick_ms", "max_buckets"])}, "UNKNOWN_POLICY_FIELD", "update_mask"),
+    Case("UpdateTopic: no such topic", "UpdateTopic", {"name": "t", "update_mask": FieldMask(paths=["tick_ms"])}, "TOPIC_NOT_FOUND", code=NOT_FOUND),
+    Case("UpdateTopic: value out of range", "UpdateTopic", {"name": "t", "policy": admin_pb2.TopicPolicy(tick_ms=0), "update_mask": FieldMask(paths=["tick_ms"])}, "INVALID_POLICY", "policy.tick_ms"),
     Case("CreateTopic: long request_id", "CreateTopic", {"name": "t", "request_id": "r" * 256}, "INVALID_REQUEST_ID", "request_id"),
     *(
         Case(f"{method}: no such topic", method, {"topic": "t", "name": "s"}, "TOPIC_NOT_FOUND", code=NOT_FOUND)

@@ -196,6 +196,14 @@ class WaitingEntries(_message.Message):
     bitmap: bytes
     def __init__(self, not_before_ms: _Optional[int] = ..., ledger_id: _Optional[int] = ..., bitmap: _Optional[bytes] = ...) -> None: ...
 
+class TopicPolicyChanged(_message.Message):
+    __slots__ = ("topic_id", "policy")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    policy: TopicPolicyRecord
+    def __init__(self, topic_id: _Optional[int] = ..., policy: _Optional[_Union[TopicPolicyRecord, _Mapping]] = ...) -> None: ...
+
 class TopicCreated(_message.Message):
     __slots__ = ("topic_id", "name", "create_time_ms", "policy")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]

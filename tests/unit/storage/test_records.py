@@ -28,6 +28,7 @@ from broker.storage.records import (
     SubscriptionDeleted,
     TopicCreated,
     TopicDeleted,
+    TopicPolicyChanged,
     decode_record,
 )
 from broker.storage.v1 import manifest_pb2 as pb
@@ -85,6 +86,7 @@ records: st.SearchStrategy[Record] = st.one_of(
     st.builds(GivenBack, ids, ids, st.sampled_from(ReturnReason), times, entry_maps),
     st.builds(TopicCreated, ids, names, times, topic_policies),
     st.builds(TopicDeleted, ids),
+    st.builds(TopicPolicyChanged, ids, topic_policies),
     st.builds(
         lambda topic_id, image: SubscriptionCreated(
             topic_id, SubscriptionImage(**{**image, "cursor_file": ""})
@@ -163,7 +165,7 @@ def test_a_cut_record_is_corrupt_or_another_record(record: Record) -> None:
                 decode(record.type, body[:length])
 
 
-@pytest.mark.parametrize("record_type", [1, *range(9, 256)])
+@pytest.mark.parametrize("record_type", [1, *range(9, 12), *range(13, 256)])
 def test_types_that_are_not_in_use_are_corrupt(record_type: int) -> None:
     with pytest.raises(Corrupt, match="unknown type"):
         decode(record_type, b"")

@@ -45,6 +45,11 @@ class AdminServiceStub(object):
                 request_serializer=postdate_dot_v1_dot_admin__pb2.GetTopicRequest.SerializeToString,
                 response_deserializer=postdate_dot_v1_dot_admin__pb2.GetTopicResponse.FromString,
                 _registered_method=True)
+        self.UpdateTopic = channel.unary_unary(
+                '/postdate.v1.AdminService/UpdateTopic',
+                request_serializer=postdate_dot_v1_dot_admin__pb2.UpdateTopicRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_admin__pb2.UpdateTopicResponse.FromString,
+                _registered_method=True)
         self.DeleteTopic = channel.unary_unary(
                 '/postdate.v1.AdminService/DeleteTopic',
                 request_serializer=postdate_dot_v1_dot_admin__pb2.DeleteTopicRequest.SerializeToString,
@@ -100,6 +105,14 @@ class AdminServiceServicer(object):
 
     def GetTopic(self, request, context):
         """Shows one topic.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateTopic(self, request, context):
+        """Changes settings of a topic, with messages pending or not. Limits count at once; another tracker or tick counts
+        from the broker's next start on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,6 +186,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetTopic,
                     request_deserializer=postdate_dot_v1_dot_admin__pb2.GetTopicRequest.FromString,
                     response_serializer=postdate_dot_v1_dot_admin__pb2.GetTopicResponse.SerializeToString,
+            ),
+            'UpdateTopic': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateTopic,
+                    request_deserializer=postdate_dot_v1_dot_admin__pb2.UpdateTopicRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_admin__pb2.UpdateTopicResponse.SerializeToString,
             ),
             'DeleteTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteTopic,
@@ -270,6 +288,33 @@ class AdminService(object):
             '/postdate.v1.AdminService/GetTopic',
             postdate_dot_v1_dot_admin__pb2.GetTopicRequest.SerializeToString,
             postdate_dot_v1_dot_admin__pb2.GetTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.AdminService/UpdateTopic',
+            postdate_dot_v1_dot_admin__pb2.UpdateTopicRequest.SerializeToString,
+            postdate_dot_v1_dot_admin__pb2.UpdateTopicResponse.FromString,
             options,
             channel_credentials,
             insecure,
