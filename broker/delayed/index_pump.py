@@ -171,13 +171,14 @@ class IndexPump:
         if loaded:
             await self._load(now_ms)
             now_ms = self._clock.now_ms()
-        chunk = self.tracker.take_due(now_ms, self._due_entries) if self._group_wait_ns() <= 0 else None
+        gathers_due = self._group_wait_ns() > 0
+        chunk = None if gathers_due else self.tracker.take_due(now_ms, self._due_entries)
         if chunk is not None:
             self._on_due(chunk)
             if len(chunk) < self._due_entries:
                 self._took_ns = self._clock.monotonic_ns()
             return True
-        if not (indexed or loaded):
+        if not (indexed or loaded or gathers_due):
             self._watch(now_ms)
         return indexed or loaded
 
@@ -189,9 +190,12 @@ class IndexPump:
             await self.upkeep.load(now_ms)
         except (OSError, PostdateError) as error:
             log.error("A bucket cannot be read: the index is built again from the ledgers", error=str(error))
-            # Everything due by now and at or before the frontier was taken; what the clock stepped back over was not.
-            frontier = min(self.tracker.frontier, Frontier(self._clock.now_ms(), *ENTRY_AFTER_ALL))
-            self._rebuild(frontier)
+            now_ms = self._clock.now_ms()
+            while (chunk := self.tracker.take_due(now_ms, self._due_entries)) is not None:
+                self._on_due(chunk)  # what was late for the index lies before the frontier
+            # So everything indexed, due by now and at or before the frontier was taken; what the clock stepped back
+            # over was not.
+            self._rebuild(min(self.tracker.frontier, Frontier(now_ms, *ENTRY_AFTER_ALL)))
 
     async def _index_rows(self) -> None:
         ledger_id, first = self.position
@@ -243,13 +247,15 @@ class IndexPump:
         self._rebuild(Frontier(0, 0, 0))  # everything: the last look sorts it out
 
     def _rebuild(self, frontier: Frontier) -> None:
-        """Build the index again from the ledgers, but for what lies at or before a frontier."""
+        """Build the index again from the ledgers, but for indexed rows that lie at or before a frontier."""
         self.rebuilds += 1
         self.tracker.clear()
-        self.position = self._source.begin
-        self._unindexed = 0
-        self._rebuild_end = self._source.end
+        if self.is_rebuilding:  # rows that lie ahead were taken only up to the frontier of then
+            frontier = min(frontier, self._rebuild_frontier)
+        # Rows from the cursor on are new to the index: nobody took them, whenever they were due.
+        self._rebuild_end = max(self._rebuild_end, self.position)
         self._rebuild_frontier = frontier
+        self.position = self._source.begin
 
     def _idle_seconds(self) -> float:
         next_due_ms = self.tracker.next_due_ms()

@@ -159,7 +159,7 @@ MUTATIONS = (
     _bug(
         "the index cursor skips what is already due",
         _PUMP,
-        "        wanted = times > 0\n",
+        "        wanted = (times > 0) & (times < CANCELLED_MS)\n",
         "        wanted = times > self._clock.now_ms()\n",
     ),
     _bug(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.sim.__main__ import describe_failure
 from tests.sim.mutations import MUTATIONS, Mutation, catch
 from tests.sim.simulation import add_counts, run_seed
 
+ROOT = Path(__file__).resolve().parents[2]
 SEEDS = range(1, 121)
 STEPS = 60
 
@@ -97,3 +99,9 @@ def test_a_trace_does_not_depend_on_the_hash_seed():
 def test_a_bug_put_in_on_purpose_is_found(mutation: Mutation):
     caught, how = catch(mutation)
     assert caught, how
+
+
+def test_every_mutation_still_has_its_lines():
+    for mutation in MUTATIONS:
+        for module, before, _ in mutation.changes:
+            assert before in (ROOT / f"{module.replace('.', '/')}.py").read_text(), mutation.name
