@@ -32,9 +32,12 @@ from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
 from broker.subscriptions.consumer import Consumer, DeliveryBatch, prefix_within
-from broker.subscriptions.subscription import FAILOVER, Subscription
+from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, Subscription
 
 log = get_logger(__name__)
+
+_WINDOW_ENTRIES = 16_384
+"""Due entries that are read together, at most, if their bytes fit into a frame."""
 
 
 @dataclass(slots=True)
@@ -57,6 +60,27 @@ class Read:
     frames: list[bytes]
 
 
+@dataclass(slots=True)
+class Window:
+    """Due entries that were taken from the replay queue and read together; the first ones are handed out next.
+
+    A herd's entries lie scattered over the log. Read a few thousand at a time, they would cost a read each; read in
+    windows they are neighbours. What a consumer cannot take yet stays here instead of being read again.
+    """
+
+    taken: Taken
+    read: Read
+    clears: int  # of the replay queue when they were taken
+
+    def after(self, count: int) -> Window | None:
+        """What is left when the first `count` are done with."""
+        taken, read, rest = self.taken, self.read, slice(count, None)
+        if count >= len(taken.entry_ids):
+            return None
+        assert taken.expected_ms is not None
+        return Window(_part(taken, rest), _read_part(read, rest), self.clears)
+
+
 class Dispatcher:
     """Delivers for one subscription until cancelled."""
 
@@ -72,6 +96,7 @@ class Dispatcher:
         self._clock_recheck_ms = clock_recheck_ms
         self._budget = YieldBudget(clock)
         self._turn = 0
+        self._window: Window | None = None
 
     async def run(self) -> None:
         """Deliver until cancelled. Nothing else sends messages for this subscription."""
@@ -107,24 +132,28 @@ class Dispatcher:
         consumer = self._next_consumer()
         if consumer is None:
             return False
-        taken = self._take(consumer)
-        if taken is None:
-            if not subscription.reader.is_behind:
-                return False
+        limit = self._limit(consumer)
+        if returned := subscription.redelivery.take(self._clock.now_ms(), limit):
+            taken = _taken_from_ledger(*returned, from_redelivery=True)
+            self._hand_out(consumer, taken, await self._read_taken(taken))
+        elif window := await self._next_window():
+            self._hand_out_window(consumer, window, limit)
+        elif found := subscription.reader.take(limit):
+            taken = _taken_from_ledger(*found, from_redelivery=False)
+            self._hand_out(consumer, taken, await self._read_taken(taken))
+        elif subscription.reader.is_behind:
             await subscription.reader.fill()
-            return True
-        try:
-            read = await self._read(taken)
-        except BaseException:
-            self._put_back(taken, slice(None))
-            raise
-        self._hand_out(consumer, taken, read)
+        else:
+            return False
         return True
 
     def _next_consumer(self) -> Consumer | None:
         """Whose turn it is: FAILOVER has one active consumer, the others take turns while they have permits."""
-        consumers = self._subscription.consumers
-        if self._subscription.type == FAILOVER:
+        subscription = self._subscription
+        consumers = subscription.consumers
+        if subscription.type in (EXCLUSIVE, FAILOVER) and subscription.returning:
+            return None  # what the last one held comes first, or the next one would get it out of order
+        if subscription.type == FAILOVER:
             active = self._active()
             return active if active is not None and active.can_take else None
         for _ in range(len(consumers)):
@@ -137,22 +166,41 @@ class Dispatcher:
         """Of a FAILOVER subscription the one consumer that gets messages: the first that is not about to leave."""
         return next((each for each in self._subscription.consumers if not each.draining), None)
 
-    def _take(self, consumer: Consumer) -> Taken | None:
-        """Choose what comes next: returned messages first, then due ones, then new ones. No await in here."""
+    def _limit(self, consumer: Consumer) -> int:
+        """How many messages one step hands out at most."""
+        limits = self._subscription.limits
+        return min(consumer.permits, limits.batch_entries, self._fitting_frame())
+
+    def _fitting_frame(self) -> int:
+        """How many typical messages fit into a frame."""
         subscription = self._subscription
-        limits = subscription.limits
-        limit = min(
-            consumer.permits,
-            limits.batch_entries,
-            max(1, limits.batch_bytes // subscription.log.frame_bytes_average),
-        )
-        if returned := subscription.redelivery.take(self._clock.now_ms(), limit):
-            return _taken_from_ledger(*returned, from_redelivery=True)
-        if chunk := subscription.replay.take(limit):
-            return _taken_from_chunk(chunk)
-        if found := subscription.reader.take(limit):
-            return _taken_from_ledger(*found, from_redelivery=False)
-        return None
+        return max(1, subscription.limits.batch_bytes // subscription.log.frame_bytes_average)
+
+    async def _next_window(self) -> Window | None:
+        """Due entries that were read: what is left of the last window, or the next one; None if nothing is due."""
+        subscription, window = self._subscription, self._window
+        self._window = None
+        if window is not None and window.clears == subscription.replay.clears:
+            return window
+        chunk = subscription.replay.take(min(_WINDOW_ENTRIES, self._fitting_frame()))
+        if chunk is None:
+            return None
+        taken, clears = _taken_from_chunk(chunk), subscription.replay.clears
+        read = await self._read_taken(taken)
+        if clears != subscription.replay.clears:
+            return None  # catch-up has begun meanwhile, and finds them
+        count = len(read.frames)
+        if count < len(taken.entry_ids):  # as many as their bytes allow
+            self._put_back(taken, slice(count, None))
+            taken, read = _part(taken, slice(0, count)), _read_part(read, slice(0, count))
+        return Window(taken, read, clears)
+
+    async def _read_taken(self, taken: Taken) -> Read:
+        try:
+            return await self._read(taken)
+        except BaseException:
+            self._put_back(taken, slice(None))
+            raise
 
     async def _read(self, taken: Taken) -> Read:
         """Read rows and frames, ledger by ledger, and bring them into the order of delivery."""
@@ -199,6 +247,22 @@ class Dispatcher:
             chosen = chosen[:0]  # it left, or its permits went, while the log was read
         chosen = chosen[: self._fitting(consumer, read.rows["length"][chosen])]
         self._put_back(taken, wanted[len(chosen) :])
+        if len(chosen):
+            self._deliver(consumer, taken, read, chosen, now_ms)
+
+    def _hand_out_window(self, consumer: Consumer, window: Window, limit: int) -> None:
+        """Hand out the first of a window; what it does not take stays in front. No await in here (H1)."""
+        now_ms = self._clock.now_ms()
+        count = min(limit, len(window.taken.entry_ids))
+        taken, read = _part(window.taken, slice(0, count)), _read_part(window.read, slice(0, count))
+        wanted = np.flatnonzero(self._last_look(taken, read, now_ms))
+        chosen = wanted
+        if consumer not in self._subscription.consumers or not consumer.can_take:
+            chosen = chosen[:0]  # it left, or its permits went, while the log was read
+        chosen = chosen[: self._fitting(consumer, read.rows["length"][chosen])]
+        if len(chosen) < len(wanted):
+            count = int(wanted[len(chosen)])  # the first that was not handed out
+        self._window = window.after(count)
         if len(chosen):
             self._deliver(consumer, taken, read, chosen, now_ms)
 
@@ -327,6 +391,21 @@ def _taken_from_chunk(chunk: DueChunk) -> Taken:
         and bool((entry_ids[1:] > entry_ids[:-1]).all())
     )
     return Taken(ledger_ids, entry_ids, chunk.deliver_at_ms, from_redelivery=False, in_order=in_order)
+
+
+def _part(taken: Taken, rows: slice) -> Taken:
+    assert taken.expected_ms is not None
+    return Taken(
+        taken.ledger_ids[rows],
+        taken.entry_ids[rows],
+        taken.expected_ms[rows],
+        taken.from_redelivery,
+        taken.in_order,
+    )
+
+
+def _read_part(read: Read, rows: slice) -> Read:
+    return Read(read.times[rows], read.rows[rows], read.frames[rows])
 
 
 def _entries(taken: Taken, at: Array | slice) -> Entries:

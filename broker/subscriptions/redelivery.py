@@ -100,11 +100,16 @@ class Waiting:
 
 
 class RedeliveryQueue:
-    """What waits to be handed out again, by time. Volatile; each entry is in it once at most."""
+    """What waits to be handed out again, by time. Volatile; each entry is in it once at most.
+
+    What may go is handed out in the log's order, whatever it waited for: who takes over from a consumer gets what
+    that one held as it arrived.
+    """
 
     def __init__(self) -> None:
         self.queued: Entries = {}
         self._heap: list[tuple[int, int, int, BitMap]] = []  # (not_before_ms, ledger_id, serial, entries)
+        self._ready: Entries = {}  # its time came; like the heap's, its sets may name what is queued no more
         self._serial = 0
 
     def push(self, not_before_ms: int, entries: Entries) -> None:
@@ -115,21 +120,25 @@ class RedeliveryQueue:
             if not fresh:
                 continue
             merge_entries(self.queued, {ledger_id: fresh})
-            self._push(not_before_ms, ledger_id, fresh)
+            remove_entries(self._ready, {ledger_id: fresh})  # left over from an earlier time in the queue
+            self._serial += 1
+            heapq.heappush(self._heap, (not_before_ms, ledger_id, self._serial, fresh))
 
     def take(self, now_ms: int, limit: int) -> tuple[int, UInt32Column] | None:
         """Take at most `limit` entries of one ledger whose time has come; None if there are none."""
         while self._heap and self._heap[0][0] <= now_ms:
-            not_before_ms, ledger_id, _, bitmap = heapq.heappop(self._heap)
-            held = self.queued.get(ledger_id)
-            live = bitmap & held if held is not None else None
+            _, ledger_id, _, bitmap = heapq.heappop(self._heap)
+            merge_entries(self._ready, {ledger_id: bitmap})
+        while self._ready:
+            ledger_id = min(self._ready)
+            live = self._live(ledger_id, self._ready.pop(ledger_id))
             if not live:
                 continue
             ids = ids_of(live)
             if len(ids) > limit:
                 rest = live.copy()
                 rest.remove_range(0, int(ids[limit]))
-                self._push(not_before_ms, ledger_id, rest)
+                self._ready[ledger_id] = rest
                 ids = ids[:limit]
                 live = live - rest
             remove_entries(self.queued, {ledger_id: live})
@@ -142,17 +151,19 @@ class RedeliveryQueue:
 
     def next_ms(self) -> int | None:
         """The earliest time anything may be taken at; None if nothing waits."""
-        while self._heap and self._heap[0][3].isdisjoint(self.queued.get(self._heap[0][1], _NOTHING)):
+        if any(self._live(ledger_id, bitmap) for ledger_id, bitmap in self._ready.items()):
+            return 0
+        while self._heap and not self._live(self._heap[0][1], self._heap[0][3]):
             heapq.heappop(self._heap)  # all of it was settled meanwhile
         return self._heap[0][0] if self._heap else None
 
     def clear(self) -> None:
         self.queued.clear()
+        self._ready.clear()
         self._heap.clear()
 
-    def _push(self, not_before_ms: int, ledger_id: int, entries: BitMap) -> None:
-        self._serial += 1
-        heapq.heappush(self._heap, (not_before_ms, ledger_id, self._serial, entries))
+    def _live(self, ledger_id: int, bitmap: BitMap) -> BitMap:
+        return bitmap & self.queued.get(ledger_id, _NOTHING)
 
 
 _NOTHING = BitMap()

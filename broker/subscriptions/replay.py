@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
+
 from broker.delayed.tracker import DueChunk
+
+_SMALL_ENTRIES = 1_024
 
 
 class ReplayQueue:
@@ -15,6 +19,8 @@ class ReplayQueue:
     """
 
     def __init__(self, entries_max: int) -> None:
+        self.clears = 0
+        """How often the queue was emptied: what was taken before is then somebody else's to find."""
         self._entries_max = entries_max
         self._chunks: deque[DueChunk] = deque()
         self._offset = 0  # taken from the first chunk
@@ -36,6 +42,8 @@ class ReplayQueue:
         """Take at most `limit` entries, in due order; None if there are none."""
         if not self._chunks:
             return None
+        if len(self._chunks) > 1 and len(self._chunks[0]) - self._offset < min(limit, _SMALL_ENTRIES):
+            self._join_small()
         chunk, first = self._chunks[0], self._offset
         end = min(first + limit, len(chunk))
         if end == len(chunk):
@@ -51,16 +59,33 @@ class ReplayQueue:
     def put_back(self, chunk: DueChunk) -> None:
         """Return what `take` gave, or a part of it, to the front: due order is kept. May pass the limit by one take."""
         if self._offset:
-            first = self._chunks[0]
-            rest = slice(self._offset, None)
-            self._chunks[0] = DueChunk(
-                first.deliver_at_ms[rest], first.ledger_ids[rest], first.entry_ids[rest]
-            )
+            self._chunks[0] = _from(self._chunks[0], self._offset)
             self._offset = 0
         self._chunks.appendleft(chunk)
         self._count += len(chunk)
 
+    def _join_small(self) -> None:
+        """Make one chunk of the first ones while they are small. Large ones stay what all subscriptions share."""
+        parts = [_from(self._chunks.popleft(), self._offset)]
+        self._offset = 0
+        count = len(parts[0])
+        while self._chunks and count + len(self._chunks[0]) <= _SMALL_ENTRIES:
+            parts.append(self._chunks.popleft())
+            count += len(parts[-1])
+        self._chunks.appendleft(
+            DueChunk(
+                np.concatenate([part.deliver_at_ms for part in parts]),
+                np.concatenate([part.ledger_ids for part in parts]),
+                np.concatenate([part.entry_ids for part in parts]),
+            )
+        )
+
     def clear(self) -> None:
+        self.clears += 1
         self._chunks.clear()
         self._offset = 0
         self._count = 0
+
+
+def _from(chunk: DueChunk, first: int) -> DueChunk:
+    return DueChunk(chunk.deliver_at_ms[first:], chunk.ledger_ids[first:], chunk.entry_ids[first:])

@@ -18,7 +18,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -90,8 +90,7 @@ class DeliveryLimits:
     consumers_max: int
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """Why one id of a request was not taken: `reason` is NOT_FOUND or LEASE_LOST."""
 
     position: Position
@@ -140,6 +139,8 @@ class Subscription:
         self.reader = Reader(log, honors_delay=self.honors_delay)
         self.work = asyncio.Event()
         self.deleted = False
+        self.returning = 0
+        """Records on their way to the disk that give entries back: what they name lies before what was not sent yet."""
 
     # -- facts -----------------------------------------------------------------------------------------------
 
@@ -197,6 +198,7 @@ class Subscription:
 
     def apply_given_back(self, record: GivenBack) -> None:
         """Entries were sent and come back, not before a time."""
+        self.returning = max(0, self.returning - 1)  # a recovery replays what it did not submit
         owed = without_entries(record.entries, self.cursor.settled_part(record.entries))
         self.attempts.add(owed)
         self.waiting.put(record.not_before_ms, owed)
@@ -265,14 +267,14 @@ class Subscription:
         """Settle entries; returns when that is durable. Failures name what can not have been sent here."""
         for consumer in self.consumers:
             consumer.starved = False
+        entries, failures = self._there(entries)
         unknown = without_entries(entries, self._known(entries))
-        failures: list[Failure] = []
         if unknown:
             # Not out now, but perhaps before a restart or before its lease ended. Only what cannot have been sent
             # is refused: an acknowledgement that is lost would bring the message back.
-            plausible = await self._plausible(unknown)
-            failures = _failures(without_entries(unknown, plausible), "NOT_FOUND")
-            entries = without_entries(entries, without_entries(unknown, plausible))
+            refused = without_entries(unknown, await self._plausible(unknown))
+            failures += _failures(refused, "NOT_FOUND")
+            entries = without_entries(entries, refused)
         fresh = without_entries(entries, self.cursor.settled_part(entries))
         if fresh:
             await self._settle(fresh, SettleReason.ACKED)
@@ -354,6 +356,7 @@ class Subscription:
             self.redelivery.push(not_before_ms, entries)
             raise
         merge_entries(self.promised, entries)
+        self.returning += 1
         return _forget_result(done)
 
     def _give_back_unasked(self, consumer_id: str, entries: Entries, reason: ReturnReason) -> None:
@@ -423,15 +426,26 @@ class Subscription:
         return plausible
 
     def _not_held(self, entries: Entries) -> list[Failure]:
+        if not entries:
+            return []
+        entries, failures = self._there(entries)
         lost = self._known(entries)
-        return _failures(lost, "LEASE_LOST") + _failures(without_entries(entries, lost), "NOT_FOUND")
+        failures += _failures(lost, "LEASE_LOST")
+        return failures + _failures(without_entries(entries, lost), "NOT_FOUND")
+
+    def _there(self, entries: Entries) -> tuple[Entries, list[Failure]]:
+        """The part of a set in ledgers that there are, and failures of the rest: what is known of none costs little."""
+        there = {i: bitmap for i, bitmap in entries.items() if self.log.entry_count(i) is not None}
+        if len(there) == len(entries):
+            return entries, []
+        return there, _failures({i: b for i, b in entries.items() if i not in there}, "NOT_FOUND")
 
 
 def _failures(entries: Entries, reason: str) -> list[Failure]:
     return [
         Failure(Position(ledger_id, entry_id), reason)
         for ledger_id, bitmap in sorted(entries.items())
-        for entry_id in ids_of(bitmap).tolist()
+        for entry_id in bitmap
     ]
 
 

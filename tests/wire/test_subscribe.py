@@ -273,6 +273,26 @@ async def test_failover_has_one_active_consumer_and_switches_when_it_leaves(wire
     assert ids_of(await second.deliveries(1)) == more
 
 
+@ORDERED
+async def test_who_takes_over_gets_what_its_predecessor_held_first(wire: Wire, type_: int):
+    await wire.create_subscription("t", type=type_)
+    ids = await wire.produce("t", *[b"%d" % i for i in range(300)])
+    for _ in range(5):
+        first = await wire.subscribe("t", type=type_, permits=100)
+        assert ids_of(await first.deliveries(100)) == ids[:100]
+        first.cancel()
+        second = await _subscribe_once_free(wire, type_)
+        assert ids_of(await second.deliveries(300)) == ids
+        second.cancel()
+        await eventually(lambda: wire.broker.registry.topic("t").subscription("s").consumers == [])
+
+
+async def _subscribe_once_free(wire: Wire, type_: int) -> Stream:
+    """Attach as soon as the last consumer has gone."""
+    await eventually(lambda: wire.broker.registry.topic("t").subscription("s").consumers == [])
+    return await wire.subscribe("t", type=type_, permits=1_000)
+
+
 async def test_failover_goes_on_with_the_next_consumer_while_the_first_one_drains(wire: Wire):
     first = await wire.subscribe("t", type=FAILOVER)
     second = await wire.subscribe("t", type=FAILOVER)

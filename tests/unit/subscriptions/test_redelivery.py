@@ -94,14 +94,14 @@ def test_an_entry_is_queued_once_under_its_first_time():
     assert drain(queue, 9) == []
 
 
-def test_a_limit_splits_and_the_rest_keeps_its_time():
+def test_a_limit_splits_and_the_rest_stays_ready():
     queue = RedeliveryQueue()
     queue.push(5, {1: BitMap(range(5))})
     queue.push(6, {1: BitMap([9])})
     assert queue.take(4, 2) is None
     taken = queue.take(6, 2)
     assert taken is not None and taken[1].tolist() == [0, 1]
-    assert (queue.next_ms(), queue.queued) == (5, {1: BitMap([2, 3, 4, 9])})
+    assert (queue.next_ms(), queue.queued) == (0, {1: BitMap([2, 3, 4, 9])})
     assert drain(queue, 6) == [(1, 2), (1, 3), (1, 4), (1, 9)]
 
 
@@ -151,11 +151,23 @@ def test_the_queue_gives_what_a_plain_dict_would(steps: list[tuple[str, object, 
         else:
             assert isinstance(what, int)
             taken = queue.take(what, number)
-            ready = [each for each in model.values() if each <= what]
+            model = {position: 0 if each <= what else each for position, each in model.items()}
+            ready = sorted(position for position, each in model.items() if not each)
             assert (taken is None) == (not ready)
             if taken is not None:
                 ledger_id, ids = taken[0], taken[1].tolist()
                 assert 0 < len(ids) <= number and ids == sorted(set(ids))
-                assert {model.pop(Position(ledger_id, entry_id)) for entry_id in ids} == {min(ready)}
+                of_ledger = [each for each in ready if each.ledger_id == ready[0].ledger_id]
+                assert [Position(ledger_id, entry_id) for entry_id in ids] == of_ledger[:number]
+                for each in of_ledger[:number]:
+                    del model[each]
         assert queue.next_ms() == min(model.values(), default=None)
         assert positions_in(queue.queued) == model.keys() and all(queue.queued.values())
+
+
+def test_what_came_back_at_different_times_goes_in_the_order_of_the_log():
+    queue = RedeliveryQueue()
+    queue.push(1, {2: BitMap([0])})
+    queue.push(2, {1: BitMap([5, 6])})
+    queue.push(3, {1: BitMap([0, 1])})
+    assert drain(queue, 3) == [(1, 0), (1, 1), (1, 5), (1, 6), (2, 0)]

@@ -36,10 +36,10 @@ def test_an_empty_queue_has_nothing():
     assert (queue.take(9), len(queue)) == (None, 0)
 
 
-def test_a_chunk_comes_out_in_parts_and_never_together_with_the_next():
+def test_chunks_come_out_in_parts_of_at_most_the_limit():
     queue, due = ReplayQueue(9), numbered(10, 6)
     assert queue.push(chunk(*due[:4])) and queue.push(chunk(*due[4:]))
-    assert [listed(queue.take(3)) for _ in range(4)] == [due[:3], due[3:4], due[4:], []]
+    assert [listed(queue.take(3)) for _ in range(3)] == [due[:3], due[3:], []]
 
 
 def test_what_passes_the_limit_empties_the_queue():
@@ -110,3 +110,24 @@ def test_the_queue_gives_what_a_plain_list_would(limit: int, steps: list[tuple[s
     while (more := queue.take(3)) is not None:
         rest += listed(more)
     assert rest == model
+
+
+def test_small_chunks_are_taken_together_and_large_ones_stay_shared():
+    queue, due = ReplayQueue(1_000_000), numbered(0, 5_005)
+    for first, end in ((0, 1), (1, 3), (3, 5)):
+        queue.push(chunk(*due[first:end]))
+    large = chunk(*due[5:])
+    queue.push(large)
+    assert listed(queue.take(100)) == due[:5]
+    taken = queue.take(4_000)
+    assert taken is not None
+    assert np.shares_memory(taken.entry_ids, large.entry_ids)
+    assert len(queue) == 1_000
+
+
+def test_clearing_is_counted():
+    queue, due = ReplayQueue(2), numbered(0, 5)
+    queue.push(chunk(*due[:2]))
+    assert queue.clears == 0
+    assert not queue.push(chunk(*due[2:]))
+    assert queue.clears == 1
