@@ -186,7 +186,6 @@ class Server:
         counters = broker.counters
         journal = broker.journal.stats()
         counters.journal_records, counters.journal_bytes = journal.records, journal.bytes
-        counters.index_rebuilds = sum(topic.index.rebuilds for topic in topics)
         return BrokerSnapshot(
             counters=counters,
             topics=(

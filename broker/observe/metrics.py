@@ -87,6 +87,10 @@ class BrokerCounters:
     refusals: dict[str, int] = field(default_factory=dict)
     index_operations: dict[tuple[str, str], int] = field(default_factory=dict)
 
+    def note_rebuild(self) -> None:
+        """Count an index that was built again from its ledgers."""
+        self.index_rebuilds += 1
+
     def note_index(self, operation: str, seconds: float, *, failed: bool) -> None:
         """Count a seal, merge or load of a bucket."""
         key = (operation, "failed" if failed else "ok")

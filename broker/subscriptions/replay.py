@@ -65,20 +65,20 @@ class ReplayQueue:
         self._count += len(chunk)
 
     def _join_small(self) -> None:
-        """Make one chunk of the first ones while they are small. Large ones stay what all subscriptions share."""
+        """Make one chunk, in due order, of the first ones while they are small. Large ones stay shared by all."""
         parts = [_from(self._chunks.popleft(), self._offset)]
         self._offset = 0
         count = len(parts[0])
         while self._chunks and count + len(self._chunks[0]) <= _SMALL_ENTRIES:
             parts.append(self._chunks.popleft())
             count += len(parts[-1])
-        self._chunks.appendleft(
-            DueChunk(
-                np.concatenate([part.deliver_at_ms for part in parts]),
-                np.concatenate([part.ledger_ids for part in parts]),
-                np.concatenate([part.entry_ids for part in parts]),
-            )
-        )
+        times = np.concatenate([part.deliver_at_ms for part in parts])
+        ledger_ids = np.concatenate([part.ledger_ids for part in parts])
+        entry_ids = np.concatenate([part.entry_ids for part in parts])
+        order = np.lexsort(
+            (entry_ids, ledger_ids, times)
+        )  # what was indexed late may be due before its chunk
+        self._chunks.appendleft(DueChunk(times[order], ledger_ids[order], entry_ids[order]))
 
     def clear(self) -> None:
         self.clears += 1
