@@ -2,6 +2,7 @@
 
 python -m benchmarks                                  everything, three runs each
 python -m benchmarks --only deliver,sdk-*             some rows
+python -m benchmarks --only index-1g --runs 1         a row that runs only if it is spelled out
 python -m benchmarks --quick                          a smoke test: one run, a tenth of the size
 python -m benchmarks --profile produce-100b           where the broker's time goes (needs py-spy)
 """
@@ -21,13 +22,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks import machine, report
+from benchmarks import index_scenarios, machine, pending, report
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.processes import Setup
 from benchmarks.profiling import Profiler
 from benchmarks.report import Outcome
 from benchmarks.rows import ROWS, Row
 from benchmarks.scenarios import SCENARIOS, limits
+
+ALL_SCENARIOS = SCENARIOS | pending.SCENARIOS | index_scenarios.SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "bench"
@@ -54,6 +57,7 @@ def main() -> int:
         broker_core=broker_core,
         client_core=client_core,
         quick=options.quick,
+        entries=options.entries,
         broker_flags=tuple(options.broker_flag),
     )
     try:
@@ -107,7 +111,7 @@ def _run_once(setup: Setup, scenario: str, outcome: Outcome, turn: int, runs: in
     begin = time.monotonic()
     label = f"[{turn + 1}/{runs}] {scenario:20}"
     try:
-        figures = SCENARIOS[scenario](setup)
+        figures = ALL_SCENARIOS[scenario](setup)
     except Exception as error:  # the other rows are worth their while all the same
         reason = str(error) if isinstance(error, BenchmarkFailed) else f"{type(error).__name__}: {error}"
         outcome.failures.append(reason)
@@ -121,14 +125,17 @@ def _run_once(setup: Setup, scenario: str, outcome: Outcome, turn: int, runs: in
 
 
 def _chosen(patterns: str | None) -> list[Row]:
-    rows = [
-        row
-        for row in ROWS
-        if not patterns or _matches(row.name, patterns) or _matches(row.scenario, patterns)
-    ]
+    rows = [row for row in ROWS if _is_chosen(row, patterns)]
     if not rows:
         raise BenchmarkFailed(f"no row is called {patterns}; there are {', '.join(row.name for row in ROWS)}")
     return rows
+
+
+def _is_chosen(row: Row, patterns: str | None) -> bool:
+    names = (row.name, row.scenario)
+    if row.on_request:  # whoever wants it spells it out
+        return any(pattern.strip() in names for pattern in (patterns or "").split(","))
+    return not patterns or any(_matches(name, patterns) for name in names)
 
 
 def _matches(name: str, patterns: str) -> bool:
@@ -154,6 +161,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", metavar="NAME", help="rows or scenarios, with commas and wildcards")
     parser.add_argument("--runs", type=int, help="runs of each row (default 3; 1 with --quick or --profile)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the size; not for figures")
+    parser.add_argument("--entries", type=int, help="entries of index-* rows, instead of their own number")
     parser.add_argument("--json", type=Path, metavar="FILE", help="default build/bench/results.json")
     parser.add_argument("--dir", type=Path, help="where data goes; a real disk (default build/bench)")
     parser.add_argument("--profile", metavar="NAME", help="attach py-spy to the broker in these scenarios")

@@ -44,6 +44,7 @@ class Setup:
     client_core: int
     quick: bool
     broker_flags: tuple[str, ...] = ()
+    entries: int | None = None  # of index-only rows, instead of their own number
     profiler: Profiler | None = None
 
     def sized(self, count: int) -> int:
@@ -61,7 +62,7 @@ def environment(source: Path) -> dict[str, str]:
     return env
 
 
-def spawn(core: int, command: list[str], **options: Any) -> subprocess.Popen[str]:
+def spawn(core: int, command: list[str], *, text: bool = True, **options: Any) -> subprocess.Popen[Any]:
     """Start a process on one core; the kernel kills it when this one dies, however it dies."""
 
     def prepare() -> None:
@@ -69,7 +70,7 @@ def spawn(core: int, command: list[str], **options: Any) -> subprocess.Popen[str
         os.sched_setaffinity(0, {core})
 
     # Between fork and exec only the calling thread exists; we have no other, so nothing can be held locked.
-    return subprocess.Popen(command, preexec_fn=prepare, text=True, **options)  # noqa: PLW1509
+    return subprocess.Popen(command, preexec_fn=prepare, text=text, **options)  # noqa: PLW1509
 
 
 def cpu_seconds(pid: int) -> float:
@@ -84,8 +85,15 @@ def cpu_seconds(pid: int) -> float:
 class Broker:
     """One broker on a data directory of its own; it can be killed and started again on the same ports."""
 
-    def __init__(self, setup: Setup, name: str) -> None:
+    def __init__(
+        self, setup: Setup, name: str, *, script: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
+        """`script`: what starts it instead of its own command, with the same arguments. `env`: more of it."""
+        self._env = env or {}
         self._setup = setup
+        self._command = [sys.executable, "-m", "broker.cli"]
+        if script is not None:
+            self._command = [sys.executable, "-P", str(script)]
         self._folder = setup.folder / name
         self._folder.mkdir(parents=True)
         grpc, http = free_ports(2)
@@ -112,20 +120,24 @@ class Broker:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
+    def data_folder(self) -> Path:
+        return self._folder / "data"
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> float:
         """Start it without waiting; returns the monotonic time just before."""
-        command = [sys.executable, "-m", "broker.cli", "serve", "--data-dir", str(self._folder / "data")]
+        command = [*self._command, "serve", "--data-dir", str(self.data_folder)]
         command += ["--grpc-address", self.address, "--http-address", self.http_address]
         with open(self._log_path, "a") as log:
             begin = time.monotonic()
             self._process = spawn(
                 self._setup.broker_core,
                 [*command, *self._setup.broker_flags],
-                env=environment(self._setup.source),
+                env={**environment(self._setup.source), **self._env},
                 cwd=self._setup.source,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -180,6 +192,11 @@ class Broker:
             if name in ("VmRSS", "RssAnon", "RssFile", "RssShmem"):
                 found[name] = int(value.split()[0]) * 1024
         return found
+
+    def read_bytes(self) -> int:
+        """What it has read from the disk since it started; the page cache does not count."""
+        lines = Path(f"/proc/{self.pid}/io").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
 
     def metrics(self) -> dict[str, float]:
         """What /metrics says, by sample with its labels."""

@@ -70,7 +70,7 @@ def single(setup: Setup) -> Figures:
         "stream_us": result["stream_us"]["p50"],
         "fdatasync_p50_us": sync_us,
         "round_trip_p50_us": trip_us,
-        **_use(client),
+        **use(client),
     }
 
 
@@ -89,7 +89,7 @@ def sdk_deliver(setup: Setup) -> Figures:
 def herd(setup: Setup) -> Figures:
     count = setup.sized(500_000)
     with Broker(setup, "herd") as broker:
-        client = Client(setup, broker, "herd", count=count, lead_ms=5_000 + count // 100)
+        client = Client(setup, broker, "herd", count=count, spread_ms=999, lead_ms=5_000 + count // 100)
         result = client.run()
     late = result["late_ms"]
     return {
@@ -97,7 +97,7 @@ def herd(setup: Setup) -> Figures:
         "late_p50_ms": late["p50"],
         "late_p99_ms": late["p99"],
         "late_max_ms": late["max"],
-        **_use(client),
+        **use(client),
     }
 
 
@@ -106,14 +106,14 @@ def lateness(setup: Setup) -> Figures:
         client = Client(
             setup, broker, "lateness", rate=1_000, seconds=9 if setup.quick else 25, delay_ms=5_000
         )
-        return {**client.run(), **_use(client)}
+        return {**client.run(), **use(client)}
 
 
 def restart(setup: Setup) -> Figures:
     """Killed at once after the load: the journal is as full as it gets."""
     pending = setup.sized(2_000_000)
     with Broker(setup, "restart") as broker:
-        _load(setup, broker, pending, CONSTANT_DELAY)
+        load(setup, broker, pending, CONSTANT_DELAY)
         started: list[float] = []
 
         def kill_and_start() -> None:
@@ -130,22 +130,7 @@ def restart(setup: Setup) -> Figures:
 
 
 def memory(setup: Setup) -> Figures:
-    count = setup.sized(2_000_000)
-    with Broker(setup, "memory") as broker:
-        time.sleep(2)
-        empty = broker.memory_bytes()
-        _load(setup, broker, count, CONSTANT_DELAY)
-        time.sleep(5 if setup.quick else 30)
-        broker.check_alive()
-        loaded = broker.memory_bytes()
-    added = {name: (loaded[name] - empty[name]) / 1e6 for name in loaded}
-    return {
-        "added_mb": added["VmRSS"],
-        "added_anon_mb": added["RssAnon"],
-        "added_file_mb": added["RssFile"],
-        "empty_mb": empty["VmRSS"] / 1e6,
-        "bytes_per_message": added["VmRSS"] * 1e6 / count,
-    }
+    return added_memory(setup, "memory", setup.sized(2_000_000), CONSTANT_DELAY)
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -218,40 +203,53 @@ def _produce(setup: Setup, work: str = "produce", **task: Any) -> Figures:
 
         result = client.run(on_phase={"measuring": scrape, "measured": scrape})
     result.pop("ledgers", None)
-    return {**result, **_lag(*scrapes), **_use(client)}
+    return {**result, **_lag(*scrapes), **use(client)}
 
 
 def _deliver(setup: Setup, work: str, count: int, *, subscriptions: int) -> Figures:
     with Broker(setup, work) as broker:
-        loaded = _load(setup, broker, count, SHORT_DELAY, subscriptions)
+        loaded = load(setup, broker, count, SHORT_DELAY, subscriptions)
         time.sleep(SHORT_DELAY["after_ms"][1] / 1000 + 0.2)
         broker.wait_quiet()
         task = {"count": count, "ledgers": loaded["ledgers"], "subscriptions": subscriptions}
         client = Client(setup, broker, work, **task)
         result = client.run()
-    return {**result, **_use(client)}
+    return {**result, **use(client)}
 
 
-def _load(
-    setup: Setup, broker: Broker, count: int, delay: dict[str, list[int]], subscriptions: int = 1
+def load(
+    setup: Setup, broker: Broker, count: int, delay: dict[str, list[int]], subscriptions: int | None = 1
 ) -> Figures:
-    result = Client(
-        setup,
-        broker,
-        "produce",
-        batch=1000,
-        payload_bytes=100,
-        window=16,
-        count=count,
-        delay=delay,
-        subscriptions=subscriptions,
-    ).run()
+    """Store messages of 100 B. With `subscriptions` the topic is made; None if it is there, with messages."""
+    task = {"batch": 1000, "payload_bytes": 100, "window": 16, "count": count, "delay": delay}
+    if subscriptions is not None:
+        task["subscriptions"] = subscriptions
+    result = Client(setup, broker, "produce", **task).run()
     if result["stored"] != count:
         raise BenchmarkFailed(f"{result['stored']} of {count} messages were stored")
     return result
 
 
-def _use(client: Client) -> Figures:
+def added_memory(setup: Setup, name: str, count: int, delay: dict[str, list[int]]) -> Figures:
+    """What a broker holds half a minute after a load, above what it held empty."""
+    with Broker(setup, name) as broker:
+        time.sleep(2)
+        empty = broker.memory_bytes()
+        load(setup, broker, count, delay)
+        time.sleep(5 if setup.quick else 30)
+        broker.check_alive()
+        loaded = broker.memory_bytes()
+    added = {name: (loaded[name] - empty[name]) / 1e6 for name in loaded}
+    return {
+        "added_mb": added["VmRSS"],
+        "added_anon_mb": added["RssAnon"],
+        "added_file_mb": added["RssFile"],
+        "empty_mb": empty["VmRSS"] / 1e6,
+        "bytes_per_message": added["VmRSS"] * 1e6 / count,
+    }
+
+
+def use(client: Client) -> Figures:
     return {} if client.use is None else {"use": asdict(client.use)}
 
 

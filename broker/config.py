@@ -4,7 +4,7 @@ A setting has one name and four sources, from lowest to highest: its default, th
 and the flags: `data_dir` is `data_dir = ...` in TOML, `POSTDATE_DATA_DIR` and `--data-dir`. What is not a
 setting is refused by name: a misspelt limit that is ignored in silence is missed on the day it is needed.
 
-To add a setting, add a field to `BrokerConfig` and run `python -m broker.config > docs/configuration.md`.
+To add a setting, add a field to `BrokerConfig` and run `python -m tools.configuration > docs/configuration.md`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,14 @@ ENV_PREFIX = "POSTDATE_"
 CLIENT_VARIABLES = frozenset({"POSTDATE_ADDRESS", "POSTDATE_OUTPUT"})
 """Variables of the `postdate` client command, which may share an environment with the broker."""
 
+TRACEPARENT_BYTES_MAX = 256
+"""Greatest traceparent of one message, generously: the W3C's has 55."""
+PROPERTY_OVERHEAD_BYTES = 16
+"""What framing adds to the name and the value of one property, at most."""
 MESSAGE_OVERHEAD_BYTES = 4 * KIB
-"""What ids, times and framing add to payload, key and properties of one message, generously."""
+"""What ids, times and framing add to the texts and the payload of one message, generously."""
+ENTRY_FAILURE_BYTES = 192
+"""What one id that cannot be taken adds to an answer, at most."""
 
 _SIZE_UNITS = {
     "B": 1,
@@ -175,6 +181,9 @@ class BrokerConfig:
         16 * KIB
     )
     batch_messages_max: Annotated[int, count(1, 100_000, "Most messages in one produce request.")] = 5_000
+    ack_entries_max: Annotated[
+        int, count(1, 1_000_000, "Most ids in one request to acknowledge, nack or extend.")
+    ] = 10_000
     request_bytes_max: Annotated[int, size(KIB, 256 * MIB, "Greatest request frame accepted.")] = 16 * MIB
     frame_bytes_max: Annotated[
         int,
@@ -266,9 +275,14 @@ class BrokerConfig:
         12 * HOUR_MS
     )
     initial_backoff_ms: Annotated[
-        int, duration(0, DAY_MS, "Wait before the first redelivery of a nacked message; 0: none.")
+        int,
+        duration(
+            0, DAY_MS, "Wait before the first redelivery of a nacked message, less up to half; 0: none."
+        ),
     ] = SECOND_MS
-    max_backoff_ms: Annotated[int, duration(0, 30 * DAY_MS, "Longest wait before a redelivery.")] = MINUTE_MS
+    max_backoff_ms: Annotated[
+        int, duration(0, 30 * DAY_MS, "Longest wait before a redelivery, before jitter takes off up to half.")
+    ] = MINUTE_MS
     backoff_multiplier: Annotated[
         float, factor(1.0, 100.0, "Each wait before a redelivery is this many times the one before.")
     ] = 2.0
@@ -278,7 +292,7 @@ class BrokerConfig:
     ] = 1_000_000
     read_batch_entries: Annotated[int, count(1, 100_000, "Entries one step of a dispatcher reads.")] = 2_000
     due_batch_entries: Annotated[int, count(1, 1_000_000, "Due entries taken from the index at once.")] = (
-        10_000
+        32_768
     )
     heartbeat_ms: Annotated[int, duration(1, HOUR_MS, "Time between heartbeats on a Subscribe stream.")] = (
         10 * SECOND_MS
@@ -288,6 +302,19 @@ class BrokerConfig:
     def __post_init__(self) -> None:
         for setting in SETTINGS:
             _check_range(setting, getattr(self, setting.name))
+
+    @property
+    def message_bytes_max(self) -> int:
+        """No message within the limits takes more bytes, stored or delivered."""
+        return (
+            self.payload_bytes_max
+            + self.key_bytes_max
+            + self.schedule_key_bytes_max
+            + self.properties_bytes_max
+            + self.properties_count_max * PROPERTY_OVERHEAD_BYTES
+            + TRACEPARENT_BYTES_MAX
+            + MESSAGE_OVERHEAD_BYTES
+        )
 
     @property
     def reflection_enabled(self) -> bool:
@@ -352,24 +379,16 @@ def load_config(
 
 def check_consistent(config: BrokerConfig) -> None:
     """Refuse settings that are each in range but cannot hold together."""
-    message_bytes_max = (
-        config.payload_bytes_max
-        + config.key_bytes_max
-        + config.schedule_key_bytes_max
-        + config.properties_bytes_max
-        + MESSAGE_OVERHEAD_BYTES
-    )
+    greatest = "the greatest message (payload, key, schedule_key, properties)"
     for low_name, low, high_name in (
+        (greatest, config.message_bytes_max, "request_bytes_max"),
+        (greatest, config.message_bytes_max, "frame_bytes_max"),
         (
-            "the greatest message (payload, key, schedule_key, properties)",
-            message_bytes_max,
-            "request_bytes_max",
-        ),
-        (
-            "the greatest message (payload, key, schedule_key, properties)",
-            message_bytes_max,
+            "the failures of ack_entries_max ids",
+            config.ack_entries_max * ENTRY_FAILURE_BYTES,
             "frame_bytes_max",
         ),
+        ("read_batch_entries", config.read_batch_entries, "ack_entries_max"),
         ("request_bytes_max", config.request_bytes_max, "journal_segment_bytes"),
         ("request_bytes_max", config.request_bytes_max, "journal_pending_bytes_max"),
         ("request_bytes_max", config.request_bytes_max, "ledger_bytes_max"),
@@ -468,9 +487,8 @@ def _check_range(setting: Setting, value: Value) -> None:
                 raise ConfigError(f"{setting.name} must be true or false, not {_shorten(value)}")
         case Kind.CHOICE:
             if value not in spec.choices:
-                raise ConfigError(
-                    f"{setting.name} must be {' or '.join(spec.choices)}, not {_shorten(value)}"
-                )
+                shown = show(spec.kind, value) if isinstance(value, bool) else _shorten(value)
+                raise ConfigError(f"{setting.name} must be {' or '.join(spec.choices)}, not {shown}")
         case Kind.TEXT:
             if not isinstance(value, str) or not value or "\0" in value:
                 raise ConfigError(f"{setting.name} must not be empty or hold a zero byte")
@@ -526,6 +544,11 @@ def _parse_switch(raw: object) -> bool:
     raise ValueError("expected true or false")
 
 
+def _parse_choice(raw: object) -> Value:
+    # What is no text is none of the choices: refused where they are known and can be named.
+    return raw if isinstance(raw, str | bool) else str(raw)
+
+
 def _parse_text(raw: object) -> str:
     if not isinstance(raw, str):
         raise ValueError("expected text")
@@ -538,7 +561,7 @@ _PARSERS: dict[Kind, Callable[[object], Value]] = {
     Kind.COUNT: _parse_count,
     Kind.FACTOR: _parse_factor,
     Kind.SWITCH: _parse_switch,
-    Kind.CHOICE: _parse_text,
+    Kind.CHOICE: _parse_choice,
     Kind.TEXT: _parse_text,
     Kind.ADDRESS: _parse_text,
 }

@@ -24,8 +24,10 @@ ms, s, m, h, d. Switches are true or false. Unknown keys and other `POSTDATE_*` 
 variables for a service named `postdate`: set `enableServiceLinks: false` on the pod.)
 
 Some settings must fit together, and are refused if they do not: the greatest message into a request and into
-a frame; a request into a journal file, the pending journal and a ledger; a batch into a ledger; `lease_ms`
-into `lease_ms_max`; `initial_backoff_ms` into `max_backoff_ms`.
+a frame; a request into a journal file, the pending journal and a ledger; a batch into a ledger; what one
+dispatcher step reads (`read_batch_entries`) into one acknowledgement (`ack_entries_max`), and the failures
+of a whole acknowledgement, 192 bytes each, into a frame; `lease_ms` into `lease_ms_max`;
+`initial_backoff_ms` into `max_backoff_ms`.
 """
 
 

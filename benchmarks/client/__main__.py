@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from benchmarks.client import deliver, produce, restart, sdk, single
+from benchmarks.client import deliver, paced, produce, restart, sdk, single
 from benchmarks.client.control import say
 
 Work = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -24,6 +24,8 @@ WORKS: dict[str, Work] = {
     "deliver": deliver.deliver,
     "herd": deliver.herd,
     "lateness": deliver.lateness,
+    "paced": paced.paced,
+    "probe": paced.probe,
     "restart": restart.restart,
     "sdk_send_many": sdk.send_many,
     "sdk_send": sdk.send,

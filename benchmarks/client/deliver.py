@@ -50,18 +50,19 @@ class Lateness:
 
 
 async def herd(task: dict[str, Any]) -> dict[str, Any]:
-    """A waiting consumer; `count` messages become due within one second, through the index."""
+    """A waiting consumer; `count` messages become due within `spread_ms`, through the index."""
     count = task["count"]
     lateness = Lateness()
     async with raw.connect(task["address"]) as channel, asyncio.TaskGroup() as tasks:
         await raw.create_subscriptions(channel, 1)
         due_ms = int(time.time() * 1000) + task["lead_ms"]
-        requests = raw.requests(count // 1000, 1000, 100, {"at_ms": [due_ms, due_ms + 999]})
+        requests = raw.requests(count // 1000, 1000, 100, {"at_ms": [due_ms, due_ms + task["spread_ms"]]})
         consumer = Consumer(channel, "subscription-0", on_batch=lateness.note)
         consuming = tasks.create_task(consumer.run(count))
         await consumer.opened.wait()
         pipeline = Pipeline(raw.produce_stream(channel), requests, 1000, 16)
         await pipeline.run(len(requests))
+        await phase("loaded")
         left_ms = due_ms - time.time() * 1000
         check(left_ms > 1500, f"the load took until {left_ms:.0f} ms before the first message was due")
         await asyncio.sleep((left_ms - 1000) / 1000)
@@ -70,7 +71,7 @@ async def herd(task: dict[str, Any]) -> dict[str, Any]:
         ended = await consuming
         await phase("measured")
     consumer._check_complete(pipeline.ledgers.counts)
-    return {"rate": count / (ended - due_at), "late_ms": lateness.result()}
+    return {"rate": count / (ended - due_at), "seconds": ended - due_at, "late_ms": lateness.result()}
 
 
 async def lateness(task: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +89,8 @@ async def lateness(task: dict[str, Any]) -> dict[str, Any]:
             late.append(now_ms - asked_ms)
 
     async with raw.connect(task["address"]) as channel:
-        await raw.create_subscriptions(channel, 1)
+        if not task.get("has_topic"):
+            await raw.create_subscriptions(channel, 1)
         consumer = Consumer(channel, "subscription-0", on_batch=note, early_fails=False)
         async with asyncio.TaskGroup() as tasks:
             consuming = tasks.create_task(consumer.run(count))

@@ -16,9 +16,11 @@ _DISTINCT = 64
 class Pipeline:
     """Batch after batch on one stream; at most `window` are not answered."""
 
-    def __init__(self, call: Any, requests: list[bytes], batch: int, window: int) -> None:
+    def __init__(
+        self, call: Any, requests: list[bytes], batch: int, window: int, *, from_zero: bool = True
+    ) -> None:
         self.acknowledged = 0  # messages
-        self.ledgers = raw.Ledgers()
+        self.ledgers = raw.Ledgers(from_zero=from_zero)
         self.answered_after_ms: list[float] = []
         self._call = call
         self._requests = requests
@@ -66,7 +68,9 @@ async def produce(task: dict[str, Any]) -> dict[str, Any]:
     async with raw.connect(task["address"]) as channel:
         if "subscriptions" in task:
             await raw.create_subscriptions(channel, task["subscriptions"])
-        pipeline = Pipeline(raw.produce_stream(channel), requests, batch, task["window"])
+        pipeline = Pipeline(
+            raw.produce_stream(channel), requests, batch, task["window"], from_zero="subscriptions" in task
+        )
         if "count" in task:
             check(task["count"] % batch == 0, "count is not a multiple of batch")
             begin = time.perf_counter()

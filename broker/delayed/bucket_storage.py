@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 from pyroaring import BitMap
@@ -119,11 +120,20 @@ class BucketSnapshotStorage(Protocol):
 class LocalBucketStorage:
     """Snapshots as files of one folder, `topics/<topic_id>/buckets`."""
 
-    def __init__(self, vfs: Vfs, folder: str, topic_id: int, executor: Executor | None = None) -> None:
+    def __init__(
+        self,
+        vfs: Vfs,
+        folder: str,
+        topic_id: int,
+        executor: Executor | None = None,
+        write_executor: Executor | None = None,
+    ) -> None:
+        """`write_executor`: where snapshots are written and synced, so that no read waits for that."""
         self._vfs = vfs
         self._folder = folder
         self._topic_id = topic_id
         self._executor = executor
+        self._write_executor = write_executor or executor
 
     def path(self, bucket_id: int) -> str:
         return f"{self._folder}/{bucket_id}.bucket"
@@ -146,7 +156,8 @@ class LocalBucketStorage:
         bitmaps: dict[int, BitMap],
         segments: Iterable[bytes],
     ) -> BucketMetadata:
-        return await self._run(lambda: self._save_all(bucket_id, metadata, bitmaps, segments))
+        call = partial(self._save_all, bucket_id, metadata, bitmaps, segments)
+        return await asyncio.get_running_loop().run_in_executor(self._write_executor, call)
 
     async def read_metadata(self, bucket_id: int) -> BucketMetadata:
         return await self._read(bucket_id, LocalSnapshotReader.read_metadata)

@@ -264,6 +264,10 @@ class BucketTracker:
             else:
                 self._deleted_ids = [other for other in self._deleted_ids if other != bucket_id]
 
+    def disown(self, bucket_ids: Sequence[int]) -> None:
+        """Buckets of a manifest that cannot be used: their files go once one without them is durable (B9)."""
+        self._deleted_ids += [bucket_id for bucket_id in bucket_ids if bucket_id not in self._deleted_ids]
+
     async def restore(
         self,
         metadatas: Sequence[BucketMetadata],

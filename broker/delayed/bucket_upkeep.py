@@ -9,7 +9,8 @@ Until `restore` has ended, `image` is what the manifest said: a checkpoint of th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
 from broker.delayed.bucket_storage import BucketSnapshotStorage
@@ -56,6 +57,7 @@ class BucketUpkeep:
         self._changed = changed
         self._clock = clock
         self._note = note
+        self._keepers = 0
         self._sealing: asyncio.Task[None] | None = None
         self._merging: asyncio.Task[None] | None = None
 
@@ -75,7 +77,9 @@ class BucketUpkeep:
         except (OSError, PostdateError) as error:
             log.error("Buckets cannot be used: the index is built again from the ledgers", error=str(error))
             tracker.clear()
+            tracker.disown(found.bucket_ids)
             await tracker.restore([], indexed_through=START, index_lsn=0, next_bucket_id=found.next_bucket_id)
+            self._changed()
             return False
         finally:
             self._found = None
@@ -90,8 +94,18 @@ class BucketUpkeep:
         return self._found if self._found is not None else self._tracker.image()
 
     async def remove_deleted(self, image: BucketImage) -> None:
-        """A manifest with this image is durable: remove the files that it did not name."""
-        await self._tracker.remove_deleted(image)
+        """A manifest with this image is durable: remove the files that it did not name, unless they are kept."""
+        if not self._keepers:
+            await self._tracker.remove_deleted(image)
+
+    @contextlib.contextmanager
+    def keep_files(self) -> Iterator[BucketImage]:
+        """Within this, every file that the image names stays, merged or spent. A later checkpoint removes it."""
+        self._keepers += 1
+        try:
+            yield self.image()
+        finally:
+            self._keepers -= 1
 
     def look(self, now_ms: int) -> None:
         """Start a seal or a merge if it is time for one."""

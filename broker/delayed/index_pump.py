@@ -39,6 +39,9 @@ _RETRY_SECONDS = 1.0
 _OVERDUE_MS = 5_000
 """The watchdog's bound: entries this long overdue that `take_due` does not yield mean a broken index."""
 
+_STUCK_MS = 100
+"""What a broken index did not yield is looked for only so often, until the watchdog decides: nothing spins."""
+
 
 class IndexedLog(Protocol):
     """What the cursor asks of a topic's log."""
@@ -70,6 +73,7 @@ class IndexPump:
         clock_recheck_ms: int,
         due_entries: int,
         on_due: Callable[[DueChunk], None],
+        on_rebuild: Callable[[], None],
         upkeep: BucketUpkeep | None = None,
     ) -> None:
         self.tracker = tracker
@@ -83,6 +87,7 @@ class IndexPump:
         self._clock_recheck_ms = clock_recheck_ms
         self._due_entries = due_entries
         self._on_due = on_due
+        self._on_rebuild = on_rebuild
         self._rebuild_end = source.end
         self._rebuild_frontier = tracker.frontier
         self._work = asyncio.Event()
@@ -90,6 +95,7 @@ class IndexPump:
         self._unindexed = 0  # entries appended since the start that the cursor has not passed
         self._unindexed_earliest_ms = _NEVER_MS
         self._took_ns = -_GROUP_NS  # when something was last taken, and nothing was left
+        self._looked_ms = 0  # up to when the index was last asked for what is due
         self._budget = YieldBudget(clock)
 
     @property
@@ -138,7 +144,7 @@ class IndexPump:
             if await self.upkeep.restore():
                 self.position = max(self.position, self.upkeep.indexed_through)
             else:
-                self.rebuilds += 1
+                self._count_rebuild()
         while True:
             self._work.clear()
             try:
@@ -172,7 +178,10 @@ class IndexPump:
             await self._load(now_ms)
             now_ms = self._clock.now_ms()
         gathers_due = self._group_wait_ns() > 0
-        chunk = None if gathers_due else self.tracker.take_due(now_ms, self._due_entries)
+        chunk = None
+        if not gathers_due:
+            chunk = self.tracker.take_due(now_ms, self._due_entries)
+            self._looked_ms = now_ms
         if chunk is not None:
             self._on_due(chunk)
             if len(chunk) < self._due_entries:
@@ -180,7 +189,7 @@ class IndexPump:
             return True
         if not (indexed or loaded or gathers_due):
             self._watch(now_ms)
-        return indexed or loaded
+        return indexed or loaded or self.is_rebuilding  # the watchdog may have begun a rebuild
 
     async def _load(self, now_ms: int) -> None:
         if self.upkeep is None:
@@ -248,7 +257,7 @@ class IndexPump:
 
     def _rebuild(self, frontier: Frontier) -> None:
         """Build the index again from the ledgers, but for indexed rows that lie at or before a frontier."""
-        self.rebuilds += 1
+        self._count_rebuild()
         self.tracker.clear()
         if self.is_rebuilding:  # rows that lie ahead were taken only up to the frontier of then
             frontier = min(frontier, self._rebuild_frontier)
@@ -257,11 +266,17 @@ class IndexPump:
         self._rebuild_frontier = frontier
         self.position = self._source.begin
 
+    def _count_rebuild(self) -> None:
+        self.rebuilds += 1
+        self._on_rebuild()
+
     def _idle_seconds(self) -> float:
         next_due_ms = self.tracker.next_due_ms()
         wait_ms = self._clock_recheck_ms
         if next_due_ms is not None:
             wait_ms = min(wait_ms, next_due_ms - self._clock.now_ms())
+            if wait_ms <= 0 and next_due_ms <= self._looked_ms:
+                wait_ms = _STUCK_MS
         group_seconds = self._group_wait_ns() / 1e9
         if group_seconds > 0:
             group_seconds += 0.0002  # timers may fire a little early; do not come back in vain

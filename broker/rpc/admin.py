@@ -33,6 +33,7 @@ _PAGE_SIZE_MAX = 1_000
 _REMEMBERED_MS = 600_000
 _REMEMBERED_MAX = 10_000
 _REQUEST_ID_MAX = 255
+_FINDINGS_MAX = 100
 
 R = TypeVar("R", bound=Message)
 Named = TypeVar("Named", Topic, Subscription)
@@ -70,6 +71,7 @@ class AdminService:
             "DeleteSubscription": (admin_pb2.DeleteSubscriptionRequest, self._delete_subscription),
             "ListSubscriptions": (admin_pb2.ListSubscriptionsRequest, self._list_subscriptions),
             "GetStats": (admin_pb2.GetStatsRequest, self._get_stats),
+            "VerifyTopic": (admin_pb2.VerifyTopicRequest, self._verify_topic),
             "GetServerInfo": (admin_pb2.GetServerInfoRequest, self._get_server_info),
         }
         return {name: unary(self._broker, kind, call) for name, (kind, call) in calls.items()}
@@ -181,6 +183,25 @@ class AdminService:
         names = sorted(set(request.topics)) or sorted(registry.by_name)[:_PAGE_SIZE_MAX]
         return admin_pb2.GetStatsResponse(topics=[_stats(registry.topic(name)) for name in names])
 
+    async def _verify_topic(self, request: admin_pb2.VerifyTopicRequest) -> Message:
+        self._broker.check_serving()
+        check_name("topic", request.name, "name")
+        check = await self._broker.verify_topic(request.name)
+        counts = check.counts
+        return admin_pb2.VerifyTopicResponse(
+            buckets=check.buckets,
+            ledgers=check.ledgers,
+            entries=counts.entries,
+            pending=counts.pending,
+            stale=counts.stale,
+            settled=counts.settled,
+            finding_count=len(check.findings),
+            findings=[
+                admin_pb2.IndexFinding(kind=finding.kind.value, text=str(finding), count=finding.count)
+                for finding in check.findings[:_FINDINGS_MAX]
+            ],
+        )
+
     async def _get_server_info(self, _: admin_pb2.GetServerInfoRequest) -> Message:
         config = self._broker.config
         return admin_pb2.GetServerInfoResponse(
@@ -195,6 +216,7 @@ class AdminService:
                 properties_count_max=config.properties_count_max,
                 properties_bytes_max=config.properties_bytes_max,
                 batch_messages_max=config.batch_messages_max,
+                ack_entries_max=config.ack_entries_max,
             ),
         )
 

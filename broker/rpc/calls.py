@@ -32,11 +32,22 @@ def parse(kind: type[Request], raw: bytes) -> Request:
         ) from error
 
 
-def unary(broker: Broker, kind: type[Request], call: Callable[[Request], Awaitable[Any]]) -> Handler:
-    """A unary method: `call` takes the parsed request and returns a message, or bytes that are one."""
+def unary(
+    broker: Broker,
+    kind: type[Request],
+    call: Callable[[Request], Awaitable[Any]],
+    *,
+    check: Callable[[bytes], None] | None = None,
+) -> Handler:
+    """A unary method: `call` takes the parsed request and returns a message, or bytes that are one.
+
+    `check` sees the bytes before they are parsed.
+    """
 
     async def handle(raw: bytes, context: Context) -> bytes:
         try:
+            if check is not None:
+                check(raw)
             response = await call(parse(kind, raw))
         except asyncio.CancelledError:
             raise

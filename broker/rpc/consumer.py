@@ -12,9 +12,9 @@ from broker.config import check_name
 from broker.errors import InvalidRequest, Refused
 from broker.rpc.calls import END_OF_STREAM, Handler, parse, refuse, unary
 from broker.rpc.encode import encode_deliveries
-from broker.rpc.entries import check_initial_position, check_type, entries_of
+from broker.rpc.entries import check_initial_position, check_size, check_type, entries_of
 from broker.rpc.session import Session, check_nack
-from broker.rpc.status import Context, entry_failures
+from broker.rpc.status import Context, encode_failures
 from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.subscription import SHARED, TYPE_NAMES, Subscription
@@ -43,12 +43,16 @@ class ConsumerService:
 
     def handlers(self) -> dict[str, Handler]:
         broker = self._broker
+
+        def check(raw: bytes) -> None:
+            check_size(raw, "entries", broker.config.ack_entries_max)
+
         return {
             "Subscribe": grpc.stream_stream_rpc_method_handler(self._subscribe),
             "Receive": unary(broker, consumer_pb2.ReceiveRequest, self._receive),
-            "Acknowledge": unary(broker, consumer_pb2.AcknowledgeRequest, self._acknowledge),
-            "Nack": unary(broker, consumer_pb2.NackRequest, self._nack),
-            "ExtendLease": unary(broker, consumer_pb2.ExtendLeaseRequest, self._extend),
+            "Acknowledge": unary(broker, consumer_pb2.AcknowledgeRequest, self._acknowledge, check=check),
+            "Nack": unary(broker, consumer_pb2.NackRequest, self._nack, check=check),
+            "ExtendLease": unary(broker, consumer_pb2.ExtendLeaseRequest, self._extend, check=check),
         }
 
     def drain(self) -> None:
@@ -245,29 +249,27 @@ class ConsumerService:
             _, (_, oldest) = self._attempts.popitem(last=False)
             self._attempts_bytes -= len(oldest)
 
-    async def _acknowledge(
-        self, request: consumer_pb2.AcknowledgeRequest
-    ) -> consumer_pb2.AcknowledgeResponse:
+    async def _acknowledge(self, request: consumer_pb2.AcknowledgeRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
-        entries, failures = entries_of(request.entries, "entries")
+        entries, failures = entries_of(request.entries, "entries", self._broker.config.ack_entries_max)
         failures += await subscription.acknowledge(entries)
-        return consumer_pb2.AcknowledgeResponse(failures=entry_failures(failures))
+        return await encode_failures(failures, consumer_pb2.AcknowledgeResponse.FAILURES_FIELD_NUMBER)
 
-    async def _nack(self, request: consumer_pb2.NackRequest) -> consumer_pb2.NackResponse:
+    async def _nack(self, request: consumer_pb2.NackRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
         check_nack(request.redeliver_after_ms, request.dead_letter, request.reason)
-        entries, failures = entries_of(request.entries, "entries")
+        entries, failures = entries_of(request.entries, "entries", self._broker.config.ack_entries_max)
         failures += await subscription.give_back(request.consumer_id, entries, request.redeliver_after_ms)
-        return consumer_pb2.NackResponse(failures=entry_failures(failures))
+        return await encode_failures(failures, consumer_pb2.NackResponse.FAILURES_FIELD_NUMBER)
 
-    async def _extend(self, request: consumer_pb2.ExtendLeaseRequest) -> consumer_pb2.ExtendLeaseResponse:
+    async def _extend(self, request: consumer_pb2.ExtendLeaseRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
         lease_ms = subscription.policy.lease_ms or self._broker.config.lease_ms
         if request.lease_ms:
             lease_ms = self._checked_lease_ms(request.lease_ms, "lease_ms")
-        entries, failures = entries_of(request.entries, "entries")
+        entries, failures = entries_of(request.entries, "entries", self._broker.config.ack_entries_max)
         failures += subscription.extend(request.consumer_id, entries, lease_ms)
-        return consumer_pb2.ExtendLeaseResponse(failures=entry_failures(failures))
+        return await encode_failures(failures, consumer_pb2.ExtendLeaseResponse.FAILURES_FIELD_NUMBER)
 
     def _existing(self, topic_name: str, name: str) -> Subscription:
         check_name("topic", topic_name, "topic")

@@ -16,7 +16,7 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from broker.config import BrokerConfig, check_name
+from broker.config import TRACEPARENT_BYTES_MAX, BrokerConfig, check_name
 from broker.errors import InvalidRequest, Unsupported
 from broker.model import Batch, Int64Column, UInt32Column
 from broker.rpc.encode import encode_varint
@@ -109,6 +109,9 @@ def _decode_messages(raw: bytes, envelope: Any, config: BrokerConfig) -> tuple[B
         fields = _read_typed(request)
     _check_limits(fields, config)
     lengths = _lengths(messages)
+    # What fits the limits and is in plain form fits; the other form was rewritten. A message that did not would be
+    # stored for ever and delivered never: no client could read the frame.
+    assert int(lengths.max()) <= config.message_bytes_max
     batch = Batch(
         frames=frames,
         lengths=(_head_bytes(lengths) + lengths).astype(np.uint32),
@@ -137,7 +140,8 @@ def _read_plain(
         frames = _write_frames(messages)
     ends = (heads + lengths).cumsum()
     fields = scan_messages(frames, ends - lengths, ends, _PLAIN_FIELDS + config.properties_count_max)
-    if fields is None or int(lengths.max()) > _frame_bytes_plain(config):
+    # Longer than any message within the limits: fields come twice, and only the typed parser drops the first ones.
+    if fields is None or int(lengths.max()) > config.message_bytes_max:
         return None
     # A name may come twice, and the last one counts: only the typed parser can tell.
     over = fields.property_counts > config.properties_count_max
@@ -160,6 +164,7 @@ def _read_typed(request: producer_pb2.ProduceRequest) -> Fields:
             sum(len(name.encode()) + len(value.encode()) for name, value in each.items())
             for each in properties
         ),
+        traceparent_bytes=_column(len(message.traceparent.encode()) for message in messages),
         keys={i: message.key.encode() for i, message in enumerate(messages) if message.key},
         schedule_keys={i: m.schedule_key.encode() for i, m in enumerate(messages) if m.schedule_key},
     )
@@ -186,12 +191,6 @@ def _head_bytes(lengths: Int64Column) -> Int64Column:
     return heads
 
 
-def _frame_bytes_plain(config: BrokerConfig) -> int:
-    """No message within the limits is longer, unless it carries fields twice or unknown ones."""
-    texts = config.key_bytes_max + config.schedule_key_bytes_max + config.properties_bytes_max
-    return config.payload_bytes_max + texts + 16 * config.properties_count_max + 1024
-
-
 def _parse_typed(raw: bytes) -> producer_pb2.ProduceRequest:
     try:
         return producer_pb2.ProduceRequest.FromString(raw)
@@ -206,6 +205,7 @@ def _check_limits(fields: Fields, config: BrokerConfig) -> None:
         ("payload", fields.payload_bytes, config.payload_bytes_max, "bytes"),
         ("properties", fields.property_counts, config.properties_count_max, "entries"),
         ("properties", fields.property_bytes, config.properties_bytes_max, "bytes"),
+        ("traceparent", fields.traceparent_bytes, TRACEPARENT_BYTES_MAX, "bytes"),
     ):
         over = np.flatnonzero(sizes > limit)
         if len(over):

@@ -3,39 +3,74 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import cast
 
 from pyroaring import BitMap
 
+from broker.config import KIB
 from broker.errors import InvalidRequest, Unsupported
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Entries, Position
 from broker.subscriptions.subscription import KEY_SHARED, TYPE_NAMES, Failure, Subscription
 from postdate.v1 import consumer_pb2, message_pb2
 
+_ID_BYTES_MAX = 32
+"""No id takes more on the wire, also alone in its set."""
+_REST_BYTES_MAX = 64 * KIB
+"""Nothing else of a request that settles takes more, by far."""
 
-def entries_of(sets: Iterable[message_pb2.EntrySet], field: str) -> tuple[Entries, list[Failure]]:
-    """The ids of a request as bitmaps; ids that no message can have are failures at once."""
-    entries: Entries = {}
-    impossible: list[Failure] = []
+
+def entries_of(
+    sets: Sequence[message_pb2.EntrySet], field: str, ids_max: int
+) -> tuple[Entries, list[Failure]]:
+    """The ids of a request as bitmaps; ids that no message can have are failures at once.
+
+    Refuses more than `ids_max` ids before it looks at one: each may become a failure in the answer.
+    """
+    count = len(sets)
+    if count <= ids_max:  # else not even the sets are walked
+        count = sum(len(each.entry_ids) for each in sets)
+    if count > ids_max:
+        raise InvalidRequest(
+            f"The request names {count} entries or sets of them, over the limit of {ids_max}",
+            field=field,
+            reason="TOO_MANY_ENTRIES",
+            limit=ids_max,
+        )
+    by_ledger: dict[int, list[int]] = {}
     for index, each in enumerate(sets):
-        if not each.entry_ids:
+        ids = each.entry_ids[:]
+        if not ids:
             raise InvalidRequest(
                 "An EntrySet names no entry", field=f"{field}[{index}].entry_ids", reason="EMPTY_ENTRY_SET"
             )
-        ids = each.entry_ids
-        if each.ledger_id > LEDGER_ID_MAX or max(ids) > ENTRY_ID_MAX:
-            fits = [i for i in ids if each.ledger_id <= LEDGER_ID_MAX and i <= ENTRY_ID_MAX]
-            impossible += [
-                Failure(Position(each.ledger_id, i), "NOT_FOUND") for i in sorted(set(ids) - set(fits))
-            ]
-            if not fits:
-                continue
-            bitmap = BitMap(array("I", fits))
+        held = by_ledger.setdefault(each.ledger_id, ids)
+        if held is not ids:
+            held += ids
+    entries: Entries = {}
+    impossible: list[Failure] = []
+    for ledger_id, ids in by_ledger.items():
+        if ledger_id > LEDGER_ID_MAX or max(ids) > ENTRY_ID_MAX:
+            id_max = ENTRY_ID_MAX if ledger_id <= LEDGER_ID_MAX else -1
+            strange = sorted({i for i in ids if i > id_max})
+            impossible += [Failure(Position(ledger_id, i), "NOT_FOUND") for i in strange]
+            possible = [i for i in ids if i <= id_max]
         else:
-            bitmap = BitMap(array("I", ids))
-        entries[each.ledger_id] = entries[each.ledger_id] | bitmap if each.ledger_id in entries else bitmap
+            possible = ids
+        if possible:
+            entries[ledger_id] = BitMap(array("I", possible))
     return entries, impossible
+
+
+def check_size(raw: bytes, field: str, ids_max: int) -> None:
+    """Refuse a request that is too long to be within the limit, before it is parsed: 16 MiB of ids take seconds."""
+    if len(raw) > ids_max * _ID_BYTES_MAX + _REST_BYTES_MAX:
+        raise InvalidRequest(
+            f"The request has {len(raw)} bytes, more than {ids_max} entries take, which is the limit",
+            field=field,
+            reason="TOO_MANY_ENTRIES",
+            limit=ids_max,
+        )
 
 
 def check_type(type_: int, field: str) -> None:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 
 from broker.errors import InvalidRequest, Unsupported
+from broker.model import Entries
 from broker.rpc.calls import END_OF_STREAM, parse
-from broker.rpc.encode import encode_batch_response
-from broker.rpc.entries import api_type, entries_of
-from broker.rpc.status import Context, entry_failures
+from broker.rpc.encode import encode_batch_response, encode_varint
+from broker.rpc.entries import api_type, check_size, entries_of
+from broker.rpc.status import Context, encode_failures
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.subscription import Failure, Subscription
 from broker.topics.broker import Broker
 from broker.topics.topic import Topic
-from postdate.v1 import consumer_pb2
+from postdate.v1 import consumer_pb2, message_pb2
 
 _IN_FLIGHT_MAX = 256
 """Acks and nacks of one stream that wait for the disk; beyond it the stream is not read."""
+_CONFIRMED_TAG = bytes((consumer_pb2.SubscribeResponse.CONFIRMED_FIELD_NUMBER << 3 | 2,))
+_SETTLING = {b"\x1a": "ack", b"\x22": "nack", b"\x2a": "extend"}
+"""Frames that name messages, by the first byte that every library writes."""
 REASON_BYTES_MAX = 1024
 DELAY_MS_MAX = 366 * 24 * 3_600_000
 
@@ -44,7 +48,7 @@ class Session:
         self._subscription = subscription
         self._consumer = consumer
         self._context = context
-        self._answers: deque[consumer_pb2.SubscribeResponse] = deque()
+        self._answers: deque[bytes] = deque()
         self._slots = asyncio.Semaphore(_IN_FLIGHT_MAX)
         self._in_flight: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
@@ -52,7 +56,7 @@ class Session:
 
     async def run(self) -> None:
         """Serve the stream until either side ends it; raises what it is to be ended with."""
-        await self._write(self._opened())
+        await self._context.write(self._opened().SerializeToString())
         reader = asyncio.create_task(self._read_frames(), name="frames of a consumer")
         try:
             await self._write_frames()
@@ -64,16 +68,15 @@ class Session:
     def drain(self, grace_ms: int) -> None:
         """Send no more messages; acks are taken until the stream ends."""
         self._consumer.draining = True
-        self._answers.append(
-            consumer_pb2.SubscribeResponse(draining=consumer_pb2.Draining(grace_ms=grace_ms))
-        )
-        self._consumer.wakeup.set()
+        self._answer(consumer_pb2.SubscribeResponse(draining=consumer_pb2.Draining(grace_ms=grace_ms)))
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     async def _read_frames(self) -> None:
         try:
             while (raw := await self._context.read()) is not END_OF_STREAM:
+                if (kind := _SETTLING.get(raw[:1])) is not None:
+                    check_size(raw, f"{kind}.entries", self._broker.config.ack_entries_max)
                 frame = parse(consumer_pb2.SubscribeRequest, raw)
                 if (work := self._take_frame(frame)) is not None:
                     await self._slots.acquire()
@@ -100,7 +103,7 @@ class Session:
             case "nack":
                 return self._give_back(frame.nack)
             case "extend":
-                self._extend(frame.extend)
+                return self._extend(frame.extend)
             case "drain":
                 self._consumer.draining = True
                 self._subscription.work.set()  # another one may be the active consumer now
@@ -111,19 +114,19 @@ class Session:
         return None
 
     async def _acknowledge(self, ack: consumer_pb2.Ack) -> None:
-        entries, failures = entries_of(ack.entries, "ack.entries")
+        entries, failures = self._entries_of(ack.entries, "ack.entries")
         failures += await self._subscription.acknowledge(entries)
-        self._confirm(ack.request_id, failures)
+        await self._confirm(ack.request_id, failures)
 
     async def _give_back(self, nack: consumer_pb2.Nack) -> None:
         check_nack(nack.redeliver_after_ms, nack.dead_letter, nack.reason, "nack.")
-        entries, failures = entries_of(nack.entries, "nack.entries")
+        entries, failures = self._entries_of(nack.entries, "nack.entries")
         failures += await self._subscription.give_back(
             self._consumer.consumer_id, entries, nack.redeliver_after_ms
         )
-        self._confirm(nack.request_id, failures)
+        await self._confirm(nack.request_id, failures)
 
-    def _extend(self, extend: consumer_pb2.Extend) -> None:
+    def _extend(self, extend: consumer_pb2.Extend) -> Coroutine[None, None, None]:
         lease_ms = extend.lease_ms or self._consumer.lease_ms
         if not 0 < lease_ms <= self._broker.config.lease_ms_max:
             raise InvalidRequest(
@@ -131,13 +134,18 @@ class Session:
                 field="extend.lease_ms",
                 reason="INVALID_LEASE_MS",
             )
-        entries, failures = entries_of(extend.entries, "extend.entries")
+        entries, failures = self._entries_of(extend.entries, "extend.entries")
         failures += self._subscription.extend(self._consumer.consumer_id, entries, lease_ms)
-        self._confirm(extend.request_id, failures)
+        return self._confirm(extend.request_id, failures)
 
-    def _confirm(self, request_id: int, failures: list[Failure]) -> None:
-        confirmed = consumer_pb2.Confirmed(request_id=request_id, failures=entry_failures(failures))
-        self._answers.append(consumer_pb2.SubscribeResponse(confirmed=confirmed))
+    def _entries_of(self, sets: Sequence[message_pb2.EntrySet], field: str) -> tuple[Entries, list[Failure]]:
+        return entries_of(sets, field, self._broker.config.ack_entries_max)
+
+    async def _confirm(self, request_id: int, failures: list[Failure]) -> None:
+        confirmed = consumer_pb2.Confirmed(request_id=request_id).SerializeToString()
+        # A message is the concatenation of its fields: the failures are already on their wire form.
+        confirmed += await encode_failures(failures, consumer_pb2.Confirmed.FAILURES_FIELD_NUMBER)
+        self._answers.append(b"".join((_CONFIRMED_TAG, encode_varint(len(confirmed)), confirmed)))
         self._consumer.wakeup.set()
 
     def _in_flight_done(self, task: asyncio.Task[None]) -> None:
@@ -155,7 +163,7 @@ class Session:
         while True:
             consumer.wakeup.clear()
             while self._answers:
-                await self._write(self._answers.popleft())
+                await self._context.write(self._answers.popleft())
             if self._failure is not None:
                 raise self._failure
             if consumer.closed_because is not None:
@@ -187,7 +195,10 @@ class Session:
             ready_messages=self._topic.subscription_counts(self._subscription).ready,
             next_due_time_ms=self._topic.index.next_due_ms() or 0,
         )
-        self._answers.append(consumer_pb2.SubscribeResponse(heartbeat=heartbeat))
+        self._answer(consumer_pb2.SubscribeResponse(heartbeat=heartbeat))
+
+    def _answer(self, response: consumer_pb2.SubscribeResponse) -> None:
+        self._answers.append(response.SerializeToString())
         self._consumer.wakeup.set()
 
     def _opened(self) -> consumer_pb2.SubscribeResponse:
@@ -197,11 +208,9 @@ class Session:
             heartbeat_ms=self._broker.config.heartbeat_ms,
             type=api_type(self._subscription),
             honor_delay=self._subscription.honors_delay,
+            ack_entries_max=self._broker.config.ack_entries_max,
         )
         return consumer_pb2.SubscribeResponse(opened=opened)
-
-    async def _write(self, response: consumer_pb2.SubscribeResponse) -> None:
-        await self._context.write(response.SerializeToString())
 
 
 def check_nack(redeliver_after_ms: int, dead_letter: bool, reason: str, within: str = "") -> None:

@@ -69,6 +69,7 @@ class Fields:
     sequence_ids: Int64Column
     property_counts: Int64Column
     property_bytes: Int64Column
+    traceparent_bytes: Int64Column
     has_text: bool = False
     """Whether any message has a field that must be valid UTF-8, or holds a message of its own."""
     keys: dict[int, bytes] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class Fields:
         def column() -> Int64Column:
             return np.zeros(count, dtype=np.int64)
 
-        return cls(column(), column(), column(), column(), column(), column(), column())
+        return cls(column(), column(), column(), column(), column(), column(), column(), column())
 
 
 def scan_messages(buffer: bytes, starts: Int64Column, ends: Int64Column, fields_max: int) -> Fields | None:
@@ -171,8 +172,10 @@ def _note(
                 keys[index] = buffer[start:end]
             else:
                 keys.pop(index, None)  # an empty one is none
+    elif number == 10:
+        found.traceparent_bytes[some] = values
     else:
-        return number == 10
+        return False
     return True
 
 

@@ -39,6 +39,7 @@ from broker.storage.segment import (
     find_end,
     is_cut_roll,
     replay,
+    torn_bytes,
 )
 
 SEGMENT_NAME = re.compile(r"([0-9a-f]{16})\.seg")
@@ -57,6 +58,7 @@ class FoundJournal(NamedTuple):
 
     end_offset: int
     file_bytes: int
+    torn_bytes: int  # of a group that a crash cut, as far as it can be told from a former life
     cut_roll: str | None  # the last file, if a crash cut its making
     is_new: bool  # nothing is there, and nothing is needed
 
@@ -113,7 +115,8 @@ class JournalFiles:
         is_new = not self._segments and needed_from_lsn == 1 and needed_to_lsn == 0
         end = SegmentEnd(0, 1) if is_new else self._check(last, needed_from_lsn, needed_to_lsn)
         self.next_lsn, self.recovered_lsn = end.next_lsn, end.next_lsn - 1
-        return FoundJournal(end.offset, len(last), cut_roll, is_new)
+        torn = torn_bytes(last, self._segments[-1], end.offset) if self._segments else 0
+        return FoundJournal(end.offset, len(last), torn, cut_roll, is_new)
 
     def replay(self, from_lsn: int) -> Iterator[tuple[int, int, memoryview]]:
         segments = self._segments[self._find(from_lsn) :]

@@ -138,6 +138,18 @@ def find_end(data: bytes, first_lsn: int, path: str) -> SegmentEnd:
     return end
 
 
+def torn_bytes(data: bytes, first_lsn: int, end: int) -> int:
+    """Bytes of the torn group that begins where the last good one ends, as far as its records verify.
+
+    Most often 0, also where the file goes on: what a recycled file held in its former life does not verify.
+    """
+    view = memoryview(data)
+    offset = end
+    while (record := decode_record(view, first_lsn, offset)) is not None:
+        offset = record.end
+    return offset - end
+
+
 def replay(data: bytes, first_lsn: int, next_lsn: int, path: str) -> Iterator[Group]:
     """The groups of a segment that is known to end before `next_lsn`; raises Corrupt if it does not (S4)."""
     check_header(data, first_lsn, path)

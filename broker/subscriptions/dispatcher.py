@@ -36,7 +36,7 @@ from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, Subscription
 
 log = get_logger(__name__)
 
-_WINDOW_ENTRIES = 16_384
+_WINDOW_ENTRIES = 32_768
 """Due entries that are read together, at most, if their bytes fit into a frame."""
 
 

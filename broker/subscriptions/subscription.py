@@ -272,7 +272,8 @@ class Subscription:
         if unknown:
             # Not out now, but perhaps before a restart or before its lease ended. Only what cannot have been sent
             # is refused: an acknowledgement that is lost would bring the message back.
-            refused = without_entries(unknown, await self._plausible(unknown))
+            plausible = await self._plausible(unknown)
+            refused = without_entries(unknown, plausible)
             failures += _failures(refused, "NOT_FOUND")
             entries = without_entries(entries, refused)
         fresh = without_entries(entries, self.cursor.settled_part(entries))

@@ -26,6 +26,7 @@ from broker.storage.ledger import Ledger
 from broker.storage.ledger_files import OpenFiles
 from broker.storage.records import Record
 from broker.topics.checkpoint import Checkpointer, ledger_capture
+from broker.topics.live_check import LiveCheck, TopicCheck
 from broker.topics.plan import check_times
 from broker.topics.recovery import Manifests, cut_ledgers, open_manifests, remove_unnamed, replay_journal
 from broker.topics.registry import Registry
@@ -73,6 +74,7 @@ class Broker:
         self._journal: Journal | None = None
         self._checkpointer: Checkpointer | None = None
         self._tail_writer = TailWriter(config.tail_bytes_max)
+        self._live_check = LiveCheck(self._bucket_storage, index_executor)
         self._disk_full = False
         self._draining = False
 
@@ -181,6 +183,7 @@ class Broker:
             bucket_storage=self._bucket_storage,
             index_executor=self._index_executor,
             note_index=self.counters.note_index,
+            note_rebuild=self.counters.note_rebuild,
         )
         self.registry.bind(services)
         for image in manifests.topics:
@@ -238,6 +241,10 @@ class Broker:
         topic = await self.registry.topic_or_create(topic_name)
         return topic.submit(batch)
 
+    async def verify_topic(self, name: str) -> TopicCheck:
+        """Compare a topic's index with its messages while it delivers; see `live_check`."""
+        return await self._live_check.run(self.registry.topic(name))
+
     def check_serving(self) -> None:
         """Raise Unavailable unless requests are accepted."""
         if self._journal is not None and self._journal.failed is not None:
@@ -261,7 +268,9 @@ class Broker:
         return Ledger(name, self._open_files, self._file_executor, self._read_executor)
 
     def _bucket_storage(self, topic_id: int) -> LocalBucketStorage:
-        return LocalBucketStorage(self._vfs, self._layout.buckets(topic_id), topic_id, self._read_executor)
+        return LocalBucketStorage(
+            self._vfs, self._layout.buckets(topic_id), topic_id, self._read_executor, self._index_executor
+        )
 
     async def _make_topic_folders(self, topic_id: int) -> None:
         await asyncio.get_running_loop().run_in_executor(

@@ -6,7 +6,7 @@ Blocks. Damage in one file does not keep the others from being looked at: it is 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,7 +80,35 @@ def check_index(
     cannot be read is not compared, and it is no finding here: whoever checks ledgers says so. Raises Unavailable
     and OSError for a disk that does not work.
     """
+    steps = check_steps(open_reader, bucket_ids, state, ledgers, cursors, entries_max=entries_max)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: CheckResult = end.value
+            return result
+
+
+def check_steps(
+    open_reader: Callable[[int], SnapshotReader],
+    bucket_ids: Sequence[int],
+    state: IndexState,
+    ledgers: Sequence[LedgerSource],
+    cursors: Collection[CursorView],
+    *,
+    entries_max: int = ENTRIES_MAX,
+) -> CheckSteps:
+    """`check_index` in steps for a thread: a few segments each, or one ledger.
+
+    Gives the id of a ledger before the step that calls its `read_times`, and None between all others.
+    """
     return _Check(open_reader, state, ledgers, cursors).run(bucket_ids, entries_max)
+
+
+CheckResult = tuple[list[Finding], LedgerCounts]
+CheckSteps = Generator[int | None, None, CheckResult]
+
+_STEP_SEGMENTS = 16
 
 
 class _Check:
@@ -97,16 +125,21 @@ class _Check:
         self._cursors = cursors
         self._findings: list[Finding] = []
 
-    def run(self, bucket_ids: Sequence[int], entries_max: int) -> tuple[list[Finding], LedgerCounts]:
-        buckets = [metadata for bucket_id in bucket_ids if (metadata := self._read_metadata(bucket_id))]
+    def run(self, bucket_ids: Sequence[int], entries_max: int) -> CheckSteps:
+        buckets: list[BucketMetadata] = []
+        for bucket_id in bucket_ids:
+            if metadata := self._read_metadata(bucket_id):
+                buckets.append(metadata)
+            yield None
         counts = LedgerCounts()
         for number, (first, last) in enumerate(plan_passes(_estimate_entries(buckets), entries_max)):
             check = IndexCheck(self._state, first_ledger_id=first, last_ledger_id=last, structure=number == 0)
             for metadata in buckets:
                 if number == 0 or any(first <= span.ledger_id <= last for span in metadata.spans):
-                    self._check_bucket(check, metadata, is_first=number == 0)
+                    yield from self._check_bucket(check, metadata, is_first=number == 0)
             for source in self._ledgers:
                 if first <= source.ledger_id <= last:
+                    yield source.ledger_id
                     self._check_ledger(check, source)
             self._findings += check.finish()
             counts += check.counts
@@ -120,7 +153,9 @@ class _Check:
             self._findings.append(Finding(Kind.UNREADABLE, error.message, bucket_id=bucket_id))
             return None
 
-    def _check_bucket(self, check: IndexCheck, metadata: BucketMetadata, *, is_first: bool) -> None:
+    def _check_bucket(
+        self, check: IndexCheck, metadata: BucketMetadata, *, is_first: bool
+    ) -> Generator[None, None, None]:
         bucket = check.begin_bucket(metadata)
         ordinals = Ordinals(metadata.spans)
         with contextlib.closing(self._open_reader(metadata.bucket_id)) as reader:
@@ -132,6 +167,8 @@ class _Check:
                     self._findings += bucket.skip_segment(error.message)
                 else:
                     self._findings += bucket.add_segment(*columns)
+                if segment % _STEP_SEGMENTS == _STEP_SEGMENTS - 1:
+                    yield None
             try:
                 bitmaps = reader.read_bitmaps()
             except Corrupt as error:

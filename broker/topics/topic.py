@@ -81,6 +81,7 @@ class TopicServices:
     bucket_storage: Callable[[int], BucketSnapshotStorage]  # (topic_id)
     index_executor: Executor
     note_index: NoteIndex
+    note_rebuild: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,7 @@ class Topic:
             clock_recheck_ms=config.clock_recheck_ms,
             due_entries=config.due_batch_entries,
             on_due=self._on_due,
+            on_rebuild=self._services.note_rebuild,
             upkeep=upkeep,
         )
         self._tasks.append(self._services.spawn(f"index of topic {self.topic_id}", self._pump.run()))

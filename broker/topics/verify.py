@@ -257,10 +257,11 @@ class _Verification:
             )
             if found.cut_roll is not None:
                 self._notes.add(f"A crash cut the making of this segment ({found.cut_roll})")
-            if found.file_bytes > found.end_offset:
-                surplus = found.file_bytes - found.end_offset
+            # What else follows the last group is the rest of a recycled file: every clean stop leaves that.
+            if found.torn_bytes:
                 self._notes.add(
-                    f"{surplus} bytes follow the journal's last group; the next start cuts them ({folder})"
+                    f"A crash cut the journal's last group, {found.torn_bytes} bytes of it are there and nobody was "
+                    f"answered for it; the next start drops it ({folder})"
                 )
             for lsn, record_type, body in () if found.is_new else files.replay(from_lsn):
                 self._record_count += 1

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker.delayed.index_pump import IndexPump
 from broker.delayed.bucket_tracker import BucketTracker
+from broker.delayed.index_pump import IndexPump
 from broker.model import Array
 from broker.runtime.clock import Clock
 from broker.storage.log import TopicLog

@@ -152,6 +152,13 @@ def test_toml_of_the_wrong_type_is_refused(tmp_path: Path, text: str) -> None:
     assert text.split(maxsplit=1)[0] in refusal(path=toml(tmp_path, text))
 
 
+@pytest.mark.parametrize("value", ["true", "1", "[1]", '"maybe"', "{a = 1}"])
+def test_what_is_no_choice_is_told_the_choices(tmp_path: Path, value: str) -> None:
+    message = refusal(path=toml(tmp_path, f"reflection = {value}"))
+    assert message.startswith("reflection in ")
+    assert "must be auto or on or off, not " in message
+
+
 def test_unknown_names_are_refused_and_the_near_one_is_suggested(tmp_path: Path) -> None:
     assert refusal(path=toml(tmp_path, "lease_msec = 1")).endswith("Did you mean lease_ms?")
     message = refusal({}, {"POSTDATE_DATADIR": "/x"})
@@ -179,6 +186,9 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     [
         ({"frame_bytes_max": "1MiB"}, "frame_bytes_max"),
         ({"request_bytes_max": "1MiB"}, "request_bytes_max"),
+        ({"properties_count_max": "10000", "payload_bytes_max": "3450KiB"}, "frame_bytes_max"),
+        ({"ack_entries_max": "20000"}, "frame_bytes_max"),
+        ({"ack_entries_max": "1999"}, "ack_entries_max"),
         ({"journal_segment_bytes": "8MiB"}, "journal_segment_bytes"),
         ({"journal_pending_bytes_max": "8MiB"}, "journal_pending_bytes_max"),
         ({"ledger_bytes_max": "8MiB"}, "ledger_bytes_max"),

@@ -15,6 +15,7 @@ import postdate
 from broker.config import BrokerConfig
 from broker.server import Server
 from postdate import cli
+from postdate._settlement import Verb
 from tests.wire.conftest import Serve, Wire, within
 
 EARLIEST = postdate.InitialPosition.EARLIEST
@@ -51,6 +52,33 @@ async def test_sample_of_the_contract(client: postdate.Client) -> None:
                 )
             break
     assert (await client.stats("orders"))[0].subscriptions[0].ready_messages == 0
+
+
+@pytest.mark.parametrize("limit", [10_000, 2_000], ids=["default", "lower"])
+async def test_very_many_messages_are_settled_whatever_the_broker_takes_at_once(
+    serve: Serve, limit: int
+) -> None:
+    wire = await serve(ack_entries_max=limit)
+    count = 25_000
+    async with (
+        postdate.connect(wire.server.grpc_address) as client,
+        client.producer("t") as producer,
+        client.subscribe("t", "s", permits=count) as subscription,
+    ):
+        assert (await client.server_info()).limits.ack_entries_max == limit
+        await producer.send_many([b"x"] * count)
+        messages = await take(subscription, count)
+        await within(
+            subscription.settle(Verb("extend", lease_ms=60_000), [message.id for message in messages])
+        )
+        await within(subscription.settle(Verb("nack", 1), [message.id for message in messages]))
+        messages = await take(subscription, count)
+        await within(subscription.ack_many(messages[:20_000]))
+        for message in messages[20_000:]:
+            subscription.ack_nowait(message)
+        await within(subscription.wait_confirmed())
+        stats = (await client.stats("t"))[0].subscriptions[0]
+        assert (stats.ready_messages, stats.leased_messages) == (0, 0)
 
 
 async def test_every_way_to_send_arrives_in_due_order(client: postdate.Client) -> None:

@@ -391,5 +391,5 @@ async def test_server_info_names_the_limits_of_the_contract(wire: Wire):
         512,
     )
     assert (limits.properties_count_max, limits.properties_bytes_max) == (64, 16_384)
-    assert limits.batch_messages_max == 5_000
+    assert (limits.batch_messages_max, limits.ack_entries_max) == (5_000, 10_000)
     assert info.version and info.broker_id and info.broker_time_ms >= info.start_time_ms > 0

@@ -498,15 +498,6 @@ async def test_leases_of_others_are_lost(wire: Wire):
     assert failures_of(await holder.nack(ids)) == {ids[0]: "LEASE_LOST"}
 
 
-async def test_very_many_unknown_ids_leave_the_stream_alive(wire: Wire):
-    ids = await wire.produce("t", b"x")
-    stream = await wire.subscribe("t")
-    await stream.delivery()
-    unknown = [(ids[0][0], i) for i in range(1, 20_001)]
-    assert len(await stream.ack(unknown)) == 20_000
-    assert await stream.ack(ids) == []
-
-
 PERMITS = {
     "greatest of each": [((1 << 32) - 1, (1 << 64) - 1)] * 3,
     "greatest bytes": [(1, (1 << 64) - 1)],

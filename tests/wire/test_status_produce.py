@@ -11,7 +11,8 @@ import grpc
 import pytest
 
 from broker.model import TIME_MS_MAX
-from postdate.v1 import admin_pb2, producer_pb2
+from broker.rpc.encode import encode_varint
+from postdate.v1 import admin_pb2, consumer_pb2, consumer_pb2_grpc, producer_pb2
 from tests.wire.conftest import (
     Message,
     Refusal,
@@ -182,6 +183,19 @@ CASES = [
         "messages[4].ttl_ms",
     ),
     Case(
+        "traceparent of limit + 1",
+        at(3, traceparent="t" * 257),
+        "TRACEPARENT_TOO_LARGE",
+        "messages[3].traceparent",
+        told="256",
+    ),
+    Case(
+        "traceparent of 5 MB, in bulk",
+        lambda: batch("fresh", *[OK] * 49, Message(traceparent="t" * 5_000_000)),
+        "TRACEPARENT_TOO_LARGE",
+        "messages[49].traceparent",
+    ),
+    Case(
         "schedule_key of limit + 1",
         at(1, schedule_key="k" * 513),
         "SCHEDULE_KEY_TOO_LARGE",
@@ -312,6 +326,32 @@ async def test_message_in_unusual_order_and_with_repeated_fields_arrives_as_prot
     assert (await stream.delivery()).message == Message(payload=b"new", key="new key")
 
 
+OVERLONG = {
+    "six payloads": b"\x0a\x80\x80\x40" + bytes(MIB),
+    "an unknown field": b"\x7a\xc0\x96\xb1\x02" + bytes(5_000_000),
+}
+
+
+@pytest.mark.parametrize("count", [1, 50])
+@pytest.mark.parametrize("kind", OVERLONG)
+async def test_message_that_came_overlong_is_stored_so_that_a_default_client_can_read_it(
+    wire: Wire, kind: str, count: int
+):
+    last = OVERLONG[kind] * (6 if kind == "six payloads" else 1) + b"\x12\x01k"
+    head = b"\x12" + encode_varint(len(last))
+    await within(wire.raw(PRODUCE)(TOPIC + field(2, field(1, b"x")) * (count - 1) + head + last))
+    async with grpc.aio.insecure_channel(
+        wire.server.grpc_address, options=[("grpc.use_local_subchannel_pool", 1)]
+    ) as default:
+        stub = consumer_pb2_grpc.ConsumerServiceStub(default)
+        request = consumer_pb2.ReceiveRequest(
+            topic="fresh", subscription="s", max_messages=count, wait_ms=1000
+        )
+        response = await within(stub.Receive(request))
+    assert len(response.deliveries) == count
+    assert response.deliveries[-1].message.key == "k"
+
+
 # -- what is just within the limits ------------------------------------------------------------------------------------
 
 FITTING = {
@@ -321,7 +361,10 @@ FITTING = {
     "64 properties": Message(properties={f"p{i}": str(i) for i in range(64)}),
     "properties of exactly the limit": Message(properties={"name": "v" * (16 * 1024 - 4)}),
     "everything at its limit": Message(
-        payload=bytes(MIB), key="k" * 1024, properties={f"{i:02}": "v" * 254 for i in range(64)}
+        payload=bytes(MIB),
+        key="k" * 1024,
+        properties={f"{i:02}": "v" * 254 for i in range(64)},
+        traceparent="t" * 256,
     ),
     "an empty property": Message(properties={"": ""}),
     "text with every kind of character": Message(key="\0\n\u200f📮", properties={"\x1b": "\ufeff"}),

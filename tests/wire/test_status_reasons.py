@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| `([A-Z_]+)` \| ([A-Z_]+|-) \|", re.MULTILINE)
 
 COMPUTED = {
-    "f'{name.upper()}_TOO_LARGE'": ["PAYLOAD", "KEY", "SCHEDULE_KEY", "PROPERTIES"],
+    "f'{name.upper()}_TOO_LARGE'": ["PAYLOAD", "KEY", "SCHEDULE_KEY", "PROPERTIES", "TRACEPARENT"],
     "f'INVALID_{name.upper()}'": ["DELIVER_AT_MS", "DELIVER_AFTER_MS", "TTL_MS"],
 }
 """What the names in these may be."""

@@ -10,12 +10,14 @@ async with postdate.connect("localhost:7650") as client:
 """
 
 from postdate.admin import (
+    IndexFinding,
     IndexStats,
     ServerInfo,
     ServerLimits,
     SubscriptionDescription,
     SubscriptionPolicy,
     SubscriptionStats,
+    TopicCheck,
     TopicDescription,
     TopicPolicy,
     TopicStats,
@@ -64,6 +66,7 @@ __all__ = [
     "Disconnected",
     "FailedPrecondition",
     "IdRange",
+    "IndexFinding",
     "IndexStats",
     "InitialPosition",
     "Internal",
@@ -89,6 +92,7 @@ __all__ = [
     "SubscriptionPolicy",
     "SubscriptionStats",
     "SubscriptionType",
+    "TopicCheck",
     "TopicDescription",
     "TopicPolicy",
     "TopicStats",

@@ -163,18 +163,26 @@ def fill(
         message.deliver_at_ms = epoch_ms(deliver_at, "deliver_at")
     elif deliver_after is not None:
         message.deliver_after_ms = duration_ms(deliver_after, "deliver_after")
-    if key:
-        message.key = key
-    if properties:
-        message.properties.update(properties)
-    if schedule_key:
-        message.schedule_key = schedule_key
     if ttl is not None:
         message.ttl_ms = duration_ms(ttl, "ttl")
+        if not ttl:
+            raise ValueError("ttl is zero, which nothing outlives; leave it out for the topic's own")
     if event_time is not None:
         message.event_time_ms = epoch_ms(event_time, "event_time")
-    if traceparent:
-        message.traceparent = traceparent
+    try:
+        if key:
+            message.key = key
+        if properties:
+            message.properties.update(properties)
+        if schedule_key:
+            message.schedule_key = schedule_key
+        if traceparent:
+            message.traceparent = traceparent
+    except (TypeError, ValueError, AttributeError):
+        # protobuf does not say which; asking beforehand would cost every message what only these few deserve.
+        _check_texts(key=key, schedule_key=schedule_key, traceparent=traceparent)
+        _check_properties(properties)
+        raise
 
 
 def list_requests(
@@ -226,7 +234,28 @@ def list_requests(
 
 
 def properties_bytes(properties: Mapping[str, str]) -> int:
-    return sum(len(name) + len(value) + 8 for name, value in properties.items())
+    try:
+        return sum(len(name) + len(value) + 8 for name, value in properties.items())
+    except (TypeError, AttributeError):
+        _check_properties(properties)
+        raise
+
+
+def _check_properties(properties: object) -> None:
+    if not isinstance(properties, Mapping):
+        raise TypeError(f"properties must be a mapping of str to str, not {type(properties).__name__}")
+    for name, value in properties.items():
+        _check_texts(**{f"a name in properties, {name!r},": name, f"properties[{name!r}]": value})
+
+
+def _check_texts(**texts: object) -> None:
+    for field, text in texts.items():
+        if not isinstance(text, str):
+            raise TypeError(f"{field} must be a str, not {type(text).__name__}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{field} cannot be sent as UTF-8: {error}") from None
 
 
 def _like(empty: producer_pb2.ProduceRequest) -> producer_pb2.ProduceRequest:

@@ -10,6 +10,8 @@ Invariants:
   A2  An ack survives a broken connection: it goes back and is sent again, because an ack counts
       from anyone who received the message. A nack or an extension does not: the lease it was about
       is gone, and the broker gives the message back by itself.
+  A3  No frame names more ids than the broker takes: what is longer leaves in several frames, and whoever
+      waits for it waits for all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from postdate.errors import PostdateError
 from postdate.model import MessageId
 from postdate.v1 import consumer_pb2, message_pb2
 
-IDS_MAX = 50_000  # a frame; well below the 16 MiB that the broker takes
+IDS_MAX = 10_000  # a frame, unless the broker says that it takes fewer; its default
 FAULTS_MAX = 100  # kept for whoever asks; later ones are only counted
 
 Done = asyncio.Future[None]
@@ -45,6 +47,28 @@ class Verb:
 ACK = Verb("ack")
 
 
+class Waiter:
+    """Somebody who waits for ids that leave in one frame, or in several."""
+
+    __slots__ = ("_done", "_frames")
+
+    def __init__(self, done: Done) -> None:
+        self._done = done
+        self._frames = 0
+
+    def add_frame(self) -> None:
+        self._frames += 1
+
+    def settle_frame(self) -> None:
+        self._frames -= 1
+        if not self._frames and not self._done.done():
+            self._done.set_result(None)
+
+    def fail(self, error: PostdateError) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+
+
 class Gathered:
     """Ids under one verb, as columns, and who waits for them."""
 
@@ -54,13 +78,45 @@ class Gathered:
         self.verb = verb
         self.columns: dict[int, list[int]] = {}
         self.count = 0
-        self.waiters: list[tuple[Sequence[MessageId], Done]] = []
-        self.barriers: list[Done] = []
+        self.waiters: list[tuple[Sequence[MessageId], Waiter]] = []
+        self.barriers: list[Waiter] = []
 
     def add(self, ids: Sequence[MessageId]) -> None:
         for ledger_id, entry_id in ids:
             self.columns.setdefault(ledger_id, []).append(entry_id)
         self.count += len(ids)
+
+    def wait(self, ids: Sequence[MessageId], waiter: Waiter) -> None:
+        waiter.add_frame()
+        self.waiters.append((ids, waiter))
+
+    def bar(self, barrier: Waiter) -> None:
+        barrier.add_frame()
+        self.barriers.append(barrier)
+
+    def split(self, ids_max: int) -> list[Gathered]:
+        """The same in parts of at most so many ids."""
+        if self.count <= ids_max:
+            return [self]
+        ids = [
+            MessageId(ledger_id, entry_id)
+            for ledger_id, entry_ids in self.columns.items()
+            for entry_id in entry_ids
+        ]
+        parts = []
+        for start in range(0, len(ids), ids_max):
+            part = Gathered(self.verb)
+            part.add(ids[start : start + ids_max])
+            here = set(ids[start : start + ids_max])
+            for waited, waiter in self.waiters:
+                if some := [each for each in waited if each in here]:
+                    part.wait(some, waiter)
+            for barrier in self.barriers:
+                part.bar(barrier)
+            parts.append(part)
+        for waiter in [*(waiter for _, waiter in self.waiters), *self.barriers]:
+            waiter.settle_frame()  # the parts count now
+        return parts
 
     def frame(self, request_id: int) -> consumer_pb2.SubscribeRequest:
         frame = consumer_pb2.SubscribeRequest()
@@ -83,29 +139,25 @@ class Gathered:
         self, faults: dict[MessageId, PostdateError], on_fault: Callable[[PostdateError], None]
     ) -> None:
         heard: set[MessageId] = set()
-        for ids, done in self.waiters:
+        for ids, waiter in self.waiters:
             guilty = [message_id for message_id in ids if message_id in faults] if faults else []
             heard.update(guilty)
-            if not done.done():
-                if guilty:
-                    done.set_exception(faults[guilty[0]])
-                else:
-                    done.set_result(None)
+            if guilty:
+                waiter.fail(faults[guilty[0]])
+            waiter.settle_frame()
         for message_id, fault in faults.items():
             if message_id not in heard:  # nobody waits for this one, so it is kept for close
                 on_fault(fault)
         self._pass_barriers()
 
     def give_up(self, error: PostdateError) -> None:
-        for _, done in self.waiters:
-            if not done.done():
-                done.set_exception(error)
+        for _, waiter in self.waiters:
+            waiter.fail(error)
         self._pass_barriers()
 
     def _pass_barriers(self) -> None:
         for barrier in self.barriers:
-            if not barrier.done():
-                barrier.set_result(None)
+            barrier.settle_frame()
 
 
 class Settlements:
@@ -116,6 +168,7 @@ class Settlements:
         self.faults: list[PostdateError] = []
         self.faults_count = 0
         self._wake = wake
+        self._ids_max = IDS_MAX
         self._gathered: dict[Verb, Gathered] = {}  # nacks and extensions
         self._full: deque[Gathered] = deque()
         self._sent: dict[int, Gathered] = {}
@@ -126,19 +179,45 @@ class Settlements:
         """Nothing is unsent or unconfirmed."""
         return not (self.acks.columns or self._gathered or self._full or self._sent)
 
+    def limit(self, ids_max: int) -> None:
+        """Keep frames within what the broker takes (A3); 0 if it does not say."""
+        self._ids_max = min(ids_max or IDS_MAX, IDS_MAX)
+        # Acks of the connection before may have gathered under a greater limit.
+        self._full = deque(part for gathered in self._full for part in gathered.split(self._ids_max))
+        if self.acks.count >= self._ids_max:
+            self._full += self.acks.split(self._ids_max)
+            self.acks = Gathered(ACK)
+
     def add(self, verb: Verb, ids: Sequence[MessageId], done: Done | None = None) -> None:
         """Ask for `verb` on these ids; `done` is settled once the broker has confirmed it."""
-        if verb is ACK:
-            gathered = self.acks
-        else:
-            gathered = self._gathered.get(verb) or self._gathered.setdefault(verb, Gathered(verb))
-        gathered.add(ids)
-        if verb is ACK and gathered.count >= IDS_MAX:
-            self._full.append(gathered)
-            self.acks = Gathered(ACK)
-        if done is not None:
-            gathered.waiters.append((ids, done))
+        waiter = None if done is None else Waiter(done)
+        start = 0
+        while True:
+            gathered = self._open(verb)
+            end = start + self._ids_max - gathered.count
+            part = ids[start:end]
+            gathered.add(part)
+            if waiter is not None:
+                gathered.wait(part, waiter)
+            if gathered.count >= self._ids_max:
+                self._seal(gathered)
+            start = end
+            if start >= len(ids):
+                break
         self._wake()
+
+    def _open(self, verb: Verb) -> Gathered:
+        """What gathers under a verb; it has room for one id at least."""
+        if verb is ACK:
+            return self.acks
+        return self._gathered.get(verb) or self._gathered.setdefault(verb, Gathered(verb))
+
+    def _seal(self, gathered: Gathered) -> None:
+        self._full.append(gathered)
+        if gathered is self.acks:
+            self.acks = Gathered(ACK)
+        else:
+            del self._gathered[gathered.verb]
 
     def add_ack(self, ledger_id: int, entry_id: int) -> None:
         """`add(ACK, ...)` for one id that nobody waits for: the hot path of a fast consumer."""
@@ -149,9 +228,8 @@ class Settlements:
             acks.columns[ledger_id] = [entry_id]
             self._wake()
         acks.count += 1
-        if acks.count >= IDS_MAX:
-            self._full.append(acks)
-            self.acks = Gathered(ACK)
+        if acks.count >= self._ids_max:
+            self._seal(acks)
 
     def next_frame(self) -> consumer_pb2.SubscribeRequest | None:
         """The next frame to send, oldest first; None if all has been sent."""
@@ -176,8 +254,10 @@ class Settlements:
 
     def disconnected(self, error: PostdateError) -> None:
         """Take back what was not confirmed (A2)."""
-        unconfirmed, self._sent = self._sent, {}
-        for gathered in [*unconfirmed.values(), *self._gathered.values()]:
+        left = [*self._full, *self._sent.values(), *self._gathered.values()]
+        self._full.clear()
+        self._sent = {}
+        for gathered in left:
             if gathered.verb is ACK:
                 self._full.append(gathered)
             else:
@@ -200,7 +280,7 @@ class Settlements:
         for gathered in [*self._sent.values(), *self._full, self.acks, *self._gathered.values()]:
             if gathered.columns:
                 barrier = make()
-                gathered.barriers.append(barrier)
+                gathered.bar(Waiter(barrier))
                 futures.append(barrier)
         return futures
 

@@ -12,6 +12,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 _LAST = datetime.max.replace(tzinfo=UTC)
 _INT64_MAX = 2**63 - 1
+_DURATION_MS_MAX = 2**53 - 1
 
 
 def epoch_ms(moment: datetime, field: str) -> int:
@@ -33,7 +34,11 @@ def duration_ms(span: timedelta, field: str) -> int:
         raise TypeError(f"{field} must be a timedelta, not {type(span).__name__}")
     if span.days < 0:
         raise ValueError(f"{field} is negative")
-    return -(-span // _MS)
+    whole, rest = divmod(span, _MS)
+    ms = whole + bool(rest)
+    if ms > _DURATION_MS_MAX:
+        raise ValueError(f"{field} is too long: the broker knows times up to 2**53 - 1 milliseconds")
+    return ms
 
 
 def moment(ms: int) -> datetime:

@@ -14,6 +14,7 @@ from postdate.model import InitialPosition, SubscriptionType
 from postdate.v1 import admin_pb2, consumer_pb2
 
 _PAGE_SIZE = 1000
+_VERIFY_S = 3_600.0
 
 
 class Tracker(Enum):
@@ -111,6 +112,32 @@ class TopicStats:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexFinding:
+    """A fault in a topic's index: `text` says where, `count` how many entries it concerns."""
+
+    kind: str
+    text: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCheck:
+    """What a check of a topic's index looked at and found; `findings` are the first of `finding_count`.
+
+    `pending` messages are owed by the `entries` in its buckets. `stale` and `settled` entries are no faults.
+    """
+
+    buckets: int
+    ledgers: int
+    entries: int
+    pending: int
+    stale: int
+    settled: int
+    finding_count: int
+    findings: tuple[IndexFinding, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ServerLimits:
     """The broker's limits in force."""
 
@@ -120,6 +147,7 @@ class ServerLimits:
     properties_count_max: int
     properties_bytes_max: int
     batch_messages_max: int
+    ack_entries_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +189,21 @@ class Topics:
             if not response.next_page_token:
                 return topics
             request.page_token = response.next_page_token
+
+    async def verify(self, name: str) -> TopicCheck:
+        """Compare the topic's index with its messages. Delivery goes on; with billions of messages it takes minutes."""
+        request = admin_pb2.VerifyTopicRequest(name=name)
+        response = await self._rpc.call(self._rpc.admin.VerifyTopic, request, wait_s=_VERIFY_S)
+        return TopicCheck(
+            buckets=response.buckets,
+            ledgers=response.ledgers,
+            entries=response.entries,
+            pending=response.pending,
+            stale=response.stale,
+            settled=response.settled,
+            finding_count=response.finding_count,
+            findings=tuple(IndexFinding(each.kind, each.text, each.count) for each in response.findings),
+        )
 
     async def delete(self, name: str) -> None:
         """Delete a topic with its messages and subscriptions."""
@@ -236,6 +279,7 @@ async def get_server_info(rpc: Rpc) -> ServerInfo:
             properties_count_max=limits.properties_count_max,
             properties_bytes_max=limits.properties_bytes_max,
             batch_messages_max=limits.batch_messages_max,
+            ack_entries_max=limits.ack_entries_max,
         ),
     )
 

@@ -100,7 +100,10 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """1 for the first delivery on this subscription, one more for each after it."""
+        """1 for the first delivery on this subscription, one more for each nack, ended lease or lost consumer.
+
+        Deliveries are not recorded: what was out when the broker crashed comes again with the number it had.
+        """
         return self._delivery.delivery_attempt
 
     async def ack(self) -> None:
@@ -111,7 +114,7 @@ class Message:
     async def nack(
         self, delay: timedelta | None = None, *, dead_letter: bool = False, reason: str = ""
     ) -> None:
-        """Give it back, to come again after `delay` (None: after the subscription's back-off).
+        """Give it back, to come again after `delay` (None: after the subscription's back-off, less up to half of it).
 
         With `dead_letter` it moves to the dead-letter topic instead.
         """

@@ -119,6 +119,8 @@ async def receive(
     lease: timedelta | None,
     initial_position: InitialPosition | None,
 ) -> Received:
+    if lease is not None and not lease:
+        raise ValueError("lease is zero; leave it out for the subscription's own")
     request = consumer_pb2.ReceiveRequest(
         topic=topic,
         subscription=subscription,

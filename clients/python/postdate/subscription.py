@@ -273,6 +273,7 @@ class Subscription:
     def opened(self, opened: consumer_pb2.Opened) -> None:
         self._consumer_id = opened.consumer_id
         self._lease = span(opened.lease_ms)
+        self._settlements.limit(opened.ack_entries_max)
         if opened.type:
             self._type = SubscriptionType(opened.type)
         self._connected = True

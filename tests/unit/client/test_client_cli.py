@@ -126,6 +126,20 @@ async def test_produce_lines_of_a_file_and_of_stdin(
     ]
 
 
+@pytest.mark.parametrize("output", ["table", "json", "jsonl"])
+async def test_produce_of_nothing_says_so(
+    broker: FakeBroker, postdate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    path = tmp_path / "empty"
+    path.touch()
+    with path.open("rb") as raw:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(raw))
+        done = await postdate("produce", "t", "-o", output)
+    assert (done.code, done.err.strip()) == (0, "nothing to send")
+    assert bool(done.out) is (output == "json")
+    assert broker.requests == []
+
+
 async def test_produce_that_fails_in_part_says_so(broker: FakeBroker, postdate: Run, tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes(b"good\n" * 1000 + b"bad\n")

@@ -219,6 +219,34 @@ async def test_arguments_that_make_no_sense_are_refused_before_anything_is_sent(
     assert broker.payloads("t") == [b"good"]
 
 
+BAD_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"deliver_after": timedelta.max}, ValueError, "deliver_after is too long"),
+    ({"ttl": timedelta.max}, ValueError, "ttl is too long"),
+    ({"ttl": timedelta(0)}, ValueError, "ttl is zero"),
+    ({"properties": {"a": 1}}, TypeError, r"properties\['a'\] must be a str, not int"),
+    ({"properties": {1: "a"}}, TypeError, "a name in properties, 1, must be a str, not int"),
+    ({"properties": {"a": "\ud800"}}, ValueError, r"properties\['a'\] cannot be sent as UTF-8"),
+    ({"properties": [("a", "b")]}, TypeError, "properties must be a mapping of str to str, not list"),
+    ({"properties": 5}, TypeError, "properties must be a mapping of str to str, not int"),
+    ({"key": 5}, TypeError, "key must be a str, not int"),
+    ({"key": "\ud800"}, ValueError, "key cannot be sent as UTF-8"),
+    ({"schedule_key": 5}, TypeError, "schedule_key must be a str, not int"),
+    ({"traceparent": 5}, TypeError, "traceparent must be a str, not int"),
+]
+
+
+@pytest.mark.parametrize(("fields", "kind", "told"), BAD_ARGUMENTS)
+async def test_bad_argument_is_named(
+    broker: FakeBroker, client: postdate.Client, fields: dict[str, Any], kind: type[Exception], told: str
+) -> None:
+    async with client.producer("t") as producer:
+        with pytest.raises(kind, match=told):
+            await producer.send(b"x", **fields)
+        with pytest.raises(kind, match=told):
+            await producer.send_many([postdate.OutgoingMessage(b"x", **fields)])
+    assert broker.requests == []
+
+
 async def test_empty_list_sends_nothing(broker: FakeBroker, client: postdate.Client) -> None:
     async with client.producer("t") as producer:
         assert len(await producer.send_many([])) == 0

@@ -1,4 +1,4 @@
-"""The book of what a consumer asked for (invariants A1, A2 of `_settlement`)."""
+"""The book of what a consumer asked for (invariants A1, A2, A3 of `_settlement`)."""
 
 from __future__ import annotations
 
@@ -59,6 +59,67 @@ def test_a_frame_has_a_limit(book: Settlements) -> None:
     while (frame := book.next_frame()) is not None:
         sizes.append(len(frame.ack.entries[0].entry_ids))
     assert sizes == [IDS_MAX, 1]
+
+
+def sizes_of(book: Settlements) -> list[int]:
+    """Send all frames; how many ids each has."""
+    sizes = []
+    while (frame := book.next_frame()) is not None:
+        body = getattr(frame, str(frame.WhichOneof("frame")))
+        sizes.append(sum(len(each.entry_ids) for each in body.entries))
+    return sizes
+
+
+@pytest.mark.parametrize("verb", [ACK, Verb("nack", 100), Verb("extend", lease_ms=5)], ids=lambda v: v.kind)
+async def test_what_is_longer_than_a_frame_leaves_in_several_and_is_waited_for_as_one(
+    book: Settlements, verb: Verb
+) -> None:
+    loop = asyncio.get_running_loop()
+    book.limit(10)
+    first, long, last = [loop.create_future() for _ in range(3)]
+    book.add(verb, ids(*range(4)), first)
+    book.add(verb, ids(*range(4, 31)), long)
+    book.add(verb, ids(31), last)
+    assert sizes_of(book) == [10, 10, 10, 2]
+    book.confirm(confirmed(1))
+    assert (first.done(), long.done()) == (True, False)
+    book.confirm(confirmed(4))
+    assert (long.done(), last.done()) == (False, True)
+    book.confirm(confirmed(3, 25))  # the broker may finish them in any order
+    assert isinstance(long.exception(), postdate.NotFound)
+    book.confirm(confirmed(2))
+    assert book.empty
+    assert book.take_faults() == ([], 0)
+
+
+async def test_acks_gathered_under_a_greater_limit_are_cut_to_the_next_brokers(book: Settlements) -> None:
+    loop = asyncio.get_running_loop()
+    waiting, other = loop.create_future(), loop.create_future()
+    book.add(ACK, ids(*range(25)), waiting)
+    assert sizes_of(book) == [25]
+    book.add(ACK, ids(25), other)
+    for entry_id in range(26, 40):
+        book.add_ack(7, entry_id)
+    barriers = book.barriers(loop.create_future)
+    book.disconnected(postdate.Disconnected("broken"))
+    book.limit(10)
+    assert sizes_of(book) == [10, 10, 5, 10, 5]
+    for request_id in range(2, 7):
+        assert not all(each.done() for each in [waiting, *barriers])
+        book.confirm(confirmed(request_id))
+    assert waiting.result() is other.result() is None
+    assert all(each.done() for each in barriers)
+    assert book.empty
+
+
+async def test_long_nacks_are_given_up_with_the_connection(book: Settlements) -> None:
+    nacked = asyncio.get_running_loop().create_future()
+    book.limit(2)
+    book.add(Verb("nack"), ids(*range(5)), nacked)
+    assert book.next_frame() is not None
+    book.disconnected(postdate.Disconnected("broken"))
+    assert isinstance(nacked.exception(), postdate.Disconnected)
+    assert book.empty
 
 
 def test_equal_verbs_share_a_frame_and_others_do_not(book: Settlements) -> None:

@@ -414,6 +414,8 @@ async def test_close_while_the_broker_is_away_says_what_is_not_confirmed() -> No
 
 async def test_pulled_messages_are_settled_by_calls(broker: FakeBroker, client: postdate.Client) -> None:
     await fill(client, 5)
+    with pytest.raises(ValueError, match="lease is zero"):
+        await client.receive("t", "s", lease=timedelta(0))
     received = await client.receive("t", "s", max_messages=4, lease=timedelta(seconds=9))
     assert len(received) == 4
     one, two, three, _ = received

@@ -51,6 +51,10 @@ def test_durations_round_up_and_are_not_negative() -> None:
     assert duration_ms(timedelta(minutes=15), "ttl") == 900_000
     with pytest.raises(ValueError, match="ttl is negative"):
         duration_ms(timedelta(microseconds=-1), "ttl")
+    assert duration_ms(timedelta(milliseconds=2**53 - 1), "ttl") == 2**53 - 1
+    for long in (timedelta(milliseconds=2**53 - 1, microseconds=1), timedelta.max):
+        with pytest.raises(ValueError, match="deliver_after is too long"):
+            duration_ms(long, "deliver_after")
 
 
 def test_times_beyond_what_python_knows_do_not_break_the_reader() -> None:

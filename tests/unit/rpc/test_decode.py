@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.config import BrokerConfig
+from broker.config import TRACEPARENT_BYTES_MAX, BrokerConfig
 from broker.errors import InvalidRequest, Unsupported
 from broker.rpc.decode import DecodedProduce, decode_produce, peek_request_id
 from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
@@ -55,6 +55,7 @@ def refusal(request: Any, config: BrokerConfig) -> Refusal | None:
         ("payload", lambda m: len(m.payload), config.payload_bytes_max),
         ("properties", lambda m: len(m.properties), config.properties_count_max),
         ("properties", property_bytes, config.properties_bytes_max),
+        ("traceparent", lambda m: len(m.traceparent.encode()), TRACEPARENT_BYTES_MAX),
         ("key", lambda m: len(m.key.encode()), config.key_bytes_max),
     ):
         over = frozenset(f"messages[{i}].{name}" for i, m in enumerate(messages) if size(m) > limit)
@@ -141,7 +142,7 @@ typed_messages = st.builds(
     ttl_ms=numbers,
     sequence_id=st.sampled_from([0, 1, (1 << 64) - 1]),
     event_time_ms=numbers,
-    traceparent=words,
+    traceparent=words | st.just("t" * 256),
 )
 widths = st.integers(1, 10)
 small_widths = st.integers(1, 5)  # a length has 31 bits
@@ -294,8 +295,13 @@ def test_a_property_that_is_not_utf_8_is_refused(count: int):
         (text(0x32, b"1234567"), "SCHEDULE_KEY_TOO_LARGE"),
         (b"".join(text(0x1A, text(0x0A, name)) for name in (b"a", b"b", b"c")), "PROPERTIES_TOO_LARGE"),
         (text(0x1A, text(0x0A, b"a") + text(0x12, bytes(16))), "PROPERTIES_TOO_LARGE"),
+        (text(0x52, bytes(257)), "TRACEPARENT_TOO_LARGE"),
+        (text(0x52, bytes(5_000_000)), "TRACEPARENT_TOO_LARGE"),
     ],
-    ids=["payload", "huge payload", "key", "schedule_key", "properties", "property"],
+    ids=[
+        *("payload", "huge payload", "key", "schedule_key", "properties", "property"),
+        *("traceparent", "huge traceparent"),
+    ],
 )
 def test_what_is_over_a_limit_is_named(count: int, message: bytes, reason: str):
     with pytest.raises(InvalidRequest) as caught:
@@ -310,7 +316,33 @@ def test_a_limit_itself_is_not_over_it(count: int):
     entries = text(0x1A, text(0x0A, b"a") + text(0x12, bytes(7))) + text(
         0x1A, text(0x0A, b"b") + text(0x12, bytes(7))
     )
-    assert check(request_of(*[text(0x0A, bytes(200)) + text(0x12, b"sixsix") + entries] * count)) is not None
+    message = text(0x0A, bytes(200)) + text(0x12, b"sixsix") + entries + text(0x52, bytes(256))
+    assert check(request_of(*[message] * count)) is not None
+
+
+OVERLONG = {
+    "six payloads": text(0x0A, bytes(1 << 20)) * 6,
+    "many keys": text(0x12, bytes(1024)) * 5_000,
+    "one property a thousand times": text(0x1A, text(0x0A, b"a") + text(0x12, bytes(5_000))) * 1_000,
+    "two traceparents, the last one fits": text(0x52, bytes(5_000_000)) + text(0x52, b"00"),
+    "an unknown field": text(0x7A, bytes(5_000_000)),
+    "a thousand unknown numbers": b"\x78\x01" * 2_500_000,
+    "an unknown field in a property": text(0x1A, text(0x0A, b"a") + text(0x1A, bytes(5_000_000))),
+    "a group that is unknown": b"\x7b" + text(0x0A, bytes(5_000_000)) + b"\x7c",
+}
+"""Messages that are within the limits for whoever reads them, and far over them as they came."""
+
+
+@pytest.mark.parametrize("count", [1, MANY, 50])
+@pytest.mark.parametrize("message", OVERLONG.values(), ids=OVERLONG.keys())
+def test_no_stored_message_is_longer_than_the_limits_allow(count: int, message: bytes):
+    raw = request_of(*[text(0x0A, b"x")] * (count - 1), message)
+    request = producer_pb2.ProduceRequest.FromString(raw)
+    request.DiscardUnknownFields()
+    batch = decode_produce(raw, PLENTY).batch
+    assert batch.count == count
+    assert int(batch.lengths.max()) <= PLENTY.message_bytes_max < 1.1 * (1 << 20)
+    assert stored_message(batch.frames[-int(batch.lengths[-1]) :]) == request.messages[-1]
 
 
 @pytest.mark.parametrize("count", [1, MANY])

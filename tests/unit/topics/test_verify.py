@@ -19,7 +19,7 @@ from broker.errors import Fenced, NotFound
 from broker.model import FLAG_DELAYED, ROW, Position
 from broker.runtime.vfs import LocalVfs, replace_file
 from broker.storage.dump import dump_file
-from broker.storage.frame import encode_group
+from broker.storage.frame import RECORD_TYPE_FIRST, encode_group
 from broker.storage.manifest import (
     CursorImage,
     LedgerImage,
@@ -196,6 +196,33 @@ def test_a_longer_file_of_the_open_ledger_is_a_note_and_of_a_sealed_one_a_proble
     assert (len(report.problems), len(report.notes)) == (0, 1)
     files[data[0]] += b"torn"
     assert len(verify(files).problems) == 1
+
+
+def journal_of(files: Files) -> str:
+    """The journal's last segment."""
+    return max(path for path in files if path.endswith(".seg") and "/spare-" not in path)
+
+
+def test_the_rest_of_a_recycled_journal_file_is_not_worth_a_note() -> None:
+    files = files_at_rest()
+    path = journal_of(files)
+    first_lsn = int(path.rpartition("/")[2].removesuffix(".seg"), 16)
+    parts, _ = encode_group(first_lsn + 7, len(files[path]), [(RECORD_TYPE_FIRST, (b"former life",), 11)])
+    for rest in (b"".join(parts), b"\0" * 4096, b"?" * 100):
+        report = verify(files | {path: files[path] + rest})
+        assert (report.problems, report.notes) == ([], [])
+
+
+def test_a_torn_group_of_the_journal_is_a_note() -> None:
+    files = files_at_rest()
+    path = journal_of(files)
+    first_lsn = int(path.rpartition("/")[2].removesuffix(".seg"), 16)
+    parts, length = encode_group(first_lsn, len(files[path]), [(RECORD_TYPE_FIRST, (b"torn",), 4)])
+    files[path] += b"".join(parts)[: length - 8]
+    report = verify(files)
+    assert report.problems == []
+    [note] = report.notes
+    assert "A crash cut the journal's last group" in note
 
 
 def test_an_absent_root_beside_data_is_a_problem_and_an_empty_folder_is_none() -> None:

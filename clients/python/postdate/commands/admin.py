@@ -10,6 +10,7 @@ import click
 import postdate
 from postdate.commands.output import emit_one, emit_rows, record
 from postdate.commands.settings import (
+    EXIT_CHECK_FAILED,
     EXIT_PARTLY,
     Command,
     CommandFailed,
@@ -23,7 +24,7 @@ from postdate.commands.values import DURATION
 
 @click.group(cls=Group)
 def topic() -> None:
-    """Create, show, list and delete topics."""
+    """Create, show, list, verify and delete topics."""
 
 
 @topic.command("create")
@@ -66,6 +67,22 @@ def list_topics(settings: Settings) -> None:
         async with settings.client() as client:
             rows = [record(each) for each in await client.topics.list()]
             emit_rows(settings, rows, ["name", "create_time"])
+
+    run(work())
+
+
+@topic.command("verify")
+@click.argument("name")
+@click.pass_obj
+def verify_topic(settings: Settings, name: str) -> None:
+    """Compare a topic's index with its messages while it delivers; exit code 6 if they differ."""
+
+    async def work() -> None:
+        async with settings.client() as client:
+            check = await client.topics.verify(name)
+        emit_one(settings, record(check))
+        if check.finding_count:
+            raise CommandFailed(f"The index of {name} has {check.finding_count} faults", EXIT_CHECK_FAILED)
 
     run(work())
 

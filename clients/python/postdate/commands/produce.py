@@ -124,6 +124,8 @@ class _Sent:
             noun = "message" if self.stored_count == 1 else "messages"
             click.echo(f"stored {self.stored_count:,} {noun}, {ids}")
         if self.error is None:
+            if not self.stored_count:
+                click.echo("nothing to send", err=True)
             return
         if not self.stored_count:
             raise self.error

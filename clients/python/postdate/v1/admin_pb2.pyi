@@ -308,6 +308,42 @@ class SubscriptionStats(_message.Message):
     paused: bool
     def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[_consumer_pb2.SubscriptionType, str]] = ..., ready_messages: _Optional[int] = ..., leased_messages: _Optional[int] = ..., scheduled_messages: _Optional[int] = ..., dead_letter_messages: _Optional[int] = ..., oldest_ready_age_ms: _Optional[int] = ..., consumers: _Optional[int] = ..., paused: bool = ...) -> None: ...
 
+class VerifyTopicRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class VerifyTopicResponse(_message.Message):
+    __slots__ = ("buckets", "ledgers", "entries", "pending", "stale", "settled", "finding_count", "findings")
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    FINDING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    buckets: int
+    ledgers: int
+    entries: int
+    pending: int
+    stale: int
+    settled: int
+    finding_count: int
+    findings: _containers.RepeatedCompositeFieldContainer[IndexFinding]
+    def __init__(self, buckets: _Optional[int] = ..., ledgers: _Optional[int] = ..., entries: _Optional[int] = ..., pending: _Optional[int] = ..., stale: _Optional[int] = ..., settled: _Optional[int] = ..., finding_count: _Optional[int] = ..., findings: _Optional[_Iterable[_Union[IndexFinding, _Mapping]]] = ...) -> None: ...
+
+class IndexFinding(_message.Message):
+    __slots__ = ("kind", "text", "count")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    text: str
+    count: int
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -327,17 +363,19 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., broker_id: _Optional[str] = ..., start_time_ms: _Optional[int] = ..., broker_time_ms: _Optional[int] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ...) -> None: ...
 
 class ServerLimits(_message.Message):
-    __slots__ = ("payload_bytes_max", "key_bytes_max", "schedule_key_bytes_max", "properties_count_max", "properties_bytes_max", "batch_messages_max")
+    __slots__ = ("payload_bytes_max", "key_bytes_max", "schedule_key_bytes_max", "properties_count_max", "properties_bytes_max", "batch_messages_max", "ack_entries_max")
     PAYLOAD_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     KEY_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_KEY_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     PROPERTIES_COUNT_MAX_FIELD_NUMBER: _ClassVar[int]
     PROPERTIES_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     BATCH_MESSAGES_MAX_FIELD_NUMBER: _ClassVar[int]
+    ACK_ENTRIES_MAX_FIELD_NUMBER: _ClassVar[int]
     payload_bytes_max: int
     key_bytes_max: int
     schedule_key_bytes_max: int
     properties_count_max: int
     properties_bytes_max: int
     batch_messages_max: int
-    def __init__(self, payload_bytes_max: _Optional[int] = ..., key_bytes_max: _Optional[int] = ..., schedule_key_bytes_max: _Optional[int] = ..., properties_count_max: _Optional[int] = ..., properties_bytes_max: _Optional[int] = ..., batch_messages_max: _Optional[int] = ...) -> None: ...
+    ack_entries_max: int
+    def __init__(self, payload_bytes_max: _Optional[int] = ..., key_bytes_max: _Optional[int] = ..., schedule_key_bytes_max: _Optional[int] = ..., properties_count_max: _Optional[int] = ..., properties_bytes_max: _Optional[int] = ..., batch_messages_max: _Optional[int] = ..., ack_entries_max: _Optional[int] = ...) -> None: ...

@@ -85,6 +85,11 @@ class AdminServiceStub(object):
                 request_serializer=postdate_dot_v1_dot_admin__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=postdate_dot_v1_dot_admin__pb2.GetStatsResponse.FromString,
                 _registered_method=True)
+        self.VerifyTopic = channel.unary_unary(
+                '/postdate.v1.AdminService/VerifyTopic',
+                request_serializer=postdate_dot_v1_dot_admin__pb2.VerifyTopicRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_admin__pb2.VerifyTopicResponse.FromString,
+                _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/postdate.v1.AdminService/GetServerInfo',
                 request_serializer=postdate_dot_v1_dot_admin__pb2.GetServerInfoRequest.SerializeToString,
@@ -167,6 +172,14 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def VerifyTopic(self, request, context):
+        """Compares a topic's index of what is due when with the messages it was made from. Delivery goes on meanwhile. Reads
+        the whole index and all due times, so that it may take minutes for billions of messages. One check runs at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetServerInfo(self, request, context):
         """Version, start time and limits of the broker.
         """
@@ -226,6 +239,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetStats,
                     request_deserializer=postdate_dot_v1_dot_admin__pb2.GetStatsRequest.FromString,
                     response_serializer=postdate_dot_v1_dot_admin__pb2.GetStatsResponse.SerializeToString,
+            ),
+            'VerifyTopic': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyTopic,
+                    request_deserializer=postdate_dot_v1_dot_admin__pb2.VerifyTopicRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_admin__pb2.VerifyTopicResponse.SerializeToString,
             ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
@@ -504,6 +522,33 @@ class AdminService(object):
             '/postdate.v1.AdminService/GetStats',
             postdate_dot_v1_dot_admin__pb2.GetStatsRequest.SerializeToString,
             postdate_dot_v1_dot_admin__pb2.GetStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.AdminService/VerifyTopic',
+            postdate_dot_v1_dot_admin__pb2.VerifyTopicRequest.SerializeToString,
+            postdate_dot_v1_dot_admin__pb2.VerifyTopicResponse.FromString,
             options,
             channel_credentials,
             insecure,

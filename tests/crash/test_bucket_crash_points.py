@@ -1,0 +1,199 @@
+"""The power goes, or the process, after every operation of a history that seals, merges and checkpoints constantly.
+
+Whatever is found: every bucket that a manifest names is there and whole, nothing else lies in the folder, the
+index check has nothing to say, and every subscription gets what it is owed, once and on time.
+
+`POSTDATE_CRASH_SEEDS=40 make test` looks at every operation under every policy; by default each policy skips some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from broker.testing.mem_vfs import RANDOM_POLICIES, CrashPolicy, MemVfs
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import run_sim
+from broker.topics import recovery
+from tests.crash.bucket_history import (
+    LONGEST_MS,
+    QUICK,
+    attach_all,
+    check_inbox,
+    check_named_is_found,
+    check_verify,
+    crash_bucket_config,
+    record_bucket_history,
+    upkeep_of,
+)
+from tests.crash.history import Model, Recorder, fold, observe
+from tests.harness import Node, Outgoing
+
+SEEDS = range(int(os.environ.get("POSTDATE_CRASH_SEEDS", "1")))
+STRIDE = 1 if len(SEEDS) > 1 else 5
+RECOVERY_POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
+
+Tree = frozenset[tuple[str, bytes]]
+
+
+@pytest.fixture(autouse=True)
+def _same_broker_id(monkeypatch):
+    """A broker that is made anew would get another id each time, and two recoveries could not be compared."""
+    monkeypatch.setattr(recovery.uuid, "uuid4", lambda: "00000000-0000-4000-8000-000000000000")
+
+
+@cache
+def history() -> Recorder:
+    return record_bucket_history()
+
+
+@cache
+def model_after(record_count: int, life: int) -> Model:
+    return fold([each.record for each in history().lives[life].submitted[:record_count]])
+
+
+def is_about_buckets(at: int) -> bool:
+    """Whether the operation before this moment, or the one after it, concerns a bucket or a manifest."""
+    near = history().vfs.ops[max(at - 1, 0) : at + 1]
+    return any("/buckets" in op.path or "manifest" in op.path for op in near)
+
+
+def crash_states(policy: CrashPolicy) -> Iterator[tuple[int, int, MemVfs]]:
+    """The states that a policy makes of the history: (operation, seed, disk). Around buckets every operation."""
+    vfs = history().vfs
+    shift = list(CrashPolicy).index(policy)
+    for at in range(vfs.op_count + 1):
+        if (at + shift) % STRIDE and not is_about_buckets(at):
+            continue
+        for seed in SEEDS if policy in RANDOM_POLICIES else SEEDS[:1]:
+            yield at, seed, vfs.crashed(at, policy, random.Random(f"{seed}/{at}"))
+
+
+def test_the_history_is_rich_enough_to_mean_something():
+    vfs = history().vfs
+    ops = Counter(op.kind for op in vfs.ops if "/buckets/" in op.path)
+    assert ops["create"] >= 12
+    assert ops["sync"] >= 12
+    assert ops["remove"] >= 10
+    manifests = [
+        at for at, op in enumerate(vfs.ops, 1) if op.kind == "rename" and op.path.endswith("/1/manifest.new")
+    ]
+    assert len(manifests) >= 8
+    named = []
+    for at in manifests:
+        with contextlib.suppress(Exception):
+            named.append(check_named_whole(vfs.crashed(at, CrashPolicy.LOSE_UNSYNCED)))
+    assert max(named) >= 2
+    assert history().vfs.snapshot()["data/topics/1/manifest"]
+
+
+def check_named_whole(vfs: MemVfs) -> int:
+    Node(vfs, SimClock(Still()), crash_bucket_config()).open(start=False)
+    return check_named_is_found(vfs)
+
+
+@contextlib.contextmanager
+def told(at: int, policy: CrashPolicy, seed: int) -> Iterator[None]:
+    """A failure says which crash it was."""
+    try:
+        yield
+    except BaseException as error:
+        op = history().vfs.ops[at - 1] if at else None
+        error.add_note(f"crash at {at} ({policy}, seed {seed}), after {op and (op.kind, op.path)}")
+        raise
+
+
+_opened: dict[Tree, int] = {}  # how many records a disk that was looked at kept
+_buckets: Counter[int] = Counter()
+
+
+@pytest.mark.parametrize("policy", CrashPolicy, ids=lambda policy: policy.value)
+def test_a_crash_leaves_the_buckets_that_manifests_name_and_all_is_delivered(policy):
+    for at, seed, vfs in crash_states(policy):
+        with told(at, policy, seed):
+            tree = frozenset(vfs.snapshot().items())
+            if tree not in _opened:
+                start_ms = history().clock_at(at)
+                _opened[tree] = run_sim(
+                    lambda _, clock, vfs=vfs, at=at: open_and_deliver(vfs, clock, at),
+                    at,
+                    start_ms=start_ms,
+                    latency=QUICK,
+                )
+            answered, possible = history().bounds(at)
+            assert answered <= _opened[tree] <= possible
+    assert _buckets[2], "buckets were never found"
+
+
+async def open_and_deliver(vfs: MemVfs, clock: SimClock, at: int) -> int:
+    node = Node(vfs, clock, crash_bucket_config()).open(start=False)
+    kept = node.broker.journal.durable_lsn
+    _buckets[min(check_named_is_found(vfs), 2)] += 1
+    model = model_after(kept, history().life_at(at))
+    assert await observe(node) == model
+    check_verify(vfs)
+    if (at // 2) % STRIDE == 0:
+        await deliver(node, model)
+    return kept
+
+
+async def deliver(node: Node, model: Model) -> None:
+    """Recover once more, deliver everything, and look at the disk again."""
+    vfs, clock = node.vfs, node.clock
+    again = node.crash(CrashPolicy.KEEP_ALL).open(start=False)
+    assert again.vfs.snapshot() == vfs.snapshot(), "recovering twice changed something"
+    node = again
+    opened_ms = clock.now_ms()
+    node.broker.start()
+    for topic in model.values():
+        inboxes = attach_all(node, topic.name)
+        await node.produce(topic.name, [Outgoing(b"more", deliver_after_ms=HOUR_AFTER)] * 12)
+        await asyncio.sleep(LONGEST_MS / 1000 + 1)
+        for subscription_id, inbox in zip(topic.subscriptions, inboxes, strict=True):
+            check_inbox(topic, topic.subscriptions[subscription_id], inbox, opened_ms)
+        assert node.topic(topic.name).index.rebuilds == 0
+        assert upkeep_of(node, topic.name).image().bucket_ids, "what is pending is sealed"
+    assert node.failures == []
+    await node.checkpoint()
+    await asyncio.sleep(0.1)
+    check_verify(node.vfs)
+    after = node.crash(CrashPolicy.LOSE_UNSYNCED).open(start=False)
+    check_named_is_found(after.vfs)
+
+
+HOUR_AFTER = 3_600_000
+_recovered_trees: set[Tree] = set()
+
+
+@pytest.mark.parametrize("policy", CrashPolicy, ids=lambda policy: policy.value)
+def test_recovery_that_is_cut_leaves_what_recovers_to_the_same(policy):
+    for at, seed, vfs in crash_states(policy):
+        tree = frozenset(vfs.snapshot().items())
+        if tree in _recovered_trees or not is_about_buckets(at) or (at // 2) % STRIDE:
+            continue
+        _recovered_trees.add(tree)
+        with told(at, policy, seed):
+            clock = SimClock(Still(), history().clock_at(at))
+            Node(vfs, clock, crash_bucket_config()).open(start=False)
+            recovered = vfs.snapshot()
+            seen = {tree}
+            for state in vfs.crash_states(policies=RECOVERY_POLICIES):
+                left = frozenset(state.vfs.snapshot().items())
+                if left not in seen:
+                    seen.add(left)
+                    Node(state.vfs, clock, crash_bucket_config()).open(start=False)
+                    assert state.vfs.snapshot() == recovered, f"cut at {state.at} ({state.policy})"
+
+
+class Still:
+    """A time that does not pass."""
+
+    def now_us(self) -> int:
+        return 0

@@ -1,0 +1,98 @@
+"""kill -9 while buckets are sealed, merged, loaded and checkpointed all the time, on one data directory."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import urllib.request
+from pathlib import Path
+
+from tests.process.conftest import SMALL, BrokerProcess, Start
+from tests.process.load import SUBSCRIPTIONS, Load, run_for
+from tests.process.test_crash import settle, verify
+
+ROUNDS = 6
+TINY = {
+    **SMALL,
+    "min_index_count": "50",
+    "max_buckets": "2",
+    "max_segment_entries": "20",
+    "segment_time_step_ms": "1s",
+    "seal_after_ms": "100ms",
+    "ledgers_per_bucket": "2",
+    "ledger_entries_max": "500",
+    "checkpoint_interval_ms": "200ms",
+}
+
+
+def metrics(broker: BrokerProcess) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{broker.http_address}/metrics", timeout=5) as response:
+        lines = response.read().decode().splitlines()
+    found = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in found}
+
+
+def done(found: dict[str, float], operation: str) -> float:
+    return found.get(f'postdate_index_operations_total{{operation="{operation}",result="ok"}}', 0)
+
+
+async def test_kill_9_while_buckets_are_sealed_and_merged_loses_and_doubles_nothing(
+    start: Start, tmp_path: Path
+):
+    # Delays beyond the window that is loaded ahead, so that most of what is delivered was in a bucket on disk.
+    load = Load(seed=21, delay_ms_max=7_000)
+    data_dir = tmp_path / "d"
+    operations = dict.fromkeys(("seal", "merge", "load"), 0.0)
+    for _ in range(ROUNDS):
+        load.begin_life()
+        broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
+        tasks = [asyncio.create_task(load.produce(broker))]  # one: merges keep up with so much
+        tasks += [asyncio.create_task(load.consume(broker, name)) for name in SUBSCRIPTIONS]
+        await asyncio.sleep(1.0 + 1.5 * load.rng.random())
+        found = await asyncio.to_thread(metrics, broker)
+        await broker.kill()
+        await asyncio.gather(*tasks)
+        assert not load.violations, load.violations[:5]
+        assert found["postdate_index_rebuilds_total"] == 0
+        for operation in operations:
+            operations[operation] += done(found, operation)
+        await asyncio.to_thread(verify, data_dir)
+    assert operations["seal"] > 3 * ROUNDS
+    assert operations["merge"] >= ROUNDS // 2
+    assert operations["load"] > ROUNDS // 2
+    load.begin_life()
+    broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
+    await settle(load, broker, seconds=20)
+    assert not load.violations, load.violations[:5]
+    assert len(load.answered) > 5_000
+    for name in SUBSCRIPTIONS:
+        assert not load.torn_batches(name)
+    found = await asyncio.to_thread(metrics, broker)
+    assert found["postdate_index_rebuilds_total"] == 0
+    broker.process.send_signal(signal.SIGTERM)
+    assert await broker.wait() == 0
+    verify(data_dir)
+
+
+async def test_a_bucket_that_is_gone_is_made_again_and_an_operator_can_see_it(start: Start, tmp_path: Path):
+    load = Load(seed=22, delay_ms_max=9_000)
+    data_dir = tmp_path / "d"
+    broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
+    tasks = await run_for(broker, load, 2.0)
+    await broker.kill()
+    await asyncio.gather(*tasks)
+    (gone, *_) = sorted((data_dir / "topics" / "1" / "buckets").iterdir())
+    for path in sorted((data_dir / "topics" / "1" / "buckets").iterdir()):
+        path.write_bytes(path.read_bytes()[:-1])
+    load.begin_life()
+    broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
+    await settle(load, broker, seconds=20)
+    assert not load.violations, load.violations[:5]
+    found = await asyncio.to_thread(metrics, broker)
+    assert found["postdate_index_rebuilds_total"] == 1
+    assert broker.logged("Buckets cannot be used")
+    await asyncio.sleep(0.5)
+    assert not gone.exists()
+    broker.process.send_signal(signal.SIGTERM)
+    assert await broker.wait() == 0
+    verify(data_dir)

@@ -1,0 +1,121 @@
+"""Acknowledge, nack and extend with very many ids: refused beyond the limit, cheap up to it."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from broker.config import ENTRY_FAILURE_BYTES
+from postdate.v1 import consumer_pb2, message_pb2
+from tests.wire.conftest import Refusal, Serve, Wire, refused, sets, within
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+ONE = sets([(1, 0)])
+REQUESTS = {
+    "Acknowledge": consumer_pb2.AcknowledgeRequest,
+    "Nack": consumer_pb2.NackRequest,
+    "ExtendLease": consumer_pb2.ExtendLeaseRequest,
+}
+FRAMES = {"ack": consumer_pb2.Ack, "nack": consumer_pb2.Nack, "extend": consumer_pb2.Extend}
+IDS_MAX = 10_000
+
+
+def spread(count: int, of: int = 1) -> list[message_pb2.EntrySet]:
+    """So many ids, `of` in a set; each set in a ledger of its own."""
+    return [
+        message_pb2.EntrySet(ledger_id=(1 << 64) - 1 - i, entry_ids=range(i, min(i + of, count)))
+        for i in range(0, count, of)
+    ]
+
+
+TOO_MANY = {
+    "one set": [message_pb2.EntrySet(ledger_id=1, entry_ids=range(IDS_MAX + 1))],
+    "one id again and again": [message_pb2.EntrySet(ledger_id=1, entry_ids=[0] * (IDS_MAX + 1))],
+    "two sets": [*ONE, message_pb2.EntrySet(ledger_id=1, entry_ids=range(IDS_MAX))],
+    "a set each": spread(IDS_MAX + 1),
+    "empty sets": [message_pb2.EntrySet()] * (IDS_MAX + 1),
+    "500,000": [message_pb2.EntrySet(ledger_id=1, entry_ids=range(500_000))],
+    "16 MB": [message_pb2.EntrySet(ledger_id=1, entry_ids=bytes(16_000_000))],
+}
+
+
+@pytest.mark.parametrize("entries", TOO_MANY.values(), ids=TOO_MANY.keys())
+@pytest.mark.parametrize("call", ["Acknowledge", "Nack", "ExtendLease"])
+async def test_call_with_too_many_ids_is_refused_at_once_and_settles_nothing(
+    wire: Wire, call: str, entries: list[message_pb2.EntrySet]
+):
+    await wire.produce("t", b"x")
+    received = await wire.receive("t", wait_ms=1000)
+    fields = {} if call == "Acknowledge" else {"consumer_id": received.consumer_id}
+    request = REQUESTS[call](topic="t", subscription="s", entries=[*ONE, *entries], **fields)
+    refusal = await refused(getattr(wire.consumer, call)(request))
+    assert (refusal.code, refusal.reason) == (INVALID, "TOO_MANY_ENTRIES")
+    assert (refusal.fields, refusal.metadata) == (("entries",), {"limit": str(IDS_MAX)})
+    stats = (await wire.stats("t")).subscriptions[0]
+    assert (stats.leased_messages, stats.ready_messages) == (1, 0)
+
+
+@pytest.mark.parametrize("entries", TOO_MANY.values(), ids=TOO_MANY.keys())
+@pytest.mark.parametrize("kind", ["ack", "nack", "extend"])
+async def test_frame_with_too_many_ids_ends_the_stream_and_settles_nothing(
+    wire: Wire, kind: str, entries: list[message_pb2.EntrySet]
+):
+    await wire.produce("t", b"x")
+    stream = await wire.subscribe("t")
+    await stream.delivery()
+    await stream.send(**{kind: FRAMES[kind](entries=[*ONE, *entries])})
+    refusal = await stream.refusal()
+    assert (refusal.code, refusal.reason) == (INVALID, "TOO_MANY_ENTRIES")
+    assert (refusal.fields, refusal.metadata) == ((f"{kind}.entries",), {"limit": str(IDS_MAX)})
+    delivery = await (await wire.subscribe("t")).delivery()
+    assert (delivery.id.entry_id, delivery.delivery_attempt) == (0, 2)
+
+
+MANY = {
+    "of one ledger": [message_pb2.EntrySet(ledger_id=1, entry_ids=range(1, IDS_MAX + 1))],
+    "a set each, of one ledger": [
+        message_pb2.EntrySet(ledger_id=1, entry_ids=[7 + i * 70_000]) for i in range(IDS_MAX)
+    ],
+    "a set each, of other ledgers": [
+        message_pb2.EntrySet(ledger_id=1_000_000 + i, entry_ids=[i]) for i in range(IDS_MAX)
+    ],
+    "greatest numbers": [
+        message_pb2.EntrySet(ledger_id=(1 << 64) - 1 - i, entry_ids=[(1 << 64) - 1]) for i in range(IDS_MAX)
+    ],
+}
+
+
+@pytest.mark.parametrize("entries", MANY.values(), ids=MANY.keys())
+async def test_as_many_failures_as_can_be_fit_into_a_frame(
+    wire: Wire, entries: list[message_pb2.EntrySet]
+):
+    ids = await wire.produce("t", b"x")
+    stream = await wire.subscribe("t")
+    await stream.delivery()
+    assert (await stream.extend(ids, 5_000), wire.broker.config.ack_entries_max) == ([], IDS_MAX)
+    for kind, frame in FRAMES.items():
+        await stream.send(**{kind: frame(request_id=5, entries=entries)})
+        confirmed = await stream.frame("confirmed")
+        assert confirmed.request_id == 5
+        assert len({(each.id.ledger_id, each.id.entry_id) for each in confirmed.failures}) == IDS_MAX
+        assert {Refusal.of(each.error).reason for each in confirmed.failures[::997]} == {"NOT_FOUND"}
+        assert confirmed.ByteSize() <= IDS_MAX * ENTRY_FAILURE_BYTES < 3.5 * (1 << 20)
+    for call, request in REQUESTS.items():
+        response = await within(
+            getattr(wire.consumer, call)(request(topic="t", subscription="s", entries=entries))
+        )
+        assert len(response.failures) == IDS_MAX
+    assert await stream.ack(ids) == []
+
+
+async def test_as_many_ids_as_allowed_are_settled(serve: Serve):
+    wire = await serve(ack_entries_max=3, read_batch_entries=3)
+    ids = await wire.produce("t", *[b"x"] * 6)
+    stream = wire.stream()
+    assert (await stream.open("t", "s")).ack_entries_max == 3
+    await stream.deliveries(6)
+    assert await stream.extend(ids[:3], 10_000) == []
+    assert await stream.ack(ids[:3]) == []
+    assert await wire.ack("t", ids[3:]) == []
+    request = consumer_pb2.AcknowledgeRequest(topic="t", subscription="s", entries=sets(ids[:4]))
+    assert (await refused(wire.consumer.Acknowledge(request))).metadata == {"limit": "3"}
