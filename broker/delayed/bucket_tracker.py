@@ -251,6 +251,11 @@ class BucketTracker:
             deleted_ids=tuple(self._deleted_ids),
         )
 
+    @property
+    def has_deleted(self) -> bool:
+        """Whether files wait for a manifest that does not name them."""
+        return bool(self._deleted_ids)
+
     async def remove_deleted(self, image: BucketImage) -> None:
         """Remove the files that `image` did not name, now that a manifest with it is durable (B9).
 

@@ -109,6 +109,8 @@ class BucketUpkeep:
 
     def look(self, now_ms: int) -> None:
         """Start a seal or a merge if it is time for one."""
+        if self._tracker.has_deleted:
+            self._changed()  # the next manifest names them no more, and then they go
         if (self._sealing is None or self._sealing.done()) and self._tracker.needs_seal(now_ms):
             self._sealing = self._spawn("seal of a bucket", self._seal())
         if (self._merging is None or self._merging.done()) and self._tracker.needs_merge(now_ms):

@@ -176,6 +176,7 @@ class IndexPump:
         loaded = self.tracker.needs_load(now_ms)
         if loaded:
             await self._load(now_ms)
+            self._looked_ms = 0
             now_ms = self._clock.now_ms()
         gathers_due = self._group_wait_ns() > 0
         chunk = None
@@ -225,6 +226,7 @@ class IndexPump:
         at = np.flatnonzero(wanted)
         if len(at):
             self.tracker.add(ledger_id, (at + first).astype(np.uint32), times[at])
+            self._looked_ms = 0  # it may hold what is overdue and was not asked for yet
             if not self.is_rebuilding:
                 self._unindexed -= len(at)
         self.position = Position(ledger_id, first + count)

@@ -14,6 +14,7 @@ that was not replaced are named by nobody, and recovery removes them.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -209,7 +210,13 @@ class Checkpointer:
         await self._in_thread(replace_file, self._vfs, self._layout.manifest, [encode_broker(root)])
         await self._in_thread(self._journal.drop_below, root.checkpoint_lsn + 1)
         for topic_id in sorted(deleted):
-            await self._in_thread(self._remove_topic, topic_id)
+            try:
+                await self._in_thread(self._remove_topic, topic_id)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+                # A seal that had begun put a file there meanwhile; the next checkpoint finds nobody at work.
+                self._registry.deleted_ids.add(topic_id)
         self._counters.checkpoints += 1
         self._counters.checkpoint.observe((self._clock.monotonic_ns() - started_ns) / 1e9)
 

@@ -291,7 +291,7 @@ def test_a_hundred_subscriptions_share_the_chunks_of_one_index(monkeypatch):
         assert own_bytes < 30 * count
         await asyncio.sleep((at - clock.now_ms()) / 1000 + 1)
         queues = [each.replay._chunks for each in topic.subscriptions.values()]
-        assert sum(map(len, queues[0])) > count - 20_000
+        assert sum(map(len, queues[0])) > count // 2  # the rest was taken to be read
         arrays = {
             base_of(column): column.nbytes for queue in queues for chunk in queue for column in columns(chunk)
         }
