@@ -47,7 +47,7 @@ run: setup ## run the broker on 127.0.0.1:7650 (gRPC) and 127.0.0.1:7680 (HTTP),
 	@exec .venv/bin/postdate-broker serve $(ARGS)
 
 test: setup ## run all tests
-	@$(PY) -m pytest $(ARGS)
+	@PYTHON=$(PY) tools/test.sh $(ARGS)
 
 check: check-format check-lint check-types check-imports check-protos ## format, lint, types, import contracts, protos
 
