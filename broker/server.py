@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import random
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
@@ -42,9 +39,6 @@ def broker_version() -> str:
         return "0.0.0+unknown"
 
 
-_INDEX_NICENESS = 10
-
-
 class Server:
     """One broker on the network."""
 
@@ -54,8 +48,7 @@ class Server:
         self._failure: BaseException | None = None
         self._clock = SystemClock()
         self._executors = [
-            *(ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("journal", "files", "reads")),
-            ThreadPoolExecutor(1, thread_name_prefix="index", initializer=_yield_to_others),
+            ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("journal", "files", "reads", "index")
         ]
         self.broker = Broker(
             config,
@@ -230,9 +223,3 @@ class Server:
                     leased=counts.leased,
                     consumers=len(subscription.consumers),
                 )
-
-
-def _yield_to_others() -> None:
-    """Let this thread have what the others leave of a busy core: a seal or a merge can wait, a delivery cannot."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _INDEX_NICENESS)
