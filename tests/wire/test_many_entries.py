@@ -86,9 +86,7 @@ MANY = {
 
 
 @pytest.mark.parametrize("entries", MANY.values(), ids=MANY.keys())
-async def test_as_many_failures_as_can_be_fit_into_a_frame(
-    wire: Wire, entries: list[message_pb2.EntrySet]
-):
+async def test_as_many_failures_as_can_be_fit_into_a_frame(wire: Wire, entries: list[message_pb2.EntrySet]):
     ids = await wire.produce("t", b"x")
     stream = await wire.subscribe("t")
     await stream.delivery()
