@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import cache
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.processes import HERE, Broker, Client, Setup, environment, spawn
-from benchmarks.scenarios import HOUR_MS, Figures, Scenario, added_memory, load, use
+from benchmarks.scenarios import HOUR_MS, Figures, Scenario, added_memory, kill_and_wait, load, use
 
 MONTH_DELAY = {"after_ms": [HOUR_MS, 30 * 24 * HOUR_MS]}  # nothing of it comes due while we measure
 _CHECKPOINT_BYTES = 64 << 20  # the broker's default
@@ -89,7 +89,7 @@ SCENARIOS: dict[str, Scenario] = {
 def _killed_after_burst(setup: Setup, pending: int) -> Figures:
     with Broker(setup, "restart-burst") as broker:
         load(setup, broker, pending, MONTH_DELAY)
-        return _kill_and_wait(setup, broker, pending)
+        return kill_and_wait(setup, broker, pending)
 
 
 def _killed_before_checkpoint(setup: Setup, pending: int) -> Figures:
@@ -113,7 +113,7 @@ def _killed_before_checkpoint(setup: Setup, pending: int) -> Figures:
             after = broker.metrics()
             if after["postdate_checkpoints_total"] == before["postdate_checkpoints_total"]:
                 journal = after["postdate_journal_bytes_total"] - before["postdate_journal_bytes_total"]
-                return {"journal_mb": journal / 1e6, **_kill_and_wait(setup, broker, pending)}
+                return {"journal_mb": journal / 1e6, **kill_and_wait(setup, broker, pending)}
     raise BenchmarkFailed("a checkpoint came each time before the broker could be killed")
 
 
@@ -127,24 +127,6 @@ def _wait_checkpoint(broker: Broker) -> dict[str, float] | None:
             return found
         time.sleep(0.2)
     return None
-
-
-def _kill_and_wait(setup: Setup, broker: Broker, pending: int) -> Figures:
-    started: list[float] = []
-
-    def kill_and_start() -> None:
-        broker.kill()
-        started.append(broker.start())
-
-    client = Client(setup, broker, "restart", due_ms=300, pending=pending)
-    result = client.run(on_phase={"stored": kill_and_start})
-    return {
-        "first_s": result["first_at"] - started[0],
-        "indexed_s": result["indexed_at"] - started[0],
-        "attempts": result["attempts"],
-        "recovery_s": broker.metrics().get("postdate_recovery_seconds", float("nan")),
-        "pending": pending,
-    }
 
 
 def _herd(setup: Setup, *, cold: bool = False, spread_ms: int = 999) -> Figures:

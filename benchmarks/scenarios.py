@@ -114,18 +114,25 @@ def restart(setup: Setup) -> Figures:
     pending = setup.sized(2_000_000)
     with Broker(setup, "restart") as broker:
         load(setup, broker, pending, CONSTANT_DELAY)
-        started: list[float] = []
+        return kill_and_wait(setup, broker, pending)
 
-        def kill_and_start() -> None:
-            broker.kill()
-            started.append(broker.start())
 
-        client = Client(setup, broker, "restart", due_ms=300, pending=pending)
-        result = client.run(on_phase={"stored": kill_and_start})
+def kill_and_wait(setup: Setup, broker: Broker, pending: int) -> Figures:
+    """Kill a loaded broker, start it again, and wait for the first delivery."""
+    started: list[float] = []
+
+    def kill_and_start() -> None:
+        broker.kill()
+        started.append(broker.start())
+
+    client = Client(setup, broker, "restart", due_ms=300, pending=pending)
+    result = client.run(on_phase={"stored": kill_and_start})
     return {
         "first_s": result["first_at"] - started[0],
         "indexed_s": result["indexed_at"] - started[0],
         "attempts": result["attempts"],
+        "recovery_s": broker.metrics().get("postdate_recovery_seconds", float("nan")),
+        "pending": pending,
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from broker.delayed.bucket_storage import BucketSnapshotStorage
 from broker.delayed.bucket_tracker import BucketTracker
-from broker.delayed.bucket_values import BucketImage
+from broker.delayed.bucket_values import BucketImage, BucketPolicyValues
 from broker.errors import PostdateError
 from broker.model import START, Position
 from broker.observe.logs import get_logger
@@ -106,6 +106,14 @@ class BucketUpkeep:
             yield self.image()
         finally:
             self._keepers -= 1
+
+    def passed(self, position: Position) -> None:
+        """Every row before `position` was added."""
+        self._tracker.passed(position)
+
+    def set_policy(self, policy: BucketPolicyValues) -> None:
+        """Other limits count from the next seal, merge or cut on."""
+        self._tracker.policy = policy
 
     def look(self, now_ms: int) -> None:
         """Start a seal or a merge if it is time for one."""

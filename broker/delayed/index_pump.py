@@ -18,7 +18,6 @@ from typing import Protocol
 
 import numpy as np
 
-from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_upkeep import BucketUpkeep
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier
 from broker.errors import Corrupt, PostdateError, Unavailable
@@ -230,8 +229,8 @@ class IndexPump:
             if not self.is_rebuilding:
                 self._unindexed -= len(at)
         self.position = Position(ledger_id, first + count)
-        if isinstance(self.tracker, BucketTracker):
-            self.tracker.passed(self.position)  # no await since `add`: a seal must not come between
+        if self.upkeep is not None:
+            self.upkeep.passed(self.position)  # no await since `add`: a seal must not come between
         if not self.is_behind:
             self._unindexed_earliest_ms = _NEVER_MS
 

@@ -134,13 +134,11 @@ class Dispatcher:
             return False
         limit = self._limit(consumer)
         if returned := subscription.redelivery.take(self._clock.now_ms(), limit):
-            taken = _taken_from_ledger(*returned, from_redelivery=True)
-            self._hand_out(consumer, taken, await self._read_taken(taken))
+            await self._read_and_hand_out(consumer, _taken_from_ledger(*returned, from_redelivery=True))
         elif window := await self._next_window():
             self._hand_out_window(consumer, window, limit)
         elif found := subscription.reader.take(limit):
-            taken = _taken_from_ledger(*found, from_redelivery=False)
-            self._hand_out(consumer, taken, await self._read_taken(taken))
+            await self._read_and_hand_out(consumer, _taken_from_ledger(*found, from_redelivery=False))
         elif subscription.reader.is_behind:
             await subscription.reader.fill()
         else:
@@ -195,6 +193,10 @@ class Dispatcher:
             taken, read = _part(taken, slice(0, count)), _read_part(read, slice(0, count))
         return Window(taken, read, clears)
 
+    async def _read_and_hand_out(self, consumer: Consumer, taken: Taken) -> None:
+        read = await self._read_taken(taken)
+        self._put_back(taken, self._hand_out(consumer, taken, read))
+
     async def _read_taken(self, taken: Taken) -> Read:
         try:
             return await self._read(taken)
@@ -238,33 +240,24 @@ class Dispatcher:
             frames = (await self._read(_taken_from_chunk(first_ones))).frames
         return Read(np.concatenate(times)[place], rows_in_order, frames)
 
-    def _hand_out(self, consumer: Consumer, taken: Taken, read: Read) -> None:
-        """The last look, and the hand-out. No await in here (H1)."""
+    def _hand_out(self, consumer: Consumer, taken: Taken, read: Read) -> Array:
+        """The last look, and the hand-out; what could be sent and is left, rising. No await in here (H1)."""
         now_ms = self._clock.now_ms()
         wanted = np.flatnonzero(self._last_look(taken, read, now_ms))
         chosen = wanted[wanted < len(read.frames)]
         if consumer not in self._subscription.consumers or not consumer.can_take:
             chosen = chosen[:0]  # it left, or its permits went, while the log was read
         chosen = chosen[: self._fitting(consumer, read.rows["length"][chosen])]
-        self._put_back(taken, wanted[len(chosen) :])
         if len(chosen):
             self._deliver(consumer, taken, read, chosen, now_ms)
+        return wanted[len(chosen) :]
 
     def _hand_out_window(self, consumer: Consumer, window: Window, limit: int) -> None:
-        """Hand out the first of a window; what it does not take stays in front. No await in here (H1)."""
-        now_ms = self._clock.now_ms()
+        """Hand out the first of a window; from the first that is left on, it stays in front. No await in here (H1)."""
         count = min(limit, len(window.taken.entry_ids))
-        taken, read = _part(window.taken, slice(0, count)), _read_part(window.read, slice(0, count))
-        wanted = np.flatnonzero(self._last_look(taken, read, now_ms))
-        chosen = wanted
-        if consumer not in self._subscription.consumers or not consumer.can_take:
-            chosen = chosen[:0]  # it left, or its permits went, while the log was read
-        chosen = chosen[: self._fitting(consumer, read.rows["length"][chosen])]
-        if len(chosen) < len(wanted):
-            count = int(wanted[len(chosen)])  # the first that was not handed out
-        self._window = window.after(count)
-        if len(chosen):
-            self._deliver(consumer, taken, read, chosen, now_ms)
+        head = slice(0, count)
+        left = self._hand_out(consumer, _part(window.taken, head), _read_part(window.read, head))
+        self._window = window.after(int(left[0]) if len(left) else count)
 
     def _last_look(self, taken: Taken, read: Read, now_ms: int) -> Array:
         """Which entries may be sent now. What is too early waits for its time, what is expired is settled."""

@@ -271,8 +271,8 @@ class Topic:
     def _apply_policy(self, policy: TopicPolicy) -> None:
         self.own_policy = policy
         self.policy = effective(policy, default_topic_policy(self._services.config))
-        if self._pump is not None and isinstance(self._pump.tracker, BucketTracker):
-            self._pump.tracker.policy = bucket_policy(self.policy)
+        if self._pump is not None and self._pump.upkeep is not None:
+            self._pump.upkeep.set_policy(bucket_policy(self.policy))
 
     def _apply_produced(self, record: Produced) -> None:
         self.log.append(record)

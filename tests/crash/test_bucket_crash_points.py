@@ -11,17 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 
 import pytest
 
-from broker.testing.mem_vfs import RANDOM_POLICIES, CrashPolicy, MemVfs
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import run_sim
-from broker.topics import recovery
 from tests.crash.bucket_history import (
     LONGEST_MS,
     QUICK,
@@ -33,30 +31,20 @@ from tests.crash.bucket_history import (
     record_bucket_history,
     upkeep_of,
 )
-from tests.crash.history import Model, Recorder, fold, observe
+from tests.crash.history import Model, Recorder, observe
+from tests.crash.points import RECOVERY_POLICIES, Still, Tree, model_after, same_broker_id, states_at, told
 from tests.harness import Node, Outgoing
+
+__all__ = ["same_broker_id"]
+pytestmark = pytest.mark.usefixtures("same_broker_id")
 
 SEEDS = range(int(os.environ.get("POSTDATE_CRASH_SEEDS", "1")))
 STRIDE = 1 if len(SEEDS) > 1 else 5
-RECOVERY_POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
-
-Tree = frozenset[tuple[str, bytes]]
-
-
-@pytest.fixture(autouse=True)
-def _same_broker_id(monkeypatch):
-    """A broker that is made anew would get another id each time, and two recoveries could not be compared."""
-    monkeypatch.setattr(recovery.uuid, "uuid4", lambda: "00000000-0000-4000-8000-000000000000")
 
 
 @cache
 def history() -> Recorder:
     return record_bucket_history()
-
-
-@cache
-def model_after(record_count: int, life: int) -> Model:
-    return fold([each.record for each in history().lives[life].submitted[:record_count]])
 
 
 def is_about_buckets(at: int) -> bool:
@@ -67,13 +55,11 @@ def is_about_buckets(at: int) -> bool:
 
 def crash_states(policy: CrashPolicy) -> Iterator[tuple[int, int, MemVfs]]:
     """The states that a policy makes of the history: (operation, seed, disk). Around buckets every operation."""
-    vfs = history().vfs
     shift = list(CrashPolicy).index(policy)
-    for at in range(vfs.op_count + 1):
-        if (at + shift) % STRIDE and not is_about_buckets(at):
-            continue
-        for seed in SEEDS if policy in RANDOM_POLICIES else SEEDS[:1]:
-            yield at, seed, vfs.crashed(at, policy, random.Random(f"{seed}/{at}"))
+    moments = (
+        at for at in range(history().vfs.op_count + 1) if not (at + shift) % STRIDE or is_about_buckets(at)
+    )
+    return states_at(history(), moments, policy, SEEDS)
 
 
 def test_the_history_is_rich_enough_to_mean_something():
@@ -99,17 +85,6 @@ def check_named_whole(vfs: MemVfs) -> int:
     return check_named_is_found(vfs)
 
 
-@contextlib.contextmanager
-def told(at: int, policy: CrashPolicy, seed: int) -> Iterator[None]:
-    """A failure says which crash it was."""
-    try:
-        yield
-    except BaseException as error:
-        op = history().vfs.ops[at - 1] if at else None
-        error.add_note(f"crash at {at} ({policy}, seed {seed}), after {op and (op.kind, op.path)}")
-        raise
-
-
 _opened: dict[Tree, int] = {}  # how many records a disk that was looked at kept
 _buckets: Counter[int] = Counter()
 
@@ -117,7 +92,7 @@ _buckets: Counter[int] = Counter()
 @pytest.mark.parametrize("policy", CrashPolicy, ids=lambda policy: policy.value)
 def test_a_crash_leaves_the_buckets_that_manifests_name_and_all_is_delivered(policy):
     for at, seed, vfs in crash_states(policy):
-        with told(at, policy, seed):
+        with told(history(), at, policy, seed):
             tree = frozenset(vfs.snapshot().items())
             if tree not in _opened:
                 start_ms = history().clock_at(at)
@@ -136,7 +111,7 @@ async def open_and_deliver(vfs: MemVfs, clock: SimClock, at: int) -> int:
     node = Node(vfs, clock, crash_bucket_config()).open(start=False)
     kept = node.broker.journal.durable_lsn
     _buckets[min(check_named_is_found(vfs), 2)] += 1
-    model = model_after(kept, history().life_at(at))
+    model = model_after(history(), kept, history().life_at(at))
     assert await observe(node) == model
     check_verify(vfs)
     if (at // 2) % STRIDE == 0:
@@ -179,7 +154,7 @@ def test_recovery_that_is_cut_leaves_what_recovers_to_the_same(policy):
         if tree in _recovered_trees or not is_about_buckets(at) or (at // 2) % STRIDE:
             continue
         _recovered_trees.add(tree)
-        with told(at, policy, seed):
+        with told(history(), at, policy, seed):
             clock = SimClock(Still(), history().clock_at(at))
             Node(vfs, clock, crash_bucket_config()).open(start=False)
             recovered = vfs.snapshot()
@@ -190,10 +165,3 @@ def test_recovery_that_is_cut_leaves_what_recovers_to_the_same(policy):
                     seen.add(left)
                     Node(state.vfs, clock, crash_bucket_config()).open(start=False)
                     assert state.vfs.snapshot() == recovered, f"cut at {state.at} ({state.policy})"
-
-
-class Still:
-    """A time that does not pass."""
-
-    def now_us(self) -> int:
-        return 0

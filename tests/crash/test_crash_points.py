@@ -10,9 +10,7 @@ All operations and all policies run by default; `POSTDATE_CRASH_SEEDS=40 make te
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import random
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -20,10 +18,9 @@ from functools import cache
 import pytest
 
 from broker.storage.records import GivenBack, Produced, Record, ReturnReason, Settled, SettleReason
-from broker.testing.mem_vfs import RANDOM_POLICIES, CrashPolicy, MemVfs
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import run_sim
-from broker.topics import recovery
 from tests.crash.history import (
     LONGEST_DELAY_MS,
     Model,
@@ -31,23 +28,17 @@ from tests.crash.history import (
     SubscriptionModel,
     TopicModel,
     crash_config,
-    fold,
     observe,
     record_history,
 )
+from tests.crash.points import RECOVERY_POLICIES, Still, Tree, model_after, same_broker_id, states_at, told
 from tests.harness import Inbox, Node, Outgoing, payload_of
 
+__all__ = ["same_broker_id"]
+pytestmark = pytest.mark.usefixtures("same_broker_id")
+
 SEEDS = range(int(os.environ.get("POSTDATE_CRASH_SEEDS", "2")))
-RECOVERY_POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
 HOUR_MS = 3_600_000
-
-Tree = frozenset[tuple[str, bytes]]
-
-
-@pytest.fixture(autouse=True)
-def _same_broker_id(monkeypatch):
-    """A broker that is made anew would get another id each time, and two recoveries could not be compared."""
-    monkeypatch.setattr(recovery.uuid, "uuid4", lambda: "00000000-0000-4000-8000-000000000000")
 
 
 @cache
@@ -55,17 +46,9 @@ def history() -> Recorder:
     return record_history()
 
 
-@cache
-def model_after(record_count: int, life: int) -> Model:
-    return fold([each.record for each in history().lives[life].submitted[:record_count]])
-
-
 def crash_states(policy: CrashPolicy) -> Iterator[tuple[int, int, MemVfs]]:
     """Every state that a policy makes of the history: (operation, seed, disk)."""
-    vfs = history().vfs
-    for at in range(vfs.op_count + 1):
-        for seed in SEEDS if policy in RANDOM_POLICIES else SEEDS[:1]:
-            yield at, seed, vfs.crashed(at, policy, random.Random(f"{seed}/{at}"))
+    return states_at(history(), range(history().vfs.op_count + 1), policy, SEEDS)
 
 
 def test_the_history_is_rich_enough_to_mean_something():
@@ -99,17 +82,6 @@ def is_recycled(vfs: MemVfs) -> Iterator[bool]:
                 yield op.node in were_segments
 
 
-@contextlib.contextmanager
-def told(at: int, policy: CrashPolicy, seed: int) -> Iterator[None]:
-    """A failure says which crash it was."""
-    try:
-        yield
-    except BaseException as error:
-        op = history().vfs.ops[at - 1] if at else None
-        error.add_note(f"crash at {at} ({policy}, seed {seed}), after {op and (op.kind, op.path)}")
-        raise
-
-
 class Checker:
     """Opens crash states; a disk that was seen before is not looked at twice."""
 
@@ -134,7 +106,7 @@ class Checker:
         node = Node(vfs, clock, crash_config()).open(start=False)
         kept = node.broker.journal.durable_lsn
         life = history().life_at(at)
-        model = model_after(kept, life)
+        model = model_after(history(), kept, life)
         assert await observe(node) == model
         node.broker.start()
         inboxes = await check_deliveries(node, model)
@@ -213,7 +185,7 @@ checker = Checker()
 @pytest.mark.parametrize("policy", CrashPolicy, ids=lambda policy: policy.value)
 def test_a_crash_keeps_what_was_answered_and_delivers_what_is_owed(policy):
     for at, seed, vfs in crash_states(policy):
-        with told(at, policy, seed):
+        with told(history(), at, policy, seed):
             checker.check(at, policy, seed, vfs)
 
 
@@ -227,7 +199,7 @@ def test_recovering_a_recovery_changes_nothing_wherever_it_was_cut(policy):
         tree = frozenset(vfs.snapshot().items())
         if tree not in _recovered_trees:
             _recovered_trees.add(tree)
-            with told(at, policy, seed):
+            with told(history(), at, policy, seed):
                 check_recovery_of_recovery(vfs, SimClock(Still(), history().clock_at(at)), tree)
 
 
@@ -241,10 +213,3 @@ def check_recovery_of_recovery(vfs: MemVfs, clock: SimClock, tree: Tree) -> None
             seen.add(again)
             Node(state.vfs, clock, crash_config()).open(start=False)
             assert state.vfs.snapshot() == recovered, f"recovery cut at {state.at} ({state.policy})"
-
-
-class Still:
-    """A time that does not pass."""
-
-    def now_us(self) -> int:
-        return 0

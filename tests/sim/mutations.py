@@ -230,8 +230,8 @@ MUTATIONS = (
     _bug(
         "what was not handed out is not put back",
         _LAST_LOOK,
-        "        self._put_back(taken, wanted[len(chosen) :])",
-        "",
+        "        self._put_back(taken, self._hand_out(consumer, taken, read))",
+        "        self._hand_out(consumer, taken, read)",
     ),
     _bug(
         "a lost consumer keeps its messages",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
-from typing import Any
+from collections.abc import Sequence
+from concurrent.futures import Executor
 
 import google_crc32c
 import numpy as np
@@ -17,38 +16,10 @@ from broker.storage.blocks import LedgerCapture, LedgerName
 from broker.storage.ledger import Ledger
 from broker.storage.ledger_files import OpenFiles, cut_ledger
 from broker.testing.mem_vfs import MemVfs
+from tests.unit.storage.held_executor import HeldExecutor
 
 FOLDER = "ledgers"
 NAME = LedgerName(FOLDER, topic_id=3, ledger_id=11, generation=0)
-
-
-class HeldExecutor(Executor):
-    """A file thread that works when told; unless `hold` is set, at once."""
-
-    def __init__(self, *, hold: bool = False) -> None:
-        self.hold = hold
-        self._calls: list[tuple[Future[Any], Callable[[], Any]]] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self._calls.append((future, lambda: fn(*args, **kwargs)))
-        if not self.hold:
-            self.work()
-        return future
-
-    def work(self) -> None:
-        """Make all calls that wait."""
-        calls, self._calls = self._calls, []
-        for future, call in calls:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:
-                    future.set_exception(error)
-
-    @property
-    def waiting_count(self) -> int:
-        return len(self._calls)
 
 
 class Book:

@@ -15,9 +15,9 @@ from broker.runtime.vfs import LocalVfs, Vfs
 from broker.storage.segment import encode_header
 from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
+from tests.unit.storage.held_executor import HeldExecutor
 from tests.unit.storage.journal_driver import (
     FOLDER,
-    HeldExecutor,
     append,
     body,
     keep_lsn,

@@ -24,11 +24,11 @@ from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
+from tests.unit.storage.held_executor import HeldExecutor
 from tests.unit.storage.ledger_book import (
     FOLDER,
     NAME,
     Book,
-    HeldExecutor,
     batch_of,
     ids,
     new_vfs,
