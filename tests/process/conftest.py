@@ -60,7 +60,6 @@ class BrokerProcess:
         async with asyncio.timeout(seconds):
             status = await self.process.wait()
             await self._reader
-        await self.disconnect()
         return status
 
     async def kill(self) -> None:
@@ -91,15 +90,12 @@ class BrokerProcess:
         first: dict[str, Any] = found[0]
         return first
 
-    async def disconnect(self) -> None:
-        if self._channel is not None:
-            await self._channel.close(None)
-            self._channel = None
-
     async def clean_up(self) -> None:
         if self.process.returncode is None:
             self.process.kill()
         await self.wait()
+        if self._channel is not None:  # not before: closing cancels calls that have yet to see the broker go
+            await self._channel.close(None)
 
     async def _read(self) -> None:
         assert self.process.stderr is not None
