@@ -22,7 +22,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks import index_scenarios, machine, pending, report
+from benchmarks import fairness, index_scenarios, machine, pending, report
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.processes import Setup
 from benchmarks.profiling import Profiler
@@ -30,7 +30,7 @@ from benchmarks.report import Outcome
 from benchmarks.rows import ROWS, Row
 from benchmarks.scenarios import SCENARIOS, limits
 
-ALL_SCENARIOS = SCENARIOS | pending.SCENARIOS | index_scenarios.SCENARIOS
+ALL_SCENARIOS = SCENARIOS | pending.SCENARIOS | index_scenarios.SCENARIOS | fairness.SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "bench"

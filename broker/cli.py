@@ -12,10 +12,11 @@ from typing import Any
 
 import click
 
-from broker.config import SETTINGS, BrokerConfig, ConfigError, load_config
+from broker.config import SETTINGS, BrokerConfig, load_config
 from broker.errors import Corrupt, Fenced, PostdateError
 from broker.observe.logs import configure_logging
 from broker.runtime.vfs import LocalVfs
+from broker.settings import ConfigError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

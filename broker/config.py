@@ -15,22 +15,36 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from decimal import Decimal, InvalidOperation
-from enum import Enum
 from typing import Annotated, cast, get_type_hints
 
 from broker.errors import InvalidRequest
 from broker.model import ENTRY_ID_MAX, TIME_MS_MAX
+from broker.settings import (
+    DAY_MS,
+    ENV_PREFIX,
+    GIB,
+    HOUR_MS,
+    KIB,
+    MIB,
+    MINUTE_MS,
+    SECOND_MS,
+    ConfigError,
+    Setting,
+    Value,
+    address,
+    check_range,
+    choice,
+    count,
+    duration,
+    factor,
+    parse_setting,
+    show,
+    size,
+    split_address,
+    switch,
+    text,
+)
 
-KIB = 1 << 10
-MIB = 1 << 20
-GIB = 1 << 30
-SECOND_MS = 1_000
-MINUTE_MS = 60 * SECOND_MS
-HOUR_MS = 60 * MINUTE_MS
-DAY_MS = 24 * HOUR_MS
-
-ENV_PREFIX = "POSTDATE_"
 CLIENT_VARIABLES = frozenset({"POSTDATE_ADDRESS", "POSTDATE_OUTPUT"})
 """Variables of the `postdate` client command, which may share an environment with the broker."""
 
@@ -43,99 +57,7 @@ MESSAGE_OVERHEAD_BYTES = 4 * KIB
 ENTRY_FAILURE_BYTES = 192
 """What one id that cannot be taken adds to an answer, at most."""
 
-_SIZE_UNITS = {
-    "B": 1,
-    "KiB": KIB,
-    "MiB": MIB,
-    "GiB": GIB,
-    "kB": 1_000,
-    "MB": 1_000_000,
-    "GB": 1_000_000_000,
-}
-_DURATION_UNITS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
-_QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,254}", re.ASCII)
-
-
-class ConfigError(Exception):
-    """The broker cannot start with these settings; the message names the setting and where it came from."""
-
-
-class Kind(Enum):
-    """How the value of a setting is written."""
-
-    SIZE = "bytes"
-    DURATION = "ms"
-    COUNT = "count"
-    FACTOR = "factor"
-    SWITCH = "true, false"
-    CHOICE = "choice"
-    TEXT = "text"
-    ADDRESS = "host:port"
-
-
-Value = str | int | float | bool
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What a field's annotation says beyond its type."""
-
-    kind: Kind
-    help: str
-    low: float = 0
-    high: float = 0
-    choices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting, as flags, documentation and error messages need it."""
-
-    name: str
-    group: str
-    spec: Spec
-    default: Value
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        return ENV_PREFIX + self.name.upper()
-
-
-def size(low: int, high: int, help: str) -> Spec:
-    return Spec(Kind.SIZE, help, low, high)
-
-
-def duration(low: int, high: int, help: str) -> Spec:
-    return Spec(Kind.DURATION, help, low, high)
-
-
-def count(low: int, high: int, help: str) -> Spec:
-    return Spec(Kind.COUNT, help, low, high)
-
-
-def factor(low: float, high: float, help: str) -> Spec:
-    return Spec(Kind.FACTOR, help, low, high)
-
-
-def switch(help: str) -> Spec:
-    return Spec(Kind.SWITCH, help)
-
-
-def choice(help: str, *choices: str) -> Spec:
-    return Spec(Kind.CHOICE, help, choices=choices)
-
-
-def text(help: str) -> Spec:
-    return Spec(Kind.TEXT, help)
-
-
-def address(help: str) -> Spec:
-    return Spec(Kind.ADDRESS, help)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +190,46 @@ class BrokerConfig:
         ),
     ] = 0
 
+    delayed_delivery: Annotated[
+        str, choice("Whether topics take messages with a time, unless the topic says.", "enabled", "disabled")
+    ] = "enabled"
+    overdue_action: Annotated[
+        str,
+        choice(
+            "What becomes of messages whose time came while the broker was down.",
+            "deliver",
+            "expire",
+            "dead_letter",
+        ),
+    ] = "deliver"
+    retention_ms: Annotated[
+        int,
+        duration(0, TIME_MS_MAX, "How long messages are kept that every subscription has settled; 0: not."),
+    ] = 0
+    retention_bytes: Annotated[
+        int, size(0, 1 << 60, "Bytes of them that are kept, the oldest go first; 0: retention_ms decides.")
+    ] = 0
+    reclaim_interval_ms: Annotated[
+        int,
+        duration(1, DAY_MS, "How often ledgers are looked for that can go; and how long the last one rests."),
+    ] = MINUTE_MS
+    max_pending_messages: Annotated[
+        int, count(0, 1 << 60, "Messages that a subscription may be owed before produce is refused; 0: any.")
+    ] = 0
+    max_pending_bytes: Annotated[int, size(0, 1 << 60, "The same in bytes of messages; 0: any.")] = 0
+    max_produce_rate: Annotated[
+        int, count(0, 1_000_000_000, "Messages a topic takes in a second; 0: any.")
+    ] = 0
+    dedup_window_ms: Annotated[
+        int, duration(0, TIME_MS_MAX, "How long sequence ids of producers are remembered; 0: not.")
+    ] = 10 * MINUTE_MS
+    dedup_entries: Annotated[
+        int, count(1, 1_000_000, "Sequence ids remembered of each producer of a topic.")
+    ] = 10_000
+    producers_per_topic_max: Annotated[
+        int, count(1, 1_000_000, "Producers of a topic whose sequence ids are remembered.")
+    ] = 1_000
+
     lease_ms: Annotated[
         int, duration(1, DAY_MS, "How long a consumer may hold a message, unless it asks otherwise.")
     ] = 30 * SECOND_MS
@@ -286,6 +248,9 @@ class BrokerConfig:
     backoff_multiplier: Annotated[
         float, factor(1.0, 100.0, "Each wait before a redelivery is this many times the one before.")
     ] = 2.0
+    max_delivery_attempts: Annotated[
+        int, count(0, 1_000_000, "Deliveries after which a message is a dead letter; 0: never.")
+    ] = 0
     replay_entries_max: Annotated[
         int,
         count(1, 100_000_000, "Due positions a subscription queues; beyond it, it catches up from the log."),
@@ -301,7 +266,7 @@ class BrokerConfig:
 
     def __post_init__(self) -> None:
         for setting in SETTINGS:
-            _check_range(setting, getattr(self, setting.name))
+            check_range(setting, getattr(self, setting.name))
 
     @property
     def message_bytes_max(self) -> int:
@@ -360,7 +325,7 @@ def load_config(
 
     def take(spelling: str, spell: Callable[[Setting], str], raw: object, source: str) -> None:
         setting = _find(spelling, spell, source)
-        values[setting.name] = _parse(setting, raw, source)
+        values[setting.name] = parse_setting(setting, raw, source)
 
     if config_path is not None:
         for key, raw in _read_toml(config_path).items():
@@ -404,27 +369,20 @@ def check_consistent(config: BrokerConfig) -> None:
             )
 
 
+def is_name(value: str) -> bool:
+    """Whether this may name a topic or a subscription."""
+    return _NAME.fullmatch(value) is not None
+
+
 def check_name(kind: str, value: str, field: str) -> None:
     """Raise InvalidRequest unless `value` may name a `kind`, such as "topic"; `field` is the proto's."""
-    if _NAME.fullmatch(value) is None:
+    if not is_name(value):
         shown = ascii(value if len(value) <= 64 else value[:64] + "...")
         raise InvalidRequest(
             f"{shown} cannot name a {kind}: use 1 to 255 of A-Z a-z 0-9 . _ ~ -, a letter or digit first",
             field=field,
             reason="INVALID_NAME",
         )
-
-
-def split_address(value: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port`, taken apart; ValueError says what is wrong."""
-    host, colon, port = value.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ValueError("expected HOST:PORT with a port from 0 to 65535")
-    if host.startswith("[") and host.endswith("]"):
-        return str(ipaddress.IPv6Address(host[1:-1])), int(port)
-    if not host or ":" in host or not host.isprintable() or " " in host or "/" in host:
-        raise ValueError("expected HOST:PORT, with an IPv6 address in [brackets]")
-    return host, int(port)
 
 
 def is_loopback(host: str) -> bool:
@@ -452,135 +410,3 @@ def _read_toml(path: str) -> dict[str, object]:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"the configuration file {path} is not TOML: {error}") from error
-
-
-def _parse(setting: Setting, raw: object, source: str) -> Value:
-    try:
-        value = _PARSERS[setting.spec.kind](raw)
-        if isinstance(value, int) and abs(value) >> 64:
-            raise ValueError("the number is too great")  # and would be too long to print
-    except ValueError as error:
-        raise ConfigError(f"{source}: {setting.name} cannot be {_shorten(raw)}: {error}") from error
-    try:
-        _check_range(setting, value)
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from error
-    return value
-
-
-def _check_range(setting: Setting, value: Value) -> None:
-    spec = setting.spec
-    match spec.kind:
-        case Kind.SIZE | Kind.DURATION | Kind.COUNT | Kind.FACTOR:
-            allowed = (int, float) if spec.kind is Kind.FACTOR else (int,)
-            if isinstance(value, bool) or not isinstance(value, allowed):
-                raise ConfigError(
-                    f"{setting.name} must be a number ({spec.kind.value}), not {_shorten(value)}"
-                )
-            if not spec.low <= value <= spec.high:
-                low, high = show(spec.kind, spec.low), show(spec.kind, spec.high)
-                raise ConfigError(
-                    f"{setting.name} must be from {low} to {high}, but is {show(spec.kind, value)}"
-                )
-        case Kind.SWITCH:
-            if not isinstance(value, bool):
-                raise ConfigError(f"{setting.name} must be true or false, not {_shorten(value)}")
-        case Kind.CHOICE:
-            if value not in spec.choices:
-                shown = show(spec.kind, value) if isinstance(value, bool) else _shorten(value)
-                raise ConfigError(f"{setting.name} must be {' or '.join(spec.choices)}, not {shown}")
-        case Kind.TEXT:
-            if not isinstance(value, str) or not value or "\0" in value:
-                raise ConfigError(f"{setting.name} must not be empty or hold a zero byte")
-        case Kind.ADDRESS:
-            try:
-                split_address(str(value))
-            except ValueError as error:
-                raise ConfigError(f"{setting.name} cannot be {_shorten(value)}: {error}") from error
-
-
-def _parse_quantity(units: Mapping[str, int], example: str) -> Callable[[object], int]:
-    def parse(raw: object) -> int:
-        if isinstance(raw, int) and not isinstance(raw, bool):
-            return raw
-        match = _QUANTITY.fullmatch(raw.strip()) if isinstance(raw, str) else None
-        if match is None or (match[2] and match[2] not in units):
-            raise ValueError(
-                f"expected a whole number or one with a unit ({', '.join(units)}), like {example}"
-            )
-        amount = Decimal(match[1]) * units.get(match[2], 1)
-        if amount != amount.to_integral_value():
-            raise ValueError(f"it is not a whole number of {next(iter(units))}")
-        return int(amount)
-
-    return parse
-
-
-def _parse_count(raw: object) -> int:
-    if isinstance(raw, int) and not isinstance(raw, bool):
-        return raw
-    if isinstance(raw, str) and re.fullmatch(r"-?[0-9]+(_[0-9]+)*", raw.strip(), re.ASCII):
-        return int(raw)
-    raise ValueError("expected a whole number")
-
-
-def _parse_factor(raw: object) -> float:
-    try:
-        if isinstance(raw, bool) or not isinstance(raw, str | int | float):
-            raise ValueError("expected a number")
-        return float(Decimal(raw))
-    except (InvalidOperation, OverflowError) as error:
-        raise ValueError("expected a number") from error
-
-
-def _parse_switch(raw: object) -> bool:
-    if isinstance(raw, bool):
-        return raw
-    match raw.strip().lower() if isinstance(raw, str) else raw:
-        case "true" | "yes" | "on" | "1":
-            return True
-        case "false" | "no" | "off" | "0":
-            return False
-    raise ValueError("expected true or false")
-
-
-def _parse_choice(raw: object) -> Value:
-    # What is no text is none of the choices: refused where they are known and can be named.
-    return raw if isinstance(raw, str | bool) else str(raw)
-
-
-def _parse_text(raw: object) -> str:
-    if not isinstance(raw, str):
-        raise ValueError("expected text")
-    return raw
-
-
-_PARSERS: dict[Kind, Callable[[object], Value]] = {
-    Kind.SIZE: _parse_quantity(_SIZE_UNITS, "64MiB"),
-    Kind.DURATION: _parse_quantity(_DURATION_UNITS, "30s"),
-    Kind.COUNT: _parse_count,
-    Kind.FACTOR: _parse_factor,
-    Kind.SWITCH: _parse_switch,
-    Kind.CHOICE: _parse_choice,
-    Kind.TEXT: _parse_text,
-    Kind.ADDRESS: _parse_text,
-}
-
-
-def _shorten(raw: object) -> str:
-    shown = ascii(raw)
-    return shown if len(shown) <= 80 else shown[:77] + "..."
-
-
-def show(kind: Kind, value: Value) -> str:
-    """A value as a person would write it: the greatest unit that divides it, and that reads back the same."""
-    units = {Kind.SIZE: ("GiB", "MiB", "KiB"), Kind.DURATION: ("d", "h", "m", "s")}.get(kind, ())
-    scale = _SIZE_UNITS if kind is Kind.SIZE else _DURATION_UNITS
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float) and kind in (Kind.SIZE, Kind.DURATION, Kind.COUNT):
-        for unit in units:
-            if value and value % scale[unit] == 0:
-                return f"{int(value) // scale[unit]}{unit}"
-        return f"{int(value)}{'ms' if kind is Kind.DURATION and value else ''}"
-    return str(value)

@@ -76,10 +76,32 @@ class Batch:
     ttl_ms: Int64Column  # 0: the topic's default
     key_hashes: UInt32Column
     schedule_hashes: UInt64Column
+    producer_name: str = ""
+    sequence_ids: UInt64Column | None = None  # 0: none; only of a named producer, if a message has one
 
     @property
     def count(self) -> int:
         return len(self.lengths)
+
+    def part(self, places: npt.NDArray[np.intp]) -> Batch:
+        """The messages at some places, which rise."""
+        lengths = self.lengths.astype(np.int64)
+        ends = lengths.cumsum()
+        breaks = np.flatnonzero(np.diff(places) != 1)
+        firsts, lasts = places[np.concatenate(([0], breaks + 1))], places[np.append(breaks, len(places) - 1)]
+        spans = zip((ends[firsts] - lengths[firsts]).tolist(), ends[lasts].tolist(), strict=True)
+        return Batch(
+            frames=b"".join(self.frames[start:end] for start, end in spans),
+            lengths=self.lengths[places],
+            crcs=self.crcs[places],
+            deliver_at_ms=self.deliver_at_ms[places],
+            deliver_after_ms=self.deliver_after_ms[places],
+            ttl_ms=self.ttl_ms[places],
+            key_hashes=self.key_hashes[places],
+            schedule_hashes=self.schedule_hashes[places],
+            producer_name=self.producer_name,
+            sequence_ids=None if self.sequence_ids is None else self.sequence_ids[places],
+        )
 
 
 @dataclass(frozen=True, slots=True)

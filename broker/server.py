@@ -15,14 +15,16 @@ from grpc_health.v1 import _async as health_aio  # its public name, health.aio, 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from broker.config import BrokerConfig, is_loopback, split_address
+from broker.config import BrokerConfig, is_loopback
 from broker.errors import Fenced
+from broker.model import count_entries
 from broker.observe.lateness import LoopLagProbe
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCollector, BrokerSnapshot, SubscriptionSnapshot, TopicSnapshot
 from broker.rpc import admin, consumer, producer
 from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalVfs
+from broker.settings import split_address
 from broker.topics.broker import Broker
 from broker.web.server import HttpServer
 
@@ -87,7 +89,7 @@ class Server:
         sys.setswitchinterval(_THREAD_SWITCH_SECONDS)
         self.broker.open()
         await self._bind_grpc()
-        await self._http.start()
+        self._http.listen()
         self.http_address = self._http.address
         self.broker.start()
         probe = LoopLagProbe(self._clock, self.broker.counters.loop_lag)
@@ -95,6 +97,7 @@ class Server:
         await self._grpc.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         log.info("Serving", version=self._version, grpc=self.grpc_address, http=self.http_address)
+        await self._http.start()
 
     async def stop(self) -> None:
         """Drain: no new work, streams are told, what was accepted is finished and checkpointed."""
@@ -222,4 +225,7 @@ class Server:
                     ready=counts.ready,
                     leased=counts.leased,
                     consumers=len(subscription.consumers),
+                    dead_letters=count_entries(self.broker.dead_letters.still_held(subscription)),
+                    oldest_ready_age_ms=topic.counts.known_oldest_age_ms(subscription),
+                    paused=subscription.paused,
                 )

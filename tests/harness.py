@@ -31,7 +31,8 @@ from broker.subscriptions.consumer import Consumer, DeliveryBatch
 from broker.subscriptions.subscription import SHARED, Failure, Subscription
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.topics.broker import Broker
-from broker.topics.topic import Accepted, Topic
+from broker.topics.intake import Accepted
+from broker.topics.topic import Topic
 from postdate.v1 import message_pb2, producer_pb2
 
 DATA_DIR = "data"
@@ -74,6 +75,7 @@ class Outgoing:
     deliver_after_ms: int = 0
     ttl_ms: int = 0
     key: str = ""
+    sequence_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,9 @@ class Delivered:
     sent_ns: int
 
 
-def batch_of(topic: str, messages: Sequence[Outgoing], config: BrokerConfig) -> Batch:
+def batch_of(topic: str, messages: Sequence[Outgoing], config: BrokerConfig, producer: str = "") -> Batch:
     """What the rpc edge makes of a produce request."""
-    request = producer_pb2.ProduceRequest(topic=topic)
+    request = producer_pb2.ProduceRequest(topic=topic, producer_name=producer)
     for each in messages:
         request.messages.add(
             payload=each.payload,
@@ -98,6 +100,7 @@ def batch_of(topic: str, messages: Sequence[Outgoing], config: BrokerConfig) -> 
             deliver_after_ms=each.deliver_after_ms,
             ttl_ms=each.ttl_ms,
             key=each.key,
+            sequence_id=each.sequence_id,
         )
     return decode_produce(request.SerializeToString(), config).batch
 
@@ -107,8 +110,10 @@ def payload_of(frame: bytes) -> bytes:
     return message_pb2.Message.FromString(ProduceEnvelope.FromString(frame).messages[0]).payload
 
 
-def positions_of(ids: IdRange) -> list[Position]:
-    return [Position(ids.ledger_id, ids.first_entry_id + index) for index in range(ids.count)]
+def positions_of(ids: Iterable[IdRange]) -> list[Position]:
+    return [
+        Position(each.ledger_id, each.first_entry_id + index) for each in ids for index in range(each.count)
+    ]
 
 
 def entries_of(positions: Iterable[Position]) -> Entries:
@@ -204,13 +209,13 @@ class Node:
 
     # -- producing -------------------------------------------------------------------------------------------------
 
-    async def submit(self, topic: str, messages: Sequence[Outgoing]) -> Accepted:
+    async def submit(self, topic: str, messages: Sequence[Outgoing], producer: str = "") -> Accepted:
         """Hand over a batch; it is answered once `durable` is done."""
-        return await self.broker.submit_batch(topic, batch_of(topic, messages, self.config))
+        return await self.broker.submit_batch(topic, batch_of(topic, messages, self.config, producer))
 
-    async def produce(self, topic: str, messages: Sequence[Outgoing]) -> list[Position]:
+    async def produce(self, topic: str, messages: Sequence[Outgoing], producer: str = "") -> list[Position]:
         """Produce a batch as a client does: returns when it is answered."""
-        accepted = await self.submit(topic, messages)
+        accepted = await self.submit(topic, messages, producer)
         await accepted.durable
         return positions_of(accepted.ids)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from broker.config import SETTINGS, show
+from broker.config import SETTINGS
+from broker.settings import show
 
 _PREFACE = """\
 # Configuration

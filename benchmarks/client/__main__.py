@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from benchmarks.client import deliver, paced, produce, restart, sdk, single
+from benchmarks.client import deliver, fairness, paced, produce, restart, sdk, single
 from benchmarks.client.control import say
 
 Work = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -27,6 +27,9 @@ WORKS: dict[str, Work] = {
     "paced": paced.paced,
     "probe": paced.probe,
     "restart": restart.restart,
+    "quiet": fairness.quiet,
+    "disturb": fairness.disturb,
+    "idle": fairness.idle,
     "sdk_send_many": sdk.send_many,
     "sdk_send": sdk.send,
     "sdk_deliver": sdk.deliver,

@@ -44,6 +44,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -64,6 +65,7 @@ from broker.delayed.near import (
     rows_before,
     sort_unique,
 )
+from broker.delayed.scan import UnreadSegments
 from broker.delayed.sealed_bucket import BucketState, SealedBucket
 from broker.delayed.tracker import DueChunk, Frontier, HistogramBar, TrackerStats
 from broker.errors import PostdateError
@@ -195,6 +197,22 @@ class BucketTracker:
         spread = [bucket.unread_spread() for bucket in self._buckets]
         return histogram_bars(exact, spread, start_ms, end_ms, width_ms)
 
+    def parts_between(self, start: Key, end: Key) -> tuple[Columns, list[UnreadSegments]]:
+        """See the protocol. A merge may replace a bucket meanwhile: reading its segment then fails, some time later."""
+        waiting_from = max(start, self._loaded_end)
+        rows = [self._near.rows_between(start, end)]
+        rows += [bucket.waiting_between(waiting_from, end) for bucket in self._in_memory()]
+        rows += [bucket.window for bucket in self._buckets]
+        unread = [
+            UnreadSegments(*bucket.unread_spread(), partial(self._read_unread, bucket, bucket.next_segment))
+            for bucket in self._buckets
+        ]
+        return concatenate(rows), unread
+
+    async def _read_unread(self, bucket: SealedBucket, first: int, number: int) -> Columns:
+        data = await self._storage.read_segment(bucket.metadata, first + number)
+        return bucket.without_discarded(bucket.decode(first + number, data))
+
     def discard_ledger(self, ledger_id: int) -> None:
         """See the protocol; B10 says when what lies in unread segments stops to count."""
         self._near.discard_ledger(ledger_id)
@@ -283,8 +301,8 @@ class BucketTracker:
     ) -> None:
         """Take up the buckets of an image, in its order. They begin after the frontier given to the constructor.
 
-        Raises Corrupt or OSError if a segment in which the frontier lies cannot be read; `clear` then. The caller
-        discards the ledgers that were deleted meanwhile.
+        Raises Corrupt or OSError if a segment in which the frontier lies cannot be read; `clear` then. What buckets
+        hold of ledgers that were dropped since lies at or before the frontier.
         """
         assert not self._buckets and not self._mutable.count
         self._next_bucket_id = max(next_bucket_id, *(m.bucket_id + 1 for m in metadatas), 1)

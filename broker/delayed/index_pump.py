@@ -13,14 +13,14 @@ The timer is computed anew from the index after every step, whatever the step di
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
 
 from broker.delayed.bucket_upkeep import BucketUpkeep
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier
-from broker.errors import Corrupt, PostdateError, Unavailable
+from broker.errors import Corrupt, NotFound, PostdateError, Unavailable
 from broker.model import CANCELLED_MS, Int64Column, Position
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
@@ -90,6 +90,7 @@ class IndexPump:
         self._rebuild_end = source.end
         self._rebuild_frontier = tracker.frontier
         self._work = asyncio.Event()
+        self._built = asyncio.Event()
         self._gathering: asyncio.TimerHandle | None = None
         self._unindexed = 0  # entries appended since the start that the cursor has not passed
         self._unindexed_earliest_ms = _NEVER_MS
@@ -105,6 +106,12 @@ class IndexPump:
     @property
     def is_rebuilding(self) -> bool:
         return self.position < self._rebuild_end
+
+    async def wait_built(self) -> None:
+        """Return once no rebuild is under way."""
+        while self.is_rebuilding:
+            self._built.clear()
+            await self._built.wait()
 
     def appended(self, delayed_times: Int64Column) -> None:
         """Rows were appended; `delayed_times` are the times of those that are DELAYED, at least one.
@@ -132,6 +139,18 @@ class IndexPump:
         if not self._unindexed:
             return next_due_ms
         return min(next_due_ms or self._unindexed_earliest_ms, self._unindexed_earliest_ms)
+
+    def spent_through_ms(self) -> int:
+        """Of the rows before the cursor, those that are due at or before this time were taken from the index."""
+        next_due_ms = self.tracker.next_due_ms()
+        return _NEVER_MS if next_due_ms is None else next_due_ms - 1
+
+    def discard_ledgers(self, ledger_ids: Iterable[int]) -> bool:
+        """Forget ledgers that are gone from the log; whether the index held anything of them."""
+        held_count = self.tracker.count()
+        for ledger_id in ledger_ids:
+            self.tracker.discard_ledger(ledger_id)
+        return self.tracker.count() != held_count
 
     def _gathered(self) -> None:
         self._gathering = None
@@ -169,6 +188,8 @@ class IndexPump:
         indexed = self.is_behind and not gathers
         if indexed:
             await self._index_rows()
+        if not self.is_rebuilding:
+            self._built.set()
         now_ms = self._clock.now_ms()
         if self.upkeep is not None:
             self.upkeep.look(now_ms)
@@ -218,7 +239,9 @@ class IndexPump:
             count = min(count, self._rebuild_end.entry_id - first)
         times = self._source.times_nowait(ledger_id, first, count)
         if times is None:
-            times = await self._source.read_times(ledger_id, first, count)
+            times = await self._read_times(ledger_id, first, count)
+        if times is None:
+            return  # the next step goes on behind it
         wanted = (times > 0) & (times < CANCELLED_MS)
         if self.is_rebuilding:
             wanted &= self._after_rebuild_frontier(ledger_id, first, times)
@@ -233,6 +256,14 @@ class IndexPump:
             self.upkeep.passed(self.position)  # no await since `add`: a seal must not come between
         if not self.is_behind:
             self._unindexed_earliest_ms = _NEVER_MS
+
+    async def _read_times(self, ledger_id: int, first: int, count: int) -> Int64Column | None:
+        """Times from the files; None if the ledger went meanwhile, or nobody would take its rows out again."""
+        try:
+            times = await self._source.read_times(ledger_id, first, count)
+        except NotFound:
+            return None
+        return times if self._source.entry_count(ledger_id) is not None else None
 
     def _after_rebuild_frontier(self, ledger_id: int, first: int, times: Int64Column) -> np.ndarray:
         """Rows beyond the frontier that the rebuild began with. The live one has moved on since: rows between

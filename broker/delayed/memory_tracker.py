@@ -26,14 +26,22 @@ import heapq
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
 from pyroaring import BitMap
 
-from broker.delayed.near import ROW_BYTES, Columns, NearEntries, concatenate, stable_order
-from broker.delayed.tracker import DueChunk, Frontier, HistogramBar, TimesReader, TrackerStats
-from broker.model import Int64Column, UInt32Column
+from broker.delayed.near import ROW_BYTES, Columns, Key, NearEntries, concatenate, stable_order
+from broker.delayed.scan import UnreadSegments
+from broker.delayed.tracker import (
+    DueChunk,
+    Frontier,
+    HistogramBar,
+    TimesReader,
+    TrackerStats,
+)
+from broker.model import Int64Column, UInt32Column, ids_of
 
 LOAD_BITMAPS_MAX = 4_096
 """Bitmaps one `load` looks at: scattered entries make many, and each costs microseconds."""
@@ -197,6 +205,38 @@ class MemoryTracker:
             HistogramBar(start_ms + bar * width_ms, total)
             for bar, total in zip(bars.tolist(), totals.tolist(), strict=True)
         ]
+
+    def parts_between(self, start: Key, end: Key) -> tuple[Columns, list[UnreadSegments]]:
+        """See the protocol. A far tick is a segment: its exact times are read."""
+        first, last = start[0] // self._tick_ms, end[0] // self._tick_ms
+        ticks = [(number, tick) for number, tick in self._far.items() if first <= number <= last]
+        numbers = np.array([number for number, _ in ticks], dtype=np.int64)
+        unread = UnreadSegments(
+            numbers * self._tick_ms,
+            (numbers + 1) * self._tick_ms - 1,
+            np.array([tick.count for _, tick in ticks], dtype=np.int64),
+            partial(self._read_tick, [number for number, _ in ticks]),
+        )
+        return self._near.rows_between(start, end), [unread]
+
+    async def _read_tick(self, numbers: list[int], which: int) -> Columns:
+        number = numbers[which]
+        tick = self._far.get(number)
+        if tick is None:  # loaded meanwhile; what was taken since is not pending any more
+            return self._near.rows_between(
+                (number * self._tick_ms, 0, 0), ((number + 1) * self._tick_ms, 0, 0)
+            )
+        slices = [
+            _Slice(number, ledger_id, ids_of(tick.ledgers[ledger_id])) for ledger_id in sorted(tick.ledgers)
+        ]
+        times = await self._read_times(slices)
+        lengths = [len(part.entry_ids) for part in slices]
+        columns = Columns(
+            times,
+            np.repeat(np.array([part.ledger_id for part in slices], dtype=np.int64), lengths),
+            np.concatenate([part.entry_ids for part in slices]),
+        )
+        return columns.part(times // self._tick_ms == number)
 
     def discard_ledger(self, ledger_id: int) -> None:
         """See the protocol. Visits every tick: ledgers are deleted seldom, and once nothing is pending."""

@@ -49,6 +49,9 @@ class Columns:
         return Columns(self.deliver_at_ms.copy(), self.ledger_ids.copy(), self.entry_ids.copy())
 
 
+NO_COLUMNS = Columns(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32))
+
+
 class NearEntries:
     """What a tracker can hand out without reading anything."""
 
@@ -116,6 +119,16 @@ class NearEntries:
             first, end = np.searchsorted(block.deliver_at_ms, (start_ms, end_ms))
             parts.append(block.deliver_at_ms[first:end])
         return np.concatenate(parts)
+
+    def rows_between(self, start: Key, end: Key) -> Columns:
+        """The entries with start <= key < end, in order."""
+        self._settle()
+        parts = [NO_COLUMNS]
+        for block in self._blocks:
+            first, last = count_before(block, start), count_before(block, end)
+            if last > first:
+                parts.append(block.part(slice(first, last)))
+        return concatenate(parts)
 
     def discard_ledger(self, ledger_id: int) -> None:
         self._settle()

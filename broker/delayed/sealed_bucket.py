@@ -19,7 +19,7 @@ from enum import Enum
 
 import numpy as np
 
-from broker.delayed.near import ROW_BYTES, Columns, Key, concatenate, count_before
+from broker.delayed.near import NO_COLUMNS, ROW_BYTES, Columns, Key, concatenate, count_before
 from broker.model import Int64Column
 from broker.storage.bucket_snapshot import BucketMetadata, Ordinals, decode_segment
 
@@ -45,7 +45,7 @@ class SealedBucket:
         self.state = BucketState.CREATING
         self.next_segment = 0
         self.discarded: set[int] = set()
-        self.window = _NO_COLUMNS
+        self.window = NO_COLUMNS
         self._ordinals = Ordinals(metadata.spans)
         self._unread = metadata.count
         self._unread_key: Key | None = None
@@ -114,7 +114,7 @@ class SealedBucket:
     def feed(self, columns: Columns) -> None:
         """The next segment was read: its rows follow the window's."""
         self._go_to(self.next_segment + 1)
-        columns = self._without_discarded(columns)
+        columns = self.without_discarded(columns)
         if len(columns):
             self.window = concatenate((self.window, columns)) if len(self.window) else columns
 
@@ -125,7 +125,7 @@ class SealedBucket:
     def take(self, count: int) -> Columns:
         """Hand on the first rows of the window."""
         taken = self.window.part(slice(0, count))
-        self.window = self.window.part(slice(count, None)) if count < len(self.window) else _NO_COLUMNS
+        self.window = self.window.part(slice(count, None)) if count < len(self.window) else NO_COLUMNS
         return taken
 
     def discard(self, ledger_id: int) -> None:
@@ -162,7 +162,7 @@ class SealedBucket:
         self._unread = int(self.metadata.segments.counts[segment:].sum())
         self._unread_key = self.first_key_of(segment) if segment < self.segment_count else None
 
-    def _without_discarded(self, columns: Columns) -> Columns:
+    def without_discarded(self, columns: Columns) -> Columns:
         for ledger_id in self.discarded:
             columns = columns.part(columns.ledger_ids != ledger_id)
         return columns
@@ -170,6 +170,3 @@ class SealedBucket:
     def _key(self, time: int, ordinal: int) -> Key:
         ledger_ids, entry_ids = self._ordinals.to_positions(np.array([ordinal], dtype=np.int64))
         return time, int(ledger_ids[0]), int(entry_ids[0])
-
-
-_NO_COLUMNS = Columns(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32))

@@ -16,9 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker.model import Int64Column, UInt32Column
+
+if TYPE_CHECKING:
+    from broker.delayed.near import Columns, Key
+    from broker.delayed.scan import UnreadSegments
 
 
 class Frontier(NamedTuple):
@@ -99,6 +103,9 @@ class DelayedDeliveryTracker(Protocol):
 
     def histogram(self, start_ms: int, end_ms: int, width_ms: int) -> Sequence[HistogramBar]:
         """Pending by due time in [start_ms, end_ms); bars without entries are left out."""
+
+    def parts_between(self, start: Key, end: Key) -> tuple[Columns, list[UnreadSegments]]:
+        """For `scan`: what is in memory, perhaps beyond the range too, and what may have to be read. Held only."""
 
     def discard_ledger(self, ledger_id: int) -> None:
         """Forget a ledger that was deleted."""

@@ -60,12 +60,20 @@ class SubscriptionCounters:
     nacked_messages: int = 0
     redelivered_messages: int = 0
     expired_messages: int = 0
+    dead_lettered_messages: int = 0
+    requeued_messages: int = 0
+    purged_messages: int = 0
     lease_expired_messages: int = 0
     early_deliveries: int = 0
     dropped_settled_messages: int = 0
     dropped_moved_messages: int = 0
     dropped_early_messages: int = 0
     lateness: LatenessHistogram = field(default_factory=LatenessHistogram)
+
+    def note_settled(self, how: str, count: int) -> None:
+        """Count messages that were settled: acked, expired, dead_lettered, requeued or purged."""
+        name = f"{how}_messages"
+        setattr(self, name, getattr(self, name) + count)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +84,8 @@ class BrokerCounters:
     journal_bytes: int = 0
     checkpoints: int = 0
     checkpoint_failures: int = 0
+    removed_ledgers: int = 0
+    reclaimed_bytes: int = 0
     index_rebuilds: int = 0
     recovery_seconds: float = 0.0
     journal_sync: DurationHistogram = field(default_factory=DurationHistogram)
@@ -132,6 +142,9 @@ class SubscriptionSnapshot:
     ready: int
     leased: int
     consumers: int
+    dead_letters: int = 0
+    oldest_ready_age_ms: int = 0
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +182,9 @@ SUBSCRIPTION_COUNTERS: tuple[Family, ...] = (
     ("nacked_messages", "Messages given back by consumers."),
     ("redelivered_messages", "Messages that came back: nacked, lease expired or consumer lost."),
     ("expired_messages", "Messages settled because their time to live had passed."),
+    ("dead_lettered_messages", "Messages given up, which went to the dead-letter topic."),
+    ("requeued_messages", "Dead letters sent to their subscription again; counted where they were held."),
+    ("purged_messages", "Dead letters dropped for good; counted where they were held."),
     ("lease_expired_messages", "Messages whose lease ended without an answer."),
     ("early_deliveries", "Messages sent before their time where delays are honoured. Must stay 0."),
 )
@@ -191,12 +207,16 @@ SUBSCRIPTION_GAUGES: tuple[Family, ...] = (
     ("ready_messages", "Messages owed and due that nobody holds."),
     ("leased_messages", "Messages that consumers hold."),
     ("consumers", "Consumers connected."),
+    ("dead_letter_messages", "Messages given up and not dealt with yet."),
+    ("subscription_paused", "1 if delivery is paused."),
 )
 BROKER_COUNTERS: tuple[Family, ...] = (
     ("journal_records", "Records written to the journal."),
     ("journal_bytes", "Bytes written to the journal."),
     ("checkpoints", "Checkpoints completed."),
     ("checkpoint_failures", "Checkpoints that failed."),
+    ("removed_ledgers", "Ledgers with nothing live whose files were removed."),
+    ("reclaimed_bytes", "Bytes of these files."),
     ("index_rebuilds", "Rebuilds of an index of delayed messages from its ledgers. Must stay 0."),
 )
 BROKER_HISTOGRAMS: tuple[tuple[str, str, str], ...] = (
@@ -231,6 +251,7 @@ class _Row:
     counts: tuple[int, ...]
     gauges: tuple[int, ...]
     next_due_ms: int | None = None
+    oldest_ready_age_ms: int = 0
     lateness: HistogramStats = _no_lateness
 
     def add(self, other: _Row) -> None:
@@ -239,6 +260,7 @@ class _Row:
         if other.next_due_ms is not None:
             own = other.next_due_ms if self.next_due_ms is None else self.next_due_ms
             self.next_due_ms = min(own, other.next_due_ms)
+        self.oldest_ready_age_ms = max(self.oldest_ready_age_ms, other.oldest_ready_age_ms)
         if other.lateness is not _no_lateness:
             self.lateness = _add_histograms(self.lateness, other.lateness)
 
@@ -302,6 +324,7 @@ class BrokerCollector(Collector):
         labels = ("topic", "subscription")
         yield from _count_parts(SUBSCRIPTION_COUNTERS, labels, subscriptions)
         yield from _gauge_parts(SUBSCRIPTION_GAUGES, labels, subscriptions)
+        yield from _age_parts(labels, subscriptions)
         yield from _dropped_parts(labels, subscriptions)
         yield from _lateness_parts(labels, subscriptions)
 
@@ -397,7 +420,15 @@ def _subscription_row(subscription: SubscriptionSnapshot) -> _Row:
     return _Row(
         (subscription.topic, subscription.subscription),
         _subscription_counts(counters),
-        (subscription.scheduled, subscription.ready, subscription.leased, subscription.consumers),
+        (
+            subscription.scheduled,
+            subscription.ready,
+            subscription.leased,
+            subscription.consumers,
+            subscription.dead_letters,
+            int(subscription.paused),
+        ),
+        oldest_ready_age_ms=subscription.oldest_ready_age_ms,
         lateness=stats if stats.count else _no_lateness,
     )
 
@@ -430,6 +461,19 @@ def _next_due_parts(rows: list[_Row]) -> Iterator[Metric]:
         for row in some:
             if row.next_due_ms is not None:
                 gauge.add_metric(row.labels, row.next_due_ms / 1000)
+        yield gauge
+
+
+def _age_parts(labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metric]:
+    for some in _sliced(rows, 1):
+        gauge = GaugeMetricFamily(
+            "postdate_oldest_ready_age_seconds",
+            "Age of the oldest ready message, since it was due or produced; 0 if none is ready. While messages flow, "
+            "as of the scrape before.",
+            labels=labels,
+        )
+        for row in some:
+            gauge.add_metric(row.labels, row.oldest_ready_age_ms / 1000)
         yield gauge
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import grpc
 
@@ -17,7 +18,8 @@ from broker.rpc.session import Session, check_nack
 from broker.rpc.status import Context, encode_failures
 from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.consumer import Consumer
-from broker.subscriptions.subscription import SHARED, TYPE_NAMES, Subscription
+from broker.subscriptions.cursor import Cursor
+from broker.subscriptions.subscription import KEY_SHARED, SHARED, TYPE_NAMES, Subscription
 from broker.topics.broker import Broker
 from broker.topics.topic import Topic
 from postdate.v1 import consumer_pb2
@@ -31,6 +33,15 @@ _ATTEMPTS_MAX = 1_000
 _ATTEMPTS_BYTES_MAX = 64 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """The answer to a Receive with an attempt_id."""
+
+    deadline_ns: int  # of the leases, on the monotonic clock
+    cursor: Cursor  # of the subscription, as it was
+    response: bytes
+
+
 class ConsumerService:
     """See the module's description."""
 
@@ -39,7 +50,7 @@ class ConsumerService:
         self._sessions: set[Session] = set()
         self._consumer_numbers = itertools.count(1)
         self._attempts_bytes = 0
-        self._attempts: OrderedDict[tuple[str, str, str], tuple[int, bytes]] = OrderedDict()
+        self._attempts: OrderedDict[tuple[str, str, str], _Received] = OrderedDict()
 
     def handlers(self) -> dict[str, Handler]:
         broker = self._broker
@@ -108,8 +119,11 @@ class ConsumerService:
         if opening.HasField("lease_ms"):
             self._checked_lease_ms(opening.lease_ms, "open.lease_ms")
         honor_delay = opening.honor_delay if opening.HasField("honor_delay") else None
-        if honor_delay is False and self._type_of(opening) == SHARED:  # before anything is created
-            raise Refused("A SHARED subscription honours delivery times", reason="HONOR_DELAY_MISMATCH")
+        type_ = self._type_of(opening)
+        if honor_delay is False and type_ in (SHARED, KEY_SHARED):  # before anything is created
+            raise Refused(
+                f"A {TYPE_NAMES[type_]} subscription honours delivery times", reason="HONOR_DELAY_MISMATCH"
+            )
         topic, subscription = await self._subscription(
             opening.topic, opening.subscription, opening.type, opening.initial_position, honor_delay
         )
@@ -200,11 +214,12 @@ class ConsumerService:
             )
         lease_ms = request.lease_ms or subscription.policy.lease_ms or self._broker.config.lease_ms
         attempt = (request.topic, request.subscription, request.attempt_id)
-        if request.attempt_id and (repeated := self._repeated(attempt)) is not None:
+        if request.attempt_id and (repeated := self._repeated(attempt, subscription)):
             return repeated
         response, found = await self._receive_batch(topic, subscription, request, lease_ms)
         if request.attempt_id and found:
-            self._remember(attempt, lease_ms, response)
+            deadline_ns = self._broker.clock.monotonic_ns() + lease_ms * 1_000_000
+            self._remember(attempt, _Received(deadline_ns, subscription.cursor, response))
         return response
 
     async def _receive_batch(
@@ -237,17 +252,21 @@ class ConsumerService:
         # A message is the concatenation of its fields: the deliveries are already on their wire form.
         return (rest, False) if batch is None else (encode_deliveries(batch) + rest, True)
 
-    def _repeated(self, attempt: tuple[str, str, str]) -> bytes | None:
-        deadline_ns, response = self._attempts.get(attempt, (0, b""))
-        return response if self._broker.clock.monotonic_ns() < deadline_ns else None
+    def _repeated(self, attempt: tuple[str, str, str], subscription: Subscription) -> bytes | None:
+        found = self._attempts.get(attempt)
+        if found is None or found.deadline_ns <= self._broker.clock.monotonic_ns():
+            return None
+        # A seek, like a new subscription of the name, begins with another cursor: what was out is nobody's then.
+        return found.response if found.cursor is subscription.cursor else None
 
-    def _remember(self, attempt: tuple[str, str, str], lease_ms: int, response: bytes) -> None:
-        _, old = self._attempts.pop(attempt, (0, b""))
-        self._attempts[attempt] = (self._broker.clock.monotonic_ns() + lease_ms * 1_000_000, response)
-        self._attempts_bytes += len(response) - len(old)
+    def _remember(self, attempt: tuple[str, str, str], received: _Received) -> None:
+        if old := self._attempts.pop(attempt, None):
+            self._attempts_bytes -= len(old.response)
+        self._attempts[attempt] = received
+        self._attempts_bytes += len(received.response)
         while len(self._attempts) > _ATTEMPTS_MAX or self._attempts_bytes > _ATTEMPTS_BYTES_MAX:
-            _, (_, oldest) = self._attempts.popitem(last=False)
-            self._attempts_bytes -= len(oldest)
+            _, oldest = self._attempts.popitem(last=False)
+            self._attempts_bytes -= len(oldest.response)
 
     async def _acknowledge(self, request: consumer_pb2.AcknowledgeRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
@@ -257,9 +276,15 @@ class ConsumerService:
 
     async def _nack(self, request: consumer_pb2.NackRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
-        check_nack(request.redeliver_after_ms, request.dead_letter, request.reason)
+        check_nack(request.redeliver_after_ms, request.reason)
         entries, failures = entries_of(request.entries, "entries", self._broker.config.ack_entries_max)
-        failures += await subscription.give_back(request.consumer_id, entries, request.redeliver_after_ms)
+        failures += await subscription.give_back(
+            request.consumer_id,
+            entries,
+            request.redeliver_after_ms,
+            dead_letter=request.dead_letter,
+            reason=request.reason,
+        )
         return await encode_failures(failures, consumer_pb2.NackResponse.FAILURES_FIELD_NUMBER)
 
     async def _extend(self, request: consumer_pb2.ExtendLeaseRequest) -> bytes:

@@ -23,6 +23,8 @@ from broker.rpc.encode import encode_varint
 from broker.rpc.wire import Fields, find_frames, scan_messages
 from postdate.v1 import producer_pb2
 
+PRODUCER_NAME_BYTES_MAX = 255
+
 _FEW = 16
 """Up to so many messages, reading them one by one costs less than the NumPy calls that many share."""
 _PLAIN_FIELDS = 9  # of a message, apart from properties
@@ -87,14 +89,19 @@ def decode_produce(raw: bytes, config: BrokerConfig) -> DecodedProduce:
             reason="TOO_MANY_MESSAGES",
             limit=config.batch_messages_max,
         )
-    topic, request_id, producer_name = envelope.topic, envelope.request_id, envelope.producer_name
-    batch, fields = _decode_messages(raw, envelope, config)
-    if producer_name and fields.sequence_ids.any():
-        raise Unsupported("Idempotent produce is not available yet", reason="SEQUENCE_IDS_NOT_SUPPORTED")
-    return DecodedProduce(topic, request_id, batch)
+    producer_name = envelope.producer_name
+    if producer_name and len(producer_name.encode()) > PRODUCER_NAME_BYTES_MAX:
+        raise InvalidRequest(
+            f"producer_name has more than {PRODUCER_NAME_BYTES_MAX} bytes",
+            field="producer_name",
+            reason="PRODUCER_NAME_TOO_LARGE",
+            limit=PRODUCER_NAME_BYTES_MAX,
+        )
+    topic, request_id = envelope.topic, envelope.request_id
+    return DecodedProduce(topic, request_id, _decode_messages(raw, envelope, producer_name, config))
 
 
-def _decode_messages(raw: bytes, envelope: Any, config: BrokerConfig) -> tuple[Batch, Fields]:
+def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: BrokerConfig) -> Batch:
     messages = list(envelope.messages)
     plain = _read_plain(raw, envelope.topic, messages, config) if len(messages) > _FEW else None
     if plain is not None:
@@ -112,7 +119,7 @@ def _decode_messages(raw: bytes, envelope: Any, config: BrokerConfig) -> tuple[B
     # What fits the limits and is in plain form fits; the other form was rewritten. A message that did not would be
     # stored for ever and delivered never: no client could read the frame.
     assert int(lengths.max()) <= config.message_bytes_max
-    batch = Batch(
+    return Batch(
         frames=frames,
         lengths=(_head_bytes(lengths) + lengths).astype(np.uint32),
         crcs=_crcs(messages, lengths),
@@ -121,8 +128,11 @@ def _decode_messages(raw: bytes, envelope: Any, config: BrokerConfig) -> tuple[B
         ttl_ms=fields.ttl_ms,
         key_hashes=_key_hashes(fields),
         schedule_hashes=np.zeros(len(lengths), dtype=np.uint64),
+        producer_name=producer_name,
+        sequence_ids=fields.sequence_ids.view(np.uint64)
+        if producer_name and fields.sequence_ids.any()
+        else None,
     )
-    return batch, fields
 
 
 def _read_plain(
@@ -158,7 +168,7 @@ def _read_typed(request: producer_pb2.ProduceRequest) -> Fields:
         deliver_at_ms=_column(message.deliver_at_ms for message in messages),
         deliver_after_ms=_column(message.deliver_after_ms for message in messages),
         ttl_ms=_column(message.ttl_ms for message in messages),
-        sequence_ids=_column(min(message.sequence_id, 1) for message in messages),
+        sequence_ids=np.fromiter((message.sequence_id for message in messages), np.uint64).view(np.int64),
         property_counts=_column(map(len, properties)),
         property_bytes=_column(
             sum(len(name.encode()) + len(value.encode()) for name, value in each.items())

@@ -8,10 +8,10 @@ from typing import cast
 
 from pyroaring import BitMap
 
-from broker.config import KIB
-from broker.errors import InvalidRequest, Unsupported
+from broker.errors import InvalidRequest
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Entries, Position
-from broker.subscriptions.subscription import KEY_SHARED, TYPE_NAMES, Failure, Subscription
+from broker.settings import KIB
+from broker.subscriptions.subscription import TYPE_NAMES, Failure, Subscription
 from postdate.v1 import consumer_pb2, message_pb2
 
 _ID_BYTES_MAX = 32
@@ -74,9 +74,7 @@ def check_size(raw: bytes, field: str, ids_max: int) -> None:
 
 
 def check_type(type_: int, field: str) -> None:
-    """Refuse a subscription type that is none, or none of ours yet."""
-    if type_ == KEY_SHARED:
-        raise Unsupported("KEY_SHARED is not available yet", reason="KEY_SHARED_NOT_SUPPORTED")
+    """Refuse a subscription type that is none."""
     if type_ not in (0, *TYPE_NAMES):
         raise InvalidRequest(
             f"There is no subscription type {type_}", field=field, reason="INVALID_SUBSCRIPTION_TYPE"

@@ -12,7 +12,7 @@ from broker.rpc.calls import END_OF_STREAM, Handler, refuse
 from broker.rpc.decode import decode_produce, peek_request_id
 from broker.rpc.status import Context, to_status
 from broker.topics.broker import Broker
-from broker.topics.topic import Accepted
+from broker.topics.intake import Accepted
 from postdate.v1 import message_pb2, producer_pb2
 
 SERVICE = "postdate.v1.ProducerService"
@@ -107,7 +107,6 @@ def _answer(pending: _Pending) -> bytes:
         )
         return response.SerializeToString()
     assert pending.accepted is not None
-    ids = pending.accepted.ids
     return producer_pb2.ProduceResponse(
         request_id=pending.request_id,
         ids=[
@@ -117,6 +116,7 @@ def _answer(pending: _Pending) -> bytes:
                 count=ids.count,
                 duplicate=ids.duplicate,
             )
+            for ids in pending.accepted.ids
         ],
         publish_time_ms=pending.accepted.publish_time_ms,
     ).SerializeToString()

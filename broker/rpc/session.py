@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine, Sequence
 
-from broker.errors import InvalidRequest, Unsupported
+from broker.errors import InvalidRequest
 from broker.model import Entries
 from broker.rpc.calls import END_OF_STREAM, parse
 from broker.rpc.encode import encode_batch_response, encode_varint
@@ -53,6 +53,7 @@ class Session:
         self._in_flight: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._finished_reading = False
+        self._told_end = False
 
     async def run(self) -> None:
         """Serve the stream until either side ends it; raises what it is to be ended with."""
@@ -119,10 +120,14 @@ class Session:
         await self._confirm(ack.request_id, failures)
 
     async def _give_back(self, nack: consumer_pb2.Nack) -> None:
-        check_nack(nack.redeliver_after_ms, nack.dead_letter, nack.reason, "nack.")
+        check_nack(nack.redeliver_after_ms, nack.reason, "nack.")
         entries, failures = self._entries_of(nack.entries, "nack.entries")
         failures += await self._subscription.give_back(
-            self._consumer.consumer_id, entries, nack.redeliver_after_ms
+            self._consumer.consumer_id,
+            entries,
+            nack.redeliver_after_ms,
+            dead_letter=nack.dead_letter,
+            reason=nack.reason,
         )
         await self._confirm(nack.request_id, failures)
 
@@ -168,11 +173,16 @@ class Session:
                 raise self._failure
             if consumer.closed_because is not None:
                 raise consumer.closed_because
+            if consumer.ended and not self._told_end:
+                self._told_end = True
+                self.drain(0)
+                continue
             if (batch := consumer.next_nowait()) is not None:
                 self._subscription.work.set()  # the next batch may gather while this one is sent
                 await self._context.write(encode_batch_response(batch))
                 continue
-            if self._finished_reading and not self._in_flight and not self._answers:
+            finished = self._finished_reading or consumer.ended
+            if finished and not self._in_flight and not self._answers:
                 return
             await self._wait_work()
 
@@ -213,10 +223,8 @@ class Session:
         return consumer_pb2.SubscribeResponse(opened=opened)
 
 
-def check_nack(redeliver_after_ms: int, dead_letter: bool, reason: str, within: str = "") -> None:
+def check_nack(redeliver_after_ms: int, reason: str, within: str = "") -> None:
     """Refuse what a nack cannot ask for; `within` is where its fields lie in the request."""
-    if dead_letter:
-        raise Unsupported("Dead-letter topics are not available yet", reason="DEAD_LETTER_NOT_SUPPORTED")
     if not 0 <= redeliver_after_ms <= DELAY_MS_MAX:
         raise InvalidRequest(
             f"redeliver_after_ms is between 0 and {DELAY_MS_MAX}",

@@ -66,7 +66,7 @@ class Fields:
     deliver_at_ms: Int64Column
     deliver_after_ms: Int64Column
     ttl_ms: Int64Column
-    sequence_ids: Int64Column
+    sequence_ids: Int64Column  # the bits of uint64
     property_counts: Int64Column
     property_bytes: Int64Column
     traceparent_bytes: Int64Column

@@ -17,7 +17,7 @@ Invariants:
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,35 @@ class Amendments:
         if self.cancelled:
             current &= ~members(entry_ids, self.cancelled)
         return current
+
+    def cancel(self, entries: BitMap) -> Amendments:
+        """With more entries cancelled."""
+        return replace(self, cancelled=self.cancelled | entries)
+
+    def move(self, entry_ids: UInt32Column, deliver_at_ms: Int64Column, lsn: int) -> Amendments:
+        """With entries (ids rising) moved by a record; each move counts one revision."""
+        kept = ~np.isin(self.entry_ids, entry_ids)
+        revisions = np.ones(len(entry_ids), dtype=np.uint32)
+        if len(self.entry_ids):
+            places, moved = self._find(entry_ids)
+            revisions[moved] += self.revisions[places[moved]]
+        ids = np.concatenate((self.entry_ids[kept], entry_ids))
+        order = np.argsort(ids, kind="stable")
+        return replace(
+            self,
+            entry_ids=ids[order],
+            deliver_at_ms=np.concatenate((self.deliver_at_ms[kept], deliver_at_ms))[order],
+            revisions=np.concatenate((self.revisions[kept], revisions))[order],
+            lsns=np.concatenate((self.lsns[kept], np.full(len(entry_ids), lsn, dtype=np.uint64)))[order],
+        )
+
+    def revisions_of(self, entry_ids: UInt32Column) -> UInt32Column:
+        """How often each entry was moved. Ids in any order."""
+        revisions = np.zeros(len(entry_ids), dtype=np.uint32)
+        if len(self.entry_ids):
+            places, moved = self._find(entry_ids)
+            revisions[moved] = self.revisions[places[moved]]
+        return revisions
 
     def _find(self, entry_ids: UInt32Column) -> tuple[Int64Column, npt.NDArray[np.bool_]]:
         """Of each entry its place among the moved ones, and whether it is there."""

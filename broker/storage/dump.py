@@ -19,6 +19,8 @@ from pyroaring import BitMap
 from broker.errors import Corrupt
 from broker.model import Entries
 from broker.runtime.vfs import Vfs
+from broker.storage.alive import MAGIC as MAGIC_ALIVE
+from broker.storage.alive import decode_alive
 from broker.storage.amendments import MAGIC as MAGIC_AMENDMENTS
 from broker.storage.blocks import MAGICS
 from broker.storage.bucket_dump import dump_amendments, dump_bucket
@@ -44,15 +46,20 @@ from broker.storage.manifest import (
     frame_content,
 )
 from broker.storage.policy import SubscriptionPolicy, TopicPolicy
+from broker.storage.producers_file import MAGIC_PRODUCERS, decode_producers
 from broker.storage.records import (
     GivenBack,
+    LedgersDropped,
     Produced,
     Record,
+    Seeked,
     Settled,
+    SubscriptionChanged,
     SubscriptionCreated,
     SubscriptionDeleted,
     TopicCreated,
     TopicPolicyChanged,
+    Transferred,
     decode_record,
 )
 from broker.storage.segment import MAGIC as MAGIC_SEGMENT
@@ -122,6 +129,7 @@ def _fields_of(record: Record) -> Line:
                 "first_deliver_at_ms": int(np.min(delayed)) if len(delayed) else 0,
                 "last_deliver_at_ms": int(np.max(delayed)) if len(delayed) else 0,
                 "frames_bytes": len(record.frames),
+                **_sequences(record),
             }
         case Settled() | GivenBack():
             waits = {"not_before_ms": record.not_before_ms} if isinstance(record, GivenBack) else {}
@@ -145,7 +153,40 @@ def _fields_of(record: Record) -> Line:
             return {"topic_id": record.topic_id, **_subscription(record.subscription)}
         case SubscriptionDeleted():
             return {"topic_id": record.topic_id, "subscription_id": record.subscription_id}
+        case SubscriptionChanged():
+            return {
+                "topic_id": record.topic_id,
+                "subscription_id": record.subscription_id,
+                "policy": _policy(record.policy),
+                "paused": record.paused,
+            }
+        case Seeked():
+            return {
+                "topic_id": record.topic_id,
+                "subscription_id": record.subscription_id,
+                "start": list(record.start),
+            }
+        case LedgersDropped():
+            return {"topic_id": record.topic_id, "ledger_ids": list(record.ledger_ids)}
+        case Transferred():
+            only = {"only_for_subscription_id": record.subscription_id} if record.subscription_id else {}
+            return {"produced": _fields_of(record.produced), "settled": _fields_of(record.settled), **only}
     return {"topic_id": record.topic_id}
+
+
+def _sequences(record: Produced) -> Line:
+    sequences = record.sequences
+    if sequences is None:
+        return {}
+    given = sequences.sequence_ids[sequences.sequence_ids > 0]
+    forgotten = {"forgotten_producer": sequences.forgotten_name} if sequences.forgotten_name else {}
+    return {
+        "producer": sequences.producer_name,
+        "first_sequence_id": int(given[0]),
+        "last_sequence_id": int(given[-1]),
+        "floor": sequences.floor,
+        **forgotten,
+    }
 
 
 def _dump_segment(vfs: Vfs, path: str) -> Iterator[Line]:
@@ -231,8 +272,25 @@ def _cursor_lines(framed: bytes, path: str) -> Iterator[Line]:
     for ledger_id, digits in image.attempts.items():
         for bit, bitmap in enumerate(digits):
             yield {"line": "attempts", "ledger_id": ledger_id, "bit": bit, **_bitmap(bitmap)}
-    for not_before_ms, ledger_id, bitmap in image.waiting:
-        yield {"line": "waiting", "not_before_ms": not_before_ms, "ledger_id": ledger_id, **_bitmap(bitmap)}
+    for ledger_id, each in image.waiting.items():
+        times = each.column
+        between = {"first_not_before_ms": int(times.min()), "last_not_before_ms": int(times.max())}
+        yield {"line": "waiting", "ledger_id": ledger_id, **_bitmap(each.entries), **between}
+
+
+def _producers_lines(framed: bytes, path: str) -> Iterator[Line]:
+    image = decode_producers(framed, path)
+    yield {"line": "producers", "topic_id": image.topic_id}
+    for each in image.producers:
+        counts = np.frombuffer(each.counts, np.uint32)
+        yield {
+            "line": "producer",
+            "name": each.name,
+            "highest_sequence_id": each.highest_sequence_id,
+            "floor": each.floor,
+            "runs": len(counts),
+            "sequence_ids": int(counts.sum()),
+        }
 
 
 def _subscription(image: SubscriptionImage) -> Line:
@@ -266,12 +324,19 @@ def _error(message: str, path: str, offset: int) -> Line:
     return {"line": "error", "message": message, "path": path, "offset": offset}
 
 
+def _dump_alive(vfs: Vfs, path: str) -> Iterator[Line]:
+    alive = decode_alive(read_file(vfs, path), path)
+    yield {"line": "alive", "alive_ms": alive.alive_ms, "absences": [list(each) for each in alive.absences]}
+
+
 _DUMPERS: dict[bytes, Callable[[Vfs, str], Iterator[Line]]] = {
     MAGIC_SEGMENT: _dump_segment,
     MAGIC_BROKER: _dump_manifest("broker manifest", MAGIC_BROKER, _broker_lines),
     MAGIC_TOPIC: _dump_manifest("topic manifest", MAGIC_TOPIC, _topic_lines),
     MAGIC_CURSOR: _dump_manifest("cursor", MAGIC_CURSOR, _cursor_lines),
+    MAGIC_PRODUCERS: _dump_manifest("producers", MAGIC_PRODUCERS, _producers_lines),
     **dict.fromkeys(MAGICS.values(), dump_ledger),
     MAGIC_BUCKET: dump_bucket,
     MAGIC_AMENDMENTS: dump_amendments,
+    MAGIC_ALIVE: _dump_alive,
 }

@@ -1,6 +1,6 @@
 """Where everything lies in the data directory. Folders are named by ids, never by client text.
 
-lock  broker.manifest  journal/
+lock  broker.manifest  alive  journal/
 topics/<topic_id>/manifest
 topics/<topic_id>/ledgers/<ledger_id>.<generation>.{data,times,rows}
 topics/<topic_id>/ledgers/<ledger_id>.<lsn>.amend
@@ -20,6 +20,7 @@ class Layout:
         self.root = data_dir
         self.lock = f"{data_dir}/lock"
         self.manifest = f"{data_dir}/broker.manifest"
+        self.alive = f"{data_dir}/alive"
         self.journal = f"{data_dir}/journal"
         self.topics = f"{data_dir}/topics"
 

@@ -103,6 +103,11 @@ class Ledger:
         return (self.entry_count - self._written_count) * _ENTRY_BYTES + self.data_bytes - self._written_bytes
 
     @property
+    def disk_bytes(self) -> int:
+        """What its files take, about."""
+        return self.entry_count * _ENTRY_BYTES + self.data_bytes
+
+    @property
     def memory_bytes(self) -> int:
         checksum_count = sum(each.block_count for each in self._checksums) if self._checksums else 0
         return self.unwritten_bytes + checksum_count * _CRC_BYTES

@@ -202,6 +202,13 @@ class OpenFiles:
             if not handles.pins:
                 handles.close()
 
+    def discard_topic(self, topic_id: int) -> None:
+        """Close the files of all ledgers of a topic, once nobody uses them any more."""
+        with self._lock:
+            names = [name for name in self._handles if name.topic_id == topic_id]
+        for name in names:
+            self.discard(name)
+
     def close(self) -> None:
         with self._lock:
             for handles in self._handles.values():
@@ -358,6 +365,8 @@ class LedgerFiles:
         frames: Sequence[bytes],
     ) -> None:
         """Write batches that follow what was written; make the files if these are the first."""
+        if self._deleted:
+            return  # what was appended last need not be written any more
         with self._writing(create=not self._made) as handles:
             self._made = True
             handles.data.pwrite(frames, HEADER_BYTES + data_offset)
@@ -366,7 +375,7 @@ class LedgerFiles:
 
     def sync(self, footers: tuple[bytes, bytes] | None, entry_count: int) -> None:
         """Return once all that was written is on disk, with the footers of a sealed ledger after its rows."""
-        if not self._made:
+        if not self._made or self._deleted:
             return
         with self._writing() as handles:
             if footers is not None:
@@ -423,6 +432,7 @@ class LedgerFiles:
         for kind in KINDS:
             with contextlib.suppress(FileNotFoundError):
                 vfs.remove(self.name.path(kind))
+        self._open_files.discard(self.name)  # a read that had begun may have opened them again
 
     def _column_at(self, column: CheckedColumn, file: Readable, entry_ids: UInt32Column) -> Array:
         if is_contiguous(entry_ids):
@@ -451,6 +461,10 @@ class LedgerFiles:
                 yield handles
             finally:
                 self._open_files.unpin(handles)
+        except Corrupt:
+            if self._deleted:  # after we had looked
+                raise NotFound(f"ledger {self.name.ledger_id} was deleted") from None
+            raise
         except OSError as error:
             path = self.name.path("*")
             raise Unavailable(f"a ledger could not be read ({path}): {error}", path=path) from error

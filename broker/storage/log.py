@@ -5,13 +5,17 @@ Loop-owned. `append` and `seal` follow records; nothing here decides.
 
 from __future__ import annotations
 
+import contextlib
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
+from pyroaring import BitMap64
 
 from broker.errors import NotFound
-from broker.model import CANCELLED_MS, Int64Column, Position, RowColumn, UInt32Column
+from broker.model import CANCELLED_MS, START, Int64Column, Position, RowColumn, UInt32Column
 from broker.storage.amendments import Amendments
 from broker.storage.ledger import Ledger
 from broker.storage.records import Produced
@@ -20,16 +24,28 @@ _RUNS_MAX = 256
 _FRAME_BYTES_GUESS = 256
 
 
+class DroppedLedger(NamedTuple):
+    """A ledger that is gone from the log, and whose files are not gone yet."""
+
+    ledger: Ledger
+    amendments_file: str  # in `ledgers/`; empty: none
+
+
 class TopicLog:
     """The ledgers of one topic.
 
     Invariants:
-      G1  Ledger ids rise; only the last ledger takes entries, all others are sealed.
+      G1  Ledger ids rise; only the last ledger takes entries, all others are sealed. So is the last one, if those
+          after it were dropped.
       G2  Every entry that is not DELAYED, from `_runs_floor` on, lies in one of `_runs`.
+      G3  `end` never moves back: positions of ledgers that were dropped stay before it.
+      G4  A dropped ledger's files stay until a manifest is durable that does not name it, and while `keep_files`.
     """
 
-    def __init__(self, open_ledger: Callable[[int], Ledger]) -> None:
+    def __init__(self, open_ledger: Callable[[int], Ledger], live_ids: BitMap64 | None = None) -> None:
+        """`live_ids` holds the ids of all ledgers of all topics; shared, and kept up to date by each."""
         self._open_ledger = open_ledger
+        self._live_ids = BitMap64() if live_ids is None else live_ids
         self._ledgers: dict[int, Ledger] = {}
         self._order: list[int] = []
         self._runs: deque[tuple[Position, Position]] = (
@@ -39,13 +55,24 @@ class TopicLog:
         self.amendments: dict[int, Amendments] = {}
         self.dirty: dict[int, Ledger] = {}
         """Ledgers changed since they were captured last."""
+        self.dropped: list[DroppedLedger] = []
+        """Their files wait to be removed (G4)."""
+        self._gone_end = Position(0, 0)  # of the last ledger that was dropped from the end
+        self._keepers = 0
 
-    def restore(self, ledgers: list[Ledger], amendments: dict[int, Amendments]) -> None:
-        """Take in the ledgers that the manifest names, and what was cancelled or moved of them."""
+    def restore(
+        self, ledgers: list[Ledger], amendments: dict[int, Amendments], gone_end: Position = START
+    ) -> None:
+        """Take in the ledgers that the manifest names, and what was cancelled or moved of them.
+
+        `gone_end` is where the log ended, if its last ledger is gone.
+        """
         self.amendments = amendments
+        self._gone_end = gone_end
         self._order = [ledger.name.ledger_id for ledger in ledgers]
         self._ledgers = {ledger.name.ledger_id: ledger for ledger in ledgers}
         self._runs_floor = self.end
+        self._live_ids.update(self._order)
 
     # -- changes: called by the topic's apply ----------------------------------------------------------------
 
@@ -55,21 +82,53 @@ class TopicLog:
         if ledger is None:
             if self._order:
                 last = self._ledgers[self._order[-1]]
-                last.seal()
-                self.dirty[last.name.ledger_id] = last
+                if not last.sealed:
+                    last.seal()
+                    self.dirty[last.name.ledger_id] = last
             ledger = self._open_ledger(record.ledger_id)
             self._ledgers[record.ledger_id] = ledger
             self._order.append(record.ledger_id)
+            self._live_ids.add(record.ledger_id)
         if not record.times.all():
             self._note_undelayed(record)
         ledger.append(record.first_entry_id, record.times, record.rows, bytes(record.frames))
         self.dirty[ledger.name.ledger_id] = ledger
 
-    def drop(self, ledger_id: int) -> Ledger:
-        """Forget a ledger; the caller deletes its files."""
-        self._order.remove(ledger_id)
+    def drop(self, ledger_id: int, amendments_file: str = "") -> None:
+        """Forget a ledger. A checkpoint removes its files (G4)."""
+        ledger = self._ledgers.pop(ledger_id)
+        if ledger_id == self._order[-1]:
+            self._gone_end = max(self._gone_end, Position(ledger_id, ledger.entry_count))
+        del self._order[bisect_right(self._order, ledger_id) - 1]
+        self._runs = deque(run for run in self._runs if run[0].ledger_id != ledger_id)
         self.dirty.pop(ledger_id, None)
-        return self._ledgers.pop(ledger_id)
+        self.amendments.pop(ledger_id, None)
+        self._live_ids.discard(ledger_id)
+        self.dropped.append(DroppedLedger(ledger, amendments_file))
+
+    def was_dropped(self, ledger_id: int) -> bool:
+        """Whether this was a ledger of the topic, or of another one that has dropped it too: nobody remembers which."""
+        return 0 < ledger_id <= self.end.ledger_id and ledger_id not in self._live_ids
+
+    def forget_all(self) -> None:
+        """The topic is deleted."""
+        for ledger_id in self._order:
+            self._live_ids.discard(ledger_id)
+
+    # -- files of dropped ledgers ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def keep_files(self) -> Iterator[None]:
+        """Within this, every ledger that is there now can be read, dropped or not."""
+        self._keepers += 1
+        try:
+            yield
+        finally:
+            self._keepers -= 1
+
+    @property
+    def keeps_files(self) -> bool:
+        return self._keepers > 0
 
     # -- facts -----------------------------------------------------------------------------------------------
 
@@ -79,14 +138,20 @@ class TopicLog:
     @property
     def begin(self) -> Position:
         """The first position; `end` if there are no entries."""
-        return Position(self._order[0], 0) if self._order else Position(0, 0)
+        return Position(self._order[0], 0) if self._order else self.end
 
     @property
     def end(self) -> Position:
-        """The position after the last entry."""
-        if not self._order:
-            return Position(0, 0)
+        """The position after the last entry that there ever was."""
+        if not self._order or self._gone_end.ledger_id > self._order[-1]:
+            return self._gone_end
         return Position(self._order[-1], self._ledgers[self._order[-1]].entry_count)
+
+    @property
+    def gone_end(self) -> Position:
+        """Where the log ended, if its last ledger is gone; else START."""
+        end = self.end
+        return START if end.ledger_id in self._ledgers else end
 
     @property
     def last(self) -> Ledger | None:
@@ -120,7 +185,8 @@ class TopicLog:
         return None if ledger is None else ledger.entry_count
 
     def next_ledger_id(self, ledger_id: int) -> int | None:
-        return next((i for i in self._order if i > ledger_id), None)
+        at = bisect_right(self._order, ledger_id)
+        return self._order[at] if at < len(self._order) else None
 
     def count_from(self, position: Position) -> int:
         """How many entries there are at or after a position."""

@@ -20,11 +20,12 @@ from itertools import chain, pairwise
 from typing import TypeVar
 
 import google_crc32c
+import numpy as np
 from google.protobuf.message import DecodeError, Message
 from pyroaring import BitMap
 
 from broker.errors import Corrupt
-from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, START, Position
+from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, START, Int64Column, Position
 from broker.storage.blocks import block_count
 from broker.storage.policy import (
     SubscriptionPolicy,
@@ -45,6 +46,7 @@ FRAME_BYTES = 16
 ID_MAX = (1 << 63) - 1  # of topics, subscriptions and records (lsn): no counter gets there
 SUBSCRIPTION_TYPES = range(1, 5)  # SubscriptionType of the API, without UNSPECIFIED
 
+_TIME = np.dtype("<i8")
 _DATA_BYTES_MAX = (1 << 33) - 1  # offset and length of the last row are 32 bits wide
 _ATTEMPT_DIGITS_MAX = 32
 
@@ -55,6 +57,7 @@ _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
 
 
+_PRODUCERS_FILE = re.compile(r"producers\.[0-9a-f]+")
 _AMENDMENTS_FILE = re.compile(r"([0-9]+)\.[0-9a-f]+\.amend")
 
 
@@ -83,6 +86,9 @@ class LedgerImage:
     rows_crcs: tuple[int, ...]
     first_publish_ms: int
     amendments_file: str = ""  # in `ledgers/`; empty: none
+    last_due_ms: int = 0  # greatest of its times; 0: none is DELAYED
+    last_expire_ms: int = 0  # 0: at least one never expires
+    last_publish_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,7 @@ class SubscriptionImage:
     policy: SubscriptionPolicy = field(default_factory=SubscriptionPolicy)
     cursor_file: str = ""
     mark: Position = START
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,21 @@ class TopicImage:
     frontier_ms: int
     bucket_ids: tuple[int, ...] = ()  # in the order of the log
     next_bucket_id: int = 1
+    producers_file: str = ""  # in `cursors/`; empty: none
+    log_end: Position = START  # where the log ended, if its last ledger is gone
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerTimes:
+    """Entries of one ledger that came back, and the times before which they are not sent again."""
+
+    entries: BitMap
+    content: bytes  # a time each in milliseconds, int64, little-endian, in the order of the ids
+
+    @property
+    def column(self) -> Int64Column:
+        """The times, aligned with the rising ids."""
+        return np.frombuffer(self.content, _TIME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +148,8 @@ class CursorImage:
     subscription_id: int
     settled: dict[int, BitMap]
     attempts: dict[int, list[BitMap]]
-    waiting: tuple[tuple[int, int, BitMap], ...]  # (not_before_ms, ledger_id, entries)
+    waiting: dict[int, LedgerTimes]
+    dead_letters: dict[int, BitMap] = field(default_factory=dict)  # entries of the dead-letter topic
 
 
 def encode_broker(image: BrokerImage) -> bytes:
@@ -139,11 +162,11 @@ def encode_broker(image: BrokerImage) -> bytes:
         next_ledger_id=image.next_ledger_id,
         last_alive_ms=image.last_alive_ms,
     )
-    return _frame(MAGIC_BROKER, message)
+    return frame_message(MAGIC_BROKER, message)
 
 
 def decode_broker(content: bytes, path: str) -> BrokerImage:
-    return _decode(MAGIC_BROKER, content, path, pb.BrokerManifest(), _broker_image)
+    return decode_framed(MAGIC_BROKER, content, path, pb.BrokerManifest(), _broker_image)
 
 
 def _broker_image(message: pb.BrokerManifest) -> BrokerImage:
@@ -175,19 +198,21 @@ def encode_topic(image: TopicImage) -> bytes:
         ledgers=[_ledger_to_entry(ledger) for ledger in image.ledgers],
         subscriptions=[subscription_to_entry(subscription) for subscription in image.subscriptions],
         next_subscription_id=image.next_subscription_id,
-        indexed_through=_position_to_record(image.indexed_through),
+        indexed_through=position_to_record(image.indexed_through),
         index_lsn=image.index_lsn,
         frontier_ms=image.frontier_ms,
         bucket_ids=image.bucket_ids,
         next_bucket_id=image.next_bucket_id
         if image.next_bucket_id > 1
         else 0,  # as before there were buckets
+        producers_file=image.producers_file,
+        log_end=position_to_record(image.log_end) if image.log_end > START else None,
     )
-    return _frame(MAGIC_TOPIC, message)
+    return frame_message(MAGIC_TOPIC, message)
 
 
 def decode_topic(content: bytes, path: str) -> TopicImage:
-    return _decode(MAGIC_TOPIC, content, path, pb.TopicManifest(), _topic_image)
+    return decode_framed(MAGIC_TOPIC, content, path, pb.TopicManifest(), _topic_image)
 
 
 def _topic_image(message: pb.TopicManifest) -> TopicImage:
@@ -198,6 +223,9 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
     check_rising([(ledger.ledger_id, ledger.generation) for ledger in ledgers], "ledgers")
     check(len({ledger.ledger_id for ledger in ledgers}) == len(ledgers), "a ledger is named twice")
     check(all(ledger.sealed for ledger in ledgers[:-1]), "a ledger before the last is not sealed")
+    log_end = position_from_record(message.log_end)
+    lies_behind = log_end.ledger_id > (ledgers[-1].ledger_id if ledgers else 0)
+    check(lies_behind or log_end == START, "the log ends in or before a ledger that is there")
     subscriptions = tuple(subscription_from_entry(entry) for entry in message.subscriptions)
     for each in subscriptions:
         check_id(each.subscription_id, "subscription_id", message.next_subscription_id - 1)
@@ -205,6 +233,8 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
     for bucket_id in message.bucket_ids:
         check_id(bucket_id, "bucket_id", next_bucket_id - 1)
     check(len(set(message.bucket_ids)) == len(message.bucket_ids), "a bucket is named twice")
+    named = not message.producers_file or _PRODUCERS_FILE.fullmatch(message.producers_file) is not None
+    check(named, f"producers file {message.producers_file[:100]!r}")
     for what in ("subscription_id", "name"):
         distinct = {getattr(each, what) for each in subscriptions}
         check(len(distinct) == len(subscriptions), f"two subscriptions have one {what}")
@@ -217,11 +247,13 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
         ledgers=ledgers,
         subscriptions=subscriptions,
         next_subscription_id=message.next_subscription_id,
-        indexed_through=_position_from_record(message.indexed_through),
+        indexed_through=position_from_record(message.indexed_through),
         index_lsn=checked_lsn(message.index_lsn),
         frontier_ms=checked_time(message.frontier_ms),
         bucket_ids=tuple(message.bucket_ids),
         next_bucket_id=next_bucket_id,
+        producers_file=message.producers_file,
+        log_end=log_end,
     )
 
 
@@ -239,15 +271,19 @@ def encode_cursor(image: CursorImage) -> bytes:
             for bit, bitmap in enumerate(bits)
         ],
         waiting=[
-            pb.WaitingEntries(not_before_ms=not_before_ms, ledger_id=ledger_id, bitmap=bitmap.serialize())
-            for not_before_ms, ledger_id, bitmap in image.waiting
+            pb.WaitingTimes(ledger_id=ledger_id, bitmap=each.entries.serialize(), times=each.content)
+            for ledger_id, each in sorted(image.waiting.items())
+        ],
+        dead_letters=[
+            pb.LedgerBitmap(ledger_id=ledger_id, bitmap=bitmap.serialize())
+            for ledger_id, bitmap in sorted(image.dead_letters.items())
         ],
     )
-    return _frame(MAGIC_CURSOR, message)
+    return frame_message(MAGIC_CURSOR, message)
 
 
 def decode_cursor(content: bytes, path: str) -> CursorImage:
-    return _decode(MAGIC_CURSOR, content, path, pb.CursorFile(), _cursor_image)
+    return decode_framed(MAGIC_CURSOR, content, path, pb.CursorFile(), _cursor_image)
 
 
 def _cursor_image(message: pb.CursorFile) -> CursorImage:
@@ -255,12 +291,16 @@ def _cursor_image(message: pb.CursorFile) -> CursorImage:
     check_id(message.subscription_id, "subscription_id")
     settled = [(entry.ledger_id, 0) for entry in message.settled]
     attempts_of = [(entry.ledger_id, entry.bit) for entry in message.attempts]
-    waiting = [(entry.not_before_ms, entry.ledger_id) for entry in message.waiting]
-    for ledger_id in chain((i for i, _ in (*settled, *attempts_of)), (i for _, i in waiting)):
+    waiting = [(entry.ledger_id, 0) for entry in message.waiting]
+    for ledger_id, _ in chain(settled, attempts_of, waiting):
         check_ledger_id(ledger_id)
     check_rising(settled, "settled entries")
     check_rising(attempts_of, "attempts")
     check_rising(waiting, "waiting entries")
+    dead_letters = [(entry.ledger_id, 0) for entry in message.dead_letters]
+    for ledger_id, _ in dead_letters:
+        check_ledger_id(ledger_id)
+    check_rising(dead_letters, "dead letters")
     attempts: dict[int, list[BitMap]] = {}
     for bits in message.attempts:
         digits = attempts.setdefault(bits.ledger_id, [])
@@ -271,11 +311,18 @@ def _cursor_image(message: pb.CursorFile) -> CursorImage:
         subscription_id=message.subscription_id,
         settled={entry.ledger_id: bitmap_from_bytes(entry.bitmap) for entry in message.settled},
         attempts=attempts,
-        waiting=tuple(
-            (checked_time(entry.not_before_ms), entry.ledger_id, bitmap_from_bytes(entry.bitmap))
-            for entry in message.waiting
-        ),
+        waiting={entry.ledger_id: _ledger_times(entry) for entry in message.waiting},
+        dead_letters={entry.ledger_id: bitmap_from_bytes(entry.bitmap) for entry in message.dead_letters},
     )
+
+
+def _ledger_times(entry: pb.WaitingTimes) -> LedgerTimes:
+    found = LedgerTimes(bitmap_from_bytes(entry.bitmap), entry.times)
+    count, byte_count = len(found.entries), len(found.content)
+    check(count > 0, "no entry of a ledger waits")
+    check(byte_count == count * _TIME.itemsize, f"{byte_count} bytes of times for {count} entries")
+    checked_time(int(found.column.min()))
+    return found
 
 
 def subscription_to_entry(image: SubscriptionImage) -> pb.SubscriptionEntry:
@@ -284,10 +331,11 @@ def subscription_to_entry(image: SubscriptionImage) -> pb.SubscriptionEntry:
         name=image.name,
         type=image.type,
         create_time_ms=image.create_time_ms,
-        start=_position_to_record(image.start),
+        start=position_to_record(image.start),
         policy=subscription_policy_to_record(image.policy),
         cursor_file=image.cursor_file,
-        mark=_position_to_record(image.mark),
+        mark=position_to_record(image.mark),
+        paused=image.paused,
     )
 
 
@@ -304,10 +352,11 @@ def subscription_from_entry(entry: pb.SubscriptionEntry) -> SubscriptionImage:
         name=entry.name,
         type=entry.type,
         create_time_ms=checked_time(entry.create_time_ms),
-        start=_position_from_record(entry.start),
+        start=position_from_record(entry.start),
         policy=subscription_policy_from_record(entry.policy),
         cursor_file=entry.cursor_file,
-        mark=_position_from_record(entry.mark),
+        mark=position_from_record(entry.mark),
+        paused=entry.paused,
     )
 
 
@@ -322,6 +371,9 @@ def _ledger_to_entry(image: LedgerImage) -> pb.LedgerEntry:
         rows_crcs=image.rows_crcs,
         first_publish_ms=image.first_publish_ms,
         amendments_file=image.amendments_file,
+        last_due_ms=image.last_due_ms,
+        last_expire_ms=image.last_expire_ms,
+        last_publish_ms=image.last_publish_ms,
     )
 
 
@@ -348,14 +400,17 @@ def _ledger_from_entry(entry: pb.LedgerEntry) -> LedgerImage:
         rows_crcs=tuple(entry.rows_crcs),
         first_publish_ms=checked_time(entry.first_publish_ms),
         amendments_file=entry.amendments_file,
+        last_due_ms=checked_time(entry.last_due_ms),
+        last_expire_ms=checked_time(entry.last_expire_ms),
+        last_publish_ms=checked_time(entry.last_publish_ms),
     )
 
 
-def _position_to_record(position: Position) -> pb.PositionRecord:
+def position_to_record(position: Position) -> pb.PositionRecord:
     return pb.PositionRecord(ledger_id=position.ledger_id, entry_id=position.entry_id)
 
 
-def _position_from_record(record: pb.PositionRecord) -> Position:
+def position_from_record(record: pb.PositionRecord) -> Position:
     check(record.ledger_id <= LEDGER_ID_MAX, f"ledger_id {record.ledger_id}")
     # One more than the greatest id: a position may be the end of a ledger.
     check(record.entry_id <= ENTRY_ID_MAX + 1, f"entry_id {record.entry_id}")
@@ -408,11 +463,11 @@ def frame_content(magic: bytes, content: bytes) -> bytes:
     return _FRAME.pack(magic, VERSION, b"", len(content), _crc(VERSION, content)) + content
 
 
-def _frame(magic: bytes, message: Message) -> bytes:
+def frame_message(magic: bytes, message: Message) -> bytes:
     return frame_content(magic, message.SerializeToString(deterministic=True))
 
 
-def _decode(magic: bytes, framed: bytes, path: str, message: _M, image_of: Callable[[_M], _T]) -> _T:
+def decode_framed(magic: bytes, framed: bytes, path: str, message: _M, image_of: Callable[[_M], _T]) -> _T:
     content = _unframe(magic, framed, path)
     try:
         message.ParseFromString(content)

@@ -9,12 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+from broker.config import is_name
 from broker.errors import InvalidRequest
 from broker.storage.v1 import manifest_pb2 as pb
 
 TRACKER_UNSPECIFIED = 0
 TRACKER_BUCKET = 1
 TRACKER_MEMORY = 2
+
+DELAYED_ENABLED = 1
+DELAYED_DISABLED = 2
+
+OVERDUE_DELIVER = 1
+OVERDUE_EXPIRE = 2
+OVERDUE_DEAD_LETTER = 3
 
 _MS_MAX = 1 << 53
 _UINT32_MAX = (1 << 32) - 1  # rows hold offsets and entry ids of 32 bits
@@ -33,10 +41,20 @@ RANGES: dict[str, tuple[float, float]] = {
     "max_buckets": (1, 10_000),
     "segment_time_step_ms": (1, _MS_MAX),
     "max_segment_entries": (1, 1_000_000),
+    "delayed_delivery": (0, DELAYED_DISABLED),
+    "retention_ms": (0, _MS_MAX),
+    "retention_bytes": (0, 1 << 60),
+    "max_pending_messages": (0, 1 << 60),
+    "max_pending_bytes": (0, 1 << 60),
+    "max_produce_rate": (0, 1_000_000_000),
+    "overdue_action": (0, OVERDUE_DEAD_LETTER),
+    "dedup_window_ms": (0, _MS_MAX),
+    "dedup_entries": (1, 1_000_000),
     "lease_ms": (1, _MS_MAX),
     "initial_backoff_ms": (0, _MS_MAX),
     "max_backoff_ms": (0, _MS_MAX),
     "backoff_multiplier": (1, 100),
+    "max_delivery_attempts": (0, 1_000_000),
 }
 
 P = TypeVar("P", "TopicPolicy", "SubscriptionPolicy")
@@ -59,6 +77,15 @@ class TopicPolicy:
     max_buckets: int | None = None
     segment_time_step_ms: int | None = None
     max_segment_entries: int | None = None
+    delayed_delivery: int | None = None
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+    max_pending_messages: int | None = None
+    max_pending_bytes: int | None = None
+    max_produce_rate: int | None = None
+    overdue_action: int | None = None
+    dedup_window_ms: int | None = None
+    dedup_entries: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +97,8 @@ class SubscriptionPolicy:
     max_backoff_ms: int | None = None
     backoff_multiplier: float | None = None
     honor_delay: bool | None = None
+    max_delivery_attempts: int | None = None
+    dead_letter_topic: str | None = None
 
 
 def effective(policy: P, defaults: P) -> P:
@@ -108,15 +137,14 @@ def _values(policy: TopicPolicy | SubscriptionPolicy) -> dict[str, Any]:
     values = {f.name: value for f in fields(policy) if (value := getattr(policy, f.name)) is not None}
     for name, value in values.items():
         if not _is_in_range(name, value):
-            low, high = RANGES[name]
             raise InvalidRequest(
-                f"policy.{name} is between {low} and {high}, not {value}",
-                field=f"policy.{name}",
-                reason="INVALID_POLICY",
+                f"policy.{name} cannot be {value!r}", field=f"policy.{name}", reason="INVALID_POLICY"
             )
     return values
 
 
-def _is_in_range(name: str, value: float) -> bool:
+def _is_in_range(name: str, value: float | str) -> bool:
+    if isinstance(value, str):
+        return is_name(value)  # of a topic
     low, high = RANGES.get(name, (0, 1))  # honor_delay is a bool
     return low <= value <= high  # false for NaN

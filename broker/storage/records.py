@@ -2,13 +2,16 @@
 
     type  record                body (little-endian)
     2     Produced              topic_id 8, ledger_id 8, publish_time_ms 8, first_entry_id 4, count 4,
-                                frames_bytes 4, zero 4, times 8 * count, rows 44 * count, frames
+                                frames_bytes 4, producer_bytes 4, times 8 * count, rows 44 * count, frames, producer
+                                producer: floor 8, name_bytes 4, zero 4, sequence_ids 8 * count, name, and the name
+                                of a producer forgotten for it; of a batch with sequence ids
     3     Settled               topic_id 8, subscription_id 8, reason 1, zero 3, ledger_count 4, sets
     4     GivenBack             topic_id 8, subscription_id 8, reason 1, zero 3, ledger_count 4, not_before_ms 8, sets
                                 set: ledger_id 8, length 4, zero 4, roaring bitmap of entry ids
     5-8   TopicCreated, TopicDeleted, SubscriptionCreated, SubscriptionDeleted: protobuf, see manifest.proto
-    9-11  reserved: cancelled, moved, seeked
-    12    TopicPolicyChanged: protobuf, see manifest.proto
+    9-10  reserved: cancelled, moved
+    11-14 Seeked, TopicPolicyChanged, SubscriptionChanged, LedgersDropped: protobuf, see manifest.proto
+    15    Transferred           produced_bytes 4, settled_bytes 4, subscription_id 8, Produced, Settled
 
 Type 1 is the journal's own COMMIT. A produced batch carries its columns exactly as the ledger stores them, so
 that applying it, today or in a recovery, copies bytes and decides nothing.
@@ -29,18 +32,38 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from broker.errors import Corrupt
-from broker.model import ENTRY_ID_MAX, ROW, TIME_MS_MAX, Entries, Int64Column, RowColumn
+from broker.model import (
+    ENTRY_ID_MAX,
+    ROW,
+    TIME_MS_MAX,
+    Entries,
+    Int64Column,
+    Position,
+    RowColumn,
+    UInt64Column,
+)
 from broker.storage.manifest import (
+    ID_MAX,
     SubscriptionImage,
     bitmap_from_bytes,
     check,
     check_id,
     check_ledger_id,
+    check_rising,
     checked_time,
+    position_from_record,
+    position_to_record,
     subscription_from_entry,
     subscription_to_entry,
 )
-from broker.storage.policy import TopicPolicy, topic_policy_from_record, topic_policy_to_record
+from broker.storage.policy import (
+    SubscriptionPolicy,
+    TopicPolicy,
+    subscription_policy_from_record,
+    subscription_policy_to_record,
+    topic_policy_from_record,
+    topic_policy_to_record,
+)
 from broker.storage.v1 import manifest_pb2 as pb
 
 Part = bytes | memoryview | np.ndarray
@@ -61,6 +84,9 @@ class RecordType(IntEnum):
     MOVED = 10
     SEEKED = 11
     TOPIC_POLICY_CHANGED = 12
+    SUBSCRIPTION_CHANGED = 13
+    LEDGERS_DROPPED = 14
+    TRANSFERRED = 15
 
 
 class SettleReason(IntEnum):
@@ -68,6 +94,9 @@ class SettleReason(IntEnum):
 
     ACKED = 1
     EXPIRED = 2
+    DEAD_LETTERED = 3
+    REQUEUED = 4
+    PURGED = 5
 
 
 class ReturnReason(IntEnum):
@@ -82,9 +111,26 @@ _PRODUCED = struct.Struct("<QQqIIII")
 _SETTLED = struct.Struct("<QQB3sI")
 _GIVEN_BACK = struct.Struct("<QQB3sIq")
 _SET = struct.Struct("<QII")
+_SEQUENCES = struct.Struct("<QII")
+_TRANSFERRED = struct.Struct("<IIQ")
 _ZERO = bytes(3)
 _ROW_PLACE = struct.Struct("<II")  # offset and length of a row
 _ROW_PLACE_AT = 24  # in a ROW
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """What a batch says of its producer, and what of that is worth remembering."""
+
+    producer_name: str
+    floor: int  # below it nothing of this producer is remembered from here on
+    sequence_ids: UInt64Column  # of each message; 0: none
+    forgotten_name: str = ""  # a producer that gives way to this one; empty: none
+
+    def encode(self) -> bytes:
+        name = self.producer_name.encode()
+        head = _SEQUENCES.pack(self.floor, len(name), 0)
+        return head + self.sequence_ids.tobytes() + name + self.forgotten_name.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +145,10 @@ class Produced:
     times: Int64Column
     rows: RowColumn
     frames: bytes | memoryview
+    sequences: Sequences | None = None
 
     def encode(self) -> list[Part]:
+        producer = self.sequences.encode() if self.sequences else b""
         header = _PRODUCED.pack(
             self.topic_id,
             self.ledger_id,
@@ -108,9 +156,9 @@ class Produced:
             self.first_entry_id,
             len(self.times),
             len(self.frames),
-            0,
+            len(producer),
         )
-        return [header, self.times.tobytes(), self.rows.tobytes(), self.frames]
+        return [header, self.times.tobytes(), self.rows.tobytes(), self.frames, producer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +192,76 @@ class GivenBack:
             self.topic_id, self.subscription_id, self.reason, _ZERO, len(self.entries), self.not_before_ms
         )
         return [head, *_encode_sets(self.entries)]
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """Messages of one topic were stored in another, and settled where they came from, in one step.
+
+    Dead letters: `produced` in the dead-letter topic, `settled` on the subscription that gave them up. Requeued ones:
+    `produced` in the topic they came from, for that subscription only, and `settled` on the one that held them. Either
+    part applies to its topic as a record of its own would.
+    """
+
+    type: ClassVar[RecordType] = RecordType.TRANSFERRED
+    produced: Produced
+    settled: Settled
+    subscription_id: int
+    """Dead letters: 0. Requeued: the one subscription of the produced part's topic that gets the messages."""
+
+    def encode(self) -> list[Part]:
+        produced, settled = self.produced.encode(), self.settled.encode()
+        head = _TRANSFERRED.pack(_bytes_of(produced), _bytes_of(settled), self.subscription_id)
+        return [head, *produced, *settled]
+
+
+@dataclass(frozen=True, slots=True)
+class Seeked:
+    """A subscription begins elsewhere: all that it had settled, counted and put off is forgotten."""
+
+    type: ClassVar[RecordType] = RecordType.SEEKED
+    topic_id: int
+    subscription_id: int
+    start: Position
+
+    def encode(self) -> list[Part]:
+        message = pb.Seeked(
+            topic_id=self.topic_id, subscription_id=self.subscription_id, start=position_to_record(self.start)
+        )
+        return [message.SerializeToString(deterministic=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionChanged:
+    """What is set for a subscription from here on, all of it."""
+
+    type: ClassVar[RecordType] = RecordType.SUBSCRIPTION_CHANGED
+    topic_id: int
+    subscription_id: int
+    policy: SubscriptionPolicy
+    paused: bool
+
+    def encode(self) -> list[Part]:
+        message = pb.SubscriptionChanged(
+            topic_id=self.topic_id,
+            subscription_id=self.subscription_id,
+            policy=subscription_policy_to_record(self.policy),
+            paused=self.paused,
+        )
+        return [message.SerializeToString(deterministic=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgersDropped:
+    """Ledgers with nothing live are gone."""
+
+    type: ClassVar[RecordType] = RecordType.LEDGERS_DROPPED
+    topic_id: int
+    ledger_ids: tuple[int, ...]
+
+    def encode(self) -> list[Part]:
+        message = pb.LedgersDropped(topic_id=self.topic_id, ledger_ids=self.ledger_ids)
+        return [message.SerializeToString(deterministic=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +345,10 @@ Record = (
     | TopicPolicyChanged
     | SubscriptionCreated
     | SubscriptionDeleted
+    | SubscriptionChanged
+    | Seeked
+    | LedgersDropped
+    | Transferred
 )
 
 
@@ -244,11 +366,12 @@ def decode_record(record_type: int, body: memoryview) -> Record:
 
 
 def _decode_produced(body: memoryview) -> Produced:
-    topic_id, ledger_id, publish_ms, first, count, frames_bytes, zero = _PRODUCED.unpack_from(body)
+    topic_id, ledger_id, publish_ms, first, count, frames_bytes, producer_bytes = _PRODUCED.unpack_from(body)
     times_at = _PRODUCED.size
     rows_at = times_at + 8 * count
     frames_at = rows_at + ROW.itemsize * count
-    check(frames_at + frames_bytes == len(body) and zero == 0, "its columns do not fill it")
+    producer_at = frames_at + frames_bytes
+    check(producer_at + producer_bytes == len(body), "its columns do not fill it")
     check_id(topic_id, "topic_id")
     check_ledger_id(ledger_id)
     check(count > 0 and first + count <= ENTRY_ID_MAX + 1, f"{count} entries from {first} on")
@@ -266,8 +389,21 @@ def _decode_produced(body: memoryview) -> Produced:
         # Copies: a view would keep the whole journal segment in memory for as long as one column lives.
         times=times.copy(),
         rows=np.frombuffer(body[rows_at:frames_at], dtype=ROW).copy(),
-        frames=bytes(body[frames_at:]),
+        frames=bytes(body[frames_at:producer_at]),
+        sequences=_decode_sequences(body[producer_at:], count) if producer_bytes else None,
     )
+
+
+def _decode_sequences(body: memoryview, count: int) -> Sequences:
+    floor, name_bytes, zero = _SEQUENCES.unpack_from(body)
+    name_at = _SEQUENCES.size + 8 * count
+    check(zero == 0 and 0 < name_bytes <= len(body) - name_at, "its producer has no name")
+    sequence_ids = np.frombuffer(body[_SEQUENCES.size : name_at], dtype=np.uint64).copy()
+    given = sequence_ids[sequence_ids > 0]
+    check(len(given) > 0 and bool((given[1:] > given[:-1]).all()), "its sequence ids do not rise")
+    name, forgotten = bytes(body[name_at : name_at + name_bytes]), bytes(body[name_at + name_bytes :])
+    check(name != forgotten, "its producer gives way to itself")
+    return Sequences(name.decode(), floor, sequence_ids, forgotten.decode())
 
 
 def _decode_settled(body: memoryview) -> Settled:
@@ -282,6 +418,42 @@ def _decode_given_back(body: memoryview) -> GivenBack:
     _check_head(topic_id, subscription_id, zero)
     entries = _decode_sets(body[_GIVEN_BACK.size :], set_count)
     return GivenBack(topic_id, subscription_id, ReturnReason(reason), checked_time(not_before_ms), entries)
+
+
+def _decode_transferred(body: memoryview) -> Transferred:
+    produced_bytes, settled_bytes, subscription_id = _TRANSFERRED.unpack_from(body)
+    settled_at = _TRANSFERRED.size + produced_bytes
+    check(settled_at + settled_bytes == len(body), "its parts do not fill it")
+    check(subscription_id <= ID_MAX, f"subscription_id {subscription_id}")
+    produced = _decode_produced(body[_TRANSFERRED.size : settled_at])
+    settled = _decode_settled(body[settled_at:])
+    check(produced.topic_id != settled.topic_id, "both of its parts belong to one topic")
+    return Transferred(produced, settled, subscription_id)
+
+
+def _decode_seeked(body: memoryview) -> Seeked:
+    message = pb.Seeked.FromString(bytes(body))
+    check_id(message.topic_id, "topic_id")
+    check_id(message.subscription_id, "subscription_id")
+    return Seeked(message.topic_id, message.subscription_id, position_from_record(message.start))
+
+
+def _decode_subscription_changed(body: memoryview) -> SubscriptionChanged:
+    message = pb.SubscriptionChanged.FromString(bytes(body))
+    check_id(message.topic_id, "topic_id")
+    check_id(message.subscription_id, "subscription_id")
+    policy = subscription_policy_from_record(message.policy)
+    return SubscriptionChanged(message.topic_id, message.subscription_id, policy, message.paused)
+
+
+def _decode_ledgers_dropped(body: memoryview) -> LedgersDropped:
+    message = pb.LedgersDropped.FromString(bytes(body))
+    check_id(message.topic_id, "topic_id")
+    check(len(message.ledger_ids) > 0, "it names no ledger")
+    for ledger_id in message.ledger_ids:
+        check_ledger_id(ledger_id)
+    check_rising([(ledger_id, 0) for ledger_id in message.ledger_ids], "ledgers")
+    return LedgersDropped(message.topic_id, tuple(message.ledger_ids))
 
 
 def _check_head(topic_id: int, subscription_id: int, zero: bytes) -> None:
@@ -334,7 +506,15 @@ _DECODERS: dict[int, Callable[[memoryview], Record]] = {
     RecordType.TOPIC_POLICY_CHANGED: _decode_topic_policy_changed,
     RecordType.SUBSCRIPTION_CREATED: _decode_subscription_created,
     RecordType.SUBSCRIPTION_DELETED: _decode_subscription_deleted,
+    RecordType.SUBSCRIPTION_CHANGED: _decode_subscription_changed,
+    RecordType.SEEKED: _decode_seeked,
+    RecordType.LEDGERS_DROPPED: _decode_ledgers_dropped,
+    RecordType.TRANSFERRED: _decode_transferred,
 }
+
+
+def _bytes_of(parts: Sequence[Part]) -> int:
+    return sum(part.nbytes if isinstance(part, memoryview | np.ndarray) else len(part) for part in parts)
 
 
 def _encode_sets(entries: Entries) -> Sequence[bytes]:

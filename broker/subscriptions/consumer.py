@@ -41,6 +41,8 @@ class Consumer:
         self.permit_bytes = 0
         self.counts_bytes = False
         self.draining = False
+        self.paused = False  # as its subscription is
+        self.ended = False  # its subscription begins elsewhere or has another rule: its client opens anew
         self.starved = False  # of permits in bytes: the next message does not fit
         self.polls = False  # wants to know when there is nothing for it
         self.found_nothing = False
@@ -54,6 +56,7 @@ class Consumer:
         return (
             self.permits > 0
             and not self.draining
+            and not self.paused
             and not self.starved
             and self.closed_because is None
             and self._waiting is None
@@ -63,7 +66,7 @@ class Consumer:
     @property
     def is_done(self) -> bool:
         """Whether waiting for a message is over: the consumer is closed, or polled and there is nothing."""
-        return self.closed_because is not None or self.found_nothing
+        return self.closed_because is not None or self.found_nothing or self.ended
 
     def grant(self, messages: int, bytes_: int) -> None:
         """Add permits; 0 bytes lifts the limit in bytes."""
@@ -96,6 +99,13 @@ class Consumer:
     def tell_nothing_found(self) -> None:
         """The dispatcher has looked since this consumer came, and found nothing more that may be sent now."""
         self.found_nothing = True
+        self.wakeup.set()
+
+    def end(self) -> None:
+        """Tell the stream to end well. What was handed out and not sent yet is never sent."""
+        self.ended = True
+        self.draining = True
+        self._waiting = None
         self.wakeup.set()
 
     def close(self, because: PostdateError) -> None:

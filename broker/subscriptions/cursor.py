@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from pyroaring import BitMap
@@ -40,6 +41,8 @@ class Cursor:
         """Settle entries; the answer holds those that were not settled before."""
         fresh: Entries = {}
         for ledger_id, bitmap in entries.items():
+            if spans.entry_count(ledger_id) is None:
+                continue  # dropped, and therefore settled
             new = self._beyond_mark(ledger_id, bitmap)
             held = self.settled.get(ledger_id)
             if held is not None:
@@ -56,6 +59,22 @@ class Cursor:
         if self.mark.ledger_id in fresh or mark_count is None or self.mark.entry_id >= mark_count:
             self._advance(spans)
         return fresh
+
+    def drop(self, ledger_ids: Iterable[int], spans: LedgerSpans) -> bool:
+        """Ledgers are gone from the log, all of them settled; whether anything changed here."""
+        mark, held_count = self.mark, len(self.settled)
+        for ledger_id in ledger_ids:
+            self.settled.pop(ledger_id, None)
+        if spans.entry_count(self.mark.ledger_id) is None:
+            self._advance(spans)
+        return self.mark != mark or len(self.settled) != held_count
+
+    def has_settled(self, ledger_id: int, entry_count: int) -> bool:
+        """Whether a whole ledger is settled, or lies before the start."""
+        if ledger_id < self.mark.ledger_id:
+            return True
+        below = self.mark.entry_id if ledger_id == self.mark.ledger_id else 0
+        return len(self.settled.get(ledger_id, _NOTHING)) >= entry_count - below  # C3
 
     def is_settled(self, position: Position) -> bool:
         """Whether a position is settled, or lies before the start."""
@@ -109,6 +128,22 @@ class Cursor:
 
 
 _NOTHING = BitMap()
+
+
+def entries_between(entries: Entries, first: Position, end: Position) -> Entries:
+    """The part of a set that lies at or after `first` and before `end`."""
+    between: Entries = {}
+    for ledger_id, bitmap in entries.items():
+        if not first.ledger_id <= ledger_id <= end.ledger_id:
+            continue
+        part = bitmap.copy()
+        if ledger_id == first.ledger_id:
+            part.remove_range(0, first.entry_id)
+        if ledger_id == end.ledger_id:
+            part.remove_range(end.entry_id, 1 << 32)
+        if part:
+            between[ledger_id] = part
+    return between
 
 
 def _first_missing(bitmap: BitMap, first: int, end: int) -> int:

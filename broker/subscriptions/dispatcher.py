@@ -2,83 +2,40 @@
 
     redelivery, replay queue, reader --take--> read --> last look --> consumer's outbox
 
-One dispatcher runs per subscription that has consumers, and nothing else hands out its messages.
-Invariants:
-  H1  No `await` lies between the last look and the hand-out: what is settled, leased, promised or too early at
-      that moment is not sent (P2, P5).
-  H2  Whatever is taken from a source is delivered, found to be somebody else's (settled, leased, waiting), or
-      put back; an error or a vanished consumer puts it back too (P3).
+One dispatcher runs per subscription that has consumers, and nothing else hands out its messages. What a step does
+depends on the subscription's type: `TakeTurns` is here, that of KEY_SHARED has a module of its own; the last look and
+the hand-out, with their invariants, are the same for all (`handout`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from broker.delayed.tracker import DueChunk
 from broker.errors import Corrupt, Unavailable
-from broker.model import (
-    Array,
-    Entries,
-    Int64Column,
-    RowColumn,
-    UInt32Column,
-    bitmap_of,
-    merge_entries,
-)
+from broker.model import Array
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
-from broker.subscriptions.consumer import Consumer, DeliveryBatch, prefix_within
-from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, Subscription
+from broker.subscriptions.consumer import Consumer
+from broker.subscriptions.handout import DueWindows, HandOut, Read, Taken, Window, taken_from_ledger
+from broker.subscriptions.key_dispatch import KeyDispatch
+from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, KEY_SHARED, Subscription
 
 log = get_logger(__name__)
 
-_WINDOW_ENTRIES = 32_768
-"""Due entries that are read together, at most, if their bytes fit into a frame."""
 
+class Steps(Protocol):
+    """How a subscription of some type hands out."""
 
-@dataclass(slots=True)
-class Taken:
-    """Entries taken from one source, in the order in which they are to be delivered."""
+    async def step(self) -> bool:
+        """Hand out one batch, or look for one; False when there is nothing to do."""
 
-    ledger_ids: Int64Column
-    entry_ids: UInt32Column
-    expected_ms: Int64Column | None  # from a chunk: the time under which each was indexed
-    from_redelivery: bool
-    in_order: bool  # of one ledger, ids rising: nearly always so, and much cheaper
-
-
-@dataclass(slots=True)
-class Read:
-    """Taken entries with what the log says of them; aligned with `Taken`. Frames of a prefix only."""
-
-    times: Int64Column
-    rows: RowColumn
-    frames: list[bytes]
-
-
-@dataclass(slots=True)
-class Window:
-    """Due entries that were taken from the replay queue and read together; the first ones are handed out next.
-
-    A herd's entries lie scattered over the log. Read a few thousand at a time, they would cost a read each; read in
-    windows they are neighbours. What a consumer cannot take yet stays here instead of being read again.
-    """
-
-    taken: Taken
-    read: Read
-    clears: int  # of the replay queue when they were taken
-
-    def after(self, count: int) -> Window | None:
-        """What is left when the first `count` are done with."""
-        taken, read, rest = self.taken, self.read, slice(count, None)
-        if count >= len(taken.entry_ids):
-            return None
-        assert taken.expected_ms is not None
-        return Window(_part(taken, rest), _read_part(read, rest), self.clears)
+    @property
+    def has_taker(self) -> bool:
+        """Whether there is a consumer that would be given a message now."""
 
 
 class Dispatcher:
@@ -95,8 +52,8 @@ class Dispatcher:
         self._clock = clock
         self._clock_recheck_ms = clock_recheck_ms
         self._budget = YieldBudget(clock)
-        self._turn = 0
-        self._window: Window | None = None
+        kind = KeyDispatch if subscription.type == KEY_SHARED else TakeTurns
+        self._steps: Steps = kind(subscription, clock)
 
     async def run(self) -> None:
         """Deliver until cancelled. Nothing else sends messages for this subscription."""
@@ -126,24 +83,60 @@ class Dispatcher:
                     timer.cancel()
 
     async def _step(self) -> bool:
-        """Hand out one batch, or look for one; False when there is nothing to do."""
         subscription = self._subscription
         subscription.expire_leases()
+        return await self._steps.step()
+
+    def _idle_seconds(self) -> float:
+        """Until when nothing can become deliverable by itself; never long, so that a stepped clock is noticed."""
+        subscription = self._subscription
+        wait_ms = float(self._clock_recheck_ms)
+        not_before_ms = subscription.redelivery.next_ms()
+        # Only who may take: a timer for a FAILOVER consumer that is not active would fire again and again.
+        if not_before_ms is not None and self._steps.has_taker:
+            wait_ms = min(wait_ms, not_before_ms - self._clock.now_ms())
+        deadline_ns = subscription.leases.next_deadline_ns()
+        if deadline_ns is not None:
+            wait_ms = min(wait_ms, (deadline_ns - self._clock.monotonic_ns()) / 1e6)
+        return max(wait_ms, 0.0) / 1000 + 0.0002  # timers may fire a little early; do not come back in vain
+
+
+class TakeTurns:
+    """SHARED, EXCLUSIVE and FAILOVER: each batch goes to one consumer, and the consumers take turns."""
+
+    def __init__(self, subscription: Subscription, clock: Clock) -> None:
+        self._subscription = subscription
+        self._clock = clock
+        self._out = HandOut(subscription, clock)
+        self._windows = DueWindows(subscription, self._out)
+        self._turn = 0
+
+    async def step(self) -> bool:
+        """Hand out one batch, or look for one; False when there is nothing to do."""
+        subscription = self._subscription
         consumer = self._next_consumer()
         if consumer is None:
             return False
         limit = self._limit(consumer)
         if returned := subscription.redelivery.take(self._clock.now_ms(), limit):
-            await self._read_and_hand_out(consumer, _taken_from_ledger(*returned, from_redelivery=True))
-        elif window := await self._next_window():
+            await self._read_and_hand_out(consumer, taken_from_ledger(*returned, from_redelivery=True))
+        elif window := await self._windows.next():
             self._hand_out_window(consumer, window, limit)
         elif found := subscription.reader.take(limit):
-            await self._read_and_hand_out(consumer, _taken_from_ledger(*found, from_redelivery=False))
+            await self._read_and_hand_out(consumer, taken_from_ledger(*found, from_redelivery=False))
         elif subscription.reader.is_behind:
             await subscription.reader.fill()
         else:
             return False
         return True
+
+    @property
+    def has_taker(self) -> bool:
+        """Whether there is a consumer that would be given a message now."""
+        if self._subscription.type == FAILOVER:
+            active = self._active()
+            return active is not None and active.can_take
+        return any(consumer.can_take for consumer in self._subscription.consumers)
 
     def _next_consumer(self) -> Consumer | None:
         """Whose turn it is: FAILOVER has one active consumer, the others take turns while they have permits."""
@@ -167,31 +160,7 @@ class Dispatcher:
     def _limit(self, consumer: Consumer) -> int:
         """How many messages one step hands out at most."""
         limits = self._subscription.limits
-        return min(consumer.permits, limits.batch_entries, self._fitting_frame())
-
-    def _fitting_frame(self) -> int:
-        """How many typical messages fit into a frame."""
-        subscription = self._subscription
-        return max(1, subscription.limits.batch_bytes // subscription.log.frame_bytes_average)
-
-    async def _next_window(self) -> Window | None:
-        """Due entries that were read: what is left of the last window, or the next one; None if nothing is due."""
-        subscription, window = self._subscription, self._window
-        self._window = None
-        if window is not None and window.clears == subscription.replay.clears:
-            return window
-        chunk = subscription.replay.take(min(_WINDOW_ENTRIES, self._fitting_frame()))
-        if chunk is None:
-            return None
-        taken, clears = _taken_from_chunk(chunk), subscription.replay.clears
-        read = await self._read_taken(taken)
-        if clears != subscription.replay.clears:
-            return None  # catch-up has begun meanwhile, and finds them
-        count = len(read.frames)
-        if count < len(taken.entry_ids):  # as many as their bytes allow
-            self._put_back(taken, slice(count, None))
-            taken, read = _part(taken, slice(0, count)), _read_part(read, slice(0, count))
-        return Window(taken, read, clears)
+        return min(consumer.permits, limits.batch_entries, self._out.fitting_frame())
 
     async def _read_and_hand_out(self, consumer: Consumer, taken: Taken) -> None:
         read = await self._read_taken(taken)
@@ -199,216 +168,28 @@ class Dispatcher:
 
     async def _read_taken(self, taken: Taken) -> Read:
         try:
-            return await self._read(taken)
+            return await self._out.read(taken)
         except BaseException:
             self._put_back(taken, slice(None))
             raise
 
-    async def _read(self, taken: Taken) -> Read:
-        """Read rows and frames, ledger by ledger, and bring them into the order of delivery."""
-        log, bytes_max = self._subscription.log, self._subscription.limits.batch_bytes
-        first = int(taken.ledger_ids[0])
-        if taken.in_order:
-            return Read(*await log.read(first, taken.entry_ids, bytes_max))
-        assert taken.expected_ms is not None
-        order = np.lexsort((taken.entry_ids, taken.ledger_ids))
-        ledger_ids, entry_ids = taken.ledger_ids[order], taken.entry_ids[order]
-        starts = np.flatnonzero(np.diff(ledger_ids, prepend=-1))
-        times, rows, frames = [], [], []
-        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
-            some_times, some_rows, some_frames = await log.read(
-                int(ledger_ids[start]), entry_ids[start:end], bytes_max
-            )
-            times.append(some_times)
-            rows.append(some_rows)
-            frames += [
-                *some_frames,
-                *([b""] * (end - start - len(some_frames))),
-            ]  # a stored frame is never empty
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        in_order = [frames[i] for i in place.tolist()]
-        whole = next((i for i, frame in enumerate(in_order) if not frame), len(in_order))
-        rows_in_order = np.concatenate(rows)[place]
-        wanted = max(1, prefix_within(rows_in_order["length"], bytes_max))
-        frames = in_order[:whole]
-        if whole < wanted:
-            # The bytes went to entries that come later: read just those that come first, which fit.
-            first_ones = DueChunk(
-                taken.expected_ms[:wanted], taken.ledger_ids[:wanted], taken.entry_ids[:wanted]
-            )
-            frames = (await self._read(_taken_from_chunk(first_ones))).frames
-        return Read(np.concatenate(times)[place], rows_in_order, frames)
-
     def _hand_out(self, consumer: Consumer, taken: Taken, read: Read) -> Array:
         """The last look, and the hand-out; what could be sent and is left, rising. No await in here (H1)."""
         now_ms = self._clock.now_ms()
-        wanted = np.flatnonzero(self._last_look(taken, read, now_ms))
+        wanted = np.flatnonzero(self._out.last_look(taken, read, now_ms))
         chosen = wanted[wanted < len(read.frames)]
         if consumer not in self._subscription.consumers or not consumer.can_take:
             chosen = chosen[:0]  # it left, or its permits went, while the log was read
-        chosen = chosen[: self._fitting(consumer, read.rows["length"][chosen])]
+        chosen = chosen[: self._out.fitting(consumer, read.rows["length"][chosen])]
         if len(chosen):
-            self._deliver(consumer, taken, read, chosen, now_ms)
+            self._out.deliver(consumer, taken, read, chosen, now_ms)
         return wanted[len(chosen) :]
 
     def _hand_out_window(self, consumer: Consumer, window: Window, limit: int) -> None:
         """Hand out the first of a window; from the first that is left on, it stays in front. No await in here (H1)."""
         count = min(limit, len(window.taken.entry_ids))
-        head = slice(0, count)
-        left = self._hand_out(consumer, _part(window.taken, head), _read_part(window.read, head))
-        self._window = window.after(int(left[0]) if len(left) else count)
-
-    def _last_look(self, taken: Taken, read: Read, now_ms: int) -> Array:
-        """Which entries may be sent now. What is too early waits for its time, what is expired is settled."""
-        subscription = self._subscription
-        keep = ~self._refused(taken)
-        if taken.expected_ms is not None:
-            keep &= read.times == taken.expected_ms  # else: moved since, and indexed under its new time too
-        if subscription.honors_delay:
-            early = keep & (read.times > now_ms)
-            keep &= ~early
-            if early.any():
-                self._wait_for_time(taken, read, early)
-        expire_at_ms = read.rows["expire_at_ms"]
-        expired = keep & (expire_at_ms != 0) & (expire_at_ms <= now_ms)
-        if expired.any():
-            keep &= ~expired
-            subscription.expire_messages(_entries(taken, np.flatnonzero(expired)))
-        return keep
-
-    def _refused(self, taken: Taken) -> Array:
-        subscription = self._subscription
-        also_queued = not taken.from_redelivery
-        first = int(taken.ledger_ids[0])
-        if taken.in_order:
-            return subscription.not_to_send(first, taken.entry_ids, also_queued=also_queued)
-        refused = np.zeros(len(taken.entry_ids), dtype=np.bool_)
-        for ledger_id in np.unique(taken.ledger_ids).tolist():
-            at = np.flatnonzero(taken.ledger_ids == ledger_id)
-            ids = taken.entry_ids[at]
-            order = np.argsort(ids, kind="stable")
-            refused[at[order]] = subscription.not_to_send(ledger_id, ids[order], also_queued=also_queued)
-        return refused
-
-    def _wait_for_time(self, taken: Taken, read: Read, early: Array) -> None:
-        """The clock stepped back: what came too early is never dropped, it waits for its own time."""
-        for time_ms in np.unique(read.times[early]).tolist():
-            at = np.flatnonzero(early & (read.times == time_ms))
-            self._subscription.redelivery.push(time_ms, _entries(taken, at))
-
-    def _fitting(self, consumer: Consumer, lengths: Array) -> int:
-        """How many messages fit into the consumer's permits; one that is larger is sent when it holds nothing."""
-        fitting = min(len(lengths), max(0, consumer.permits))
-        if fitting and consumer.counts_bytes:
-            fitting = min(fitting, prefix_within(lengths, consumer.permit_bytes))
-            if not fitting and not self._subscription.leases.held(consumer.consumer_id):
-                fitting = 1
-            consumer.starved = not fitting  # until it grants more, or is done with something
-        return fitting
-
-    def _deliver(self, consumer: Consumer, taken: Taken, read: Read, chosen: Array, now_ms: int) -> None:
-        subscription = self._subscription
-        ledger_ids, entry_ids = taken.ledger_ids[chosen], taken.entry_ids[chosen]
-        rows = read.rows[chosen]
-        frames = read.frames if len(chosen) == len(read.frames) else [read.frames[i] for i in chosen.tolist()]
-        effective_ms = np.maximum(read.times[chosen], rows["publish_time_ms"])
-        frames_bytes = int(rows["length"].sum())
-        batch = DeliveryBatch(
-            ledger_ids=ledger_ids,
-            entry_ids=entry_ids,
-            deliver_at_ms=effective_ms,
-            rows=rows,
-            frames=frames,
-            attempts=self._attempts(ledger_ids, entry_ids),
-            frames_bytes=frames_bytes,
-        )
-        deadline_ns = self._clock.monotonic_ns() + consumer.lease_ms * 1_000_000
-        subscription.leases.grant(consumer.consumer_id, _entries(taken, chosen), deadline_ns)
-        consumer.charge(len(batch), frames_bytes)
-        consumer.deliver(batch)
-        counters = subscription.counters
-        counters.delivered_messages += len(batch)
-        counters.delivered_bytes += frames_bytes
-        if subscription.honors_delay:
-            counters.early_deliveries += int((read.times[chosen] > now_ms).sum())
-        counters.lateness.observe_many(now_ms - effective_ms)
-
-    def _attempts(self, ledger_ids: Int64Column, entry_ids: UInt32Column) -> UInt32Column:
-        attempts = np.ones(len(entry_ids), dtype=np.uint32)
-        counted = self._subscription.attempts
-        for ledger_id in counted.digits.keys() & set(ledger_ids.tolist()) if counted.digits else ():
-            at = np.flatnonzero(ledger_ids == ledger_id)
-            order = at[np.argsort(entry_ids[at], kind="stable")]
-            attempts[order] += counted.counts(ledger_id, entry_ids[order])
-        return attempts
+        left = self._hand_out(consumer, *window.first(count))
+        self._windows.rest = window.after(int(left[0]) if len(left) else count)
 
     def _put_back(self, taken: Taken, at: Array | slice) -> None:
-        """What was not handed out comes first next time; it was not sent, so no attempt is counted."""
-        subscription = self._subscription
-        if taken.expected_ms is None:
-            subscription.redelivery.push(0, _entries(taken, at))
-        elif subscription.consumers and len(taken.entry_ids[at]):
-            # Back where it was: a set of positions would forget the due order. If catch-up began meanwhile it finds
-            # these again, and whoever comes second is refused by the last look; if nobody is left, it will find them.
-            subscription.replay.put_back(
-                DueChunk(taken.expected_ms[at], taken.ledger_ids[at], taken.entry_ids[at])
-            )
-
-    def _idle_seconds(self) -> float:
-        """Until when nothing can become deliverable by itself; never long, so that a stepped clock is noticed."""
-        subscription = self._subscription
-        wait_ms = float(self._clock_recheck_ms)
-        not_before_ms = subscription.redelivery.next_ms()
-        # Only who may take: a timer for a FAILOVER consumer that is not active would fire again and again.
-        active = self._active()
-        takers = subscription.consumers if subscription.type != FAILOVER else [active] if active else []
-        if not_before_ms is not None and any(consumer.can_take for consumer in takers):
-            wait_ms = min(wait_ms, not_before_ms - self._clock.now_ms())
-        deadline_ns = subscription.leases.next_deadline_ns()
-        if deadline_ns is not None:
-            wait_ms = min(wait_ms, (deadline_ns - self._clock.monotonic_ns()) / 1e6)
-        return max(wait_ms, 0.0) / 1000 + 0.0002  # timers may fire a little early; do not come back in vain
-
-
-def _taken_from_ledger(ledger_id: int, entry_ids: UInt32Column, *, from_redelivery: bool) -> Taken:
-    ledger_ids = np.full(len(entry_ids), ledger_id, dtype=np.int64)
-    return Taken(ledger_ids, entry_ids, None, from_redelivery, in_order=True)
-
-
-def _taken_from_chunk(chunk: DueChunk) -> Taken:
-    ledger_ids, entry_ids = chunk.ledger_ids, chunk.entry_ids
-    in_order = len(entry_ids) == 1 or (
-        int(ledger_ids[0]) == int(ledger_ids[-1])
-        and bool((ledger_ids == ledger_ids[0]).all())
-        and bool((entry_ids[1:] > entry_ids[:-1]).all())
-    )
-    return Taken(ledger_ids, entry_ids, chunk.deliver_at_ms, from_redelivery=False, in_order=in_order)
-
-
-def _part(taken: Taken, rows: slice) -> Taken:
-    assert taken.expected_ms is not None
-    return Taken(
-        taken.ledger_ids[rows],
-        taken.entry_ids[rows],
-        taken.expected_ms[rows],
-        taken.from_redelivery,
-        taken.in_order,
-    )
-
-
-def _read_part(read: Read, rows: slice) -> Read:
-    return Read(read.times[rows], read.rows[rows], read.frames[rows])
-
-
-def _entries(taken: Taken, at: Array | slice) -> Entries:
-    entries: Entries = {}
-    ledger_ids, entry_ids = taken.ledger_ids[at], taken.entry_ids[at]
-    if not len(entry_ids):
-        return entries
-    first = int(ledger_ids[0])
-    if taken.in_order:
-        return {first: bitmap_of(entry_ids)}
-    for ledger_id in np.unique(ledger_ids).tolist():
-        merge_entries(entries, {ledger_id: bitmap_of(entry_ids[ledger_ids == ledger_id])})
-    return entries
+        self._out.put_back(taken, at)

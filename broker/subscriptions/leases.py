@@ -38,11 +38,15 @@ class Leases:
         self.leased: Entries = {}
         self._held: dict[str, Entries] = {}
         self._grants: dict[str, deque[_Grant]] = {}
+        self._none_before_ns = (
+            _NEVER_NS  # no deadline lies before this: looked at far more often than one passes
+        )
 
     def grant(self, consumer_id: str, entries: Entries, deadline_ns: int) -> None:
         """Lease entries that nobody holds."""
         merge_entries(self.leased, entries)
         merge_entries(self._held.setdefault(consumer_id, {}), entries)
+        self._none_before_ns = min(self._none_before_ns, deadline_ns)
         grants = self._grants.setdefault(consumer_id, deque())
         grants.extend(_Grant(deadline_ns, ledger_id, bitmap) for ledger_id, bitmap in entries.items())
 
@@ -72,12 +76,15 @@ class Leases:
     def extend(self, consumer_id: str, entries: Entries, deadline_ns: int) -> None:
         """Give entries that this consumer holds another deadline."""
         self._ungrant(consumer_id, entries)
+        self._none_before_ns = min(self._none_before_ns, deadline_ns)
         grants = self._grants.setdefault(consumer_id, deque())
         grants.extend(_Grant(deadline_ns, ledger_id, bitmap.copy()) for ledger_id, bitmap in entries.items())
 
     def expired(self, now_ns: int) -> list[tuple[str, Entries]]:
         """What is held beyond its deadline, by consumer. It stays held: `take_back` ends that."""
         late: list[tuple[str, Entries]] = []
+        if now_ns < self._none_before_ns:
+            return late
         for consumer_id, grants in self._grants.items():
             past = [grant for grant in grants if grant.deadline_ns <= now_ns]
             if not past:
@@ -94,6 +101,9 @@ class Leases:
             self._grants[consumer_id] = deque(grant for grant in grants if grant.entries)
             if entries:
                 late.append((consumer_id, entries))
+        self._none_before_ns = min(
+            (grant.deadline_ns for grants in self._grants.values() for grant in grants), default=_NEVER_NS
+        )
         return late
 
     def next_deadline_ns(self) -> int | None:
@@ -131,3 +141,4 @@ class Leases:
 
 
 _NOTHING = BitMap()
+_NEVER_NS = 1 << 63

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from broker.errors import NotFound
 from broker.model import Int64Column, Position, UInt32Column
 from broker.subscriptions.cursor import LedgerSpans
 
@@ -84,7 +85,10 @@ class Reader:
         run = self._run
         times = self._log.times_nowait(ledger_id, first, count)
         if times is None:
-            times = await self._log.read_times(ledger_id, first, count)
+            try:
+                times = await self._log.read_times(ledger_id, first, count)
+            except NotFound:
+                return  # dropped meanwhile, and therefore settled: the next step goes on behind it
             if run != self._run:  # the subscription started over while the file thread was reading
                 return
         self.position = Position(ledger_id, first + count)
@@ -108,8 +112,8 @@ class Reader:
         if count is not None and entry_id < count:
             return False
         following = self._log.next_ledger_id(ledger_id)
-        if following is not None:
-            self.position = Position(following, 0)
+        # Behind the last ledger lies nothing, even if the log once went further.
+        self.position = Position(following, 0) if following is not None else self._log.end
         return True
 
     def _choose(self, ledger_id: int, first: int, times: Int64Column) -> UInt32Column:

@@ -7,7 +7,7 @@ crash, after which every unsettled entry is owed again.
 
 Invariants:
   D1  An entry named by a record that is not durable yet (`promised`) is neither handed out nor promised again.
-  D2  An entry is in at most one of: leased, promised, queued for redelivery.
+  D2  An entry is in at most one of: leased, promised, queued for redelivery, parked after it came back.
   D3  Without consumers there is no dispatcher, no chunk and no reader: only the cursor and the counts.
 """
 
@@ -17,14 +17,14 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from broker.delayed.tracker import DueChunk
-from broker.errors import LimitReached, Refused, Unavailable
+from broker.errors import LimitReached, NotFound, Refused, Unavailable
 from broker.model import (
     Entries,
     Int64Column,
@@ -42,15 +42,28 @@ from broker.model import (
 )
 from broker.observe.metrics import SubscriptionCounters
 from broker.runtime.clock import Clock
+from broker.storage.alive import Absence
 from broker.storage.manifest import CursorImage, SubscriptionImage
-from broker.storage.policy import SubscriptionPolicy
-from broker.storage.records import GivenBack, Record, ReturnReason, Settled, SettleReason
+from broker.storage.policy import SubscriptionPolicy, effective
+from broker.storage.records import (
+    GivenBack,
+    Record,
+    ReturnReason,
+    Seeked,
+    Settled,
+    SettleReason,
+    SubscriptionChanged,
+)
+from broker.subscriptions.backoff import delays
+from broker.subscriptions.capture import CursorCapture
 from broker.subscriptions.consumer import Consumer
-from broker.subscriptions.cursor import Cursor
+from broker.subscriptions.cursor import Cursor, entries_between
+from broker.subscriptions.giving_up import NACKED, TOO_OFTEN, DeadLetterSink, worn_out
 from broker.subscriptions.leases import Leases
 from broker.subscriptions.reader import ReadableLog, Reader
-from broker.subscriptions.redelivery import Attempts, RedeliveryQueue, Waiting
+from broker.subscriptions.redelivery import Attempts
 from broker.subscriptions.replay import ReplayQueue
+from broker.subscriptions.waiting import Waiting
 
 Mask = npt.NDArray[np.bool_]
 
@@ -71,6 +84,9 @@ class SubscriptionLog(ReadableLog, Protocol):
         self, ledger_id: int, entry_ids: UInt32Column, bytes_max: int
     ) -> tuple[Int64Column, RowColumn, list[bytes]]:
         """Effective times and rows of entries (ids rising), and the frames of as many as fit into `bytes_max`."""
+
+    def was_dropped(self, ledger_id: int) -> bool:
+        """Whether a ledger that is not there was, all of it settled."""
 
     def count_from(self, position: Position) -> int:
         """How many entries there are at or after a position."""
@@ -106,39 +122,52 @@ class Subscription:
         image: SubscriptionImage,
         cursor: CursorImage | None,
         *,
-        policy: SubscriptionPolicy,
+        defaults: SubscriptionPolicy,
         log: SubscriptionLog,
         limits: DeliveryLimits,
         clock: Clock,
         rng: random.Random,
         submit: Callable[[Record], asyncio.Future[None]],
+        dead_letter_sink: DeadLetterSink,
     ) -> None:
         self.topic_id = topic_id
         self.image = image
-        self.policy = policy  # in force, every field set
+        self.policy = effective(image.policy, defaults)
+        """In force; every field set but the dead-letter topic."""
+        self._defaults = defaults
         self.limits = limits
         self.log = log
         self.clock = clock
         self.counters = SubscriptionCounters()
         self._rng = rng
         self._submit = submit
+        self._dead_letter_sink = dead_letter_sink
         # durable
         self.cursor = Cursor(image.start, max(image.mark, image.start), cursor.settled if cursor else None)
         self.attempts = Attempts(cursor.attempts if cursor else None)
-        self.waiting = Waiting()
-        for not_before_ms, ledger_id, bitmap in cursor.waiting if cursor else ():
-            self.waiting.put(not_before_ms, {ledger_id: bitmap})
+        self.redelivery = Waiting(cursor.waiting if cursor else None)  # and volatile: what of it is queued
+        self.dead_letters: Entries = cursor.dead_letters if cursor else {}
+        """What was given up here and may still be held: entries of the dead-letter topic."""
         self.cursor_file = image.cursor_file
         self.changed = False  # since the cursor's file was written
         # volatile
         self.consumers: list[Consumer] = []
         self.leases = Leases()
         self.promised: Entries = {}
-        self.redelivery = RedeliveryQueue()
+        self.absences: tuple[Absence, ...] = ()
+        """What came due in them is held back until it was found out what becomes of it."""
+        self.giving_up: Entries = {}
+        """Of what is promised, what no record names yet: it is on its way to the dead-letter topic."""
         self.replay = ReplayQueue(limits.replay_entries_max)
         self.reader = Reader(log, honors_delay=self.honors_delay)
         self.work = asyncio.Event()
         self.deleted = False
+        self.decided: SubscriptionChanged | None = None
+        """The last change that was submitted, whether it is applied or not."""
+        self.parked: Entries = {}
+        """What came back and waits in the dispatcher for the consumer of its key (KEY_SHARED)."""
+        self.came_back: list[Entries] = []
+        """What was given back unasked since the dispatcher last looked: it keeps its place (KEY_SHARED)."""
         self.returning = 0
         """Records on their way to the disk that give entries back: what they name lies before what was not sent yet."""
 
@@ -157,6 +186,11 @@ class Subscription:
         return self.image.type
 
     @property
+    def paused(self) -> bool:
+        """Whether nothing is delivered until it is resumed."""
+        return self.image.paused
+
+    @property
     def honors_delay(self) -> bool:
         """Whether no message is sent before its time."""
         return self.type in (SHARED, KEY_SHARED) or bool(self.policy.honor_delay)
@@ -169,11 +203,7 @@ class Subscription:
     def start(self) -> None:
         """Called once, after recovery and before anything is delivered."""
         self.counters = SubscriptionCounters()  # what was replayed was counted by the process before
-        # What came back more than once waits for its last time. Replay has queued the first: in the process
-        # before, the entry was handed out between the two, and that is not recorded.
-        self.redelivery.clear()
-        for not_before_ms, ledger_id, bitmap in self.waiting.items():
-            self.redelivery.push(not_before_ms, {ledger_id: bitmap})
+        self.redelivery.queue_owed()
 
     def unsettled_count(self) -> int:
         """Messages that are owed: stored since the start, not settled, due or not."""
@@ -181,43 +211,95 @@ class Subscription:
 
     # -- durable state: called by the journal, in lsn order --------------------------------------------------
 
+    def apply(self, record: Settled | GivenBack | Seeked | SubscriptionChanged) -> None:
+        """Change durable state as a record says."""
+        match record:
+            case Settled():
+                self.apply_settled(record)
+            case GivenBack():
+                self.apply_given_back(record)
+            case Seeked():
+                self.apply_seeked(record)
+            case SubscriptionChanged():
+                self.apply_changed(record)
+
     def apply_settled(self, record: Settled) -> None:
         """Entries are done."""
         fresh = self.cursor.settle(record.entries, self.log)
         self.attempts.forget(record.entries)
-        self.waiting.forget(record.entries)
+        self.redelivery.settle(record.entries)
         self.changed = True
-        # Volatile state follows: what is settled is neither held nor queued, whoever settled it.
+        # Volatile state follows: what is settled is not held, whoever settled it.
         self.leases.settle(record.entries)
-        self.redelivery.forget(record.entries)
         remove_entries(self.promised, record.entries)
-        if record.reason is SettleReason.ACKED:
-            self.counters.acked_messages += count_entries(fresh)
-        else:
-            self.counters.expired_messages += count_entries(fresh)
+        self.counters.note_settled(record.reason.name.lower(), count_entries(fresh))
 
     def apply_given_back(self, record: GivenBack) -> None:
         """Entries were sent and come back, not before a time."""
         self.returning = max(0, self.returning - 1)  # a recovery replays what it did not submit
         owed = without_entries(record.entries, self.cursor.settled_part(record.entries))
         self.attempts.add(owed)
-        self.waiting.put(record.not_before_ms, owed)
+        self.redelivery.put(record.not_before_ms, owed)
         self.changed = True
-        self.redelivery.push(record.not_before_ms, owed)
         remove_entries(self.promised, record.entries)
         self.work.set()
 
-    def cursor_image(self) -> CursorImage:
-        """What a checkpoint writes; copies, so that the loop may go on."""
-        return CursorImage(
+    def apply_dead_letters(self, entries: Entries) -> None:
+        """What was given up here is held by these entries of the dead-letter topic."""
+        merge_entries(self.dead_letters, entries)
+        self.changed = True
+
+    def apply_not_for(self, entries: Entries) -> None:
+        """Entries were stored for another subscription alone."""
+        self.cursor.settle(entries, self.log)
+        self.changed = True
+
+    def apply_changed(self, record: SubscriptionChanged) -> None:
+        """Other settings hold, or it is paused or not."""
+        honored_delay = self.honors_delay
+        self.image = replace(self.image, policy=record.policy, paused=record.paused)
+        self.policy = effective(record.policy, self._defaults)
+        for consumer in self.consumers:
+            consumer.paused = record.paused
+        if self.honors_delay != honored_delay:
+            self.reader.honors_delay = self.honors_delay
+            self._unpark()
+            self._end_streams()
+        self.work.set()
+
+    def apply_seeked(self, record: Seeked) -> None:
+        """Begin elsewhere: what was settled, counted and put off is forgotten, and what is out is nobody's."""
+        self.image = replace(self.image, start=record.start, mark=record.start)
+        self.cursor = Cursor(record.start)
+        self.attempts = Attempts()
+        self.redelivery = Waiting()
+        self.leases = Leases()
+        self.parked = {}
+        # What is promised stays so: the records that name it were submitted after this one, and follow (D1).
+        remove_entries(self.promised, self.giving_up)
+        self.giving_up = {}
+        self.changed = True
+        self._end_streams()
+        self.work.set()
+
+    def apply_dropped(self, ledger_ids: Iterable[int]) -> None:
+        """Ledgers are gone; every entry of them was settled here, or lay before the start."""
+        self.changed |= self.cursor.drop(ledger_ids, self.log)
+
+    def capture_cursor(self) -> CursorCapture:
+        """What a checkpoint writes; copies, or what never changes, so that the loop may go on."""
+        self.dead_letters = self._dead_letter_sink.still_held(self)
+        others = CursorImage(
             topic_id=self.topic_id,
             subscription_id=self.subscription_id,
             settled={ledger_id: bitmap.copy() for ledger_id, bitmap in self.cursor.settled.items()},
             attempts={
                 ledger_id: [d.copy() for d in digits] for ledger_id, digits in self.attempts.digits.items()
             },
-            waiting=tuple(self.waiting.items()),
+            waiting={},
+            dead_letters={ledger_id: bitmap.copy() for ledger_id, bitmap in self.dead_letters.items()},
         )
+        return CursorCapture(others, self.redelivery.capture())
 
     # -- consumers -------------------------------------------------------------------------------------------
 
@@ -234,22 +316,26 @@ class Subscription:
             )
         if not self.consumers:
             self.begin_catchup(catchup_ms)
+        consumer.paused = self.paused
         self.consumers.append(consumer)
         self.work.set()
 
     def detach(self, consumer: Consumer, *, keep_leases: bool = False) -> None:
         """Let a consumer go; unless it keeps its leases, what it holds goes to others, counted as one attempt."""
-        self.consumers.remove(consumer)
+        if consumer in self.consumers:  # else it was let go before
+            self.consumers.remove(consumer)
         held = self.leases.held(consumer.consumer_id)
         if held and not keep_leases and not self.deleted:
             self._give_back_unasked(consumer.consumer_id, held, ReturnReason.CONSUMER_LOST)
         if not self.consumers:
             self.replay.clear()
+            self._unpark()
         self.work.set()
 
     def begin_catchup(self, catchup_ms: int) -> None:
         """From here on, what is due by now is found by position. One step, without await."""
         self.replay.clear()
+        self._unpark()
         self.reader.begin(self.cursor.mark, self.log.end, catchup_ms)
         self.work.set()
 
@@ -261,13 +347,26 @@ class Subscription:
             self.begin_catchup(catchup_ms)
         self.work.set()
 
+    def _end_streams(self) -> None:
+        """Let all consumers go; who comes next is the first one, and starts catch-up."""
+        for consumer in self.consumers:
+            consumer.end()
+        self.consumers.clear()
+        self.replay.clear()
+        self.reader.begin(self.cursor.mark, self.log.end, 0)
+
+    def _unpark(self) -> None:
+        """What the dispatcher has parked is forgotten when the replay queue is emptied; what came back is not."""
+        self.redelivery.push(0, self.parked)
+        self.parked = {}
+
     # -- what consumers say ----------------------------------------------------------------------------------
 
     async def acknowledge(self, entries: Entries) -> list[Failure]:
         """Settle entries; returns when that is durable. Failures name what can not have been sent here."""
         for consumer in self.consumers:
             consumer.starved = False
-        entries, failures = self._there(entries)
+        entries, _, failures = self._there(entries)
         unknown = without_entries(entries, self._known(entries))
         if unknown:
             # Not out now, but perhaps before a restart or before its lease ended. Only what cannot have been sent
@@ -281,13 +380,32 @@ class Subscription:
             await self._settle(fresh, SettleReason.ACKED)
         return failures
 
-    async def give_back(self, consumer_id: str, entries: Entries, redeliver_after_ms: int) -> list[Failure]:
-        """Give back entries that this consumer holds; returns when that is durable."""
+    async def give_back(
+        self,
+        consumer_id: str,
+        entries: Entries,
+        redeliver_after_ms: int,
+        *,
+        dead_letter: bool = False,
+        reason: str = "",
+    ) -> list[Failure]:
+        """Give back entries that this consumer holds; returns when that is durable.
+
+        With `dead_letter` they are given up, for this reason; so is what was delivered as often as it may be.
+        """
+        if dead_letter:
+            self._dead_letter_sink.check_place(self)
         held = self.leases.held_by(consumer_id, entries)
         failures = self._not_held(without_entries(entries, held))
         now_ms = self.clock.now_ms()
+        dead = held if dead_letter else self._worn_out(held)
         waits = []
-        for delay_ms, part in self._delays(held, redeliver_after_ms):
+        if dead:
+            self.counters.nacked_messages += count_entries(dead)
+            self.leases.take_back(consumer_id, dead)
+            waits.append(self.give_up(dead, (reason or NACKED) if dead_letter else TOO_OFTEN))
+        rest = without_entries(held, dead)
+        for delay_ms, part in delays(rest, redeliver_after_ms, self.attempts, self.policy, self._rng):
             waits.append(self._give_back(consumer_id, part, ReturnReason.NACKED, now_ms + delay_ms))
         for done in waits:
             await done
@@ -314,8 +432,35 @@ class Subscription:
         with contextlib.suppress(Unavailable):  # they expire again after the restart
             _forget_result(self._settle(entries, SettleReason.EXPIRED))
 
+    def settle(self, entries: Entries, reason: SettleReason) -> asyncio.Future[None]:
+        """Settle entries that no consumer has acknowledged; done when that is durable."""
+        return self._settle(entries, reason)
+
+    def give_up(self, entries: Entries, reason: str) -> asyncio.Future[None]:
+        """Make dead letters of entries that nobody holds; done when that is durable."""
+        self.redelivery.forget(entries)
+        remove_entries(self.parked, entries)
+        merge_entries(self.promised, entries)
+        merge_entries(self.giving_up, entries)
+        if self.type == KEY_SHARED:
+            self.work.set()  # as when they are settled: they do not come back
+        return self._dead_letter_sink.give_up(self, entries, reason)
+
+    def keep_given_up(
+        self, entries: Entries, not_before_ms: int, *, was_sent: bool
+    ) -> asyncio.Future[None] | None:
+        """Entries cannot become dead letters and wait for redelivery; None if no record says so."""
+        remove_entries(self.giving_up, entries)
+        if was_sent:
+            return self._return(entries, ReturnReason.NACKED, not_before_ms)
+        remove_entries(self.promised, entries)
+        self.redelivery.push(not_before_ms, entries)
+        return None
+
     def not_to_send(self, ledger_id: int, entry_ids: UInt32Column, *, also_queued: bool) -> Mask:
         """For each entry, whether it is settled, leased, promised or (`also_queued`) waiting for redelivery."""
+        if self.log.entry_count(ledger_id) is None:
+            return np.ones(len(entry_ids), dtype=np.bool_)  # dropped, and therefore settled
         refused = np.zeros(len(entry_ids), dtype=np.bool_)
         if ledger_id <= self.cursor.mark.ledger_id:
             whole = ledger_id < self.cursor.mark.ledger_id
@@ -333,12 +478,20 @@ class Subscription:
 
     def _settle(self, entries: Entries, reason: SettleReason) -> asyncio.Future[None]:
         done = self._submit(Settled(self.topic_id, self.subscription_id, reason, entries))
+        self.promise_settled(entries)
+        return done
+
+    def promise_settled(self, entries: Entries) -> None:
+        """A record that settles entries was submitted just now."""
         # From here on the entries are promised (D1); a crash before the record is durable takes the promise back,
         # and nobody was answered.
         self.leases.settle(entries)
         self.redelivery.forget(entries)
+        remove_entries(self.parked, entries)
+        remove_entries(self.giving_up, entries)
         merge_entries(self.promised, entries)
-        return done
+        if self.type == KEY_SHARED:
+            self.work.set()  # another consumer may be given the next ones of these keys now
 
     def _give_back(
         self, consumer_id: str, entries: Entries, reason: ReturnReason, not_before_ms: int
@@ -347,6 +500,11 @@ class Subscription:
         self.counters.redelivered_messages += count_entries(entries)
         if reason is ReturnReason.NACKED:
             self.counters.nacked_messages += count_entries(entries)
+        elif self.type == KEY_SHARED:
+            self.came_back.append(entries)
+        return self._return(entries, reason, not_before_ms)
+
+    def _return(self, entries: Entries, reason: ReturnReason, not_before_ms: int) -> asyncio.Future[None]:
         try:
             done = self._submit(
                 GivenBack(self.topic_id, self.subscription_id, reason, not_before_ms, entries)
@@ -354,6 +512,7 @@ class Subscription:
         except Unavailable:
             # The broker writes no more. What came back may still be sent to others; the attempt is forgotten with
             # the process.
+            remove_entries(self.promised, entries)
             self.redelivery.push(not_before_ms, entries)
             raise
         merge_entries(self.promised, entries)
@@ -363,37 +522,20 @@ class Subscription:
     def _give_back_unasked(self, consumer_id: str, entries: Entries, reason: ReturnReason) -> None:
         """Give back at once what no consumer asked to give back; nobody waits for it."""
         with contextlib.suppress(Unavailable):
-            self._give_back(consumer_id, entries, reason, 0)
+            if dead := self._worn_out(entries):
+                self.leases.take_back(consumer_id, dead)
+                self.give_up(dead, TOO_OFTEN)
+            if rest := without_entries(entries, dead):
+                self._give_back(consumer_id, rest, reason, 0)
 
-    def _delays(self, held: Entries, redeliver_after_ms: int) -> Iterable[tuple[int, Entries]]:
-        """How long each part waits: as asked, or the back-off for how often it was sent."""
-        if not held:
-            return
-        if redeliver_after_ms:
-            yield redeliver_after_ms, held
-            return
-        by_count: dict[int, Entries] = {}
-        for ledger_id, bitmap in held.items():
-            ids = ids_of(bitmap)
-            counts = self.attempts.counts(ledger_id, ids)
-            for count in {int(c) for c in set(counts.tolist())}:
-                by_count.setdefault(count, {})[ledger_id] = bitmap_of(ids[counts == count])
-        for count, part in sorted(by_count.items()):
-            yield self._backoff_ms(count), part
-
-    def _backoff_ms(self, sent_before: int) -> int:
-        policy = self.policy
-        assert policy.initial_backoff_ms is not None and policy.max_backoff_ms is not None
-        assert policy.backoff_multiplier is not None
-        growth = min(policy.backoff_multiplier ** min(sent_before, 64), 2.0**40)
-        delay_ms = min(policy.initial_backoff_ms * growth, policy.max_backoff_ms)
-        # Jitter takes off at most one half, so that what failed together does not come back together.
-        return int(delay_ms * (1 - self._rng.random() / 2))
+    def _worn_out(self, held: Entries) -> Entries:
+        return worn_out(held, self.attempts, self.policy.max_delivery_attempts or 0)
 
     def _known(self, entries: Entries) -> Entries:
         """The part of a set of which it is certain that it was sent here."""
         known = common_entries(entries, self.leases.leased)
         merge_entries(known, common_entries(entries, self.redelivery.queued))
+        merge_entries(known, common_entries(entries, self.parked))
         merge_entries(known, common_entries(entries, self.promised))
         merge_entries(known, self.cursor.settled_part(self._stored(entries)))
         return known
@@ -403,14 +545,9 @@ class Subscription:
         stored: Entries = {}
         for ledger_id, bitmap in entries.items():
             count = self.log.entry_count(ledger_id)
-            if count is None or ledger_id < self.image.start.ledger_id:
-                continue
-            existing = bitmap.copy()
-            existing.remove_range(count, 1 << 32)
-            if ledger_id == self.image.start.ledger_id:
-                existing.remove_range(0, self.image.start.entry_id)
-            if existing:
-                stored[ledger_id] = existing
+            if count is not None:
+                end = Position(ledger_id, count)
+                stored |= entries_between({ledger_id: bitmap}, self.image.start, end)
         return stored
 
     async def _plausible(self, entries: Entries) -> Entries:
@@ -420,8 +557,9 @@ class Subscription:
             due = existing
             if self.honors_delay:
                 ids = ids_of(existing)
-                times = await self.log.times_of(ledger_id, ids)
-                due = bitmap_of(ids[times <= self.clock.now_ms()])
+                with contextlib.suppress(NotFound):  # dropped meanwhile, and therefore settled
+                    times = await self.log.times_of(ledger_id, ids)
+                    due = bitmap_of(ids[times <= self.clock.now_ms()])
             if due:
                 plausible[ledger_id] = due
         return plausible
@@ -429,17 +567,23 @@ class Subscription:
     def _not_held(self, entries: Entries) -> list[Failure]:
         if not entries:
             return []
-        entries, failures = self._there(entries)
+        entries, gone, failures = self._there(entries)
         lost = self._known(entries)
-        failures += _failures(lost, "LEASE_LOST")
+        failures += _failures(lost, "LEASE_LOST") + _failures(gone, "LEASE_LOST")
         return failures + _failures(without_entries(entries, lost), "NOT_FOUND")
 
-    def _there(self, entries: Entries) -> tuple[Entries, list[Failure]]:
-        """The part of a set in ledgers that there are, and failures of the rest: what is known of none costs little."""
+    def _there(self, entries: Entries) -> tuple[Entries, Entries, list[Failure]]:
+        """The part of a set in ledgers that there are, the part in dropped ones, and failures of the rest.
+
+        Of a dropped ledger all was settled: to acknowledge it again is right, and does nothing.
+        """
         there = {i: bitmap for i, bitmap in entries.items() if self.log.entry_count(i) is not None}
         if len(there) == len(entries):
-            return entries, []
-        return there, _failures({i: b for i, b in entries.items() if i not in there}, "NOT_FOUND")
+            return entries, {}, []
+        others = {i: bitmap for i, bitmap in entries.items() if i not in there}
+        gone = {i: bitmap for i, bitmap in others.items() if self.log.was_dropped(i)}
+        gone = entries_between(gone, self.image.start, self.log.end)
+        return there, gone, _failures(without_entries(others, gone), "NOT_FOUND")
 
 
 def _failures(entries: Entries, reason: str) -> list[Failure]:

@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable
 from concurrent.futures import Executor
 
+from pyroaring import BitMap64
+
 from broker.config import BrokerConfig
 from broker.delayed.bucket_storage import LocalBucketStorage
 from broker.errors import Fenced, LimitReached, StorageFailed, Unavailable
@@ -26,12 +28,16 @@ from broker.storage.ledger import Ledger
 from broker.storage.ledger_files import OpenFiles
 from broker.storage.records import Record
 from broker.topics.checkpoint import Checkpointer, ledger_capture
+from broker.topics.dead_letters import DeadLetterOffice
+from broker.topics.intake import Accepted, check_first
 from broker.topics.live_check import LiveCheck, TopicCheck
-from broker.topics.plan import check_times
+from broker.topics.overdue import Overdue
+from broker.topics.policies import default_topic_policy
 from broker.topics.recovery import Manifests, cut_ledgers, open_manifests, remove_unnamed, replay_journal
 from broker.topics.registry import Registry
+from broker.topics.retention import Reclaimer
 from broker.topics.tail_writer import TailWriter
-from broker.topics.topic import Accepted, Topic, TopicServices, default_topic_policy
+from broker.topics.topic import Topic, TopicServices
 
 log = get_logger(__name__)
 
@@ -71,6 +77,10 @@ class Broker:
         self._open_files = OpenFiles(vfs, config.open_ledgers_max)
         self.registry = Registry(config)
         self.supervisor = Supervisor(lambda _, error: self._task_failed(error))
+        self.dead_letters = DeadLetterOffice(
+            self.registry, config, clock, spawn=self.supervisor.spawn, wait_room=self._wait_room
+        )
+        self._overdue = Overdue(self.registry, clock, vfs, self._layout.alive, file_executor)
         self._journal: Journal | None = None
         self._checkpointer: Checkpointer | None = None
         self._tail_writer = TailWriter(config.tail_bytes_max)
@@ -115,6 +125,7 @@ class Broker:
             executor=self._file_executor,
             journal=self._journal,
             registry=self.registry,
+            open_files=self._open_files,
             checkpoint_bytes=config.checkpoint_bytes,
             interval_ms=config.checkpoint_interval_ms,
             counters=self.counters,
@@ -123,6 +134,7 @@ class Broker:
         self._restore(manifests)
         recovered_records = replay_journal(self._journal, manifests.root.checkpoint_lsn + 1, self.registry)
         remove_unnamed(self._vfs, self._layout, manifests)
+        self._overdue.read(manifests.root.last_alive_ms)
         self.counters.recovery_seconds = (self.clock.monotonic_ns() - started_ns) / 1e9
         log.info(
             "Data directory opened",
@@ -141,7 +153,17 @@ class Broker:
         self.supervisor.spawn("ledger tails", self._tail_writer.run())
         self.supervisor.spawn("checkpoints", self.checkpointer.run())
         self.supervisor.spawn("disk space", self._watch_disk())
+        reclaimer = Reclaimer(
+            self.registry,
+            interval_ms=self.config.reclaim_interval_ms,
+            clock=self.clock,
+            changed=self._changed,
+        )
+        self.supervisor.spawn("reclaim", reclaimer.run())
         self.registry.start()
+        self._overdue.begin(self.started_ms)
+        self.supervisor.spawn("overdue messages", self._overdue.sweep())
+        self.supervisor.spawn("signs of life", self._overdue.beat())
 
     def drain(self) -> None:
         """Refuse new work; what was accepted is finished."""
@@ -151,6 +173,7 @@ class Broker:
         """Write what is pending and a last checkpoint, then let go of the data directory."""
         self._draining = True
         self.registry.stop()
+        await self.dead_letters.wait_idle()
         # First the journal ends: everything submitted is durable and applied, and nothing comes after it.
         await self.journal.close()
         if self.journal.failed is None:
@@ -176,6 +199,7 @@ class Broker:
             submit=self._submit,
             new_ledger_id=self.registry.new_ledger_id,
             open_ledger=self._new_ledger,
+            live_ledger_ids=BitMap64(),
             spawn=self.supervisor.spawn,
             appended=self._tail_writer.appended,
             changed=self._changed,
@@ -184,6 +208,7 @@ class Broker:
             index_executor=self._index_executor,
             note_index=self.counters.note_index,
             note_rebuild=self.counters.note_rebuild,
+            dead_letter_sink=self.dead_letters,
         )
         self.registry.bind(services)
         for image in manifests.topics:
@@ -199,7 +224,8 @@ class Broker:
             ]
             topic_id = image.topic_id
             amendments, cursors = manifests.amendments[topic_id], manifests.cursors[topic_id]
-            self.registry.add(Topic(image, ledgers, cursors, amendments, services))
+            producers = manifests.producers.get(topic_id)
+            self.registry.add(Topic(image, ledgers, cursors, amendments, services, producers))
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -237,13 +263,17 @@ class Broker:
         if topic_name not in self.registry.by_name:
             # A request that will be refused must not leave a topic behind. A topic that this call makes has the
             # broker's own policy, so what is checked here holds.
-            check_times(batch, self.clock.now_ms(), default_topic_policy(self.config))
+            check_first(batch, self.clock.now_ms(), default_topic_policy(self.config))
         topic = await self.registry.topic_or_create(topic_name)
         return topic.submit(batch)
 
     async def verify_topic(self, name: str) -> TopicCheck:
         """Compare a topic's index with its messages while it delivers; see `live_check`."""
         return await self._live_check.run(self.registry.topic(name))
+
+    async def _wait_room(self) -> None:
+        await self.journal.wait_room()
+        await self._tail_writer.wait_room()
 
     def check_serving(self) -> None:
         """Raise Unavailable unless requests are accepted."""

@@ -14,6 +14,7 @@ that was not replaced are named by nobody, and recovery removes them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -22,6 +23,7 @@ from typing import TypeVar
 
 from broker.delayed.bucket_values import BucketImage
 from broker.errors import StorageFailed
+from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
 from broker.runtime.vfs import Vfs, replace_file
@@ -29,17 +31,22 @@ from broker.storage.blocks import LedgerCapture
 from broker.storage.journal import Journal
 from broker.storage.layout import Layout, remove_tree
 from broker.storage.ledger import Ledger
+from broker.storage.ledger_files import OpenFiles
+from broker.storage.log import DroppedLedger
 from broker.storage.manifest import (
     BrokerImage,
-    CursorImage,
     LedgerImage,
     TopicImage,
     encode_broker,
-    encode_cursor,
     encode_topic,
 )
+from broker.subscriptions.capture import CursorCapture
+from broker.topics.ledger_facts import LedgerFacts
+from broker.topics.producers import ProducersCapture
 from broker.topics.registry import Registry
 from broker.topics.topic import Topic
+
+log = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -50,11 +57,13 @@ class TopicCapture:
 
     image: TopicImage
     ledgers: tuple[tuple[Ledger, LedgerCapture], ...]
-    cursors: tuple[tuple[str, CursorImage], ...]  # (file name, content)
+    cursors: tuple[tuple[str, CursorCapture], ...]  # (file name, content)
     index: BucketImage
+    dropped: tuple[DroppedLedger, ...]  # not named any more
+    producers: ProducersCapture | None  # to be written; None: as it was
 
 
-def ledger_image(capture: LedgerCapture, first_publish_ms: int, amendments_file: str) -> LedgerImage:
+def ledger_image(capture: LedgerCapture, facts: LedgerFacts, amendments_file: str) -> LedgerImage:
     """What the manifest says of a ledger that was captured."""
     return LedgerImage(
         ledger_id=capture.ledger_id,
@@ -64,8 +73,11 @@ def ledger_image(capture: LedgerCapture, first_publish_ms: int, amendments_file:
         sealed=capture.sealed,
         times_crcs=capture.times_crcs,
         rows_crcs=capture.rows_crcs,
-        first_publish_ms=first_publish_ms,
+        first_publish_ms=facts.first_publish_ms,
         amendments_file=amendments_file,
+        last_due_ms=facts.last_due_ms,
+        last_expire_ms=facts.last_expire_ms,
+        last_publish_ms=facts.last_publish_ms,
     )
 
 
@@ -93,7 +105,7 @@ def capture_topic(topic: Topic) -> TopicCapture:
     for subscription in topic.subscriptions.values():
         if subscription.changed:
             subscription.cursor_file = f"{subscription.subscription_id}.{topic.applied_lsn:x}"
-            cursors.append((subscription.cursor_file, subscription.cursor_image()))
+            cursors.append((subscription.cursor_file, subscription.capture_cursor()))
             subscription.changed = False
         images.append(
             replace(
@@ -102,6 +114,12 @@ def capture_topic(topic: Topic) -> TopicCapture:
                 mark=subscription.cursor.mark,
             )
         )
+    producers = None
+    if topic.producers.changed:
+        topic.producers_file = f"producers.{topic.applied_lsn:x}"
+        producers = topic.producers.capture(topic.topic_id)
+        topic.producers.changed = False
+        topic.intake.let_go()
     image = TopicImage(
         topic_id=topic.topic_id,
         name=topic.name,
@@ -111,7 +129,7 @@ def capture_topic(topic: Topic) -> TopicCapture:
         ledgers=tuple(
             ledger_image(
                 capture,
-                topic.first_publish_ms[capture.ledger_id],
+                topic.ledger_facts[capture.ledger_id],
                 topic.amendments_files.get(capture.ledger_id, ""),
             )
             for _, capture in ledgers
@@ -123,10 +141,13 @@ def capture_topic(topic: Topic) -> TopicCapture:
         frontier_ms=index.frontier_ms,
         bucket_ids=index.bucket_ids,
         next_bucket_id=index.next_bucket_id,
+        producers_file=topic.producers_file,
+        log_end=topic.log.gone_end,
     )
     to_write = tuple((ledger, capture) for ledger, capture in ledgers if capture.ledger_id in dirty)
     topic.log.dirty = {}
-    return TopicCapture(image, to_write, tuple(cursors), index)
+    dropped, topic.log.dropped = tuple(topic.log.dropped), []
+    return TopicCapture(image, to_write, tuple(cursors), index, dropped, producers)
 
 
 class Checkpointer:
@@ -142,6 +163,7 @@ class Checkpointer:
         executor: Executor | None,
         journal: Journal,
         registry: Registry,
+        open_files: OpenFiles,
         checkpoint_bytes: int,
         interval_ms: int,
         counters: BrokerCounters,
@@ -153,6 +175,7 @@ class Checkpointer:
         self._executor = executor
         self._journal = journal
         self._registry = registry
+        self._open_files = open_files
         self._checkpoint_bytes = checkpoint_bytes
         self._interval_ms = interval_ms
         self._changed: set[int] = set()
@@ -204,6 +227,7 @@ class Checkpointer:
                 capture = capture_topic(topic)
                 await self._persist(capture)
                 await topic.index_image_durable(capture.index)
+                await self._remove_dropped(topic, capture.dropped)
         # A topic that went meanwhile has no manifest that holds its records up to the root's lsn, perhaps none
         # at all. Left out, it is one of those whose records recovery skips.
         root = replace(root, topics={i: n for i, n in root.topics.items() if i in self._registry.topics})
@@ -242,16 +266,46 @@ class Checkpointer:
         """Blocking: cursors, folders, manifest, in this order; then the cursors nobody names any more."""
         topic_id = capture.image.topic_id
         folder = self._layout.cursors(topic_id)
-        for name, image in capture.cursors:
-            replace_file(self._vfs, f"{folder}/{name}", [encode_cursor(image)])
+        for name, cursor in capture.cursors:
+            replace_file(self._vfs, f"{folder}/{name}", [cursor.encode()])
+        if capture.producers is not None:
+            replace_file(self._vfs, f"{folder}/{capture.image.producers_file}", [capture.producers.encode()])
         self._layout.sync_topic_folders(self._vfs, topic_id)
         replace_file(self._vfs, self._layout.topic_manifest(topic_id), [encode_topic(capture.image)])
         named = {subscription.cursor_file for subscription in capture.image.subscriptions}
+        named.add(capture.image.producers_file)
         for name in self._vfs.list_dir(folder):
             if name not in named:
                 self._vfs.remove(f"{folder}/{name}")
 
+    async def _remove_dropped(self, topic: Topic, dropped: tuple[DroppedLedger, ...]) -> None:
+        """Remove the files of ledgers that the topic's manifest does not name any more."""
+        for index, each in enumerate(dropped):
+            if topic.log.keeps_files:
+                topic.log.dropped += dropped[index:]  # the next checkpoint tries again
+                return
+            try:
+                await self._in_thread(self._remove_ledger, topic.topic_id, each)
+            except OSError as error:
+                topic.log.dropped.append(each)
+                name = each.ledger.name
+                log.warning(
+                    "A ledger's files could not be removed", ledger_id=name.ledger_id, error=str(error)
+                )
+                continue
+            self._counters.removed_ledgers += 1
+            self._counters.reclaimed_bytes += each.ledger.disk_bytes
+
+    def _remove_ledger(self, topic_id: int, dropped: DroppedLedger) -> None:
+        dropped.ledger.delete(self._vfs)
+        if dropped.amendments_file:
+            path = f"{self._layout.ledgers(topic_id)}/{dropped.amendments_file}"
+            with contextlib.suppress(FileNotFoundError):
+                self._vfs.remove(path)
+
     def _remove_topic(self, topic_id: int) -> None:
+        # A file that is open takes space until it is closed.
+        self._open_files.discard_topic(topic_id)
         if self._vfs.exists(self._layout.topic(topic_id)):
             remove_tree(self._vfs, self._layout.topic(topic_id))
 

@@ -19,6 +19,7 @@ from broker.storage.blocks import find_bad_offsets, find_bad_times
 from broker.storage.manifest import BrokerImage, CursorImage, LedgerImage, SubscriptionImage, TopicImage
 from broker.storage.records import (
     GivenBack,
+    LedgersDropped,
     Produced,
     Record,
     Settled,
@@ -26,6 +27,7 @@ from broker.storage.records import (
     SubscriptionDeleted,
     TopicCreated,
     TopicDeleted,
+    Transferred,
 )
 
 
@@ -34,7 +36,7 @@ def find_cursor_problems(
 ) -> Iterator[str]:
     """What of a cursor does not fit the log of its topic. Pure."""
     counts = {ledger.ledger_id: ledger.entry_count for ledger in image.ledgers}
-    end = Position(image.ledgers[-1].ledger_id, image.ledgers[-1].entry_count) if image.ledgers else START
+    end = _end_of(image)
     mark = subscription.mark
     for what, position in (("start", subscription.start), ("mark", mark)):
         if position > end or position.entry_id > counts.get(position.ledger_id, position.entry_id):
@@ -47,7 +49,7 @@ def find_cursor_problems(
     sets += [
         ("counted", ledger_id, digit) for ledger_id, digits in cursor.attempts.items() for digit in digits
     ]
-    sets += [("waiting", ledger_id, bitmap) for _, ledger_id, bitmap in cursor.waiting]
+    sets += [("waiting", ledger_id, each.entries) for ledger_id, each in cursor.waiting.items()]
     for what, ledger_id, bitmap in sets:
         if not bitmap:
             continue
@@ -64,11 +66,17 @@ def find_cursor_problems(
 
 def find_index_problems(image: TopicImage) -> Iterator[str]:
     """What the manifest says about the delayed index and does not fit the rest of it. Pure."""
-    end = Position(image.ledgers[-1].ledger_id, image.ledgers[-1].entry_count) if image.ledgers else START
+    end = _end_of(image)
     if image.indexed_through > end:
         yield f"Indexed through {tuple(image.indexed_through)}, beyond the log, which ends at {tuple(end)}"
     if image.index_lsn > image.applied_lsn:
         yield f"Moves are indexed up to lsn {image.index_lsn}, but records applied up to {image.applied_lsn}"
+
+
+def _end_of(image: TopicImage) -> Position:
+    """Where the log ends, or once ended if its last ledgers were dropped."""
+    last = [Position(ledger.ledger_id, ledger.entry_count) for ledger in image.ledgers[-1:]]
+    return max([image.log_end, *last])
 
 
 def find_amendment_problems(image: TopicImage, ledger: LedgerImage, amendments: Amendments) -> Iterator[str]:
@@ -111,11 +119,15 @@ class _TopicState:
     applied_lsn: int
     ledgers: dict[int, tuple[int, int]] = field(default_factory=dict)  # (entry_count, data_bytes), rising ids
     subscriptions: dict[int, str] = field(default_factory=dict)
+    gone_end: Position = START  # where the log ended, if its last ledger was dropped
+    missing: dict[int, int] = field(default_factory=dict)
+    """Ledgers that batches went into, by the manifest, and that it does not name: ends of these batches."""
+    dropped: set[int] = field(default_factory=set)
 
     @property
     def end(self) -> Position:
         last = next(reversed(self.ledgers), None)
-        return START if last is None else Position(last, self.ledgers[last][0])
+        return self.gone_end if last is None else max(self.gone_end, Position(last, self.ledgers[last][0]))
 
 
 class History:
@@ -132,6 +144,7 @@ class History:
                 image.applied_lsn,
                 {each.ledger_id: (each.entry_count, each.data_bytes) for each in image.ledgers},
                 {each.subscription_id: each.name for each in image.subscriptions},
+                image.log_end,
             )
             for image in images
         }
@@ -149,6 +162,9 @@ class History:
         for ledger_id, topic_id in self._owners.items():
             if ledger_id >= self._next_ledger_id:
                 yield f"Ledger {ledger_id} of topic {topic_id} would be given a second time"
+        for topic_id, topic in self._topics.items():
+            for ledger_id, count in topic.missing.items():
+                yield f"A batch up to entry {count} went into ledger {ledger_id} of topic {topic_id}; it is not there"
         names = [topic.name for topic in self._topics.values()]
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield f"Two topics are named {name!r}"
@@ -156,6 +172,10 @@ class History:
     def apply(self, lsn: int, record: Record) -> Iterator[str]:
         if isinstance(record, TopicCreated):
             self._topics.setdefault(record.topic_id, _TopicState(record.name, lsn))
+            return
+        if isinstance(record, Transferred):
+            yield from self.apply(lsn, record.produced)
+            yield from self.apply(lsn, record.settled)
             return
         if isinstance(record, Produced):
             self._next_ledger_id = max(self._next_ledger_id, record.ledger_id + 1)
@@ -169,6 +189,8 @@ class History:
                 yield from (
                     self._produced(topic, record) if lsn > topic.applied_lsn else _contained(topic, record)
                 )
+            case LedgersDropped():
+                yield from _dropped(topic, record, is_contained=lsn <= topic.applied_lsn)
             case _ if lsn <= topic.applied_lsn:
                 pass
             case Settled() | GivenBack():
@@ -185,6 +207,8 @@ class History:
         last, _ = topic.end
         if record.ledger_id < last:
             yield f"A batch goes into ledger {record.ledger_id}, after ledger {last} has begun"
+        if record.ledger_id in topic.dropped or record.ledger_id == topic.gone_end.ledger_id:
+            yield f"A batch goes into ledger {record.ledger_id}, which was dropped"
         expected = topic.ledgers.get(record.ledger_id, (0, 0))
         if (record.first_entry_id, start) != expected:
             yield (
@@ -202,19 +226,34 @@ class History:
 
 def _contained(topic: _TopicState, record: Produced) -> Iterator[str]:
     """A batch that a manifest holds already must lie in the ledger that it names."""
-    count, _ = topic.ledgers.get(record.ledger_id, (0, 0))
-    first_ledger_id = next(iter(topic.ledgers), 0)
     end = record.first_entry_id + len(record.times)
-    if end > count and record.ledger_id >= first_ledger_id:  # ledgers before were deleted
+    if record.ledger_id not in topic.ledgers:
+        topic.missing[record.ledger_id] = end  # until a record says that it was dropped
+        return
+    count, _ = topic.ledgers[record.ledger_id]
+    if end > count:
         yield f"A batch up to entry {end} of ledger {record.ledger_id} is applied, but the ledger holds {count}"
+
+
+def _dropped(topic: _TopicState, record: LedgersDropped, *, is_contained: bool) -> Iterator[str]:
+    """What was dropped; a ledger that was owed again by then has stayed, and may be dropped a second time."""
+    for ledger_id in record.ledger_ids:
+        if is_contained:
+            topic.missing.pop(ledger_id, None)
+            continue
+        if ledger_id not in topic.ledgers:
+            yield f"Ledger {ledger_id} is dropped, and is not there"
+        topic.dropped.add(ledger_id)
 
 
 def _named(topic: _TopicState, record: Settled | GivenBack) -> Iterator[str]:
     if record.subscription_id not in topic.subscriptions:
         return
     for ledger_id, bitmap in record.entries.items():
+        if ledger_id not in topic.ledgers and ledger_id <= topic.end.ledger_id:
+            continue  # dropped before
         count, _ = topic.ledgers.get(ledger_id, (0, 0))
-        if bitmap and bitmap.max() >= count and ledger_id >= next(iter(topic.ledgers), 0):
+        if bitmap and bitmap.max() >= count:
             yield f"Entry {bitmap.max()} of ledger {ledger_id} is named, which holds {count} entries"
 
 

@@ -33,7 +33,8 @@ from broker.model import Int64Column
 from broker.storage.amendments import NONE
 from broker.storage.ledger import Ledger
 from broker.topics.index_check import CheckResult, CheckSteps, LedgerSource, check_steps
-from broker.topics.topic import Topic, topic_not_found
+from broker.topics.refusals import topic_not_found
+from broker.topics.topic import Topic
 
 T = TypeVar("T")
 
@@ -150,8 +151,9 @@ def _next_step(steps: CheckSteps) -> int | CheckResult | None:
 @contextlib.contextmanager
 def _keep_files(topic: Topic) -> Iterator[BucketImage]:
     upkeep = topic.index.upkeep
-    if upkeep is None:
-        yield topic.index_image()
-    else:
-        with upkeep.keep_files() as image:
-            yield image
+    with topic.log.keep_files():
+        if upkeep is None:
+            yield topic.index_image()
+        else:
+            with upkeep.keep_files() as image:
+                yield image

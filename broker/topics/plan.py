@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from broker.errors import InvalidRequest, OutOfRange
+from broker.errors import InvalidRequest, OutOfRange, Refused
 from broker.model import FLAG_DELAYED, ROW, TIME_MS_MAX, Batch, Int64Column
-from broker.storage.policy import TopicPolicy
-from broker.storage.records import Produced
+from broker.storage.policy import DELAYED_DISABLED, TopicPolicy
+from broker.storage.records import Produced, Sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class LedgerEnd:
     entry_count: int
     data_bytes: int
     first_publish_ms: int
+    is_sealed: bool = False  # the ledger takes no more: the next batch begins another one
 
 
 def plan_produced(
@@ -30,10 +31,11 @@ def plan_produced(
     new_ledger_id: Callable[[], int],
     now_ms: int,
     policy: TopicPolicy,
+    sequences: Sequences | None = None,
 ) -> Produced:
     """The record of a batch accepted at `now_ms`: ids, ledger roll, effective times and expiry are decided here.
 
-    Raises InvalidRequest or OutOfRange for a time that cannot be kept; nothing is clamped (P9).
+    Raises InvalidRequest, OutOfRange or Refused for a time that cannot be kept; nothing is clamped (P9).
     """
     times = effective_times(batch, now_ms, policy)
     expire_at_ms = _expiry(batch, times, now_ms, policy)
@@ -56,13 +58,14 @@ def plan_produced(
         times=times,
         rows=rows,
         frames=batch.frames,
+        sequences=sequences,
     )
 
 
 def must_roll(batch: Batch, end: LedgerEnd, now_ms: int, policy: TopicPolicy) -> bool:
     """Whether a batch begins a new ledger: a batch never spans two."""
     assert policy.ledger_max_entries is not None and policy.ledger_max_bytes is not None
-    if end.ledger_id == 0:
+    if end.ledger_id == 0 or end.is_sealed:
         return True
     if end.entry_count == 0:
         return False
@@ -100,7 +103,9 @@ def effective_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> Int64Colu
 
 
 def _checked_delays(batch: Batch, times: Int64Column, now_ms: int, policy: TopicPolicy) -> Int64Column:
-    """The times, unless one is too far away."""
+    """The times, unless one is too far away, or none may be given."""
+    if policy.delayed_delivery == DELAYED_DISABLED:
+        _check_none_timed(batch)
     if policy.max_delay_ms and int(times.max()) > now_ms + policy.max_delay_ms:
         too_far = np.flatnonzero(times > now_ms + policy.max_delay_ms)
         asked = "deliver_after_ms" if batch.deliver_after_ms[too_far[0]] else "deliver_at_ms"
@@ -111,6 +116,16 @@ def _checked_delays(batch: Batch, times: Int64Column, now_ms: int, policy: Topic
             max_delay_ms=policy.max_delay_ms,
         )
     return times
+
+
+def _check_none_timed(batch: Batch) -> None:
+    """Refuse messages with a time, also one that is past: who set it expects that it counts."""
+    timed = np.flatnonzero(batch.deliver_at_ms | batch.deliver_after_ms)
+    if len(timed):
+        raise Refused(
+            f"messages[{timed[0]}] has a delivery time, and delayed delivery is disabled on this topic",
+            reason="DELAYED_DELIVERY_DISABLED",
+        )
 
 
 def _expiry(batch: Batch, times: Int64Column, now_ms: int, policy: TopicPolicy) -> Int64Column:

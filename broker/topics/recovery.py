@@ -35,6 +35,7 @@ from broker.storage.manifest import (
     decode_topic,
     encode_broker,
 )
+from broker.storage.producers_file import ProducersImage, decode_producers
 from broker.storage.records import decode_record
 from broker.topics.checkpoint import ledger_capture
 from broker.topics.registry import Registry
@@ -50,6 +51,7 @@ class Manifests:
     topics: list[TopicImage] = field(default_factory=list)
     cursors: dict[int, dict[int, CursorImage]] = field(default_factory=dict)
     amendments: dict[int, dict[int, Amendments]] = field(default_factory=dict)  # by topic, by ledger
+    producers: dict[int, ProducersImage] = field(default_factory=dict)  # of topics that have a file of them
 
     @property
     def needed_to_lsn(self) -> int:
@@ -73,6 +75,8 @@ def open_manifests(vfs: Vfs, layout: Layout, now_ms: int) -> Manifests:
         manifests.topics.append(image)
         manifests.cursors[topic_id] = _read_cursors(vfs, layout, image)
         manifests.amendments[topic_id] = read_amendments(vfs, layout, image)
+        if image.producers_file:
+            manifests.producers[topic_id] = read_producers(vfs, layout, image)
     return manifests
 
 
@@ -169,6 +173,15 @@ def read_amendments(vfs: Vfs, layout: Layout, image: TopicImage) -> dict[int, Am
     return amendments
 
 
+def read_producers(vfs: Vfs, layout: Layout, image: TopicImage) -> ProducersImage:
+    """What is remembered of producers' sequence ids, of a topic that names such a file; raises Corrupt. Blocks."""
+    path = f"{layout.cursors(image.topic_id)}/{image.producers_file}"
+    producers = decode_producers(read_file(vfs, path), path)
+    if producers.topic_id != image.topic_id:
+        raise Corrupt("A file of producers belongs to another topic", path=path, advice=_ADVICE)
+    return producers
+
+
 def _check_lengths(vfs: Vfs, layout: Layout, topic_id: int, lengths: dict[str, int], ledger_id: int) -> None:
     for kind, length in lengths.items():
         path = f"{layout.ledgers(topic_id)}/{ledger_id}.0.{kind}"
@@ -190,7 +203,7 @@ def _check_lengths(vfs: Vfs, layout: Layout, topic_id: int, lengths: dict[str, i
 def _remove_unnamed_of_topic(vfs: Vfs, layout: Layout, image: TopicImage) -> None:
     ledgers = {(str(ledger.ledger_id), str(ledger.generation)) for ledger in image.ledgers}
     amendments = {ledger.amendments_file for ledger in image.ledgers}
-    cursors = {subscription.cursor_file for subscription in image.subscriptions}
+    cursors = {subscription.cursor_file for subscription in image.subscriptions} | {image.producers_file}
     buckets = {f"{bucket_id}.bucket" for bucket_id in image.bucket_ids}
     folders: list[tuple[str, Callable[[str], bool]]] = [
         (layout.ledgers(image.topic_id), lambda name: _ledger_of(name) in ledgers or name in amendments),

@@ -15,8 +15,9 @@ from broker.errors import AlreadyExists, LimitReached
 from broker.model import START
 from broker.storage.manifest import TopicImage
 from broker.storage.policy import TopicPolicy
-from broker.storage.records import Part, Produced, Record, TopicCreated, TopicDeleted
-from broker.topics.topic import Topic, TopicServices, topic_not_found
+from broker.storage.records import Part, Produced, Record, TopicCreated, TopicDeleted, Transferred
+from broker.topics.refusals import topic_not_found
+from broker.topics.topic import Topic, TopicServices
 
 
 class RecordJournal(Protocol):
@@ -35,6 +36,8 @@ class Registry:
         self.by_name: dict[str, Topic] = {}
         self.next_topic_id = next_topic_id
         self.next_ledger_id = next_ledger_id
+        self.last_publish_ms = 0
+        """The greatest publish time of a record applied so far: somebody was there to accept it."""
         self.deleted_ids: set[int] = set()
         """Topics deleted since the last checkpoint: their folders go once the root no longer names them."""
         self._config = config
@@ -76,11 +79,20 @@ class Registry:
                 self._apply_created(record, lsn)
             case TopicDeleted():
                 self._apply_deleted(record)
+            case Transferred():
+                self._note_ledger(record.produced)
+                for topic_id in (record.produced.topic_id, record.settled.topic_id):
+                    if topic := self.topics.get(topic_id):
+                        topic.apply(record, lsn)
             case _:
                 if isinstance(record, Produced):
-                    self.next_ledger_id = max(self.next_ledger_id, record.ledger_id + 1)
+                    self._note_ledger(record)
                 if topic := self.topics.get(record.topic_id):
                     topic.apply(record, lsn)
+
+    def _note_ledger(self, record: Produced) -> None:
+        self.next_ledger_id = max(self.next_ledger_id, record.ledger_id + 1)
+        self.last_publish_ms = max(self.last_publish_ms, record.publish_time_ms)
 
     def _apply_created(self, record: TopicCreated, lsn: int) -> None:
         self.next_topic_id = max(self.next_topic_id, record.topic_id + 1)
@@ -113,6 +125,7 @@ class Registry:
         del self.by_name[topic.name]
         self.deleted_ids.add(topic.topic_id)
         topic.deleted = True
+        topic.log.forget_all()
         gone = topic_not_found(topic.name)
         for subscription in topic.subscriptions.values():
             subscription.deleted = True
@@ -129,12 +142,12 @@ class Registry:
             raise topic_not_found(name)
         return topic
 
-    async def topic_or_create(self, name: str) -> Topic:
-        """The topic of that name; created if the broker is configured to do that."""
+    async def topic_or_create(self, name: str, *, always: bool = False) -> Topic:
+        """The topic of that name; created if the broker is configured to do that, or `always`."""
         while True:
             if topic := self.by_name.get(name):
                 return topic
-            if not self._config.auto_create_topics:
+            if not (always or self._config.auto_create_topics):
                 raise topic_not_found(name)
             if creating := self._creating.get(name):
                 await asyncio.wait([creating])

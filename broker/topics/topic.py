@@ -15,22 +15,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from pyroaring import BitMap64
 
 from broker.config import BrokerConfig
 from broker.delayed.bucket_storage import BucketSnapshotStorage
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_upkeep import BucketUpkeep, NoteIndex
-from broker.delayed.bucket_values import BucketImage, BucketPolicyValues
+from broker.delayed.bucket_values import BucketImage
 from broker.delayed.index_pump import IndexPump
 from broker.delayed.memory_tracker import MemoryTracker
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier
-from broker.errors import AlreadyExists, LimitReached, NotFound
+from broker.errors import AlreadyExists, LimitReached
 from broker.model import START, Batch, IdRange, Int64Column, Position, UInt32Column
 from broker.observe.metrics import TopicCounters
 from broker.runtime.clock import Clock
@@ -39,25 +40,38 @@ from broker.storage.ledger import Ledger
 from broker.storage.log import TopicLog
 from broker.storage.manifest import CursorImage, SubscriptionImage, TopicImage
 from broker.storage.policy import (
-    TRACKER_BUCKET,
     TRACKER_MEMORY,
     SubscriptionPolicy,
     TopicPolicy,
     effective,
 )
+from broker.storage.producers_file import ProducersImage
 from broker.storage.records import (
     GivenBack,
+    LedgersDropped,
     Produced,
     Record,
+    Seeked,
     Settled,
+    SubscriptionChanged,
     SubscriptionCreated,
     SubscriptionDeleted,
     TopicPolicyChanged,
+    Transferred,
 )
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.dispatcher import Dispatcher
+from broker.subscriptions.giving_up import DeadLetterSink
 from broker.subscriptions.subscription import DeliveryLimits, Subscription
+from broker.topics.counts import SubscriptionCounts, TopicCounts
+from broker.topics.dead_letter_frames import check_dead_letter_topic
+from broker.topics.intake import Accepted, Intake, is_examined
+from broker.topics.ledger_facts import facts_of, first_facts
 from broker.topics.plan import LedgerEnd, plan_produced
+from broker.topics.policies import bucket_policy, default_subscription_policy, default_topic_policy
+from broker.topics.producers import Producers
+from broker.topics.refusals import subscription_not_found, topic_not_found
+from broker.topics.transferred import apply_produced_part, apply_settled_part
 
 EARLIEST = 2
 
@@ -74,6 +88,7 @@ class TopicServices:
     submit: Callable[[Record, Callable[[int], None]], asyncio.Future[None]]
     new_ledger_id: Callable[[], int]
     open_ledger: Callable[[int, int], Ledger]  # (topic_id, ledger_id)
+    live_ledger_ids: BitMap64  # of all topics
     spawn: Spawn
     appended: Callable[[Topic, int], None]  # (topic, bytes): an unwritten tail grew
     changed: Callable[[Topic], None]  # there is something for the next checkpoint
@@ -82,24 +97,7 @@ class TopicServices:
     index_executor: Executor
     note_index: NoteIndex
     note_rebuild: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A batch on its way to the disk: its ids are decided; they count once `durable` is done."""
-
-    ids: IdRange
-    publish_time_ms: int
-    durable: asyncio.Future[None]
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionCounts:
-    """Messages that one subscription is owed."""
-
-    scheduled: int  # their time has not come
-    ready: int  # could be delivered now
-    leased: int  # consumers hold them
+    dead_letter_sink: DeadLetterSink
 
 
 class Topic:
@@ -112,21 +110,27 @@ class Topic:
         cursors: dict[int, CursorImage],
         amendments: dict[int, Amendments],
         services: TopicServices,
+        producers: ProducersImage | None = None,
     ) -> None:
         self.topic_id = image.topic_id
         self.name = image.name
         self.create_time_ms = image.create_time_ms
-        self.own_policy = image.policy
+        self.own_policy = self.decided_policy = image.policy
+        """What was set for the topic: applied, and as the last record says that was submitted."""
         self.policy = effective(image.policy, default_topic_policy(services.config))
         self.applied_lsn = image.applied_lsn
         self.counters = TopicCounters()
         self.deleted = False
-        self.log = TopicLog(lambda ledger_id: services.open_ledger(image.topic_id, ledger_id))
-        self.log.restore(ledgers, amendments)
+        self.log = TopicLog(
+            lambda ledger_id: services.open_ledger(image.topic_id, ledger_id), services.live_ledger_ids
+        )
+        self.log.restore(ledgers, amendments, image.log_end)
         self.amendments_files = {
             ledger.ledger_id: ledger.amendments_file for ledger in image.ledgers if ledger.amendments_file
         }
-        self.first_publish_ms = {ledger.ledger_id: ledger.first_publish_ms for ledger in image.ledgers}
+        self.ledger_facts = {ledger.ledger_id: facts_of(ledger) for ledger in image.ledgers}
+        self.producers = Producers(producers)
+        self.producers_file = image.producers_file
         self._services = services
         self._has_folders = bool(ledgers)
         self._found_index = BucketImage(
@@ -137,6 +141,7 @@ class Topic:
             next_bucket_id=image.next_bucket_id,
             deleted_ids=(),
         )
+        self._gone_due_ms = 0  # when the last entry of the ledgers that were dropped came due
         self._pump: IndexPump | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._dispatchers: dict[int, asyncio.Task[None]] = {}
@@ -144,6 +149,21 @@ class Topic:
         self._next_subscription_id = image.next_subscription_id  # reserved
         self._creating: dict[str, asyncio.Future[None]] = {}
         self.subscriptions: dict[int, Subscription] = {}
+        self.intake = Intake(
+            self.producers,
+            self.log,
+            self.subscriptions.values(),
+            clock=services.clock,
+            producers_max=services.config.producers_per_topic_max,
+        )
+        self.counts = TopicCounts(
+            self.log,
+            self.ledger_facts,
+            self.subscriptions,
+            clock=services.clock,
+            spawn=services.spawn,
+            name=f"topic {self.topic_id}",
+        )
         for subscription in image.subscriptions:
             self._add_subscription(subscription, cursors.get(subscription.subscription_id))
         self._end = self._log_end()
@@ -159,6 +179,9 @@ class Topic:
         now_ms = self._services.clock.now_ms()
         # What came due while the broker was down, or was due before and perhaps not in the index, is delivered by
         # position: the index begins after it.
+        self._found_index = replace(
+            self._found_index, frontier_ms=max(self._found_index.frontier_ms, self._gone_due_ms)
+        )
         frontier = Frontier(max(now_ms, self._found_index.frontier_ms), *ENTRY_AFTER_ALL)
         config = self._services.config
         tracker: DelayedDeliveryTracker
@@ -174,10 +197,15 @@ class Topic:
             clock_recheck_ms=config.clock_recheck_ms,
             due_entries=config.due_batch_entries,
             on_due=self._on_due,
-            on_rebuild=self._services.note_rebuild,
+            on_rebuild=self._index_begins_anew,
             upkeep=upkeep,
         )
+        self.counts.start(self._pump)
         self._tasks.append(self._services.spawn(f"index of topic {self.topic_id}", self._pump.run()))
+
+    def _index_begins_anew(self) -> None:
+        self._services.note_rebuild()
+        self.counts.recount_all()
 
     def _bucket_tracker(self, frontier: Frontier) -> tuple[BucketTracker, BucketUpkeep]:
         services = self._services
@@ -206,6 +234,7 @@ class Topic:
         """End the topic's tasks; durable state stays as it is."""
         if self._pump is not None and self._pump.upkeep is not None:
             self._pump.upkeep.stop()
+        self.counts.stop()
         for task in (*self._tasks, *self._dispatchers.values()):
             task.cancel()
         self._tasks.clear()
@@ -225,13 +254,28 @@ class Topic:
             raise topic_not_found(self.name)
         services = self._services
         now_ms = services.clock.now_ms()
-        record = plan_produced(batch, self.topic_id, self._end, services.new_ledger_id, now_ms, self.policy)
+        policy = self.policy
+        examined = is_examined(batch, policy)
+        look = self.intake.look(batch, now_ms, policy, self.applied_lsn) if examined else None
+        if look is not None and look.durable is not None:  # a repeat, all of it
+            return Accepted(look.ids(None), look.publish_time_ms, look.durable)
+        plan = plan_produced if look is None else look.plan
+        record = plan(batch, self.topic_id, self._end, services.new_ledger_id, now_ms, policy)
         durable = services.submit(record, lambda lsn: self.apply(record, lsn))
-        self._reserve(record)
-        ids = IdRange(record.ledger_id, record.first_entry_id, batch.count)
+        self.reserve(record)
+        ids: tuple[IdRange, ...] = (IdRange(record.ledger_id, record.first_entry_id, len(record.times)),)
+        if examined:
+            self.intake.reserve(record, policy, durable)
+            ids = ids if look is None else look.ids(ids[0])
         return Accepted(ids, now_ms, durable)
 
-    def _reserve(self, record: Produced) -> None:
+    def plan(self, batch: Batch, policy: TopicPolicy) -> Produced:
+        """What a batch becomes that is no producer's. Whoever submits that calls `reserve` in the same step."""
+        services = self._services
+        now_ms = services.clock.now_ms()
+        return plan_produced(batch, self.topic_id, self._end, services.new_ledger_id, now_ms, policy)
+
+    def reserve(self, record: Produced) -> None:
         begins = record.ledger_id != self._end.ledger_id
         self._end = LedgerEnd(
             ledger_id=record.ledger_id,
@@ -249,24 +293,52 @@ class Topic:
         match record:
             case Produced():
                 self._apply_produced(record)
-            case Settled():
+            case Settled() | GivenBack() | Seeked() | SubscriptionChanged():
                 if subscription := self.subscriptions.get(record.subscription_id):
-                    subscription.apply_settled(record)
-            case GivenBack():
-                if subscription := self.subscriptions.get(record.subscription_id):
-                    subscription.apply_given_back(record)
+                    subscription.apply(record)
+                    self.counts.applied(subscription, record)
             case SubscriptionCreated():
                 self._add_subscription(record.subscription, None)
+                self.counts.recount(self.subscriptions[record.subscription.subscription_id])
                 self.next_subscription_id = record.subscription.subscription_id + 1
                 self._next_subscription_id = max(self._next_subscription_id, self.next_subscription_id)
             case TopicPolicyChanged():
                 self._apply_policy(record.policy)
             case SubscriptionDeleted():
                 self._remove_subscription(record.subscription_id)
+            case LedgersDropped():
+                self._apply_dropped(record)
+            case Transferred():
+                self._apply_transferred(record)
             case _:
                 raise AssertionError(f"not a record of a topic: {record}")
         self.applied_lsn = lsn
         self._services.changed(self)
+
+    def _apply_transferred(self, record: Transferred) -> None:
+        if record.settled.topic_id == self.topic_id:
+            apply_settled_part(self.subscriptions, record)
+            return
+        self._apply_produced(record.produced)
+        for subscription in apply_produced_part(self.subscriptions, record):
+            self.counts.stored_for_another(subscription, record.produced)
+
+    def _apply_dropped(self, record: LedgersDropped) -> None:
+        """Forget ledgers, but for those that a record before this one made owed again: a seek, a new subscription."""
+        cursors = [subscription.cursor for subscription in self.subscriptions.values()]
+        dropped = []
+        for ledger_id in record.ledger_ids:
+            count = self.log.entry_count(ledger_id)
+            if count is None or not all(cursor.has_settled(ledger_id, count) for cursor in cursors):
+                continue
+            self.log.drop(ledger_id, self.amendments_files.pop(ledger_id, ""))
+            # Its entries came due, as the clock once said.
+            self._gone_due_ms = max(self._gone_due_ms, self.ledger_facts.pop(ledger_id).last_due_ms)
+            dropped.append(ledger_id)
+        for subscription in self.subscriptions.values():
+            subscription.apply_dropped(dropped)
+        if dropped and self._pump is not None:
+            self.counts.dropped(held=self._pump.discard_ledgers(dropped))
 
     def _apply_policy(self, policy: TopicPolicy) -> None:
         self.own_policy = policy
@@ -276,7 +348,9 @@ class Topic:
 
     def _apply_produced(self, record: Produced) -> None:
         self.log.append(record)
-        self.first_publish_ms.setdefault(record.ledger_id, record.publish_time_ms)
+        self.producers.apply(record)
+        facts = self.ledger_facts.get(record.ledger_id)
+        self.ledger_facts[record.ledger_id] = facts.after(record) if facts else first_facts(record)
         self.counters.produced_messages += len(record.times)
         self.counters.produced_bytes += len(record.frames)
         self.counters.produced_batches += 1
@@ -298,7 +372,7 @@ class Topic:
             self.topic_id,
             image,
             cursor,
-            policy=effective(image.policy, default_subscription_policy(config)),
+            defaults=default_subscription_policy(config),
             log=self.log,
             limits=DeliveryLimits(
                 batch_entries=config.read_batch_entries,
@@ -308,7 +382,8 @@ class Topic:
             ),
             clock=services.clock,
             rng=services.rng,
-            submit=self._submit_for_subscription,
+            submit=self.submit_record,
+            dead_letter_sink=services.dead_letter_sink,
         )
 
     def _remove_subscription(self, subscription_id: int) -> None:
@@ -316,6 +391,7 @@ class Topic:
         if subscription is None:
             return
         subscription.deleted = True
+        self.counts.forget(subscription_id)
         gone = subscription_not_found(self.name, subscription.name)
         for consumer in subscription.consumers:
             consumer.close(gone)
@@ -352,6 +428,7 @@ class Topic:
                 f"Topic {self.name!r} has as many subscriptions as are allowed",
                 reason="TOO_MANY_SUBSCRIPTIONS",
             )
+        self.check_policy(name, policy)
         image = SubscriptionImage(
             subscription_id=self._next_subscription_id,
             name=name,
@@ -366,6 +443,11 @@ class Topic:
         done.add_done_callback(lambda _: self._creating.pop(name, None))
         await asyncio.shield(done)
         return self.subscription(name)
+
+    def check_policy(self, name: str, policy: SubscriptionPolicy) -> None:
+        """Refuse settings that a subscription of that name cannot have."""
+        in_force = effective(policy, default_subscription_policy(self._services.config))
+        check_dead_letter_topic(self.name, name, policy, in_force)
 
     def is_creating(self, name: str) -> bool:
         """Whether a subscription of that name is on its way."""
@@ -389,6 +471,7 @@ class Topic:
         if self.deleted:
             raise topic_not_found(self.name)
         record = TopicPolicyChanged(self.topic_id, policy)
+        self.decided_policy = policy
         await asyncio.shield(self._services.submit(record, lambda lsn: self.apply(record, lsn)))
 
     def attach(self, subscription: Subscription, consumer: Consumer) -> None:
@@ -420,6 +503,21 @@ class Topic:
         if not subscription.consumers and (task := self._dispatchers.pop(subscription.subscription_id, None)):
             task.cancel()
 
+    # -- ledgers ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every batch that was accepted is stored."""
+        return (self._end.ledger_id, self._end.entry_count) == self.log.end
+
+    def drop_ledgers(self, ledger_ids: Sequence[int]) -> asyncio.Future[None]:
+        """Let ledgers go that nobody is owed anything of; see `retention`. The last one only while `is_idle`."""
+        record = LedgersDropped(self.topic_id, tuple(ledger_ids))
+        durable = self._services.submit(record, lambda lsn: self.apply(record, lsn))
+        if self._end.ledger_id in ledger_ids:
+            self._end = replace(self._end, is_sealed=True)
+        return durable
+
     # -- facts -----------------------------------------------------------------------------------------------
 
     @property
@@ -448,23 +546,22 @@ class Topic:
             await self._pump.upkeep.remove_deleted(image)
 
     def subscription_counts(self, subscription: Subscription) -> SubscriptionCounts:
-        """What a subscription is owed, by state. Scheduled is what the topic's index holds, as far as it is owed."""
-        unsettled = subscription.unsettled_count()
-        leased = subscription.leases.count()
-        scheduled = 0
-        if self._pump is not None and subscription.honors_delay:
-            scheduled = min(self._pump.scheduled_count(), max(0, unsettled - leased))
-        return SubscriptionCounts(scheduled, max(0, unsettled - leased - scheduled), leased)
+        """What a subscription is owed, by state."""
+        return self.counts.of(subscription)
+
+    def latest_position(self) -> Position:
+        """The position after every message submitted so far."""
+        return Position(self._end.ledger_id, self._end.entry_count)
 
     def _log_end(self) -> LedgerEnd:
         last = self.log.last
-        if last is None:
-            return LedgerEnd(0, 0, 0, 0)
+        if last is None or last.sealed:
+            return LedgerEnd(*self.log.end, 0, 0, is_sealed=True)
         return LedgerEnd(
             last.name.ledger_id,
             last.entry_count,
             last.data_bytes,
-            self.first_publish_ms.get(last.name.ledger_id, 0),
+            self.ledger_facts[last.name.ledger_id].first_publish_ms,
         )
 
     def _start_position(self, initial_position: int) -> Position:
@@ -472,12 +569,16 @@ class Topic:
         # subscribes must not lose its first message.
         if initial_position == EARLIEST or self._next_subscription_id == 1:
             return Position(0, 0)
-        return Position(self._end.ledger_id, self._end.entry_count)
+        return self.latest_position()
 
-    def _submit_for_subscription(self, record: Record) -> asyncio.Future[None]:
-        return self._services.submit(record, lambda lsn: self.apply(record, lsn))
+    def submit_record(
+        self, record: Record, apply: Callable[[int], None] | None = None
+    ) -> asyncio.Future[None]:
+        """Hand a record of this topic to the journal; `apply` is called with its lsn, in place of the topic's own."""
+        return self._services.submit(record, apply or (lambda lsn: self.apply(record, lsn)))
 
     def _on_due(self, chunk: DueChunk) -> None:
+        self.counts.took(chunk)
         catchup_ms = self.index.tracker.frontier.deliver_at_ms
         for subscription in self.subscriptions.values():
             if subscription.consumers:
@@ -487,51 +588,3 @@ class Topic:
         if self.log.entry_count(ledger_id) is None:
             return np.zeros(len(entry_ids), dtype=np.int64)  # gone: of no time
         return await self.log.times_of(ledger_id, entry_ids)
-
-
-def default_topic_policy(config: BrokerConfig) -> TopicPolicy:
-    """The broker's own settings for topics, every field set."""
-    return TopicPolicy(
-        tracker=TRACKER_MEMORY if config.tracker == "memory" else TRACKER_BUCKET,
-        tick_ms=config.tick_ms,
-        max_delay_ms=config.max_delay_ms,
-        default_ttl_ms=config.default_ttl_ms,
-        ledger_max_age_ms=config.ledger_max_age_ms,
-        ledger_max_bytes=config.ledger_bytes_max,
-        ledger_max_entries=config.ledger_entries_max,
-        min_index_count=config.min_index_count,
-        ledgers_per_bucket=config.ledgers_per_bucket,
-        seal_after_ms=config.seal_after_ms,
-        max_buckets=config.max_buckets,
-        segment_time_step_ms=config.segment_time_step_ms,
-        max_segment_entries=config.max_segment_entries,
-    )
-
-
-def bucket_policy(policy: TopicPolicy) -> BucketPolicyValues:
-    """What a policy in force says of the buckets."""
-    return BucketPolicyValues(**{f.name: getattr(policy, f.name) for f in fields(BucketPolicyValues)})
-
-
-def default_subscription_policy(config: BrokerConfig) -> SubscriptionPolicy:
-    """The broker's own settings for subscriptions, every field set."""
-    return SubscriptionPolicy(
-        lease_ms=config.lease_ms,
-        initial_backoff_ms=config.initial_backoff_ms,
-        max_backoff_ms=config.max_backoff_ms,
-        backoff_multiplier=config.backoff_multiplier,
-        honor_delay=False,
-    )
-
-
-def topic_not_found(name: str) -> NotFound:
-    return NotFound(f"There is no topic {name!r}", reason="TOPIC_NOT_FOUND", topic=name)
-
-
-def subscription_not_found(topic: str, name: str) -> NotFound:
-    return NotFound(
-        f"Topic {topic!r} has no subscription {name!r}",
-        reason="SUBSCRIPTION_NOT_FOUND",
-        topic=topic,
-        subscription=name,
-    )

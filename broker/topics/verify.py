@@ -41,7 +41,7 @@ from broker.topics.consistency import (
     find_index_problems,
 )
 from broker.topics.index_check import check_index, file_source
-from broker.topics.recovery import read_file
+from broker.topics.recovery import read_file, read_producers
 
 LINES_MAX = 1000
 """Problems and notes beyond so many are counted and not listed."""
@@ -105,7 +105,7 @@ class _Verification:
 
     def run(self) -> Report:
         layout = self._layout
-        self._note_others(layout.root, {"lock", "broker.manifest", "journal", "topics"})
+        self._note_others(layout.root, {"lock", "broker.manifest", "alive", "journal", "topics"})
         root = self._read_root()
         topic_ids = (
             root.topics if root else [int(name) for name in self._names(layout.topics) if name.isdigit()]
@@ -163,7 +163,10 @@ class _Verification:
         ledger_files = {f"{i}.{g}.{kind}" for i, g in ledgers for kind in KINDS}
         ledger_files |= {ledger.amendments_file for ledger in image.ledgers}
         self._note_others(layout.ledgers(topic_id), ledger_files)
-        self._note_others(layout.cursors(topic_id), {each.cursor_file for each in image.subscriptions})
+        cursor_files = {each.cursor_file for each in image.subscriptions} | {image.producers_file}
+        self._note_others(layout.cursors(topic_id), cursor_files)
+        if image.producers_file:
+            self._check_producers(image)
         self._note_others(layout.buckets(topic_id), {f"{i}.bucket" for i in image.bucket_ids})
         return image
 
@@ -183,11 +186,17 @@ class _Verification:
                     f"{surplus} bytes follow what the manifest names; the next start cuts them ({path})"
                 )
 
+    def _check_producers(self, image: TopicImage) -> None:
+        try:
+            read_producers(self._vfs, self._layout, image)
+        except Corrupt as error:
+            self._problems.add(error.message)
+
     def _check_subscription(self, image: TopicImage, subscription: SubscriptionImage) -> CursorView:
         """What the subscription has settled; of a cursor that cannot be read, what lies before its mark."""
         self._subscription_count += 1
         where = f"(topic {image.topic_id}, subscription {subscription.subscription_id})"
-        cursor = CursorImage(image.topic_id, subscription.subscription_id, {}, {}, ())
+        cursor = CursorImage(image.topic_id, subscription.subscription_id, {}, {}, {})
         if subscription.cursor_file:
             path = f"{self._layout.cursors(image.topic_id)}/{subscription.cursor_file}"
             where = f"({path})"

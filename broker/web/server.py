@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import importlib
+import socket
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from aiohttp import web
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-
-from broker.config import ConfigError, split_address
 from broker.errors import Fenced
+from broker.settings import ConfigError, split_address
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_BACKLOG = 128
 
 
 class HttpServer:
     """Serves /metrics, /livez and /readyz.
 
-    `readiness` returns None when the broker is ready, else why it is not, in a line. `stop` gives requests
-    that are being answered `stop_ms` to end, and as long again once cancelled.
+    `listen` takes the port; whoever connects waits until `start`, which loads what answers. So a broker that
+    delivers first and starts this afterwards is ready sooner, and still fails early where the port is taken.
+    `stop` gives requests that are being answered `stop_ms` to end, and as long again once cancelled.
     """
 
     def __init__(
@@ -32,34 +38,27 @@ class HttpServer:
         self._host, self._port = split_address(address)
         self._render_metrics = render_metrics
         self._readiness = readiness
+        self._sockets: list[socket.socket] = []
         self._runner: web.AppRunner | None = None
 
     @property
     def address(self) -> str:
-        """Where it listens; with the port that was picked, once started."""
+        """Where it listens; with the port that was picked, once it does."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{host}:{self._port}"
 
-    async def start(self) -> None:
-        """Listen. A port that somebody else holds is Fenced; an address that is not ours is ConfigError."""
-        app = web.Application()
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/livez", self._livez)
-        app.router.add_get("/readyz", self._readyz)
-        app.on_response_prepare.append(_hide_versions)
-        runner = web.AppRunner(
-            app,
-            access_log=None,
-            handle_signals=False,
-            handler_cancellation=True,
-            shutdown_timeout=self._stop_ms / 1000,
-        )
-        await runner.setup()
+    def listen(self) -> None:
+        """Take the port. One that somebody else holds is Fenced; an address that is not ours is ConfigError."""
         try:
-            site = web.TCPSite(runner, self._host, self._port, reuse_port=False)
-            await site.start()
+            found = socket.getaddrinfo(
+                self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            for family, _, _, _, place in dict.fromkeys(found):
+                address = (place[0], self._port)
+                self._sockets.append(socket.create_server(address, family=family, backlog=_BACKLOG))
+                self._port = self._sockets[-1].getsockname()[1]  # the others take the one that was picked
         except OSError as error:
-            await runner.cleanup()
+            self._close_sockets()
             if error.errno == errno.EADDRINUSE:
                 raise Fenced(
                     f"http_address {self.address} is in use by another process",
@@ -67,38 +66,31 @@ class HttpServer:
                     address=self.address,
                 ) from error
             raise ConfigError(f"http_address: cannot listen on {self.address}: {error.strerror}") from error
+
+    async def start(self) -> None:
+        """Answer requests."""
+        # In a thread: the loop delivers meanwhile.
+        application = await asyncio.to_thread(importlib.import_module, "broker.web.application")
+        from aiohttp import web  # noqa: PLC0415 - loaded by now
+
+        runner = application.make_runner(self._render_metrics, self._readiness, stop_ms=self._stop_ms)
+        await runner.setup()
+        try:
+            for each in self._sockets:
+                await web.SockSite(runner, each).start()
         except BaseException:
             await runner.cleanup()
             raise
         self._runner = runner
-        self._port = runner.addresses[0][1]
 
     async def stop(self) -> None:
         """Stop listening and close all connections. May be called twice, or without a start."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
+        self._close_sockets()
 
-    async def _metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(
-            body=await self._render_metrics(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4}
-        )
-
-    async def _livez(self, _request: web.Request) -> web.Response:
-        # To answer at all is the answer: the loop runs.
-        return _line(200, "ok")
-
-    async def _readyz(self, _request: web.Request) -> web.Response:
-        reason = self._readiness()
-        return _line(200, "ok") if reason is None else _line(503, reason)
-
-
-def _line(status: int, text: str) -> web.Response:
-    line = " ".join(text.split())
-    return web.Response(status=status, text=f"{line}\n", headers={"Cache-Control": "no-store"})
-
-
-async def _hide_versions(_request: web.Request, response: web.StreamResponse) -> None:
-    with suppress(KeyError):
-        del response.headers["Server"]
-    response.headers["Server"] = "postdate"
+    def _close_sockets(self) -> None:
+        for each in self._sockets:
+            each.close()
+        self._sockets.clear()

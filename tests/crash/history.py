@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 
 from broker.config import BrokerConfig
-from broker.model import Entries, Position, ids_of
+from broker.model import START, Entries, Position, ids_of
 from broker.storage.records import (
     GivenBack,
+    LedgersDropped,
     Produced,
     Record,
+    Seeked,
     Settled,
+    SubscriptionChanged,
     SubscriptionCreated,
     SubscriptionDeleted,
     TopicCreated,
@@ -30,6 +33,7 @@ from broker.subscriptions.subscription import EXCLUSIVE, Subscription
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
+from broker.topics import control
 from broker.topics.topic import Topic
 from tests.harness import EARLIEST, Node, Outgoing, small_config
 
@@ -56,6 +60,7 @@ class SubscriptionModel:
     settled: set[Position] = field(default_factory=set)
     attempts: dict[Position, int] = field(default_factory=dict)
     waiting: dict[Position, int] = field(default_factory=dict)
+    paused: bool = False
 
 
 @dataclass(slots=True)
@@ -94,9 +99,11 @@ def fold(records: list[Record]) -> Model:
                 model[record.topic_id].subscriptions[image.subscription_id] = made
             case SubscriptionDeleted():
                 model[record.topic_id].subscriptions.pop(record.subscription_id, None)
-            case Settled() | GivenBack():
+            case LedgersDropped():
+                _fold_dropped(model[record.topic_id], record)
+            case Settled() | GivenBack() | Seeked() | SubscriptionChanged():
                 if found := model[record.topic_id].subscriptions.get(record.subscription_id):
-                    _fold_entries(found, record)
+                    _fold_into(found, record)
     return model
 
 
@@ -113,6 +120,21 @@ def _messages(record: Produced) -> Iterator[tuple[Position, StoredMessage]]:
         )
 
 
+def _fold_into(
+    subscription: SubscriptionModel, record: Settled | GivenBack | Seeked | SubscriptionChanged
+) -> None:
+    match record:
+        case Seeked():
+            subscription.start = record.start
+            subscription.settled.clear()
+            subscription.attempts.clear()
+            subscription.waiting.clear()
+        case SubscriptionChanged():
+            subscription.paused = record.paused
+        case _:
+            _fold_entries(subscription, record)
+
+
 def _fold_entries(subscription: SubscriptionModel, record: Settled | GivenBack) -> None:
     for position in positions_in(record.entries):
         if isinstance(record, Settled):
@@ -122,6 +144,18 @@ def _fold_entries(subscription: SubscriptionModel, record: Settled | GivenBack) 
         elif position not in subscription.settled:
             subscription.attempts[position] = subscription.attempts.get(position, 0) + 1
             subscription.waiting[position] = record.not_before_ms
+
+
+def _fold_dropped(topic: TopicModel, record: LedgersDropped) -> None:
+    """Ledgers go unless anybody is owed anything of them by then."""
+    for ledger_id in record.ledger_ids:
+        gone = {position for position in topic.messages if position.ledger_id == ledger_id}
+        if any(not gone.isdisjoint(topic.owed(each)) for each in topic.subscriptions.values()):
+            continue
+        for position in gone:
+            del topic.messages[position]
+        for each in topic.subscriptions.values():
+            each.settled -= gone
 
 
 def positions_in(entries: Entries) -> Iterator[Position]:
@@ -164,10 +198,11 @@ def _observe_subscription(subscription: Subscription, topic: TopicModel) -> Subs
         settled={p for p in topic.messages if p >= cursor.start and cursor.is_settled(p)},
         attempts=counts,
         waiting={
-            position: not_before_ms
-            for not_before_ms, ledger_id, bitmap in subscription.waiting.items()
-            for position in positions_in({ledger_id: bitmap})
+            Position(ledger_id, entry_id): not_before_ms
+            for ledger_id, each in subscription.redelivery.capture().by_ledger().items()
+            for entry_id, not_before_ms in zip(each.entries, each.column.tolist(), strict=True)
         },
+        paused=subscription.paused,
     )
 
 
@@ -350,6 +385,19 @@ async def _third_life(node: Node) -> None:
         node.produce("orders", [_message(60, after_ms=50), _message(61)]),
     )
     await node.produce("fresh", [_message(62)])
+    orders = node.topic("orders")
+    subscription = early.subscription
+    await _together(
+        early.ack([each.position for each in early.poll()[:1]]),
+        control.pause(orders, subscription, paused=True),
+        control.seek(orders, subscription, START),
+        node.produce("orders", [_message(63), _message(64, after_ms=100)]),
+    )
+    early = await node.subscribe("orders", "early")
+    await control.pause(orders, subscription, paused=False)
+    await _together(node.checkpoint(), early.ack([each.position for each in (await early.wait(3))[1:]]))
+    await control.skip_all(orders, subscription)
+    await node.produce("orders", [_message(65)])
 
 
 def _message(number: int, *, after_ms: int = 0, ttl_ms: int = 0, bytes_: int = 20) -> Outgoing:

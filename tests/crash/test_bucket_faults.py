@@ -226,7 +226,7 @@ def test_what_is_produced_and_due_while_the_index_is_built_again_is_delivered_on
             now_ms = clock.now_ms()
             delays = [rng.choice((1, 2, 3, 5, 4_000 + rng.randrange(4_000))) for _ in range(4)]
             accepted = await node.submit("orders", [Outgoing(b".", deliver_at_ms=now_ms + d) for d in delays])
-            ids = accepted.ids
+            (ids,) = accepted.ids
             due_ms.update(
                 (Position(ids.ledger_id, ids.first_entry_id + i), now_ms + d) for i, d in enumerate(delays)
             )

@@ -62,7 +62,7 @@ def test_the_history_is_rich_enough_to_mean_something():
     assert kinds["SubscriptionDeleted"] == 1
     assert kinds["Produced"] >= 15
     settled = {record.reason for record in records if isinstance(record, Settled)}
-    assert settled == set(SettleReason)
+    assert settled == {SettleReason.ACKED, SettleReason.EXPIRED}  # dead letters have a history of their own
     assert {record.reason for record in records if isinstance(record, GivenBack)} == set(ReturnReason)
     ledgers = Counter({(r.topic_id, r.ledger_id) for r in records if isinstance(r, Produced)})
     assert max(Counter(topic_id for topic_id, _ in ledgers).values()) >= 3, "a topic rolls its ledger twice"
@@ -141,7 +141,7 @@ def attach(node: Node, topic: str, subscription_id: int) -> Inbox:
 def check_inbox(topic: TopicModel, model: SubscriptionModel, inbox: Inbox, opened_ms: int) -> None:
     received = {each.position: each for each in inbox.poll()}
     assert len(received) == len(inbox.received), "P4: delivered twice"
-    owed = topic.owed(model)
+    owed = topic.owed(model) if not model.paused else {}
     assert received.keys() <= owed.keys(), "P3: a settled message came back, or one of nowhere came"
     for position, message in owed.items():
         expired = message.expire_at_ms and message.expire_at_ms <= max(opened_ms, message.deliver_at_ms) + 100

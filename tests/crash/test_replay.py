@@ -7,7 +7,9 @@ clocks years away, from nothing and from checkpoints, and everything durable is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -15,22 +17,32 @@ import numpy as np
 import pytest
 
 from broker.config import BrokerConfig
-from broker.model import START
-from broker.storage.manifest import BrokerImage, encode_broker, encode_cursor, encode_topic
+from broker.errors import LimitReached, Refused
+from broker.model import START, Position
+from broker.storage.manifest import BrokerImage, encode_broker, encode_topic
 from broker.storage.policy import SubscriptionPolicy, TopicPolicy
+from broker.storage.records import Produced, Record, decode_record
 from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, SHARED
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import START_MS, SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
+from broker.topics import control
 from broker.topics.checkpoint import capture_topic
 from broker.topics.topic import Topic
-from tests.harness import DAY_MS, EARLIEST, LATEST, Inbox, Node, Outgoing, small_config
+from tests.harness import DAY_MS, EARLIEST, LATEST, Inbox, Node, Outgoing, entries_of, small_config
 
 YEAR_MS = 365 * DAY_MS
-STEPS = 60
+STEPS = 75
 SEEDS = range(12)
 
-RECORDED = small_config(journal_segment_bytes=1 << 20, initial_backoff_ms=50, clock_recheck_ms=5_000)
+RECORDED = small_config(
+    journal_segment_bytes=1 << 20,
+    initial_backoff_ms=50,
+    clock_recheck_ms=5_000,
+    dedup_entries=6,
+    dedup_window_ms=10_000,
+    producers_per_topic_max=2,
+)
 OTHERS = {
     "ledgers of one entry, tiny leases": small_config(ledger_entries_max=1, lease_ms=1, read_batch_entries=1),
     "huge ledgers, long retries": small_config(
@@ -43,6 +55,12 @@ OTHERS = {
         ledger_max_age_ms=1, default_ttl_ms=1, max_delay_ms=1, tick_ms=60_000, replay_entries_max=1
     ),
     "few of anything": small_config(
+        dedup_entries=1,
+        dedup_window_ms=1,
+        producers_per_topic_max=1,
+        max_pending_messages=1,
+        max_produce_rate=1,
+        delayed_delivery="disabled",
         topics_max=1,
         subscriptions_per_topic_max=1,
         batch_messages_max=1,
@@ -71,7 +89,9 @@ async def _topic_state(topic: Topic, state: State) -> None:
     for subscription in topic.subscriptions.values():
         subscription.changed = True  # so that the capture writes every cursor, and names it by the lsn
         name = f"cursor {topic.topic_id}/{subscription.subscription_id}"
-        state[name] = encode_cursor(subscription.cursor_image())
+        state[name] = subscription.capture_cursor().encode()
+    topic.producers.changed = True  # as above
+    state[f"producers {topic.topic_id}"] = topic.producers.capture(topic.topic_id).encode()
     dirty = dict(topic.log.dirty)
     # The frontier moves with the clock, buckets are sealed when there is time for it: no record does either.
     image = replace(
@@ -85,6 +105,7 @@ async def _topic_state(topic: Topic, state: State) -> None:
     topic.log.dirty = dirty  # nothing was written: whoever goes on with this broker still has to
     for subscription in topic.subscriptions.values():
         subscription.changed = True
+    topic.producers.changed = True
     state[f"topic {topic.topic_id}"] = encode_topic(image)
     for ledger in topic.log:
         found = await ledger.read(np.arange(ledger.entry_count, dtype=np.uint32))
@@ -101,13 +122,14 @@ class RandomHistory:
         self.rng = rng
         self.inboxes: list[Inbox] = []
         self.made = 0
+        self.sequence_ids: Counter[str] = Counter()
 
     async def run(self) -> None:
         for name in ("a", "b"):
             await self.create_subscription(name)
-        steps = (self.produce, self.consume, self.churn, self.wait)
+        steps = (self.produce, self.consume, self.churn, self.control, self.wait, self.give_up)
         for _ in range(STEPS):
-            await self.rng.choices(steps, (5, 5, 2, 3))[0]()
+            await self.rng.choices(steps, (6, 5, 2, 1, 3, 2))[0]()
 
     async def produce(self) -> None:
         rng = self.rng
@@ -120,7 +142,15 @@ class RandomHistory:
             )
             for _ in range(rng.randint(1, 5))
         ]
-        await self.node.produce(rng.choice("abc"), messages)
+        producer = rng.choice(("", "p", "q", "r"))
+        # Steps back are repeats, and perhaps too old; steps ahead leave holes.
+        number = self.sequence_ids[producer] + rng.choice((0, 0, 0, 3, -2))
+        for place, each in enumerate(messages if number >= 0 else []):
+            if rng.random() < 0.9:
+                messages[place] = replace(each, sequence_id=number + place + 1)
+        self.sequence_ids[producer] = max(self.sequence_ids[producer], number + len(messages))
+        with contextlib.suppress(Refused, LimitReached):
+            await self.node.produce(rng.choice("abc"), messages, producer)
 
     async def consume(self) -> None:
         self.inboxes = [inbox for inbox in self.inboxes if not inbox.subscription.deleted]
@@ -148,6 +178,26 @@ class RandomHistory:
             lease_ms = self.rng.choice((200, 60_000))
             self.inboxes.append(self.node.attach(topic, chosen, lease_ms=lease_ms))
 
+    async def give_up(self) -> None:
+        office = self.node.broker.dead_letters
+        subscriptions = [
+            each
+            for topic in self.node.broker.registry.topics.values()
+            for each in topic.subscriptions.values()
+        ]
+        holding = [each for each in subscriptions if office.places(each)]
+        if holding and self.rng.random() < 0.5:
+            if self.rng.random() < 0.7:
+                await office.requeue(self.rng.choice(holding), None, self.rng.choice((0, 700)))
+            else:
+                await office.purge(self.rng.choice(holding), None)
+            return
+        for inbox in [each for each in self.inboxes if not each.subscription.deleted][:1]:
+            inbox.poll()
+            held = entries_of(each.position for each in inbox.received if self.rng.random() < 0.5)
+            consumer_id = inbox.consumer.consumer_id
+            await inbox.subscription.give_back(consumer_id, held, 0, dead_letter=True, reason="random")
+
     async def churn(self) -> None:
         registry = self.node.broker.registry
         name = self.rng.choice("abc")
@@ -162,6 +212,27 @@ class RandomHistory:
         else:
             await self.create_subscription(name)
 
+    async def control(self) -> None:
+        topics = [topic for topic in self.node.broker.registry.topics.values() if topic.subscriptions]
+        if not topics:
+            return
+        topic = self.rng.choice(topics)
+        subscription = self.rng.choice(list(topic.subscriptions.values()))
+        if self.rng.random() < 0.5:
+            known = [Position(each.name.ledger_id, each.entry_count // 2) for each in topic.log]
+            start = self.rng.choice([START, topic.latest_position(), *known])
+            seeking = control.seek(topic, subscription, start)
+            if self.inboxes and self.rng.random() < 0.5:  # acknowledged while it is on its way
+                inbox = self.rng.choice(self.inboxes)
+                await asyncio.gather(seeking, inbox.ack(each.position for each in inbox.received))
+            else:
+                await seeking
+        else:
+            await control.pause(topic, subscription, paused=self.rng.random() < 0.3)
+            policy = SubscriptionPolicy(honor_delay=True, lease_ms=self.rng.choice((200, 5_000)))
+            await control.update_policy(topic, subscription, policy, {"honor_delay", "lease_ms"})
+        self.inboxes = [inbox for inbox in self.inboxes if not inbox.consumer.ended]
+
     async def create_subscription(self, topic: str) -> None:
         self.made += 1
         await self.node.create_subscription(
@@ -169,7 +240,10 @@ class RandomHistory:
             f"subscription-{self.made}",
             type_=self.rng.choice((SHARED, SHARED, EXCLUSIVE, FAILOVER)),
             position=self.rng.choice((LATEST, EARLIEST)),
-            policy=SubscriptionPolicy(initial_backoff_ms=self.rng.choice((None, 5))),
+            policy=SubscriptionPolicy(
+                initial_backoff_ms=self.rng.choice((None, 5)),
+                max_delivery_attempts=self.rng.choice((None, 2)),
+            ),
         )
 
     async def wait(self) -> None:
@@ -232,13 +306,31 @@ def test_replay_under_other_limits_and_another_clock_gives_the_same_bytes(seed):
 
 def test_the_histories_hold_every_kind_of_record():
     kinds = set().union(*(record_types(record(seed)[0]) for seed in SEEDS))
-    assert kinds == set(range(2, 9))
+    assert kinds >= set(range(2, 9)) | {11, 13, 15}
+
+
+def test_the_histories_hold_what_can_be_said_of_sequence_ids():
+    found = [
+        sequences
+        for seed in SEEDS
+        for each in records_of(record(seed)[0])
+        if isinstance(each, Produced) and (sequences := each.sequences)
+    ]
+    assert sum(bool(each.forgotten_name) for each in found) > 5
+    assert sum(each.floor > 0 for each in found) > 20
+    assert any((each.sequence_ids == 0).any() for each in found)
+    given = [each.sequence_ids[each.sequence_ids > 0].astype(np.int64) for each in found]
+    assert any((np.diff(each) > 1).any() for each in given)
 
 
 def record_types(vfs: MemVfs) -> set[int]:
-    async def scenario(_: SimLoop, clock: SimClock) -> set[int]:
+    return {int(each.type) for each in records_of(vfs)}
+
+
+def records_of(vfs: MemVfs) -> list[Record]:
+    async def scenario(_: SimLoop, clock: SimClock) -> list[Record]:
         copy = vfs.crashed(vfs.op_count, CrashPolicy.KEEP_ALL)
         journal = Node(copy, clock, RECORDED).open(start=False).broker.journal
-        return {record_type for _, record_type, _ in journal.replay(1)}
+        return [decode_record(record_type, body) for _, record_type, body in journal.replay(1)]
 
     return run_sim(scenario, seed=1)

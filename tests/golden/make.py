@@ -25,6 +25,7 @@ from broker.storage.manifest import (
     BrokerImage,
     CursorImage,
     LedgerImage,
+    LedgerTimes,
     SubscriptionImage,
     TopicImage,
     encode_broker,
@@ -32,6 +33,7 @@ from broker.storage.manifest import (
     encode_topic,
 )
 from broker.storage.policy import SubscriptionPolicy, TopicPolicy
+from broker.storage.producers_file import ProducerImage, ProducersImage
 from broker.storage.records import (
     GivenBack,
     Produced,
@@ -194,7 +196,10 @@ def cursor_image() -> CursorImage:
         subscription_id=2,
         settled={11: BitMap([9, *range(100, 4000)]), 12: BitMap([0, 4])},
         attempts={11: [BitMap([8, 10]), BitMap([10])], 12: [BitMap(), BitMap([1])]},
-        waiting=((0, 11, BitMap([8])), (NOW_MS + 9, 12, BitMap([1]))),
+        waiting={
+            11: LedgerTimes(BitMap([8]), bytes(8)),
+            12: LedgerTimes(BitMap([1, 3]), np.array([NOW_MS + 9, NOW_MS], "<i8").tobytes()),
+        },
     )
 
 
@@ -232,6 +237,21 @@ def amendments() -> bytes:
     return encode_amendments(AmendmentsImage(3, (1 << 48) - 1, columns))
 
 
+def producers_image() -> ProducersImage:
+    """One that has forgotten everything, and one with three runs."""
+    runs = ProducerImage(
+        name="übung",
+        highest_sequence_id=(1 << 64) - 1,
+        floor=17,
+        sequence_ids=np.array([17, 5_000, (1 << 64) - 2], dtype="<u8").tobytes(),
+        counts=np.array([1_000, 1, 2], dtype="<u4").tobytes(),
+        ledger_ids=np.array([11, 12, (1 << 48) - 1], dtype="<u8").tobytes(),
+        entry_ids=np.array([4, 0, 999_999], dtype="<u4").tobytes(),
+        publish_times_ms=np.array([NOW_MS, NOW_MS + 1, NOW_MS], dtype="<i8").tobytes(),
+    )
+    return ProducersImage(3, (ProducerImage("orders-7", 40, 41, b"", b"", b"", b"", b""), runs))
+
+
 def build() -> dict[str, bytes]:
     """Every golden file by its path below this folder."""
     return {
@@ -242,6 +262,7 @@ def build() -> dict[str, bytes]:
         "uniform-v1.bucket": bucket(scattered=False),
         "scattered-v1.bucket": bucket(scattered=True),
         "ledger-v1.amend": amendments(),
+        "producers-v1": producers_image().encode(),
         **ledger(SEALED, SEALED_COUNT, sealed=True),
         **ledger(UNSEALED, UNSEALED_COUNT, sealed=False),
     }

@@ -25,8 +25,10 @@ from broker.storage.journal import Journal
 from broker.storage.ledger_check import verify_ledger
 from broker.storage.ledger_files import LedgerFiles, OpenFiles
 from broker.storage.manifest import decode_broker, decode_cursor, decode_topic
+from broker.storage.producers_file import decode_producers
 from broker.storage.records import Produced, decode_record
 from broker.testing.mem_vfs import MemVfs
+from broker.topics.producers import Producers
 from tests.golden import make
 
 FOLDER = Path(__file__).parent
@@ -36,7 +38,7 @@ SHA256 = {
     "segment-v1.seg": "3ad7bb538716670a00bd61b57cc9342f618a33d39bd259b04f0b5255c4155ceb",
     "broker-v1.manifest": "effa4e56ece2cc17a11790b6ec36f0fd3f9c99bf5bea748e7ab5c963138fc33f",
     "topic-v1.manifest": "675157015baebf5ca5a128f4ff9159f78c0360e3d088d80ab749e870782da753",
-    "cursor-v1": "8a1bef5381998c137a2567afc1766195840fa04bf91bb140e3800953a9eb2ff8",
+    "cursor-v1": "32f76479ca2f90f419f1183e7ffcb83a1e168298c063ebf566c4571d999c5f51",
     "sealed-v1/11.0.data": "bcbb10b2c8967b5e12df2de77165de20b459076ac917a4a280d1519e3726fcde",
     "sealed-v1/11.0.rows": "8a1a38bd1e517a34110ece2b3783153fe8799c9df656eefd5f06d9a3b9baf9cf",
     "sealed-v1/11.0.times": "91b5f00b926358321912d80cfbd426c491cf13dc9d5489d4801bee6cfe59dd54",
@@ -46,6 +48,7 @@ SHA256 = {
     "uniform-v1.bucket": "64d20694712c462713eef666f597876a83eeb07d9e3e240873cc63b594eb149d",
     "scattered-v1.bucket": "8ed5c7a0cda26b6859a6af9bad865ff3e1750493222a1702f4a84525fa863cba",
     "ledger-v1.amend": "78d7359d94f2c6069fee4dd8258b35daaef6ae28ce8a92add01ed6986b593442",
+    "producers-v1": "fbd2b828211c34575b3a6a5a0c5d601c2acf797553d74b38c498741ed042ad54",
 }
 
 
@@ -76,6 +79,14 @@ def test_every_format_has_a_golden_file() -> None:
     assert sorted(make.build()) == sorted(SHA256)
 
 
+def test_producers() -> None:
+    image = decode_producers(read("producers-v1"), "")
+    assert image == make.producers_image()
+    again = Producers(image)
+    assert again.capture(3).image() == image
+    assert (again.by_name["orders-7"].floor, again.by_name["übung"].id_count) == (41, 1_003)
+
+
 def test_broker_manifest() -> None:
     image = decode_broker(read("broker-v1.manifest"), "")
     assert image == make.broker_image()
@@ -98,7 +109,10 @@ def test_cursor() -> None:
     image = decode_cursor(read("cursor-v1"), "")
     assert image == make.cursor_image()
     assert [(ledger_id, len(bitmap)) for ledger_id, bitmap in image.settled.items()] == [(11, 3901), (12, 2)]
-    assert [not_before_ms for not_before_ms, _, _ in image.waiting] == [0, 1_750_000_000_009]
+    assert [each.column.tolist() for each in image.waiting.values()] == [
+        [0],
+        [1_750_000_000_009, 1_750_000_000_000],
+    ]
 
 
 def test_segment() -> None:

@@ -23,11 +23,11 @@ from hypothesis.stateful import (
 from broker.errors import Unavailable
 from broker.model import Position
 from broker.storage.policy import SubscriptionPolicy
-from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, SHARED, Subscription
+from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, Subscription
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop
-from broker.topics.topic import Accepted
+from broker.topics.intake import Accepted
 from tests.harness import (
     EARLIEST,
     LATEST,
@@ -38,6 +38,7 @@ from tests.harness import (
     entries_of,
     positions_of,
 )
+from tests.model.control_rules import ControlRules, check_counts
 from tests.model.plain import InFlight, Message, Out, SubscriptionModel, model_config
 
 HOUR_MS = 3_600_000
@@ -51,7 +52,8 @@ TTLS = (0, 0, 0, 1, 2_000, HOUR_MS)
 NACKS = (0, 0, 1, 50, 2_000)
 PAUSES = (0, 1, 4, 15, MARGIN_MS)
 CLOCK_STEPS = (-HOUR_MS, -1_000, -30, -2, 2, 30, 1_000, HOUR_MS)
-TYPES = (SHARED, SHARED, EXCLUSIVE, FAILOVER)
+TYPES = (SHARED, SHARED, KEY_SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER)
+KEYS = ("", "a", "b", "c")
 # Permits and leases. Few permits and short leases together would send the same few messages again and again.
 LIMITS = ((1, HOUR_MS), (2, HOUR_MS), (1000, HOUR_MS), (1000, 400))
 
@@ -59,7 +61,7 @@ PICK = st.integers(0, 1 << 12)
 PAUSES_MS = st.sampled_from(PAUSES)
 
 
-class BrokerMachine(RuleBasedStateMachine):
+class BrokerMachine(ControlRules, RuleBasedStateMachine):
     """One broker after another, each on the disk that the one before left."""
 
     @initialize(seed=PICK, latency_ms=st.sampled_from([1.0, 8.0, 40.0]))
@@ -72,6 +74,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.inboxes: list[tuple[SubscriptionModel, Inbox]] = []
         self.in_flight: list[InFlight] = []
         self.background: list[asyncio.Task[None]] = []
+        self.highest_ms = 0  # that the clock ever showed
+        self.lived_twice_ms = 0  # up to when the clock stepped back over
         self.run(self.open())
         self.create_subscription(0, SHARED, LATEST, None, 0)
         self.attach(0, (1000, HOUR_MS), 0)
@@ -94,7 +98,12 @@ class BrokerMachine(RuleBasedStateMachine):
     def produce(self, topic: str, delays_ms: list[int], ttl_ms: int, answered: bool, pause_ms: int) -> None:
         number = len(self.messages)
         batch = [
-            Outgoing(f"{number + index}".encode(), deliver_after_ms=delay_ms, ttl_ms=ttl_ms)
+            Outgoing(
+                f"{number + index}".encode(),
+                deliver_after_ms=delay_ms,
+                ttl_ms=ttl_ms,
+                key=KEYS[(number + index) % len(KEYS)],
+            )
             for index, delay_ms in enumerate(delays_ms)
         ]
         accepted: Accepted = self.run(self.node.submit(topic, batch))
@@ -103,11 +112,15 @@ class BrokerMachine(RuleBasedStateMachine):
             assert position not in self.messages, "an id was given twice"
             due_ms = accepted.publish_time_ms + outgoing.deliver_after_ms
             self.messages[position] = Message(
-                outgoing.payload, due_ms if outgoing.deliver_after_ms else 0, due_ms + ttl_ms if ttl_ms else 0
+                outgoing.payload,
+                due_ms if outgoing.deliver_after_ms else 0,
+                due_ms + ttl_ms if ttl_ms else 0,
+                publish_ms=accepted.publish_time_ms,
+                key=outgoing.key,
             )
         for subscription in self.of_topic(topic):
             subscription.owed.update(positions)
-        self.in_flight.append(InFlight(accepted.durable, positions, None))
+        self.in_flight.append(InFlight(accepted.durable, positions, None, topic))
         if answered:
             self.run(wait_for(accepted.durable))
         self.pause(pause_ms)
@@ -137,7 +150,7 @@ class BrokerMachine(RuleBasedStateMachine):
             )
         )
         stored = self.positions_in(name) if is_first or position == EARLIEST else set()
-        honors_delay = type_ == SHARED or bool(honor_delay)
+        honors_delay = type_ in (SHARED, KEY_SHARED) or bool(honor_delay)
         model = SubscriptionModel(name, made.name, made.subscription_id, type_, honors_delay, stored)
         self.subscriptions.append(model)
         self.pause(pause_ms)
@@ -199,7 +212,7 @@ class BrokerMachine(RuleBasedStateMachine):
         subscription = self.node.topic(model.topic).subscription(model.name)
         work = self.loop.create_task(acknowledge(subscription, chosen, self.clock))
         model.settling.update(chosen)
-        self.in_flight.append(InFlight(work, chosen, model))
+        self.in_flight.append(InFlight(work, chosen, model, model.topic))
         if answered:
             self.run(wait_for(work))
         self.pause(pause_ms)
@@ -307,20 +320,26 @@ class BrokerMachine(RuleBasedStateMachine):
                 cursor = topic.subscription(each.acked_on.name).cursor
                 for position in each.positions:
                     each.acked_on.settling.discard(position)
-                    if cursor.is_settled(position):
+                    if cursor.is_settled(position) or self.is_gone(each.topic, position):
                         each.acked_on.settle(position, self.clock.monotonic_ns())
-            elif not self.is_stored(each.positions[0]):
+            elif not self.is_stored(each.topic, each.positions[0]):
                 for position in each.positions:
                     del self.messages[position]
                     for model in self.subscriptions:
                         model.owed.discard(position)
         self.in_flight.clear()
 
-    def is_stored(self, position: Position) -> bool:
-        counts = (
-            topic.log.entry_count(position.ledger_id) for topic in self.node.broker.registry.topics.values()
-        )
-        return any(count is not None and count > position.entry_id for count in counts)
+    def is_stored(self, topic: str, position: Position) -> bool:
+        found = self.node.broker.registry.by_name.get(topic)
+        count = found.log.entry_count(position.ledger_id) if found else None
+        return (count is not None and count > position.entry_id) or self.is_gone(topic, position)
+
+    def is_gone(self, topic: str, position: Position) -> bool:
+        """Whether the broker has dropped the message: then it was stored, and everybody has settled it."""
+        found = self.node.broker.registry.by_name.get(topic)
+        if found is None or found.log.entry_count(position.ledger_id) is not None:
+            return False
+        return position < found.log.end
 
     # -- checks ----------------------------------------------------------------------------------------------------
 
@@ -354,12 +373,15 @@ class BrokerMachine(RuleBasedStateMachine):
         if (confirmed_ns := model.settled.get(position)) is not None:
             assert found.sent_ns <= confirmed_ns, "P3: a settled message came back"
             return
+        assert model.paused_ns is None or found.sent_ns <= model.paused_ns, "sent while it was paused"
         if model.honors_delay:
             assert found.sent_ms >= message.deliver_at_ms, "P2: early"
         assert not message.expire_at_ms or found.sent_ms < message.expire_at_ms, "expired, and delivered"
         if (out := model.out.get(position)) is not None:
             assert out.deadline_ns <= found.sent_ns, "P4: sent twice at once"
             model.give_back(position, (0, 0), durable=False)  # by the end of the lease
+        if model.type == KEY_SHARED:
+            self.check_key(model, inbox, found)
         assert found.sent_ms >= model.not_before.get(position, (0, 0))[0], "a returned message came too soon"
         low, high = model.returned.get(position, (0, 0))
         assert low <= found.attempt - 1 <= high, f"attempt {found.attempt}, returned {low} to {high} times"
@@ -368,15 +390,32 @@ class BrokerMachine(RuleBasedStateMachine):
         model.out[position] = Out(inbox, found.sent_ns + inbox.consumer.lease_ms * 1_000_000)
         model.seen.add(position)
 
+    def check_key(self, model: SubscriptionModel, inbox: Inbox, found: Delivered) -> None:
+        """A key is with one consumer at a time, and what is sent for the first time and at once is in its order."""
+        message = self.messages[found.position]
+        for position, out in model.out.items():
+            held = (
+                out.inbox is not inbox and out.deadline_ns > found.sent_ns and position not in model.settling
+            )
+            assert not (held and message.key and self.messages[position].key == message.key), (
+                "one key, two consumers"
+            )
+        if message.key and not message.deliver_at_ms and found.position not in model.seen:
+            last = model.last_of_key.get(message.key)
+            assert last is None or last < found.position, f"{found.position} after {last} of its key"
+            model.last_of_key[message.key] = found.position
+
     def check_rest(self) -> None:
         """The broker had time: whatever is owed to somebody who is there has been sent (P3)."""
         assert self.node.failures == []
         for model in self.subscriptions:
             model.make_durable()
             self.check_count(model)
-            if any(of is model for of, _ in self.inboxes):
+            if any(of is model for of, _ in self.inboxes) and model.paused_ns is None:
                 missing = [position for position in model.owed if self.is_due(model, position)]
                 assert not missing, f"P3: {missing} of {model} did not come at {self.clock.now_ms()}"
+        for model in self.subscriptions:  # last: time passes meanwhile
+            check_counts(self, model)
 
     def check_count(self, model: SubscriptionModel) -> None:
         owed = model.owed - model.settled.keys()
@@ -395,12 +434,17 @@ class BrokerMachine(RuleBasedStateMachine):
         out = model.out.get(position)
         if out is not None and out.deadline_ns > self.clock.monotonic_ns() - MARGIN_MS * 1_000_000:
             return False
+        if model.type == KEY_SHARED and any(self.messages[p].key == message.key != "" for p in model.out):
+            return False  # its key is with somebody, and may be another's next
         not_before_ms = model.not_before.get(position, (0, 0))[1]
         return max(not_before_ms, message.deliver_at_ms if model.honors_delay else 0) <= before_ms
 
     def note_times(self) -> None:
         """What time does once, a clock that steps back does not undo: expiry, and the end of a wait."""
         now_ms = self.clock.now_ms()
+        if now_ms < self.highest_ms:
+            self.lived_twice_ms = self.highest_ms
+        self.highest_ms = max(self.highest_ms, now_ms)
         for message in self.messages.values():
             if message.expire_at_ms and message.expire_at_ms <= now_ms:
                 message.may_have_expired = True
@@ -437,6 +481,8 @@ class BrokerMachine(RuleBasedStateMachine):
         if not hasattr(self, "node"):
             return
         try:
+            for model in self.subscriptions:
+                self.set_paused(model, paused=False)
             self.pause(MARGIN_MS)
             self.note_times()
             self.clock.step(30 * HOUR_MS)

@@ -21,10 +21,13 @@ from broker.runtime.clock import Clock
 from broker.storage.log import TopicLog
 from broker.subscriptions.cursor import Cursor
 from broker.subscriptions.dispatcher import Dispatcher
+from broker.subscriptions.handout import HandOut
 from broker.subscriptions.redelivery import Attempts
 from broker.subscriptions.replay import ReplayQueue
 from broker.subscriptions.subscription import Subscription
+from broker.subscriptions.waiting import Waiting
 from broker.topics import plan
+from broker.topics.counts import Hidden
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -90,7 +93,7 @@ def mutant_does_not_look_at_settled(patch: pytest.MonkeyPatch) -> None:
 
 
 def mutant_drops_what_is_too_early(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Dispatcher, "_wait_for_time", lambda *_: None)
+    patch.setattr(HandOut, "_wait_for_time", lambda *_: None)
 
 
 def mutant_is_early_by_a_millisecond(patch: pytest.MonkeyPatch) -> None:
@@ -116,8 +119,8 @@ def with_clock(init: Callable[..., None], wrap: Callable[[Clock], Clock]) -> Cal
 
 def mutant_trusts_the_index_for_the_time(patch: pytest.MonkeyPatch) -> None:
     """No last look at the time: what a source yields is taken for due."""
-    look = Dispatcher._last_look
-    patch.setattr(Dispatcher, "_last_look", lambda self, taken, read, _: look(self, taken, read, 1 << 60))
+    look = HandOut.last_look
+    patch.setattr(HandOut, "last_look", lambda self, taken, read, _: look(self, taken, read, 1 << 60))
 
 
 def mutant_catches_up_to_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -152,7 +155,14 @@ def mutant_cursor_passes_a_gap(patch: pytest.MonkeyPatch) -> None:
 
 
 def mutant_hurries_retries_after_a_restart(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Subscription, "start", lambda self: None)
+    def queue_all_at_once(self: Waiting) -> None:
+        self.clear()
+        self._owed.all_wait()
+        owed = {ledger_id: bitmap.copy() for ledger_id, bitmap in self._owed.waits.items()}
+        self.clear()
+        self.push(0, owed)
+
+    patch.setattr(Waiting, "queue_owed", queue_all_at_once)
 
 
 def mutant_forgets_attempts(patch: pytest.MonkeyPatch) -> None:
@@ -187,6 +197,33 @@ def mutant_checkpoints_forget_a_cursor(patch: pytest.MonkeyPatch) -> None:
         self.changed = changed
 
     patch.setattr(Subscription, "apply_settled", settle_unnoticed)
+
+
+def mutant_delivers_while_paused(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Subscription, "paused", property(lambda _: False))
+    changed = Subscription.apply_changed
+    patch.setattr(
+        Subscription, "apply_changed", lambda self, record: changed(self, replace(record, paused=False))
+    )
+
+
+def mutant_keeps_what_was_settled_over_a_seek(patch: pytest.MonkeyPatch) -> None:
+    seeked = Subscription.apply_seeked
+
+    def keep_settled(self: Subscription, record: Any) -> None:
+        settled = self.cursor.settled
+        seeked(self, record)
+        self.cursor.settle(settled, self.log)
+
+    patch.setattr(Subscription, "apply_seeked", keep_settled)
+
+
+def mutant_keeps_its_consumers_over_a_seek(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Subscription, "_end_streams", lambda self: None)
+
+
+def mutant_counts_what_lies_before_the_start(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Hidden, "count", lambda self: 0)
 
 
 MUTANTS: dict[str, Mutant] = {

@@ -57,6 +57,8 @@ WALK: dict[str, tuple[float, Callable[[random.Random], dict[str, Any]]]] = {
     "attach": (1, lambda rng: {"pick": pick(rng), "limits": rng.choice(LIMITS)}),
     "detach": (1, lambda rng: {"pick": pick(rng)}),
     "step_clock": (2, lambda rng: {"ms": rng.choice(CLOCK_STEPS)}),
+    "seek": (0.7, lambda rng: {"pick": pick(rng), "where": rng.choice(("earliest", "latest", "id"))}),
+    "pause_or_resume": (0.5, lambda rng: {"pick": pick(rng)}),
     "checkpoint": (0.7, lambda rng: {"answered": rng.random() < 0.5}),
     "restart": (0.7, pick_down),
     "crash": (

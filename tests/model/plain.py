@@ -19,6 +19,12 @@ class Message:
     deliver_at_ms: int  # 0: at once
     expire_at_ms: int  # 0: never
     may_have_expired: bool = False
+    publish_ms: int = 0
+    key: str = ""
+
+    def since_ms(self, *, honors_delay: bool) -> int:
+        """Since when it may be delivered."""
+        return max(self.publish_ms, self.deliver_at_ms) if honors_delay else self.publish_ms
 
 
 @dataclass(slots=True)
@@ -44,6 +50,10 @@ class SubscriptionModel:
     returned: dict[Position, tuple[int, int]] = field(default_factory=dict)  # how often: at least, at most
     not_durable: list[Position] = field(default_factory=list)  # returned, and perhaps not on disk yet
     seen: set[Position] = field(default_factory=set)
+    last_of_key: dict[str, Position] = field(
+        default_factory=dict
+    )  # KEY_SHARED: the last new one, not delayed
+    paused_ns: int | None = None  # since when, monotonic
 
     def give_back(self, position: Position, not_before: tuple[int, int], *, durable: bool) -> None:
         """It comes back; if that is not durable yet, a crash may take it for not returned."""
@@ -75,12 +85,14 @@ class InFlight:
     future: asyncio.Future[Any]
     positions: list[Position]
     acked_on: SubscriptionModel | None  # None: a batch of messages
+    topic: str
 
 
 def model_config(backoff_ms: int) -> Any:
     """Everything small, so that few messages cross every border."""
     return small_config(
         ledger_entries_max=5,
+        reclaim_interval_ms=70,
         clock_recheck_ms=100,
         initial_backoff_ms=backoff_ms,
         read_batch_entries=3,

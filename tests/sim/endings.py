@@ -15,6 +15,7 @@ from broker.topics.topic import Topic
 from tests.harness import LATEST
 from tests.sim.facts import Creation, Recovered, SubscriptionModel
 from tests.sim.model import require
+from tests.sim.reclaim import check_none_left, note_ledgers
 from tests.sim.traffic import GREEDY, SimConsumer
 from tests.sim.world import Life, ProcessDied, Violation, power_cut
 
@@ -133,6 +134,7 @@ async def drain_everything(run: Simulation) -> None:
     await _wait_delivered(run)
     _check_counts(run)
     _check_indexes(run)
+    await _wait_reclaimed(run)
     handed_out = world.count["handed out"]
     await run.recover(run.rng.choice(("stop", "kill", "power")), consumers_max=0)
     _attach_greedy(run)
@@ -168,6 +170,7 @@ async def _subscribe_to_unread_topics(run: Simulation) -> None:
         creation = Creation(mine, "last", SHARED, True, False, SubscriptionPolicy(), run.model.tick())
         run.model.creation_asked(creation)
         made = await topic.create_subscription("last", SHARED, LATEST, SubscriptionPolicy())
+        note_ledgers(run.model, mine, {ledger.name.ledger_id for ledger in topic.log})
         run.model.created(creation, made.subscription_id, made.image.start)
 
 
@@ -223,6 +226,25 @@ async def _wait_delivered(run: Simulation) -> None:
             leaps += 1
             target = min(times) if leaps < 10 else max(times)
             wall.step(target - wall.now_ms() - 1_500)
+
+
+async def _wait_reclaimed(run: Simulation) -> None:
+    """All is settled, so all ledgers go once they are due, but for what is retained; and with them their files."""
+    facts = [each for t in run.life.broker.registry.topics.values() for each in t.ledger_facts.values()]
+    last_due_ms = max((each.last_due_ms for each in facts), default=0)
+    run.world.wall.step(max(0, last_due_ms - run.world.wall.now_ms()))
+    wait_ms = run.config.clock_recheck_ms + 2 * run.config.reclaim_interval_ms
+    await asyncio.sleep(wait_ms / 1000 + run.world.slack_us / 1e6)
+    for topic in run.life.broker.registry.topics.values():
+        if topic.policy.retention_ms or topic.policy.retention_bytes:
+            continue
+        check_none_left(run.world, topic.name, topic.log.ledger_count)
+    await run.life.broker.checkpointer.checkpoint()
+    for topic in run.life.broker.registry.topics.values():
+        named = {str(ledger.name.ledger_id) for ledger in topic.log}
+        files = run.life.vfs.list_dir(f"data/topics/{topic.topic_id}/ledgers")
+        left = [name for name in files if name.partition(".")[0] not in named]
+        require(not left, "P8", f"files of dropped ledgers of {topic.name} stay: {left}")
 
 
 def _check_counts(run: Simulation) -> None:

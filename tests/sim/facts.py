@@ -28,6 +28,7 @@ class Message:
     due_ms: int = 0  # 0: at once
     expire_ms: int = 0  # 0: never
     accepted_us: int = 0
+    gone: bool = False  # its ledger was dropped
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +53,7 @@ class TopicModel:
     state: str = "live"
     confirmed: bool = False  # somebody was answered that it exists
     had_subscription: bool = False
+    retention_ms: int = 0  # at least so long messages are kept, if that is known
     batches: list[SentBatch] = field(default_factory=list)
     by_position: dict[Position, Message] = field(default_factory=dict)
     subscriptions: list[SubscriptionModel] = field(default_factory=list)
@@ -88,8 +90,10 @@ class SubscriptionModel:
     attached: list[SimConsumer] = field(default_factory=list)  # oldest first
     progress_us: int = 0
     stalled_us: int | None = None  # since when something could be delivered and was not
-    last_live: tuple[int, Position] = (0, Position(0, 0))  # the last that came in due order
-    last_live_us: int = 0
+    # The last that came in due order; of a KEY_SHARED subscription, by key.
+    last_live: dict[str, tuple[int, Position]] = field(default_factory=dict)
+    last_live_us: dict[str, int] = field(default_factory=dict)
+    last_of_key: dict[str, Position] = field(default_factory=dict)  # that was not delayed
     catchup_count: int = 0  # how often the broker began to catch up, as far as it was noticed
 
     @property
@@ -106,6 +110,7 @@ class Fact:
 
     holder: SimConsumer | None = None
     deadline_ns: int = 0
+    lost_us: int | None = None  # when its consumer left with it
     handout_count: int = 0
     # How often it came back, by records: at least, at most, and what is certainly durable.
     returns_low: int = 0

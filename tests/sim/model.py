@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from broker.model import IdRange, Position
 from broker.storage.policy import effective
 from broker.subscriptions.consumer import DeliveryBatch
-from broker.subscriptions.subscription import FAILOVER, Failure
-from broker.topics.topic import default_subscription_policy
+from broker.subscriptions.subscription import FAILOVER, KEY_SHARED, Failure
+from broker.topics.policies import default_subscription_policy
 from tests.harness import Outgoing
 from tests.sim.facts import (
     Creation,
@@ -25,6 +25,8 @@ from tests.sim.facts import (
     SubscriptionModel,
     TopicModel,
 )
+from tests.sim.keys import check_key
+from tests.sim.reclaim import note_ledgers
 from tests.sim.world import Violation, World
 
 if TYPE_CHECKING:
@@ -185,7 +187,7 @@ class Model:
         )
         now_us = self.world.loop.now_us()
         last_us, subscription.progress_us, subscription.stalled_us = subscription.progress_us, now_us, None
-        last_key: tuple[int, Position] | None = None
+        last_key = (0, Position(0, 0))
         for ledger_id, entry_id, deliver_at_ms, attempt, frame in columns:
             position = Position(ledger_id, entry_id)
             where = f"{subscription} {position}"
@@ -193,24 +195,32 @@ class Model:
             fact = subscription.facts.get(message)
             if fact is None:
                 raise Violation("P3", f"{where} lies before the start {subscription.start}")
-            if not fact.handout_count and consumer.sees_live(message):
+            is_shared_by_key = subscription.type == KEY_SHARED
+            if is_shared_by_key:
+                check_key(self.world, subscription, consumer, message, fact)
+            lane = message.ask.key if is_shared_by_key else ""
+            is_in_order = bool(lane) or not is_shared_by_key
+            if is_in_order and not fact.handout_count and consumer.sees_live(message):
                 key = (message.due_ms, position)
-                require(last_key is None or last_key < key, "order", f"{where} follows {last_key} in a batch")
+                if (
+                    not is_shared_by_key
+                ):  # there a batch may be of many chunks, which were parked in their order
+                    require(last_key < key, "order", f"{where} follows {last_key} in a batch")
                 last_key = key
                 # What was indexed before the last one came due must have been handed out before it.
-                undisturbed = self.world.wall.disturbed_us < subscription.last_live_us
-                last = subscription.last_live if undisturbed else (0, position)
+                undisturbed = self.world.wall.disturbed_us < subscription.last_live_us.get(lane, 0)
+                last = subscription.last_live.get(lane, (0, position)) if undisturbed else (0, position)
                 last_due_us = now_us - (self.world.wall.now_ms() - last[0]) * 1000
                 in_time = message.batch.stored_us + self.world.slack_us < last_due_us
                 in_time &= now_us > self.world.slow_until_us
                 require(
                     last <= key or not in_time, "order", f"{where} due at {message.due_ms} follows {last}"
                 )
-                subscription.last_live, subscription.last_live_us = max(last, key), now_us
-            if self.world.is_calm:
+                subscription.last_live[lane], subscription.last_live_us[lane] = max(last, key), now_us
+            if self.world.is_calm and not is_shared_by_key:  # a key may wait for its former consumer
                 self._check_prompt(where, message, fact, max(last_us, consumer.attached_us))
             self._check_again(where, fact, attempt)
-            fact.holder = consumer
+            fact.holder, fact.lost_us = consumer, None
             fact.deadline_ns = now_us * 1000 + consumer.lease_ms * 1_000_000
             fact.handout_count += 1
             fact.returns_low = fact.returns_high = fact.returns_durable = attempt - 1
@@ -418,6 +428,7 @@ class Model:
         for fact in subscription.open.values():
             if fact.holder is consumer:
                 fact.give_back(certain=not fact.acking)
+                fact.lost_us = self.world.loop.now_us()
 
     # -- lives -----------------------------------------------------------------------------------------------------
 
@@ -433,7 +444,7 @@ class Model:
                         fact.acking, fact.perhaps_acked = 0, True
                     if fact.holder is not None and now_ns >= fact.deadline_ns:
                         fact.returns_high += 1
-                    fact.holder = None
+                    fact.holder = fact.lost_us = None
                     if cleanly:
                         fact.returns_durable = fact.returns_low
                     elif not fact.not_before_durable:
@@ -463,6 +474,7 @@ class Model:
         self.asked.clear()
 
     def _recover_entries(self, topic: TopicModel, frames: dict[Position, bytes]) -> None:
+        note_ledgers(self, topic, {position.ledger_id for position in frames})
         seen: dict[SentBatch, None] = {}
         for position, frame in frames.items():
             where = f"topic {topic.name}#{topic.topic_id} {position}"
@@ -475,7 +487,7 @@ class Model:
             require(message.position == position, "P1", f"{where}: its id was {message.position}")
             seen[batch] = None
         for batch in topic.batches:
-            whole = [message.position in frames for message in batch.messages]
+            whole = [message.position in frames or message.gone for message in batch.messages]
             if batch.state == "stored":
                 lost = len(whole) - sum(whole)
                 first = batch.messages[0].position

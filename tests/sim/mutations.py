@@ -35,7 +35,9 @@ def _bug(name: str, module: str, before: str, after: str) -> Mutation:
 
 
 _JOURNAL = "broker.storage.journal_files"
-_LAST_LOOK = "broker.subscriptions.dispatcher"
+_DISPATCHER = "broker.subscriptions.dispatcher"
+_LAST_LOOK = "broker.subscriptions.handout"
+_KEYS = "broker.subscriptions.key_shared"
 _SUBSCRIPTION = "broker.subscriptions.subscription"
 _PUMP = "broker.delayed.index_pump"
 _CHECKPOINT = "broker.topics.checkpoint"
@@ -94,8 +96,8 @@ MUTATIONS = (
     _bug(
         "a cursor that changed is not written",
         _SUBSCRIPTION,
-        "        self.waiting.forget(record.entries)\n        self.changed = True",
-        "        self.waiting.forget(record.entries)",
+        "        self.redelivery.settle(record.entries)\n        self.changed = True",
+        "        self.redelivery.settle(record.entries)",
     ),
     # -- time
     Mutation(
@@ -174,6 +176,31 @@ MUTATIONS = (
         "        if self._count + len(chunk) > self._entries_max:",
         "        if False:",
     ),
+    # -- ledgers that go
+    _bug(
+        "a ledger goes though one entry of it is owed",
+        "broker.subscriptions.cursor",
+        ">= entry_count - below  # C3",
+        ">= entry_count - below - 1  # C3",
+    ),
+    _bug(
+        "a ledger goes before its time",
+        "broker.topics.retention",
+        "    if ledger.facts.last_due_ms > min(now_ms, spent_through_ms):",
+        "    if ledger.facts.last_due_ms > spent_through_ms + 3_600_000:",
+    ),
+    _bug(
+        "a batch goes into a ledger that goes",
+        _TOPIC,
+        "            self._end = replace(self._end, is_sealed=True)",
+        "            pass",
+    ),
+    _bug(
+        "ledgers never go",
+        "broker.topics.retention",
+        "            self._drop(topic, gone[",
+        "            list(gone[",
+    ),
     # -- subscriptions
     _bug(
         "an ack is not persisted",
@@ -199,9 +226,9 @@ MUTATIONS = (
     ),
     _bug(
         "a nack's delay is forgotten at a restart",
-        _SUBSCRIPTION,
-        "            waiting=tuple(self.waiting.items()),",
-        "            waiting=(),",
+        "broker.subscriptions.capture",
+        "waiting=self.waiting.by_ledger()",
+        "waiting={}",
     ),
     _bug(
         "what is settled passes the last look",
@@ -229,7 +256,7 @@ MUTATIONS = (
     ),
     _bug(
         "what was not handed out is not put back",
-        _LAST_LOOK,
+        _DISPATCHER,
         "        self._put_back(taken, self._hand_out(consumer, taken, read))",
         "        self._hand_out(consumer, taken, read)",
     ),
@@ -241,7 +268,7 @@ MUTATIONS = (
     ),
     _bug(
         "leases do not expire",
-        _LAST_LOOK,
+        _DISPATCHER,
         "        subscription.expire_leases()\n",
         "",
     ),
@@ -262,6 +289,19 @@ MUTATIONS = (
         _LAST_LOOK,
         "            keep &= ~expired\n",
         "",
+    ),
+    # -- keys
+    _bug(
+        "a key moves while its former consumer holds it",
+        _KEYS,
+        "            if others.any():\n",
+        "            if False:\n",
+    ),
+    _bug(
+        "what was lost is overtaken while it comes back",
+        _KEYS,
+        "        if not came_back and not self._coming and not self._back:\n",
+        "        if True:\n",
     ),
     _bug(
         "the first subscription begins at the end",

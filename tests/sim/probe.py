@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from broker.subscriptions.subscription import FAILOVER
+from broker.subscriptions.subscription import FAILOVER, KEY_SHARED
 from tests.sim.model import Model, SubscriptionModel, require
+from tests.sim.reclaim import note_ledgers
 from tests.sim.traffic import PAYLOAD_BYTES_MAX, SimConsumer
 from tests.sim.world import Life, Violation, World
 
@@ -56,11 +57,12 @@ class Probe:
         if now_us < world.slow_until_us or not self._somebody_can_take(mine):
             mine.stalled_us = None
             return
+        held_keys = self._held_keys(mine)
         waiting = next(
             (
                 message
                 for message, fact in mine.open.items()
-                if self._model.is_deliverable(mine, message, fact)
+                if message.ask.key not in held_keys and self._model.is_deliverable(mine, message, fact)
             ),
             None,
         )
@@ -77,8 +79,17 @@ class Probe:
             raise Violation("I11", f"{mine} {waiting.position} could be delivered for {seconds:.1f} s")
 
     def _somebody_can_take(self, mine: SubscriptionModel) -> bool:
+        if mine.type == KEY_SHARED:  # whose a message is only the broker knows
+            taking = [each for each in mine.attached if not each.draining]
+            return bool(taking) and all(self._can_take(each) for each in taking)
         consumers = mine.attached[:1] if mine.type == FAILOVER else mine.attached
         return any(self._can_take(consumer) for consumer in consumers)
+
+    def _held_keys(self, mine: SubscriptionModel) -> set[str]:
+        """Keys of a KEY_SHARED subscription that may have to wait for a consumer that is not theirs any more."""
+        if mine.type != KEY_SHARED:
+            return set()
+        return {message.ask.key for message, fact in mine.open.items() if fact.holder is not None} - {""}
 
     def _can_take(self, consumer: SimConsumer) -> bool:
         if consumer.left <= 0 or consumer.closed_because is not None or consumer.draining:
@@ -95,6 +106,8 @@ class Probe:
         for topic in life.broker.registry.topics.values():
             if topic._pump is None:
                 continue
+            if mine := self._model.topics.get(topic.topic_id):
+                note_ledgers(self._model, mine, {ledger.name.ledger_id for ledger in topic.log})
             require(not topic.index.rebuilds, "watchdog", f"the index of {topic.name} was rebuilt")
             for subscription in topic.subscriptions.values():
                 queued = len(subscription.replay)

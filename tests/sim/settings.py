@@ -31,6 +31,9 @@ def random_config(rng: random.Random) -> BrokerConfig:
         tail_bytes_max=pick((1, 1_000, MUCH)),
         open_ledgers_max=pick((1, 2, 256)),
         disk_reserve_bytes=RESERVE_BYTES,
+        reclaim_interval_ms=pick((50, 500, 500, 2_000, 60_000)),
+        retention_ms=pick((0, 0, 0, 0, 500, 20_000)),
+        retention_bytes=pick((0, 0, 0, 0, 1, 2_000)),
         tick_ms=pick((1, 10, 100, 1_000, 60_000)),
         default_ttl_ms=pick((0, 0, 0, 0, 0, 3_600_000)),
         lease_ms=pick((200, 1_000, 5_000, 30_000)),
@@ -71,6 +74,8 @@ def random_topic_policy(rng: random.Random) -> TopicPolicy:
         tick_ms=rng.choice((None, 1, 250, 5_000)),
         ledger_max_entries=rng.choice((None, 2, 30)),
         ledger_max_bytes=rng.choice((None, 500)),
+        retention_ms=rng.choice((None, None, 0, 3_000)),
+        retention_bytes=rng.choice((None, None, 0, 0, 500)),
     )
 
 

@@ -22,7 +22,7 @@ from broker.errors import (
     Unavailable,
 )
 from broker.storage.policy import TopicPolicy
-from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, SHARED, Subscription
+from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, Subscription
 from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_loop import Latency
@@ -31,6 +31,7 @@ from tests.harness import DAY_MS, EARLIEST, LATEST
 from tests.sim.endings import drain_everything, end_life, open_life
 from tests.sim.model import Creation, Model, SubscriptionModel, TopicModel, require
 from tests.sim.probe import Probe
+from tests.sim.reclaim import note_ledgers
 from tests.sim.settings import (
     RESERVE_BYTES,
     SLOW,
@@ -133,6 +134,7 @@ class Simulation:
             (self._create_subscription, 6, 1.0),
             (self._wait, 10, 0.9),
             (self._detach, 4, 0.7),
+            (self._drain, 2, 0.6),
             (self._step_clock, 4, 0.6),
             (self._freeze_clock, 2, 0.4),
             (self._slow_disk, 1.5, 0.4),
@@ -180,6 +182,8 @@ class Simulation:
         topic, subscription = find(self.life, mine)
         lease_ms = subscription.policy.lease_ms or self.config.lease_ms
         habits = calm_habits(self.rng) if self.world.is_calm else random_habits(self.rng, lease_ms)
+        if mine.type == KEY_SHARED:
+            habits = replace(habits, pulls=False)  # Receive is for SHARED
         number = next(self.consumer_numbers)
         consumer = SimConsumer(self.life, self.model, topic, subscription, mine, habits, number)
         self.world.trace(f"attach c{number} to {mine} {habits.permits}/{habits.permit_bytes}")
@@ -192,6 +196,14 @@ class Simulation:
         if self.consumers:
             self.send_away(self.rng.choice(list(self.consumers)))
             self.world.count["consumers sent away"] += 1
+
+    async def _drain(self) -> None:
+        """A consumer of keys hands them on, and holds what it has; sometimes it leaves later."""
+        taking = [each for each in self.consumers if each.model.type == KEY_SHARED and not each.draining]
+        if taking:
+            consumer = self.rng.choice(taking)
+            consumer.drain()
+            self.world.count["consumers drained"] += 1
 
     def send_away(self, consumer: SimConsumer) -> None:
         self.consumers.pop(consumer).cancel()
@@ -215,13 +227,13 @@ class Simulation:
         if life.dead or topic_name in self._busy:
             return
         mine = model.topic(*identity(topic))
-        type_ = rng.choice((SHARED, SHARED, SHARED, EXCLUSIVE, FAILOVER))
+        type_ = rng.choice((SHARED, SHARED, SHARED, KEY_SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER))
         policy = random_subscription_policy(rng, honor_delay=rng.random() < 0.5)
         creation = Creation(
             topic=mine,
             name=name,
             type=type_,
-            honors=type_ == SHARED or bool(policy.honor_delay),
+            honors=type_ in (SHARED, KEY_SHARED) or bool(policy.honor_delay),
             earliest=rng.random() < 0.4,
             policy=policy,
             invoked=model.tick(),
@@ -242,6 +254,7 @@ class Simulation:
         finally:
             self._busy.remove(topic_name)
         if not life.dead:
+            note_ledgers(model, mine, {ledger.name.ledger_id for ledger in topic.log})
             created = model.created(creation, subscription.subscription_id, subscription.image.start)
             self.world.count["subscriptions created"] += 1
             self.world.trace(f"created {created} type {type_} from {created.start}")
@@ -303,7 +316,9 @@ class Simulation:
         finally:
             self._busy.remove(name)
         if not life.dead:
-            self.model.topic(*identity(topic)).confirmed = True
+            mine = self.model.topic(*identity(topic))
+            mine.confirmed = True
+            mine.retention_ms = (policy.retention_ms or 0) if policy.retention_bytes == 0 else 0
             self.world.count["topics created"] += 1
 
     async def _ack_unknown(self) -> None:

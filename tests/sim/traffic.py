@@ -46,6 +46,7 @@ def random_messages(rng: random.Random, payloads: Payloads, now_ms: int, *, long
     )
     # Many messages of many batches meet at the same moment.
     moment_ms = (now_ms // 2_000 + rng.randint(1, 3)) * 2_000
+    keys = rng.choice((("",), ("", "a", "b"), ("a",), ("a", "b", "c", "d", "e", "f")))
     messages = []
     for _ in range(count):
         kind = rng.choice(kinds)
@@ -62,7 +63,13 @@ def random_messages(rng: random.Random, payloads: Payloads, now_ms: int, *, long
             after_ms = rng.choice((60_000, 3_600_000, rng.randint(1, 3 * DAY_MS), 3_650 * DAY_MS))
         ttl_ms = rng.choice((1, 500, 10_000, DAY_MS)) if rng.random() < 0.06 else 0
         messages.append(
-            Outgoing(payloads.next(), deliver_at_ms=max(at_ms, 0), deliver_after_ms=after_ms, ttl_ms=ttl_ms)
+            Outgoing(
+                payloads.next(),
+                deliver_at_ms=max(at_ms, 0),
+                deliver_after_ms=after_ms,
+                ttl_ms=ttl_ms,
+                key=rng.choice(keys),
+            )
         )
     return messages
 
@@ -86,7 +93,8 @@ async def produce(life: Life, model: Model, topic_name: str, asks: Sequence[Outg
     if life.dead:
         return
     topic = model.topic(*identity(broker.registry.by_name[topic_name]))
-    model.produce_accepted(sent, topic, accepted.ids, accepted.publish_time_ms, life.config.default_ttl_ms)
+    (ids,) = accepted.ids
+    model.produce_accepted(sent, topic, ids, accepted.publish_time_ms, life.config.default_ttl_ms)
     try:
         await asyncio.shield(accepted.durable)
     except StorageFailed:
@@ -184,7 +192,7 @@ class SimConsumer(Consumer):
         self.left_bytes: int | None = None
         self.attached = False
         self.attached_us = 0
-        self._life = life
+        self.life = self._life = life
         self._all = model
         self._topic = topic
         self._subscription = subscription
@@ -269,6 +277,12 @@ class SimConsumer(Consumer):
         except StorageFailed:
             if self._life.failure is None:
                 raise
+
+    def drain(self) -> None:
+        """Take no more; what it holds it may still settle."""
+        self._life.world.trace(f"{self.consumer_id} drains")
+        self.draining = True
+        self._subscription.work.set()
 
     async def run(self) -> None:
         """Take what arrives, and do with it what the habits say, until it leaves."""
@@ -370,6 +384,8 @@ async def ack_unknown(
         Position(last.ledger_id + 1_000_000, rng.randint(0, 5)),
         Position(last.ledger_id, last.entry_id + 100_000 + rng.randint(0, 9)),
     ]
+    if subscription.log.entry_count(last.ledger_id) is None:
+        del unknown[1]  # how long a ledger was that is gone, nobody knows
     try:
         failures = await subscription.acknowledge(entries_of(unknown))
     except PostdateError:

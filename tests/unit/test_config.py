@@ -10,18 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config import (
-    MIB,
-    SETTINGS,
-    BrokerConfig,
-    ConfigError,
-    Kind,
-    check_name,
-    is_loopback,
-    load_config,
-    split_address,
-)
+from broker.config import SETTINGS, BrokerConfig, check_name, is_loopback, load_config
 from broker.errors import InvalidRequest
+from broker.settings import MIB, ConfigError, Kind, split_address
 from tools.configuration import render_reference
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -128,7 +128,6 @@ CASES = [
             ("backoff_multiplier", float("nan")),
         )
     ),
-    Case("CreateSubscription: KEY_SHARED", "CreateSubscription", {"topic": "t", "name": "s", "type": 2}, "KEY_SHARED_NOT_SUPPORTED", code=UNIMPLEMENTED),
     Case("CreateSubscription: type that is none", "CreateSubscription", {"topic": "t", "name": "s", "type": 9}, "INVALID_SUBSCRIPTION_TYPE", "type"),
     Case("CreateSubscription: position that is none", "CreateSubscription", {"topic": "t", "name": "s", "initial_position": 9}, "INVALID_INITIAL_POSITION", "initial_position"),
     Case("UpdateTopic: empty mask", "UpdateTopic", {"name": "t"}, "EMPTY_UPDATE_MASK", "update_mask"),

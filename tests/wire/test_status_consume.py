@@ -68,7 +68,6 @@ OPEN_CASES = [
         Case(f"subscription: {n}", {"subscription": v}, "INVALID_NAME", "open.subscription")
         for n, v in BAD_NAMES.items()
     ),
-    Case("KEY_SHARED", {"type": KEY_SHARED}, "KEY_SHARED_NOT_SUPPORTED", code=UNIMPLEMENTED),
     Case("a type that is none", {"type": 99}, "INVALID_SUBSCRIPTION_TYPE", "open.type"),
     Case(
         "a position that is none",
@@ -85,6 +84,12 @@ OPEN_CASES = [
     Case(
         "SHARED without delays",
         {"type": SHARED, "honor_delay": False},
+        "HONOR_DELAY_MISMATCH",
+        code=PRECONDITION,
+    ),
+    Case(
+        "KEY_SHARED without delays",
+        {"type": KEY_SHARED, "honor_delay": False},
         "HONOR_DELAY_MISMATCH",
         code=PRECONDITION,
     ),
@@ -186,12 +191,6 @@ FRAME_CASES = [
         "nack.reason",
     ),
     Case(
-        "dead letter",
-        {"nack": consumer_pb2.Nack(entries=ONE, dead_letter=True)},
-        "DEAD_LETTER_NOT_SUPPORTED",
-        code=UNIMPLEMENTED,
-    ),
-    Case(
         "negative lease",
         {"extend": consumer_pb2.Extend(entries=ONE, lease_ms=-1)},
         "INVALID_LEASE_MS",
@@ -287,12 +286,6 @@ SETTLE_CASES = [
         "redeliver_after_ms",
     ),
     Case("Nack: reason", {"call": "Nack", "reason": "r" * 1025}, "REASON_TOO_LARGE", "reason"),
-    Case(
-        "Nack: dead letter",
-        {"call": "Nack", "dead_letter": True},
-        "DEAD_LETTER_NOT_SUPPORTED",
-        code=UNIMPLEMENTED,
-    ),
     Case("ExtendLease: negative", {"call": "ExtendLease", "lease_ms": -5}, "INVALID_LEASE_MS", "lease_ms"),
     Case(
         "ExtendLease: overflow",
@@ -386,7 +379,7 @@ async def test_other_subscription_type_is_refused(wire: Wire, asked: Any):
     assert refusal.metadata == {"type": "EXCLUSIVE"}
 
 
-@pytest.mark.parametrize("type_", [EXCLUSIVE, FAILOVER])
+@pytest.mark.parametrize("type_", [KEY_SHARED, EXCLUSIVE, FAILOVER])
 async def test_receive_works_on_shared_only(wire: Wire, type_: int):
     await wire.create_subscription("t", type=type_)
     refusal = await refused(wire.receive("t"))

@@ -205,10 +205,17 @@ CASES = [
     Case("schedule_key", at(1, schedule_key="order-17"), "SCHEDULE_KEY_NOT_SUPPORTED", code=UNIMPLEMENTED),
     Case("replace", lambda: batch("fresh", OK, replace=True), "REPLACE_NOT_SUPPORTED", code=UNIMPLEMENTED),
     Case(
-        "sequence_id",
-        lambda: batch("fresh", Message(sequence_id=1), producer_name="p"),
-        "SEQUENCE_IDS_NOT_SUPPORTED",
-        code=UNIMPLEMENTED,
+        "sequence ids that fall",
+        lambda: batch("fresh", OK, Message(sequence_id=2), Message(sequence_id=1), producer_name="p"),
+        "SEQUENCE_NOT_RISING",
+        "messages[2].sequence_id",
+    ),
+    Case(
+        "producer_name of limit + 1",
+        lambda: batch("fresh", OK, producer_name="p" * 256),
+        "PRODUCER_NAME_TOO_LARGE",
+        "producer_name",
+        told="255",
     ),
 ]
 

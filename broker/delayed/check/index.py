@@ -76,10 +76,17 @@ class IndexCheck:
         self.counts += LedgerCounts(entries=count, stale=count)
 
     def finish(self) -> list[Finding]:
-        """What is left belongs to ledgers that were neither checked nor discarded."""
+        """What is left belongs to ledgers that were neither checked nor discarded.
+
+        A ledger is dropped once all of it came due, and is no fault then; snapshots still hold what they held of it.
+        """
         findings = []
-        for ledger_id, pieces in sorted(self._held.items()):
-            self.counts += LedgerCounts(entries=sum(map(len, pieces)))
+        for ledger_id, held in sorted(self._held.items()):
+            entries = sum(map(len, held))
+            pieces = [late for each in held if len(late := each.part(each.times > self._state.frontier_ms))]
+            self.counts += LedgerCounts(entries=entries, stale=entries - sum(map(len, pieces)))
+            if not pieces:
+                continue
             suspects, count = name_suspects(pieces, _NO_TIMES, self._named_max)
             what = "held, but the topic has no such ledger"
             findings.append(

@@ -31,7 +31,7 @@ class TopicEntry(_message.Message):
     def __init__(self, topic_id: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class TopicManifest(_message.Message):
-    __slots__ = ("topic_id", "name", "create_time_ms", "policy", "applied_lsn", "ledgers", "subscriptions", "next_subscription_id", "indexed_through", "index_lsn", "frontier_ms", "bucket_ids", "next_bucket_id")
+    __slots__ = ("topic_id", "name", "create_time_ms", "policy", "applied_lsn", "ledgers", "subscriptions", "next_subscription_id", "indexed_through", "index_lsn", "frontier_ms", "bucket_ids", "next_bucket_id", "producers_file", "log_end")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,8 @@ class TopicManifest(_message.Message):
     FRONTIER_MS_FIELD_NUMBER: _ClassVar[int]
     BUCKET_IDS_FIELD_NUMBER: _ClassVar[int]
     NEXT_BUCKET_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FILE_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_FIELD_NUMBER: _ClassVar[int]
     topic_id: int
     name: str
     create_time_ms: int
@@ -58,7 +60,9 @@ class TopicManifest(_message.Message):
     frontier_ms: int
     bucket_ids: _containers.RepeatedScalarFieldContainer[int]
     next_bucket_id: int
-    def __init__(self, topic_id: _Optional[int] = ..., name: _Optional[str] = ..., create_time_ms: _Optional[int] = ..., policy: _Optional[_Union[TopicPolicyRecord, _Mapping]] = ..., applied_lsn: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionEntry, _Mapping]]] = ..., next_subscription_id: _Optional[int] = ..., indexed_through: _Optional[_Union[PositionRecord, _Mapping]] = ..., index_lsn: _Optional[int] = ..., frontier_ms: _Optional[int] = ..., bucket_ids: _Optional[_Iterable[int]] = ..., next_bucket_id: _Optional[int] = ...) -> None: ...
+    producers_file: str
+    log_end: PositionRecord
+    def __init__(self, topic_id: _Optional[int] = ..., name: _Optional[str] = ..., create_time_ms: _Optional[int] = ..., policy: _Optional[_Union[TopicPolicyRecord, _Mapping]] = ..., applied_lsn: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionEntry, _Mapping]]] = ..., next_subscription_id: _Optional[int] = ..., indexed_through: _Optional[_Union[PositionRecord, _Mapping]] = ..., index_lsn: _Optional[int] = ..., frontier_ms: _Optional[int] = ..., bucket_ids: _Optional[_Iterable[int]] = ..., next_bucket_id: _Optional[int] = ..., producers_file: _Optional[str] = ..., log_end: _Optional[_Union[PositionRecord, _Mapping]] = ...) -> None: ...
 
 class PositionRecord(_message.Message):
     __slots__ = ("ledger_id", "entry_id")
@@ -69,7 +73,7 @@ class PositionRecord(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
-    __slots__ = ("ledger_id", "generation", "entry_count", "data_bytes", "sealed", "times_crcs", "rows_crcs", "first_publish_ms", "amendments_file")
+    __slots__ = ("ledger_id", "generation", "entry_count", "data_bytes", "sealed", "times_crcs", "rows_crcs", "first_publish_ms", "amendments_file", "last_due_ms", "last_expire_ms", "last_publish_ms")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ENTRY_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +83,9 @@ class LedgerEntry(_message.Message):
     ROWS_CRCS_FIELD_NUMBER: _ClassVar[int]
     FIRST_PUBLISH_MS_FIELD_NUMBER: _ClassVar[int]
     AMENDMENTS_FILE_FIELD_NUMBER: _ClassVar[int]
+    LAST_DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_EXPIRE_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_PUBLISH_MS_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     generation: int
     entry_count: int
@@ -88,10 +95,13 @@ class LedgerEntry(_message.Message):
     rows_crcs: _containers.RepeatedScalarFieldContainer[int]
     first_publish_ms: int
     amendments_file: str
-    def __init__(self, ledger_id: _Optional[int] = ..., generation: _Optional[int] = ..., entry_count: _Optional[int] = ..., data_bytes: _Optional[int] = ..., sealed: bool = ..., times_crcs: _Optional[_Iterable[int]] = ..., rows_crcs: _Optional[_Iterable[int]] = ..., first_publish_ms: _Optional[int] = ..., amendments_file: _Optional[str] = ...) -> None: ...
+    last_due_ms: int
+    last_expire_ms: int
+    last_publish_ms: int
+    def __init__(self, ledger_id: _Optional[int] = ..., generation: _Optional[int] = ..., entry_count: _Optional[int] = ..., data_bytes: _Optional[int] = ..., sealed: bool = ..., times_crcs: _Optional[_Iterable[int]] = ..., rows_crcs: _Optional[_Iterable[int]] = ..., first_publish_ms: _Optional[int] = ..., amendments_file: _Optional[str] = ..., last_due_ms: _Optional[int] = ..., last_expire_ms: _Optional[int] = ..., last_publish_ms: _Optional[int] = ...) -> None: ...
 
 class SubscriptionEntry(_message.Message):
-    __slots__ = ("subscription_id", "name", "type", "create_time_ms", "start", "policy", "cursor_file", "mark")
+    __slots__ = ("subscription_id", "name", "type", "create_time_ms", "start", "policy", "cursor_file", "mark", "paused")
     SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +110,7 @@ class SubscriptionEntry(_message.Message):
     POLICY_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FILE_FIELD_NUMBER: _ClassVar[int]
     MARK_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     subscription_id: int
     name: str
     type: int
@@ -108,10 +119,11 @@ class SubscriptionEntry(_message.Message):
     policy: SubscriptionPolicyRecord
     cursor_file: str
     mark: PositionRecord
-    def __init__(self, subscription_id: _Optional[int] = ..., name: _Optional[str] = ..., type: _Optional[int] = ..., create_time_ms: _Optional[int] = ..., start: _Optional[_Union[PositionRecord, _Mapping]] = ..., policy: _Optional[_Union[SubscriptionPolicyRecord, _Mapping]] = ..., cursor_file: _Optional[str] = ..., mark: _Optional[_Union[PositionRecord, _Mapping]] = ...) -> None: ...
+    paused: bool
+    def __init__(self, subscription_id: _Optional[int] = ..., name: _Optional[str] = ..., type: _Optional[int] = ..., create_time_ms: _Optional[int] = ..., start: _Optional[_Union[PositionRecord, _Mapping]] = ..., policy: _Optional[_Union[SubscriptionPolicyRecord, _Mapping]] = ..., cursor_file: _Optional[str] = ..., mark: _Optional[_Union[PositionRecord, _Mapping]] = ..., paused: bool = ...) -> None: ...
 
 class TopicPolicyRecord(_message.Message):
-    __slots__ = ("tracker", "tick_ms", "max_delay_ms", "default_ttl_ms", "ledger_max_age_ms", "ledger_max_bytes", "ledger_max_entries", "min_index_count", "ledgers_per_bucket", "seal_after_ms", "max_buckets", "segment_time_step_ms", "max_segment_entries")
+    __slots__ = ("tracker", "tick_ms", "max_delay_ms", "default_ttl_ms", "ledger_max_age_ms", "ledger_max_bytes", "ledger_max_entries", "min_index_count", "ledgers_per_bucket", "seal_after_ms", "max_buckets", "segment_time_step_ms", "max_segment_entries", "delayed_delivery", "retention_ms", "retention_bytes", "max_pending_messages", "max_pending_bytes", "max_produce_rate", "overdue_action", "dedup_window_ms", "dedup_entries")
     TRACKER_FIELD_NUMBER: _ClassVar[int]
     TICK_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +137,15 @@ class TopicPolicyRecord(_message.Message):
     MAX_BUCKETS_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_TIME_STEP_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_SEGMENT_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_DELIVERY_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PENDING_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PENDING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PRODUCE_RATE_FIELD_NUMBER: _ClassVar[int]
+    OVERDUE_ACTION_FIELD_NUMBER: _ClassVar[int]
+    DEDUP_WINDOW_MS_FIELD_NUMBER: _ClassVar[int]
+    DEDUP_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     tracker: int
     tick_ms: int
     max_delay_ms: int
@@ -138,35 +159,78 @@ class TopicPolicyRecord(_message.Message):
     max_buckets: int
     segment_time_step_ms: int
     max_segment_entries: int
-    def __init__(self, tracker: _Optional[int] = ..., tick_ms: _Optional[int] = ..., max_delay_ms: _Optional[int] = ..., default_ttl_ms: _Optional[int] = ..., ledger_max_age_ms: _Optional[int] = ..., ledger_max_bytes: _Optional[int] = ..., ledger_max_entries: _Optional[int] = ..., min_index_count: _Optional[int] = ..., ledgers_per_bucket: _Optional[int] = ..., seal_after_ms: _Optional[int] = ..., max_buckets: _Optional[int] = ..., segment_time_step_ms: _Optional[int] = ..., max_segment_entries: _Optional[int] = ...) -> None: ...
+    delayed_delivery: int
+    retention_ms: int
+    retention_bytes: int
+    max_pending_messages: int
+    max_pending_bytes: int
+    max_produce_rate: int
+    overdue_action: int
+    dedup_window_ms: int
+    dedup_entries: int
+    def __init__(self, tracker: _Optional[int] = ..., tick_ms: _Optional[int] = ..., max_delay_ms: _Optional[int] = ..., default_ttl_ms: _Optional[int] = ..., ledger_max_age_ms: _Optional[int] = ..., ledger_max_bytes: _Optional[int] = ..., ledger_max_entries: _Optional[int] = ..., min_index_count: _Optional[int] = ..., ledgers_per_bucket: _Optional[int] = ..., seal_after_ms: _Optional[int] = ..., max_buckets: _Optional[int] = ..., segment_time_step_ms: _Optional[int] = ..., max_segment_entries: _Optional[int] = ..., delayed_delivery: _Optional[int] = ..., retention_ms: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., max_pending_messages: _Optional[int] = ..., max_pending_bytes: _Optional[int] = ..., max_produce_rate: _Optional[int] = ..., overdue_action: _Optional[int] = ..., dedup_window_ms: _Optional[int] = ..., dedup_entries: _Optional[int] = ...) -> None: ...
 
 class SubscriptionPolicyRecord(_message.Message):
-    __slots__ = ("lease_ms", "initial_backoff_ms", "max_backoff_ms", "backoff_multiplier", "honor_delay")
+    __slots__ = ("lease_ms", "initial_backoff_ms", "max_backoff_ms", "backoff_multiplier", "honor_delay", "max_delivery_attempts", "dead_letter_topic")
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     INITIAL_BACKOFF_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_BACKOFF_MS_FIELD_NUMBER: _ClassVar[int]
     BACKOFF_MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
     HONOR_DELAY_FIELD_NUMBER: _ClassVar[int]
+    MAX_DELIVERY_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
     lease_ms: int
     initial_backoff_ms: int
     max_backoff_ms: int
     backoff_multiplier: float
     honor_delay: bool
-    def __init__(self, lease_ms: _Optional[int] = ..., initial_backoff_ms: _Optional[int] = ..., max_backoff_ms: _Optional[int] = ..., backoff_multiplier: _Optional[float] = ..., honor_delay: bool = ...) -> None: ...
+    max_delivery_attempts: int
+    dead_letter_topic: str
+    def __init__(self, lease_ms: _Optional[int] = ..., initial_backoff_ms: _Optional[int] = ..., max_backoff_ms: _Optional[int] = ..., backoff_multiplier: _Optional[float] = ..., honor_delay: bool = ..., max_delivery_attempts: _Optional[int] = ..., dead_letter_topic: _Optional[str] = ...) -> None: ...
 
 class CursorFile(_message.Message):
-    __slots__ = ("topic_id", "subscription_id", "settled", "attempts", "waiting")
+    __slots__ = ("topic_id", "subscription_id", "settled", "attempts", "waiting", "dead_letters")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
     topic_id: int
     subscription_id: int
     settled: _containers.RepeatedCompositeFieldContainer[LedgerBitmap]
     attempts: _containers.RepeatedCompositeFieldContainer[AttemptBits]
-    waiting: _containers.RepeatedCompositeFieldContainer[WaitingEntries]
-    def __init__(self, topic_id: _Optional[int] = ..., subscription_id: _Optional[int] = ..., settled: _Optional[_Iterable[_Union[LedgerBitmap, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[AttemptBits, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[WaitingEntries, _Mapping]]] = ...) -> None: ...
+    waiting: _containers.RepeatedCompositeFieldContainer[WaitingTimes]
+    dead_letters: _containers.RepeatedCompositeFieldContainer[LedgerBitmap]
+    def __init__(self, topic_id: _Optional[int] = ..., subscription_id: _Optional[int] = ..., settled: _Optional[_Iterable[_Union[LedgerBitmap, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[AttemptBits, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[WaitingTimes, _Mapping]]] = ..., dead_letters: _Optional[_Iterable[_Union[LedgerBitmap, _Mapping]]] = ...) -> None: ...
+
+class ProducersFile(_message.Message):
+    __slots__ = ("topic_id", "producers")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    producers: _containers.RepeatedCompositeFieldContainer[ProducerEntry]
+    def __init__(self, topic_id: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerEntry, _Mapping]]] = ...) -> None: ...
+
+class ProducerEntry(_message.Message):
+    __slots__ = ("name", "highest_sequence_id", "floor", "sequence_ids", "counts", "ledger_ids", "entry_ids", "publish_times_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_IDS_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_IDS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_TIMES_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    highest_sequence_id: int
+    floor: int
+    sequence_ids: bytes
+    counts: bytes
+    ledger_ids: bytes
+    entry_ids: bytes
+    publish_times_ms: bytes
+    def __init__(self, name: _Optional[str] = ..., highest_sequence_id: _Optional[int] = ..., floor: _Optional[int] = ..., sequence_ids: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., ledger_ids: _Optional[bytes] = ..., entry_ids: _Optional[bytes] = ..., publish_times_ms: _Optional[bytes] = ...) -> None: ...
 
 class LedgerBitmap(_message.Message):
     __slots__ = ("ledger_id", "bitmap")
@@ -186,15 +250,15 @@ class AttemptBits(_message.Message):
     bitmap: bytes
     def __init__(self, ledger_id: _Optional[int] = ..., bit: _Optional[int] = ..., bitmap: _Optional[bytes] = ...) -> None: ...
 
-class WaitingEntries(_message.Message):
-    __slots__ = ("not_before_ms", "ledger_id", "bitmap")
-    NOT_BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
+class WaitingTimes(_message.Message):
+    __slots__ = ("ledger_id", "bitmap", "times")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     BITMAP_FIELD_NUMBER: _ClassVar[int]
-    not_before_ms: int
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     bitmap: bytes
-    def __init__(self, not_before_ms: _Optional[int] = ..., ledger_id: _Optional[int] = ..., bitmap: _Optional[bytes] = ...) -> None: ...
+    times: bytes
+    def __init__(self, ledger_id: _Optional[int] = ..., bitmap: _Optional[bytes] = ..., times: _Optional[bytes] = ...) -> None: ...
 
 class TopicPolicyChanged(_message.Message):
     __slots__ = ("topic_id", "policy")
@@ -237,3 +301,33 @@ class SubscriptionDeleted(_message.Message):
     topic_id: int
     subscription_id: int
     def __init__(self, topic_id: _Optional[int] = ..., subscription_id: _Optional[int] = ...) -> None: ...
+
+class SubscriptionChanged(_message.Message):
+    __slots__ = ("topic_id", "subscription_id", "policy", "paused")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    subscription_id: int
+    policy: SubscriptionPolicyRecord
+    paused: bool
+    def __init__(self, topic_id: _Optional[int] = ..., subscription_id: _Optional[int] = ..., policy: _Optional[_Union[SubscriptionPolicyRecord, _Mapping]] = ..., paused: bool = ...) -> None: ...
+
+class Seeked(_message.Message):
+    __slots__ = ("topic_id", "subscription_id", "start")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    subscription_id: int
+    start: PositionRecord
+    def __init__(self, topic_id: _Optional[int] = ..., subscription_id: _Optional[int] = ..., start: _Optional[_Union[PositionRecord, _Mapping]] = ...) -> None: ...
+
+class LedgersDropped(_message.Message):
+    __slots__ = ("topic_id", "ledger_ids")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_IDS_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    ledger_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, topic_id: _Optional[int] = ..., ledger_ids: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -11,19 +11,14 @@ async with postdate.connect("localhost:7650") as client:
 
 from postdate.admin import (
     IndexFinding,
-    IndexStats,
     ServerInfo,
     ServerLimits,
     SubscriptionDescription,
-    SubscriptionPolicy,
-    SubscriptionStats,
     TopicCheck,
     TopicDescription,
-    TopicPolicy,
-    TopicStats,
-    Tracker,
 )
 from postdate.client import DEFAULT_ADDRESS, Client, connect
+from postdate.dead_letters import DeadLetter, DeadLetterChange
 from postdate.errors import (
     AlreadyExists,
     Closed,
@@ -52,17 +47,30 @@ from postdate.model import (
     Receipts,
     SubscriptionType,
 )
+from postdate.policies import (
+    BucketPolicy,
+    DelayedDelivery,
+    OverdueAction,
+    SubscriptionPolicy,
+    TopicPolicy,
+    Tracker,
+)
 from postdate.producer import Producer
 from postdate.pull import Received
+from postdate.stats import IndexStats, SubscriptionStats, TopicStats
 from postdate.subscription import Subscription
 
 __all__ = [
     "AlreadyExists",
+    "BucketPolicy",
     "Client",
     "Closed",
     "connect",
     "DEFAULT_ADDRESS",
+    "DeadLetter",
+    "DeadLetterChange",
     "DeadlineExceeded",
+    "DelayedDelivery",
     "Disconnected",
     "FailedPrecondition",
     "IdRange",
@@ -78,6 +86,7 @@ __all__ = [
     "NotFound",
     "OutgoingMessage",
     "OutOfRange",
+    "OverdueAction",
     "PartlyStored",
     "PermissionDenied",
     "PostdateError",

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from postdate._numbering import refuse_number
 from postdate._time import duration_ms, epoch_ms
 from postdate.errors import (
     AlreadyExists,
@@ -35,6 +36,8 @@ class Batch(Protocol):
 
     request: producer_pb2.ProduceRequest
     deadline: float
+    unsure: bool
+    """Whether it was written and lost its answer, so that it may be stored."""
 
     @property
     def abandoned(self) -> bool:
@@ -53,11 +56,12 @@ class Batch(Protocol):
 class SharedBatch:
     """A batch gathered from many `send` calls, each with a future of its own."""
 
-    __slots__ = ("deadline", "futures", "request", "size")
+    __slots__ = ("deadline", "futures", "request", "size", "unsure")
 
     def __init__(self, empty: producer_pb2.ProduceRequest) -> None:
         self.request = empty
         self.deadline = 0.0
+        self.unsure = False
         self.size = 0
         self.futures: list[asyncio.Future[Receipt]] = []
 
@@ -65,6 +69,10 @@ class SharedBatch:
         self.request.messages.append(message)
         self.size += size
         self.futures.append(future)
+
+    def rises_to(self, sequence_id: int) -> bool:
+        """Whether a message with this id may come next: within a batch the broker wants them to rise."""
+        return not self.futures or sequence_id > self.request.messages[-1].sequence_id
 
     @property
     def abandoned(self) -> bool:
@@ -118,12 +126,13 @@ class ListBatch:
     `offset` is the place of its first message in the caller's list.
     """
 
-    __slots__ = ("deadline", "future", "offset", "request")
+    __slots__ = ("deadline", "future", "offset", "request", "unsure")
 
     def __init__(self, request: producer_pb2.ProduceRequest, offset: int) -> None:
         self.request = request
         self.offset = offset
         self.deadline = 0.0
+        self.unsure = False
         self.future: asyncio.Future[Sequence[IdRange]] = asyncio.get_running_loop().create_future()
 
     @property
@@ -189,11 +198,15 @@ def list_requests(
     messages: Iterable[bytes | OutgoingMessage],
     empty: producer_pb2.ProduceRequest,
     shared: message_pb2.Message,
+    number: Callable[[int | None], int] | None,
     *,
     messages_max: int,
     bytes_max: int,
 ) -> list[producer_pb2.ProduceRequest]:
-    """The requests that carry a list; `shared` holds the times of the messages given as bytes."""
+    """The requests that carry a list; `shared` holds the times of the messages given as bytes.
+
+    `number` gives a message its sequence id, if the producer has a name.
+    """
     requests = []
     request = _like(empty)
     add = request.messages.add
@@ -215,8 +228,14 @@ def list_requests(
         count += 1
         size += weight
         if isinstance(message, OutgoingMessage):
+            if number is not None:
+                added = add(payload=message.payload, sequence_id=number(message.sequence_id))
+            elif message.sequence_id is None:
+                added = add(payload=message.payload)
+            else:
+                refuse_number()
             fill(
-                add(payload=message.payload),
+                added,
                 message.key,
                 message.properties,
                 message.deliver_at,
@@ -226,6 +245,8 @@ def list_requests(
                 message.event_time,
                 message.traceparent,
             )
+        elif number is not None:
+            add(payload=message, deliver_at_ms=at_ms, deliver_after_ms=after_ms, sequence_id=number(None))
         else:
             add(payload=message, deliver_at_ms=at_ms, deliver_after_ms=after_ms)
     if count:

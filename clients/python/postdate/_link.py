@@ -42,6 +42,9 @@ class Peer(Protocol):
 
     def confirmed(self, confirmed: consumer_pb2.Confirmed) -> None: ...
 
+    def draining(self) -> None:
+        """The broker takes back what was not taken yet, and is about to end the connection."""
+
     def disconnected(self, error: PostdateError) -> None:
         """The connection is gone; there may be another."""
 
@@ -144,11 +147,13 @@ class Link:
     def _dispatch(self, response: consumer_pb2.SubscribeResponse) -> None:
         kind = response.WhichOneof("frame")
         if kind == "batch":
-            self._peer.arrived(response.batch.deliveries)
+            if not self._draining:  # sent before the broker changed its mind; it will be sent anew
+                self._peer.arrived(response.batch.deliveries)
         elif kind == "confirmed":
             self._peer.confirmed(response.confirmed)
         elif kind == "draining":
             self._draining = True
+            self._peer.draining()
             self._work.set()
         # A heartbeat has done its work by arriving. Frames of a later version are not for us.
 

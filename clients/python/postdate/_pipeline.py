@@ -6,10 +6,13 @@ Invariants:
   L1  A batch in `_queue` has not left this process, or the broker has said that nothing of it was
       stored. Sending it is safe whatever happened before.
   L2  Batches in `_in_flight` stand in the order they were written, which is that of the answers.
-  L3  A batch that was written and lost its answer is never sent again: it may be stored, and a
-      repeat would be a second message. Its senders get `Disconnected` and decide.
+  L3  A batch that was written and lost its answer may be stored, and a repeat would be a second message. It
+      is sent again only with sequence ids, and only to a topic that remembers them: the broker then knows
+      the repeat. Otherwise its senders get `Disconnected` and decide.
   L4  At most `in_flight_max` batches are in flight. The queue needs no limit of its own: whoever put
       a batch there awaits it, and a batch that nobody awaits any more is dropped before it leaves.
+  L5  Of numbered messages no more are in flight than a topic remembers of a producer by default, or the
+      broker could not tell a repeat of the first from a message that is too old. One batch may be larger.
 """
 
 from __future__ import annotations
@@ -24,11 +27,12 @@ from postdate._batch import Batch
 from postdate._rpc import Rpc, Stream
 from postdate._status import connection_broke, error_from_status
 from postdate._time import moment
-from postdate.errors import Closed, Disconnected, Internal, PostdateError, Unavailable
+from postdate.errors import Closed, Disconnected, Internal, NotFound, PostdateError, Unavailable
 from postdate.model import IdRange
-from postdate.v1 import producer_pb2
+from postdate.v1 import admin_pb2, producer_pb2
 
 _END_GRACE_S = 5.0
+_REMEMBERED_MAX = 10_000  # the broker's `dedup_entries`, unless a topic has its own
 _log = logging.getLogger("postdate")
 
 ProduceCall = Stream[producer_pb2.ProduceRequest, producer_pb2.ProduceResponse]
@@ -109,6 +113,8 @@ class Pipeline:
     async def _carry(self, call: ProduceCall) -> None:
         """Write and read until the call ends; raises what ended it unless that was `close`."""
         await call.wait_connected()
+        if self._queue and self._queue[0].unsure:
+            await self._check_remembered(self._queue[0].request.topic)
         call.accompany(self._write(call), "postdate-produce-writer")
         try:
             while (response := await call.read()) is not None:
@@ -118,6 +124,15 @@ class Pipeline:
             await call.end()
         if not self._closing:
             raise Unavailable("the broker ended the stream")
+
+    async def _check_remembered(self, topic: str) -> None:
+        """Fail what may not be sent again: its topic would not know the repeat (L3)."""
+        try:
+            response = await self._rpc.call(self._rpc.admin.GetTopic, admin_pb2.GetTopicRequest(name=topic))
+        except NotFound:
+            return  # and nothing of this is stored in a topic that there is not
+        if not response.topic.effective_policy.dedup_window_ms:
+            self._fail_queue(lambda batch: batch.unsure, Disconnected("the topic knows no repeats"))
 
     async def _write(self, call: ProduceCall) -> None:
         while True:
@@ -137,11 +152,16 @@ class Pipeline:
                 return
 
     def _may_write(self) -> bool:
-        return (
-            bool(self._queue)
-            and len(self._in_flight) < self._in_flight_max
-            and self._loop.time() >= self._not_before
-        )
+        if not self._queue or len(self._in_flight) >= self._in_flight_max:
+            return False
+        return self._loop.time() >= self._not_before and self._is_remembered(self._queue[0])
+
+    def _is_remembered(self, batch: Batch) -> bool:
+        """Whether the broker would remember all that is in flight, with this batch (L5)."""
+        if not batch.request.producer_name or not self._in_flight:
+            return True
+        count = sum(len(each.request.messages) for each in self._in_flight)
+        return count + len(batch.request.messages) <= _REMEMBERED_MAX
 
     async def _wait_work(self, at_most_s: float = 0.0) -> None:
         self._work.clear()
@@ -164,12 +184,15 @@ class Pipeline:
 
     def _refuse(self, batch: Batch, error: PostdateError) -> None:
         """The broker has said that nothing of this batch was stored, so a repeat is safe."""
+        if batch.unsure and error.reason == "SEQUENCE_TOO_OLD":
+            batch.failed(_unsure(error))  # forgotten, but perhaps stored when it was sent first
+            return
         if not isinstance(error, Unavailable):
             self._queue.extendleft(reversed(batch.refused(error)))
             return
         pause_s = self._backoff.next_s(error.retry_after)
         if self._loop.time() + pause_s > batch.deadline:
-            batch.failed(error)
+            batch.failed(_unsure(error) if batch.unsure else error)
             return
         # Others in flight may be refused as well. They come after this one, and would come
         # before it if each went to the front, so it goes behind those refused before it.
@@ -182,6 +205,7 @@ class Pipeline:
     async def _recover(self, error: PostdateError) -> None:
         cause = f"{error.message} ({self._rpc.address})"
         if connection_broke(error):
+            self._take_back()
             self._fail_in_flight(Disconnected(f"the connection broke before the answer came: {cause}"))
             pause_s = self._backoff.next_s(error.retry_after)
             give_up_at = self._loop.time() + pause_s
@@ -194,6 +218,16 @@ class Pipeline:
         if not self._closing:
             await asyncio.sleep(pause_s)
 
+    def _take_back(self) -> None:
+        """What is numbered is sent again, in the order in which it was sent first, and before all others."""
+        numbered = [batch for batch in self._in_flight if batch.request.producer_name]
+        for batch in numbered:
+            batch.unsure = True
+            self._in_flight.remove(batch)
+        again = [*numbered, *(batch for batch in self._queue if batch.request.request_id)]
+        again.sort(key=lambda batch: batch.request.request_id)
+        self._queue = deque([*again, *(batch for batch in self._queue if not batch.request.request_id)])
+
     def _fail_in_flight(self, error: PostdateError) -> None:
         while self._in_flight:
             self._in_flight.popleft().failed(error)
@@ -204,7 +238,7 @@ class Pipeline:
         failed = [batch for batch in self._queue if hopeless(batch)]
         self._queue = kept
         for batch in failed:
-            batch.failed(error)
+            batch.failed(_unsure(error) if batch.unsure else error)
             self._settled()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -222,6 +256,15 @@ class Pipeline:
         elif self._queue:
             self._work.set()
         self._on_settled()
+
+
+def _unsure(error: PostdateError) -> Disconnected:
+    """What to say of a batch that was written, lost its answer, and cannot be sent again."""
+    return Disconnected(
+        f"the connection broke before the answer came: {error.message}",
+        code=error.code,
+        reason=error.reason,
+    )
 
 
 def _ranges(response: producer_pb2.ProduceResponse) -> Sequence[IdRange]:

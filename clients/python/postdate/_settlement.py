@@ -146,7 +146,9 @@ class Gathered:
                 waiter.fail(faults[guilty[0]])
             waiter.settle_frame()
         for message_id, fault in faults.items():
-            if message_id not in heard:  # nobody waits for this one, so it is kept for close
+            # Nobody waits for this one, so it is kept for close. A nack that came too late is no fault: the
+            # message comes back all the same, or is somebody else's.
+            if message_id not in heard and self.verb is ACK:
                 on_fault(fault)
         self._pass_barriers()
 
@@ -250,7 +252,7 @@ class Settlements:
         """Settle one frame. Answers to frames of an earlier connection are nobody's any more."""
         gathered = self._sent.pop(confirmed.request_id, None)
         if gathered is not None:
-            gathered.finish(fault_table(confirmed.failures), self._on_fault)
+            gathered.finish(faults_of(gathered.verb, confirmed.failures), self._on_fault)
 
     def disconnected(self, error: PostdateError) -> None:
         """Take back what was not confirmed (A2)."""
@@ -271,7 +273,7 @@ class Settlements:
         self._full.clear()
         for gathered in lost:
             gathered.give_up(error)
-            if gathered.count > sum(len(ids) for ids, _ in gathered.waiters):
+            if gathered.verb is ACK and gathered.count > sum(len(ids) for ids, _ in gathered.waiters):
                 self._on_fault(error)  # for those that nobody waits for
 
     def barriers(self, make: Callable[[], Done]) -> list[Done]:
@@ -300,6 +302,19 @@ def entry_sets(columns: dict[int, list[int]]) -> list[message_pb2.EntrySet]:
         message_pb2.EntrySet(ledger_id=ledger_id, entry_ids=entry_ids)
         for ledger_id, entry_ids in columns.items()
     ]
+
+
+def faults_of(verb: Verb, failures: Iterable[consumer_pb2.EntryFailure]) -> dict[MessageId, PostdateError]:
+    """What went wrong.
+
+    Of an ack, NOT_FOUND did not: the subscription was moved past the message (seek, skip) while it was held here,
+    and an ack asks for no more than that it does not come back. To raise would let an operator's skip end consumers
+    that did nothing wrong.
+    """
+    faults = fault_table(failures)
+    if verb.kind != "ack":
+        return faults
+    return {message_id: fault for message_id, fault in faults.items() if fault.reason != "NOT_FOUND"}
 
 
 def fault_table(failures: Iterable[consumer_pb2.EntryFailure]) -> dict[MessageId, PostdateError]:

@@ -1,51 +1,31 @@
-"""Topics and subscriptions as things to create, show, list and delete; counts; the broker itself."""
+"""Topics and subscriptions as things to create, show, change, list and delete; the broker itself."""
 
 from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from enum import Enum
-from typing import cast
+from datetime import datetime
+from typing import Unpack, cast
 
 from postdate._rpc import Rpc
-from postdate._time import duration_ms, moment, moment_or_none, span
-from postdate.model import InitialPosition, SubscriptionType
-from postdate.v1 import admin_pb2, consumer_pb2
+from postdate._time import epoch_ms, moment
+from postdate.model import InitialPosition, MessageId, SubscriptionType, subscription_type
+from postdate.policies import (
+    SubscriptionChanges,
+    SubscriptionPolicy,
+    TopicChanges,
+    TopicPolicy,
+    subscription_mask,
+    subscription_policy,
+    subscription_policy_proto,
+    topic_mask,
+    topic_policy,
+    topic_policy_proto,
+)
+from postdate.v1 import admin_pb2, consumer_pb2, message_pb2
 
 _PAGE_SIZE = 1000
 _VERIFY_S = 3_600.0
-
-
-class Tracker(Enum):
-    """Which index a topic keeps of what is due when."""
-
-    BUCKET = 1
-    MEMORY = 2
-
-
-@dataclass(frozen=True, slots=True)
-class TopicPolicy:
-    """A topic's settings. None inherits the broker's; zero means none."""
-
-    tracker: Tracker | None = None
-    tick: timedelta | None = None
-    max_delay: timedelta | None = None
-    default_ttl: timedelta | None = None
-    ledger_max_age: timedelta | None = None
-    ledger_max_bytes: int | None = None
-    ledger_max_entries: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionPolicy:
-    """A subscription's settings. None inherits the broker's."""
-
-    lease: timedelta | None = None
-    initial_backoff: timedelta | None = None
-    max_backoff: timedelta | None = None
-    backoff_multiplier: float | None = None
-    honor_delay: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,47 +48,7 @@ class SubscriptionDescription:
     policy: SubscriptionPolicy
     effective_policy: SubscriptionPolicy
     create_time: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class IndexStats:
-    """The index of what is due when."""
-
-    buckets: int
-    loaded_entries: int
-    memory_bytes: int
-    disk_bytes: int
-    rebuilds: int
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionStats:
-    """A subscription's counts: ready could be delivered now, leased is held, scheduled has time."""
-
-    name: str
-    type: SubscriptionType
-    ready_messages: int
-    leased_messages: int
-    scheduled_messages: int
-    dead_letter_messages: int
-    oldest_ready_age: timedelta
-    consumers: int
     paused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TopicStats:
-    """A topic's counts. `last_due_time` is a lower bound."""
-
-    topic: str
-    scheduled_messages: int
-    scheduled_bytes: int
-    next_due_time: datetime | None
-    last_due_time: datetime | None
-    ledgers: int
-    storage_bytes: int
-    index: IndexStats
-    subscriptions: tuple[SubscriptionStats, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +111,28 @@ class Topics:
         """Create a topic; `AlreadyExists` if there is one of that name."""
         request = admin_pb2.CreateTopicRequest(name=name, request_id=uuid.uuid4().hex)
         if policy is not None:
-            request.policy.CopyFrom(_topic_policy_proto(policy))
+            request.policy.CopyFrom(topic_policy_proto(policy))
         response = await self._rpc.call(self._rpc.admin.CreateTopic, request)
         return _topic(response.topic)
 
     async def get(self, name: str) -> TopicDescription:
         response = await self._rpc.call(self._rpc.admin.GetTopic, admin_pb2.GetTopicRequest(name=name))
+        return _topic(response.topic)
+
+    async def update(self, name: str, /, **changes: Unpack[TopicChanges]) -> TopicDescription:
+        """Change settings with messages pending or not; those that are not passed stay.
+
+        None lets the broker's own hold again, zero means none. `buckets` is replaced whole. Limits count at
+        once, another tracker or tick from the broker's next start on.
+        """
+        policy = TopicPolicy(**changes)
+        request = admin_pb2.UpdateTopicRequest(
+            name=name,
+            policy=topic_policy_proto(policy),
+            update_mask=topic_mask(changes),
+            request_id=uuid.uuid4().hex,
+        )
+        response = await self._rpc.call(self._rpc.admin.UpdateTopic, request)
         return _topic(response.topic)
 
     async def list(self) -> tuple[TopicDescription, ...]:
@@ -233,13 +189,66 @@ class Subscriptions:
         if initial_position is not None:
             request.initial_position = cast(consumer_pb2.InitialPosition, initial_position.value)
         if policy is not None:
-            request.policy.CopyFrom(_subscription_policy_proto(policy))
+            request.policy.CopyFrom(subscription_policy_proto(policy))
         response = await self._rpc.call(self._rpc.admin.CreateSubscription, request)
         return _subscription(response.subscription)
 
     async def get(self, topic: str, name: str) -> SubscriptionDescription:
         request = admin_pb2.GetSubscriptionRequest(topic=topic, name=name)
         response = await self._rpc.call(self._rpc.admin.GetSubscription, request)
+        return _subscription(response.subscription)
+
+    async def update(
+        self, topic: str, name: str, /, **changes: Unpack[SubscriptionChanges]
+    ) -> SubscriptionDescription:
+        """Change settings with messages out or not; those that are not passed stay.
+
+        None lets the broker's own hold again, zero means none. Changes count from the next delivery or nack on.
+        """
+        policy = SubscriptionPolicy(**changes)
+        request = admin_pb2.UpdateSubscriptionRequest(
+            topic=topic,
+            name=name,
+            policy=subscription_policy_proto(policy),
+            update_mask=subscription_mask(changes),
+            request_id=uuid.uuid4().hex,
+        )
+        response = await self._rpc.call(self._rpc.admin.UpdateSubscription, request)
+        return _subscription(response.subscription)
+
+    async def seek(self, topic: str, name: str, to: MessageId | datetime | InitialPosition) -> MessageId:
+        """Move it: everything from there on is owed again, settled or not, and nothing before it is.
+
+        To a message, to the first one produced at or after a time, or to either end of the log. Its consumers
+        are disconnected and come back by themselves; what they hold is theirs no more, and an ack that is
+        confirmed after the seek counts after it. Returns the first position that is owed.
+        """
+        request = admin_pb2.SeekRequest(topic=topic, subscription=name, request_id=uuid.uuid4().hex)
+        if isinstance(to, InitialPosition):
+            request.initial_position = cast(consumer_pb2.InitialPosition, to.value)
+        elif isinstance(to, MessageId):
+            request.id.CopyFrom(message_pb2.MessageId(ledger_id=to.ledger_id, entry_id=to.entry_id))
+        else:
+            request.publish_time_ms = epoch_ms(to, "to")
+        response = await self._rpc.call(self._rpc.admin.Seek, request)
+        return MessageId(response.position.ledger_id, response.position.entry_id)
+
+    async def skip_all(self, topic: str, name: str) -> int:
+        """Settle all that it is owed now, scheduled messages too; returns how many that were."""
+        request = admin_pb2.SkipAllRequest(topic=topic, subscription=name, request_id=uuid.uuid4().hex)
+        response = await self._rpc.call(self._rpc.admin.SkipAll, request)
+        return int(response.skipped_messages)
+
+    async def pause(self, topic: str, name: str) -> SubscriptionDescription:
+        """Deliver nothing until `resume`, across restarts too. Consumers stay, and what they hold can be acked."""
+        request = admin_pb2.PauseRequest(topic=topic, subscription=name, request_id=uuid.uuid4().hex)
+        response = await self._rpc.call(self._rpc.admin.Pause, request)
+        return _subscription(response.subscription)
+
+    async def resume(self, topic: str, name: str) -> SubscriptionDescription:
+        """Deliver again."""
+        request = admin_pb2.ResumeRequest(topic=topic, subscription=name, request_id=uuid.uuid4().hex)
+        response = await self._rpc.call(self._rpc.admin.Resume, request)
         return _subscription(response.subscription)
 
     async def list(self, topic: str) -> tuple[SubscriptionDescription, ...]:
@@ -257,11 +266,6 @@ class Subscriptions:
         """Delete a subscription; its consumers are disconnected."""
         request = admin_pb2.DeleteSubscriptionRequest(topic=topic, name=name, request_id=uuid.uuid4().hex)
         await self._rpc.call(self._rpc.admin.DeleteSubscription, request)
-
-
-async def get_stats(rpc: Rpc, topics: tuple[str, ...]) -> tuple[TopicStats, ...]:
-    response = await rpc.call(rpc.admin.GetStats, admin_pb2.GetStatsRequest(topics=topics))
-    return tuple(map(_topic_stats, response.topics))
 
 
 async def get_server_info(rpc: Rpc) -> ServerInfo:
@@ -287,8 +291,8 @@ async def get_server_info(rpc: Rpc) -> ServerInfo:
 def _topic(topic: admin_pb2.Topic) -> TopicDescription:
     return TopicDescription(
         name=topic.name,
-        policy=_topic_policy(topic.policy),
-        effective_policy=_topic_policy(topic.effective_policy),
+        policy=topic_policy(topic.policy),
+        effective_policy=topic_policy(topic.effective_policy),
         create_time=moment(topic.create_time_ms),
     )
 
@@ -297,93 +301,9 @@ def _subscription(subscription: admin_pb2.Subscription) -> SubscriptionDescripti
     return SubscriptionDescription(
         topic=subscription.topic,
         name=subscription.name,
-        type=_type(subscription.type),
-        policy=_subscription_policy(subscription.policy),
-        effective_policy=_subscription_policy(subscription.effective_policy),
+        type=subscription_type(subscription.type),
+        policy=subscription_policy(subscription.policy),
+        effective_policy=subscription_policy(subscription.effective_policy),
         create_time=moment(subscription.create_time_ms),
+        paused=subscription.paused,
     )
-
-
-def _topic_policy_proto(policy: TopicPolicy) -> admin_pb2.TopicPolicy:
-    proto = admin_pb2.TopicPolicy(
-        tick_ms=_ms(policy.tick, "tick"),
-        max_delay_ms=_ms(policy.max_delay, "max_delay"),
-        default_ttl_ms=_ms(policy.default_ttl, "default_ttl"),
-        ledger_max_age_ms=_ms(policy.ledger_max_age, "ledger_max_age"),
-        ledger_max_bytes=policy.ledger_max_bytes,
-        ledger_max_entries=policy.ledger_max_entries,
-    )
-    if policy.tracker is not None:
-        proto.tracker = cast(admin_pb2.Tracker, policy.tracker.value)
-    return proto
-
-
-def _topic_policy(proto: admin_pb2.TopicPolicy) -> TopicPolicy:
-    return TopicPolicy(
-        tracker=Tracker(proto.tracker) if proto.tracker else None,
-        tick=span(proto.tick_ms) if proto.HasField("tick_ms") else None,
-        max_delay=span(proto.max_delay_ms) if proto.HasField("max_delay_ms") else None,
-        default_ttl=span(proto.default_ttl_ms) if proto.HasField("default_ttl_ms") else None,
-        ledger_max_age=span(proto.ledger_max_age_ms) if proto.HasField("ledger_max_age_ms") else None,
-        ledger_max_bytes=proto.ledger_max_bytes if proto.HasField("ledger_max_bytes") else None,
-        ledger_max_entries=proto.ledger_max_entries if proto.HasField("ledger_max_entries") else None,
-    )
-
-
-def _subscription_policy_proto(policy: SubscriptionPolicy) -> admin_pb2.SubscriptionPolicy:
-    return admin_pb2.SubscriptionPolicy(
-        lease_ms=_ms(policy.lease, "lease"),
-        initial_backoff_ms=_ms(policy.initial_backoff, "initial_backoff"),
-        max_backoff_ms=_ms(policy.max_backoff, "max_backoff"),
-        backoff_multiplier=policy.backoff_multiplier,
-        honor_delay=cast(bool, policy.honor_delay),  # None is unset, which the stub does not know
-    )
-
-
-def _subscription_policy(proto: admin_pb2.SubscriptionPolicy) -> SubscriptionPolicy:
-    return SubscriptionPolicy(
-        lease=span(proto.lease_ms) if proto.HasField("lease_ms") else None,
-        initial_backoff=span(proto.initial_backoff_ms) if proto.HasField("initial_backoff_ms") else None,
-        max_backoff=span(proto.max_backoff_ms) if proto.HasField("max_backoff_ms") else None,
-        backoff_multiplier=proto.backoff_multiplier if proto.HasField("backoff_multiplier") else None,
-        honor_delay=proto.honor_delay if proto.HasField("honor_delay") else None,
-    )
-
-
-def _topic_stats(stats: admin_pb2.TopicStats) -> TopicStats:
-    index = stats.index
-    return TopicStats(
-        topic=stats.topic,
-        scheduled_messages=stats.scheduled_messages,
-        scheduled_bytes=stats.scheduled_bytes,
-        next_due_time=moment_or_none(stats.next_due_time_ms),
-        last_due_time=moment_or_none(stats.last_due_time_ms),
-        ledgers=stats.ledgers,
-        storage_bytes=stats.storage_bytes,
-        index=IndexStats(
-            index.buckets, index.loaded_entries, index.memory_bytes, index.disk_bytes, index.rebuilds
-        ),
-        subscriptions=tuple(map(_subscription_stats, stats.subscriptions)),
-    )
-
-
-def _subscription_stats(stats: admin_pb2.SubscriptionStats) -> SubscriptionStats:
-    return SubscriptionStats(
-        name=stats.name,
-        type=_type(stats.type),
-        ready_messages=stats.ready_messages,
-        leased_messages=stats.leased_messages,
-        scheduled_messages=stats.scheduled_messages,
-        dead_letter_messages=stats.dead_letter_messages,
-        oldest_ready_age=span(stats.oldest_ready_age_ms),
-        consumers=stats.consumers,
-        paused=stats.paused,
-    )
-
-
-def _type(value: int) -> SubscriptionType:
-    return SubscriptionType(value) if value else SubscriptionType.SHARED
-
-
-def _ms(duration: timedelta | None, field: str) -> int | None:
-    return None if duration is None else duration_ms(duration, field)

@@ -8,16 +8,11 @@ from types import TracebackType
 
 from postdate import pull
 from postdate._rpc import Rpc
-from postdate.admin import (
-    ServerInfo,
-    Subscriptions,
-    Topics,
-    TopicStats,
-    get_server_info,
-    get_stats,
-)
+from postdate.admin import ServerInfo, Subscriptions, Topics, get_server_info
+from postdate.dead_letters import DeadLetters
 from postdate.model import InitialPosition, SubscriptionType
 from postdate.producer import Producer
+from postdate.stats import TopicStats, get_stats
 from postdate.subscription import Subscription
 
 DEFAULT_ADDRESS = "127.0.0.1:7650"
@@ -68,13 +63,18 @@ class Client:
 
     @property
     def topics(self) -> Topics:
-        """Create, get, list and delete topics."""
+        """Create, get, update, list, verify and delete topics."""
         return Topics(self._rpc)
 
     @property
     def subscriptions(self) -> Subscriptions:
-        """Create, get, list and delete subscriptions."""
+        """Create, get, update, seek, skip, pause, resume, list and delete subscriptions."""
         return Subscriptions(self._rpc)
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """List, requeue and purge what subscriptions gave up."""
+        return DeadLetters(self._rpc)
 
     def producer(
         self,
@@ -90,6 +90,9 @@ class Client:
 
         `linger` is how long a message may wait for others while earlier batches are on their way;
         a lone message does not wait. At most `in_flight_max` batches are unanswered at a time.
+
+        With a `producer_name`, messages are numbered, and what lost its answer is sent again without being
+        stored twice. One producer at a time uses a name.
         """
         return Producer(
             self._rpc,
@@ -155,7 +158,7 @@ class Client:
         )
 
     async def stats(self, *topics: str) -> tuple[TopicStats, ...]:
-        """Counts of these topics; of all, if none is named."""
+        """Counts of these topics, by name; of all, if none is named."""
         return await get_stats(self._rpc, topics)
 
     async def server_info(self) -> ServerInfo:

@@ -107,7 +107,7 @@ class Message:
         return self._delivery.delivery_attempt
 
     async def ack(self) -> None:
-        """Settle it: it never comes back on this subscription. Returns when that is durable."""
+        """Settle it: it never comes back on this subscription, unless a seek says so. Returns when that is durable."""
         self._settled = True
         await self._holder.settle(ACK, (self.id,))
 
@@ -116,10 +116,13 @@ class Message:
     ) -> None:
         """Give it back, to come again after `delay` (None: after the subscription's back-off, less up to half of it).
 
-        With `dead_letter` it moves to the dead-letter topic instead.
+        With `dead_letter` it moves to the subscription's dead-letter topic instead, and `reason` is kept with it.
         """
+        if dead_letter and delay is not None:
+            raise ValueError("a dead letter does not come again; give delay or dead_letter")
         # The wire's 0 means the back-off, so the shortest delay that one can ask for is 1 ms.
         delay_ms = 0 if delay is None else max(1, duration_ms(delay, "delay"))
+        reason.encode()  # what cannot be sent raises here
         self._settled = True
         await self._holder.settle(Verb("nack", delay_ms, dead_letter, reason), (self.id,))
 
@@ -145,6 +148,7 @@ class Message:
                 # soon. If the nack fails, the lease ends and the message comes back all the same.
                 self._settled = True
                 reason = f"{type(error).__name__}: {error}"[:_REASON_CHARS_MAX]
+                reason = reason.encode(errors="replace").decode()  # names of files may be no UTF-8
                 self._holder.settle_nowait(Verb("nack", reason=reason), (self.id,))
             raise
         finally:

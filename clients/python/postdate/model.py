@@ -20,6 +20,11 @@ class SubscriptionType(enum.Enum):
     FAILOVER = 4
 
 
+def subscription_type(value: int) -> SubscriptionType:
+    """The wire leaves SHARED unspecified."""
+    return SubscriptionType(value) if value else SubscriptionType.SHARED
+
+
 class InitialPosition(enum.Enum):
     """Where a new subscription begins."""
 
@@ -62,13 +67,15 @@ class OutgoingMessage:
     ttl: timedelta | None = None
     event_time: datetime | None = None
     traceparent: str = ""
+    sequence_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """The broker has stored the message: no crash can lose it.
 
-    `publish_time` is the broker's own clock; a relative delay counts from it.
+    `publish_time` is the broker's own clock; a relative delay counts from it. `duplicate` says that this
+    sequence id had been stored before: `id` is that message's, and nothing was stored now.
     """
 
     id: MessageId

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -15,6 +16,7 @@ from postdate._batch import (
     list_requests,
     properties_bytes,
 )
+from postdate._numbering import Numbering, refuse_number
 from postdate._pipeline import Pipeline
 from postdate._rpc import Rpc
 from postdate.errors import Closed, PartlyStored, PostdateError
@@ -32,7 +34,15 @@ class Producer:
 
     When the connection breaks, what had not left is sent again by itself. What had left and lost
     its answer raises `Disconnected`: it may be stored, and only the caller knows whether a second
-    copy would hurt. A cancelled `send` whose batch has not left is withdrawn if it was alone in it;
+    copy would hurt.
+
+    With a `producer_name` the broker knows a repeat by its sequence id. What lost its answer is then sent
+    again too, for as long as the client's `retry_for`, and stored once; its receipt says `duplicate` if it
+    had been. Sequence ids rise by themselves, or are the caller's (`sequence_id`): then a message that is sent
+    again by another process is known as well. It takes a topic that remembers them (`dedup_window`), and one
+    producer at a time that uses the name.
+
+    A cancelled `send` whose batch has not left is withdrawn if it was alone in it;
     otherwise the message is sent all the same.
     """
 
@@ -56,6 +66,7 @@ class Producer:
         self._bytes_max = batch_bytes_max
         self._in_flight_max = in_flight_max
         self._empty = producer_pb2.ProduceRequest(topic=topic, producer_name=producer_name or "")
+        self._numbering = Numbering(time.time_ns()) if producer_name else None
         self._pipeline: Pipeline | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gathering: SharedBatch | None = None
@@ -94,11 +105,13 @@ class Producer:
         ttl: timedelta | None = None,
         event_time: datetime | None = None,
         traceparent: str = "",
+        sequence_id: int | None = None,
     ) -> Receipt:
         """Send one message; return when the broker has it on disk.
 
         It is delivered no earlier than `deliver_at`, or than `deliver_after` counted from the
         moment the broker accepts it, on the broker's clock. Without either it is due at once.
+        A repeat with the same `sequence_id` and `producer_name` is not stored again.
         """
         message = message_pb2.Message(payload=payload)
         fill(message, key, properties, deliver_at, deliver_after, schedule_key, ttl, event_time, traceparent)
@@ -107,7 +120,13 @@ class Producer:
             size += properties_bytes(properties)
         pipeline, loop = self._open()
         batch = self._gathering
-        if batch is not None and batch.size + size > self._bytes_max:
+        if self._numbering is not None:
+            message.sequence_id = self._numbering.number(sequence_id)
+        elif sequence_id is not None:
+            refuse_number()
+        if batch is not None and (
+            batch.size + size > self._bytes_max or (sequence_id and not batch.rises_to(sequence_id))
+        ):
             self._seal()
             batch = None
         if batch is None:
@@ -136,7 +155,12 @@ class Producer:
         fill(shared, "", None, deliver_at, deliver_after, "", None, None, "")
         pipeline, _ = self._open()
         requests = list_requests(
-            messages, self._empty, shared, messages_max=self._messages_max, bytes_max=self._bytes_max
+            messages,
+            self._empty,
+            shared,
+            self._numbering.number if self._numbering is not None else None,
+            messages_max=self._messages_max,
+            bytes_max=self._bytes_max,
         )
         self._seal()  # what was sent before goes before
         batches = []

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import cast
 
 from postdate._rpc import Rpc
-from postdate._settlement import ACK, Gathered, Verb, entry_sets, fault_table
+from postdate._settlement import ACK, Gathered, Verb, entry_sets, faults_of
 from postdate._time import duration_ms, moment_or_none
 from postdate.errors import PostdateError
 from postdate.message import Message
@@ -63,7 +63,7 @@ class PullHolder:
     async def settle(self, verb: Verb, ids: Sequence[MessageId]) -> None:
         gathered = Gathered(verb)
         gathered.add(ids)
-        faults = fault_table((await self._ask(verb, gathered)).failures)
+        faults = faults_of(verb, (await self._ask(verb, gathered)).failures)
         for message_id in ids:
             if message_id in faults:
                 raise faults[message_id]

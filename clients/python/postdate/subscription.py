@@ -292,6 +292,11 @@ class Subscription:
     def confirmed(self, confirmed: consumer_pb2.Confirmed) -> None:
         self._settlements.confirm(confirmed)
 
+    def draining(self) -> None:
+        # The broker stops, or the subscription was moved or changed. What nobody has begun to work on may be
+        # settled by a seek, and comes again if it is not.
+        self._ready.clear()
+
     def disconnected(self, error: PostdateError) -> None:
         self._connected = False
         self._ready.clear()  # the broker gives them out anew

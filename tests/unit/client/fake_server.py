@@ -6,7 +6,7 @@ disappoint, and records what it was told. It keeps nothing, and is no model of t
 As a program it is the other process of a measurement: it answers produce requests without looking
 at them, and delivers one prepared batch again and again.
 
-    python tests/unit/client/fake_server.py --port 7699 --batch 1000 --size 100
+    python -m tests.unit.client.fake_server --port 7699 --batch 1000 --size 100
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import status_pb2
 
 from postdate.v1 import (
     admin_pb2,
@@ -32,41 +29,33 @@ from postdate.v1 import (
     producer_pb2,
     producer_pb2_grpc,
 )
+from tests.unit.client.fake_admin import FakeAdmin
+from tests.unit.client.fake_values import (
+    LEDGER,
+    FakeSubscription,
+    FakeTopic,
+    Knobs,
+    abort,
+    now_ms,
+    status,
+)
 
-LEDGER = 7
+DEAD_LETTERS = "t~s~dead-letters"
 _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     # As the API promises: clients may ping every 10 s, and are judged from 5 s on.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
-DETAILS_KEY = "grpc-status-details-bin"
 
 
-def status(
-    code: str, reason: str, message: str, *, field: str = "", retry_ms: int = 0, **metadata: str
-) -> status_pb2.Status:
-    """An error as the broker describes it."""
-    result = status_pb2.Status(code=code_pb2.Code.Value(code), message=message)
-    details: list[Any] = [
-        error_details_pb2.ErrorInfo(reason=reason, domain="postdate.dev", metadata=metadata)
-    ]
-    if field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message)
-        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    if retry_ms:
-        delay = duration_pb2.Duration(nanos=retry_ms * 1_000_000)
-        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    for detail in details:
-        packed = any_pb2.Any()
-        packed.Pack(detail)
-        result.details.append(packed)
-    return result
-
-
-async def abort(context: Any, error: status_pb2.Status) -> None:
-    code = grpc.StatusCode[code_pb2.Code.Name(error.code)]
-    await context.abort(code, error.message, ((DETAILS_KEY, error.SerializeToString()),))
+def add_id(response: producer_pb2.ProduceResponse, entry_id: int) -> None:
+    """One more id; it joins the range before, as the broker's do."""
+    last = response.ids[-1] if response.ids else None
+    if last is not None and not last.duplicate and last.first_entry_id + last.count == entry_id:
+        last.count += 1
+    else:
+        response.ids.add(ledger_id=LEDGER, first_entry_id=entry_id, count=1)
 
 
 def register(add: Any, servicer: Any, server: Any) -> None:
@@ -74,52 +63,10 @@ def register(add: Any, servicer: Any, server: Any) -> None:
     add(servicer, server)
 
 
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-@dataclass
-class FakeTopic:
-    """What was produced, and what each subscription has settled."""
-
-    deliveries: list[consumer_pb2.Delivery] = field(default_factory=list)
-    subscriptions: dict[str, FakeSubscription] = field(default_factory=dict)
-
-
-@dataclass
-class FakeSubscription:
-    """Who acked what. Messages that are neither acked nor held are given out."""
-
-    acked: set[int] = field(default_factory=set)
-    held: set[int] = field(default_factory=set)
-    not_before_ms: dict[int, int] = field(default_factory=dict)
-    attempts: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass
-class Knobs:
-    """Ways to disappoint. Each deque is used up, one item a request or stream."""
-
-    produce_errors: deque[status_pb2.Status] = field(default_factory=deque)
-    poison: bytes = b""  # a batch with this payload is refused
-    poison_named: bool = True  # with its index
-    break_produce_after: int = -1  # so many requests are read, the last is not answered
-    hold_answers: asyncio.Event | None = None
-    subscribe_errors: deque[status_pb2.Status] = field(default_factory=deque)
-    unary_errors: deque[status_pb2.Status] = field(default_factory=deque)
-    hold_confirms: asyncio.Event | None = None
-    fail_ids: dict[int, status_pb2.Status] = field(default_factory=dict)
-    silent: bool = False  # no heartbeats
-    early_ms: int = 0  # delivers so much too early
-    drop_every: int = 0  # loses every so-many-th message
-    heartbeat_ms: int = 1000
-    lease_ms: int = 30_000
-
-
 class FakeBroker(
     producer_pb2_grpc.ProducerServiceServicer,
     consumer_pb2_grpc.ConsumerServiceServicer,
-    admin_pb2_grpc.AdminServiceServicer,
+    FakeAdmin,
 ):
     """All services in one object."""
 
@@ -147,9 +94,6 @@ class FakeBroker(
 
     async def stop(self) -> None:
         await self._server.stop(None)
-
-    def topic(self, name: str) -> FakeTopic:
-        return self.topics.setdefault(name, FakeTopic())
 
     def payloads(self, topic: str) -> list[bytes]:
         return [delivery.message.payload for delivery in self.topic(topic).deliveries]
@@ -185,7 +129,8 @@ class FakeBroker(
             self._change()
             if self.knobs.break_produce_after == 0:
                 self.knobs.break_produce_after = -1
-                self._produce(request)  # stored, and nobody will know
+                if self.knobs.break_produce_stored:
+                    self._produce(request)  # and nobody will know
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
             if self.knobs.break_produce_after > 0:
                 self.knobs.break_produce_after -= 1
@@ -206,21 +151,20 @@ class FakeBroker(
                     response.error.CopyFrom(status("INVALID_ARGUMENT", "POISON", "bad", field=name))
                     return response
         topic = self.topic(request.topic)
-        publish_ms = now_ms()
-        first = len(topic.deliveries)
-        for index, message in enumerate(request.messages):
-            at_ms = message.deliver_at_ms or publish_ms + message.deliver_after_ms
-            topic.deliveries.append(
-                consumer_pb2.Delivery(
-                    id=message_pb2.MessageId(ledger_id=LEDGER, entry_id=first + index),
-                    message=message,
-                    publish_time_ms=publish_ms,
-                    deliver_at_ms=max(at_ms, publish_ms),
-                )
-            )
-        response.ids.add(ledger_id=LEDGER, first_entry_id=first, count=len(request.messages))
-        response.publish_time_ms = publish_ms
-        self._change()
+        response.publish_time_ms = now_ms()
+        forgetful = topic.policy.HasField("dedup_window_ms") and not topic.policy.dedup_window_ms
+        known: dict[int, int] = {}
+        if request.producer_name and not forgetful:
+            known = topic.sequences.setdefault(request.producer_name, {})
+        for message in request.messages:
+            if message.sequence_id in known:
+                first = known[message.sequence_id]
+                response.ids.add(ledger_id=LEDGER, first_entry_id=first, count=1, duplicate=True)
+            else:
+                entry_id = self._store(request.topic, message, 0)
+                if message.sequence_id:
+                    known[message.sequence_id] = entry_id
+                add_id(response, entry_id)
         return response
 
     # ConsumerService
@@ -252,6 +196,8 @@ class FakeBroker(
                 if isinstance(item, status_pb2.Status):
                     await abort(context, item)
                 yield item
+            if self.knobs.hold_end is not None:
+                await self.knobs.hold_end.wait()
         finally:
             for task in tasks:
                 task.cancel()
@@ -312,6 +258,8 @@ class FakeBroker(
     def _due(
         self, topic: str, subscription: FakeSubscription, limit: int
     ) -> tuple[list[consumer_pb2.Delivery], int]:
+        if subscription.paused:
+            return [], 0
         at_ms = now_ms() + self.knobs.early_ms
         batch: list[consumer_pb2.Delivery] = []
         next_ms = 0
@@ -347,12 +295,28 @@ class FakeBroker(
                     )
                 elif kind == "ack":
                     subscription.acked.add(entry_id)
+                elif kind == "nack" and body.dead_letter:
+                    subscription.acked.add(entry_id)
+                    subscription.dead_letters.append(self._dead_letter(body, entry_id))
                 elif kind == "nack":
                     subscription.not_before_ms[entry_id] = now_ms() + body.redeliver_after_ms
                     subscription.held.discard(entry_id)
                     held.discard(entry_id)
         self._change()
         return failures
+
+    def _dead_letter(self, nack: Any, entry_id: int) -> admin_pb2.DeadLetter:
+        message = message_pb2.Message(payload=b"given up", key="k", properties={"a": "b"})
+        return admin_pb2.DeadLetter(
+            id=message_pb2.MessageId(ledger_id=LEDGER + 1, entry_id=self._store(DEAD_LETTERS, message, 0)),
+            dead_letter_topic=DEAD_LETTERS,
+            original_id=message_pb2.MessageId(ledger_id=LEDGER, entry_id=entry_id),
+            delivery_attempts=3,
+            reason=nack.reason or "nack",
+            dead_letter_time_ms=now_ms(),
+            payload_bytes=len(message.payload),
+            message=message,
+        )
 
     async def Receive(self, request: consumer_pb2.ReceiveRequest, context: Any) -> Any:
         self.unary.append(request)
@@ -376,100 +340,6 @@ class FakeBroker(
         self.unary.append(request)
         subscription = self._subscription(request.topic, request.subscription)
         return consumer_pb2.ExtendLeaseResponse(failures=self._settle(subscription, "extend", request, set()))
-
-    # AdminService
-
-    async def CreateTopic(self, request: admin_pb2.CreateTopicRequest, context: Any) -> Any:
-        self.unary.append(request)
-        if self.knobs.unary_errors:
-            await abort(context, self.knobs.unary_errors.popleft())
-        if request.name in self.topics:
-            await abort(context, status("ALREADY_EXISTS", "TOPIC_EXISTS", "there is one"))
-        self.topic(request.name)
-        return admin_pb2.CreateTopicResponse(topic=self._topic(request.name, request.policy))
-
-    async def GetTopic(self, request: admin_pb2.GetTopicRequest, context: Any) -> Any:
-        await self._need(request.name, context)
-        return admin_pb2.GetTopicResponse(topic=self._topic(request.name))
-
-    async def DeleteTopic(self, request: admin_pb2.DeleteTopicRequest, context: Any) -> Any:
-        await self._need(request.name, context)
-        del self.topics[request.name]
-        return admin_pb2.DeleteTopicResponse()
-
-    async def ListTopics(self, request: admin_pb2.ListTopicsRequest, context: Any) -> Any:
-        names = sorted(self.topics)
-        start = int(request.page_token or 0)
-        page = names[start : start + 2]  # small pages, so that paging is seen to work
-        more = str(start + 2) if start + 2 < len(names) else ""
-        return admin_pb2.ListTopicsResponse(topics=map(self._topic, page), next_page_token=more)
-
-    async def CreateSubscription(self, request: admin_pb2.CreateSubscriptionRequest, context: Any) -> Any:
-        self.unary.append(request)
-        self._subscription(request.topic, request.name)
-        described = admin_pb2.Subscription(
-            topic=request.topic, name=request.name, type=request.type, policy=request.policy
-        )
-        return admin_pb2.CreateSubscriptionResponse(subscription=described)
-
-    async def GetSubscription(self, request: admin_pb2.GetSubscriptionRequest, context: Any) -> Any:
-        await self._need(request.topic, context, request.name)
-        described = admin_pb2.Subscription(topic=request.topic, name=request.name)
-        return admin_pb2.GetSubscriptionResponse(subscription=described)
-
-    async def DeleteSubscription(self, request: admin_pb2.DeleteSubscriptionRequest, context: Any) -> Any:
-        await self._need(request.topic, context, request.name)
-        del self.topics[request.topic].subscriptions[request.name]
-        return admin_pb2.DeleteSubscriptionResponse()
-
-    async def ListSubscriptions(self, request: admin_pb2.ListSubscriptionsRequest, context: Any) -> Any:
-        await self._need(request.topic, context)
-        names = sorted(self.topics[request.topic].subscriptions)
-        described = [admin_pb2.Subscription(topic=request.topic, name=name) for name in names]
-        return admin_pb2.ListSubscriptionsResponse(subscriptions=described)
-
-    async def GetStats(self, request: admin_pb2.GetStatsRequest, context: Any) -> Any:
-        names = list(request.topics) or sorted(self.topics)
-        for name in names:
-            await self._need(name, context)
-        return admin_pb2.GetStatsResponse(topics=map(self._stats, names))
-
-    async def GetServerInfo(self, request: admin_pb2.GetServerInfoRequest, context: Any) -> Any:
-        return admin_pb2.GetServerInfoResponse(
-            version="fake",
-            broker_id="b1",
-            start_time_ms=now_ms(),
-            broker_time_ms=now_ms(),
-            limits=admin_pb2.ServerLimits(payload_bytes_max=1024 * 1024),
-        )
-
-    def _topic(self, name: str, policy: admin_pb2.TopicPolicy | None = None) -> admin_pb2.Topic:
-        return admin_pb2.Topic(
-            name=name,
-            policy=policy,
-            effective_policy=admin_pb2.TopicPolicy(tick_ms=1000, tracker=admin_pb2.TRACKER_MEMORY),
-            create_time_ms=1_700_000_000_000,
-        )
-
-    def _stats(self, name: str) -> admin_pb2.TopicStats:
-        topic = self.topics[name]
-        return admin_pb2.TopicStats(
-            topic=name,
-            scheduled_messages=sum(delivery.deliver_at_ms > now_ms() for delivery in topic.deliveries),
-            subscriptions=[
-                admin_pb2.SubscriptionStats(name=each, leased_messages=len(subscription.held))
-                for each, subscription in topic.subscriptions.items()
-            ],
-        )
-
-    async def _need(self, topic: str, context: Any, subscription: str = "") -> None:
-        if topic not in self.topics:
-            await abort(context, status("NOT_FOUND", "TOPIC_NOT_FOUND", f"no topic {topic}", topic=topic))
-        if subscription and subscription not in self.topics[topic].subscriptions:
-            await abort(context, status("NOT_FOUND", "SUBSCRIPTION_NOT_FOUND", f"no {subscription}"))
-
-    def _subscription(self, topic: str, name: str) -> FakeSubscription:
-        return self.topic(topic).subscriptions.setdefault(name, FakeSubscription())
 
     def _change(self) -> None:
         # Each waiter holds on to the event it saw; a new one lets it clear its own only.

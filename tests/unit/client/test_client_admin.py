@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 import postdate
-from tests.unit.client.fake_server import FakeBroker, status
+from tests.unit.client.fake_server import FakeBroker
+from tests.unit.client.fake_values import status
 
 
 async def test_topic_is_created_shown_listed_and_deleted(broker: FakeBroker, client: postdate.Client) -> None:
@@ -19,9 +21,9 @@ async def test_topic_is_created_shown_listed_and_deleted(broker: FakeBroker, cli
     )
     created = await client.topics.create("a", policy)
     assert created.policy == policy
-    assert created.effective_policy.tracker is postdate.Tracker.MEMORY
+    assert created.effective_policy == replace(policy, dedup_window=timedelta(minutes=1))
     assert created.create_time.year == 2023
-    assert (await client.topics.get("a")).policy == postdate.TopicPolicy()
+    assert (await client.topics.get("a")) == created
     for name in "bcde":
         await client.topics.create(name)
     assert [topic.name for topic in await client.topics.list()] == list("abcde")
@@ -51,7 +53,10 @@ async def test_subscription_is_created_shown_listed_and_deleted(
     assert created.policy == policy
     assert broker.unary[0].initial_position == 2
     assert not broker.unary[0].policy.HasField("initial_backoff_ms")
-    assert (await client.subscriptions.get("t", "s")).type is postdate.SubscriptionType.SHARED
+    assert await client.subscriptions.get("t", "s") == created
+    await client.subscriptions.create("t", "other")
+    assert (await client.subscriptions.get("t", "other")).type is postdate.SubscriptionType.SHARED
+    await client.subscriptions.delete("t", "other")
     assert [each.name for each in await client.subscriptions.list("t")] == ["s"]
     await client.subscriptions.delete("t", "s")
     assert await client.subscriptions.list("t") == ()
@@ -64,6 +69,14 @@ async def test_stats_and_server_info(broker: FakeBroker, client: postdate.Client
     (stats,) = await client.stats("t")
     assert (stats.topic, stats.scheduled_messages, stats.next_due_time) == ("t", 1, None)
     assert stats.subscriptions[0].type is postdate.SubscriptionType.SHARED
+    assert (stats.subscriptions[0].oldest_ready_age, stats.subscriptions[0].paused) == (
+        timedelta(milliseconds=1500),
+        False,
+    )
+    for name in "abcd":
+        await client.topics.create(name)
+    assert [each.topic for each in await client.stats()] == ["a", "b", "c", "d", "t"]
+    assert [each.topic for each in await client.stats("d", "t", "a")] == ["a", "d", "t"]
     info = await client.server_info()
     assert (info.version, info.limits.payload_bytes_max) == ("fake", 1024 * 1024)
 

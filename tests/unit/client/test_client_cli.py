@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
-import json
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -13,52 +11,20 @@ from typing import Any
 
 import pytest
 
-from postdate import cli
 from postdate.commands import output
 from postdate.commands.values import parse_duration, parse_rate, parse_time, show_duration
-from tests.unit.client.fake_server import FakeBroker, status
+from tests.unit.client.fake_server import FakeBroker
+from tests.unit.client.fake_values import status
 
 Run = Callable[..., Any]
-
-
-class Outcome:
-    """What a command left behind."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-@pytest.fixture
-def postdate(broker: FakeBroker, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs the command in a thread: it has a loop of its own, and the broker lives in ours."""
-    monkeypatch.setenv("POSTDATE_ADDRESS", f"127.0.0.1:{broker.port}")
-    # Signal handlers belong to the main thread; here the command runs in another.
-    monkeypatch.setattr(asyncio.BaseEventLoop, "add_signal_handler", lambda *_: None, raising=False)
-    monkeypatch.setattr("asyncio.unix_events._UnixSelectorEventLoop.add_signal_handler", lambda *_: None)
-
-    async def run(*arguments: str) -> Outcome:
-        capfd.readouterr()
-        code = await asyncio.to_thread(cli.run, arguments)
-        out, err = capfd.readouterr()
-        return Outcome(code, out, err)
-
-    return run
 
 
 async def test_topic_commands(broker: FakeBroker, postdate: Run) -> None:
     assert (await postdate("topic", "create", "t", "--tick", "2s", "--tracker", "memory")).code == 0
     assert broker.unary[0].policy.tick_ms == 2000
     shown = await postdate("topic", "get", "t", "--output", "json")
-    assert shown.json["effective_policy"]["tick_ms"] == 1000
-    assert shown.json["policy"]["tick_ms"] is None
+    assert shown.json["effective_policy"]["dedup_window_ms"] == 60_000
+    assert (shown.json["policy"]["tick_ms"], shown.json["policy"]["dedup_window_ms"]) == (2000, None)
     assert [row["name"] for row in (await postdate("topic", "list", "-o", "jsonl")).lines] == ["t"]
     assert "│ t " in (await postdate("topic", "list")).out
     assert (await postdate("topic", "delete", "t")).code == 0
@@ -304,7 +270,7 @@ def test_times_and_rates_as_people_write_them() -> None:
 
 
 def test_cells_of_a_table() -> None:
-    values = [None, True, 1234.5, 12345, timedelta(seconds=2), {"a": 1, "b": None}, "[x]"]
+    values = [None, True, 1234.5, 12345, timedelta(seconds=2), {"a": 1, "b": None}, "[x]", [], ["a", "b"]]
     assert [output.show(value) for value in values] == [
         "-",
         "yes",
@@ -313,4 +279,6 @@ def test_cells_of_a_table() -> None:
         "2s",
         "a=1",
         "\\[x]",
+        "-",
+        "a, b",
     ]

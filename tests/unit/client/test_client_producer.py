@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import postdate
-from tests.unit.client.fake_server import FakeBroker, status
+from tests.unit.client.fake_server import FakeBroker
+from tests.unit.client.fake_values import status
 
 
 async def test_send_returns_the_id_and_the_brokers_time(broker: FakeBroker, client: postdate.Client) -> None:

@@ -10,7 +10,7 @@ import postdate
 from postdate._settlement import ACK, IDS_MAX, Settlements, Verb
 from postdate.model import MessageId
 from postdate.v1 import consumer_pb2
-from tests.unit.client.fake_server import status
+from tests.unit.client.fake_values import status
 
 
 def ids(*entry_ids: int) -> list[MessageId]:

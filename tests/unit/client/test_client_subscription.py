@@ -10,7 +10,8 @@ import pytest
 
 import postdate
 from postdate.v1 import consumer_pb2
-from tests.unit.client.fake_server import FakeBroker, status
+from tests.unit.client.fake_server import FakeBroker
+from tests.unit.client.fake_values import status
 
 
 async def fill(client: postdate.Client, count: int, **options: Any) -> list[postdate.MessageId]:

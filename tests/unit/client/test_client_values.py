@@ -14,7 +14,7 @@ from postdate._backoff import Backoff
 from postdate._status import connection_broke, error_from_rpc, error_from_status
 from postdate._time import duration_ms, epoch_ms, moment, span
 from postdate.model import IdRange
-from tests.unit.client.fake_server import DETAILS_KEY, status
+from tests.unit.client.fake_values import DETAILS_KEY, status
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 

@@ -81,7 +81,8 @@ def find_faults(world: World) -> Faults:
     for time, *position in held:
         entry = (position[0], position[1])
         if entry[0] not in world.times:
-            found[Kind.MISSING_LEDGER].add(entry)
+            if time > world.state.frontier_ms:
+                found[Kind.MISSING_LEDGER].add(entry)
         elif entry[1] < len(world.times[entry[0]]) and world.is_settled(entry):
             continue
         elif not world.has_row(entry):

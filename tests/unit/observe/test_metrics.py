@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -128,6 +128,20 @@ def test_series_are_bounded_and_the_rest_is_summed() -> None:
     assert value(samples, "postdate_delivered_messages_total", **other) == sum(range(3, 10))
     assert value(samples, "postdate_delivery_lateness_seconds_count", **other) == 7
     assert value(samples, "postdate_delivery_lateness_seconds_sum", **other) == pytest.approx(0.042)
+
+
+def test_of_ages_the_greatest_stands_for_the_rest_and_pauses_are_counted() -> None:
+    subscriptions = [
+        replace(subscription(f"s{i}"), oldest_ready_age_ms=1_000 * (5 - i), paused=i > 1, dead_letters=i)
+        for i in range(5)
+    ]
+    samples = parse(render(snapshot(subscriptions=subscriptions), series_max=2))
+    name = "postdate_oldest_ready_age_seconds"
+    assert value(samples, name, topic="orders", subscription="s1") == 4
+    assert value(samples, name, topic=OTHER, subscription=OTHER) == 3
+    assert value(samples, "postdate_subscription_paused", topic="orders", subscription="s1") == 0
+    assert value(samples, "postdate_subscription_paused", topic=OTHER, subscription=OTHER) == 3
+    assert value(samples, "postdate_dead_letter_messages", topic=OTHER, subscription=OTHER) == 9
 
 
 def test_a_summed_series_leaves_the_live_counters_alone() -> None:

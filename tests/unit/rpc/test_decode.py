@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from broker.config import TRACEPARENT_BYTES_MAX, BrokerConfig
 from broker.errors import InvalidRequest, Unsupported
-from broker.rpc.decode import DecodedProduce, decode_produce, peek_request_id
+from broker.rpc.decode import PRODUCER_NAME_BYTES_MAX, DecodedProduce, decode_produce, peek_request_id
 from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
 from tests.unit.rpc.test_wire import text, varint
 
@@ -29,7 +29,9 @@ MANY = 17
 """So many messages are read in bulk; fewer, one by one."""
 
 
-BEFORE_THE_MESSAGES = {"INVALID_NAME", "REPLACE_NOT_SUPPORTED", "EMPTY_BATCH", "TOO_MANY_MESSAGES"}
+BEFORE_THE_MESSAGES = {
+    *("INVALID_NAME", "REPLACE_NOT_SUPPORTED", "EMPTY_BATCH", "TOO_MANY_MESSAGES", "PRODUCER_NAME_TOO_LARGE")
+}
 """Reasons to refuse a request without a look at its messages."""
 
 
@@ -51,6 +53,8 @@ def refusal(request: Any, config: BrokerConfig) -> Refusal | None:
     if not 0 < len(messages) <= config.batch_messages_max:
         reason = "TOO_MANY_MESSAGES" if messages else "EMPTY_BATCH"
         return Refusal(InvalidRequest, reason, frozenset({"messages"}))
+    if len(request.producer_name.encode()) > PRODUCER_NAME_BYTES_MAX:
+        return Refusal(InvalidRequest, "PRODUCER_NAME_TOO_LARGE", frozenset({"producer_name"}))
     for name, size, limit in (
         ("payload", lambda m: len(m.payload), config.payload_bytes_max),
         ("properties", lambda m: len(m.properties), config.properties_count_max),
@@ -63,8 +67,6 @@ def refusal(request: Any, config: BrokerConfig) -> Refusal | None:
             return Refusal(InvalidRequest, f"{name.upper()}_TOO_LARGE", over)
     if any(m.schedule_key for m in messages):
         return Refusal(Unsupported, "SCHEDULE_KEY_NOT_SUPPORTED")
-    if request.producer_name and any(m.sequence_id for m in messages):
-        return Refusal(Unsupported, "SEQUENCE_IDS_NOT_SUPPORTED")
     return None
 
 
@@ -107,6 +109,12 @@ def check_columns(decoded: DecodedProduce, request: Any) -> None:
         google_crc32c.value(m.key.encode()) or 1 if m.key else 0 for m in messages
     ]
     assert batch.schedule_hashes.tolist() == [0] * len(messages)
+    sequence_ids = [m.sequence_id for m in messages]
+    assert batch.producer_name == request.producer_name
+    if request.producer_name and any(sequence_ids):
+        assert batch.sequence_ids is not None and batch.sequence_ids.tolist() == sequence_ids
+    else:
+        assert batch.sequence_ids is None
     frames, at = [], 0
     for length in batch.lengths.tolist():
         frames.append(batch.frames[at : at + length])
@@ -140,7 +148,7 @@ typed_messages = st.builds(
     deliver_at_ms=numbers,
     deliver_after_ms=numbers,
     ttl_ms=numbers,
-    sequence_id=st.sampled_from([0, 1, (1 << 64) - 1]),
+    sequence_id=st.sampled_from([0, 1, 1 << 63, (1 << 64) - 1]),
     event_time_ms=numbers,
     traceparent=words | st.just("t" * 256),
 )
@@ -196,10 +204,15 @@ def cycled(some: list[bytes], count: int) -> list[bytes]:
     return [some[i % len(some)] for i in range(count)]
 
 
-@given(some=st.lists(typed_messages, min_size=1, max_size=4), count=counts)
-def test_columns_and_frames_are_those_of_the_typed_messages(some: list[Any], count: int):
+@given(
+    some=st.lists(typed_messages, min_size=1, max_size=4),
+    count=counts,
+    producer=st.sampled_from(["", "p", "ü" * 127]),
+)
+def test_columns_and_frames_are_those_of_the_typed_messages(some: list[Any], count: int, producer: str):
     messages = [some[i % len(some)] for i in range(count)]
-    raw = producer_pb2.ProduceRequest(topic="t", messages=messages, request_id=9).SerializeToString()
+    request = producer_pb2.ProduceRequest(topic="t", messages=messages, request_id=9, producer_name=producer)
+    raw = request.SerializeToString()
     assert check(raw, PLENTY) is not None
     check(raw)
 
@@ -225,6 +238,7 @@ envelopes = st.lists(
             text(0x0A, b""),
             text(0x0A, b"\xff"),
             text(0x1A, b"producer"),
+            text(0x1A, b"p" * 256),
             b"\x20\x07",
             b"\x28\x00",
             b"\x28\x01",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from contextlib import suppress
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from broker.errors import Corrupt
-from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, TIME_MS_MAX
+from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, TIME_MS_MAX, bitmap_of
 from broker.storage.amendments import (
     HEADER_BYTES,
     NONE,
@@ -191,3 +192,31 @@ def test_any_bytes_are_amendments_or_corrupt(body: bytes, moved_count: int, canc
             with suppress(Corrupt):
                 decode_amendments(data)
     assert len(head) + 4 == HEADER_BYTES
+
+
+def test_cancels_and_moves_gather_and_what_was_before_does_not_change():
+    rng = random.Random(3)
+    amendments, cancelled = NONE, set()
+    moved: dict[int, tuple[int, int]] = {}
+    for lsn in range(1, 60):
+        before = amendments
+        ids = np.array(sorted(rng.sample(range(40), rng.randint(1, 6))), dtype=np.uint32)
+        if rng.random() < 0.3:
+            amendments = amendments.cancel(bitmap_of(ids))
+            cancelled |= set(ids.tolist())
+        else:
+            times = np.array([rng.randint(1, 1_000) for _ in ids], dtype=np.int64)
+            amendments = amendments.move(ids, times, lsn)
+            for entry_id, time in zip(ids.tolist(), times.tolist(), strict=True):
+                moved[entry_id] = (time, moved.get(entry_id, (0, 0))[1] + 1)
+        assert before is not amendments
+    every = np.arange(40, dtype=np.uint32)
+    rows = np.full(40, 7, dtype=np.int64)
+    expected = [0 if i in cancelled else moved.get(i, (7, 0))[0] for i in range(40)]
+    assert amendments.effective(every, rows).tolist() == expected
+    assert amendments.revisions_of(every).tolist() == [moved.get(i, (0, 0))[1] for i in range(40)]
+    assert decode_amendments(
+        encode_amendments(AmendmentsImage(1, 2, amendments))
+    ).amendments.lsns.tolist() == (amendments.lsns.tolist())
+    assert not NONE.cancelled
+    assert not len(NONE.entry_ids)

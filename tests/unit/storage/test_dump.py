@@ -20,6 +20,7 @@ from broker.storage.bucket_snapshot import MAGIC as MAGIC_BUCKET
 from broker.storage.dump import dump_file
 from broker.storage.frame import encode_group
 from broker.storage.manifest import MAGIC_BROKER, MAGIC_CURSOR, MAGIC_TOPIC, VERSION, frame_content
+from broker.storage.producers_file import MAGIC_PRODUCERS
 from broker.storage.segment import MAGIC, encode_header, find_end, is_cut_roll, replay, scan
 from broker.storage.segment import decode_header as decode_segment_header
 from broker.testing.mem_vfs import MemVfs
@@ -35,6 +36,7 @@ MAGIC_BYTES = [
     MAGIC_CURSOR,
     MAGIC_BUCKET,
     MAGIC_AMENDMENTS,
+    MAGIC_PRODUCERS,
     *MAGICS.values(),
 ]
 
@@ -89,11 +91,27 @@ def test_a_cursor_shows_counts_and_the_first_ids() -> None:
     assert [line["bit"] for line in lines if line["line"] == "attempts"] == [0, 1, 0, 1]
     assert lines[-1] == {
         "line": "waiting",
-        "not_before_ms": make.NOW_MS + 9,
         "ledger_id": 12,
-        "count": 1,
-        "first_ids": [1],
+        "count": 2,
+        "first_ids": [1, 3],
+        "first_not_before_ms": make.NOW_MS,
+        "last_not_before_ms": make.NOW_MS + 9,
     }
+
+
+def test_producers_show_what_is_remembered_of_each() -> None:
+    header, producers, *lines = dump_golden("producers-v1")
+    assert header["file"] == "producers"
+    assert producers == {"line": "producers", "topic_id": 3}
+    assert lines[0] == {
+        "line": "producer",
+        "name": "orders-7",
+        "highest_sequence_id": 40,
+        "floor": 41,
+        "runs": 0,
+        "sequence_ids": 0,
+    }
+    assert (lines[1]["runs"], lines[1]["sequence_ids"]) == (3, 1_003)
 
 
 def test_a_segment_shows_what_its_records_say() -> None:

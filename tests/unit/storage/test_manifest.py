@@ -8,13 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from broker.errors import Corrupt
-from broker.model import LEDGER_ID_MAX, Position
+from broker.model import LEDGER_ID_MAX, START, Position
 from broker.storage.blocks import block_count
 from broker.storage.manifest import (
     FRAME_BYTES,
@@ -25,6 +26,7 @@ from broker.storage.manifest import (
     BrokerImage,
     CursorImage,
     LedgerImage,
+    LedgerTimes,
     SubscriptionImage,
     TopicImage,
     bitmap_from_bytes,
@@ -62,7 +64,8 @@ times = st.integers(0, (1 << 63) - 1)
 ledger_ids = st.integers(1, LEDGER_ID_MAX)
 positions = st.builds(Position, st.integers(0, LEDGER_ID_MAX), st.integers(0, 1 << 32))
 names = st.text(min_size=1, max_size=20)
-entry_sets = st.sets(st.integers(0, (1 << 32) - 1) | st.integers(0, 300), max_size=30)
+entry_ids = st.integers(0, (1 << 32) - 1) | st.integers(0, 300)
+entry_sets = st.sets(entry_ids, max_size=30)
 bitmaps = st.builds(BitMap, entry_sets)
 
 
@@ -93,6 +96,9 @@ def ledger_images(draw: st.DrawFn, ledger_id: int, *, sealed: bool) -> LedgerIma
         () if sealed else tuple(draw(crcs)),
         () if sealed else tuple(draw(crcs)),
         draw(times),
+        last_due_ms=draw(times),
+        last_expire_ms=draw(times),
+        last_publish_ms=draw(times),
     )
 
 
@@ -112,7 +118,7 @@ def subscription_images(draw: st.DrawFn, subscription_id: int) -> SubscriptionIm
 
 @st.composite
 def topic_images(draw: st.DrawFn) -> TopicImage:
-    ledgers = sorted(draw(st.sets(ledger_ids, max_size=3)))
+    ledgers = sorted(draw(st.sets(st.integers(1, LEDGER_ID_MAX - 1), max_size=3)))
     subscriptions = draw(st.sets(st.integers(1, 1 << 40), max_size=3))
     return TopicImage(
         draw(ids),
@@ -128,18 +134,24 @@ def topic_images(draw: st.DrawFn) -> TopicImage:
         draw(positions),
         draw(lsns),
         draw(times),
+        log_end=draw(st.sampled_from([START, Position(max(ledgers, default=0) + 1, draw(entry_ids))])),
     )
+
+
+def ledger_times(times_ms: dict[int, int]) -> LedgerTimes:
+    column = np.array([times_ms[entry_id] for entry_id in sorted(times_ms)], "<i8")
+    return LedgerTimes(BitMap(times_ms), column.tobytes())
 
 
 @st.composite
 def cursor_images(draw: st.DrawFn) -> CursorImage:
-    waiting = draw(st.sets(st.tuples(times, ledger_ids), max_size=3))
+    waiting = draw(st.dictionaries(ledger_ids, st.dictionaries(entry_ids, times, min_size=1), max_size=3))
     return CursorImage(
         draw(ids),
         draw(ids),
         dict(sorted(draw(st.dictionaries(ledger_ids, bitmaps, max_size=3)).items())),
         draw(st.dictionaries(ledger_ids, st.lists(bitmaps, min_size=1, max_size=4), max_size=3)),
-        tuple((not_before_ms, ledger_id, draw(bitmaps)) for not_before_ms, ledger_id in sorted(waiting)),
+        {ledger_id: ledger_times(waiting[ledger_id]) for ledger_id in sorted(waiting)},
     )
 
 
@@ -242,7 +254,8 @@ messages = {
         settled=st.lists(st.builds(pb.LedgerBitmap, ledger_id=uint64s, bitmap=junk), max_size=2),
         attempts=st.lists(st.builds(pb.AttemptBits, ledger_id=uint64s, bit=uint32s, bitmap=junk), max_size=2),
         waiting=st.lists(
-            st.builds(pb.WaitingEntries, not_before_ms=int64s, ledger_id=uint64s, bitmap=junk), max_size=2
+            st.builds(pb.WaitingTimes, ledger_id=uint64s, bitmap=junk, times=st.binary(max_size=24)),
+            max_size=2,
         ),
     ),
 }
@@ -399,6 +412,14 @@ def test_a_topic_with_a_value_out_of_range_is_corrupt(changes: dict[str, Any]) -
         decode_topic(encode_topic(dataclasses.replace(make.topic_image(), **changes)), "")
 
 
+def test_a_log_ends_in_a_ledger_that_is_there_or_behind_all_of_them() -> None:
+    image = make.topic_image()
+    last = image.ledgers[-1].ledger_id
+    for end in (Position(last, 1), Position(last - 1, 5)):
+        with pytest.raises(Corrupt, match="the log ends"):
+            decode_topic(encode_topic(dataclasses.replace(image, log_end=end)), "")
+
+
 def cursor_message() -> pb.CursorFile:
     return pb.CursorFile.FromString(ENCODED[MAGIC_CURSOR][FRAME_BYTES:])
 
@@ -419,10 +440,14 @@ def cursor_message() -> pb.CursorFile:
         lambda message: [
             message.attempts.add(ledger_id=13, bit=bit, bitmap=BitMap().serialize()) for bit in range(33)
         ],
-        lambda message: message.waiting.add(not_before_ms=-1, ledger_id=13, bitmap=BitMap([1]).serialize()),
-        lambda message: message.waiting.add(not_before_ms=1, ledger_id=13, bitmap=BitMap([1]).serialize()),
+        lambda message: message.waiting.add(ledger_id=13, bitmap=BitMap([1]).serialize(), times=b"\xff" * 8),
+        lambda message: message.waiting.add(ledger_id=13, bitmap=BitMap([1]).serialize(), times=bytes(7)),
+        lambda message: message.waiting.add(ledger_id=13, bitmap=BitMap([1]).serialize(), times=bytes(16)),
+        lambda message: message.waiting.add(ledger_id=13, bitmap=BitMap().serialize()),
+        lambda message: message.waiting.add(ledger_id=13, times=bytes(8)),
+        lambda message: message.waiting.add(ledger_id=12, bitmap=BitMap([2]).serialize(), times=bytes(8)),
         lambda message: message.waiting.add(
-            not_before_ms=make.NOW_MS + 9, ledger_id=12, bitmap=BitMap([2]).serialize()
+            ledger_id=1 << 48, bitmap=BitMap([2]).serialize(), times=bytes(8)
         ),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from broker.model import Entries, Position
-from broker.subscriptions.cursor import Cursor
+from broker.subscriptions.cursor import Cursor, entries_between
 
 
 class Spans:
@@ -45,6 +45,54 @@ def test_a_hole_holds_the_mark_and_costs_a_bit() -> None:
     assert (cursor.mark, cursor.settled) == ((1, 0), entries((1, 1), (1, 3)))
     cursor.settle(entries((1, 0)), spans)
     assert (cursor.mark, cursor.settled) == ((1, 2), entries((1, 3)))
+
+
+def test_a_ledger_is_settled_before_the_mark_and_where_every_entry_is() -> None:
+    cursor, spans = Cursor(Position(2, 1)), Spans(3, 3, 3, 3)
+    cursor.settle(entries((2, 1), (3, 0), (3, 2), (4, 0), (4, 1), (4, 2)), spans)
+    assert [cursor.has_settled(ledger_id, 3) for ledger_id in (1, 2, 3, 4, 5)] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
+    cursor.settle(entries((2, 2)), spans)
+    assert cursor.mark == (3, 1)
+    assert [cursor.has_settled(ledger_id, 3) for ledger_id in (2, 3)] == [True, False]
+    cursor.settle(entries((3, 1)), spans)
+    assert cursor.mark == (4, 3)
+    assert cursor.has_settled(4, 3)
+    assert not cursor.has_settled(4, 4)
+
+
+def test_what_was_dropped_is_forgotten_and_the_mark_moves_over_it() -> None:
+    cursor, spans = Cursor(Position(1, 0)), Spans(2, 2, 2, 2)
+    cursor.settle(entries((1, 0), (2, 0), (2, 1), (4, 1)), spans)
+    assert cursor.mark == (1, 1)
+    del spans.counts[2]
+    assert cursor.drop([2], spans)
+    assert (cursor.mark, cursor.settled) == ((1, 1), entries((4, 1)))
+    assert not cursor.drop([2], spans), "there is nothing to write"
+    cursor.settle(entries((1, 1)), spans)
+    assert cursor.mark == (3, 0)
+    cursor.settle(entries((3, 0), (3, 1), (4, 0)), spans)
+    assert cursor.mark == (4, 2)
+    for ledger_id in (1, 3, 4):
+        del spans.counts[ledger_id]
+    cursor.drop([1, 3, 4], spans)
+    assert (cursor.mark, cursor.settled) == ((4, 2), {}), "behind the last ledger it waits for the next"
+    assert cursor.settle(entries((3, 1)), spans) == {}, "what is gone is settled"
+    spans.counts[6] = 2
+    assert cursor.settle(entries((6, 0)), spans) == entries((6, 0))
+    assert cursor.mark == (6, 1)
+
+
+def test_the_part_between_two_positions() -> None:
+    some = entries((1, 5), (2, 0), (2, 1), (3, 7), (4, 1), (4, 2), (5, 0))
+    assert entries_between(some, Position(2, 1), Position(4, 2)) == entries((2, 1), (3, 7), (4, 1))
+    assert entries_between(some, Position(0, 0), Position(1, 6)) == entries((1, 5))
+    assert entries_between(some, Position(2, 1), Position(2, 1)) == {}
 
 
 def test_the_mark_crosses_ledgers_that_came_after_it_reached_the_end() -> None:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import InvalidRequest, OutOfRange
+from broker.errors import InvalidRequest, OutOfRange, Refused
 from broker.model import FLAG_DELAYED, TIME_MS_MAX, Batch
-from broker.storage.policy import TopicPolicy
+from broker.storage.policy import DELAYED_DISABLED, DELAYED_ENABLED, TopicPolicy
 from broker.storage.records import Produced
 from broker.topics.plan import LedgerEnd, check_times, effective_times, must_roll, plan_produced
 
@@ -264,3 +264,21 @@ def test_a_batch_becomes_what_one_message_at_a_time_would(messages: list[Asked],
     assert rows["schedule_hash"].tolist() == list(range(70, 70 + len(messages)))
     assert not rows["zero"].any()
     assert len(produced.frames) == int(rows["length"].sum())
+
+
+# -- delayed delivery switched off -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", [Asked(at_ms=1), Asked(after_ms=1), Asked(at_ms=NOW + 5)])
+def test_a_topic_without_delays_takes_no_message_with_a_time(asked: Asked) -> None:
+    disabled = replace(OPEN, delayed_delivery=DELAYED_DISABLED)
+    with pytest.raises(Refused, match=r"messages\[2\]") as caught:
+        plan(Asked(), Asked(ttl_ms=5), asked, policy=disabled)
+    assert caught.value.reason == "DELAYED_DELIVERY_DISABLED"
+    assert plan(Asked(), Asked(ttl_ms=5), policy=disabled).times.tolist() == [0, 0]
+    assert plan(asked, policy=replace(OPEN, delayed_delivery=DELAYED_ENABLED))
+
+
+def test_a_time_that_is_none_is_invalid_before_it_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        plan(Asked(at_ms=-1), policy=replace(OPEN, delayed_delivery=DELAYED_DISABLED))

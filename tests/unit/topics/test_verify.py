@@ -23,6 +23,7 @@ from broker.storage.frame import RECORD_TYPE_FIRST, encode_group
 from broker.storage.manifest import (
     CursorImage,
     LedgerImage,
+    LedgerTimes,
     SubscriptionImage,
     TopicImage,
     decode_broker,
@@ -34,6 +35,7 @@ from broker.storage.manifest import (
 )
 from broker.storage.policy import TopicPolicy
 from broker.storage.records import (
+    LedgersDropped,
     Produced,
     Record,
     Settled,
@@ -68,8 +70,11 @@ def lived() -> tuple[MemVfs, int]:
         inbox = await node.subscribe("orders", "billing")
         for number in range(7):
             delay_ms = 0 if number % 2 else 1_000
-            batch = [Outgoing(b"message %d" % number, deliver_after_ms=delay_ms)] * 3
-            await node.produce("orders", batch)
+            batch = [
+                Outgoing(b"message %d" % number, deliver_after_ms=delay_ms, sequence_id=3 * number + each)
+                for each in (1, 2, 3)
+            ]
+            await node.produce("orders", batch, "p")
             if number == 3:
                 await node.checkpoint()
         await node.produce("gone", [Outgoing(b"x")])
@@ -308,7 +313,11 @@ def changed_cursor(**changes: object) -> Files:
         pytest.param(lambda: changed_cursor(subscription_id=8), "another subscription", id="cursor-owner"),
         pytest.param(lambda: changed_cursor(settled={1: BitMap([0])}), "too low", id="settled-at-mark"),
         pytest.param(lambda: changed_cursor(settled={99: BitMap([0])}), "not there", id="no-such-ledger"),
-        pytest.param(lambda: changed_cursor(waiting=((0, 4, BitMap([99])),)), "holds", id="beyond-ledger"),
+        pytest.param(
+            lambda: changed_cursor(waiting={4: LedgerTimes(BitMap([99]), bytes(8))}),
+            "holds",
+            id="beyond-ledger",
+        ),
     ],
 )
 def test_files_that_disagree_are_found(damaged: Callable[[], Files], said: str) -> None:
@@ -342,12 +351,16 @@ SUBSCRIPTION = SubscriptionImage(1, "s", 1, 0, Position(3, 0), mark=Position(3, 
         ({}, {"settled": {4: BitMap([1])}}, "not there"),
         ({}, {"attempts": {3: [BitMap([6]), BitMap([20])]}}, "holds 10"),
         ({}, {"attempts": {3: [BitMap([1])]}}, "below the mark"),
-        ({}, {"waiting": ((9, 7, BitMap([4])),)}, "holds 4"),
-        ({}, {"settled": {7: BitMap([1])}, "waiting": ((9, 7, BitMap([1])),)}, "and settled"),
+        ({}, {"waiting": {7: LedgerTimes(BitMap([4]), bytes(8))}}, "holds 4"),
+        (
+            {},
+            {"settled": {7: BitMap([1])}, "waiting": {7: LedgerTimes(BitMap([1]), bytes(8))}},
+            "and settled",
+        ),
     ],
 )
 def test_cursors_that_do_not_fit_the_log_are_found(subscription, cursor, said) -> None:
-    found = CursorImage(1, 1, {}, {}, ())
+    found = CursorImage(1, 1, {}, {}, {})
     of = dataclasses.replace(SUBSCRIPTION, **subscription)
     problems = list(find_cursor_problems(image_of(LOG), of, dataclasses.replace(found, **cursor)))
     assert len(problems) == 1, problems
@@ -355,13 +368,24 @@ def test_cursors_that_do_not_fit_the_log_are_found(subscription, cursor, said) -
 
 
 def test_cursors_that_fit_are_not_complained_about() -> None:
-    whole = CursorImage(1, 1, {3: BitMap([6]), 7: BitMap([3])}, {3: [BitMap(), BitMap([7])]}, ())
+    whole = CursorImage(1, 1, {3: BitMap([6]), 7: BitMap([3])}, {3: [BitMap(), BitMap([7])]}, {})
     assert list(find_cursor_problems(image_of(LOG), SUBSCRIPTION, whole)) == []
     for mark in (Position(3, 10), Position(7, 4)):
         at_end = dataclasses.replace(SUBSCRIPTION, mark=mark)
-        assert list(find_cursor_problems(image_of(LOG), at_end, CursorImage(1, 1, {}, {}, ()))) == []
+        assert list(find_cursor_problems(image_of(LOG), at_end, CursorImage(1, 1, {}, {}, {}))) == []
     nothing = dataclasses.replace(SUBSCRIPTION, start=Position(0, 0), mark=Position(0, 0))
-    assert list(find_cursor_problems(image_of(()), nothing, CursorImage(1, 1, {}, {}, ()))) == []
+    assert list(find_cursor_problems(image_of(()), nothing, CursorImage(1, 1, {}, {}, {}))) == []
+    gone_end = Position(9, 3)  # of ledgers that were dropped, at the end and in the middle
+    for ledgers, start, mark in (
+        (LOG, Position(5, 99), gone_end),
+        (LOG, gone_end, gone_end),
+        ((), gone_end, gone_end),
+    ):
+        image = dataclasses.replace(image_of(ledgers), log_end=gone_end)
+        at_gone = dataclasses.replace(SUBSCRIPTION, start=start, mark=mark)
+        assert list(find_cursor_problems(image, at_gone, CursorImage(1, 1, {}, {}, {}))) == []
+        beyond = dataclasses.replace(at_gone, mark=Position(9, 4))
+        assert len(list(find_cursor_problems(image, beyond, CursorImage(1, 1, {}, {}, {})))) == 1
 
 
 # Records
@@ -402,6 +426,32 @@ def test_records_that_continue_the_log_are_followed() -> None:
     assert follow(batch(7, 0, offset=0), first_lsn=5) == []  # held by the manifest already
     assert follow(batch(topic_id=12), Settled(1, 44, SettleReason.ACKED, {99: BitMap([1])})) == []  # deleted
     assert follow(TopicDeleted(1), TopicCreated(2, "t", 0, TopicPolicy())) == []
+
+
+def test_ledgers_that_are_dropped_are_followed() -> None:
+    dropped, settled = LedgersDropped(1, (7,)), Settled(1, 1, SettleReason.ACKED, {7: BitMap([5])})
+    created = SubscriptionCreated(1, SubscriptionImage(2, "new", 1, 0, Position(7, 6), mark=Position(7, 6)))
+    assert follow(batch(), dropped, settled, created, batch(8, 0, offset=0)) == []
+    assert follow(LedgersDropped(1, (3, 7)), LedgersDropped(1, (3,))) == []  # one had to stay the first time
+    # What the manifest says is gone, records before it say so too.
+    assert follow(batch(5, 0, offset=0), LedgersDropped(1, (5,)), first_lsn=4) == []
+    assert follow(settled, LedgersDropped(1, (3,)), first_lsn=4) == []
+
+
+@pytest.mark.parametrize(
+    ("records", "first_lsn", "said"),
+    [
+        ([LedgersDropped(1, (7,)), batch()], 6, "which was dropped"),
+        ([LedgersDropped(1, (6,))], 6, "is dropped, and is not there"),
+        ([batch(5, 0, offset=0)], 5, "it is not there"),
+        ([batch(5, 0, offset=0), LedgersDropped(1, (5,))], 5, "it is not there"),
+    ],
+)
+def test_records_that_contradict_what_was_dropped_are_found(
+    records: list[Record], first_lsn: int, said: str
+) -> None:
+    problems = follow(*records, first_lsn=first_lsn)
+    assert any(said in problem for problem in problems), problems
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from broker.config import ConfigError
 from broker.errors import Fenced
+from broker.settings import ConfigError
 from broker.web.server import HttpServer
 
 
@@ -23,6 +23,7 @@ async def serving(
     readiness: Callable[[], str | None] = lambda: None, address: str = "127.0.0.1:0"
 ) -> AsyncIterator[tuple[HttpServer, aiohttp.ClientSession]]:
     server = HttpServer(address, render, readiness)
+    server.listen()
     await server.start()
     try:
         async with aiohttp.ClientSession(f"http://{server.address}") as session:
@@ -72,7 +73,7 @@ async def test_a_port_in_use_is_refused_by_name() -> None:
     async with serving() as (first, _):
         second = HttpServer(first.address, render, lambda: None)
         with pytest.raises(Fenced) as caught:
-            await second.start()
+            second.listen()
         assert first.address in str(caught.value)
         assert caught.value.reason == "ADDRESS_IN_USE"
         await second.stop()
@@ -80,7 +81,7 @@ async def test_a_port_in_use_is_refused_by_name() -> None:
 
 async def test_an_address_of_another_machine_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"http_address: cannot listen on 192\.0\.2\.1:7680"):
-        await HttpServer("192.0.2.1:7680", render, lambda: None).start()
+        HttpServer("192.0.2.1:7680", render, lambda: None).listen()
 
 
 async def test_a_port_is_free_again_after_stop() -> None:
@@ -101,6 +102,7 @@ async def test_stop_does_not_wait_for_ever_for_a_scrape() -> None:
         raise AssertionError
 
     server = HttpServer("127.0.0.1:0", never, lambda: None, stop_ms=10)
+    server.listen()
     await server.start()
     async with aiohttp.ClientSession(f"http://{server.address}") as session:
         scrape = asyncio.create_task(session.get("/metrics").__aenter__())

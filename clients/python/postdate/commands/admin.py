@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any
 
 import click
 
 import postdate
 from postdate.commands.output import emit_one, emit_rows, record
+from postdate.commands.policies import (
+    changes_buckets,
+    inherit_subscription_option,
+    inherit_topic_option,
+    subscription_changes,
+    subscription_options,
+    subscription_policy,
+    topic_changes,
+    topic_options,
+    topic_policy,
+)
 from postdate.commands.settings import (
     EXIT_CHECK_FAILED,
     EXIT_PARTLY,
@@ -19,28 +31,43 @@ from postdate.commands.settings import (
     describe,
     run,
 )
-from postdate.commands.values import DURATION
+from postdate.commands.values import TARGET
 
 
 @click.group(cls=Group)
 def topic() -> None:
-    """Create, show, list, verify and delete topics."""
+    """Create, show, change, list, verify and delete topics."""
 
 
 @topic.command("create")
 @click.argument("name")
-@click.option("--tracker", type=click.Choice(["bucket", "memory"]), help="Index of what is due when.")
-@click.option("--tick", type=DURATION, help="Width of the memory tracker's buckets.")
-@click.option("--max-delay", type=DURATION, help="Greatest accepted delay; 0 is no limit.")
-@click.option("--default-ttl", type=DURATION, help="Time to live of messages that name none.")
+@topic_options
 @click.pass_obj
-def create_topic(settings: Settings, /, name: str, tracker: str | None, **options: Any) -> None:
-    """Create a topic."""
-    policy = postdate.TopicPolicy(tracker=postdate.Tracker[tracker.upper()] if tracker else None, **options)
+def create_topic(settings: Settings, /, name: str, **options: Any) -> None:
+    """Create a topic; what is left out inherits the broker's settings."""
+    policy = topic_policy(options)
 
     async def work() -> None:
         async with settings.client() as client:
             emit_one(settings, _show_topic(settings, await client.topics.create(name, policy)))
+
+    run(work())
+
+
+@topic.command("update")
+@click.argument("name")
+@topic_options
+@inherit_topic_option
+@click.pass_obj
+def update_topic(settings: Settings, /, name: str, inherit: tuple[str, ...], **options: Any) -> None:
+    """Change settings of a topic; what is left out stays."""
+    of_index = changes_buckets(options, inherit)
+
+    async def work() -> None:
+        async with settings.client() as client:
+            buckets = (await client.topics.get(name)).policy.buckets if of_index else None
+            changes = topic_changes(options, inherit, buckets)
+            emit_one(settings, _show_topic(settings, await client.topics.update(name, **changes)))
 
     run(work())
 
@@ -102,7 +129,7 @@ def delete_topics(settings: Settings, names: tuple[str, ...]) -> None:
 
 @click.group(cls=Group)
 def subscription() -> None:
-    """Create, show, list and delete subscriptions."""
+    """Create, show, change, list and delete subscriptions; seek, skip, pause and resume."""
 
 
 @subscription.command("create")
@@ -110,15 +137,12 @@ def subscription() -> None:
 @click.argument("name")
 @click.option("--type", "kind", type=click.Choice([each.name.lower() for each in postdate.SubscriptionType]))
 @click.option("--from", "start", type=click.Choice(["earliest", "latest"]), help="Where it begins.")
-@click.option("--lease", type=DURATION, help="How long a consumer may hold a message.")
-@click.option("--initial-backoff", type=DURATION, help="Before the second delivery of a nacked message.")
-@click.option("--max-backoff", type=DURATION, help="Longest back-off.")
-@click.option("--honor-delay/--ignore-delay", default=None, help="For exclusive and failover.")
+@subscription_options
 @click.pass_obj
 def create_subscription(
     settings: Settings, /, topic: str, name: str, kind: str | None, start: str | None, **options: Any
 ) -> None:
-    """Create a subscription NAME of TOPIC."""
+    """Create a subscription NAME of TOPIC; what is left out inherits the broker's settings."""
 
     async def work() -> None:
         async with settings.client() as client:
@@ -127,9 +151,93 @@ def create_subscription(
                 name,
                 type=postdate.SubscriptionType[kind.upper()] if kind else None,
                 initial_position=postdate.InitialPosition[start.upper()] if start else None,
-                policy=postdate.SubscriptionPolicy(**options),
+                policy=subscription_policy(options),
             )
             emit_one(settings, _show_policies(settings, record(created)))
+
+    run(work())
+
+
+@subscription.command("update")
+@click.argument("topic")
+@click.argument("name")
+@subscription_options
+@inherit_subscription_option
+@click.pass_obj
+def update_subscription(
+    settings: Settings, /, topic: str, name: str, inherit: tuple[str, ...], **options: Any
+) -> None:
+    """Change settings of a subscription; what is left out stays."""
+    changes = subscription_changes(options, inherit)
+
+    async def work() -> None:
+        async with settings.client() as client:
+            updated = await client.subscriptions.update(topic, name, **changes)
+            emit_one(settings, _show_policies(settings, record(updated)))
+
+    run(work())
+
+
+@subscription.command("seek")
+@click.argument("topic")
+@click.argument("name")
+@click.argument("to", type=TARGET, metavar="earliest|latest|TIME|ID")
+@click.pass_obj
+def seek(
+    settings: Settings,
+    topic: str,
+    name: str,
+    to: postdate.MessageId | datetime | postdate.InitialPosition,
+) -> None:
+    """Move a subscription: it is owed everything from there on again, and nothing before it."""
+
+    async def work() -> None:
+        async with settings.client() as client:
+            position = await client.subscriptions.seek(topic, name, to)
+            emit_one(settings, {"topic": topic, "name": name, "position": str(position)})
+
+    run(work())
+
+
+@subscription.command("skip-all")
+@click.argument("topic")
+@click.argument("name")
+@click.pass_obj
+def skip_all(settings: Settings, topic: str, name: str) -> None:
+    """Settle all that a subscription is owed now, scheduled messages too."""
+
+    async def work() -> None:
+        async with settings.client() as client:
+            skipped = await client.subscriptions.skip_all(topic, name)
+            emit_one(settings, {"topic": topic, "name": name, "skipped_messages": skipped})
+
+    run(work())
+
+
+@subscription.command("pause")
+@click.argument("topic")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.pass_obj
+def pause(settings: Settings, topic: str, names: tuple[str, ...]) -> None:
+    """Stop delivery on subscriptions of TOPIC until they are resumed, across restarts too."""
+
+    async def work() -> None:
+        async with settings.client() as client:
+            await _each(names, lambda name: client.subscriptions.pause(topic, name))
+
+    run(work())
+
+
+@subscription.command("resume")
+@click.argument("topic")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.pass_obj
+def resume(settings: Settings, topic: str, names: tuple[str, ...]) -> None:
+    """Deliver on paused subscriptions of TOPIC again."""
+
+    async def work() -> None:
+        async with settings.client() as client:
+            await _each(names, lambda name: client.subscriptions.resume(topic, name))
 
     run(work())
 
@@ -158,7 +266,7 @@ def list_subscriptions(settings: Settings, topic: str) -> None:
     async def work() -> None:
         async with settings.client() as client:
             rows = [record(each) for each in await client.subscriptions.list(topic)]
-            emit_rows(settings, rows, ["name", "type", "create_time"])
+            emit_rows(settings, rows, ["name", "type", "paused", "create_time"])
 
     run(work())
 
@@ -181,7 +289,7 @@ def delete_subscriptions(settings: Settings, topic: str, names: tuple[str, ...])
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.pass_obj
 def stats(settings: Settings, topics: tuple[str, ...]) -> None:
-    """Show what is scheduled, ready and held."""
+    """Show what is scheduled, ready and held, how old the oldest is, and what was given up."""
 
     async def work() -> tuple[postdate.TopicStats, ...]:
         async with settings.client() as client:
@@ -191,16 +299,30 @@ def stats(settings: Settings, topics: tuple[str, ...]) -> None:
     if settings.output != "table":
         emit_rows(settings, [record(each) for each in found], [])
         return
-    columns = ["topic", "scheduled_messages", "next_due_time", "last_due_time", "ledgers", "storage_bytes"]
+    columns = ["topic", "scheduled_messages", "scheduled_bytes", "next_due_time", "ledgers", "storage_bytes"]
     emit_rows(settings, [record(each) for each in found], columns, "Topics")
-    rows = [{"topic": each.topic} | record(one) for each in found for one in each.subscriptions]
-    for row in rows:
-        row["subscription"] = row["name"]
-    columns = ["topic", "subscription", "type", "ready_messages", "leased_messages", "scheduled_messages"]
-    emit_rows(settings, rows, [*columns, "dead_letter_messages", "consumers", "paused"], "Subscriptions")
+    rows = [_counts(each.topic, one) for each in found for one in each.subscriptions]
+    columns = ["topic", "subscription", "type", "ready", "oldest_ready", "leased", "scheduled"]
+    emit_rows(settings, rows, [*columns, "dead_letters", "consumers", "paused"], "Subscriptions")
 
 
-async def _each(names: tuple[str, ...], action: Callable[[str], Awaitable[None]]) -> None:
+def _counts(topic: str, stats: postdate.SubscriptionStats) -> dict[str, Any]:
+    """A row of the table, whose columns are named in short."""
+    return {
+        "topic": topic,
+        "subscription": stats.name,
+        "type": stats.type.name,
+        "ready": stats.ready_messages,
+        "oldest_ready": stats.oldest_ready_age or None,
+        "leased": stats.leased_messages,
+        "scheduled": stats.scheduled_messages,
+        "dead_letters": stats.dead_letter_messages,
+        "consumers": stats.consumers,
+        "paused": stats.paused,
+    }
+
+
+async def _each(names: tuple[str, ...], action: Callable[[str], Awaitable[object]]) -> None:
     """Act on every name; if some fail, say which and go on."""
     errors: list[postdate.PostdateError] = []
     for name in names:

@@ -37,8 +37,7 @@ def record(value: Any) -> dict[str, Any]:
 
 
 def message_record(message: postdate.Message) -> dict[str, Any]:
-    """A received message; bytes that are no text come as base64."""
-    payload = message.payload
+    """A received message."""
     fields: dict[str, Any] = {
         "id": str(message.id),
         "key": message.key,
@@ -47,11 +46,15 @@ def message_record(message: postdate.Message) -> dict[str, Any]:
         "deliver_at": message.deliver_at.isoformat(),
         "attempt": message.attempt,
     }
+    return fields | payload_fields(message.payload)
+
+
+def payload_fields(payload: bytes) -> dict[str, str]:
+    """Bytes that are no text come as base64."""
     try:
-        fields["payload"] = payload.decode()
+        return {"payload": payload.decode()}
     except UnicodeDecodeError:
-        fields["payload_base64"] = base64.b64encode(payload).decode()
-    return fields
+        return {"payload_base64": base64.b64encode(payload).decode()}
 
 
 def emit_rows(settings: Settings, rows: Sequence[Record], columns: Sequence[str], title: str = "") -> None:
@@ -103,6 +106,8 @@ def show(value: Any) -> str:
         return show_duration(value)
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={show(item)}" for name, item in value.items() if item is not None) or "-"
+    if isinstance(value, list):
+        return ", ".join(map(show, value)) or "-"
     return escape(str(value))
 
 

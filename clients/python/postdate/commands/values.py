@@ -1,4 +1,4 @@
-"""Durations and times as people type them."""
+"""Durations, times, sizes and ids as people type them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from postdate.model import InitialPosition, MessageId
+
 _UNITS = {
     "ms": timedelta(milliseconds=1),
     "s": timedelta(seconds=1),
@@ -16,6 +18,8 @@ _UNITS = {
     "d": timedelta(days=1),
     "w": timedelta(weeks=1),
 }
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)(KiB|MiB|GiB|TiB)?")
+_SIZE_UNITS = ("", "KiB", "MiB", "GiB", "TiB")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 
 
@@ -54,6 +58,31 @@ def parse_rate(text: str) -> float:
     return rate
 
 
+def parse_size(text: str) -> int:
+    """Bytes: `4096`, `64KiB`, `1.5GiB`."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a size; write 4096, 64KiB, 256MiB or 1.5GiB")
+    number, unit = found.groups()
+    return round(float(number) * (1 << 10 * _SIZE_UNITS.index(unit or "")))
+
+
+def parse_target(text: str) -> MessageId | datetime | InitialPosition:
+    """Where a seek goes: `earliest`, `latest`, a message id, or a time."""
+    if text.upper() in InitialPosition.__members__:
+        return InitialPosition[text.upper()]
+    try:
+        return MessageId.parse(text)
+    except ValueError:
+        pass
+    try:
+        return parse_time(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; a message id looks like 7:1234, and earliest and latest are the ends"
+        ) from None
+
+
 class _Parsed(click.ParamType[Any]):
     """A click type around one of the parsers above."""
 
@@ -73,6 +102,9 @@ class _Parsed(click.ParamType[Any]):
 DURATION = _Parsed("duration", parse_duration)
 TIME = _Parsed("time", parse_time)
 RATE = _Parsed("number", parse_rate)
+SIZE = _Parsed("size", parse_size)
+MESSAGE_ID = _Parsed("id", MessageId.parse)
+TARGET = _Parsed("target", parse_target)
 
 
 def show_duration(span: timedelta) -> str:

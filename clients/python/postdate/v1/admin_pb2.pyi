@@ -1,5 +1,6 @@
 from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from postdate.v1 import consumer_pb2 as _consumer_pb2
+from postdate.v1 import message_pb2 as _message_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -14,12 +15,32 @@ class Tracker(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRACKER_UNSPECIFIED: _ClassVar[Tracker]
     TRACKER_BUCKET: _ClassVar[Tracker]
     TRACKER_MEMORY: _ClassVar[Tracker]
+
+class DelayedDelivery(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DELAYED_DELIVERY_UNSPECIFIED: _ClassVar[DelayedDelivery]
+    DELAYED_DELIVERY_ENABLED: _ClassVar[DelayedDelivery]
+    DELAYED_DELIVERY_DISABLED: _ClassVar[DelayedDelivery]
+
+class OverdueAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OVERDUE_ACTION_UNSPECIFIED: _ClassVar[OverdueAction]
+    OVERDUE_ACTION_DELIVER: _ClassVar[OverdueAction]
+    OVERDUE_ACTION_EXPIRE: _ClassVar[OverdueAction]
+    OVERDUE_ACTION_DEAD_LETTER: _ClassVar[OverdueAction]
 TRACKER_UNSPECIFIED: Tracker
 TRACKER_BUCKET: Tracker
 TRACKER_MEMORY: Tracker
+DELAYED_DELIVERY_UNSPECIFIED: DelayedDelivery
+DELAYED_DELIVERY_ENABLED: DelayedDelivery
+DELAYED_DELIVERY_DISABLED: DelayedDelivery
+OVERDUE_ACTION_UNSPECIFIED: OverdueAction
+OVERDUE_ACTION_DELIVER: OverdueAction
+OVERDUE_ACTION_EXPIRE: OverdueAction
+OVERDUE_ACTION_DEAD_LETTER: OverdueAction
 
 class TopicPolicy(_message.Message):
-    __slots__ = ("tracker", "tick_ms", "max_delay_ms", "default_ttl_ms", "ledger_max_age_ms", "ledger_max_bytes", "ledger_max_entries", "buckets")
+    __slots__ = ("tracker", "tick_ms", "max_delay_ms", "default_ttl_ms", "ledger_max_age_ms", "ledger_max_bytes", "ledger_max_entries", "buckets", "delayed_delivery", "retention_ms", "retention_bytes", "max_pending_messages", "max_pending_bytes", "max_produce_rate", "overdue_action", "dedup_window_ms", "dedup_entries")
     TRACKER_FIELD_NUMBER: _ClassVar[int]
     TICK_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +49,15 @@ class TopicPolicy(_message.Message):
     LEDGER_MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEDGER_MAX_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_DELIVERY_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PENDING_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PENDING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PRODUCE_RATE_FIELD_NUMBER: _ClassVar[int]
+    OVERDUE_ACTION_FIELD_NUMBER: _ClassVar[int]
+    DEDUP_WINDOW_MS_FIELD_NUMBER: _ClassVar[int]
+    DEDUP_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     tracker: Tracker
     tick_ms: int
     max_delay_ms: int
@@ -36,7 +66,16 @@ class TopicPolicy(_message.Message):
     ledger_max_bytes: int
     ledger_max_entries: int
     buckets: BucketPolicy
-    def __init__(self, tracker: _Optional[_Union[Tracker, str]] = ..., tick_ms: _Optional[int] = ..., max_delay_ms: _Optional[int] = ..., default_ttl_ms: _Optional[int] = ..., ledger_max_age_ms: _Optional[int] = ..., ledger_max_bytes: _Optional[int] = ..., ledger_max_entries: _Optional[int] = ..., buckets: _Optional[_Union[BucketPolicy, _Mapping]] = ...) -> None: ...
+    delayed_delivery: DelayedDelivery
+    retention_ms: int
+    retention_bytes: int
+    max_pending_messages: int
+    max_pending_bytes: int
+    max_produce_rate: int
+    overdue_action: OverdueAction
+    dedup_window_ms: int
+    dedup_entries: int
+    def __init__(self, tracker: _Optional[_Union[Tracker, str]] = ..., tick_ms: _Optional[int] = ..., max_delay_ms: _Optional[int] = ..., default_ttl_ms: _Optional[int] = ..., ledger_max_age_ms: _Optional[int] = ..., ledger_max_bytes: _Optional[int] = ..., ledger_max_entries: _Optional[int] = ..., buckets: _Optional[_Union[BucketPolicy, _Mapping]] = ..., delayed_delivery: _Optional[_Union[DelayedDelivery, str]] = ..., retention_ms: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., max_pending_messages: _Optional[int] = ..., max_pending_bytes: _Optional[int] = ..., max_produce_rate: _Optional[int] = ..., overdue_action: _Optional[_Union[OverdueAction, str]] = ..., dedup_window_ms: _Optional[int] = ..., dedup_entries: _Optional[int] = ...) -> None: ...
 
 class BucketPolicy(_message.Message):
     __slots__ = ("max_buckets", "min_index_count", "seal_after_ms", "ledgers_per_bucket", "segment_time_step_ms", "max_segment_entries")
@@ -55,18 +94,22 @@ class BucketPolicy(_message.Message):
     def __init__(self, max_buckets: _Optional[int] = ..., min_index_count: _Optional[int] = ..., seal_after_ms: _Optional[int] = ..., ledgers_per_bucket: _Optional[int] = ..., segment_time_step_ms: _Optional[int] = ..., max_segment_entries: _Optional[int] = ...) -> None: ...
 
 class SubscriptionPolicy(_message.Message):
-    __slots__ = ("lease_ms", "initial_backoff_ms", "max_backoff_ms", "backoff_multiplier", "honor_delay")
+    __slots__ = ("lease_ms", "initial_backoff_ms", "max_backoff_ms", "backoff_multiplier", "honor_delay", "max_delivery_attempts", "dead_letter_topic")
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     INITIAL_BACKOFF_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_BACKOFF_MS_FIELD_NUMBER: _ClassVar[int]
     BACKOFF_MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
     HONOR_DELAY_FIELD_NUMBER: _ClassVar[int]
+    MAX_DELIVERY_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
     lease_ms: int
     initial_backoff_ms: int
     max_backoff_ms: int
     backoff_multiplier: float
     honor_delay: bool
-    def __init__(self, lease_ms: _Optional[int] = ..., initial_backoff_ms: _Optional[int] = ..., max_backoff_ms: _Optional[int] = ..., backoff_multiplier: _Optional[float] = ..., honor_delay: bool = ...) -> None: ...
+    max_delivery_attempts: int
+    dead_letter_topic: str
+    def __init__(self, lease_ms: _Optional[int] = ..., initial_backoff_ms: _Optional[int] = ..., max_backoff_ms: _Optional[int] = ..., backoff_multiplier: _Optional[float] = ..., honor_delay: bool = ..., max_delivery_attempts: _Optional[int] = ..., dead_letter_topic: _Optional[str] = ...) -> None: ...
 
 class Topic(_message.Message):
     __slots__ = ("name", "policy", "effective_policy", "create_time_ms")
@@ -81,20 +124,22 @@ class Topic(_message.Message):
     def __init__(self, name: _Optional[str] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping]] = ..., effective_policy: _Optional[_Union[TopicPolicy, _Mapping]] = ..., create_time_ms: _Optional[int] = ...) -> None: ...
 
 class Subscription(_message.Message):
-    __slots__ = ("topic", "name", "type", "policy", "effective_policy", "create_time_ms")
+    __slots__ = ("topic", "name", "type", "policy", "effective_policy", "create_time_ms", "paused")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_POLICY_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     name: str
     type: _consumer_pb2.SubscriptionType
     policy: SubscriptionPolicy
     effective_policy: SubscriptionPolicy
     create_time_ms: int
-    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., type: _Optional[_Union[_consumer_pb2.SubscriptionType, str]] = ..., policy: _Optional[_Union[SubscriptionPolicy, _Mapping]] = ..., effective_policy: _Optional[_Union[SubscriptionPolicy, _Mapping]] = ..., create_time_ms: _Optional[int] = ...) -> None: ...
+    paused: bool
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., type: _Optional[_Union[_consumer_pb2.SubscriptionType, str]] = ..., policy: _Optional[_Union[SubscriptionPolicy, _Mapping]] = ..., effective_policy: _Optional[_Union[SubscriptionPolicy, _Mapping]] = ..., create_time_ms: _Optional[int] = ..., paused: bool = ...) -> None: ...
 
 class CreateTopicRequest(_message.Message):
     __slots__ = ("name", "policy", "request_id")
@@ -206,6 +251,26 @@ class GetSubscriptionResponse(_message.Message):
     subscription: Subscription
     def __init__(self, subscription: _Optional[_Union[Subscription, _Mapping]] = ...) -> None: ...
 
+class UpdateSubscriptionRequest(_message.Message):
+    __slots__ = ("topic", "name", "policy", "update_mask", "request_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    policy: SubscriptionPolicy
+    update_mask: _field_mask_pb2.FieldMask
+    request_id: str
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., policy: _Optional[_Union[SubscriptionPolicy, _Mapping]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class UpdateSubscriptionResponse(_message.Message):
+    __slots__ = ("subscription",)
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    subscription: Subscription
+    def __init__(self, subscription: _Optional[_Union[Subscription, _Mapping]] = ...) -> None: ...
+
 class DeleteSubscriptionRequest(_message.Message):
     __slots__ = ("topic", "name", "request_id")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -238,17 +303,181 @@ class ListSubscriptionsResponse(_message.Message):
     next_page_token: str
     def __init__(self, subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
+class SeekRequest(_message.Message):
+    __slots__ = ("topic", "subscription", "id", "publish_time_ms", "initial_position", "request_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_POSITION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    id: _message_pb2.MessageId
+    publish_time_ms: int
+    initial_position: _consumer_pb2.InitialPosition
+    request_id: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., id: _Optional[_Union[_message_pb2.MessageId, _Mapping]] = ..., publish_time_ms: _Optional[int] = ..., initial_position: _Optional[_Union[_consumer_pb2.InitialPosition, str]] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class SeekResponse(_message.Message):
+    __slots__ = ("position",)
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    position: _message_pb2.MessageId
+    def __init__(self, position: _Optional[_Union[_message_pb2.MessageId, _Mapping]] = ...) -> None: ...
+
+class SkipAllRequest(_message.Message):
+    __slots__ = ("topic", "subscription", "request_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    request_id: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class SkipAllResponse(_message.Message):
+    __slots__ = ("skipped_messages",)
+    SKIPPED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    skipped_messages: int
+    def __init__(self, skipped_messages: _Optional[int] = ...) -> None: ...
+
+class PauseRequest(_message.Message):
+    __slots__ = ("topic", "subscription", "request_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    request_id: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class PauseResponse(_message.Message):
+    __slots__ = ("subscription",)
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    subscription: Subscription
+    def __init__(self, subscription: _Optional[_Union[Subscription, _Mapping]] = ...) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ("topic", "subscription", "request_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    request_id: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class ResumeResponse(_message.Message):
+    __slots__ = ("subscription",)
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    subscription: Subscription
+    def __init__(self, subscription: _Optional[_Union[Subscription, _Mapping]] = ...) -> None: ...
+
+class ListDeadLettersRequest(_message.Message):
+    __slots__ = ("topic", "subscription", "view", "page_size", "page_token")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    view: _message_pb2.MessageView
+    page_size: int
+    page_token: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., view: _Optional[_Union[_message_pb2.MessageView, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListDeadLettersResponse(_message.Message):
+    __slots__ = ("dead_letters", "next_page_token")
+    DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    dead_letters: _containers.RepeatedCompositeFieldContainer[DeadLetter]
+    next_page_token: str
+    def __init__(self, dead_letters: _Optional[_Iterable[_Union[DeadLetter, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class DeadLetter(_message.Message):
+    __slots__ = ("id", "dead_letter_topic", "original_id", "delivery_attempts", "reason", "dead_letter_time_ms", "payload_bytes", "message")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    ORIGINAL_ID_FIELD_NUMBER: _ClassVar[int]
+    DELIVERY_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTER_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    id: _message_pb2.MessageId
+    dead_letter_topic: str
+    original_id: _message_pb2.MessageId
+    delivery_attempts: int
+    reason: str
+    dead_letter_time_ms: int
+    payload_bytes: int
+    message: _message_pb2.Message
+    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping]] = ..., dead_letter_topic: _Optional[str] = ..., original_id: _Optional[_Union[_message_pb2.MessageId, _Mapping]] = ..., delivery_attempts: _Optional[int] = ..., reason: _Optional[str] = ..., dead_letter_time_ms: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., message: _Optional[_Union[_message_pb2.Message, _Mapping]] = ...) -> None: ...
+
+class RequeueDeadLettersRequest(_message.Message):
+    __slots__ = ("topic", "subscription", "entries", "all", "deliver_after_ms", "request_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
+    all: bool
+    deliver_after_ms: int
+    request_id: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ..., all: bool = ..., deliver_after_ms: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class RequeueDeadLettersResponse(_message.Message):
+    __slots__ = ("requeued_messages", "failures")
+    REQUEUED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    requeued_messages: int
+    failures: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.EntryFailure]
+    def __init__(self, requeued_messages: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[_consumer_pb2.EntryFailure, _Mapping]]] = ...) -> None: ...
+
+class PurgeDeadLettersRequest(_message.Message):
+    __slots__ = ("topic", "subscription", "entries", "all", "request_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
+    all: bool
+    request_id: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ..., all: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class PurgeDeadLettersResponse(_message.Message):
+    __slots__ = ("purged_messages", "failures")
+    PURGED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    purged_messages: int
+    failures: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.EntryFailure]
+    def __init__(self, purged_messages: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[_consumer_pb2.EntryFailure, _Mapping]]] = ...) -> None: ...
+
 class GetStatsRequest(_message.Message):
-    __slots__ = ("topics",)
+    __slots__ = ("topics", "page_size", "page_token")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, topics: _Optional[_Iterable[str]] = ...) -> None: ...
+    page_size: int
+    page_token: str
+    def __init__(self, topics: _Optional[_Iterable[str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("topics",)
+    __slots__ = ("topics", "next_page_token")
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[TopicStats]
-    def __init__(self, topics: _Optional[_Iterable[_Union[TopicStats, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicStats, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class TopicStats(_message.Message):
     __slots__ = ("topic", "scheduled_messages", "scheduled_bytes", "next_due_time_ms", "last_due_time_ms", "ledgers", "storage_bytes", "index", "subscriptions")

@@ -70,6 +70,11 @@ class AdminServiceStub(object):
                 request_serializer=postdate_dot_v1_dot_admin__pb2.GetSubscriptionRequest.SerializeToString,
                 response_deserializer=postdate_dot_v1_dot_admin__pb2.GetSubscriptionResponse.FromString,
                 _registered_method=True)
+        self.UpdateSubscription = channel.unary_unary(
+                '/postdate.v1.AdminService/UpdateSubscription',
+                request_serializer=postdate_dot_v1_dot_admin__pb2.UpdateSubscriptionRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_admin__pb2.UpdateSubscriptionResponse.FromString,
+                _registered_method=True)
         self.DeleteSubscription = channel.unary_unary(
                 '/postdate.v1.AdminService/DeleteSubscription',
                 request_serializer=postdate_dot_v1_dot_admin__pb2.DeleteSubscriptionRequest.SerializeToString,
@@ -79,6 +84,41 @@ class AdminServiceStub(object):
                 '/postdate.v1.AdminService/ListSubscriptions',
                 request_serializer=postdate_dot_v1_dot_admin__pb2.ListSubscriptionsRequest.SerializeToString,
                 response_deserializer=postdate_dot_v1_dot_admin__pb2.ListSubscriptionsResponse.FromString,
+                _registered_method=True)
+        self.Seek = channel.unary_unary(
+                '/postdate.v1.AdminService/Seek',
+                request_serializer=postdate_dot_v1_dot_admin__pb2.SeekRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_admin__pb2.SeekResponse.FromString,
+                _registered_method=True)
+        self.SkipAll = channel.unary_unary(
+                '/postdate.v1.AdminService/SkipAll',
+                request_serializer=postdate_dot_v1_dot_admin__pb2.SkipAllRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_admin__pb2.SkipAllResponse.FromString,
+                _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/postdate.v1.AdminService/Pause',
+                request_serializer=postdate_dot_v1_dot_admin__pb2.PauseRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_admin__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/postdate.v1.AdminService/Resume',
+                request_serializer=postdate_dot_v1_dot_admin__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_admin__pb2.ResumeResponse.FromString,
+                _registered_method=True)
+        self.ListDeadLetters = channel.unary_unary(
+                '/postdate.v1.AdminService/ListDeadLetters',
+                request_serializer=postdate_dot_v1_dot_admin__pb2.ListDeadLettersRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_admin__pb2.ListDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.RequeueDeadLetters = channel.unary_unary(
+                '/postdate.v1.AdminService/RequeueDeadLetters',
+                request_serializer=postdate_dot_v1_dot_admin__pb2.RequeueDeadLettersRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_admin__pb2.RequeueDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.PurgeDeadLetters = channel.unary_unary(
+                '/postdate.v1.AdminService/PurgeDeadLetters',
+                request_serializer=postdate_dot_v1_dot_admin__pb2.PurgeDeadLettersRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_admin__pb2.PurgeDeadLettersResponse.FromString,
                 _registered_method=True)
         self.GetStats = channel.unary_unary(
                 '/postdate.v1.AdminService/GetStats',
@@ -151,6 +191,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateSubscription(self, request, context):
+        """Changes settings of a subscription, with messages out or not. They count from the next delivery or nack on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteSubscription(self, request, context):
         """Deletes a subscription; its consumers are disconnected, other subscriptions are untouched.
         """
@@ -160,6 +207,56 @@ class AdminServiceServicer(object):
 
     def ListSubscriptions(self, request, context):
         """Lists a topic's subscriptions by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Seek(self, request, context):
+        """Moves a subscription in the log: everything from there on is owed again, settled or not; nothing before it is. Its
+        streams end with Draining, and what its consumers hold is theirs no more. Other subscriptions are untouched.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SkipAll(self, request, context):
+        """Settles all that a subscription is owed now, scheduled messages too: Seek to the end of the log.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pause(self, request, context):
+        """Stops delivery on a subscription, also across restarts; what is out can be acknowledged. Consumers stay connected.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Lets a paused subscription go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDeadLetters(self, request, context):
+        """Lists the messages that a subscription gave up, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RequeueDeadLetters(self, request, context):
+        """Sends dead letters to their subscription again, as new messages that only it gets, counted from the first attempt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PurgeDeadLetters(self, request, context):
+        """Drops dead letters for good.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -225,6 +322,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=postdate_dot_v1_dot_admin__pb2.GetSubscriptionRequest.FromString,
                     response_serializer=postdate_dot_v1_dot_admin__pb2.GetSubscriptionResponse.SerializeToString,
             ),
+            'UpdateSubscription': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateSubscription,
+                    request_deserializer=postdate_dot_v1_dot_admin__pb2.UpdateSubscriptionRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_admin__pb2.UpdateSubscriptionResponse.SerializeToString,
+            ),
             'DeleteSubscription': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteSubscription,
                     request_deserializer=postdate_dot_v1_dot_admin__pb2.DeleteSubscriptionRequest.FromString,
@@ -234,6 +336,41 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListSubscriptions,
                     request_deserializer=postdate_dot_v1_dot_admin__pb2.ListSubscriptionsRequest.FromString,
                     response_serializer=postdate_dot_v1_dot_admin__pb2.ListSubscriptionsResponse.SerializeToString,
+            ),
+            'Seek': grpc.unary_unary_rpc_method_handler(
+                    servicer.Seek,
+                    request_deserializer=postdate_dot_v1_dot_admin__pb2.SeekRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_admin__pb2.SeekResponse.SerializeToString,
+            ),
+            'SkipAll': grpc.unary_unary_rpc_method_handler(
+                    servicer.SkipAll,
+                    request_deserializer=postdate_dot_v1_dot_admin__pb2.SkipAllRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_admin__pb2.SkipAllResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=postdate_dot_v1_dot_admin__pb2.PauseRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_admin__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=postdate_dot_v1_dot_admin__pb2.ResumeRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_admin__pb2.ResumeResponse.SerializeToString,
+            ),
+            'ListDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadLetters,
+                    request_deserializer=postdate_dot_v1_dot_admin__pb2.ListDeadLettersRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_admin__pb2.ListDeadLettersResponse.SerializeToString,
+            ),
+            'RequeueDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequeueDeadLetters,
+                    request_deserializer=postdate_dot_v1_dot_admin__pb2.RequeueDeadLettersRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_admin__pb2.RequeueDeadLettersResponse.SerializeToString,
+            ),
+            'PurgeDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.PurgeDeadLetters,
+                    request_deserializer=postdate_dot_v1_dot_admin__pb2.PurgeDeadLettersRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_admin__pb2.PurgeDeadLettersResponse.SerializeToString,
             ),
             'GetStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStats,
@@ -452,6 +589,33 @@ class AdminService(object):
             _registered_method=True)
 
     @staticmethod
+    def UpdateSubscription(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.AdminService/UpdateSubscription',
+            postdate_dot_v1_dot_admin__pb2.UpdateSubscriptionRequest.SerializeToString,
+            postdate_dot_v1_dot_admin__pb2.UpdateSubscriptionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def DeleteSubscription(request,
             target,
             options=(),
@@ -495,6 +659,195 @@ class AdminService(object):
             '/postdate.v1.AdminService/ListSubscriptions',
             postdate_dot_v1_dot_admin__pb2.ListSubscriptionsRequest.SerializeToString,
             postdate_dot_v1_dot_admin__pb2.ListSubscriptionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Seek(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.AdminService/Seek',
+            postdate_dot_v1_dot_admin__pb2.SeekRequest.SerializeToString,
+            postdate_dot_v1_dot_admin__pb2.SeekResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SkipAll(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.AdminService/SkipAll',
+            postdate_dot_v1_dot_admin__pb2.SkipAllRequest.SerializeToString,
+            postdate_dot_v1_dot_admin__pb2.SkipAllResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.AdminService/Pause',
+            postdate_dot_v1_dot_admin__pb2.PauseRequest.SerializeToString,
+            postdate_dot_v1_dot_admin__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.AdminService/Resume',
+            postdate_dot_v1_dot_admin__pb2.ResumeRequest.SerializeToString,
+            postdate_dot_v1_dot_admin__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.AdminService/ListDeadLetters',
+            postdate_dot_v1_dot_admin__pb2.ListDeadLettersRequest.SerializeToString,
+            postdate_dot_v1_dot_admin__pb2.ListDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RequeueDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.AdminService/RequeueDeadLetters',
+            postdate_dot_v1_dot_admin__pb2.RequeueDeadLettersRequest.SerializeToString,
+            postdate_dot_v1_dot_admin__pb2.RequeueDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PurgeDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.AdminService/PurgeDeadLetters',
+            postdate_dot_v1_dot_admin__pb2.PurgeDeadLettersRequest.SerializeToString,
+            postdate_dot_v1_dot_admin__pb2.PurgeDeadLettersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,10 +1,20 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class MessageView(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MESSAGE_VIEW_UNSPECIFIED: _ClassVar[MessageView]
+    MESSAGE_VIEW_BASIC: _ClassVar[MessageView]
+    MESSAGE_VIEW_FULL: _ClassVar[MessageView]
+MESSAGE_VIEW_UNSPECIFIED: MessageView
+MESSAGE_VIEW_BASIC: MessageView
+MESSAGE_VIEW_FULL: MessageView
 
 class Message(_message.Message):
     __slots__ = ("payload", "key", "properties", "deliver_at_ms", "deliver_after_ms", "schedule_key", "ttl_ms", "sequence_id", "event_time_ms", "traceparent")

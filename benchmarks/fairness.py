@@ -1,0 +1,96 @@
+"""The scenarios in which one quiet topic shares a broker with others that are not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.processes import HERE, Broker, Client, Setup, environment, spawn
+from benchmarks.scenarios import Figures, Scenario
+
+_RATE = 50.0
+DISTURBANCES = ("nothing", "herd", "never-acks", "no-read", "idle-subscriptions", "many-topics")
+
+
+def fairness(setup: Setup) -> Figures:
+    """The worst of all disturbances, and each; in windows of ten seconds."""
+    beside: list[subprocess.Popen[str]] = []
+    with Broker(setup, "fairness") as broker:
+
+        def begin(kind: str) -> Callable[[], None]:
+            return lambda: beside.append(_disturb(setup, broker, kind))
+
+        def end() -> None:
+            process = beside.pop()
+            output, _ = process.communicate("stop\n", timeout=60)
+            said = [json.loads(line) for line in output.splitlines()]
+            if not said or "result" not in said[-1]:
+                raise BenchmarkFailed(f"who disturbs: {said[-1:]}")
+
+        phases = {f"begin {kind}": begin(kind) for kind in DISTURBANCES[1:]}
+        phases |= {f"end {kind}": end for kind in DISTURBANCES[1:]}
+        client = Client(
+            setup, broker, "quiet", rate=_RATE, seconds=setup.seconds(10.0) + 2, disturbances=DISTURBANCES
+        )
+        try:
+            found = client.run(on_phase=phases)
+        finally:
+            for process in beside:
+                process.kill()
+                process.wait()
+    figures: Figures = {"early": found["early"]}
+    for kind in DISTURBANCES:
+        figures[f"{kind}_late_p99_ms"] = found[kind]["late"]["p99"]
+        figures[f"{kind}_produce_p99_ms"] = found[kind]["answered"]["p99"]
+    for what in ("late", "produce"):
+        figures[f"worst_{what}_p99_ms"] = max(figures[f"{kind}_{what}_p99_ms"] for kind in DISTURBANCES)
+    return figures
+
+
+def idle_memory(setup: Setup) -> Figures:
+    """What a topic and a subscription cost that nobody uses."""
+    topics = subscriptions = setup.sized(10_000)
+    resident: dict[str, int] = {}
+    with Broker(setup, "idle") as broker:
+
+        def note(what: str) -> Callable[[], None]:
+            def look() -> None:
+                broker.wait_quiet()
+                resident[what] = broker.memory_bytes()["VmRSS"]
+
+            return look
+
+        client = Client(setup, broker, "idle", topics=topics, subscriptions=subscriptions)
+        client.run(on_phase={what: note(what) for what in ("empty", "topics", "subscriptions")})
+    return {
+        "topic_bytes": (resident["topics"] - resident["empty"]) / topics,
+        "subscription_bytes": (resident["subscriptions"] - resident["topics"]) / subscriptions,
+    }
+
+
+SCENARIOS: dict[str, Scenario] = {"fairness": fairness, "idle-memory": idle_memory}
+
+
+def _disturb(setup: Setup, broker: Broker, kind: str) -> subprocess.Popen[str]:
+    """Start a client that does as `kind` says; returns once it does."""
+    task: dict[str, Any] = {"address": broker.address, "kind": kind, "scale": 0.1 if setup.quick else 1.0}
+    with open(setup.folder / f"{kind}.log", "w") as log:
+        process: subprocess.Popen[str] = spawn(
+            setup.client_core,
+            [sys.executable, "-m", "benchmarks.client", "disturb", json.dumps(task)],
+            env=environment(setup.source),
+            cwd=HERE,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            bufsize=1,
+        )
+    assert process.stdout is not None
+    if "ready" not in (line := process.stdout.readline()):
+        process.kill()
+        raise BenchmarkFailed(f"who disturbs by {kind} did not begin: {line}")
+    return process

@@ -1,0 +1,206 @@
+"""AdminService, what operators do with dead letters: list them, send them again, drop them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from broker.config import check_name
+from broker.errors import InvalidRequest, NotFound, OutOfRange
+from broker.model import Entries, Position, UInt32Column, count_entries, ids_of, without_entries
+from broker.rpc.answers import Answers
+from broker.rpc.decode import ProduceEnvelope
+from broker.rpc.entries import entries_of
+from broker.rpc.paging import check_page_size, decode_token, encode_token
+from broker.rpc.session import DELAY_MS_MAX
+from broker.rpc.status import encode_failures
+from broker.settings import MIB
+from broker.subscriptions.subscription import Failure, Subscription
+from broker.topics import dead_letter_frames as frames
+from broker.topics.broker import Broker
+from broker.topics.dead_letters import Place
+from broker.topics.topic import Topic
+from postdate.v1 import admin_pb2, message_pb2
+
+_POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,10})", re.ASCII)
+
+Call = tuple[type[Message], Callable[[Any], Awaitable[Message]]]
+Answer = admin_pb2.RequeueDeadLettersResponse | admin_pb2.PurgeDeadLettersResponse
+Request = admin_pb2.RequeueDeadLettersRequest | admin_pb2.PurgeDeadLettersRequest
+
+
+class DeadLetterCalls:
+    """See the module's description. Part of the AdminService, whose answers to repeats it shares."""
+
+    def __init__(self, broker: Broker, answers: Answers) -> None:
+        self._broker = broker
+        self._office = broker.dead_letters
+        self._answers = answers
+
+    def calls(self) -> dict[str, Call]:
+        return {
+            "ListDeadLetters": (admin_pb2.ListDeadLettersRequest, self._list),
+            "RequeueDeadLetters": (admin_pb2.RequeueDeadLettersRequest, self._requeue),
+            "PurgeDeadLetters": (admin_pb2.PurgeDeadLettersRequest, self._purge),
+        }
+
+    async def _list(self, request: admin_pb2.ListDeadLettersRequest) -> Message:
+        _, subscription = self._find(request.topic, request.subscription)
+        count = check_page_size(request.page_size)
+        if request.view not in message_pb2.MessageView.values():
+            raise InvalidRequest(f"There is no view {request.view}", field="view", reason="INVALID_VIEW")
+        is_full = request.view == message_pb2.MESSAGE_VIEW_FULL
+        response = admin_pb2.ListDeadLettersResponse()
+        room = self._broker.config.frame_bytes_max
+        rest = _rest_of(self._office.places(subscription), _position_of(request.page_token))
+        for topic, ledger_id, ids in rest:
+            at = 0
+            while at < len(ids):
+                if len(response.dead_letters) == count:
+                    return _cut(response)
+                wanted = ids[at : at + count - len(response.dead_letters)]
+                letters = await _read(topic, ledger_id, wanted, is_full)
+                for letter in letters:
+                    room -= letter.ByteSize()
+                    if room < 0 and response.dead_letters:  # the first one goes whatever its size
+                        return _cut(response)
+                    response.dead_letters.append(letter)
+                at += len(letters) or len(ids)
+        return response
+
+    async def _requeue(self, request: admin_pb2.RequeueDeadLettersRequest) -> Message:
+        self._broker.check_serving()
+        topic, _ = self._find(request.topic, request.subscription)
+        chosen, failures = self._chosen(request)
+        _check_delay(request.deliver_after_ms, topic)
+
+        async def requeue() -> Answer:
+            _, subscription = self._find(request.topic, request.subscription)
+            moved = await self._office.requeue(subscription, chosen, request.deliver_after_ms)
+            response = admin_pb2.RequeueDeadLettersResponse(requeued_messages=count_entries(moved))
+            return await _with_failures(response, chosen, moved, failures)
+
+        return await self._answers.once(request.topic, request, requeue)
+
+    async def _purge(self, request: admin_pb2.PurgeDeadLettersRequest) -> Message:
+        self._broker.check_serving()
+        self._find(request.topic, request.subscription)
+        chosen, failures = self._chosen(request)
+
+        async def purge() -> Answer:
+            _, subscription = self._find(request.topic, request.subscription)
+            purged = await self._office.purge(subscription, chosen)
+            response = admin_pb2.PurgeDeadLettersResponse(purged_messages=count_entries(purged))
+            return await _with_failures(response, chosen, purged, failures)
+
+        return await self._answers.once(request.topic, request, purge)
+
+    def _find(self, topic_name: str, name: str) -> tuple[Topic, Subscription]:
+        check_name("topic", topic_name, "topic")
+        check_name("subscription", name, "subscription")
+        topic = self._broker.registry.topic(topic_name)
+        return topic, topic.subscription(name)
+
+    def _chosen(self, request: Request) -> tuple[Entries | None, list[Failure]]:
+        """The letters that a request names; None for all of them. And failures of ids that no message has."""
+        if bool(request.entries) == request.all:
+            raise InvalidRequest(
+                "Name entries, or say all, and not both", field="entries", reason="INVALID_SELECTION"
+            )
+        if request.all:
+            return None, []
+        return entries_of(request.entries, "entries", self._broker.config.ack_entries_max)
+
+
+def _check_delay(deliver_after_ms: int, topic: Topic) -> None:
+    if not 0 <= deliver_after_ms <= DELAY_MS_MAX:
+        raise InvalidRequest(
+            f"deliver_after_ms is between 0 and {DELAY_MS_MAX}",
+            field="deliver_after_ms",
+            reason="INVALID_DELIVER_AFTER_MS",
+        )
+    if topic.policy.max_delay_ms and deliver_after_ms > topic.policy.max_delay_ms:
+        raise OutOfRange(
+            f"The delay is beyond this topic's max_delay_ms of {topic.policy.max_delay_ms}",
+            field="deliver_after_ms",
+            reason="DELIVER_AT_TOO_FAR",
+            max_delay_ms=topic.policy.max_delay_ms,
+        )
+
+
+def _position_of(page_token: str) -> Position:
+    """Where the page before ended."""
+    after = decode_token(page_token)
+    match = _POSITION.fullmatch(after or "0.0")
+    if match is None:
+        raise InvalidRequest("page_token is not one of ours", field="page_token", reason="INVALID_PAGE_TOKEN")
+    return Position(int(match[1]), int(match[2]))
+
+
+def _rest_of(places: Sequence[Place], after: Position) -> Iterator[tuple[Topic, int, UInt32Column]]:
+    """What comes after a page, ledger by ledger, oldest first."""
+    ledgers = [
+        (ledger_id, place.topic, bitmap) for place in places for ledger_id, bitmap in place.entries.items()
+    ]
+    for ledger_id, topic, bitmap in sorted(ledgers, key=lambda each: each[0]):
+        ids = ids_of(bitmap)
+        if ledger_id >= after.ledger_id:
+            yield topic, ledger_id, ids[ids > after.entry_id] if ledger_id == after.ledger_id else ids
+
+
+def _cut(response: admin_pb2.ListDeadLettersResponse) -> admin_pb2.ListDeadLettersResponse:
+    """A page after which there is more."""
+    last = response.dead_letters[-1].id
+    response.next_page_token = encode_token(f"{last.ledger_id}.{last.entry_id}")
+    return response
+
+
+async def _read(topic: Topic, ledger_id: int, ids: UInt32Column, is_full: bool) -> list[admin_pb2.DeadLetter]:
+    """The first letters of some, one at least; none if their ledger is gone."""
+    try:
+        _, _, stored = await topic.log.read(ledger_id, ids, MIB)
+    except NotFound:  # all of them were dealt with meanwhile
+        return []
+    return [
+        _letter(topic.name, Position(ledger_id, entry_id), frame, is_full)
+        for entry_id, frame in zip(ids.tolist(), stored, strict=False)
+    ]
+
+
+def _letter(topic: str, position: Position, frame: bytes, is_full: bool) -> admin_pb2.DeadLetter:
+    message = message_pb2.Message.FromString(ProduceEnvelope.FromString(frame).messages[0])
+    properties = dict(message.properties)
+    for name in frames.RESERVED:
+        message.properties.pop(name, None)
+    payload_bytes = len(message.payload)
+    if not is_full:
+        message.ClearField("payload")
+    return admin_pb2.DeadLetter(
+        id=message_pb2.MessageId(ledger_id=position.ledger_id, entry_id=position.entry_id),
+        dead_letter_topic=topic,
+        original_id=message_pb2.MessageId(
+            ledger_id=int(properties[frames.LEDGER_ID]), entry_id=int(properties[frames.ENTRY_ID])
+        ),
+        delivery_attempts=int(properties[frames.ATTEMPTS]),
+        reason=properties[frames.REASON],
+        dead_letter_time_ms=int(properties[frames.TIME_MS]),
+        payload_bytes=payload_bytes,
+        message=message,
+    )
+
+
+async def _with_failures(
+    response: Answer, chosen: Entries | None, done: Entries, failures: list[Failure]
+) -> Answer:
+    """The answer, with what was chosen and is no dead letter of this subscription."""
+    missing = without_entries(chosen, done) if chosen is not None else {}
+    failures = failures + [
+        Failure(Position(ledger_id, entry_id), "NOT_FOUND")
+        for ledger_id, bitmap in sorted(missing.items())
+        for entry_id in bitmap
+    ]
+    response.MergeFromString(await encode_failures(failures, response.FAILURES_FIELD_NUMBER))
+    return response

@@ -1,0 +1,47 @@
+"""Pages of lists. A token is the name, or place, that the page before ended with: lists may change in between."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TypeVar
+
+from broker.errors import InvalidRequest
+from broker.subscriptions.subscription import Subscription
+from broker.topics.topic import Topic
+
+_PAGE_SIZE = 100
+_PAGE_SIZE_MAX = 1_000
+
+Named = TypeVar("Named", Topic, Subscription)
+
+
+def check_page_size(page_size: int) -> int:
+    """How many a page holds."""
+    if not 0 <= page_size <= _PAGE_SIZE_MAX:
+        raise InvalidRequest(
+            f"page_size is between 0 and {_PAGE_SIZE_MAX}", field="page_size", reason="INVALID_PAGE_SIZE"
+        )
+    return page_size or _PAGE_SIZE
+
+
+def encode_token(after: str) -> str:
+    return base64.urlsafe_b64encode(after.encode()).decode()
+
+
+def decode_token(page_token: str) -> str:
+    """What `encode_token` was given; empty for the first page."""
+    try:
+        return base64.b64decode(page_token.encode("ascii"), altchars=b"-_", validate=True).decode("ascii")
+    except (binascii.Error, UnicodeError) as error:
+        raise InvalidRequest(
+            "page_token is not one of ours", field="page_token", reason="INVALID_PAGE_TOKEN"
+        ) from error
+
+
+def page_by_name(found: list[Named], page_size: int, page_token: str) -> tuple[list[Named], str]:
+    """One page and the token of the next."""
+    count, after = check_page_size(page_size), decode_token(page_token)
+    rest = sorted((each for each in found if each.name > after), key=lambda each: each.name)
+    page = rest[:count]
+    return page, encode_token(page[-1].name) if len(rest) > len(page) else ""

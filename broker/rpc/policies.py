@@ -1,0 +1,118 @@
+"""Topics, subscriptions and their settings, from and to the API's messages."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from google.protobuf.message import Message
+
+from broker.config import check_name
+from broker.errors import InvalidRequest, Refused
+from broker.rpc.entries import api_type
+from broker.storage.policy import RANGES, SubscriptionPolicy, TopicPolicy
+from broker.subscriptions.subscription import Subscription
+from broker.topics.dead_letter_frames import dead_letter_topic_name
+from broker.topics.topic import Topic
+from postdate.v1 import admin_pb2
+
+_BUCKET_FIELDS = frozenset(admin_pb2.BucketPolicy.DESCRIPTOR.fields_by_name)
+_ENUM_FIELDS = frozenset({"tracker", "delayed_delivery", "overdue_action"})
+"""Their zero is *unspecified*: it inherits."""
+
+
+def topic_policy_of(message: admin_pb2.TopicPolicy) -> TopicPolicy:
+    given = _set_fields(message, TopicPolicy) | _set_fields(message.buckets, TopicPolicy)
+    for name, value in given.items():
+        within = "policy.buckets" if name in _BUCKET_FIELDS else "policy"
+        _check_range(f"{within}.{name}", value, *RANGES[name])
+    return TopicPolicy(**{name: value for name, value in given.items() if value or name not in _ENUM_FIELDS})
+
+
+def subscription_policy_of(message: admin_pb2.SubscriptionPolicy, lease_ms_max: int) -> SubscriptionPolicy:
+    given = _set_fields(message, SubscriptionPolicy)
+    for name, value in given.items():
+        if name == "dead_letter_topic":
+            check_name("topic", value, f"policy.{name}")
+        elif name == "lease_ms":
+            _check_range(f"policy.{name}", value, 1, lease_ms_max)
+        elif name in RANGES:
+            _check_range(f"policy.{name}", value, *RANGES[name])
+    return SubscriptionPolicy(**given)
+
+
+def _check_range(field: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        raise InvalidRequest(
+            f"{field} is between {low} and {high}, not {value}", field=field, reason="INVALID_POLICY"
+        )
+
+
+def _set_fields(message: Message, kind: type[TopicPolicy] | type[SubscriptionPolicy]) -> dict[str, Any]:
+    known = message.DESCRIPTOR.fields_by_name
+    return {
+        f.name: getattr(message, f.name) for f in fields(kind) if f.name in known and message.HasField(f.name)
+    }
+
+
+def _values(policy: TopicPolicy | SubscriptionPolicy) -> dict[str, Any]:
+    return {f.name: value for f in fields(policy) if (value := getattr(policy, f.name)) is not None}
+
+
+def masked_topic_fields(paths: Sequence[str]) -> set[str]:
+    """The policy fields that an update mask names; a nested message stands for all of its fields."""
+    named = _masked_fields(paths, admin_pb2.TopicPolicy)
+    return named - {"buckets"} | _BUCKET_FIELDS if "buckets" in named else named
+
+
+def masked_subscription_fields(paths: Sequence[str]) -> set[str]:
+    """The policy fields that an update mask names."""
+    return _masked_fields(paths, admin_pb2.SubscriptionPolicy)
+
+
+def _masked_fields(paths: Sequence[str], kind: type[Message]) -> set[str]:
+    if not paths:
+        raise InvalidRequest(
+            "update_mask names no field of the policy", field="update_mask", reason="EMPTY_UPDATE_MASK"
+        )
+    for path in paths:
+        if path not in kind.DESCRIPTOR.fields_by_name:
+            raise InvalidRequest(
+                f"update_mask names {path[:80]!r}, which is no field of a policy",
+                field="update_mask",
+                reason="UNKNOWN_POLICY_FIELD",
+            )
+    return set(paths)
+
+
+def topic_policy_message(policy: TopicPolicy) -> admin_pb2.TopicPolicy:
+    values = _values(policy)
+    buckets = {name: values.pop(name) for name in _BUCKET_FIELDS & values.keys()}
+    return admin_pb2.TopicPolicy(**values, buckets=admin_pb2.BucketPolicy(**buckets) if buckets else None)
+
+
+def describe_topic(topic: Topic) -> admin_pb2.Topic:
+    return admin_pb2.Topic(
+        name=topic.name,
+        policy=topic_policy_message(topic.own_policy),
+        effective_policy=topic_policy_message(topic.policy),
+        create_time_ms=topic.create_time_ms,
+    )
+
+
+def describe_subscription(topic: Topic, subscription: Subscription) -> admin_pb2.Subscription:
+    in_force = subscription.policy
+    with contextlib.suppress(Refused):  # the names are too long for one of their own
+        place = dead_letter_topic_name(topic.name, subscription.name, in_force)
+        in_force = replace(in_force, dead_letter_topic=place)
+    return admin_pb2.Subscription(
+        topic=topic.name,
+        name=subscription.name,
+        type=api_type(subscription),
+        policy=admin_pb2.SubscriptionPolicy(**_values(subscription.image.policy)),
+        effective_policy=admin_pb2.SubscriptionPolicy(**_values(in_force)),
+        create_time_ms=subscription.image.create_time_ms,
+        paused=subscription.paused,
+    )

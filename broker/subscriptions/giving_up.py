@@ -1,0 +1,49 @@
+"""What a subscription gives up: messages that came back too often, or that a consumer does not want. Pure.
+
+The subscription decides which; the topics above it know where they go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from broker.model import Entries, bitmap_of, ids_of
+from broker.subscriptions.redelivery import Attempts
+
+if TYPE_CHECKING:
+    from broker.subscriptions.subscription import Subscription
+
+TOO_OFTEN = "max_delivery_attempts"
+OVERDUE = "overdue"
+NACKED = "nack"
+"""Why a message was given up, in its dead letter; of a nack, if it gives no reason of its own."""
+
+
+class DeadLetterSink(Protocol):
+    """Where subscriptions leave what they give up."""
+
+    def check_place(self, subscription: Subscription) -> None:
+        """Raise Refused if there is no place for dead letters of this subscription."""
+
+    def give_up(self, subscription: Subscription, entries: Entries, reason: str) -> asyncio.Future[None]:
+        """Make dead letters of entries that the subscription is `giving_up`.
+
+        Done once that is durable, or once it is that they wait for redelivery because it cannot be.
+        """
+
+    def still_held(self, subscription: Subscription) -> Entries:
+        """The part of `dead_letters` that nobody has dealt with."""
+
+
+def worn_out(entries: Entries, attempts: Attempts, deliveries_max: int) -> Entries:
+    """The part of a set that was delivered as often as it may be, once its present delivery has failed."""
+    if not deliveries_max:
+        return {}
+    worn: Entries = {}
+    for ledger_id, bitmap in entries.items():
+        ids = ids_of(bitmap)
+        last = ids[attempts.counts(ledger_id, ids) + 1 >= deliveries_max]
+        if len(last):
+            worn[ledger_id] = bitmap_of(last)
+    return worn

@@ -1,0 +1,402 @@
+"""Dead letters: messages that a subscription gave up, kept in another topic until somebody deals with them.
+
+    subscription --give_up--> read, rewrite --one record--> dead-letter topic, held there by HOLDER_NAME
+                                                        \\-> settled where it came from
+    requeue: the same the other way, for the one subscription; purge: settled on the holder
+
+A record of two parts does both, so that no crash leaves a message in neither place or in both. Which entries of the
+dead-letter topic were given up here is durable in `Subscription.dead_letters`; of them, what the holder has not settled
+and whose ledger is there is still held. A crash before the record is durable: the message is delivered once more.
+
+A dead letter goes to its topic by the broker's own doing: no quota refuses it, and a full disk does not, like an
+acknowledgement. What else may go wrong (a limit of topics, a message that cannot be read) makes the message wait for
+redelivery as long as a message may, and is told in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import google_crc32c
+import numpy as np
+
+from broker.config import BrokerConfig
+from broker.errors import NotFound, PostdateError, Refused
+from broker.model import (
+    Batch,
+    Entries,
+    UInt32Column,
+    bitmap_of,
+    common_entries,
+    count_entries,
+    ids_of,
+    members,
+    merge_entries,
+    without_entries,
+)
+from broker.observe.logs import get_logger
+from broker.runtime.clock import Clock
+from broker.runtime.supervise import YieldBudget
+from broker.settings import MIB
+from broker.storage.policy import DELAYED_ENABLED, SubscriptionPolicy, TopicPolicy
+from broker.storage.records import Settled, SettleReason, Transferred
+from broker.subscriptions import giving_up
+from broker.subscriptions.subscription import SHARED, Subscription
+from broker.topics import dead_letter_frames as frames
+from broker.topics.dead_letter_frames import HOLDER_NAME, dead_letter_topic_name
+from broker.topics.refusals import subscription_not_found
+
+if TYPE_CHECKING:
+    from broker.topics.registry import Registry
+    from broker.topics.topic import Spawn, Topic
+
+log = get_logger(__name__)
+
+_MESSAGES_MAX = 500
+_BYTES_MAX = MIB
+"""Of one record, but for a message that is larger alone."""
+_READERS_MAX = 4
+"""Transfers that read and rewrite at once: each holds a record's messages in memory."""
+_LATEST = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where some dead letters of a subscription lie."""
+
+    topic: Topic
+    holder: Subscription
+    entries: Entries
+
+
+@dataclass(slots=True)
+class _Requeue:
+    """One request to send dead letters again, and what has come of it."""
+
+    source: Topic
+    subscription: Subscription
+    deliver_after_ms: int
+    moved: Entries = field(default_factory=dict)
+    waits: list[asyncio.Future[None]] = field(default_factory=list)
+
+
+class DeadLetterOffice:
+    """Moves messages between topics for all subscriptions of a broker; see the module's description."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        config: BrokerConfig,
+        clock: Clock,
+        *,
+        spawn: Spawn,
+        wait_room: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._spawn = spawn
+        self._wait_room = wait_room
+        self._bytes_max = min(_BYTES_MAX, config.journal_segment_bytes // 4)
+        self._readers = asyncio.Semaphore(_READERS_MAX)
+        self._going: set[asyncio.Future[None]] = set()
+
+    # -- for subscriptions -----------------------------------------------------------------------------------
+
+    def check_place(self, subscription: Subscription) -> None:
+        """Raise Refused if there is no place for dead letters of this subscription."""
+        source = self._registry.topics.get(subscription.topic_id)
+        if source is not None:
+            dead_letter_topic_name(source.name, subscription.name, subscription.policy)
+
+    def give_up(self, subscription: Subscription, entries: Entries, reason: str) -> asyncio.Future[None]:
+        """Make dead letters of entries that the subscription is `giving_up`; see `DeadLetterSink`."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Nobody may be waiting; a failed journal reports itself.
+        done.add_done_callback(lambda future: future.cancelled() or future.exception())
+        name = f"dead letters of subscription {subscription.topic_id}/{subscription.subscription_id}"
+        task = self._spawn(name, self._give_up(subscription, entries, reason, done))
+        self._going.add(done)
+        done.add_done_callback(self._going.discard)
+        task.add_done_callback(lambda _: done.cancel())  # it was cancelled before it began
+        return done
+
+    def still_held(self, subscription: Subscription) -> Entries:
+        """The part of `dead_letters` that nobody has dealt with."""
+        held: Entries = {}
+        for place in self.places(subscription):
+            merge_entries(held, place.entries)
+        return held
+
+    async def wait_idle(self) -> None:
+        """Return once nothing is on its way any more."""
+        while self._going:
+            await asyncio.wait(self._going)
+
+    async def _give_up(
+        self, subscription: Subscription, entries: Entries, reason: str, done: asyncio.Future[None]
+    ) -> None:
+        waits: list[asyncio.Future[None]] = []
+        try:
+            for ledger_id, ids in _slices(entries):
+                async with self._readers:
+                    waits += await self._give_up_some(subscription, ledger_id, ids, reason)
+            for each in waits:
+                await each
+        except PostdateError as error:  # the broker writes no more: what is left is owed after the restart
+            if not done.done():
+                done.set_exception(error)
+        if not done.done():
+            done.set_result(None)
+
+    async def _give_up_some(
+        self, subscription: Subscription, ledger_id: int, ids: UInt32Column, reason: str
+    ) -> list[asyncio.Future[None]]:
+        """The records that were submitted for these entries, of one kind or the other."""
+        waits: list[asyncio.Future[None]] = []
+        try:
+            await self._move_out(subscription, ledger_id, ids, reason, waits)
+        except PostdateError as error:
+            left = common_entries({ledger_id: bitmap_of(ids)}, subscription.giving_up)
+            if subscription.deleted or not left:
+                return waits
+            log.error(
+                "Messages could not become dead letters, and wait for redelivery",
+                subscription=subscription.name,
+                topic_id=subscription.topic_id,
+                messages=count_entries(left),
+                error=error,
+            )
+            longest_ms = subscription.policy.max_backoff_ms or 0
+            kept = subscription.keep_given_up(
+                left, self._clock.now_ms() + longest_ms, was_sent=reason != giving_up.OVERDUE
+            )
+            if kept is not None:
+                waits.append(kept)
+        return waits
+
+    async def _move_out(
+        self,
+        subscription: Subscription,
+        ledger_id: int,
+        ids: UInt32Column,
+        reason: str,
+        waits: list[asyncio.Future[None]],
+    ) -> None:
+        source = self._registry.topics.get(subscription.topic_id)
+        while len(ids):
+            if source is None or subscription.deleted:
+                return  # nobody is owed them any more
+            topic, holder = await self._place(source, subscription)
+            await self._wait_room()
+            _, rows, stored = await source.log.read(ledger_id, ids, self._bytes_max)
+            some = ids[: len(stored)]
+            letters = await self._letters(source, subscription, ledger_id, some, stored, reason)
+            # No await from here to the record: an entry that was acknowledged meanwhile, or taken back by a seek,
+            # is not `giving_up` any more.
+            if holder.deleted or topic.deleted:
+                continue  # another place is made
+            ours = common_entries({ledger_id: bitmap_of(some)}, subscription.giving_up)
+            if ours and not subscription.deleted:
+                kept = members(some, ours[ledger_id])
+                batch = _batch_of(letters, rows["key_hash"][: len(some)], kept)
+                settled = Settled(
+                    source.topic_id, subscription.subscription_id, SettleReason.DEAD_LETTERED, ours
+                )
+                # It waits for somebody, not for its time to live to pass.
+                policy = replace(_unlimited(topic.policy), default_ttl_ms=0)
+                waits.append(self._submit(topic, batch, policy, settled, 0))
+                subscription.promise_settled(ours)
+            ids = ids[len(stored) :]
+
+    async def _place(self, source: Topic, subscription: Subscription) -> tuple[Topic, Subscription]:
+        """The dead-letter topic of a subscription and what holds the messages there; made if they are not there."""
+        name = dead_letter_topic_name(source.name, subscription.name, subscription.policy)
+        topic = await self._registry.topic_or_create(name, always=True)
+        while True:
+            await topic.wait_created(HOLDER_NAME)
+            if holder := topic.find_subscription(HOLDER_NAME):
+                return topic, holder
+            if not topic.is_creating(HOLDER_NAME):
+                # The first subscription of a topic begins at its first message. Where there were others, what is
+                # there already is theirs.
+                policy = SubscriptionPolicy(max_delivery_attempts=0)  # dead letters do not die again
+                return topic, await topic.create_subscription(HOLDER_NAME, SHARED, _LATEST, policy)
+
+    async def _letters(
+        self,
+        source: Topic,
+        subscription: Subscription,
+        ledger_id: int,
+        ids: UInt32Column,
+        stored: Sequence[bytes],
+        reason: str,
+    ) -> list[bytes]:
+        now_ms = self._clock.now_ms()
+        budget = YieldBudget(self._clock)
+        # A sweep of overdue messages finds them before anybody was sent them.
+        attempts = subscription.attempts.counts(ledger_id, ids) + (reason != giving_up.OVERDUE)
+        letters = []
+        for entry_id, count, frame in zip(ids.tolist(), attempts.tolist(), stored, strict=True):
+            properties = {
+                frames.TOPIC: source.name,
+                frames.SUBSCRIPTION: subscription.name,
+                frames.LEDGER_ID: str(ledger_id),
+                frames.ENTRY_ID: str(entry_id),
+                frames.ATTEMPTS: str(count),
+                frames.REASON: reason,
+                frames.TIME_MS: str(now_ms),
+            }
+            letters.append(frames.dead_letter_frame(frame, properties))
+            await budget.spent()
+        return letters
+
+    # -- for operators ---------------------------------------------------------------------------------------
+
+    def places(self, subscription: Subscription) -> list[Place]:
+        """Where the dead letters of a subscription lie that nobody has dealt with, in the order of their ids."""
+        missing = dict(subscription.dead_letters)
+        if not missing:
+            return []
+        found: list[Place] = []
+        for topic in self._candidates(subscription):
+            if not missing:
+                break
+            # Copies: more may be given up while a record that names these is on its way.
+            there = {
+                i: bitmap.copy() for i, bitmap in missing.items() if topic.log.entry_count(i) is not None
+            }
+            for ledger_id in there:
+                del missing[ledger_id]
+            holder = topic.find_subscription(HOLDER_NAME)
+            if holder is not None and there:
+                held = without_entries(there, holder.cursor.settled_part(there))
+                if held:
+                    found.append(Place(topic, holder, held))
+        for ledger_id in missing:
+            del subscription.dead_letters[ledger_id]  # ids are not used again: what is gone stays gone
+        return sorted(found, key=lambda place: min(place.entries))
+
+    def _candidates(self, subscription: Subscription) -> Iterator[Topic]:
+        """Topics that may hold dead letters of a subscription: its own first, then those it may have had before."""
+        source = self._registry.topics.get(subscription.topic_id)
+        if source is None:
+            return
+        own = None
+        with contextlib.suppress(Refused):  # there may have been a place under other settings
+            name = dead_letter_topic_name(source.name, subscription.name, subscription.policy)
+            own = self._registry.by_name.get(name)
+        if own is not None:
+            yield own
+        yield from (topic for topic in self._registry.topics.values() if topic is not own)
+
+    async def requeue(
+        self, subscription: Subscription, chosen: Entries | None, deliver_after_ms: int
+    ) -> Entries:
+        """Send dead letters to their subscription again, all or those chosen; returns which, once that is durable."""
+        source = self._registry.topics.get(subscription.topic_id)
+        if source is None:
+            return {}
+        work = _Requeue(source, subscription, deliver_after_ms)
+        for place in self.places(subscription):
+            wanted = place.entries if chosen is None else common_entries(place.entries, chosen)
+            for ledger_id, ids in _slices(wanted):
+                rest = ids
+                while len(rest):
+                    await self._wait_room()
+                    rest = rest[await self._requeue_some(work, place, ledger_id, rest) :]
+        for each in work.waits:
+            await each
+        return work.moved
+
+    async def _requeue_some(self, work: _Requeue, place: Place, ledger_id: int, ids: UInt32Column) -> int:
+        """Submit a record of the first entries; how many were looked at."""
+        source, subscription = work.source, work.subscription
+        budget = YieldBudget(self._clock)
+        async with self._readers:
+            try:
+                _, rows, stored = await place.topic.log.read(ledger_id, ids, self._bytes_max)
+            except NotFound:  # the ledger has gone: all of it was dealt with meanwhile
+                return len(ids)
+            letters = []
+            for frame in stored:
+                letters.append(frames.requeued_frame(frame))
+                await budget.spent()
+        # No await from here on: two requests must not both find the same letter.
+        if subscription.deleted or source.deleted:
+            raise subscription_not_found(source.name, subscription.name)
+        some = ids[: len(stored)]
+        ours = _not_done(place.holder, {ledger_id: bitmap_of(some)})
+        if ours and not place.holder.deleted:
+            kept = members(some, ours[ledger_id])
+            batch = _batch_of(letters, rows["key_hash"][: len(some)], kept, work.deliver_after_ms)
+            settled = Settled(place.topic.topic_id, place.holder.subscription_id, SettleReason.REQUEUED, ours)
+            policy = _unlimited(source.policy)
+            work.waits.append(self._submit(source, batch, policy, settled, subscription.subscription_id))
+            place.holder.promise_settled(ours)
+            merge_entries(work.moved, ours)
+        return len(some)
+
+    def _submit(
+        self, into: Topic, batch: Batch, policy: TopicPolicy, settled: Settled, subscription_id: int
+    ) -> asyncio.Future[None]:
+        record = Transferred(into.plan(batch, policy), settled, subscription_id)
+        durable = into.submit_record(record, lambda lsn: self._registry.apply(record, lsn))
+        into.reserve(record.produced)
+        return durable
+
+    async def purge(self, subscription: Subscription, chosen: Entries | None) -> Entries:
+        """Drop dead letters for good, all or those chosen; returns which, once that is durable."""
+        purged: Entries = {}
+        waits = []
+        for place in self.places(subscription):
+            wanted = place.entries if chosen is None else common_entries(place.entries, chosen)
+            if ours := _not_done(place.holder, wanted):
+                waits.append(place.holder.settle(ours, SettleReason.PURGED))
+                merge_entries(purged, ours)
+        for each in waits:
+            await each
+        return purged
+
+
+def _not_done(holder: Subscription, entries: Entries) -> Entries:
+    """The part that the holder has neither settled nor is about to settle."""
+    rest = without_entries(entries, holder.cursor.settled_part(entries))
+    return without_entries(rest, holder.promised)
+
+
+def _slices(entries: Entries) -> list[tuple[int, UInt32Column]]:
+    """A set in parts of one ledger, each for one record."""
+    return [
+        (ledger_id, ids[first : first + _MESSAGES_MAX])
+        for ledger_id, bitmap in sorted(entries.items())
+        for ids in (ids_of(bitmap),)
+        for first in range(0, len(ids), _MESSAGES_MAX)
+    ]
+
+
+def _unlimited(policy: TopicPolicy) -> TopicPolicy:
+    """What limits producers does not limit a transfer."""
+    return replace(policy, max_delay_ms=0, delayed_delivery=DELAYED_ENABLED)
+
+
+def _batch_of(
+    letters: Sequence[bytes], key_hashes: UInt32Column, kept: np.ndarray, deliver_after_ms: int = 0
+) -> Batch:
+    """The frames to keep, as a producer's batch."""
+    chosen = [letters[index] for index in np.flatnonzero(kept).tolist()]
+    count = len(chosen)
+    zeros = np.zeros(count, dtype=np.int64)
+    return Batch(
+        frames=b"".join(chosen),
+        lengths=np.fromiter(map(len, chosen), dtype=np.uint32, count=count),
+        crcs=np.fromiter(map(google_crc32c.value, chosen), dtype=np.uint32, count=count),
+        deliver_at_ms=zeros,
+        deliver_after_ms=np.full(count, deliver_after_ms, dtype=np.int64),
+        ttl_ms=zeros,
+        key_hashes=key_hashes[kept],
+        schedule_hashes=np.zeros(count, dtype=np.uint64),
+    )

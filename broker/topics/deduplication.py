@@ -1,0 +1,254 @@
+"""Finds what a producer repeats, so that it is answered with the ids it got and not stored again.
+
+`look` decides what of a batch is new, from what is durable (`producers.py`) and what is on its way to the disk;
+`reserve` notes a batch that was submitted. What is reserved is kept as a second state of each producer that has
+something on its way; `apply` of the same record brings the first one there. A repeat of what is on its way waits for
+the same durability: that of the producer's last record, which lies behind all that it repeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from broker.errors import InvalidRequest, LimitReached, Refused
+from broker.model import Batch, IdRange, Int64Column, UInt64Column
+from broker.storage.policy import TopicPolicy
+from broker.storage.records import Produced, Sequences
+from broker.topics.plan import LedgerEnd, plan_produced
+from broker.topics.producers import Found, Producer, Producers
+
+RUNS_MAX = 1 << 24
+"""Runs of a topic, 32 bytes each: so many fit a file."""
+
+_RETRY_MS_MAX = 3_600_000  # a window may be longer than what RetryInfo can say
+_INDEX = re.compile(r"messages\[(\d+)\]")
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """A producer as it will be once all that was submitted is durable."""
+
+    producer: Producer  # the durable one, while nothing was submitted
+    is_own: bool = False
+    durable: asyncio.Future[None] | None = None  # of its last record
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a batch with sequence ids is."""
+
+    sequences: Sequences | None  # what its record says; None: nothing of it is new
+    fresh: Batch | None  # what of it is new
+    fresh_at: Int64Column | None  # the place of each of these in the batch; None: they are all of it
+    found: Found | None  # what is known of each message of a batch that is not all new
+    durable: asyncio.Future[None] | None = (
+        None  # nothing is new: once this is done, what it repeats is durable
+    )
+
+    @property
+    def publish_time_ms(self) -> int:
+        """When the first of the messages that it repeats was published."""
+        assert self.found is not None
+        return int(self.found.publish_times_ms[np.argmax(self.found.is_known)])
+
+    def ids(self, stored: IdRange | None) -> tuple[IdRange, ...]:
+        """The ids of all messages in order, `stored` being those of what is new."""
+        found = self.found
+        if found is None:
+            assert stored is not None
+            return (stored,)
+        ledger_ids, entry_ids = found.ledger_ids.copy(), found.entry_ids.copy()
+        if stored is not None:
+            ledger_ids[self.fresh_at] = stored.ledger_id
+            entry_ids[self.fresh_at] = np.arange(stored.first_entry_id, stored.first_entry_id + stored.count)
+        follows = (
+            (ledger_ids[1:] == ledger_ids[:-1])
+            & (entry_ids[1:] == entry_ids[:-1] + 1)
+            & (found.is_known[1:] == found.is_known[:-1])
+        )
+        starts = np.concatenate(([0], np.flatnonzero(~follows) + 1))
+        counts = np.diff(starts, append=len(ledger_ids))
+        columns = (ledger_ids[starts], entry_ids[starts], counts, found.is_known[starts])
+        return tuple(IdRange(*each) for each in zip(*(column.tolist() for column in columns), strict=True))
+
+    def plan(
+        self,
+        batch: Batch,
+        topic_id: int,
+        end: LedgerEnd,
+        new_ledger_id: Callable[[], int],
+        now_ms: int,
+        policy: TopicPolicy,
+    ) -> Produced:
+        """The record of what is new of the batch that was looked at; see `plan_produced`."""
+        fresh, fresh_at = self.fresh, self.fresh_at
+        assert fresh is not None and fresh.count <= batch.count
+        try:
+            return plan_produced(fresh, topic_id, end, new_ledger_id, now_ms, policy, self.sequences)
+        except InvalidRequest as error:
+            if fresh_at is not None:  # the refusal names the message as the request does
+                error.field = _INDEX.sub(lambda match: f"messages[{fresh_at[int(match[1])]}]", error.field)
+            raise
+
+
+def is_sequenced(batch: Batch, policy: TopicPolicy) -> bool:
+    """Whether a topic has an eye on a batch's sequence ids."""
+    return batch.sequence_ids is not None and bool(policy.dedup_window_ms)
+
+
+def check_rising(batch: Batch) -> UInt64Column:
+    """The sequence ids that a batch has; InvalidRequest if they do not rise."""
+    sequence_ids = batch.sequence_ids
+    assert sequence_ids is not None
+    if len(sequence_ids) == 1:
+        return sequence_ids
+    places = np.flatnonzero(sequence_ids)
+    given = sequence_ids if len(places) == len(sequence_ids) else sequence_ids[places]
+    falls = given[1:] <= given[:-1]
+    if np.count_nonzero(falls):
+        at = places[1 + int(np.argmax(falls))]
+        raise InvalidRequest(
+            f"sequence_id {sequence_ids[at]} does not rise above the one before it in the batch",
+            field=f"messages[{at}].sequence_id",
+            reason="SEQUENCE_NOT_RISING",
+        )
+    return given
+
+
+class Deduplication:
+    """What one topic's producers repeat."""
+
+    def __init__(self, producers: Producers, producers_max: int) -> None:
+        self._durable = producers
+        self._producers_max = producers_max
+        self._ahead: OrderedDict[str, _Ahead] | None = None  # who sent last comes last
+
+    def look(self, batch: Batch, now_ms: int, policy: TopicPolicy) -> Look:
+        """What of a batch is new. Raises what it is refused with; changes nothing."""
+        assert policy.dedup_window_ms is not None and policy.dedup_entries is not None
+        given = check_rising(batch)
+        name = batch.producer_name
+        ahead = self._known().get(name) or _Ahead(Producer())
+        producer = ahead.producer
+        found, fresh, fresh_at = None, batch, None
+        if int(given[0]) <= producer.highest:
+            found = _find(producer, batch, now_ms, policy)
+            if found.is_known.all():
+                return Look(None, None, None, found, ahead.durable or _done())
+            if found.is_known.any():
+                fresh_at = np.flatnonzero(~found.is_known)
+                fresh = batch.part(fresh_at)
+                assert fresh.sequence_ids is not None
+                given = fresh.sequence_ids[fresh.sequence_ids > 0]
+            else:
+                found = None
+        if not len(given):  # what is new has no sequence ids
+            return Look(None, fresh, fresh_at, found)
+        floor = producer.floor_after(given, now_ms, policy.dedup_window_ms, policy.dedup_entries)
+        assert fresh.sequence_ids is not None
+        forgotten_name = self._gives_way_to(name, now_ms, policy.dedup_window_ms)
+        sequences = Sequences(name, floor, fresh.sequence_ids, forgotten_name)
+        return Look(sequences, fresh, fresh_at, found)
+
+    def reserve(self, record: Produced, durable: asyncio.Future[None]) -> None:
+        """A batch that `look` looked at was submitted."""
+        sequences = record.sequences
+        if sequences is None:
+            return
+        known = self._known()
+        if sequences.forgotten_name:
+            del known[sequences.forgotten_name]
+        ahead = known.get(sequences.producer_name)
+        if ahead is None:
+            ahead = known[sequences.producer_name] = _Ahead(Producer(), is_own=True)
+        elif not ahead.is_own:
+            ahead.producer = ahead.producer.copy()
+            ahead.is_own = True
+        known.move_to_end(sequences.producer_name)
+        ahead.durable = durable
+        ahead.producer.add(
+            sequences.sequence_ids, record.ledger_id, record.first_entry_id, record.publish_time_ms
+        )
+        ahead.producer.forget_below(sequences.floor)
+
+    def let_go(self) -> None:
+        """Drop the second state of producers that have nothing on its way."""
+        if self._ahead is None:
+            return
+        for name, ahead in self._ahead.items():
+            if ahead.is_own and ahead.durable is not None and ahead.durable.done():
+                if (producer := self._durable.by_name.get(name)) is None:
+                    continue  # the journal has failed
+                ahead.producer = producer
+                ahead.is_own = False
+
+    def _known(self) -> OrderedDict[str, _Ahead]:
+        if self._ahead is None:
+            by_age = sorted(
+                self._durable.by_name.items(), key=lambda item: (item[1].last_publish_ms, item[0])
+            )
+            self._ahead = OrderedDict((name, _Ahead(producer)) for name, producer in by_age)
+        return self._ahead
+
+    def _gives_way_to(self, name: str, now_ms: int, window_ms: int) -> str:
+        """Who is forgotten for what a producer sends; empty: there is room."""
+        known = self._known()
+        has_place = name in known or len(known) < self._producers_max
+        if has_place and self._durable.run_count < RUNS_MAX:
+            return ""
+        idle_ms = 0
+        if oldest := next((each for each in known if each != name), ""):
+            ahead = known[oldest]
+            idle_ms = now_ms - ahead.producer.last_publish_ms
+            if idle_ms >= window_ms and (ahead.durable is None or ahead.durable.done()):
+                return oldest
+        raise LimitReached(
+            "The sequence ids of as many producers are remembered as are allowed, and none of them has been idle for "
+            "long enough to be forgotten",
+            reason="TOO_MANY_PRODUCERS",
+            retry_after_ms=min(max(1, window_ms - idle_ms), window_ms, _RETRY_MS_MAX),
+            producers_per_topic_max=self._producers_max,
+        )
+
+
+def _find(producer: Producer, batch: Batch, now_ms: int, policy: TopicPolicy) -> Found:
+    """What is known of each message of a batch; Refused if one is too old to tell."""
+    assert policy.dedup_window_ms is not None and policy.dedup_entries is not None
+    sequence_ids = batch.sequence_ids
+    assert sequence_ids is not None
+    places = np.flatnonzero(sequence_ids)
+    given = sequence_ids[places]
+    found = producer.find(given)
+    # What is remembered for longer than was promised, because nothing was sent since, is forgotten all the same.
+    floor = producer.floor_at(now_ms, policy.dedup_window_ms, policy.dedup_entries)
+    expired = found.is_known & (found.publish_times_ms <= now_ms - policy.dedup_window_ms)
+    unknown = (given < np.uint64(floor)) | (~found.is_known & (given == np.uint64(producer.highest)))
+    too_old = np.flatnonzero(unknown | expired)
+    if len(too_old):
+        at = int(too_old[0])
+        raise Refused(
+            f"sequence_id {given[at]} (messages[{places[at]}]) is not above {producer.highest}, and too old to tell "
+            "whether it was stored",
+            reason="SEQUENCE_TOO_OLD",
+            sequence_id=int(given[at]),
+            highest_sequence_id=producer.highest,
+        )
+    if len(places) == len(sequence_ids):
+        return found
+    columns = (np.zeros(len(sequence_ids), column.dtype) for column in found)
+    whole = Found(*columns)
+    for column, values in zip(whole, found, strict=True):
+        column[places] = values
+    return whole
+
+
+def _done() -> asyncio.Future[None]:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    done.set_result(None)
+    return done

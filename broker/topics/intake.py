@@ -1,0 +1,82 @@
+"""What stands before a batch is planned: is it a repeat, and may the topic take it (yet)? And what it becomes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from broker.model import Batch, IdRange, Position
+from broker.runtime.clock import Clock
+from broker.storage.log import TopicLog
+from broker.storage.policy import TopicPolicy
+from broker.storage.records import Produced
+from broker.topics.deduplication import Deduplication, Look, check_rising, is_sequenced
+from broker.topics.plan import check_times
+from broker.topics.producers import Producers
+from broker.topics.quota import Owed, Quota, check_alone, has_quota, measure_backlog
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A batch on its way to the disk: its ids are decided; they count once `durable` is done."""
+
+    ids: tuple[IdRange, ...]  # in the order of the messages; of repeats and new ones more than one
+    publish_time_ms: int  # of what is stored now; if nothing is, of the first message when it was
+    durable: asyncio.Future[None]
+
+
+class Intake:
+    """One topic's, for batches that are `is_examined`: `look` before one is submitted, `reserve` after it.
+
+    Between the two nothing may happen.
+    """
+
+    def __init__(
+        self,
+        producers: Producers,
+        log: TopicLog,
+        subscriptions: Iterable[Owed],
+        *,
+        clock: Clock,
+        producers_max: int,
+    ) -> None:
+        self._deduplication = Deduplication(producers, producers_max)
+        self._quota = Quota(clock, lambda lsn: measure_backlog(log, subscriptions, lsn))
+
+    def look(self, batch: Batch, now_ms: int, policy: TopicPolicy, applied_lsn: int) -> Look | None:
+        """What of a batch is new; None: no producer's ids are to be looked at. Raises what it is refused with."""
+        look, fresh = None, batch
+        if is_sequenced(batch, policy):
+            look = self._deduplication.look(batch, now_ms, policy)
+            if look.fresh is None:
+                return look
+            fresh = look.fresh
+        if has_quota(policy):
+            self._quota.check(policy, fresh.count, len(fresh.frames), applied_lsn)
+        return look
+
+    def reserve(self, record: Produced, policy: TopicPolicy, durable: asyncio.Future[None]) -> None:
+        """What is new of a batch was submitted."""
+        count = len(record.times)
+        if has_quota(policy):
+            end = Position(record.ledger_id, record.first_entry_id + count)
+            self._quota.take(policy, count, len(record.frames), end, durable)
+        self._deduplication.reserve(record, durable)
+
+    def let_go(self) -> None:
+        """Give back memory that is not needed; asked for at each checkpoint."""
+        self._deduplication.let_go()
+
+
+def is_examined(batch: Batch, policy: TopicPolicy) -> bool:
+    """Whether there is anything to look at; nearly always there is not."""
+    return is_sequenced(batch, policy) or has_quota(policy)
+
+
+def check_first(batch: Batch, now_ms: int, policy: TopicPolicy) -> None:
+    """Raise what a topic that has nothing yet would refuse a batch with."""
+    check_times(batch, now_ms, policy)
+    check_alone(policy, batch.count, len(batch.frames))
+    if is_sequenced(batch, policy):
+        check_rising(batch)

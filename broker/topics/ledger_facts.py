@@ -1,0 +1,45 @@
+"""What a topic remembers of each ledger besides its length: enough to tell, without reading it, when it can go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from broker.storage.manifest import LedgerImage
+from broker.storage.records import Produced
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFacts:
+    """Follows from the ledger's rows; all times in milliseconds since the Unix epoch."""
+
+    first_publish_ms: int
+    last_due_ms: int  # greatest delivery time of a row; 0: none is DELAYED
+    last_expire_ms: int  # 0: at least one message never expires
+    last_publish_ms: int
+
+    def after(self, record: Produced) -> LedgerFacts:
+        """The facts once a batch was appended."""
+        expire_at_ms = record.rows["expire_at_ms"]
+        keeps = self.last_expire_ms and expire_at_ms.all()
+        return replace(
+            self,
+            last_due_ms=max(self.last_due_ms, int(record.times.max())),
+            last_expire_ms=max(self.last_expire_ms, int(expire_at_ms.max())) if keeps else 0,
+            last_publish_ms=max(self.last_publish_ms, record.publish_time_ms),  # the clock may step back
+        )
+
+
+def facts_of(image: LedgerImage) -> LedgerFacts:
+    """The facts of a ledger that a manifest names."""
+    return LedgerFacts(image.first_publish_ms, image.last_due_ms, image.last_expire_ms, image.last_publish_ms)
+
+
+def first_facts(record: Produced) -> LedgerFacts:
+    """The facts of a ledger that begins with a batch."""
+    expire_at_ms = record.rows["expire_at_ms"]
+    return LedgerFacts(
+        record.publish_time_ms,
+        int(record.times.max()),
+        int(expire_at_ms.max()) if expire_at_ms.all() else 0,
+        record.publish_time_ms,
+    )

@@ -1,0 +1,184 @@
+"""Which ledgers can go: space is reclaimed when messages are done, ledger by ledger (P8).
+
+A ledger goes when nothing in it is live: the time of every entry has come, every subscription has settled it (or begins
+behind it), and the topic has had a subscription. Retention only adds to this. What goes is decided here and recorded
+(`LedgersDropped`); the files go after the next checkpoint.
+
+Invariants:
+  R1  Nothing that is owed goes, also if a record that makes it owed is on its way: applying a drop looks once more.
+  R2  A ledger goes only when the index is done with it: the cursor has passed it, and none of its entries is taken from
+      the index any more.
+  R3  The ledger that takes entries goes only when it rests and every batch for it is stored; the next batch begins
+      another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pyroaring import BitMap
+
+from broker.errors import Unavailable
+from broker.model import Entries, without_entries
+from broker.runtime.clock import Clock
+from broker.runtime.supervise import YieldBudget
+from broker.subscriptions.subscription import Subscription
+from broker.topics.ledger_facts import LedgerFacts
+from broker.topics.registry import Registry
+from broker.topics.topic import Topic
+
+_DROPPED_TOGETHER = 100
+"""Ledgers in one record, at most: applying it may look through what the index holds in memory for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """What decides over one ledger."""
+
+    ledger_id: int
+    data_bytes: int
+    facts: LedgerFacts
+    is_settled: bool  # by every subscription
+    is_indexed: bool  # the index cursor has passed it
+    takes_entries: bool  # it is the one that does
+    awaits_entries: bool  # batches for it may be on their way
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimRule:
+    """When a ledger that is done may go."""
+
+    retention_ms: int  # 0: no limit in time
+    retention_bytes: int  # 0: no limit in bytes
+    idle_ms: int  # how long the ledger that takes entries must rest
+
+    @property
+    def retains(self) -> bool:
+        return self.retention_ms > 0 or self.retention_bytes > 0
+
+
+def plan_reclaim(
+    ledgers: Sequence[LedgerState], rule: ReclaimRule, now_ms: int, spent_through_ms: int
+) -> list[int]:
+    """The ledgers that can go, of those in the order of the log.
+
+    `spent_through_ms`: up to then nothing is taken from the index any more.
+    """
+    gone: list[int] = []
+    retained_bytes = 0
+    fits = True
+    for ledger in reversed(ledgers):  # the youngest ones are retained
+        if not _is_done(ledger, rule, now_ms, spent_through_ms):
+            continue
+        retained_bytes += ledger.data_bytes
+        fits = fits and (not rule.retention_bytes or retained_bytes <= rule.retention_bytes)
+        is_young = not rule.retention_ms or now_ms - ledger.facts.last_publish_ms < rule.retention_ms
+        if not (rule.retains and fits and is_young):
+            gone.append(ledger.ledger_id)
+    return gone[::-1]
+
+
+def _is_done(ledger: LedgerState, rule: ReclaimRule, now_ms: int, spent_through_ms: int) -> bool:
+    """Whether nothing in a ledger is live, and nobody is at work on it."""
+    if not ledger.is_settled or not ledger.is_indexed or ledger.awaits_entries:
+        return False
+    if ledger.facts.last_due_ms > min(now_ms, spent_through_ms):
+        return False
+    # A publish time ahead of the clock is one that stepped back; it must not keep the ledger for as long.
+    return not ledger.takes_entries or not 0 <= now_ms - ledger.facts.last_publish_ms < rule.idle_ms
+
+
+def ledger_states(topic: Topic) -> list[LedgerState]:
+    """What decides over each ledger of a topic that has had a subscription, as of now."""
+    cursors = [subscription.cursor for subscription in topic.subscriptions.values()]
+    end = topic.log.end
+    # Most ledgers lie before every mark, whatever the number of subscriptions.
+    settled_end = min((cursor.mark for cursor in cursors), default=end)
+    return [
+        LedgerState(
+            ledger_id=ledger_id,
+            data_bytes=ledger.data_bytes,
+            facts=topic.ledger_facts[ledger_id],
+            is_settled=(ledger_id, ledger.entry_count) <= settled_end
+            or all(cursor.has_settled(ledger_id, ledger.entry_count) for cursor in cursors),
+            is_indexed=topic.index.position >= (ledger_id, ledger.entry_count)
+            and not topic.index.is_rebuilding,
+            takes_entries=not ledger.sealed,
+            awaits_entries=not ledger.sealed and not topic.is_idle,
+        )
+        for ledger in topic.log
+        for ledger_id in (ledger.name.ledger_id,)
+    ]
+
+
+def unsettled_of(subscription: Subscription, ledger_id: int, entry_count: int) -> Entries:
+    """What a subscription has not settled of a ledger, and nobody holds: who holds one may still acknowledge it."""
+    cursor = subscription.cursor
+    if cursor.has_settled(ledger_id, entry_count):
+        return {}
+    entries = {ledger_id: BitMap(range(entry_count))}
+    for others in (cursor.settled_part(entries), subscription.leases.leased, subscription.promised):
+        entries = without_entries(entries, others)
+    return entries
+
+
+class Reclaimer:
+    """The task that lets ledgers go: visits every topic now and then, one at a time."""
+
+    def __init__(
+        self, registry: Registry, *, interval_ms: int, clock: Clock, changed: Callable[[Topic], None]
+    ) -> None:
+        self._registry = registry
+        self._changed = changed
+        self._interval_ms = interval_ms
+        self._clock = clock
+        self._budget = YieldBudget(clock)
+        self._dropping: dict[int, asyncio.Future[None]] = {}  # by topic: a record on its way
+
+    async def run(self) -> None:
+        """Visit all topics, again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(self._interval_ms / 1000)
+            for topic in list(self._registry.topics.values()):
+                try:
+                    self._visit(topic)
+                except Unavailable:
+                    return  # writing has ended, and so has this
+                await self._budget.spent()
+
+    def _visit(self, topic: Topic) -> None:
+        """One step, without await: what is looked at is what is decided on."""
+        if topic.deleted or topic.topic_id in self._dropping:
+            return
+        now_ms = self._clock.now_ms()
+        self._expire(topic, now_ms)
+        if topic.log.dropped:
+            self._changed(topic)  # their files wait for a checkpoint
+        if topic.next_subscription_id == 1:
+            return  # what is there waits for the first subscription
+        policy = topic.policy
+        rule = ReclaimRule(policy.retention_ms or 0, policy.retention_bytes or 0, self._interval_ms)
+        gone = plan_reclaim(ledger_states(topic), rule, now_ms, topic.index.spent_through_ms())
+        for first in range(0, len(gone), _DROPPED_TOGETHER):
+            self._drop(topic, gone[first : first + _DROPPED_TOGETHER])
+
+    def _expire(self, topic: Topic, now_ms: int) -> None:
+        """Settle what is left of ledgers of which every message has expired: nobody need be there to meet them."""
+        for ledger in topic.log:
+            ledger_id = ledger.name.ledger_id
+            if 0 < topic.ledger_facts[ledger_id].last_expire_ms <= now_ms:
+                for subscription in topic.subscriptions.values():
+                    if expired := unsettled_of(subscription, ledger_id, ledger.entry_count):
+                        subscription.expire_messages(expired)
+
+    def _drop(self, topic: Topic, ledger_ids: Sequence[int]) -> None:
+        done = topic.drop_ledgers(ledger_ids)
+        self._dropping[topic.topic_id] = done
+        done.add_done_callback(lambda future: self._dropped(topic.topic_id, future))
+
+    def _dropped(self, topic_id: int, done: asyncio.Future[None]) -> None:
+        _ = done.cancelled() or done.exception()  # a failed journal reports itself
+        if self._dropping.get(topic_id) is done:
+            del self._dropping[topic_id]

@@ -1,0 +1,175 @@
+"""`postdate dlq`: the messages that a subscription gave up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import click
+
+import postdate
+from postdate.commands.output import emit_lines, emit_one, emit_rows, payload_fields, progress_bar
+from postdate.commands.settings import EXIT_PARTLY, CommandFailed, Group, Settings, describe, run
+from postdate.commands.values import DURATION, MESSAGE_ID
+
+_COLUMNS = ["id", "original_id", "attempts", "reason", "time", "payload_bytes", "key"]
+_LOOK_EVERY_S = 0.2  # at how many are left, for the progress bar
+
+_IDS = click.argument("ids", nargs=-1, type=MESSAGE_ID, metavar="[ID]...")
+_ALL = click.option("--all", "every", is_flag=True, help="All of them.")
+
+
+@click.group(cls=Group)
+def dlq() -> None:
+    """List, requeue and purge dead letters: messages that a subscription gave up."""
+
+
+@dlq.command("list")
+@click.argument("topic")
+@click.argument("subscription")
+@click.option("--limit", type=click.IntRange(1), help="Show so many, oldest first.  [default: all]")
+@click.option("--payload", is_flag=True, help="Show what is in them too.")
+@click.pass_obj
+def list_dead_letters(
+    settings: Settings, topic: str, subscription: str, limit: int | None, payload: bool
+) -> None:
+    """List the dead letters of SUBSCRIPTION of TOPIC, oldest first."""
+
+    async def work() -> None:
+        rows: list[dict[str, Any]] = []
+        shown = 0
+        async with settings.client() as client:
+            async for letter in client.dead_letters.list(topic, subscription, payloads=payload):
+                if settings.output == "jsonl":
+                    emit_lines([_row(letter)])
+                else:
+                    rows.append(_row(letter))
+                shown += 1
+                if shown == limit:
+                    break
+        if settings.output != "jsonl":
+            columns = [*_COLUMNS, "payload"] if payload else _COLUMNS
+            emit_rows(settings, rows, columns)
+
+    run(work())
+
+
+@dlq.command("requeue")
+@click.argument("topic")
+@click.argument("subscription")
+@_IDS
+@_ALL
+@click.option("--yes", is_flag=True, help="With --all: really.")
+@click.option("--delay", type=DURATION, help="Deliver them so long from now.")
+@click.pass_obj
+def requeue(
+    settings: Settings,
+    topic: str,
+    subscription: str,
+    ids: tuple[postdate.MessageId, ...],
+    every: bool,
+    yes: bool,
+    delay: timedelta | None,
+) -> None:
+    """Send dead letters to SUBSCRIPTION again, as new messages that no other subscription gets."""
+    _check(ids, every, yes or not every, "requeue all")
+
+    async def work() -> postdate.DeadLetterChange:
+        async with settings.client() as client:
+            change = partial(
+                client.dead_letters.requeue, topic, subscription, ids, all=every, deliver_after=delay
+            )
+            return await _follow(settings, client, topic, subscription, "requeued", change)
+
+    _report(settings, "requeued", run(work()))
+
+
+@dlq.command("purge")
+@click.argument("topic")
+@click.argument("subscription")
+@_IDS
+@_ALL
+@click.option("--yes", is_flag=True, help="Really.")
+@click.pass_obj
+def purge(
+    settings: Settings,
+    topic: str,
+    subscription: str,
+    ids: tuple[postdate.MessageId, ...],
+    every: bool,
+    yes: bool,
+) -> None:
+    """Drop dead letters of SUBSCRIPTION for good."""
+    _check(ids, every, yes, "purge")
+
+    async def work() -> postdate.DeadLetterChange:
+        async with settings.client() as client:
+            change = partial(client.dead_letters.purge, topic, subscription, ids, all=every)
+            return await _follow(settings, client, topic, subscription, "purged", change)
+
+    _report(settings, "purged", run(work()))
+
+
+def _check(ids: tuple[postdate.MessageId, ...], every: bool, confirmed: bool, what: str) -> None:
+    if bool(ids) == every:
+        raise click.UsageError("give ids or --all, one of the two")
+    if not confirmed:
+        raise click.UsageError(f"to {what}, add --yes")
+
+
+async def _follow(
+    settings: Settings,
+    client: postdate.Client,
+    topic: str,
+    subscription: str,
+    done: str,
+    change: Callable[[], Coroutine[Any, Any, postdate.DeadLetterChange]],
+) -> postdate.DeadLetterChange:
+    """Await a change; the bar shows how many dead letters went since it began."""
+    with progress_bar(settings) as progress:
+        if progress.disable:
+            return await change()
+        before = await _left(client, topic, subscription)
+        bar = progress.add_task(done, total=before)
+        work = asyncio.create_task(change())
+        try:
+            while not work.done():
+                await asyncio.wait({work}, timeout=_LOOK_EVERY_S)
+                left = await _left(client, topic, subscription)
+                progress.update(bar, completed=max(0, before - left))
+        finally:
+            work.cancel()
+        return await work
+
+
+async def _left(client: postdate.Client, topic: str, subscription: str) -> int:
+    (stats,) = await client.stats(topic)
+    return sum(each.dead_letter_messages for each in stats.subscriptions if each.name == subscription)
+
+
+def _report(settings: Settings, done: str, change: postdate.DeadLetterChange) -> None:
+    failures = change.failures
+    if failures and not change.count:
+        raise next(iter(failures.values()))
+    emit_one(settings, {done: change.count, "failed": [str(each) for each in failures]})
+    if failures:
+        first = describe(next(iter(failures.values())))
+        raise CommandFailed(f"{len(failures)} were not {done}: {first}", EXIT_PARTLY)
+
+
+def _row(letter: postdate.DeadLetter) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": str(letter.id),
+        "dead_letter_topic": letter.dead_letter_topic,
+        "original_id": str(letter.original_id),
+        "attempts": letter.attempts,
+        "reason": letter.reason,
+        "time": letter.time.isoformat(),
+        "payload_bytes": letter.payload_bytes,
+        "key": letter.key,
+        "properties": dict(letter.properties),
+    }
+    return row if letter.payload is None else row | payload_fields(letter.payload)

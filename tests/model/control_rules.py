@@ -1,0 +1,162 @@
+"""What operators do to a subscription, tried on a broker; and its counts, held against the model.
+
+Where the model cannot know (a call on its way, a clock that stepped back, a lease that may have ended), a count may
+be what any of the possible states makes it; everywhere else it must be exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from broker.model import START, Position
+from broker.subscriptions.subscription import Subscription
+from broker.topics import control
+from tests.model.plain import SubscriptionModel
+
+NEAR_MS = 300
+"""What is due so soon or so lately may or may not have been noticed: longer than every latency and recheck."""
+
+READY, LEASED, SCHEDULED, NONE = "ready", "leased", "scheduled", "none"
+
+
+class ControlRules:
+    """Rules of the `BrokerMachine`, whose attributes these are."""
+
+    subscriptions: list[SubscriptionModel]
+    inboxes: list[Any]
+    in_flight: list[Any]
+    messages: dict[Position, Any]
+    node: Any
+    clock: Any
+    run: Any
+    collect: Any
+    resolve: Any
+    positions_in: Any
+
+    @rule(
+        pick=st.integers(0, 1 << 12),
+        where=st.sampled_from(["earliest", "latest", "id", "id"]),
+        pause_ms=st.sampled_from([0, 1, 15, 600]),
+    )
+    def seek(self, pick: int, where: str, pause_ms: int) -> None:
+        model = self.subscriptions[pick % len(self.subscriptions)]
+        topic = self.node.topic(model.topic)
+        subscription = topic.subscription(model.name)
+        known = sorted(self.positions_in(model.topic))
+        self.collect()
+        start = topic.latest_position()
+        if where == "earliest":
+            start = START
+        elif where == "id" and known:
+            start = control.position_of_id(topic, known[pick % len(known)])
+        acks = [each for each in self.in_flight if each.acked_on is model]
+        self.run(control.seek(topic, subscription, start))
+        self.collect()  # what was sent before
+        for each in acks:  # they may have come before the seek or after it
+            self.run(asyncio.wait([each.future]))
+        self.resolve()
+        self._begin_anew(model, start, {p for each in acks for p in each.positions}, subscription)
+        self.pause(pause_ms)  # type: ignore[attr-defined]
+
+    def _begin_anew(
+        self, model: SubscriptionModel, start: Position, doubtful: set[Position], subscription: Subscription
+    ) -> None:
+        now_ns = self.clock.monotonic_ns()
+        overdue = {p for p, out in model.out.items() if out.deadline_ns <= now_ns}
+        for of, inbox in self.inboxes:
+            assert (of is model) == inbox.consumer.ended
+        for of, inbox in self.inboxes:
+            if of is model:
+                self.run(_detach(inbox))
+                assert inbox.poll() == [], "sent after the seek to a consumer from before"
+        self.inboxes = [each for each in self.inboxes if each[0] is not model]
+        model.owed = {p for p in self.positions_in(model.topic) if p >= start}
+        model.settled = {p: now_ns for p in doubtful & model.owed if subscription.cursor.is_settled(p)}
+        model.out.clear()
+        model.not_before.clear()
+        # The end of a lease may have been noted between the seek and its record.
+        model.returned = dict.fromkeys(overdue & model.owed, (0, 1))
+        model.not_durable.clear()
+        model.last_of_key.clear()
+
+    @rule(pick=st.integers(0, 1 << 12), pause_ms=st.sampled_from([0, 1, 15, 600]))
+    def pause_or_resume(self, pick: int, pause_ms: int) -> None:
+        model = self.subscriptions[pick % len(self.subscriptions)]
+        self.set_paused(model, paused=model.paused_ns is None)
+        self.pause(pause_ms)  # type: ignore[attr-defined]
+
+    def set_paused(self, model: SubscriptionModel, *, paused: bool) -> None:
+        topic = self.node.topic(model.topic)
+        self.collect()
+        model.paused_ns = None
+        self.run(control.pause(topic, topic.subscription(model.name), paused=paused))
+        self.collect()
+        model.paused_ns = self.clock.monotonic_ns() if paused else None
+
+
+async def _detach(inbox: Any) -> None:
+    inbox.detach()
+
+
+def possible_states(machine: Any, model: SubscriptionModel, position: Position) -> set[str]:
+    """In which states a message that is owed may be now."""
+    message, now_ms = machine.messages[position], machine.clock.now_ms()
+    states: set[str] = set()
+    if position in model.settling or message.may_have_expired:
+        states.add(NONE)
+    out = model.out.get(position)
+    if out is not None:
+        left_ms = (out.deadline_ns - machine.clock.monotonic_ns()) / 1e6
+        return states | {LEASED} if left_ms > NEAR_MS else states | {LEASED, READY, SCHEDULED, NONE}
+    at_least_ms, at_most_ms = model.not_before.get(position, (0, 0))
+    due_ms = message.deliver_at_ms if model.honors_delay else 0
+    if machine.highest_ms > now_ms + NEAR_MS:
+        # The clock stepped back: what had come due by then may count as ready, though it is not sent, and what is
+        # hidden by its place in the log may not be known until time has caught up.
+        states |= {READY, SCHEDULED}
+    elif max(at_least_ms, due_ms) > now_ms + NEAR_MS:
+        states.add(SCHEDULED)
+    elif max(at_most_ms, due_ms) <= now_ms - NEAR_MS:
+        states.add(READY)
+    else:
+        states |= {READY, SCHEDULED}
+    return states
+
+
+def check_counts(machine: Any, model: SubscriptionModel) -> None:
+    """Hold the counts of a subscription against the model."""
+    topic = machine.node.topic(model.topic)
+    machine.run(topic.counts.wait_exact(5.0))
+    machine.collect()
+    subscription = topic.subscription(model.name)
+    states = [possible_states(machine, model, p) for p in model.owed - model.settled.keys()]
+    counts = topic.subscription_counts(subscription)
+    found = {READY: counts.ready, LEASED: counts.leased, SCHEDULED: counts.scheduled}
+    for name, count in found.items():
+        certain = sum(each == {name} for each in states)
+        possible = sum(name in each for each in states)
+        assert certain <= count <= possible, f"{count} {name}, not {certain} to {possible}, of {model}"
+    if all(len(each) == 1 for each in states):
+        assert sum(found.values()) == len(states)
+    check_age(machine, model, topic, subscription)
+
+
+def check_age(machine: Any, model: SubscriptionModel, topic: Any, subscription: Subscription) -> None:
+    """Hold the age of the oldest ready message against the model, where nothing is in doubt."""
+    owed = sorted(model.owed - model.settled.keys())
+    states = {p: possible_states(machine, model, p) for p in owed}
+    age_ms = machine.run(topic.counts.find_oldest_age_ms(subscription))
+    if any(len(each) > 1 for each in states.values()):
+        return
+    ready = [p for p in owed if states[p] == {READY}]
+    if any(model.not_before.get(p, (0, 0)) != (0, 0) for p in ready):
+        return
+    since_ms = [machine.messages[p].since_ms(honors_delay=model.honors_delay) for p in ready]
+    if ready and min(since_ms) <= machine.lived_twice_ms:
+        return  # what arrived later may be older
+    expected_ms = machine.clock.now_ms() - min(since_ms) if ready else 0
+    assert age_ms == expected_ms, f"{age_ms} ms old, not {expected_ms}, of {model}"

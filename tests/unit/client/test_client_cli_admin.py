@@ -1,0 +1,184 @@
+"""Commands that change topics and subscriptions, and those about dead letters, against the fake broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+import postdate as sdk
+from postdate.commands.values import parse_size, parse_target
+from postdate.v1 import admin_pb2
+from tests.unit.client.fake_server import FakeBroker
+
+Run = Callable[..., Any]
+
+
+async def test_topic_settings_are_set_changed_and_inherited_again(broker: FakeBroker, postdate: Run) -> None:
+    created = await postdate(
+        *("topic", "create", "t", "--max-delay", "0", "--retention", "3d", "--retention-bytes", "1.5GiB"),
+        *("--delayed-delivery", "disabled", "--overdue-action", "dead-letter", "--max-buckets", "3"),
+    )
+    assert created.code == 0
+    assert broker.topics["t"].policy == admin_pb2.TopicPolicy(
+        max_delay_ms=0,
+        retention_ms=3 * 86_400_000,
+        retention_bytes=3 << 29,
+        delayed_delivery=admin_pb2.DELAYED_DELIVERY_DISABLED,
+        overdue_action=admin_pb2.OVERDUE_ACTION_DEAD_LETTER,
+        buckets=admin_pb2.BucketPolicy(max_buckets=3),
+    )
+    updated = await postdate(
+        *("topic", "update", "t", "--max-produce-rate", "0", "--retention-bytes", "10"),
+        *("--inherit", "max-delay", "--inherit", "retention", "-o", "json"),
+    )
+    shown = updated.json["policy"]
+    assert (shown["max_produce_rate"], shown["retention_bytes"]) == (0, 10)
+    assert (shown["max_delay_ms"], shown["retention_ms"]) == (None, None)
+    assert shown["overdue_action"] == "DEAD_LETTER"
+
+
+async def test_settings_of_the_index_are_changed_one_by_one(broker: FakeBroker, postdate: Run) -> None:
+    await postdate("topic", "create", "t", "--max-buckets", "3")
+    await postdate("topic", "update", "t", "--seal-after", "5s")
+    assert broker.topics["t"].policy.buckets == admin_pb2.BucketPolicy(max_buckets=3, seal_after_ms=5000)
+    await postdate("topic", "update", "t", "--inherit", "max-buckets")
+    assert broker.topics["t"].policy.buckets == admin_pb2.BucketPolicy(seal_after_ms=5000)
+    await postdate("topic", "update", "t", "--inherit", "seal-after")
+    assert not broker.topics["t"].policy.HasField("buckets")
+
+
+async def test_subscription_settings_are_set_changed_and_inherited_again(
+    broker: FakeBroker, postdate: Run
+) -> None:
+    created = await postdate(
+        *("subscription", "create", "t", "s", "--type", "key_shared", "--from", "earliest"),
+        *("--max-delivery-attempts", "3", "--dead-letter-topic", "lost", "--backoff-multiplier", "1.5"),
+        *("-o", "json"),
+    )
+    assert (created.json["type"], created.json["policy"]["dead_letter_topic"]) == ("KEY_SHARED", "lost")
+    updated = await postdate(
+        *("subscription", "update", "t", "s", "--max-delivery-attempts", "0", "--honor-delay"),
+        *("--inherit", "dead-letter-topic"),
+    )
+    assert updated.code == 0
+    assert "max_delivery_attempts=0, backoff_multiplier=1.500, honor_delay=yes" in updated.out
+    await postdate("subscription", "update", "t", "s", "--inherit", "honor-delay", "--lease", "9s")
+    assert broker.topics["t"].subscriptions["s"].policy == admin_pb2.SubscriptionPolicy(
+        max_delivery_attempts=0, backoff_multiplier=1.5, lease_ms=9000
+    )
+
+
+async def test_seek_and_skip(broker: FakeBroker, postdate: Run) -> None:
+    await postdate("produce", "t", "--payload", "x", "--count", "5")
+    await postdate("subscription", "create", "t", "s")
+    moved = await postdate("subscription", "seek", "t", "s", "7:3", "-o", "json")
+    assert moved.json == {"topic": "t", "name": "s", "position": "7:3"}
+    assert (await postdate("subscription", "seek", "t", "s", "latest", "-o", "json")).json[
+        "position"
+    ] == "7:5"
+    assert (await postdate("subscription", "seek", "t", "s", "2020-01-01T00:00:00Z")).out.split()[-1] == "7:0"
+    skipped = await postdate("subscription", "skip-all", "t", "s", "-o", "json")
+    assert skipped.json["skipped_messages"] == 5
+    assert (await postdate("subscription", "skip-all", "t", "nope")).code == 3
+
+
+async def test_pause_and_resume(broker: FakeBroker, postdate: Run) -> None:
+    for name in ("a", "b"):
+        await postdate("subscription", "create", "t", name)
+    assert (await postdate("subscription", "pause", "t", "a", "b")).code == 0
+    rows = (await postdate("subscription", "list", "t", "-o", "jsonl")).lines
+    assert [row["paused"] for row in rows] == [True, True]
+    partly = await postdate("subscription", "resume", "t", "a", "nope")
+    assert (partly.code, partly.err.splitlines()[-1]) == (5, "postdate: 1 of 2 failed")
+    assert (await postdate("subscription", "get", "t", "a", "-o", "json")).json["paused"] is False
+    assert broker.topics["t"].subscriptions["b"].paused
+
+
+async def test_stats_table_has_every_count(broker: FakeBroker, postdate: Run) -> None:
+    await postdate("subscription", "create", "t", "s")
+    await postdate("subscription", "pause", "t", "s")
+    table = await postdate("stats")
+    for column in ("oldest ready", "leased", "scheduled", "dead letters", "consumers", "paused", "1.5s"):
+        assert column in table.out
+    found = (await postdate("stats", "-o", "json")).json[0]["subscriptions"][0]
+    assert (found["oldest_ready_age_ms"], found["paused"], found["type"]) == (1500, True, "SHARED")
+
+
+@pytest.fixture
+async def dead(broker: FakeBroker, client: sdk.Client) -> list[str]:
+    """Three dead letters of t/s."""
+    async with client.producer("t") as producer, client.subscribe("t", "s") as subscription:
+        await producer.send_many([b"x"] * 3)
+        for message in [await anext(subscription) for _ in range(3)]:
+            await message.nack(dead_letter=True, reason="no use")
+    return [str(letter.id) async for letter in client.dead_letters.list("t", "s")]
+
+
+async def test_dead_letters_are_listed(broker: FakeBroker, postdate: Run, dead: list[str]) -> None:
+    rows = (await postdate("dlq", "list", "t", "s", "-o", "jsonl")).lines
+    assert [row["id"] for row in rows] == dead
+    assert (rows[0]["original_id"], rows[0]["reason"], "payload" in rows[0]) == ("7:0", "no use", False)
+    some = (await postdate("dlq", "list", "t", "s", "--limit", "2", "--payload", "-o", "json")).json
+    assert [row["payload"] for row in some] == ["given up", "given up"]
+    table = (await postdate("dlq", "list", "t", "s")).out
+    assert "no use" in table and "payload bytes" in table
+    assert (await postdate("dlq", "list", "t", "nope")).code == 3
+
+
+@pytest.mark.parametrize("bar", ["--progress", "--no-progress"])
+async def test_dead_letters_are_requeued_and_purged(
+    broker: FakeBroker, postdate: Run, dead: list[str], bar: str
+) -> None:
+    one = await postdate("dlq", "requeue", "t", "s", dead[0], "--delay", "1h", "-o", "json", bar)
+    assert (one.code, one.json) == (0, {"requeued": 1, "failed": []})
+    assert ("requeued" in one.err) is (bar == "--progress")
+    partly = await postdate("dlq", "purge", "t", "s", dead[0], dead[1], "--yes", "-o", "json", bar)
+    assert (partly.code, partly.json) == (5, {"purged": 1, "failed": [dead[0]]})
+    assert "postdate: 1 were not purged: no dead letter (NOT_FOUND)" in partly.err
+    gone = await postdate("dlq", "purge", "t", "s", dead[1], "--yes", bar)
+    assert (gone.code, gone.out) == (3, "")
+    every = await postdate("dlq", "requeue", "t", "s", "--all", "--yes", "-o", "json", bar)
+    assert (every.code, every.json["requeued"]) == (0, 1)
+    nothing = await postdate("dlq", "purge", "t", "s", "--all", "--yes", "-o", "json", bar)
+    assert (nothing.code, nothing.json["purged"]) == (0, 0)
+    assert (await postdate("dlq", "purge", "t", "nope", "--all", "--yes", bar)).code == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["dlq", "purge", "t", "s", "8:0"], "to purge, add --yes"),
+        (["dlq", "purge", "t", "s", "--all"], "to purge, add --yes"),
+        (["dlq", "requeue", "t", "s", "--all"], "to requeue all, add --yes"),
+        (["dlq", "requeue", "t", "s"], "one of the two"),
+        (["dlq", "requeue", "t", "s", "8:0", "--all", "--yes"], "one of the two"),
+        (["dlq", "requeue", "t", "s", "8-0"], "not a message id"),
+        (["topic", "update", "t"], "say what to change"),
+        (["topic", "update", "t", "--tick", "1s", "--inherit", "tick"], "not both"),
+        (["topic", "update", "t", "--inherit", "nonsense"], "nonsense"),
+        (["topic", "create", "t", "--retention-bytes", "5MB"], "not a size"),
+        (["subscription", "update", "t", "s"], "say what to change"),
+        (["subscription", "seek", "t", "s", "yesterday"], "a message id looks like 7:1234"),
+        (["subscription", "pause", "t"], "Missing argument"),
+    ],
+)
+async def test_usage(broker: FakeBroker, postdate: Run, arguments: list[str], says: str) -> None:
+    result = await postdate(*arguments)
+    assert result.code == 2
+    assert says in result.err
+    assert broker.unary == []
+
+
+def test_sizes_and_targets_as_people_write_them() -> None:
+    assert [parse_size(text) for text in ("0", "4096", "64KiB", "1.5GiB")] == [0, 4096, 65536, 3 << 29]
+    for wrong in ("", "1k", "5MB", "-1", "KiB"):
+        with pytest.raises(ValueError, match="is not a size"):
+            parse_size(wrong)
+    assert parse_target("Earliest") is sdk.InitialPosition.EARLIEST
+    assert parse_target("7:12") == (7, 12)
+    assert parse_target("2026-12-24T18:00:00Z") == datetime(2026, 12, 24, 18, tzinfo=UTC)
+    with pytest.raises(ValueError, match="has no time zone"):
+        parse_target("2026-12-24T18:00:00")

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.delayed.memory_tracker import MemoryTracker
+from broker.delayed.near import Columns, Key
+from broker.delayed.scan import Page, UnreadSegments, scan
+from broker.delayed.tracker import ENTRY_AFTER_ALL, Frontier
+from tests.unit.delayed.test_bucket_tracker import NOW, World
+
+LAST: Key = (1 << 62, 0, 0)
+
+
+def columns_of(keys: list[Key]) -> Columns:
+    times, ledgers, entries = zip(*keys, strict=True) if keys else ((), (), ())
+    return Columns(
+        np.array(times, dtype=np.int64),
+        np.array(ledgers, dtype=np.int64),
+        np.array(entries, dtype=np.uint32),
+    )
+
+
+def unread_of(segments: list[list[Key]], reads: list[int]) -> UnreadSegments:
+    async def read(number: int) -> Columns:
+        reads.append(number)
+        return columns_of(segments[number])
+
+    return UnreadSegments(
+        np.array([min(keys)[0] for keys in segments], dtype=np.int64),
+        np.array([max(keys)[0] for keys in segments], dtype=np.int64),
+        np.array([len(keys) for keys in segments], dtype=np.int64),
+        read,
+    )
+
+
+def keys_of(page: Page) -> list[Key]:
+    rows = page.entries
+    return [rows.key(i) for i in range(len(rows))]
+
+
+keys = st.tuples(st.integers(1, 30), st.integers(1, 2), st.integers(0, 3))
+buckets = st.lists(st.lists(st.lists(keys, min_size=1, max_size=4), max_size=3), max_size=3)
+
+
+@given(st.lists(keys, max_size=8), buckets, keys, keys, st.integers(1, 6))
+def test_pages_hold_every_entry_of_a_range_once_and_in_order(memory, buckets, start, end, limit):
+    everything = {*memory, *(key for segments in buckets for segment in segments for key in segment)}
+    expected = sorted(key for key in everything if start <= key < end)
+    found: list[Key] = []
+
+    async def page_by_page() -> None:
+        at = start
+        while at < end:
+            unread = [unread_of(segments, []) for segments in buckets if segments]
+            page = await scan(columns_of(memory), unread, at, end, limit)
+            assert len(page.entries) <= limit
+            assert page.is_last or page.end > at
+            found.extend(keys_of(page))
+            at = end if page.is_last else page.end
+
+    asyncio.run(page_by_page())
+    assert found == expected
+
+
+async def test_a_page_reads_only_the_segments_that_it_needs():
+    rng = random.Random(1)
+    reads: list[int] = []
+    segments = [
+        sorted((rng.randrange(hour * 3600, hour * 3600 + 3600), 1, hour * 1000 + i) for i in range(1000))
+        for hour in range(50)
+    ]
+    page = await scan(columns_of([]), [unread_of(segments, reads)], (10 * 3600, 0, 0), LAST, 500)
+    assert len(page.entries) == 500
+    assert reads == [10]
+
+
+async def test_more_entries_of_one_time_than_a_page_holds():
+    segments = [[(5, 1, 10 * part + i) for i in range(10)] for part in range(4)]
+    found, at = [], (0, 0, 0)
+    for _ in range(14):
+        page = await scan(columns_of([]), [unread_of(segments, [])], at, LAST, 3)
+        found += keys_of(page)
+        at = page.end
+    assert found == [(5, 1, i) for i in range(40)]
+    assert page.is_last
+
+
+async def test_a_segment_that_cannot_be_read_is_told():
+    async def read(_: int) -> Columns:
+        raise OSError("gone")
+
+    one = np.array([5], dtype=np.int64)
+    with pytest.raises(OSError, match="gone"):
+        await scan(columns_of([]), [UnreadSegments(one, one, one, read)], (0, 0, 0), LAST, 3)
+
+
+async def test_the_bucket_tracker_shows_what_it_holds_wherever_that_is():
+    world, rng = World(), random.Random(4)
+    for ledger_id in range(1, 8):
+        world.add(ledger_id, [NOW + rng.randrange(1, 60_000) for _ in range(12)])
+        if ledger_id % 2:
+            await world.seal()
+    await world.tracker.load(NOW + 5_000)
+    world.tracker.take_due(NOW + 3_000, 1_000)
+    expected = sorted(row for row in world.rows if row[0] > NOW + 3_000)
+    assert world.tracker.stats().loaded_count
+    found, at = [], (NOW + 3_001, 0, 0)
+    while True:
+        page = await scan(*world.tracker.parts_between(at, LAST), at, LAST, 7)
+        found += keys_of(page)
+        at = page.end
+        if page.is_last:
+            break
+    assert found == expected
+
+
+async def test_the_memory_tracker_shows_what_it_holds_with_exact_times():
+    rng = random.Random(5)
+    times = {(1, i): NOW + rng.randrange(1, 60_000) for i in range(50)}
+
+    async def times_of(ledger_id: int, entry_ids):
+        return np.array([times[ledger_id, i] for i in entry_ids.tolist()], dtype=np.int64)
+
+    tracker = MemoryTracker(times_of, Frontier(NOW, *ENTRY_AFTER_ALL), tick_ms=1_000)
+    tracker.add(1, np.arange(50, dtype=np.uint32), np.array(list(times.values()), dtype=np.int64))
+    while tracker.needs_load(NOW):
+        await tracker.load(NOW)
+    start, end = (NOW + 700, 0, 0), (NOW + 40_500, 0, 0)
+    page = await scan(*tracker.parts_between(start, end), start, end, 100)
+    assert keys_of(page) == sorted(
+        (time, *position) for position, time in times.items() if NOW + 700 <= time < NOW + 40_500
+    )
+    assert page.is_last

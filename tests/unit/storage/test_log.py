@@ -1,0 +1,120 @@
+"""A topic's log as ledgers come and go: positions keep their order, and files their time (G1-G4)."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from broker.errors import NotFound
+from broker.model import ROW, START, Position
+from broker.storage.blocks import LedgerName
+from broker.storage.ledger import Ledger
+from broker.storage.ledger_files import OpenFiles
+from broker.storage.log import TopicLog
+from broker.storage.records import Produced
+from broker.testing.mem_vfs import MemVfs
+
+EXECUTOR = ThreadPoolExecutor(1)
+
+
+def make_log() -> TopicLog:
+    open_files = OpenFiles(MemVfs())
+    return TopicLog(lambda ledger_id: Ledger(LedgerName("ledgers", 1, ledger_id, 0), open_files, EXECUTOR))
+
+
+def append(log: TopicLog, ledger_id: int, count: int, due_ms: int = 0) -> None:
+    first = log.entry_count(ledger_id) or 0
+    rows = np.zeros(count, dtype=ROW)
+    rows["length"] = 2
+    rows["offset"] = 2 * np.arange(first, first + count)
+    times = np.full(count, due_ms, dtype=np.int64)
+    log.append(Produced(1, ledger_id, first, 5, times, rows, b"xy" * count))
+
+
+@pytest.fixture
+def log() -> TopicLog:
+    """Four ledgers, of 3, 2, 4 and 1 entries."""
+    made = make_log()
+    for ledger_id, count in ((2, 3), (5, 2), (7, 4), (9, 1)):
+        append(made, ledger_id, count)
+    return made
+
+
+def ids(log: TopicLog) -> list[int]:
+    return [ledger.name.ledger_id for ledger in log]
+
+
+@pytest.mark.parametrize(
+    ("dropped", "left", "begin", "end", "gone_end"),
+    [
+        ([], [2, 5, 7, 9], (2, 0), (9, 1), START),
+        ([2], [5, 7, 9], (5, 0), (9, 1), START),
+        ([5, 7], [2, 9], (2, 0), (9, 1), START),
+        ([9], [2, 5, 7], (2, 0), (9, 1), (9, 1)),
+        ([9, 7], [2, 5], (2, 0), (9, 1), (9, 1)),
+        ([7, 9], [2, 5], (2, 0), (9, 1), (9, 1)),
+        ([2, 5, 7, 9], [], (9, 1), (9, 1), (9, 1)),
+    ],
+)
+def test_the_end_never_moves_back(
+    log: TopicLog,
+    dropped: list[int],
+    left: list[int],
+    begin: Position,
+    end: Position,
+    gone_end: Position,
+):
+    for ledger_id in dropped:
+        log.drop(ledger_id)
+    assert (ids(log), log.begin, log.end, log.gone_end) == (left, begin, end, gone_end)
+    restored = make_log()
+    restored.restore(list(log), {}, log.gone_end)
+    assert (ids(restored), restored.end, restored.gone_end) == (left, end, gone_end)
+    append(log, 12, 2)
+    assert (ids(log), log.end, log.gone_end) == ([*left, 12], (12, 2), START)
+    assert all(ledger.sealed for ledger in list(log)[:-1])
+
+
+def test_what_is_gone_is_not_counted_and_not_found(log: TopicLog):
+    log.drop(5)
+    assert log.entry_total == 8
+    assert (log.entry_count(5), log.next_ledger_id(2), log.next_ledger_id(5)) == (None, 7, 7)
+    assert log.next_ledger_id(9) is None
+    assert log.count_from(Position(5, 1)) == 5
+    assert log.count_from(START) == 8
+    with pytest.raises(NotFound):
+        log.times_nowait(5, 0, 1)
+
+
+def test_a_ledger_that_was_dropped_is_no_more_dirty_and_waits_for_its_files_to_go(log: TopicLog):
+    log.drop(7, "7.a1.amend")
+    assert sorted(log.dirty) == [2, 5, 9]
+    ((ledger, amendments_file),) = log.dropped
+    assert (ledger.name.ledger_id, amendments_file) == (7, "7.a1.amend")
+
+
+def test_a_sealed_last_ledger_is_not_dirty_again_when_the_log_goes_on(log: TopicLog):
+    log.drop(9)
+    log.dirty = {}
+    append(log, 12, 1)
+    assert list(log.dirty) == [12]
+
+
+def test_undelayed_entries_are_found_behind_ledgers_that_went():
+    log = make_log()
+    for ledger_id in (1, 2, 3, 4):
+        append(log, ledger_id, 2, due_ms=0 if ledger_id % 2 else 50)
+    log.drop(1)
+    assert log.next_undelayed(START) == Position(3, 0)
+    log.drop(3)
+    assert log.next_undelayed(START) is None
+
+
+def test_who_reads_keeps_files():
+    log = make_log()
+    assert not log.keeps_files
+    with log.keep_files(), log.keep_files():
+        assert log.keeps_files
+    assert not log.keeps_files

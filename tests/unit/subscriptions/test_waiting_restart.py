@@ -1,0 +1,67 @@
+"""What was given back with a delay: after a restart it comes neither early nor late, and its attempts are known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
+from broker.testing.sim_loop import run_sim
+from tests.harness import DAY_MS, EARLIEST, Node, Outgoing, entries_of
+
+COUNT = 200
+
+
+async def stopped(node: Node) -> Node:
+    await node.stop()
+    return Node(node.vfs, node.clock, node.config)
+
+
+async def replayed(node: Node) -> Node:
+    return node.crash(CrashPolicy.LOSE_UNSYNCED)
+
+
+async def from_a_checkpoint(node: Node) -> Node:
+    await node.checkpoint()
+    return node.crash(CrashPolicy.LOSE_UNSYNCED)
+
+
+@pytest.mark.parametrize("end", [stopped, replayed, from_a_checkpoint])
+def test_delays_and_attempts_outlive_the_broker(end: Callable[[Node], Awaitable[Node]]):
+    async def scenario(loop, clock):
+        node = Node(MemVfs(), clock).open()
+        await node.create_subscription("orders", "billing", position=EARLIEST)
+        await node.produce("orders", [Outgoing(str(i).encode()) for i in range(COUNT)])
+        inbox = await node.subscribe("orders", "billing", lease_ms=2 * DAY_MS)
+        first = [each.position for each in await inbox.wait(COUNT)]
+        not_before_ms = {}
+        for i, position in enumerate(first):
+            delay_ms = 1 + i * 7_919 % 60_000
+            not_before_ms[position] = clock.now_ms() + delay_ms
+            await inbox.nack([position], delay_ms)
+        # Some come back before the restart, and again with another delay; some of them are done meanwhile.
+        await asyncio.sleep(10)
+        again = inbox.poll()
+        assert COUNT // 50 < len(again) < COUNT // 2
+        for i, each in enumerate(again):
+            if i % 3:
+                not_before_ms[each.position] = clock.now_ms() + 70_000 + i
+                await inbox.nack([each.position], 70_000 + i)
+            else:
+                await inbox.ack([each.position])
+                del not_before_ms[each.position]
+
+        node = (await end(node)).open()
+        subscription = node.topic("orders").find_subscription("billing")
+        assert subscription is not None and subscription.redelivery.queued == entries_of(not_before_ms)
+        inbox = await node.subscribe("orders", "billing", lease_ms=2 * DAY_MS)
+        found = await inbox.wait(len(not_before_ms), seconds=100)
+        attempts = {each.position: each.attempt for each in found}
+        assert attempts == {p: 3 if p in {each.position for each in again} else 2 for p in not_before_ms}
+        for each in found:
+            assert 0 <= each.sent_ms - not_before_ms[each.position] < 5
+        await node.stop()
+
+    run_sim(scenario, seed=7)

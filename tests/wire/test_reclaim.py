@@ -1,0 +1,112 @@
+"""Disk follows live data, as a client and an operator see it (P8)."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from broker.runtime.vfs import LocalVfs
+from broker.topics.verify import verify_data_dir
+from postdate.v1 import admin_pb2, consumer_pb2
+from tests.wire.conftest import Message, Serve, Wire, eventually, failures_of, ids_of, within
+
+QUICK = {
+    "ledger_entries_max": 20,
+    "reclaim_interval_ms": 30,
+    "checkpoint_interval_ms": 30,
+    "min_index_count": 10,
+    "seal_after_ms": 20,
+    "max_segment_entries": 5,
+}
+YEAR_MS = 365 * 86_400_000
+
+
+def ledger_files(wire: Wire, topic_id: int = 1) -> list[str]:
+    return LocalVfs().list_dir(f"{wire.broker.config.data_dir}/topics/{topic_id}/ledgers")
+
+
+async def metric(wire: Wire, name: str) -> float:
+    def scrape() -> str:
+        with urllib.request.urlopen(f"http://{wire.server.http_address}/metrics", timeout=5) as response:
+            return str(response.read().decode())
+
+    lines = (await asyncio.to_thread(scrape)).splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name} ")).rpartition(" ")[2])
+
+
+async def verified(wire: Wire) -> int:
+    """VerifyTopic finds nothing; how many ledgers it looked at."""
+    found = await within(wire.admin.VerifyTopic(admin_pb2.VerifyTopicRequest(name="t")))
+    assert list(found.findings) == []
+    return int(found.ledgers)
+
+
+async def test_what_is_acknowledged_leaves_the_disk_and_what_is_due_next_year_stays(serve: Serve):
+    wire = await serve(**QUICK)
+    stream = await wire.subscribe("t")
+    held = await wire.produce("t", *[b"now"] * 19, Message(payload=b"later", deliver_after_ms=YEAR_MS))
+    rest = [await wire.produce("t", *[Message(payload=b"soon", deliver_after_ms=5)] * 20) for _ in range(5)]
+    arrived = ids_of(await stream.deliveries(119))
+    assert await stream.ack(arrived) == []
+    await eventually(lambda: {name.partition(".")[0] for name in ledger_files(wire)} == {str(held[0][0])})
+    stats = await wire.stats("t")
+    assert (stats.ledgers, stats.scheduled_messages) == (1, 1)
+    assert await verified(wire) == 1
+    assert await metric(wire, "postdate_removed_ledgers_total") == 5
+    assert await metric(wire, "postdate_reclaimed_bytes_total") > 100 * 52
+    # What came twice to a consumer may be acknowledged twice, also when it is gone.
+    assert await stream.ack(rest[0]) == []
+    unknown = [(rest[-1][0][0] + 1, 0), (rest[-1][0][0], 99)]
+    assert failures_of(await stream.ack(unknown)) == dict.fromkeys(unknown, "NOT_FOUND")
+    await stream.close()
+    await wire.stop()
+    assert verify_data_dir(LocalVfs(), wire.broker.config.data_dir).problems == []
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_topic_goes_on_when_nothing_of_it_is_left(serve: Serve, tmp_path: Path, restarts: bool):
+    data_dir = str(tmp_path / "kept")
+    wire = await serve(**QUICK, data_dir=data_dir)
+    stream = await wire.subscribe("t")
+    await wire.produce("t", *[b"old"] * 5)
+    await stream.ack(ids_of(await stream.deliveries(5)))
+    await eventually(lambda: wire.broker.counters.removed_ledgers == 1)
+    assert ledger_files(wire) == []
+    assert (await wire.stats("t")).ledgers == 0
+    if restarts:
+        await stream.close()
+        await wire.stop()
+        wire = await serve(**QUICK, data_dir=data_dir)
+        stream = await wire.subscribe("t")
+    for name, position in (
+        ("latest", consumer_pb2.INITIAL_POSITION_LATEST),
+        ("earliest", consumer_pb2.INITIAL_POSITION_EARLIEST),
+    ):
+        await wire.create_subscription("t", name, initial_position=position)
+    new = await wire.produce("t", b"new", Message(payload=b"soon", deliver_after_ms=20))
+    for each in (stream, await wire.subscribe("t", "latest"), await wire.subscribe("t", "earliest")):
+        assert ids_of(await each.deliveries(2)) == new
+        assert await each.ack(new) == []
+    removed = 1 if restarts else 2
+    await eventually(lambda: wire.broker.counters.removed_ledgers == removed)
+    assert ledger_files(wire) == []
+    assert await verified(wire) == 0
+    await wire.stop()
+
+
+async def test_verify_topic_while_ledgers_go_all_the_time(serve: Serve):
+    wire = await serve(**QUICK)
+    stream = await wire.subscribe("t")
+    await wire.create_subscription("t", "other")
+    other = await wire.subscribe("t", "other")
+    for number in range(15):
+        delays = [(number * 7 + index * 3) % 60 for index in range(20)]
+        await wire.produce("t", *[Message(payload=b"x", deliver_after_ms=delay) for delay in delays])
+        for each in (stream, other):
+            await each.ack(ids_of(await each.deliveries(20)))
+        await verified(wire)
+    await eventually(lambda: wire.broker.counters.removed_ledgers >= 15)
+    assert wire.broker.counters.index_rebuilds == 0
