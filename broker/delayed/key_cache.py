@@ -1,0 +1,71 @@
+"""What the broker keeps in memory of all runs of schedule keys: filters and fences, a bounded number of bytes.
+
+What was used last stays. Nothing in here is needed: what is missing is read again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from broker.storage.key_filter import KeyFilter
+from broker.storage.key_run import Fences
+
+_Part = KeyFilter | Fences
+_Key = tuple[int, int, type[_Part]]  # topic_id, run_id, which of both: neither id is ever used again
+
+
+class KeyCache:
+    """Filters and fences of runs by topic and run; at most `bytes_max` of them."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._parts: OrderedDict[_Key, _Part] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._bytes
+
+    def takes(self, part_bytes: int) -> bool:
+        """Whether a part of this size could be kept at all."""
+        return part_bytes <= self._bytes_max
+
+    def filter_of(self, topic_id: int, run_id: int) -> KeyFilter | None:
+        part = self._used((topic_id, run_id, KeyFilter))
+        return part if isinstance(part, KeyFilter) else None
+
+    def fences_of(self, topic_id: int, run_id: int) -> Fences | None:
+        part = self._used((topic_id, run_id, Fences))
+        return part if isinstance(part, Fences) else None
+
+    def put(self, topic_id: int, run_id: int, part: _Part) -> None:
+        """Keep a part, in the place of those not used for the longest time."""
+        key = (topic_id, run_id, type(part))
+        self._drop(key)
+        if not self.takes(part.memory_bytes):
+            return
+        self._parts[key] = part
+        self._bytes += part.memory_bytes
+        while self._bytes > self._bytes_max:
+            _, oldest = self._parts.popitem(last=False)
+            self._bytes -= oldest.memory_bytes
+
+    def drop(self, topic_id: int, run_id: int) -> None:
+        """A run is gone."""
+        for kind in (KeyFilter, Fences):
+            self._drop((topic_id, run_id, kind))
+
+    def bytes_of(self, topic_id: int, run_id: int) -> int:
+        parts = (self._parts.get((topic_id, run_id, kind)) for kind in (KeyFilter, Fences))
+        return sum(part.memory_bytes for part in parts if part is not None)
+
+    def _used(self, key: _Key) -> _Part | None:
+        part = self._parts.get(key)
+        if part is not None:
+            self._parts.move_to_end(key)
+        return part
+
+    def _drop(self, key: _Key) -> None:
+        part = self._parts.pop(key, None)
+        if part is not None:
+            self._bytes -= part.memory_bytes

@@ -1,0 +1,225 @@
+"""Seals and merges of schedule keys: the work in a thread, in steps.
+
+A seal writes a run of what was in memory; a merge writes one run of several, whose blocks it reads as it goes. Both
+make one sorted stream and leave out what nobody can ask for any more: what the caller says is not pending. A step
+works on a few thousand entries; between steps the thread is free for others. Memory is bounded by the rows of a
+seal, or by some blocks of each source, and 16 bytes for each 1,024 entries of the new run.
+
+Invariants:
+  Y1  An entry is left out only if the caller said that it is not pending, or if it is there twice.
+  Y2  Entries are in order, each once.
+  Y3  A run that is handed back was read back whole: it holds count and checksum of what it was given.
+  Y4  Nobody has been told of the file yet: a writer that fails leaves nothing, or a file for the owner to remove.
+  Y5  One thread at a time works on a seal or merge, also when it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from broker.model import Array, UInt32Column
+from broker.storage.key_filter import BoolColumn
+from broker.storage.key_run import NO_KEYS, Fences, KeyColumns, KeyRunHeader, join_keys, sort_keys
+from broker.storage.key_run_files import KeyRunReader, KeyRunStorage, KeyRunWriter
+
+StillPending = Callable[[int, UInt32Column], Awaitable[BoolColumn]]
+"""ledger_id and rising entry ids -> for each whether its message is still pending; none of a ledger that is gone."""
+
+STEP_BLOCKS = 8  # of each source at a time
+
+_STEP_ENTRIES = 16_384
+
+T = TypeVar("T")
+
+
+class KeyWriter:
+    """Writes new runs; the owner decides what, and puts them to use."""
+
+    def __init__(
+        self, storage: KeyRunStorage, executor: Executor | None, still_pending: StillPending
+    ) -> None:
+        self._storage = storage
+        self._executor = executor
+        self._still_pending = still_pending
+
+    async def seal(self, run_id: int, rows: KeyColumns) -> KeyRunHeader | None:
+        """Write a run of rows in any order; None if none of them is pending. Raises OSError, PostdateError."""
+        keys = await self._in_thread(lambda: sort_keys(rows))
+        parts = [keys.part(slice(at, at + _STEP_ENTRIES)) for at in range(0, len(keys), _STEP_ENTRIES)]
+        work = _Work(self._storage, run_id)
+        try:
+            for part in parts:
+                await self._append(work, await self._in_thread(partial(_Question, part)))
+            return await self._finished(work)
+        finally:
+            await self._in_thread(work.close)
+
+    async def merge(self, run_id: int, sources: Sequence[KeyRunHeader]) -> KeyRunHeader | None:
+        """Write one run of several; None if no entry is pending. Raises OSError, PostdateError."""
+        work = _Work(self._storage, run_id)
+        merge = _Merge(self._storage, sources)
+        try:
+            await self._in_thread(merge.open)
+            while not merge.is_done:
+                await self._append(work, await self._in_thread(lambda: _Question(merge.step())))
+            return await self._finished(work)
+        finally:
+            await self._in_thread(partial(_close_both, merge, work))
+
+    async def _append(self, work: _Work, question: _Question) -> None:
+        """Write the entries that are still pending (Y1)."""
+        masks = [await self._still_pending(ledger_id, ids) for ledger_id, ids in question.ledgers]
+        await self._in_thread(lambda: work.append(question.kept(masks)))
+
+    async def _finished(self, work: _Work) -> KeyRunHeader | None:
+        if work.is_empty:
+            return None
+        while await self._in_thread(work.check):
+            pass
+        return await self._in_thread(work.finish)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])  # Y5: what cleans up must not meet the step
+            raise
+
+
+class _Question:
+    """Some entries, and what to ask about them: rising entry ids by ledger."""
+
+    def __init__(self, keys: KeyColumns) -> None:
+        self._keys = keys
+        self._order = _by_position(keys)
+        ledger_ids, entry_ids = keys.ledger_ids[self._order], keys.entry_ids[self._order]
+        starts = np.flatnonzero(ledger_ids[1:] != ledger_ids[:-1]) + 1
+        ids = ledger_ids[np.concatenate(([0], starts))].tolist()
+        self.ledgers: list[tuple[int, UInt32Column]] = list(
+            zip(ids, np.split(entry_ids, starts), strict=True)
+        )
+
+    def kept(self, masks: Sequence[BoolColumn]) -> KeyColumns:
+        """The entries for which the answer was yes; an answer for each ledger."""
+        is_kept = np.empty(len(self._keys), dtype=np.bool_)
+        is_kept[self._order] = np.concatenate(masks)
+        return self._keys if is_kept.all() else self._keys.part(is_kept)
+
+
+class _Work:
+    """A run in the making, whose file is made with its first entry. Every method blocks."""
+
+    def __init__(self, storage: KeyRunStorage, run_id: int) -> None:
+        self._storage = storage
+        self._run_id = run_id
+        self._writer: KeyRunWriter | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self._writer is None
+
+    def append(self, keys: KeyColumns) -> None:
+        if not len(keys):
+            return
+        if self._writer is None:
+            self._writer = self._storage.open_writer(self._run_id)
+        self._writer.append(keys)
+
+    def check(self) -> bool:
+        assert self._writer is not None
+        return self._writer.check()
+
+    def finish(self) -> KeyRunHeader:
+        assert self._writer is not None
+        return self._writer.finish()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.abort()  # nothing after `finish`
+
+
+class _Merge:
+    """The entries of several runs as one sorted stream. Every method blocks."""
+
+    def __init__(self, storage: KeyRunStorage, sources: Sequence[KeyRunHeader]) -> None:
+        self._storage = storage
+        self._headers = sources
+        self._open = contextlib.ExitStack()
+        self._readers: list[KeyRunReader] = []
+        self._fences: list[Fences] = []
+        self._next = [0] * len(sources)  # block
+        self._held = [NO_KEYS] * len(sources)  # read, and not taken yet
+
+    @property
+    def is_done(self) -> bool:
+        return not any(map(len, self._held)) and not any(map(self._has_more, range(len(self._headers))))
+
+    def open(self) -> None:
+        for header in self._headers:
+            reader = self._storage.open_reader(header.run_id)
+            self._readers.append(self._open.enter_context(contextlib.closing(reader)))
+            self._fences.append(reader.read_fences(header))
+
+    def step(self) -> KeyColumns:
+        """The entries that follow."""
+        for run, held in enumerate(self._held):
+            if not len(held) and self._has_more(run):
+                end = min(self._next[run] + STEP_BLOCKS, len(self._fences[run]))
+                self._held[run] = self._readers[run].read_blocks(
+                    self._headers[run], self._fences[run], self._next[run], end
+                )
+                self._next[run] = end
+        # A run that has more ends, for now, with its last entry: what others hold beyond it has to wait.
+        bound = min(
+            (_key(held, -1) for run, held in enumerate(self._held) if self._has_more(run)), default=None
+        )
+        parts: list[KeyColumns] = []
+        for run, held in enumerate(self._held):
+            end = len(held) if bound is None else _count_through(held, bound)
+            parts.append(held.part(slice(0, end)))
+            self._held[run] = held.part(slice(end, None))
+        return sort_keys(join_keys(parts))
+
+    def close(self) -> None:
+        self._open.close()
+
+    def _has_more(self, run: int) -> bool:
+        """Whether blocks of a run were not read yet. None was before `open`."""
+        return not self._fences or self._next[run] < len(self._fences[run])
+
+
+def _by_position(keys: KeyColumns) -> Array:
+    """The rows in the order of their positions."""
+    offsets = keys.ledger_ids - keys.ledger_ids.min()
+    if int(offsets.max()) < 1 << 31:
+        # Both in one number: sorting numbers is five times faster than sorting rows of them.
+        return np.argsort((offsets << 32) | keys.entry_ids)
+    return np.lexsort((keys.entry_ids, keys.ledger_ids))
+
+
+def _close_both(merge: _Merge, work: _Work) -> None:
+    merge.close()
+    work.close()
+
+
+def _key(keys: KeyColumns, row: int) -> tuple[int, int, int]:
+    return int(keys.hashes[row]), int(keys.ledger_ids[row]), int(keys.entry_ids[row])
+
+
+def _count_through(keys: KeyColumns, key: tuple[int, int, int]) -> int:
+    """How many of the sorted entries lie at or before a key."""
+    value, ledger_id, entry_id = key
+    low = int(np.searchsorted(keys.hashes, np.uint64(value), side="left"))
+    high = int(np.searchsorted(keys.hashes, np.uint64(value), side="right"))
+    ledger_ids = keys.ledger_ids[low:high]
+    first = low + int(np.searchsorted(ledger_ids, ledger_id, side="left"))
+    last = low + int(np.searchsorted(ledger_ids, ledger_id, side="right"))
+    return first + int(np.searchsorted(keys.entry_ids[first:last], np.uint32(entry_id), side="right"))
