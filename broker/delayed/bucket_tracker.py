@@ -125,6 +125,11 @@ class BucketTracker:
     def frontier(self) -> Frontier:
         return self._frontier
 
+    @property
+    def is_idle(self) -> bool:
+        in_memory = self._mutable.count or self._frozen is not None or self._near.count()
+        return not (in_memory or self._buckets or self._deleted_ids)
+
     def add(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         if not len(entry_ids):
             return

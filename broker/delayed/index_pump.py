@@ -126,7 +126,12 @@ class IndexPump:
             if self._gathering is not None:  # what has time gathers no longer
                 self._gathering.cancel()
             self._gathered()
-        elif self._gathering is None and not self._work.is_set():
+        else:
+            self.appended_undelayed()
+
+    def appended_undelayed(self) -> None:
+        """Rows were appended that can wait: the cursor passes them a little later."""
+        if self._gathering is None and not self._work.is_set():
             self._gathering = asyncio.get_running_loop().call_later(_GATHER_MS / 1000, self._gathered)
 
     def scheduled_count(self) -> int:
@@ -175,7 +180,11 @@ class IndexPump:
             if busy:
                 await self._budget.spent()
             elif not self._work.is_set():
-                timer = asyncio.get_running_loop().call_later(self._idle_seconds(), self._work.set)
+                seconds = self._idle_seconds()
+                if seconds is None:
+                    await self._work.wait()
+                    continue
+                timer = asyncio.get_running_loop().call_later(seconds, self._work.set)
                 try:
                     await self._work.wait()
                 finally:
@@ -302,7 +311,10 @@ class IndexPump:
         self.rebuilds += 1
         self._on_rebuild()
 
-    def _idle_seconds(self) -> float:
+    def _idle_seconds(self) -> float | None:
+        """How long there is nothing to do; None if that is so until rows are appended: idle topics cost nothing."""
+        if self.tracker.is_idle and not self.is_behind and self._group_wait_ns() <= 0:
+            return None
         next_due_ms = self.tracker.next_due_ms()
         wait_ms = self._clock_recheck_ms
         if next_due_ms is not None:

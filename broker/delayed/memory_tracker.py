@@ -125,6 +125,10 @@ class MemoryTracker:
     def frontier(self) -> Frontier:
         return self._frontier
 
+    @property
+    def is_idle(self) -> bool:
+        return not self.count()
+
     def add(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         assert not self._loading, "one task owns a tracker"
         if not len(entry_ids):

@@ -80,6 +80,10 @@ class DelayedDeliveryTracker(Protocol):
     @property
     def frontier(self) -> Frontier: ...
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is held, and nothing waits to be written or removed."""
+
     def add(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         """Index entries of one ledger; `entry_ids` rises, the times are in any order."""
 

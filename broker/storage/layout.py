@@ -40,7 +40,7 @@ class Layout:
         return f"{self.topics}/{topic_id}/buckets"
 
     def make_topic_folders(self, vfs: Vfs, topic_id: int) -> None:
-        """Make a topic's folders if they are not there. Durable with `sync_topic_folders`."""
+        """Make a topic's folders if they are not there. Durable once the topic's and `topics` were synced."""
         for folder in (
             self.topic(topic_id),
             self.ledgers(topic_id),
@@ -48,12 +48,6 @@ class Layout:
             self.buckets(topic_id),
         ):
             vfs.make_dir(folder)
-
-    def sync_topic_folders(self, vfs: Vfs, topic_id: int) -> None:
-        """Make every name in and above a topic's folders durable."""
-        for folder in (self.ledgers(topic_id), self.cursors(topic_id), self.topic(topic_id), self.topics):
-            vfs.sync_dir(folder)
-
 
 def remove_tree(vfs: Vfs, folder: str) -> None:
     """Remove a folder and everything in it."""

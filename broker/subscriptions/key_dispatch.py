@@ -3,7 +3,8 @@
 A step takes from one source, and gives each consumer what is its own of it. What cannot go is parked, so that a
 consumer without permits stops its own keys only. Of one slot (`key_shared`), messages go in the order in which the
 sources give them: first what came back, in the log's order, then what is due, in due order, then what else arrived.
-What was parked goes before what was not taken yet. What waits for its time (a delay, a nack) is outside the order.
+What was parked goes before what was not taken yet. What waits for its time (a delay, a nack) is outside the order;
+what waited in the redelivery queue and was never sent is as new as what the log and the replay queue give.
 
 Parked positions are bounded by `PARKED_MAX`: with so many, no more is taken from the replay queue and the log until
 something was unparked, so that a slow consumer holds up all in the end. What came back is taken all the same, since it

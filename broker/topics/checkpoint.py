@@ -1,8 +1,8 @@
 """Checkpoints: the moments at which files and journal agree, so that the journal before them can go.
 
     1  note `checkpoint_lsn` and the topics there are; then capture each changed topic in one step without await
-    2  per topic: sync its ledgers, write changed cursors, sync the folders, replace its manifest
-    3  replace `broker.manifest`
+    2  per topic: sync its ledgers, write changed cursors, sync the folders that changed, replace its manifest
+    3  sync the folder of topics, replace `broker.manifest`
     4  drop the journal up to `checkpoint_lsn`; delete the files that no manifest names any more
 
 A crash between any two steps leaves manifests that are each older or newer than the root, never torn, and a
@@ -228,6 +228,7 @@ class Checkpointer:
                 await self._persist(capture)
                 await topic.index_image_durable(capture.index)
                 await self._remove_dropped(topic, capture.dropped)
+        await self._in_thread(self._vfs.sync_dir, self._layout.topics)  # folders of new topics
         # A topic that went meanwhile has no manifest that holds its records up to the root's lsn, perhaps none
         # at all. Left out, it is one of those whose records recovery skips.
         root = replace(root, topics={i: n for i, n in root.topics.items() if i in self._registry.topics})
@@ -270,8 +271,13 @@ class Checkpointer:
             replace_file(self._vfs, f"{folder}/{name}", [cursor.encode()])
         if capture.producers is not None:
             replace_file(self._vfs, f"{folder}/{capture.image.producers_file}", [capture.producers.encode()])
-        self._layout.sync_topic_folders(self._vfs, topic_id)
-        replace_file(self._vfs, self._layout.topic_manifest(topic_id), [encode_topic(capture.image)])
+        # Each sync counts: with thousands of changed topics they hold up the journal's.
+        if capture.ledgers:
+            self._vfs.sync_dir(self._layout.ledgers(topic_id))
+        manifest = self._layout.topic_manifest(topic_id)
+        if not self._vfs.exists(manifest):
+            self._vfs.sync_dir(self._layout.topic(topic_id))  # its folders are new; what it names must be there
+        replace_file(self._vfs, manifest, [encode_topic(capture.image)])
         named = {subscription.cursor_file for subscription in capture.image.subscriptions}
         named.add(capture.image.producers_file)
         for name in self._vfs.list_dir(folder):

@@ -361,6 +361,8 @@ class Topic:
         delayed = record.times[record.times > 0] if undelayed else record.times
         if len(delayed):
             self._pump.appended(delayed)
+        else:
+            self._pump.appended_undelayed()
         for subscription in self.subscriptions.values():
             if subscription.consumers and (undelayed or not subscription.honors_delay):
                 subscription.work.set()

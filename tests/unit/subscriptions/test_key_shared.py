@@ -108,10 +108,10 @@ class World:
         self.holder: dict[Position, str] = {}
         self.came_back: list[Entries] = []
         self.coming: list[Entries] = []  # records on their way to the disk
-        self.queued: Entries = {}
+        self.ready: Entries = {}
 
     def update(self) -> None:
-        self.router.update(self.there, self.leases, self.came_back, union(self.coming), self.queued)
+        self.router.update(self.there, self.leases, self.came_back, union(self.coming), self.ready)
         self.came_back = []
 
     def join_or_leave(self) -> None:
@@ -159,13 +159,13 @@ class World:
 
     def apply_a_record(self) -> None:
         if self.coming:
-            merge_entries(self.queued, self.coming.pop(0))
+            merge_entries(self.ready, self.coming.pop(0))
 
     def take_returned(self) -> None:
         self.update()
-        for ledger_id in list(self.queued):
-            some = [e for e in self.queued[ledger_id] if self.rng.random() < 0.7]
-            remove_entries(self.queued, entries_of(Position(ledger_id, e) for e in some))
+        for ledger_id in list(self.ready):
+            some = [e for e in self.ready[ledger_id] if self.rng.random() < 0.7]
+            remove_entries(self.ready, entries_of(Position(ledger_id, e) for e in some))
 
     def check(self) -> None:
         self.update()
@@ -177,10 +177,10 @@ class World:
         }
         blocked |= {self.slot_of[Position(i, e)] for each in self.coming for i, b in each.items() for e in b}
         assert set(np.flatnonzero(self.router.blocked).tolist()) == blocked - {NO_KEY}
-        waiting = {self.slot_of[Position(i, e)] for i, b in self.queued.items() for e in b} - {NO_KEY}
+        waiting = {self.slot_of[Position(i, e)] for i, b in self.ready.items() for e in b} - {NO_KEY}
         behind = set(np.flatnonzero(self.router.behind).tolist())
         assert waiting <= behind
-        assert self.queued or not behind
+        assert self.ready or not behind
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -226,9 +226,9 @@ def test_a_message_that_is_queued_again_later_does_not_hold_up_its_key():
     world.update()
     world.apply_a_record()
     world.update()
-    remove_entries(world.queued, entries_of([first]))  # taken, and sent
+    remove_entries(world.ready, entries_of([first]))  # taken, and sent
     world.update()
-    world.queued = entries_of([first])  # given back for later, while the other one was taken
+    world.ready = entries_of([first])  # given back for later, while the other one was taken
     world.update()
     assert not world.router.behind.any()
 
