@@ -41,7 +41,6 @@ DAY_MS = 86_400_000
 
 # SimLoop queues calls by executor, and any object is one to it.
 _EXECUTORS = [cast("Executor", name) for name in ("journal thread", "file thread", "read thread", "index")]
-_consumer_numbers = itertools.count(1)
 
 
 def small_config(**changes: object) -> BrokerConfig:
@@ -138,6 +137,7 @@ class Node:
         self.clock = clock
         self.config = config or small_config()
         self.failures: list[BaseException] = []  # what `on_failure` was told
+        self.consumer_numbers = itertools.count(1)  # who gets which key hangs on it: a seed must give the same again
         self._rng = rng or random.Random(0)
         self.broker = Broker(
             self.config,
@@ -223,8 +223,7 @@ class Node:
 class _StampingConsumer(Consumer):
     """Takes each batch at once, and notes the clocks: a message that lies in a test's inbox grows no earlier or later."""
 
-    def __init__(self, clock: Clock, lease_ms: int) -> None:
-        number = next(_consumer_numbers)
+    def __init__(self, number: int, clock: Clock, lease_ms: int) -> None:
         super().__init__(f"test-{number}", f"test-{number}", lease_ms)
         self.arrived: deque[tuple[DeliveryBatch, int, int]] = deque()
         self._clock = clock
@@ -247,7 +246,7 @@ class Inbox:
         self.received: list[Delivered] = []  # everything so far, in order
         self.attached = True
         lease_ms = lease_ms or subscription.policy.lease_ms or node.config.lease_ms
-        self.consumer = _StampingConsumer(node.clock, lease_ms)
+        self.consumer = _StampingConsumer(next(node.consumer_numbers), node.clock, lease_ms)
         self.consumer.grant(permits, 0)
         topic.attach(subscription, self.consumer)
 

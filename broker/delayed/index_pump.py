@@ -24,6 +24,7 @@ from broker.errors import Corrupt, NotFound, PostdateError, Unavailable
 from broker.model import CANCELLED_MS, Int64Column, Position
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
+from broker.runtime.signal import Signal
 from broker.runtime.supervise import YieldBudget
 
 log = get_logger(__name__)
@@ -89,7 +90,7 @@ class IndexPump:
         self._on_rebuild = on_rebuild
         self._rebuild_end = source.end
         self._rebuild_frontier = tracker.frontier
-        self._work = asyncio.Event()
+        self._work = Signal()
         self._built = asyncio.Event()
         self._gathering: asyncio.TimerHandle | None = None
         self._unindexed = 0  # entries appended since the start that the cursor has not passed

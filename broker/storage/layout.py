@@ -49,6 +49,7 @@ class Layout:
         ):
             vfs.make_dir(folder)
 
+
 def remove_tree(vfs: Vfs, folder: str) -> None:
     """Remove a folder and everything in it."""
     for name in vfs.list_dir(folder):

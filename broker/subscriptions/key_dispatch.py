@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from broker.delayed.tracker import DueChunk
-from broker.model import Array, merge_entries, remove_entries
+from broker.model import Array, Int64Column, UInt32Column, merge_entries, remove_entries
 from broker.runtime.clock import Clock
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.handout import (
@@ -201,6 +201,9 @@ class KeyDispatch:
 
     async def _hand_out_parked(self, store: Parked, at: Array) -> None:
         """Read what is parked once more, and hand it out; what cannot go keeps its place."""
+        # An entry is parked twice if catch-up found it before the index had it. One of them goes, and the last look
+        # refuses the other one next time.
+        at = at[_first_of_each(*store.at(at)[:2])]
         ledger_ids, entry_ids, expected_ms, slots = store.at(at)
         taken = taken_from_chunk(DueChunk(expected_ms, ledger_ids, entry_ids))
         read = await self._out.read(taken)
@@ -247,3 +250,11 @@ class KeyDispatch:
             )
             sent[chosen] = True
         return sent
+
+
+def _first_of_each(ledger_ids: Int64Column, entry_ids: UInt32Column) -> Mask:
+    """Which entries do not stand before."""
+    order = np.lexsort((entry_ids, ledger_ids))
+    is_first: Mask = np.ones(len(order), dtype=np.bool_)
+    is_first[order[1:]] = (np.diff(ledger_ids[order]) != 0) | (np.diff(entry_ids[order]) != 0)
+    return is_first

@@ -22,7 +22,9 @@ class ReplayQueue:
         self.clears = 0
         """How often the queue was emptied: what was taken before is then somebody else's to find."""
         self._entries_max = entries_max
-        self._chunks: deque[DueChunk] = deque()
+        self._chunks: deque[DueChunk] | None = (
+            None  # an empty one costs 760 bytes, and most have no consumers
+        )
         self._offset = 0  # taken from the first chunk
         self._count = 0
 
@@ -34,6 +36,8 @@ class ReplayQueue:
         if self._count + len(chunk) > self._entries_max:
             self.clear()
             return False
+        if self._chunks is None:
+            self._chunks = deque()
         self._chunks.append(chunk)
         self._count += len(chunk)
         return True
@@ -43,7 +47,7 @@ class ReplayQueue:
         if not self._chunks:
             return None
         if len(self._chunks) > 1 and len(self._chunks[0]) - self._offset < min(limit, _SMALL_ENTRIES):
-            self._join_small()
+            self._join_small(self._chunks)
         chunk, first = self._chunks[0], self._offset
         end = min(first + limit, len(chunk))
         if end == len(chunk):
@@ -58,19 +62,21 @@ class ReplayQueue:
 
     def put_back(self, chunk: DueChunk) -> None:
         """Return what `take` gave, or a part of it, to the front: due order is kept. May pass the limit by one take."""
+        if self._chunks is None:
+            self._chunks = deque()
         if self._offset:
             self._chunks[0] = _from(self._chunks[0], self._offset)
             self._offset = 0
         self._chunks.appendleft(chunk)
         self._count += len(chunk)
 
-    def _join_small(self) -> None:
+    def _join_small(self, chunks: deque[DueChunk]) -> None:
         """Make one chunk, in due order, of the first ones while they are small. Large ones stay shared by all."""
-        parts = [_from(self._chunks.popleft(), self._offset)]
+        parts = [_from(chunks.popleft(), self._offset)]
         self._offset = 0
         count = len(parts[0])
-        while self._chunks and count + len(self._chunks[0]) <= _SMALL_ENTRIES:
-            parts.append(self._chunks.popleft())
+        while chunks and count + len(chunks[0]) <= _SMALL_ENTRIES:
+            parts.append(chunks.popleft())
             count += len(parts[-1])
         times = np.concatenate([part.deliver_at_ms for part in parts])
         ledger_ids = np.concatenate([part.ledger_ids for part in parts])
@@ -78,11 +84,11 @@ class ReplayQueue:
         order = np.lexsort(
             (entry_ids, ledger_ids, times)
         )  # what was indexed late may be due before its chunk
-        self._chunks.appendleft(DueChunk(times[order], ledger_ids[order], entry_ids[order]))
+        chunks.appendleft(DueChunk(times[order], ledger_ids[order], entry_ids[order]))
 
     def clear(self) -> None:
         self.clears += 1
-        self._chunks.clear()
+        self._chunks = None
         self._offset = 0
         self._count = 0
 

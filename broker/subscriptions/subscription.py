@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +26,7 @@ from broker.delayed.tracker import DueChunk
 from broker.errors import LimitReached, NotFound, Refused, Unavailable
 from broker.model import (
     Entries,
-    Int64Column,
     Position,
-    RowColumn,
     UInt32Column,
     bitmap_of,
     common_entries,
@@ -41,13 +38,12 @@ from broker.model import (
     without_entries,
 )
 from broker.observe.metrics import SubscriptionCounters
-from broker.runtime.clock import Clock
+from broker.runtime.signal import Signal
 from broker.storage.alive import Absence
 from broker.storage.manifest import CursorImage, SubscriptionImage
-from broker.storage.policy import SubscriptionPolicy, effective
+from broker.storage.policy import effective
 from broker.storage.records import (
     GivenBack,
-    Record,
     ReturnReason,
     Seeked,
     Settled,
@@ -58,11 +54,12 @@ from broker.subscriptions.backoff import delays
 from broker.subscriptions.capture import CursorCapture
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.cursor import Cursor, entries_between
-from broker.subscriptions.giving_up import NACKED, TOO_OFTEN, DeadLetterSink, worn_out
+from broker.subscriptions.giving_up import NACKED, TOO_OFTEN, worn_out
 from broker.subscriptions.leases import Leases
-from broker.subscriptions.reader import ReadableLog, Reader
+from broker.subscriptions.reader import Reader
 from broker.subscriptions.redelivery import Attempts
 from broker.subscriptions.replay import ReplayQueue
+from broker.subscriptions.services import SubscriptionLog, SubscriptionServices
 from broker.subscriptions.waiting import Waiting
 
 Mask = npt.NDArray[np.bool_]
@@ -72,38 +69,6 @@ KEY_SHARED = 2
 EXCLUSIVE = 3
 FAILOVER = 4
 TYPE_NAMES = {SHARED: "SHARED", KEY_SHARED: "KEY_SHARED", EXCLUSIVE: "EXCLUSIVE", FAILOVER: "FAILOVER"}
-
-
-class SubscriptionLog(ReadableLog, Protocol):
-    """What a subscription asks of its topic's log."""
-
-    async def times_of(self, ledger_id: int, entry_ids: UInt32Column) -> Int64Column:
-        """Effective times of some entries; 0 where the row is not DELAYED."""
-
-    async def read(
-        self, ledger_id: int, entry_ids: UInt32Column, bytes_max: int
-    ) -> tuple[Int64Column, RowColumn, list[bytes]]:
-        """Effective times and rows of entries (ids rising), and the frames of as many as fit into `bytes_max`."""
-
-    def was_dropped(self, ledger_id: int) -> bool:
-        """Whether a ledger that is not there was, all of it settled."""
-
-    def count_from(self, position: Position) -> int:
-        """How many entries there are at or after a position."""
-
-    @property
-    def frame_bytes_average(self) -> int:
-        """Bytes of a typical frame, at least 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryLimits:
-    """What bounds the work and the memory of one subscription."""
-
-    batch_entries: int  # handed out in one step
-    batch_bytes: int
-    replay_entries_max: int
-    consumers_max: int
 
 
 class Failure(NamedTuple):
@@ -122,26 +87,18 @@ class Subscription:
         image: SubscriptionImage,
         cursor: CursorImage | None,
         *,
-        defaults: SubscriptionPolicy,
         log: SubscriptionLog,
-        limits: DeliveryLimits,
-        clock: Clock,
-        rng: random.Random,
-        submit: Callable[[Record], asyncio.Future[None]],
-        dead_letter_sink: DeadLetterSink,
+        services: SubscriptionServices,
     ) -> None:
         self.topic_id = topic_id
         self.image = image
-        self.policy = effective(image.policy, defaults)
+        self.policy = effective(image.policy, services.defaults)
         """In force; every field set but the dead-letter topic."""
-        self._defaults = defaults
-        self.limits = limits
+        self.limits = services.limits
         self.log = log
-        self.clock = clock
+        self.clock = services.clock
         self.counters = SubscriptionCounters()
-        self._rng = rng
-        self._submit = submit
-        self._dead_letter_sink = dead_letter_sink
+        self._services = services
         # durable
         self.cursor = Cursor(image.start, max(image.mark, image.start), cursor.settled if cursor else None)
         self.attempts = Attempts(cursor.attempts if cursor else None)
@@ -158,9 +115,9 @@ class Subscription:
         """What came due in them is held back until it was found out what becomes of it."""
         self.giving_up: Entries = {}
         """Of what is promised, what no record names yet: it is on its way to the dead-letter topic."""
-        self.replay = ReplayQueue(limits.replay_entries_max)
+        self.replay = ReplayQueue(services.limits.replay_entries_max)
         self.reader = Reader(log, honors_delay=self.honors_delay)
-        self.work = asyncio.Event()
+        self.work = Signal()
         self.deleted = False
         self.decided: SubscriptionChanged | None = None
         """The last change that was submitted, whether it is applied or not."""
@@ -258,7 +215,7 @@ class Subscription:
         """Other settings hold, or it is paused or not."""
         honored_delay = self.honors_delay
         self.image = replace(self.image, policy=record.policy, paused=record.paused)
-        self.policy = effective(record.policy, self._defaults)
+        self.policy = effective(record.policy, self._services.defaults)
         for consumer in self.consumers:
             consumer.paused = record.paused
         if self.honors_delay != honored_delay:
@@ -288,7 +245,7 @@ class Subscription:
 
     def capture_cursor(self) -> CursorCapture:
         """What a checkpoint writes; copies, or what never changes, so that the loop may go on."""
-        self.dead_letters = self._dead_letter_sink.still_held(self)
+        self.dead_letters = self._services.dead_letter_sink.still_held(self)
         others = CursorImage(
             topic_id=self.topic_id,
             subscription_id=self.subscription_id,
@@ -394,7 +351,7 @@ class Subscription:
         With `dead_letter` they are given up, for this reason; so is what was delivered as often as it may be.
         """
         if dead_letter:
-            self._dead_letter_sink.check_place(self)
+            self._services.dead_letter_sink.check_place(self)
         held = self.leases.held_by(consumer_id, entries)
         failures = self._not_held(without_entries(entries, held))
         now_ms = self.clock.now_ms()
@@ -405,7 +362,9 @@ class Subscription:
             self.leases.take_back(consumer_id, dead)
             waits.append(self.give_up(dead, (reason or NACKED) if dead_letter else TOO_OFTEN))
         rest = without_entries(held, dead)
-        for delay_ms, part in delays(rest, redeliver_after_ms, self.attempts, self.policy, self._rng):
+        for delay_ms, part in delays(
+            rest, redeliver_after_ms, self.attempts, self.policy, self._services.rng
+        ):
             waits.append(self._give_back(consumer_id, part, ReturnReason.NACKED, now_ms + delay_ms))
         for done in waits:
             await done
@@ -444,7 +403,7 @@ class Subscription:
         merge_entries(self.giving_up, entries)
         if self.type == KEY_SHARED:
             self.work.set()  # as when they are settled: they do not come back
-        return self._dead_letter_sink.give_up(self, entries, reason)
+        return self._services.dead_letter_sink.give_up(self, entries, reason)
 
     def keep_given_up(
         self, entries: Entries, not_before_ms: int, *, was_sent: bool
@@ -477,7 +436,7 @@ class Subscription:
     # -- decisions -------------------------------------------------------------------------------------------
 
     def _settle(self, entries: Entries, reason: SettleReason) -> asyncio.Future[None]:
-        done = self._submit(Settled(self.topic_id, self.subscription_id, reason, entries))
+        done = self._services.submit(Settled(self.topic_id, self.subscription_id, reason, entries))
         self.promise_settled(entries)
         return done
 
@@ -506,7 +465,7 @@ class Subscription:
 
     def _return(self, entries: Entries, reason: ReturnReason, not_before_ms: int) -> asyncio.Future[None]:
         try:
-            done = self._submit(
+            done = self._services.submit(
                 GivenBack(self.topic_id, self.subscription_id, reason, not_before_ms, entries)
             )
         except Unavailable:

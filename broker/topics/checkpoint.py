@@ -276,7 +276,9 @@ class Checkpointer:
             self._vfs.sync_dir(self._layout.ledgers(topic_id))
         manifest = self._layout.topic_manifest(topic_id)
         if not self._vfs.exists(manifest):
-            self._vfs.sync_dir(self._layout.topic(topic_id))  # its folders are new; what it names must be there
+            self._vfs.sync_dir(
+                self._layout.topic(topic_id)
+            )  # its folders are new; what it names must be there
         replace_file(self._vfs, manifest, [encode_topic(capture.image)])
         named = {subscription.cursor_file for subscription in capture.image.subscriptions}
         named.add(capture.image.producers_file)

@@ -62,7 +62,8 @@ from broker.storage.records import (
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.dispatcher import Dispatcher
 from broker.subscriptions.giving_up import DeadLetterSink
-from broker.subscriptions.subscription import DeliveryLimits, Subscription
+from broker.subscriptions.services import DeliveryLimits, SubscriptionServices
+from broker.subscriptions.subscription import Subscription
 from broker.topics.counts import SubscriptionCounts, TopicCounts
 from broker.topics.dead_letter_frames import check_dead_letter_topic
 from broker.topics.intake import Accepted, Intake, is_examined
@@ -164,6 +165,7 @@ class Topic:
             spawn=services.spawn,
             name=f"topic {self.topic_id}",
         )
+        self._for_subscriptions = _services_for_subscriptions(services, self.submit_record)
         for subscription in image.subscriptions:
             self._add_subscription(subscription, cursors.get(subscription.subscription_id))
         self._end = self._log_end()
@@ -368,24 +370,8 @@ class Topic:
                 subscription.work.set()
 
     def _add_subscription(self, image: SubscriptionImage, cursor: CursorImage | None) -> None:
-        services = self._services
-        config = services.config
         self.subscriptions[image.subscription_id] = Subscription(
-            self.topic_id,
-            image,
-            cursor,
-            defaults=default_subscription_policy(config),
-            log=self.log,
-            limits=DeliveryLimits(
-                batch_entries=config.read_batch_entries,
-                batch_bytes=config.frame_bytes_max,
-                replay_entries_max=config.replay_entries_max,
-                consumers_max=config.consumers_per_subscription_max,
-            ),
-            clock=services.clock,
-            rng=services.rng,
-            submit=self.submit_record,
-            dead_letter_sink=services.dead_letter_sink,
+            self.topic_id, image, cursor, log=self.log, services=self._for_subscriptions
         )
 
     def _remove_subscription(self, subscription_id: int) -> None:
@@ -590,3 +576,22 @@ class Topic:
         if self.log.entry_count(ledger_id) is None:
             return np.zeros(len(entry_ids), dtype=np.int64)  # gone: of no time
         return await self.log.times_of(ledger_id, entry_ids)
+
+
+def _services_for_subscriptions(
+    services: TopicServices, submit: Callable[[Record], asyncio.Future[None]]
+) -> SubscriptionServices:
+    config = services.config
+    return SubscriptionServices(
+        defaults=default_subscription_policy(config),
+        limits=DeliveryLimits(
+            batch_entries=config.read_batch_entries,
+            batch_bytes=config.frame_bytes_max,
+            replay_entries_max=config.replay_entries_max,
+            consumers_max=config.consumers_per_subscription_max,
+        ),
+        clock=services.clock,
+        rng=services.rng,
+        submit=submit,
+        dead_letter_sink=services.dead_letter_sink,
+    )

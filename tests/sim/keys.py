@@ -51,7 +51,7 @@ def _was_lost(world: World, message: Message, fact: Fact) -> bool:
         ended_us = lost_us = fact.lost_us
     else:
         return False
-    is_sure = lost_us < now_us and wall.disturbed_us < lost_us and not world.writing_failed
+    is_sure = lost_us <= now_us and wall.disturbed_us < lost_us and not world.writing_failed
     # If the clock had stepped back before, what was early when it was lost waits for its time, outside the order.
     since_ms = 0 if wall.is_frozen else (now_us - ended_us) // 1000
     was_early = message.due_ms > wall.now_ms() - since_ms

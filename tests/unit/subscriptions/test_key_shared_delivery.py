@@ -6,8 +6,10 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 
+import numpy as np
 import pytest
 
+from broker.delayed.tracker import DueChunk
 from broker.model import Position
 from broker.subscriptions import key_dispatch
 from broker.subscriptions.handout import HandOut, Read, Taken
@@ -389,3 +391,24 @@ def test_what_came_back_and_does_not_fit_yet_is_not_overtaken_by_what_came_back_
         world.check_order(second.received)
 
     run(scenario, read_batch_entries=1)
+
+
+def test_what_catch_up_found_and_the_index_gives_too_is_sent_once():
+    async def scenario(world: World, clock: SimClock) -> None:
+        await world.produce(KEYS, deliver_after_ms=100)
+        await asyncio.sleep(0.2)
+        fast, stuck = world.attach(permits=1000), world.attach(permits=0)
+        await asyncio.sleep(0.2)
+        positions = [Position(1, at) for at in range(len(KEYS))]
+        times = await world.subscription.log.times_of(1, np.arange(len(KEYS), dtype=np.uint32))
+        ledger_ids, entry_ids = np.array(positions, dtype=np.int64).T
+        world.subscription.on_due(DueChunk(times, ledger_ids, entry_ids.astype(np.uint32)), int(times[0]))
+        await asyncio.sleep(0.2)
+        stuck.consumer.grant(1000, 0)
+        world.subscription.work.set()
+        await asyncio.sleep(0.2)
+        assert stuck.consumer.closed_because is None
+        assert sorted(each.position for each in [*fast.poll(), *stuck.poll()]) == positions
+        assert stuck.received
+
+    run(scenario)

@@ -1,0 +1,60 @@
+"""What a subscription asks of its topic, and what the subscriptions of a topic share."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from broker.model import Int64Column, Position, RowColumn, UInt32Column
+from broker.runtime.clock import Clock
+from broker.storage.policy import SubscriptionPolicy
+from broker.storage.records import Record
+from broker.subscriptions.giving_up import DeadLetterSink
+from broker.subscriptions.reader import ReadableLog
+
+
+class SubscriptionLog(ReadableLog, Protocol):
+    """What a subscription asks of its topic's log."""
+
+    async def times_of(self, ledger_id: int, entry_ids: UInt32Column) -> Int64Column:
+        """Effective times of some entries; 0 where the row is not DELAYED."""
+
+    async def read(
+        self, ledger_id: int, entry_ids: UInt32Column, bytes_max: int
+    ) -> tuple[Int64Column, RowColumn, list[bytes]]:
+        """Effective times and rows of entries (ids rising), and the frames of as many as fit into `bytes_max`."""
+
+    def was_dropped(self, ledger_id: int) -> bool:
+        """Whether a ledger that is not there was, all of it settled."""
+
+    def count_from(self, position: Position) -> int:
+        """How many entries there are at or after a position."""
+
+    @property
+    def frame_bytes_average(self) -> int:
+        """Bytes of a typical frame, at least 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryLimits:
+    """What bounds the work and the memory of one subscription."""
+
+    batch_entries: int  # handed out in one step
+    batch_bytes: int
+    replay_entries_max: int
+    consumers_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionServices:
+    """What the subscriptions of a topic share."""
+
+    defaults: SubscriptionPolicy
+    limits: DeliveryLimits
+    clock: Clock
+    rng: random.Random
+    submit: Callable[[Record], asyncio.Future[None]]
+    dead_letter_sink: DeadLetterSink
