@@ -137,7 +137,8 @@ class Node:
         self.clock = clock
         self.config = config or small_config()
         self.failures: list[BaseException] = []  # what `on_failure` was told
-        self.consumer_numbers = itertools.count(1)  # who gets which key hangs on it: a seed must give the same again
+        # Who gets which key hangs on the names of consumers: a seed must give the same again.
+        self.consumer_numbers = itertools.count(1)
         self._rng = rng or random.Random(0)
         self.broker = Broker(
             self.config,

@@ -123,7 +123,7 @@ class IndexPump:
         self._unindexed += len(delayed_times)
         self._unindexed_earliest_ms = min(self._unindexed_earliest_ms, int(delayed_times.min()))
         # The earliest of all that is not indexed yet: these rows may have time, and those before them none.
-        if self._unindexed_earliest_ms - self._clock.now_ms() < 2 * _GATHER_MS:
+        if self._must_hurry():
             if self._gathering is not None:  # what has time gathers no longer
                 self._gathering.cancel()
             self._gathered()
@@ -157,6 +157,10 @@ class IndexPump:
         for ledger_id in ledger_ids:
             self.tracker.discard_ledger(ledger_id)
         return self.tracker.count() != held_count
+
+    def _must_hurry(self) -> bool:
+        """Whether a row that is not indexed yet is due soon."""
+        return self._unindexed_earliest_ms - self._clock.now_ms() < 2 * _GATHER_MS
 
     def _gathered(self) -> None:
         self._gathering = None
@@ -194,7 +198,9 @@ class IndexPump:
     async def _step(self) -> bool:
         """One bounded step; whether there is more to do at once."""
         # A rebuild gathers nothing: appends would hold it up again and again, and some of its rows are due soon.
-        gathers = self._gathering is not None and self._unindexed < _INDEX_ROWS and not self.is_rebuilding
+        # Nor does what is due soon, though rows that can wait were appended before the cursor came to it.
+        has_time = self._unindexed < _INDEX_ROWS and not self.is_rebuilding and not self._must_hurry()
+        gathers = self._gathering is not None and has_time
         indexed = self.is_behind and not gathers
         if indexed:
             await self._index_rows()

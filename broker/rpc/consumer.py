@@ -18,7 +18,6 @@ from broker.rpc.session import Session, check_nack
 from broker.rpc.status import Context, encode_failures
 from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.consumer import Consumer
-from broker.subscriptions.cursor import Cursor
 from broker.subscriptions.subscription import KEY_SHARED, SHARED, TYPE_NAMES, Subscription
 from broker.topics.broker import Broker
 from broker.topics.topic import Topic
@@ -38,7 +37,7 @@ class _Received:
     """The answer to a Receive with an attempt_id."""
 
     deadline_ns: int  # of the leases, on the monotonic clock
-    cursor: Cursor  # of the subscription, as it was
+    subscription: Subscription
     response: bytes
 
 
@@ -169,7 +168,7 @@ class ConsumerService:
     def _consumer(self, name: str, lease_ms: int) -> Consumer:
         # The start time tells consumers of different lives of the broker apart.
         consumer_id = f"{self._broker.started_ms:x}-{next(self._consumer_numbers):x}"
-        return Consumer(consumer_id, name[:255] or consumer_id, lease_ms)
+        return Consumer(consumer_id, name[:255] or consumer_id, lease_ms, self._broker.clock.monotonic_ns())
 
     def _lease_ms(self, opening: consumer_pb2.Open, subscription: Subscription) -> int:
         if not opening.HasField("lease_ms"):
@@ -219,7 +218,7 @@ class ConsumerService:
         response, found = await self._receive_batch(topic, subscription, request, lease_ms)
         if request.attempt_id and found:
             deadline_ns = self._broker.clock.monotonic_ns() + lease_ms * 1_000_000
-            self._remember(attempt, _Received(deadline_ns, subscription.cursor, response))
+            self._remember(attempt, _Received(deadline_ns, subscription, response))
         return response
 
     async def _receive_batch(
@@ -256,8 +255,17 @@ class ConsumerService:
         found = self._attempts.get(attempt)
         if found is None or found.deadline_ns <= self._broker.clock.monotonic_ns():
             return None
-        # A seek, like a new subscription of the name, begins with another cursor: what was out is nobody's then.
-        return found.response if found.cursor is subscription.cursor else None
+        if found.subscription is not subscription:
+            return None  # it was deleted, and made again
+        # What was settled, given back or lost since is not sent again; if that is all of it, the request is a new one.
+        answer = consumer_pb2.ReceiveResponse.FromString(found.response)
+        held = subscription.leases.held(answer.consumer_id)
+        kept = [each for each in answer.deliveries if each.id.entry_id in held.get(each.id.ledger_id, ())]
+        if len(kept) == len(answer.deliveries):
+            return found.response
+        del answer.deliveries[:]
+        answer.deliveries.extend(kept)
+        return answer.SerializeToString() if kept else None
 
     def _remember(self, attempt: tuple[str, str, str], received: _Received) -> None:
         if old := self._attempts.pop(attempt, None):

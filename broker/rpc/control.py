@@ -58,7 +58,7 @@ class ControlCalls:
 
         async def seek() -> Message:
             topic, subscription = self._find(request.topic, request.subscription)
-            start = await _start_of(topic, request)
+            start = await _start_of(topic, request, self._broker.clock.now_ms())
             await control.seek(topic, subscription, start)
             begins = control.first_at_or_after(topic, start)
             return admin_pb2.SeekResponse(
@@ -120,6 +120,12 @@ def _check_target(request: admin_pb2.SeekRequest) -> None:
                 )
         case "initial_position":
             check_initial_position(request.initial_position, "initial_position")
+            if (
+                not request.initial_position
+            ):  # elsewhere it means LATEST; here that would settle everything unasked
+                raise InvalidRequest(
+                    "A seek says EARLIEST or LATEST", field="initial_position", reason="INVALID_SEEK_TARGET"
+                )
         case _:
             raise InvalidRequest(
                 "A seek needs an id, a publish_time_ms or an initial_position",
@@ -128,11 +134,17 @@ def _check_target(request: admin_pb2.SeekRequest) -> None:
             )
 
 
-async def _start_of(topic: Topic, request: admin_pb2.SeekRequest) -> Position:
+async def _start_of(topic: Topic, request: admin_pb2.SeekRequest, now_ms: int) -> Position:
     match request.WhichOneof("target"):
         case "id":
             return control.position_of_id(topic, Position(request.id.ledger_id, request.id.entry_id))
         case "publish_time_ms":
+            if request.publish_time_ms > now_ms:
+                raise InvalidRequest(
+                    "publish_time_ms lies in the future: use LATEST to settle everything",
+                    field="publish_time_ms",
+                    reason="INVALID_SEEK_TARGET",
+                )
             return await control.position_of_time(topic, request.publish_time_ms)
         case _:
             return START if request.initial_position == EARLIEST else topic.latest_position()

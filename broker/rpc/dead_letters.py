@@ -13,7 +13,7 @@ from broker.errors import InvalidRequest, NotFound, OutOfRange
 from broker.model import Entries, Position, UInt32Column, count_entries, ids_of, without_entries
 from broker.rpc.answers import Answers
 from broker.rpc.decode import ProduceEnvelope
-from broker.rpc.entries import entries_of
+from broker.rpc.entries import entries_of, one_of
 from broker.rpc.paging import check_page_size, decode_token, encode_token
 from broker.rpc.session import DELAY_MS_MAX
 from broker.rpc.status import encode_failures
@@ -51,7 +51,11 @@ class DeadLetterCalls:
         _, subscription = self._find(request.topic, request.subscription)
         count = check_page_size(request.page_size)
         if request.view not in message_pb2.MessageView.values():
-            raise InvalidRequest(f"There is no view {request.view}", field="view", reason="INVALID_VIEW")
+            raise InvalidRequest(
+                f"view must be {one_of(message_pb2.MessageView.keys())}, not {request.view}",
+                field="view",
+                reason="INVALID_VIEW",
+            )
         is_full = request.view == message_pb2.MESSAGE_VIEW_FULL
         response = admin_pb2.ListDeadLettersResponse()
         room = self._broker.config.frame_bytes_max
@@ -106,9 +110,17 @@ class DeadLetterCalls:
 
     def _chosen(self, request: Request) -> tuple[Entries | None, list[Failure]]:
         """The letters that a request names; None for all of them. And failures of ids that no message has."""
-        if bool(request.entries) == request.all:
+        if not request.entries and not request.all:
             raise InvalidRequest(
-                "Name entries, or say all, and not both", field="entries", reason="INVALID_SELECTION"
+                "The request selects no dead letters: give entries, or set all",
+                field="entries",
+                reason="INVALID_SELECTION",
+            )
+        if request.entries and request.all:
+            raise InvalidRequest(
+                "The request has both entries and all: give one of them",
+                field="entries",
+                reason="INVALID_SELECTION",
             )
         if request.all:
             return None, []
@@ -118,7 +130,7 @@ class DeadLetterCalls:
 def _check_delay(deliver_after_ms: int, topic: Topic) -> None:
     if not 0 <= deliver_after_ms <= DELAY_MS_MAX:
         raise InvalidRequest(
-            f"deliver_after_ms is between 0 and {DELAY_MS_MAX}",
+            f"deliver_after_ms must be between 0 and {DELAY_MS_MAX}, not {deliver_after_ms}",
             field="deliver_after_ms",
             reason="INVALID_DELIVER_AFTER_MS",
         )
@@ -202,5 +214,6 @@ async def _with_failures(
         for ledger_id, bitmap in sorted(missing.items())
         for entry_id in bitmap
     ]
-    response.MergeFromString(await encode_failures(failures, response.FAILURES_FIELD_NUMBER))
+    encoded = await encode_failures(failures, response.FAILURES_FIELD_NUMBER, of_dead_letters=True)
+    response.MergeFromString(encoded)
     return response

@@ -73,11 +73,19 @@ def check_size(raw: bytes, field: str, ids_max: int) -> None:
         )
 
 
+def one_of(names: Sequence[str]) -> str:
+    """The names of an enum's values, for a refusal: `A, B or C`."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}"
+
+
 def check_type(type_: int, field: str) -> None:
     """Refuse a subscription type that is none."""
     if type_ not in (0, *TYPE_NAMES):
         raise InvalidRequest(
-            f"There is no subscription type {type_}", field=field, reason="INVALID_SUBSCRIPTION_TYPE"
+            f"{field} must be {one_of(consumer_pb2.SubscriptionType.keys())}, not {type_}",
+            field=field,
+            reason="INVALID_SUBSCRIPTION_TYPE",
         )
 
 
@@ -85,7 +93,9 @@ def check_initial_position(position: int, field: str) -> None:
     """Refuse an initial position that is none."""
     if position not in consumer_pb2.InitialPosition.values():
         raise InvalidRequest(
-            f"There is no initial position {position}", field=field, reason="INVALID_INITIAL_POSITION"
+            f"{field} must be {one_of(consumer_pb2.InitialPosition.keys())}, not {position}",
+            field=field,
+            reason="INVALID_INITIAL_POSITION",
         )
 
 

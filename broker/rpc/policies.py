@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from broker.config import check_name
 from broker.errors import InvalidRequest, Refused
-from broker.rpc.entries import api_type
+from broker.rpc.entries import api_type, one_of
 from broker.storage.policy import RANGES, SubscriptionPolicy, TopicPolicy
 from broker.subscriptions.subscription import Subscription
 from broker.topics.dead_letter_frames import dead_letter_topic_name
@@ -26,6 +26,9 @@ _ENUM_FIELDS = frozenset({"tracker", "delayed_delivery", "overdue_action"})
 def topic_policy_of(message: admin_pb2.TopicPolicy) -> TopicPolicy:
     given = _set_fields(message, TopicPolicy) | _set_fields(message.buckets, TopicPolicy)
     for name, value in given.items():
+        if name in _ENUM_FIELDS:
+            _check_enum(name, value)
+            continue
         within = "policy.buckets" if name in _BUCKET_FIELDS else "policy"
         _check_range(f"{within}.{name}", value, *RANGES[name])
     return TopicPolicy(**{name: value for name, value in given.items() if value or name not in _ENUM_FIELDS})
@@ -43,10 +46,20 @@ def subscription_policy_of(message: admin_pb2.SubscriptionPolicy, lease_ms_max: 
     return SubscriptionPolicy(**given)
 
 
+def _check_enum(name: str, value: int) -> None:
+    kind = admin_pb2.TopicPolicy.DESCRIPTOR.fields_by_name[name].enum_type
+    assert kind is not None
+    if value not in kind.values_by_number:
+        field, names = f"policy.{name}", [each.name for each in kind.values]
+        raise InvalidRequest(
+            f"{field} must be {one_of(names)}, not {value}", field=field, reason="INVALID_POLICY"
+        )
+
+
 def _check_range(field: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
         raise InvalidRequest(
-            f"{field} is between {low} and {high}, not {value}", field=field, reason="INVALID_POLICY"
+            f"{field} must be between {low} and {high}, not {value}", field=field, reason="INVALID_POLICY"
         )
 
 
@@ -80,11 +93,19 @@ def _masked_fields(paths: Sequence[str], kind: type[Message]) -> set[str]:
     for path in paths:
         if path not in kind.DESCRIPTOR.fields_by_name:
             raise InvalidRequest(
-                f"update_mask names {path[:80]!r}, which is no field of a policy",
+                f"update_mask names {path[:80]!r}, which {_why_not(path, kind)}",
                 field="update_mask",
                 reason="UNKNOWN_POLICY_FIELD",
             )
     return set(paths)
+
+
+def _why_not(path: str, kind: type[Message]) -> str:
+    """What is wrong with a path that is no field of a policy."""
+    nested = "buckets"
+    if kind is admin_pb2.TopicPolicy and path.removeprefix(f"{nested}.") in _BUCKET_FIELDS:
+        return f"lies in a nested message: that is replaced whole, and named by {nested!r}"
+    return "is no field of a policy"
 
 
 def topic_policy_message(policy: TopicPolicy) -> admin_pb2.TopicPolicy:
@@ -103,7 +124,7 @@ def describe_topic(topic: Topic) -> admin_pb2.Topic:
 
 
 def describe_subscription(topic: Topic, subscription: Subscription) -> admin_pb2.Subscription:
-    in_force = subscription.policy
+    in_force = replace(subscription.policy, honor_delay=subscription.honors_delay)
     with contextlib.suppress(Refused):  # the names are too long for one of their own
         place = dead_letter_topic_name(topic.name, subscription.name, in_force)
         in_force = replace(in_force, dead_letter_topic=place)

@@ -95,6 +95,7 @@ class Session:
 
     def _take_frame(self, frame: consumer_pb2.SubscribeRequest) -> Coroutine[None, None, None] | None:
         """Do what a frame asks for; what has to wait for the disk is returned."""
+        self._subscription.heard(self._consumer)
         match frame.WhichOneof("frame"):
             case "ack":
                 return self._acknowledge(frame.ack)

@@ -76,19 +76,22 @@ async def abort(context: Context, error: BaseException) -> None:
     await context.abort(code, status.message, trailing_metadata=trailers)
 
 
-async def encode_failures(failures: Sequence[Failure], field_number: int) -> bytes:
+async def encode_failures(
+    failures: Sequence[Failure], field_number: int, *, of_dead_letters: bool = False
+) -> bytes:
     """Failures of single ids, for an answer that otherwise went well: `repeated EntryFailure` on its wire form.
 
     There may be thousands, and all of one reason have the same status: it is encoded once, and the
     answer is put together from bytes. Lengths are padded to two bytes, which protobuf allows. The loop gets its turn
     now and then.
     """
+    errors_by_reason = _DEAD_LETTER_ERRORS if of_dead_letters else _ENTRY_ERRORS
     tag = field_number << 3 | 2
     parts: list[bytes] = []
     for index, ((ledger_id, entry_id), reason) in enumerate(failures, 1):
         if index % _FAILURES_AT_ONCE == 0:
             await asyncio.sleep(0)
-        error = _ENTRY_ERRORS[reason]
+        error = errors_by_reason[reason]
         name = message_pb2.MessageId(ledger_id=ledger_id, entry_id=entry_id).SerializeToString()
         size = 2 + len(name) + len(error)
         parts += (bytes((tag, size & 0x7F | 0x80, size >> 7, 0x0A, len(name))), name, error)
@@ -125,5 +128,10 @@ _ENTRY_ERRORS = {
     ),
     "LEASE_LOST": _entry_error(
         grpc.StatusCode.FAILED_PRECONDITION, "LEASE_LOST", "This consumer does not hold this message"
+    ),
+}
+_DEAD_LETTER_ERRORS = {
+    "NOT_FOUND": _entry_error(
+        grpc.StatusCode.NOT_FOUND, "NOT_FOUND", "This message is no dead letter of this subscription"
     ),
 }

@@ -33,10 +33,13 @@ class Consumer:
     into one batch: the busier the broker, the fewer and larger its frames.
     """
 
-    def __init__(self, consumer_id: str, name: str, lease_ms: int) -> None:
+    def __init__(self, consumer_id: str, name: str, lease_ms: int, heard_ns: int = 1 << 62) -> None:
+        """`heard_ns`: now, if `Subscription.heard` is told of whatever it says; else it never counts as hanging."""
         self.consumer_id = consumer_id
         self.name = name
         self.lease_ms = lease_ms
+        self.heard_ns = heard_ns  # when it last said something, on the monotonic clock
+        self.silent = False  # a lease of its ran out, and for as long nothing was heard of it
         self.permits = 0
         self.permit_bytes = 0
         self.counts_bytes = False

@@ -56,7 +56,7 @@ class Dispatcher:
         self._steps: Steps = kind(subscription, clock)
 
     async def run(self) -> None:
-        """Deliver until cancelled. Nothing else sends messages for this subscription."""
+        """Deliver until cancelled, or until nobody is there and nothing is held. Nothing else sends its messages."""
         work = self._subscription.work
         while True:
             work.clear()
@@ -73,6 +73,8 @@ class Dispatcher:
                 for consumer in self._subscription.consumers:
                     consumer.close(damage)
             if not work.is_set():
+                if not self._subscription.consumers and not self._subscription.leases.count():
+                    return
                 for consumer in self._subscription.consumers:
                     if consumer.polls:
                         consumer.tell_nothing_found()
@@ -136,12 +138,12 @@ class TakeTurns:
         if self._subscription.type == FAILOVER:
             active = self._active()
             return active is not None and active.can_take
-        return any(consumer.can_take for consumer in self._subscription.consumers)
+        return any(consumer.can_take for consumer in self._subscription.takers())
 
     def _next_consumer(self) -> Consumer | None:
         """Whose turn it is: FAILOVER has one active consumer, the others take turns while they have permits."""
         subscription = self._subscription
-        consumers = subscription.consumers
+        consumers = subscription.takers()
         if subscription.type in (EXCLUSIVE, FAILOVER) and subscription.returning:
             return None  # what the last one held comes first, or the next one would get it out of order
         if subscription.type == FAILOVER:
@@ -155,7 +157,7 @@ class TakeTurns:
 
     def _active(self) -> Consumer | None:
         """Of a FAILOVER subscription the one consumer that gets messages: the first that is not about to leave."""
-        return next((each for each in self._subscription.consumers if not each.draining), None)
+        return next((each for each in self._subscription.takers() if not each.draining), None)
 
     def _limit(self, consumer: Consumer) -> int:
         """How many messages one step hands out at most."""

@@ -92,7 +92,7 @@ class KeyDispatch:
     @property
     def has_taker(self) -> bool:
         """Whether there is a consumer that would be given a message now."""
-        return any(consumer.can_take for consumer in self._subscription.consumers)
+        return any(consumer.can_take for consumer in self._subscription.takers())
 
     # -- what is so now: true until the next await -----------------------------------------------------------
 
@@ -108,9 +108,7 @@ class KeyDispatch:
     def _look_around(self) -> RoomColumn:
         """Who is there, and how much each seat can take."""
         subscription = self._subscription
-        active = [
-            each for each in subscription.consumers if not each.draining and each.closed_because is None
-        ]
+        active = [each for each in subscription.takers() if not each.draining and each.closed_because is None]
         came_back, subscription.came_back = subscription.came_back, []
         self._router.update(
             [each.consumer_id for each in active],

@@ -8,7 +8,8 @@ crash, after which every unsettled entry is owed again.
 Invariants:
   D1  An entry named by a record that is not durable yet (`promised`) is neither handed out nor promised again.
   D2  An entry is in at most one of: leased, promised, queued for redelivery, parked after it came back.
-  D3  Without consumers there is no dispatcher, no chunk and no reader: only the cursor and the counts.
+  D3  Without consumers there is no chunk and no reader, only the cursor and the counts; and a dispatcher for as long as
+      there are leases that Receive took.
 """
 
 from __future__ import annotations
@@ -119,6 +120,8 @@ class Subscription:
         self.reader = Reader(log, honors_delay=self.honors_delay)
         self.work = Signal()
         self.deleted = False
+        self.has_silent = False
+        """Whether one of the consumers hangs."""
         self.decided: SubscriptionChanged | None = None
         """The last change that was submitted, whether it is applied or not."""
         self.parked: Entries = {}
@@ -381,10 +384,38 @@ class Subscription:
     # -- used by the dispatcher ------------------------------------------------------------------------------
 
     def expire_leases(self) -> None:
-        """Give back what is held beyond its deadline."""
-        for consumer_id, entries in self.leases.expired(self.clock.monotonic_ns()):
+        """Give back what is held beyond its deadline; of a consumer that hangs, all that it holds."""
+        now_ns = self.clock.monotonic_ns()
+        for consumer_id, late in self.leases.expired(now_ns):
+            hung = self._hung(consumer_id, now_ns)
+            entries = self.leases.held(consumer_id) if hung else late
             self.counters.lease_expired_messages += count_entries(entries)
             self._give_back_unasked(consumer_id, entries, ReturnReason.LEASE_EXPIRED)
+
+    def _hung(self, consumer_id: str, now_ns: int) -> bool:
+        """Whether nothing was heard of a consumer for as long as its lease: then others go before it."""
+        consumer = next((each for each in self.consumers if each.consumer_id == consumer_id), None)
+        if consumer is None or now_ns - consumer.heard_ns < consumer.lease_ms * 1_000_000:
+            return False
+        consumer.silent = self.has_silent = True
+        self.consumers.remove(consumer)
+        self.consumers.append(consumer)  # a FAILOVER subscription has another active one from now on
+        return True
+
+    def heard(self, consumer: Consumer) -> None:
+        """A consumer said something."""
+        consumer.heard_ns = self.clock.monotonic_ns()
+        if consumer.silent:
+            consumer.silent = False
+            self.has_silent = any(each.silent for each in self.consumers)
+            self.work.set()
+
+    def takers(self) -> list[Consumer]:
+        """The consumers that messages may go to: those that hang only if there is nobody else."""
+        if not self.has_silent:
+            return self.consumers
+        lively = [each for each in self.consumers if not each.silent and not each.draining]
+        return lively or self.consumers
 
     def expire_messages(self, entries: Entries) -> None:
         """Settle entries whose time to live has passed; nobody waits for it."""

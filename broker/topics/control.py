@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from broker.errors import NotFound, Refused
+from broker.errors import NotFound
 from broker.model import START, Position
 from broker.storage.ledger import Ledger
 from broker.storage.policy import SubscriptionPolicy
 from broker.storage.records import Seeked, SubscriptionChanged
-from broker.subscriptions.subscription import KEY_SHARED, SHARED, TYPE_NAMES, Subscription
+from broker.subscriptions.subscription import Subscription
+from broker.topics.policies import check_subscription_policy
 from broker.topics.refusals import subscription_not_found
 from broker.topics.topic import Topic
 
@@ -53,15 +54,11 @@ async def update_policy(
 ) -> None:
     """Set the named fields of a subscription's policy; returns when that is durable."""
     _check_there(topic, subscription)
-    if "honor_delay" in named and given.honor_delay is False and subscription.type in (SHARED, KEY_SHARED):
-        raise Refused(
-            f"A {TYPE_NAMES[subscription.type]} subscription honours delivery times",
-            reason="HONOR_DELAY_MISMATCH",
-        )
     decided = _decided(topic, subscription)
     policy = replace(decided.policy, **{name: getattr(given, name) for name in named})
+    check_subscription_policy(subscription.type, policy, topic.in_force(policy))
     if named & {"max_delivery_attempts", "dead_letter_topic"}:
-        topic.check_policy(subscription.name, policy)
+        topic.check_dead_letters(subscription.name, policy)
     await _change(topic, replace(decided, policy=policy))
 
 

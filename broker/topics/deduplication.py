@@ -233,8 +233,8 @@ def _find(producer: Producer, batch: Batch, now_ms: int, policy: TopicPolicy) ->
     if len(too_old):
         at = int(too_old[0])
         raise Refused(
-            f"sequence_id {given[at]} (messages[{places[at]}]) is not above {producer.highest}, and too old to tell "
-            "whether it was stored",
+            f"sequence_id {given[at]} (messages[{places[at]}]) may have been stored already: this producer has sent "
+            f"ids up to {producer.highest}, and what became of this one is no longer remembered",
             reason="SEQUENCE_TOO_OLD",
             sequence_id=int(given[at]),
             highest_sequence_id=producer.highest,

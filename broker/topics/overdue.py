@@ -9,8 +9,9 @@ only of ledgers that may hold such times.
 
 An absence begins when the broker was last known to be alive: the time in the file `alive`, which is written every
 second while a topic has an action, and synced every 30, so that a power cut costs no more; the time in
-`broker.manifest`; the last message in the journal. The latest counts, also if the clock was stepped back since: in
-doubt a message is delivered. It ends when the broker starts.
+`broker.manifest`; the last message in the journal. The latest counts, also if the clock was stepped back since, and
+two seconds more, in which the broker may have been there and have sent what came due: in doubt a message is delivered.
+It ends when the broker starts.
 Until a sweep is done its absences stand in the file: after a crash the next life deals with them beside its own.
 """
 
@@ -49,6 +50,8 @@ log = get_logger(__name__)
 
 _BEAT_SECONDS = 1.0
 _SYNC_NS = 30_000_000_000
+_DOUBT_MS = 2_000
+"""A broker may have lived so long after it was last known to: a beat, and time to write it."""
 _SCAN_ROWS = 65_536
 _NOTHING = Alive(0)
 
@@ -56,8 +59,9 @@ _NOTHING = Alive(0)
 def plan_absences(pending: tuple[Absence, ...], last_alive_ms: int, now_ms: int) -> tuple[Absence, ...]:
     """The absences to deal with: those that the last life did not come to, and the one that ends now."""
     absences = pending
-    if last_alive_ms < now_ms:
-        absences = (*absences, Absence(last_alive_ms, now_ms))
+    left_ms = last_alive_ms + _DOUBT_MS
+    if left_ms < now_ms:
+        absences = (*absences, Absence(left_ms, now_ms))
     # So many lives that ended in a sweep: the oldest are forgotten, and what is left of theirs is delivered.
     return absences[-ABSENCES_MAX:]
 

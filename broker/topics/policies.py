@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+from collections.abc import Callable
 from dataclasses import fields
 
 from broker.config import BrokerConfig
 from broker.delayed.bucket_values import BucketPolicyValues
+from broker.errors import InvalidRequest, Refused
+from broker.runtime.clock import Clock
 from broker.storage.policy import (
     DELAYED_DISABLED,
     DELAYED_ENABLED,
@@ -17,6 +22,10 @@ from broker.storage.policy import (
     SubscriptionPolicy,
     TopicPolicy,
 )
+from broker.storage.records import Record
+from broker.subscriptions.giving_up import DeadLetterSink
+from broker.subscriptions.services import DeliveryLimits, SubscriptionServices
+from broker.subscriptions.subscription import KEY_SHARED, SHARED, TYPE_NAMES
 
 _OVERDUE_ACTIONS = {
     "deliver": OVERDUE_DELIVER,
@@ -67,4 +76,42 @@ def default_subscription_policy(config: BrokerConfig) -> SubscriptionPolicy:
         backoff_multiplier=config.backoff_multiplier,
         honor_delay=False,
         max_delivery_attempts=config.max_delivery_attempts,
+    )
+
+
+def check_subscription_policy(type_: int, given: SubscriptionPolicy, in_force: SubscriptionPolicy) -> None:
+    """Refuse settings that do not go together, or that a subscription of that type cannot have."""
+    if given.honor_delay is False and type_ in (SHARED, KEY_SHARED):
+        raise Refused(
+            f"A {TYPE_NAMES[type_]} subscription honours delivery times", reason="HONOR_DELAY_MISMATCH"
+        )
+    initial_ms, max_ms = in_force.initial_backoff_ms, in_force.max_backoff_ms
+    if initial_ms is not None and max_ms is not None and initial_ms > max_ms:
+        raise InvalidRequest(
+            f"initial_backoff_ms would be {initial_ms}, and max_backoff_ms {max_ms}",
+            field="policy.initial_backoff_ms",
+            reason="INVALID_POLICY",
+        )
+
+
+def subscription_services(
+    config: BrokerConfig,
+    clock: Clock,
+    rng: random.Random,
+    submit: Callable[[Record], asyncio.Future[None]],
+    dead_letter_sink: DeadLetterSink,
+) -> SubscriptionServices:
+    """What the subscriptions of a topic share."""
+    return SubscriptionServices(
+        defaults=default_subscription_policy(config),
+        limits=DeliveryLimits(
+            batch_entries=config.read_batch_entries,
+            batch_bytes=config.frame_bytes_max,
+            replay_entries_max=config.replay_entries_max,
+            consumers_max=config.consumers_per_subscription_max,
+        ),
+        clock=clock,
+        rng=rng,
+        submit=submit,
+        dead_letter_sink=dead_letter_sink,
     )

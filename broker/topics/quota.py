@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from broker.errors import LimitReached
+from broker.errors import LimitReached, OutOfRange
 from broker.model import Position
 from broker.runtime.clock import Clock
 from broker.storage.policy import TopicPolicy
@@ -77,8 +77,16 @@ def has_quota(policy: TopicPolicy) -> bool:
 
 
 def check_alone(policy: TopicPolicy, messages: int, bytes_: int) -> None:
-    """Refuse a batch that would be too much for an empty topic."""
-    _check_pending(policy, messages, bytes_)
+    """Refuse a batch that would be too much for an empty topic: to try again would never help."""
+    for name, asked in (("max_pending_messages", messages), ("max_pending_bytes", bytes_)):
+        limit = getattr(policy, name)
+        if limit and asked > limit:
+            raise OutOfRange(
+                f"The batch alone is over the topic's {name} of {limit}: {asked}",
+                field="messages",
+                reason="BATCH_OVER_QUOTA",
+                **{name: limit},
+            )
 
 
 class Quota:
@@ -100,6 +108,7 @@ class Quota:
     def check(self, policy: TopicPolicy, messages: int, bytes_: int, lsn: int) -> None:
         """Raise LimitReached if a batch cannot be taken now. `lsn` is what is applied."""
         if policy.max_pending_messages or policy.max_pending_bytes:
+            check_alone(policy, messages, bytes_)
             backlog = self._backlog_at(lsn, exactly=False)
             try:
                 _check_pending(policy, *self._pending_with(backlog, messages, bytes_))

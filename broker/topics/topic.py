@@ -62,14 +62,18 @@ from broker.storage.records import (
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.dispatcher import Dispatcher
 from broker.subscriptions.giving_up import DeadLetterSink
-from broker.subscriptions.services import DeliveryLimits, SubscriptionServices
 from broker.subscriptions.subscription import Subscription
 from broker.topics.counts import SubscriptionCounts, TopicCounts
 from broker.topics.dead_letter_frames import check_dead_letter_topic
 from broker.topics.intake import Accepted, Intake, is_examined
 from broker.topics.ledger_facts import facts_of, first_facts
 from broker.topics.plan import LedgerEnd, plan_produced
-from broker.topics.policies import bucket_policy, default_subscription_policy, default_topic_policy
+from broker.topics.policies import (
+    bucket_policy,
+    check_subscription_policy,
+    default_topic_policy,
+    subscription_services,
+)
 from broker.topics.producers import Producers
 from broker.topics.refusals import subscription_not_found, topic_not_found
 from broker.topics.transferred import apply_produced_part, apply_settled_part
@@ -165,7 +169,9 @@ class Topic:
             spawn=services.spawn,
             name=f"topic {self.topic_id}",
         )
-        self._for_subscriptions = _services_for_subscriptions(services, self.submit_record)
+        self._for_subscriptions = subscription_services(
+            services.config, services.clock, services.rng, self.submit_record, services.dead_letter_sink
+        )
         for subscription in image.subscriptions:
             self._add_subscription(subscription, cursors.get(subscription.subscription_id))
         self._end = self._log_end()
@@ -416,7 +422,8 @@ class Topic:
                 f"Topic {self.name!r} has as many subscriptions as are allowed",
                 reason="TOO_MANY_SUBSCRIPTIONS",
             )
-        self.check_policy(name, policy)
+        check_subscription_policy(type_, policy, self.in_force(policy))
+        self.check_dead_letters(name, policy)
         image = SubscriptionImage(
             subscription_id=self._next_subscription_id,
             name=name,
@@ -432,10 +439,12 @@ class Topic:
         await asyncio.shield(done)
         return self.subscription(name)
 
-    def check_policy(self, name: str, policy: SubscriptionPolicy) -> None:
-        """Refuse settings that a subscription of that name cannot have."""
-        in_force = effective(policy, default_subscription_policy(self._services.config))
-        check_dead_letter_topic(self.name, name, policy, in_force)
+    def in_force(self, policy: SubscriptionPolicy) -> SubscriptionPolicy:
+        return effective(policy, self._for_subscriptions.defaults)
+
+    def check_dead_letters(self, name: str, policy: SubscriptionPolicy) -> None:
+        """Refuse settings with which a subscription of that name would have no place for its dead letters."""
+        check_dead_letter_topic(self.name, name, policy, self.in_force(policy))
 
     def is_creating(self, name: str) -> bool:
         """Whether a subscription of that name is on its way."""
@@ -468,7 +477,8 @@ class Topic:
         if subscription.deleted or self.deleted:
             raise subscription_not_found(self.name, subscription.name)
         subscription.attach(consumer, self._pump.tracker.frontier.deliver_at_ms)
-        if subscription.subscription_id not in self._dispatchers:
+        running = self._dispatchers.get(subscription.subscription_id)
+        if running is None or running.done():
             dispatcher = Dispatcher(
                 subscription,
                 clock=self._services.clock,
@@ -488,7 +498,9 @@ class Topic:
         self._stop_idle_dispatcher(subscription)
 
     def _stop_idle_dispatcher(self, subscription: Subscription) -> None:
-        if not subscription.consumers and (task := self._dispatchers.pop(subscription.subscription_id, None)):
+        if subscription.consumers or subscription.leases.count():
+            return  # what Receive took ends with its lease: the dispatcher sees to it, and then stops by itself
+        if task := self._dispatchers.pop(subscription.subscription_id, None):
             task.cancel()
 
     # -- ledgers ---------------------------------------------------------------------------------------------
@@ -576,22 +588,3 @@ class Topic:
         if self.log.entry_count(ledger_id) is None:
             return np.zeros(len(entry_ids), dtype=np.int64)  # gone: of no time
         return await self.log.times_of(ledger_id, entry_ids)
-
-
-def _services_for_subscriptions(
-    services: TopicServices, submit: Callable[[Record], asyncio.Future[None]]
-) -> SubscriptionServices:
-    config = services.config
-    return SubscriptionServices(
-        defaults=default_subscription_policy(config),
-        limits=DeliveryLimits(
-            batch_entries=config.read_batch_entries,
-            batch_bytes=config.frame_bytes_max,
-            replay_entries_max=config.replay_entries_max,
-            consumers_max=config.consumers_per_subscription_max,
-        ),
-        clock=services.clock,
-        rng=services.rng,
-        submit=submit,
-        dead_letter_sink=services.dead_letter_sink,
-    )

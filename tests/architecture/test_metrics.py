@@ -1,9 +1,12 @@
-"""Every metric has the project's prefix and a help text that is a sentence."""
+"""Every metric has the project's prefix and a help text that is a sentence, and stands in docs/operations.md."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
+
+from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = {
@@ -28,6 +31,17 @@ def test_metrics_are_named_and_explained():
                 if (name and not name.startswith("postdate_")) or (help_text and not help_text.endswith(".")):
                     wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {name}")
     assert not wrong
+
+
+def test_every_metric_is_in_the_document_with_its_kind_and_no_other():
+    rows = re.findall(
+        r"^\| `(postdate_\w+)` \| (\w+) \|", (ROOT / "docs/operations.md").read_text(), re.MULTILINE
+    )
+    nothing = BrokerSnapshot(BrokerCounters(), (), (), topics_count=0, subscriptions_count=0)
+    families = BrokerCollector(lambda: nothing, version="0").collect()
+    shown = {each.name + ("_total" if each.type == "counter" else ""): each.type for each in families}
+    assert len(rows) == len(dict(rows)), "a metric has two rows"
+    assert dict(rows) == {name: kind for name, kind in shown.items() if name.startswith("postdate_")}
 
 
 def is_prometheus(module: str | None) -> bool:

@@ -264,6 +264,7 @@ async def test_requeued_messages_reach_their_subscription_only(wire: Wire):
     response = await requeue(wire, "t", entries=sets([second, (second[0], 10**6)]))
     assert response.requeued_messages == 1
     assert failures_of(response.failures) == {(second[0], 10**6): "NOT_FOUND"}
+    assert response.failures[0].error.message == "This message is no dead letter of this subscription"
     delivery = await streams["s"].delivery()
     assert (delivery.message, delivery.delivery_attempt) == (Message(payload=b"2"), 1)
     assert letter_ids(await letters_of(wire, "t")) == [first, third]
@@ -317,10 +318,51 @@ async def test_purged_messages_are_gone(wire: Wire):
     response = await purge(wire, "t", entries=sets([first, first, (first[0], 77)]))
     assert response.purged_messages == 1
     assert failures_of(response.failures) == {(first[0], 77): "NOT_FOUND"}
+    assert response.failures[0].error.message == "This message is no dead letter of this subscription"
     assert await count_of(wire, "t") == 2
     assert (await purge(wire, "t", all=True)).purged_messages == 2
     assert await letters_of(wire, "t") == []
     assert await ready_of(wire, f"t~s~{HOLDER}", HOLDER) == 0
+
+
+async def test_an_ack_that_comes_after_the_dead_letter_is_confirmed_and_changes_nothing(wire: Wire):
+    stream = await wire.subscribe("t")
+    await wire.produce("t", b"x")
+    ids = await give_up(stream, 1)
+    assert await stream.ack(ids) == []
+    assert await count_of(wire, "t") == 1
+    assert (await requeue(wire, "t", all=True)).requeued_messages == 1
+    assert (await stream.delivery()).message.payload == b"x"
+
+
+async def test_a_seek_back_shows_purged_and_requeued_letters_again(wire: Wire):
+    stream = await wire.subscribe("t")
+    await wire.produce("t", b"1", b"2")
+    await give_up(stream, 2)
+    first, _ = letter_ids(await letters_of(wire, "t"))
+    assert (await purge(wire, "t", entries=sets([first]))).purged_messages == 1
+    assert (await requeue(wire, "t", all=True)).requeued_messages == 1
+    place = f"t~s~{HOLDER}"
+    assert await ready_of(wire, place, HOLDER) == 0
+    request = admin_pb2.SeekRequest(topic=place, subscription=HOLDER, initial_position=EARLIEST)
+    await within(wire.admin.Seek(request))
+    assert await ready_of(wire, place, HOLDER) == 2
+
+
+async def test_dead_letters_that_are_given_up_go_on_and_leave_the_first_list(wire: Wire):
+    """Also in a circle: nothing forbids two dead-letter topics that point at each other."""
+    await wire.create_subscription("t", "s", policy=policy(dead_letter_topic="a"))
+    await wire.create_subscription("a", HOLDER, policy=policy(dead_letter_topic="b"))
+    await wire.create_subscription("b", HOLDER, policy=policy(dead_letter_topic="a"))
+    await wire.produce("t", b"x")
+    await give_up(await wire.subscribe("t"), 1)
+    assert await count_of(wire, "t") == 1
+    first, second = [await wire.subscribe(topic, HOLDER) for topic in ("a", "b")]
+    await give_up(first, 1)
+    assert (await count_of(wire, "t"), await count_of(wire, "a", HOLDER)) == (0, 1)
+    await give_up(second, 1)
+    assert (await count_of(wire, "a", HOLDER), await count_of(wire, "b", HOLDER)) == (0, 1)
+    assert (await first.delivery()).message.payload == b"x"
 
 
 async def test_a_repeat_with_the_same_request_id_changes_nothing(wire: Wire):
@@ -424,9 +466,17 @@ async def refusals(wire: Wire) -> dict[str, Any]:
 async def test_requests_that_make_no_sense_are_refused(serve: Serve):
     wire = await serve(max_delay_ms=1_000)
     await wire.create_subscription("t")
-    for name, refusal in (await refusals(wire)).items():
+    refused_with = await refusals(wire)
+    for name, refusal in refused_with.items():
         reason, field = name.split(" ", 1)
         assert (refusal.reason, refusal.fields) == (reason, (field.strip(),) if field else ()), name
+    texts = {name: refusal.message for name, refusal in refused_with.items()}
+    assert (
+        texts["INVALID_SELECTION entries"] == "The request selects no dead letters: give entries, or set all"
+    )
+    assert texts["INVALID_SELECTION entries "] == "The request has both entries and all: give one of them"
+    views = "MESSAGE_VIEW_UNSPECIFIED, MESSAGE_VIEW_BASIC or MESSAGE_VIEW_FULL"
+    assert texts["INVALID_VIEW view"] == f"view must be {views}, not 9"
 
 
 async def test_where_there_is_no_place_for_dead_letters_the_broker_says_so(wire: Wire):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.wire.conftest import Message, Wire, ids_of, now_ms
+from tests.wire.conftest import Message, Wire, eventually, ids_of, now_ms
 from tests.wire.test_seek import TYPES, counts
 
 SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER = 1, 2, 3, 4
@@ -63,6 +63,7 @@ async def test_who_takes_over_gets_all_that_is_left_and_nothing_that_was_settled
             await stream.close()
         else:
             stream.cancel()
+            await eventually(lambda: not wire.broker.registry.topic("t").subscription("s").consumers)
     assert consumers > 3
     async with asyncio.timeout(10):
         while await counts(wire) != (0, 0, 0):

@@ -106,7 +106,10 @@ async def test_the_limit_holds_with_many_batches_at_once(wire: Wire):
 
 async def test_a_batch_beyond_the_limit_leaves_no_topic(serve: Serve):
     wire = await serve(max_pending_messages=2)
-    assert (await refusal_of(wire, b"1", b"2", b"3")).reason == "PENDING_MESSAGES_EXCEEDED"
+    refusal = await refusal_of(wire, b"1", b"2", b"3")
+    assert (refusal.code, refusal.reason) == (grpc.StatusCode.OUT_OF_RANGE, "BATCH_OVER_QUOTA"), (
+        "never to be tried again"
+    )
     assert await wire.topic_names() == []
     await wire.produce("t", b"1", b"2")
 

@@ -67,6 +67,22 @@ async def test_what_is_acknowledged_leaves_the_disk_and_what_is_due_next_year_st
     assert verify_data_dir(LocalVfs(), wire.broker.config.data_dir).problems == []
 
 
+async def test_messages_of_the_future_stay_until_their_time_whoever_has_settled_them(serve: Serve):
+    wire = await serve(**QUICK)
+    await wire.create_subscription("t", "s")
+    later = await wire.produce("t", *[Message(payload=b"later", deliver_after_ms=YEAR_MS)] * 20)
+    await wire.produce("t", *[b"now"] * 40)
+    skipped = await within(wire.admin.SkipAll(admin_pb2.SkipAllRequest(topic="t", subscription="s")))
+    assert skipped.skipped_messages == 60
+    await eventually(lambda: wire.broker.counters.removed_ledgers >= 1)
+    assert str(later[0][0]) in {name.partition(".")[0] for name in ledger_files(wire)}
+    stats = await wire.stats("t")
+    assert (stats.scheduled_messages, stats.subscriptions[0].scheduled_messages) == (20, 0)
+    await wire.create_subscription("t", "new", initial_position=consumer_pb2.INITIAL_POSITION_EARLIEST)
+    new, _ = (await wire.stats("t")).subscriptions
+    assert (new.name, new.scheduled_messages) == ("new", 20)
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_a_topic_goes_on_when_nothing_of_it_is_left(serve: Serve, tmp_path: Path, restarts: bool):
     data_dir = str(tmp_path / "kept")

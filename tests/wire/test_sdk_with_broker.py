@@ -135,6 +135,60 @@ async def test_nack_with_delay_and_lease(client: postdate.Client) -> None:
         assert again.attempt == 2
 
 
+async def test_more_than_can_be_handled_in_a_lease_is_handled_once_each(client: postdate.Client) -> None:
+    lease = timedelta(milliseconds=600)
+    policy = postdate.SubscriptionPolicy(
+        lease=lease, max_delivery_attempts=2, initial_backoff=timedelta(milliseconds=1)
+    )
+    await client.topics.create("t")
+    await client.subscriptions.create("t", "s", initial_position=EARLIEST, policy=policy)
+    async with client.producer("t") as producer:
+        await producer.send_many([b"%d" % number for number in range(40)])
+    handled: list[tuple[bytes, int]] = []
+    async with client.subscribe("t", "s") as subscription:
+        while messages := await subscription.receive_many(1, timeout=lease):
+            async with messages[0].processing() as message:
+                await asyncio.sleep(0.05)  # the work; all of it takes three leases
+                handled.append((message.payload, message.attempt))
+    assert handled == [(b"%d" % number, 1) for number in range(40)]
+    stats = (await client.stats("t"))[0].subscriptions[0]
+    assert (stats.ready_messages, stats.leased_messages, stats.dead_letter_messages) == (0, 0, 0)
+
+
+async def test_program_that_stopped_for_longer_than_a_lease_hands_out_what_comes_anew(
+    client: postdate.Client,
+) -> None:
+    lease = timedelta(milliseconds=300)
+    policy = postdate.SubscriptionPolicy(lease=lease, initial_backoff=timedelta(milliseconds=1))
+    await client.topics.create("t")
+    await client.subscriptions.create("t", "s", initial_position=EARLIEST, policy=policy)
+    async with client.producer("t") as producer:
+        await producer.send_many([b"x"] * 10)
+    async with client.subscribe("t", "s", permits=10) as subscription:
+        (first,) = await take(subscription, 1)
+        async with asyncio.timeout(5):
+            while len(subscription._ready) < 9:
+                await asyncio.sleep(0.001)
+        await first.ack()
+        timer = subscription._held._timer
+        assert timer is not None
+        timer.cancel()  # a program that is stopped asks for no extensions
+        await within(leases_end(client, subscription, 9))
+        again = await take(subscription, 9)
+        assert {message.attempt for message in again} == {2}
+        await subscription.ack_many(again)
+    stats = (await client.stats("t"))[0].subscriptions[0]
+    assert (stats.ready_messages, stats.leased_messages) == (0, 0)
+
+
+async def leases_end(client: postdate.Client, subscription: postdate.Subscription, count: int) -> None:
+    """Wait until so many messages came back to the broker, and the consumer can know it."""
+    while (await client.stats("t"))[0].subscriptions[0].ready_messages < count:
+        await asyncio.sleep(0.01)
+    while subscription._held.clock() < subscription._held.sound_until:
+        await asyncio.sleep(0.01)
+
+
 async def test_pulling_without_a_stream(client: postdate.Client) -> None:
     await client.topics.create("t")
     await client.subscriptions.create("t", "s", initial_position=EARLIEST)

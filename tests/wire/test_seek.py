@@ -11,6 +11,7 @@ from postdate.v1 import admin_pb2, consumer_pb2, message_pb2
 from tests.wire.conftest import (
     Id,
     Message,
+    Refusal,
     Serve,
     Stream,
     Wire,
@@ -121,8 +122,11 @@ async def test_seek_to_a_time_begins_with_the_first_message_stored_then(serve: S
     assert await seek(wire, publish_time_ms=times[4] + 1) == ids[5]
     assert await seek(wire, publish_time_ms=0) == ids[0]
     assert await counts(wire) == (8, 0, 0)
-    await seek(wire, publish_time_ms=now_ms() + 3_600_000)
-    assert await counts(wire) == (0, 0, 0)
+    for nowhere in ({"publish_time_ms": now_ms() + 3_600_000}, {"initial_position": 0}):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await seek(wire, **nowhere)
+        assert Refusal.of_error(refused.value).reason == "INVALID_SEEK_TARGET"
+    assert await counts(wire) == (8, 0, 0)
     await seek(wire, publish_time_ms=times[6])
     assert ids_of(await (await wire.subscribe("t")).deliveries(2)) == ids[6:]
 

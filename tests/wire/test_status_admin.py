@@ -158,6 +158,49 @@ async def test_bad_admin_call_is_refused_and_nothing_is_stored(shared: Wire, cas
     assert shared.broker.journal.stats().records == 0
 
 
+NESTED = "lies in a nested message: that is replaced whole, and named by 'buckets'"
+TOLD = {
+    "a value out of range": (
+        "CreateTopic",
+        topic_policy(tick_ms=0),
+        "policy.tick_ms must be between 1 and 3600000, not 0",
+    ),
+    "an enum of a policy": (
+        "CreateTopic",
+        topic_policy(tracker=9),
+        "policy.tracker must be TRACKER_UNSPECIFIED, TRACKER_BUCKET or TRACKER_MEMORY, not 9",
+    ),
+    "an enum of a request": (
+        "CreateSubscription",
+        {"topic": "t", "name": "s", "initial_position": 9},
+        "initial_position must be INITIAL_POSITION_UNSPECIFIED, INITIAL_POSITION_LATEST or INITIAL_POSITION_EARLIEST, "
+        "not 9",
+    ),
+    "a mask that goes into a nested message": (
+        "UpdateTopic",
+        {"name": "t", "update_mask": FieldMask(paths=["buckets.max_buckets"])},
+        f"update_mask names 'buckets.max_buckets', which {NESTED}",
+    ),
+    "a mask that names a nested field alone": (
+        "UpdateTopic",
+        {"name": "t", "update_mask": FieldMask(paths=["max_buckets"])},
+        f"update_mask names 'max_buckets', which {NESTED}",
+    ),
+    "a mask that names nothing known": (
+        "UpdateSubscription",
+        {"topic": "t", "name": "s", "update_mask": FieldMask(paths=["buckets"])},
+        "update_mask names 'buckets', which is no field of a policy",
+    ),
+}
+
+
+@on_shared
+@pytest.mark.parametrize("case", TOLD.values(), ids=TOLD.keys())
+async def test_refusal_says_what_would_be_right(shared: Wire, case: tuple[str, dict[str, Any], str]):
+    method, fields, told = case
+    assert (await refused(call(shared, method, **fields))).message == told
+
+
 @pytest.mark.parametrize("method", ["GetSubscription", "DeleteSubscription"])
 async def test_subscription_that_is_not_there_is_not_found(wire: Wire, method: str):
     await call(wire, "CreateTopic", name="t")

@@ -401,9 +401,9 @@ async def test_receive_without_waiting_finds_what_is_ready(wire: Wire):
 
 async def test_receive_without_waiting_finds_delayed_messages_that_have_become_due_meanwhile(wire: Wire):
     await wire.create_subscription("t")
-    ids = await wire.produce("t", *[Message(deliver_after_ms=30)] * 5)
+    ids = await wire.produce("t", *[Message(deliver_after_ms=400)] * 5)
     assert not (await wire.receive("t", max_messages=10)).deliveries
-    await asyncio.sleep(0.06)
+    await asyncio.sleep(0.45)
     assert ids_of((await wire.receive("t", max_messages=10)).deliveries) == ids
 
 

@@ -131,6 +131,21 @@ async def test_delays_cease_to_count_while_a_consumer_is_attached(wire: Wire, ty
 
 async def test_other_settings_end_no_stream(wire: Wire):
     stream = await wire.subscribe("t")
-    await update(wire, Policy(max_backoff_ms=50, honor_delay=True), "max_backoff_ms", "honor_delay")
+    await update(wire, Policy(max_backoff_ms=5_000, honor_delay=True), "max_backoff_ms", "honor_delay")
     await wire.produce("t", b"1")
     assert (await stream.delivery()).message.payload == b"1"
+
+
+async def test_settings_that_do_not_go_together_are_refused(wire: Wire):
+    for fields in (
+        {"policy": Policy(honor_delay=False)},
+        {"policy": Policy(initial_backoff_ms=2_000, max_backoff_ms=1_999)},
+        {"policy": Policy(initial_backoff_ms=61_000)},  # over what it inherits
+    ):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await wire.create_subscription("t", "refused", **fields)
+    await wire.create_subscription("t")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await update(wire, Policy(max_backoff_ms=999), "max_backoff_ms")
+    request = admin_pb2.GetSubscriptionRequest(topic="t", name="s")
+    assert (await wire.admin.GetSubscription(request)).subscription.effective_policy.honor_delay

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +31,8 @@ IDS_MAX = 10_000  # a frame, unless the broker says that it takes fewer; its def
 FAULTS_MAX = 100  # kept for whoever asks; later ones are only counted
 
 Done = asyncio.Future[None]
+# Told of the ids of an extension, as columns, and of those among them whose lease was lost.
+Extended = Callable[[Mapping[int, Iterable[int]], Collection[MessageId]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +167,12 @@ class Gathered:
 class Settlements:
     """Everything one consumer has asked for and not yet had confirmed."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], extended: Extended) -> None:
         self.acks = Gathered(ACK)
         self.faults: list[PostdateError] = []
         self.faults_count = 0
         self._wake = wake
+        self._extended = extended
         self._ids_max = IDS_MAX
         self._gathered: dict[Verb, Gathered] = {}  # nacks and extensions
         self._full: deque[Gathered] = deque()
@@ -251,8 +254,12 @@ class Settlements:
     def confirm(self, confirmed: consumer_pb2.Confirmed) -> None:
         """Settle one frame. Answers to frames of an earlier connection are nobody's any more."""
         gathered = self._sent.pop(confirmed.request_id, None)
-        if gathered is not None:
-            gathered.finish(faults_of(gathered.verb, confirmed.failures), self._on_fault)
+        if gathered is None:
+            return
+        faults = faults_of(gathered.verb, confirmed.failures)
+        if gathered.verb.kind == "extend":
+            self._extended(gathered.columns, faults)
+        gathered.finish(faults, self._on_fault)
 
     def disconnected(self, error: PostdateError) -> None:
         """Take back what was not confirmed (A2)."""

@@ -219,9 +219,9 @@ class Subscriptions:
     async def seek(self, topic: str, name: str, to: MessageId | datetime | InitialPosition) -> MessageId:
         """Move it: everything from there on is owed again, settled or not, and nothing before it is.
 
-        To a message, to the first one produced at or after a time, or to either end of the log. Its consumers
-        are disconnected and come back by themselves; what they hold is theirs no more, and an ack that is
-        confirmed after the seek counts after it. Returns the first position that is owed.
+        To a message, to the first one produced at or after a time that has passed, or to either end of the log.
+        Its consumers are disconnected and come back by themselves; what they hold is theirs no more, and an ack
+        that is confirmed after the seek counts after it. Returns the first position that is owed.
         """
         request = admin_pb2.SeekRequest(topic=topic, subscription=name, request_id=uuid.uuid4().hex)
         if isinstance(to, InitialPosition):

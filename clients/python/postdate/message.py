@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Protocol
 
 from postdate._settlement import ACK, Verb
 from postdate._time import duration_ms, moment, moment_or_none, span
-from postdate.errors import PostdateError
 from postdate.model import MessageId
 from postdate.v1 import consumer_pb2
 
-_RENEWALS = 3  # a lease, so that two may fail
 _REASON_CHARS_MAX = 250
 
 
@@ -24,15 +22,17 @@ class Holder(Protocol):
 
     topic: str
 
-    @property
-    def lease(self) -> timedelta:
-        """How long the broker lets it hold a message."""
-
     async def settle(self, verb: Verb, ids: Sequence[MessageId]) -> None:
         """Return when the broker has confirmed it."""
 
     def settle_nowait(self, verb: Verb, ids: Sequence[MessageId]) -> None:
         """Ask without waiting."""
+
+    def keep(self, message: Message) -> None:
+        """Extend its lease again and again, until `let_go`."""
+
+    def let_go(self, message: Message) -> None:
+        """Extend it no more."""
 
 
 class Message:
@@ -42,11 +42,12 @@ class Message:
     `processing`, the message comes back when its lease ends.
     """
 
-    __slots__ = ("_delivery", "_holder", "_settled")
+    __slots__ = ("_delivery", "_held_until", "_holder", "_settled")
 
-    def __init__(self, delivery: consumer_pb2.Delivery, holder: Holder) -> None:
+    def __init__(self, delivery: consumer_pb2.Delivery, holder: Holder, held_until: float = math.inf) -> None:
         self._delivery = delivery
         self._holder = holder
+        self._held_until = held_until  # the lease's end on the holder's clock, if it looks at that
         self._settled = False
 
     @property
@@ -138,8 +139,7 @@ class Message:
         The exception goes on. A message that the block settled itself is left as it is. The end
         of the block awaits the confirmation; to have many acks share one, process in several tasks.
         """
-        renewal_s = self._holder.lease.total_seconds() / _RENEWALS
-        renewer = _Renewer(self, renewal_s)
+        self._holder.keep(self)
         try:
             yield self
         except BaseException as error:
@@ -152,37 +152,9 @@ class Message:
                 self._holder.settle_nowait(Verb("nack", reason=reason), (self.id,))
             raise
         finally:
-            renewer.stop()
+            self._holder.let_go(self)
         if not self._settled:
             await self.ack()
 
     def __repr__(self) -> str:
         return f"<Message {self.id} of {self.topic!r}, attempt {self.attempt}, {len(self.payload)} bytes>"
-
-
-class _Renewer:
-    """Renews one lease every so often. Most blocks end before its first timer, which costs little."""
-
-    __slots__ = ("_every_s", "_message", "_task", "_timer")
-
-    def __init__(self, message: Message, every_s: float) -> None:
-        self._message = message
-        self._every_s = every_s
-        self._task: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(every_s, self._start)
-
-    def stop(self) -> None:
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-
-    def _start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="postdate-lease")
-
-    async def _run(self) -> None:
-        while not self._message._settled:
-            # A renewal that fails changes nothing for the block: it goes on, and its ack counts
-            # even after the lease was lost.
-            with suppress(PostdateError):
-                await self._message.extend()
-            await asyncio.sleep(self._every_s)

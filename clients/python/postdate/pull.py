@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
@@ -20,6 +21,7 @@ from postdate.v1 import consumer_pb2
 # ReceiveResponse does not say how long the lease is where the request left it to the subscription.
 # Half the broker's default is safe for keeping it.
 _ASSUMED_LEASE = timedelta(seconds=15)
+_RENEWALS = 3  # a lease, so that two may fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,9 @@ class PullHolder:
         self._rpc = rpc
         self._subscription = subscription
         self._consumer_id = consumer_id
-        self._lease = lease or _ASSUMED_LEASE
+        self._renewal_s = (lease or _ASSUMED_LEASE).total_seconds() / _RENEWALS
+        self._renewers: dict[Message, _Renewer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def lease(self) -> timedelta:
-        return self._lease
 
     async def settle(self, verb: Verb, ids: Sequence[MessageId]) -> None:
         gathered = Gathered(verb)
@@ -72,6 +71,12 @@ class PullHolder:
         task = asyncio.get_running_loop().create_task(self._settle_quietly(verb, ids))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def keep(self, message: Message) -> None:
+        self._renewers[message] = _Renewer(message, self._renewal_s)
+
+    def let_go(self, message: Message) -> None:
+        self._renewers.pop(message).stop()
 
     async def _settle_quietly(self, verb: Verb, ids: Sequence[MessageId]) -> None:
         try:
@@ -107,6 +112,34 @@ class PullHolder:
             lease_ms=verb.lease_ms,
         )
         return await self._rpc.call(self._rpc.consumer.ExtendLease, extend)
+
+
+class _Renewer:
+    """Renews one lease every so often. Most blocks end before its first timer, which costs little."""
+
+    __slots__ = ("_every_s", "_message", "_task", "_timer")
+
+    def __init__(self, message: Message, every_s: float) -> None:
+        self._message = message
+        self._every_s = every_s
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(every_s, self._start)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="postdate-lease")
+
+    async def _run(self) -> None:
+        while not self._message._settled:
+            # A renewal that fails changes nothing for the block: it goes on, and its ack counts
+            # even after the lease was lost.
+            with suppress(PostdateError):
+                await self._message.extend()
+            await asyncio.sleep(self._every_s)
 
 
 async def receive(

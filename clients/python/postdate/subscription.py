@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from time import monotonic
 from types import TracebackType
 from typing import cast
 
+from postdate._held import Held
 from postdate._link import Link
 from postdate._rpc import Rpc
 from postdate._settlement import ACK, Done, Settlements, Verb
@@ -17,6 +18,8 @@ from postdate.errors import Closed, Disconnected, PostdateError
 from postdate.message import Message
 from postdate.model import InitialPosition, MessageId, SubscriptionType
 from postdate.v1 import consumer_pb2
+
+_KEEP = Verb("extend")  # by the consumer's own lease
 
 
 class Subscription:
@@ -29,10 +32,14 @@ class Subscription:
     taken yet are forgotten, because the broker gives them out anew; acks that were not confirmed
     are sent again; nacks and extensions raise `Disconnected`, because the lease is gone.
 
+    The leases of messages that were not taken yet, and of those inside `Message.processing`, are kept
+    as long as the connection lives. A message that lost its lease all the same is not handed out.
+
     Invariants:
       N1  Permits granted on this connection are those taken and those outstanding: what the broker
-          may still send plus `_ready` is at most `permits`.
-      N2  With a limit, no more than `limit` messages are taken, whatever breaks in between.
+          may still send plus `_ready` is at most `permits`. What was lost counts as taken.
+      N2  With a limit, no more than `limit` messages are taken, whatever breaks in between. What was lost
+          does not count.
     """
 
     def __init__(
@@ -66,7 +73,6 @@ class Subscription:
             self._open.lease_ms = duration_ms(lease, "lease")
         if honor_delay is not None:
             self._open.honor_delay = honor_delay
-        self._ready: deque[Message] = deque()
         self._taken = 0  # since the last Permits frame
         self._grant = 0  # permits to send
         self._grant_held = 0  # permits to send once the acks of the connection before are settled
@@ -81,7 +87,9 @@ class Subscription:
         self._error: PostdateError | None = None
         self._changed = asyncio.Event()  # messages arrived, or the state did change
         self._link: Link | None = None
-        self._settlements = Settlements(self._wake)
+        self._held = Held(self._extend, monotonic)
+        self._ready = self._held.ready
+        self._settlements = Settlements(self._wake, self._held.extended)
 
     @property
     def lease(self) -> timedelta:
@@ -137,12 +145,14 @@ class Subscription:
             # A consumer that never waits must not keep the link from sending and receiving.
             self._yield_due = False
             await asyncio.sleep(0)
-        while not self._ready:
-            if self._stopped:
-                raise StopAsyncIteration
-            if self._error is not None:
-                raise self._error
-            await self._wait_change()
+        held = self._held
+        if not held.ready or held.clock() >= held.sound_until:  # looked at here first: a call costs more
+            while not self._has_ready():
+                if self._stopped:
+                    raise StopAsyncIteration
+                if self._error is not None:
+                    raise self._error
+                await self._wait_change()
         message = self._ready.popleft()
         self._taken += 1
         if self._left is not None:
@@ -162,7 +172,7 @@ class Subscription:
             raise ValueError("max_messages is at least 1")
         loop = asyncio.get_running_loop()
         give_up_at = None if timeout is None else loop.time() + timeout.total_seconds()
-        while not self._ready and not self._stopped:
+        while not self._has_ready() and not self._stopped:
             if self._error is not None:
                 raise self._error
             try:
@@ -228,6 +238,7 @@ class Subscription:
             await self._link.close()
         else:
             await self._link.abort()
+        self._held.disconnected()
         self._settlements.give_up(Disconnected("the subscription was closed before the broker confirmed"))
         self._link = None
         self._raise_faults()
@@ -243,6 +254,14 @@ class Subscription:
         """For `Message`: ask without waiting."""
         if self._connected and self._link is not None:
             self._settlements.add(verb, ids)
+
+    def keep(self, message: Message) -> None:
+        """For `Message`: extend its lease until `let_go`."""
+        self._held.keep(message)
+
+    def let_go(self, message: Message) -> None:
+        """For `Message`: extend it no more."""
+        self._held.let_go(message)
 
     # What the link asks and tells.
 
@@ -273,6 +292,7 @@ class Subscription:
     def opened(self, opened: consumer_pb2.Opened) -> None:
         self._consumer_id = opened.consumer_id
         self._lease = span(opened.lease_ms)
+        self._held.connected(self._lease)
         self._settlements.limit(opened.ack_entries_max)
         if opened.type:
             self._type = SubscriptionType(opened.type)
@@ -286,7 +306,7 @@ class Subscription:
 
     def arrived(self, deliveries: Sequence[consumer_pb2.Delivery]) -> None:
         if not self._stopped:
-            self._ready.extend([Message(delivery, self) for delivery in deliveries])
+            self._held.arrived(deliveries, self)
             self._changed.set()
 
     def confirmed(self, confirmed: consumer_pb2.Confirmed) -> None:
@@ -300,11 +320,13 @@ class Subscription:
     def disconnected(self, error: PostdateError) -> None:
         self._connected = False
         self._ready.clear()  # the broker gives them out anew
+        self._held.disconnected()
         self._settlements.disconnected(error)
 
     def failed(self, error: PostdateError) -> None:
         self._connected = False
         self._error = error
+        self._held.disconnected()
         self._settlements.give_up(error)
         self._changed.set()
 
@@ -314,6 +336,19 @@ class Subscription:
             self._grant += self._grant_held
             self._grant_held = 0
             self._wake()
+
+    def _has_ready(self) -> bool:
+        """Whether there is a message whose lease holds; what has lost it is dropped and paid back."""
+        if self._ready and self._held.clock() >= self._held.sound_until:
+            lost = self._held.drop_lost()
+            self._taken += lost
+            if self._ungranted is not None:
+                self._ungranted += lost
+            self._replenish()
+        return bool(self._ready)
+
+    def _extend(self, ids: Sequence[MessageId]) -> None:
+        self._settlements.add(_KEEP, ids)
 
     def _replenish(self) -> None:
         """Give back permits for what was taken (N1), within the limit (N2)."""
@@ -365,4 +400,5 @@ class Subscription:
         if self._link is not None:
             await self._link.abort()
             self._link = None
+        self._held.disconnected()
         self._settlements.give_up(Closed("the subscription was closed"))

@@ -108,6 +108,11 @@ class FakeBroker(
             draining = consumer_pb2.Draining(grace_ms=1000)
             stream.put_nowait(consumer_pb2.SubscribeResponse(draining=draining))
 
+    def give_back(self, topic: str, subscription: str, entry_ids: set[int]) -> None:
+        """End the leases of these."""
+        self._subscription(topic, subscription).held -= entry_ids
+        self._change()
+
     async def wait(self, predicate: Callable[[], bool], timeout_s: float = 5.0) -> None:
         """Return once the predicate holds; it is asked whenever something has happened here."""
         async with asyncio.timeout(timeout_s):

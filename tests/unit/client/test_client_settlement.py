@@ -26,6 +26,10 @@ def confirmed(request_id: int, *failed: int) -> consumer_pb2.Confirmed:
     return result
 
 
+def ignore(columns: object, lost: object) -> None:
+    """Nobody listens to extensions here."""
+
+
 class Wakes:
     count = 0
 
@@ -35,7 +39,7 @@ class Wakes:
 
 @pytest.fixture
 def book() -> Settlements:
-    return Settlements(Wakes())
+    return Settlements(Wakes(), ignore)
 
 
 def test_acks_gather_into_one_frame_of_columns(book: Settlements) -> None:

@@ -176,7 +176,10 @@ def test_only_so_many_ids_are_remembered_and_the_rest_is_too_old(settle):
     with pytest.raises(Refused) as caught:
         desk.send(2, 3, 8)
     assert caught.value.reason == "SEQUENCE_TOO_OLD"
-    assert "messages[0]" in caught.value.message
+    assert caught.value.message == (
+        "sequence_id 2 (messages[0]) may have been stored already: this producer has sent ids up to 7, and what became "
+        "of this one is no longer remembered"
+    )
     assert caught.value.facts == {"sequence_id": 2, "highest_sequence_id": 7}
     assert len(desk.payloads) == 7
     desk.policy = replace(POLICY, dedup_entries=1)  # counts at once
@@ -330,6 +333,17 @@ def test_the_producer_idle_longest_gives_way_once_its_window_is_over(settle):
     desk.apply()
     assert set(desk.producers.by_name) == {"a", "c", "d"}
     assert desk.send(3, producer="a")[0].duplicate
+
+
+def test_what_a_forgotten_name_repeats_is_stored_again():
+    desk = Desk(producers_max=1, policy=replace(POLICY, dedup_window_ms=10))
+    assert desk.send(7, producer="a") == (IdRange(1, 0, 1),)
+    desk.apply()
+    desk.now_ms += 10
+    desk.send(1, producer="b")
+    desk.apply()
+    desk.now_ms += 10
+    assert desk.send(7, producer="a") == (IdRange(1, 2, 1),)
 
 
 def test_what_a_refusal_says_to_wait_fits_an_answer():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from broker.errors import LimitReached
+from broker.errors import LimitReached, OutOfRange
 from broker.model import Position
 from broker.storage.policy import TopicPolicy
 from broker.topics.quota import Backlog, Quota, check_alone, has_quota, measure_backlog
@@ -154,10 +154,10 @@ def test_what_was_applied_and_dropped_with_its_ledger_does_not_count(topic):
 
 def test_a_batch_larger_than_a_limit_is_never_taken():
     check_alone(MESSAGES_10, 10, 1)
-    with pytest.raises(LimitReached):
-        check_alone(MESSAGES_10, 11, 1)
-    with pytest.raises(LimitReached):
-        check_alone(BYTES_1000, 1, 1_001)
+    for policy, messages, bytes_ in ((MESSAGES_10, 11, 1), (BYTES_1000, 1, 1_001)):
+        with pytest.raises(OutOfRange) as refused:
+            check_alone(policy, messages, bytes_)
+        assert refused.value.reason == "BATCH_OVER_QUOTA"
     check_alone(TopicPolicy(max_produce_rate=1), 1_000, 1)
 
 

@@ -43,7 +43,11 @@ _AT_ONCE = 1000
 @click.option(
     "--from", "start", type=click.Choice(["earliest", "latest"]), help="Where a new subscription begins."
 )
-@click.option("--no-ack", is_flag=True, help="Only look: the messages go back when the command ends.")
+@click.option(
+    "--no-ack",
+    is_flag=True,
+    help="Only look, at the cost of a delivery attempt: the messages go back when the command ends.",
+)
 @click.option("--lease", type=DURATION, help="How long a message may be held.")
 @click.pass_obj
 def consume(settings: Settings, /, topic: str, subscription: str, **options: Any) -> None:

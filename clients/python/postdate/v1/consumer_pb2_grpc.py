@@ -81,7 +81,8 @@ class ConsumerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Acknowledge(self, request, context):
-        """Settles messages: they never come back on this subscription. Answered when durable.
+        """Settles messages: they never come back on this subscription, unless a seek asks for it. What became a dead letter
+        meanwhile stays one. Answered when durable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
