@@ -83,7 +83,7 @@ def random_subscription_policy(rng: random.Random, *, honor_delay: bool) -> Subs
     return SubscriptionPolicy(
         lease_ms=rng.choice((None, 300, 4_000)),
         initial_backoff_ms=rng.choice((None, 0, 50)),
-        max_backoff_ms=rng.choice((None, 500)),
+        max_backoff_ms=rng.choice((None, 1_000)),
         backoff_multiplier=rng.choice((None, 3.0)),
         honor_delay=honor_delay or None,
     )

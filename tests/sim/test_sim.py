@@ -20,7 +20,7 @@ from tests.sim.mutations import MUTATIONS, Mutation, catch
 from tests.sim.simulation import add_counts, run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = range(1, 121)
+SEEDS = range(1, 125)
 STEPS = 60
 
 LEAST = {
