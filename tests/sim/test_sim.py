@@ -20,7 +20,7 @@ from tests.sim.mutations import MUTATIONS, Mutation, catch
 from tests.sim.simulation import add_counts, run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = range(1, 125)
+SEEDS = range(1, 121)
 STEPS = 60
 
 LEAST = {
@@ -54,7 +54,7 @@ LEAST = {
     "batches lost unanswered": 90,
     "batches recovered unanswered": 4,
     "liveness checks": 3600,
-    "lateness checks": 1800,
+    "lateness checks": 900,  # not of KEY_SHARED: there a key may wait for its former consumer
     "subscriptions drained": 540,
     "messages reclaimed": 6000,
     "topics reclaimed to the last ledger": 90,
