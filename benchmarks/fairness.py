@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.processes import HERE, Broker, Client, Setup, environment, spawn
+from benchmarks.processes import Broker, Client, Setup, spawn_client
 from benchmarks.scenarios import Figures, Scenario
 
 _RATE = 50.0
@@ -78,17 +77,7 @@ SCENARIOS: dict[str, Scenario] = {"fairness": fairness, "idle-memory": idle_memo
 def _disturb(setup: Setup, broker: Broker, kind: str) -> subprocess.Popen[str]:
     """Start a client that does as `kind` says; returns once it does."""
     task: dict[str, Any] = {"address": broker.address, "kind": kind, "scale": 0.1 if setup.quick else 1.0}
-    with open(setup.folder / f"{kind}.log", "w") as log:
-        process: subprocess.Popen[str] = spawn(
-            setup.client_core,
-            [sys.executable, "-m", "benchmarks.client", "disturb", json.dumps(task)],
-            env=environment(setup.source),
-            cwd=HERE,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            bufsize=1,
-        )
+    process = spawn_client(setup, "disturb", task, setup.folder / f"{kind}.log")
     assert process.stdout is not None
     if "ready" not in (line := process.stdout.readline()):
         process.kill()

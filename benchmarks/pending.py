@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 
 from benchmarks import cache
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.processes import HERE, Broker, Client, Setup, environment, spawn
+from benchmarks.processes import HERE, Broker, Client, Setup, spawn_client
 from benchmarks.scenarios import HOUR_MS, Figures, Scenario, added_memory, kill_and_wait, load, use
 
 MONTH_DELAY = {"after_ms": [HOUR_MS, 30 * 24 * HOUR_MS]}  # nothing of it comes due while we measure
@@ -168,22 +167,11 @@ def _herd(setup: Setup, *, cold: bool = False, spread_ms: int = 999) -> Figures:
 @contextmanager
 def _probe(setup: Setup, broker: Broker) -> Iterator[tuple[Any, Any]]:
     """Two calls: one starts a client that produces beside another, one ends it and returns what it found."""
-    task = json.dumps({"address": broker.address, "rate": 200})
+    task = {"address": broker.address, "rate": 200}
     processes: list[subprocess.Popen[str]] = []
 
     def start() -> None:
-        with open(setup.folder / "probe.log", "w") as log:
-            process = spawn(
-                setup.client_core,
-                [sys.executable, "-m", "benchmarks.client", "probe", task],
-                env=environment(setup.source),
-                cwd=HERE,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                bufsize=1,
-            )
-        processes.append(process)
+        processes.append(spawn_client(setup, "probe", task, setup.folder / "probe.log"))
 
     def stop() -> dict[str, Any]:
         process = processes[0]

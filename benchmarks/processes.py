@@ -228,6 +228,21 @@ class Use:
     seconds: float
 
 
+def spawn_client(setup: Setup, work: str, task: Mapping[str, Any], log_path: Path) -> subprocess.Popen[str]:
+    """Start a client's process, to be talked to in lines."""
+    with open(log_path, "w") as log:
+        return spawn(
+            setup.client_core,
+            [sys.executable, "-m", "benchmarks.client", work, json.dumps(task)],
+            env=environment(setup.source),
+            cwd=HERE,  # python -m looks there first, and `benchmarks` must be ours
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            bufsize=1,
+        )
+
+
 class Client:
     """Runs one piece of work in a client's process, told to it as JSON; it answers with JSON lines.
 
@@ -246,18 +261,7 @@ class Client:
     ) -> dict[str, Any]:
         """Run to the end; `on_phase` does what a phase of that name needs before it may go on."""
         log_path = self._setup.folder / "client.log"
-        command = [sys.executable, "-m", "benchmarks.client", self._work, json.dumps(self._task)]
-        with open(log_path, "w") as log:
-            process = spawn(
-                self._setup.client_core,
-                command,
-                env=environment(self._setup.source),
-                cwd=HERE,  # python -m looks there first, and `benchmarks` must be ours
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                bufsize=1,
-            )
+        process = spawn_client(self._setup, self._work, self._task, log_path)
         try:
             return self._converse(process, time.monotonic() + seconds_max, on_phase or {}, log_path)
         finally:

@@ -226,6 +226,6 @@ class Server:
                     leased=counts.leased,
                     consumers=len(subscription.consumers),
                     dead_letters=count_entries(self.broker.dead_letters.still_held(subscription)),
-                    oldest_ready_age_ms=topic.counts.known_oldest_age_ms(subscription),
+                    oldest_ready_age_ms=topic.counts.known_oldest_age_ms(subscription, counts),
                     paused=subscription.paused,
                 )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from typing import Protocol, TypeVar
 
 from pyroaring import BitMap
 
-from broker.errors import Corrupt, Unavailable
+from broker.errors import Corrupt
 from broker.runtime.vfs import File, Vfs
 from broker.storage.bucket_snapshot import (
     HEADER_BYTES,
@@ -37,6 +37,7 @@ from broker.storage.bucket_snapshot import (
     decode_metadata,
     encode_metadata,
 )
+from broker.storage.disk_errors import disk_errors
 
 WRITE_BYTES = 1 << 20
 """Segments are gathered to about this much before they are written."""
@@ -337,12 +338,4 @@ class LocalSnapshotReader:
             return self._file.pread(length, offset)
 
 
-@contextlib.contextmanager
-def _disk_errors(done: str, path: str) -> Iterator[None]:
-    """Turn what the disk says into `Unavailable`; a file that is missing, or there already, is the caller's."""
-    try:
-        yield
-    except (FileNotFoundError, FileExistsError):
-        raise
-    except OSError as error:
-        raise Unavailable(f"a snapshot could not be {done} ({path}): {error}", path=path) from error
+_disk_errors = partial(disk_errors, "a snapshot")

@@ -20,7 +20,6 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -38,6 +37,7 @@ from broker.delayed.near import Columns, Key, concatenate, key_after, rows_befor
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.errors import Corrupt
 from broker.model import Array, Int64Column, Position, UInt32Column
+from broker.runtime.steps import run_step
 from broker.storage.amendments import Amendments
 from broker.storage.bucket_builder import SnapshotBuilder
 from broker.storage.bucket_snapshot import (
@@ -151,12 +151,7 @@ class BucketWriter:
             )
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])  # W5: what cleans up must not meet the step
-            raise
+        return await run_step(self._executor, work)  # W5
 
 
 @dataclass(slots=True)

@@ -15,7 +15,6 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
@@ -25,6 +24,7 @@ from typing import TypeVar
 import numpy as np
 
 from broker.model import Array, UInt32Column
+from broker.runtime.steps import run_step
 from broker.storage.key_filter import BoolColumn
 from broker.storage.key_run import NO_KEYS, Fences, KeyColumns, KeyRunHeader, join_keys, sort_keys
 from broker.storage.key_run_files import KeyRunReader, KeyRunStorage, KeyRunWriter
@@ -86,12 +86,7 @@ class KeyWriter:
         return await self._in_thread(work.finish)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])  # Y5: what cleans up must not meet the step
-            raise
+        return await run_step(self._executor, work)  # Y5
 
 
 class _Question:

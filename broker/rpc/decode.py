@@ -19,8 +19,8 @@ from google.protobuf.message import DecodeError
 from broker.config import TRACEPARENT_BYTES_MAX, BrokerConfig, check_name
 from broker.errors import InvalidRequest, Unsupported
 from broker.model import Batch, Int64Column, UInt32Column
-from broker.rpc.encode import encode_varint
 from broker.rpc.wire import Fields, find_frames, scan_messages
+from broker.storage.varint import encode_varint
 from postdate.v1 import producer_pb2
 
 PRODUCER_NAME_BYTES_MAX = 255

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.model import Array
+from broker.storage.varint import encode_varint
 from broker.subscriptions.consumer import DeliveryBatch
 from postdate.v1 import consumer_pb2, message_pb2
 
@@ -75,15 +76,6 @@ def encode_batch_response(batch: DeliveryBatch) -> bytes:
     """A SubscribeResponse whose frame is `batch`."""
     deliveries = encode_deliveries(batch)
     return b"".join((_BATCH_TAG, encode_varint(len(deliveries)), deliveries))
-
-
-def encode_varint(value: int) -> bytes:
-    octets = bytearray()
-    while value > 0x7F:
-        octets.append(value & 0x7F | 0x80)
-        value >>= 7
-    octets.append(value)
-    return bytes(octets)
 
 
 def _width(values: Array) -> int:

@@ -9,9 +9,10 @@ from collections.abc import Coroutine, Sequence
 from broker.errors import InvalidRequest
 from broker.model import Entries
 from broker.rpc.calls import END_OF_STREAM, parse
-from broker.rpc.encode import encode_batch_response, encode_varint
+from broker.rpc.encode import encode_batch_response
 from broker.rpc.entries import api_type, check_size, entries_of
 from broker.rpc.status import Context, encode_failures
+from broker.storage.varint import encode_varint
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.subscription import Failure, Subscription
 from broker.topics.broker import Broker

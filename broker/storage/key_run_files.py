@@ -19,17 +19,19 @@ import asyncio
 import contextlib
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
 from google_crc32c import extend, value
 
-from broker.errors import Corrupt, Unavailable
+from broker.errors import Corrupt
 from broker.model import LEDGER_ID_MAX, UInt64Column
 from broker.runtime.vfs import File, Vfs
+from broker.storage.disk_errors import disk_errors
 from broker.storage.key_filter import KeyFilter, KeyFilterBuilder
 from broker.storage.key_run import (
     ADVICE,
@@ -426,12 +428,4 @@ def _pread(file: File, length: int, offset: int) -> bytes:
         return file.pread(length, offset)
 
 
-@contextlib.contextmanager
-def _disk_errors(done: str, path: str) -> Iterator[None]:
-    """Turn what the disk says into `Unavailable`; a file that is missing, or there already, is the caller's."""
-    try:
-        yield
-    except (FileNotFoundError, FileExistsError):
-        raise
-    except OSError as error:
-        raise Unavailable(f"a key run could not be {done} ({path}): {error}", path=path) from error
+_disk_errors = partial(disk_errors, "a key run")

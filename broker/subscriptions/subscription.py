@@ -120,8 +120,6 @@ class Subscription:
         self.reader = Reader(log, honors_delay=self.honors_delay)
         self.work = Signal()
         self.deleted = False
-        self.has_silent = False
-        """Whether one of the consumers hangs."""
         self.decided: SubscriptionChanged | None = None
         """The last change that was submitted, whether it is applied or not."""
         self.parked: Entries = {}
@@ -397,7 +395,7 @@ class Subscription:
         consumer = next((each for each in self.consumers if each.consumer_id == consumer_id), None)
         if consumer is None or now_ns - consumer.heard_ns < consumer.lease_ms * 1_000_000:
             return False
-        consumer.silent = self.has_silent = True
+        consumer.silent = True
         self.consumers.remove(consumer)
         self.consumers.append(consumer)  # a FAILOVER subscription has another active one from now on
         return True
@@ -407,12 +405,11 @@ class Subscription:
         consumer.heard_ns = self.clock.monotonic_ns()
         if consumer.silent:
             consumer.silent = False
-            self.has_silent = any(each.silent for each in self.consumers)
             self.work.set()
 
     def takers(self) -> list[Consumer]:
         """The consumers that messages may go to: those that hang only if there is nobody else."""
-        if not self.has_silent:
+        if not any(each.silent for each in self.consumers):
             return self.consumers
         lively = [each for each in self.consumers if not each.silent and not each.draining]
         return lively or self.consumers

@@ -237,12 +237,12 @@ class TopicCounts:
         scheduled = min(scheduled, max(0, rest))
         return SubscriptionCounts(scheduled, max(0, rest - scheduled), leased)
 
-    def known_oldest_age_ms(self, subscription: Subscription) -> int:
+    def known_oldest_age_ms(self, subscription: Subscription, counts: SubscriptionCounts) -> int:
         """Age of the oldest ready message without a wait: if that one is gone, the age when it was last sought.
 
         It is then sought again, so that the next call has a newer answer.
         """
-        if not self.of(subscription).ready or self._index is None:
+        if not counts.ready or self._index is None:
             return 0
         found = self._oldest_of(subscription)
         if not found.is_known:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from broker.config import is_name
 from broker.errors import Corrupt, Refused
 from broker.storage.policy import SubscriptionPolicy
+from broker.storage.varint import encode_varint
 
 HOLDER_NAME = "dead-letters"
 """The subscription of a dead-letter topic that holds what nobody has dealt with yet."""
@@ -140,12 +141,3 @@ def _varint(octets: memoryview, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
     raise Corrupt("A number in a stored message never ends")
-
-
-def encode_varint(value: int) -> bytes:
-    octets = bytearray()
-    while value > 0x7F:
-        octets.append(value & 0x7F | 0x80)
-        value >>= 7
-    octets.append(value)
-    return bytes(octets)

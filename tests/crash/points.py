@@ -9,9 +9,12 @@ from functools import cache
 
 import pytest
 
+from broker.config import BrokerConfig
 from broker.testing.mem_vfs import RANDOM_POLICIES, CrashPolicy, MemVfs
+from broker.testing.sim_clock import SimClock
 from broker.topics import recovery
 from tests.crash.history import Model, Recorder, fold
+from tests.harness import Node
 
 RECOVERY_POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
 
@@ -55,3 +58,21 @@ def told(recorder: Recorder, at: int, policy: CrashPolicy, seed: int) -> Iterato
         op = recorder.vfs.ops[at - 1] if at else None
         error.add_note(f"crash at {at} ({policy}, seed {seed}), after {op and (op.kind, op.path)}")
         raise
+
+
+def clock_at(recorder: Recorder, at: int) -> SimClock:
+    """A clock that stands where the history's stood at an operation."""
+    return SimClock(Still(), recorder.clock_at(at))
+
+
+def check_recovery_of_recovery(vfs: MemVfs, clock: SimClock, config: BrokerConfig, tree: Tree) -> None:
+    """Recover a disk, and again whatever a crash at each operation of that leaves: the files are the same."""
+    Node(vfs, clock, config).open(start=False)
+    recovered = vfs.snapshot()
+    seen = {tree}  # found before the recovery, and opened just now
+    for state in vfs.crash_states(policies=RECOVERY_POLICIES):
+        again = frozenset(state.vfs.snapshot().items())
+        if again not in seen:
+            seen.add(again)
+            Node(state.vfs, clock, config).open(start=False)
+            assert state.vfs.snapshot() == recovered, f"recovery cut at {state.at} ({state.policy})"

@@ -31,7 +31,15 @@ from tests.crash.history import (
     observe,
     record_history,
 )
-from tests.crash.points import RECOVERY_POLICIES, Still, Tree, model_after, same_broker_id, states_at, told
+from tests.crash.points import (
+    Tree,
+    check_recovery_of_recovery,
+    clock_at,
+    model_after,
+    same_broker_id,
+    states_at,
+    told,
+)
 from tests.harness import Inbox, Node, Outgoing, payload_of
 
 __all__ = ["same_broker_id"]
@@ -200,16 +208,4 @@ def test_recovering_a_recovery_changes_nothing_wherever_it_was_cut(policy):
         if tree not in _recovered_trees:
             _recovered_trees.add(tree)
             with told(history(), at, policy, seed):
-                check_recovery_of_recovery(vfs, SimClock(Still(), history().clock_at(at)), tree)
-
-
-def check_recovery_of_recovery(vfs: MemVfs, clock: SimClock, tree: Tree) -> None:
-    Node(vfs, clock, crash_config()).open(start=False)
-    recovered = vfs.snapshot()
-    seen = {tree}  # found before the recovery, and opened just now
-    for state in vfs.crash_states(policies=RECOVERY_POLICIES):
-        again = frozenset(state.vfs.snapshot().items())
-        if again not in seen:
-            seen.add(again)
-            Node(state.vfs, clock, crash_config()).open(start=False)
-            assert state.vfs.snapshot() == recovered, f"recovery cut at {state.at} ({state.policy})"
+                check_recovery_of_recovery(vfs, clock_at(history(), at), crash_config(), tree)

@@ -27,7 +27,15 @@ from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.recovery import read_file
 from tests.crash.bucket_history import QUICK, attach_all, check_inbox, check_verify
 from tests.crash.history import Model, Recorder, observe
-from tests.crash.points import RECOVERY_POLICIES, Still, Tree, model_after, same_broker_id, states_at, told
+from tests.crash.points import (
+    Tree,
+    check_recovery_of_recovery,
+    clock_at,
+    model_after,
+    same_broker_id,
+    states_at,
+    told,
+)
 from tests.harness import DATA_DIR, EARLIEST, Inbox, Node, Outgoing, small_config
 
 __all__ = ["same_broker_id"]
@@ -222,13 +230,4 @@ def test_recovery_that_is_cut_leaves_what_recovers_to_the_same(policy):
             continue
         _recovered_trees.add(tree)
         with told(history(), at, policy, seed):
-            clock = SimClock(Still(), history().clock_at(at))
-            Node(vfs, clock, reclaim_config()).open(start=False)
-            recovered = vfs.snapshot()
-            seen = {tree}
-            for state in vfs.crash_states(policies=RECOVERY_POLICIES):
-                left = frozenset(state.vfs.snapshot().items())
-                if left not in seen:
-                    seen.add(left)
-                    Node(state.vfs, clock, reclaim_config()).open(start=False)
-                    assert state.vfs.snapshot() == recovered, f"cut at {state.at} ({state.policy})"
+            check_recovery_of_recovery(vfs, clock_at(history(), at), reclaim_config(), tree)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, ROW, TIME_MS_MAX
 from broker.rpc import encode
-from broker.rpc.encode import encode_batch_response, encode_deliveries, encode_varint
+from broker.rpc.encode import encode_batch_response, encode_deliveries
+from broker.storage.varint import encode_varint
 from broker.subscriptions.consumer import DeliveryBatch
 from postdate.v1 import consumer_pb2, message_pb2
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.model import Int64Column
-from broker.rpc.encode import encode_varint
 from broker.rpc.wire import Fields, find_frames, scan_messages
+from broker.storage.varint import encode_varint
 from postdate.v1 import message_pb2
 
 INT64_MAX = (1 << 63) - 1
