@@ -26,7 +26,7 @@ PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --require-hash
 SOURCES := broker clients/python benchmarks examples tests tools
 
 .PHONY: help setup run test check check-format check-lint check-types check-imports check-protos \
-        demo bench sim protos format lock clean
+        demo audit bench sim protos format lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -71,8 +71,12 @@ check-protos: build/protos-venv/.ready
 	        && echo "Proto lint and format pass."; \
 	else echo "Proto lint and format left out: buf is not installed."; fi
 
-demo: setup ## replay a real log through a broker in a temporary folder and show how late messages were
+demo: setup ## replay a real log through a broker in build/demo-data and show how late messages were
 	@$(PY) tools/demo.py --speed $(SPEED) $(LOG)
+
+audit: setup ## audit what the last demo left, on Spark; the report goes to build/audit
+	@test -d build/demo-data || { echo "audit: run make demo first, or audit a backup: postdate-broker audit FOLDER" >&2; exit 1; }
+	@.venv/bin/postdate-broker audit build/demo-data --report build/audit $(ARGS)
 
 bench: setup ## measure throughput, latency, recovery and memory (several minutes)
 	@$(PY) -m benchmarks $(ARGS)
@@ -106,7 +110,7 @@ COMPILE = env -u UV_FIND_LINKS $(UV) pip compile --quiet --no-config --universal
 lock: ## pin the dependencies anew (needs uv)
 	@command -v $(UV) >/dev/null || { echo "lock: uv not found; install it (pip install uv) or name it: UV=..." >&2; exit 1; }
 	@$(COMPILE) pyproject.toml --extra broker --group build --output-file requirements.txt
-	@$(COMPILE) pyproject.toml --extra broker --group dev --constraint requirements.txt --output-file requirements-dev.txt
+	@$(COMPILE) pyproject.toml --extra broker --extra spark --extra java --group dev --constraint requirements.txt --output-file requirements-dev.txt
 	@$(COMPILE) --group protos --output-file requirements-protos.txt
 
 clean: ## remove what was built and installed; ./data stays

@@ -22,7 +22,17 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks import fairness, index_scenarios, machine, pending, report
+from benchmarks import (
+    audit,
+    backup,
+    compaction,
+    fairness,
+    index_scenarios,
+    machine,
+    pending,
+    report,
+    schedule,
+)
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.processes import Setup
 from benchmarks.profiling import Profiler
@@ -30,7 +40,15 @@ from benchmarks.report import Outcome
 from benchmarks.rows import ROWS, Row
 from benchmarks.scenarios import SCENARIOS, limits
 
-ALL_SCENARIOS = SCENARIOS | pending.SCENARIOS | index_scenarios.SCENARIOS | fairness.SCENARIOS
+ALL_SCENARIOS = (
+    SCENARIOS
+    | pending.SCENARIOS
+    | index_scenarios.SCENARIOS
+    | fairness.SCENARIOS
+    | backup.SCENARIOS
+    | audit.SCENARIOS
+)
+ALL_SCENARIOS |= schedule.SCENARIOS | compaction.SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "bench"

@@ -48,7 +48,20 @@ def index_1g(setup: Setup) -> Figures:
     return _load_and_reopen(setup, count)
 
 
+def look(setup: Setup) -> Figures:
+    """Pages and counts of what is pending, over the index and ledgers of messages of 100 bytes."""
+    folder = setup.folder / "look"
+    count = setup.entries or setup.sized(10_000_000)
+    task = {"folder": str(folder), "delay": "random", "count": count, "ledger_entries": _LEDGER_ENTRIES}
+    task["pages"] = 20 if setup.quick else 100
+    try:
+        return _IndexProcess(setup).run("look", task, seconds_max=60 + count / 50_000)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 SCENARIOS: dict[str, Scenario] = {
+    "look": look,
     "index": index,
     "index-uniform": index_uniform,
     "index-steady": index_steady,

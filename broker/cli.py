@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -17,6 +19,11 @@ from broker.errors import Corrupt, Fenced, PostdateError
 from broker.observe.logs import configure_logging
 from broker.runtime.vfs import LocalVfs
 from broker.settings import ConfigError
+
+if TYPE_CHECKING:
+    from postdate.backups import Backups
+
+T = TypeVar("T")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -112,6 +119,196 @@ def verify(data_dir: str, output: str) -> None:
             click.echo(f"note: {note}")
         click.echo(report.summary)
     sys.exit(2 if report.problems else 0)
+
+
+class _WrongOptions(click.UsageError):
+    exit_code = os.EX_USAGE
+
+
+class _AuditCommand(click.Command):
+    """A wrong option must not end as findings do, with 2."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            raise _WrongOptions(error.message, error.ctx) from error
+
+
+@main.command(cls=_AuditCommand)
+@click.argument("folder")
+@click.option("--engine", type=click.Choice(["spark", "inline"]), default="spark", show_default=True)
+@click.option("--master", help="Of Spark, such as spark://host:7077.", default="local[*]", show_default=True)
+@click.option(
+    "--level", type=click.Choice(["quick", "standard", "deep"]), default="standard", show_default=True
+)
+@click.option(
+    "--sample",
+    help="With --level deep: how much of the stored messages is read, such as 5%.",
+    default="100%",
+    show_default=True,
+    metavar="PERCENT",
+)
+@click.option("--topic", "topics", multiple=True, help="Only this topic; can be given several times.")
+@click.option(
+    "--report", "report_dir", metavar="DIR", help="Where report.json, findings.parquet and report.html go."
+)
+@click.option("--textfile", metavar="FILE", help="Metrics for the node exporter's textfile collector.")
+@click.option("--pushgateway", metavar="URL", help="Metrics for a Prometheus Pushgateway.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def audit(**options: Any) -> None:
+    """Prove that the delayed index of FOLDER, a backup or a stopped broker's data, is what the log says.
+
+    \b
+    Exit code 0: clean; 1: warnings only; 2: something is wrong; 3: not everything could be checked;
+    4: a broker or another run is at work there; 64: wrong options. Progress goes to standard error.
+    """
+    from broker.jobs.command import AuditOptions, audit_command  # noqa: PLC0415 - only this command needs it
+
+    sys.exit(audit_command(AuditOptions(**options)))
+
+
+@main.command()
+@click.option(
+    "--address",
+    default="127.0.0.1:7650",
+    show_default=True,
+    envvar="POSTDATE_ADDRESS",
+    metavar="HOST:PORT",
+    help="Where the broker's gRPC is; it must run on this machine, or share its data directory.",
+)
+@click.option("--offline", metavar="FOLDER", help="A stopped broker's data directory, instead of a broker.")
+@click.option("--data-dir", metavar="DIR", help="Where the broker's data directory is seen from here.")
+@click.option("--apply", is_flag=True, help="Do what is planned. Without it, nothing is changed.")
+@click.option("--topic", "topics", multiple=True, help="Only this topic; can be given several times.")
+@click.option(
+    "--live-ratio",
+    type=click.FloatRange(0, 1),
+    default=0.2,
+    show_default=True,
+    help="Ledgers of which more is live are left alone.",
+)
+@click.option(
+    "--reclaim-mib",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Ledgers that free less are left alone.",
+)
+@click.option(
+    "--ledgers-max",
+    type=click.IntRange(1, 10_000),
+    default=1_000,
+    show_default=True,
+    help="Ledgers of a topic that one run rewrites at most.",
+)
+@click.option(
+    "--read-gib",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="What one run reads at most.",
+)
+def compact(**options: Any) -> None:
+    """Free the disk of what was delivered: rewrite ledgers of which little is live, merge small buckets.
+
+    \b
+    Exit code 0: done, or nothing to do; 1: something was refused or failed, the rest was done; 3: nothing could be
+    done; 4: a broker uses the folder, or another compaction is under way.
+    """
+    from broker.jobs.compact_command import CompactOptions, compact_command  # noqa: PLC0415
+
+    sys.exit(compact_command(CompactOptions(**options)))
+
+
+@main.group()
+def backup() -> None:
+    """Make, list and delete backups, through a running broker and on its machine."""
+
+
+_ADDRESS = click.option(
+    "--address",
+    default="127.0.0.1:7650",
+    show_default=True,
+    envvar="POSTDATE_ADDRESS",
+    metavar="HOST:PORT",
+    help="Where the broker's gRPC is.",
+)
+
+
+@backup.command("create")
+@_ADDRESS
+@click.argument("label", default="")
+def create_backup(address: str, label: str) -> None:
+    """Make a backup and print its folder; LABEL becomes a part of its name."""
+    made = _with_backups(address, lambda backups: backups.create(label))
+    click.echo(
+        f"{made.files} files, {made.bytes} bytes, {made.copied_bytes} of them copied, in {made.duration}",
+        err=True,
+    )
+    click.echo(made.path)
+
+
+@backup.command("list")
+@_ADDRESS
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def list_backups(address: str, output: str) -> None:
+    """List backups, the oldest first."""
+    found = _with_backups(address, lambda backups: backups.list())
+    if output == "json":
+        click.echo(json.dumps([asdict(each) for each in found], default=str))
+        return
+    for each in found:
+        click.echo(f"{each.name}  {each.topics} topics  {each.bytes} bytes  {each.path}")
+
+
+@backup.command("delete")
+@_ADDRESS
+@click.argument("name")
+def delete_backup(address: str, name: str) -> None:
+    """Delete the backup NAME."""
+    _with_backups(address, lambda backups: backups.delete(name))
+
+
+def _with_backups(address: str, call: Callable[[Backups], Coroutine[Any, Any, T]]) -> T:
+    import postdate  # noqa: PLC0415
+
+    async def work() -> T:
+        async with postdate.connect(address) as client:
+            return await call(client.backups)
+
+    try:
+        return asyncio.run(work())
+    except postdate.PostdateError as error:
+        raise click.ClickException(str(error)) from error
+
+
+@main.command()
+@click.argument("backup_folder", metavar="BACKUP")
+@click.option(
+    "--data-dir", required=True, metavar="FOLDER", help="Where to: a folder that is empty or not there."
+)
+def restore(backup_folder: str, data_dir: str) -> None:
+    """Make a data directory from the folder of a backup. The backup stays as it is; no broker need run.
+
+    What was acknowledged after the backup was made is delivered again, and what was produced after it is not there.
+    """
+    from broker.topics.restore import Restore  # noqa: PLC0415
+
+    try:
+        work = Restore(LocalVfs(), backup_folder, data_dir, str(uuid.uuid4()), 0)
+        with click.progressbar(length=max(work.backup.bytes, 1), label="Restoring", file=sys.stderr) as bar:
+            for _ in work.steps():
+                bar.update(work.restored_bytes - bar.pos)
+    except PostdateError as error:
+        raise click.ClickException(error.message) from error
+    except OSError as error:
+        raise click.ClickException(f"The backup cannot be restored: {error}") from error
+    click.echo(
+        f"{data_dir} holds {work.backup.topics} topics as of lsn {work.backup.lsn}: start a broker on it"
+    )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import posixpath
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -106,6 +107,9 @@ class BrokerConfig:
     ack_entries_max: Annotated[
         int, count(1, 1_000_000, "Most ids in one request to acknowledge, nack or extend.")
     ] = 10_000
+    schedule_names_max: Annotated[
+        int, count(1, 100_000, "Most messages that one request cancels or moves.")
+    ] = 5_000
     request_bytes_max: Annotated[int, size(KIB, 256 * MIB, "Greatest request frame accepted.")] = 16 * MIB
     frame_bytes_max: Annotated[
         int,
@@ -151,6 +155,20 @@ class BrokerConfig:
         int, size(0, 1_024 * GIB, "Produce is refused when less is free; acks and deliveries use it.")
     ] = 256 * MIB
 
+    backup_dir: Annotated[
+        str,
+        text(
+            "Folder of backups; auto: `backups` in data_dir. On the file system of data_dir a backup links what never "
+            "changes."
+        ),
+    ] = "auto"
+    backup_keep_count: Annotated[
+        int, count(0, 1_000_000, "Backups kept; older ones are deleted after a new one is complete; 0: all.")
+    ] = 7
+    backup_max_age_ms: Annotated[
+        int, duration(0, 3_660 * DAY_MS, "Age at which a backup is deleted then, but the newest; 0: at none.")
+    ] = 0
+
     tracker: Annotated[
         str, choice("Index of delayed messages, unless the topic names one.", "bucket", "memory")
     ] = "bucket"
@@ -178,6 +196,9 @@ class BrokerConfig:
     max_segment_entries: Annotated[int, count(1, 1_000_000, "Entries of a segment of a bucket at most.")] = (
         5_000
     )
+    schedule_key_cache_bytes: Annotated[
+        int, size(0, 64 * GIB, "What is kept in memory of the runs of schedule keys, of all topics.")
+    ] = 64 * MIB
     max_delay_ms: Annotated[
         int, duration(0, TIME_MS_MAX, "Longest delay accepted, unless the topic says otherwise; 0: no limit.")
     ] = 0
@@ -213,6 +234,18 @@ class BrokerConfig:
         int,
         duration(1, DAY_MS, "How often ledgers are looked for that can go; and how long the last one rests."),
     ] = MINUTE_MS
+    compaction_lease_ms: Annotated[
+        int,
+        duration(
+            SECOND_MS, 7 * DAY_MS, "How long a compaction job may hold its inputs; their files stay as long."
+        ),
+    ] = HOUR_MS
+    compaction_cleanup_ms: Annotated[
+        int,
+        duration(
+            0, 30 * DAY_MS, "When what a job left is removed after its lease has ended; at a start at once."
+        ),
+    ] = HOUR_MS
     max_pending_messages: Annotated[
         int, count(0, 1 << 60, "Messages that a subscription may be owed before produce is refused; 0: any.")
     ] = 0
@@ -367,6 +400,17 @@ def check_consistent(config: BrokerConfig) -> None:
             raise ConfigError(
                 f"{high_name} is {show(kind, high)}, but must be at least {low_name}: {show(kind, low)}"
             )
+    _check_backup_dir(config)
+
+
+def _check_backup_dir(config: BrokerConfig) -> None:
+    """Backups among the broker's own files would be taken for what no manifest names, and removed."""
+    if config.backup_dir == "auto":
+        return
+    data_dir, backup_dir = map(posixpath.abspath, (config.data_dir, config.backup_dir))
+    own = [f"{data_dir}/{name}/" for name in ("topics", "journal", "backup.pins", "staging")]
+    if backup_dir == data_dir or any(f"{backup_dir}/".startswith(folder) for folder in own):
+        raise ConfigError(f"backup_dir is {config.backup_dir}, but must not be among the broker's own files")
 
 
 def is_name(value: str) -> bool:

@@ -49,9 +49,15 @@ class NotFound(PostdateError):
 
 
 class AlreadyExists(PostdateError):
-    """There is such a thing already."""
+    """There is such a thing already. `field`, if there is one, names what asked for it as the proto does."""
 
     reason = "ALREADY_EXISTS"
+
+    def __init__(
+        self, message: str, *, field: str = "", reason: str | None = None, **facts: str | int
+    ) -> None:
+        super().__init__(message, reason=reason, **facts)
+        self.field = field
 
 
 class Refused(PostdateError):
@@ -113,3 +119,11 @@ class Corrupt(PostdateError):
         self.path = path
         self.offset = offset
         self.advice = advice
+
+
+class MissingFile(Corrupt):
+    """A file that a manifest names is not there."""
+
+
+class WrongSize(Corrupt):
+    """A file has another length than what names it says."""

@@ -7,7 +7,9 @@ fixed-width header. Times are milliseconds since the Unix epoch; 0 means unset.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +62,35 @@ FLAG_DELAYED = 1
 """The message's time had not come when its batch was accepted. Equivalent to a nonzero entry in `times`."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KeySpans:
+    """Keys of a batch's messages, as places in bytes that hold them: nearly all are looked at by their hashes only."""
+
+    buffer: bytes
+    starts: Int64Column  # one element a message
+    ends: Int64Column  # no greater than the start: the message has none
+
+    @classmethod
+    def of(cls, keys: Collection[bytes]) -> KeySpans:
+        """Of the key of each message; an empty one is none."""
+        ends = np.fromiter(accumulate(map(len, keys)), dtype=np.int64, count=len(keys))
+        starts = np.zeros_like(ends)
+        starts[1:] = ends[:-1]
+        return cls(b"".join(keys), starts, ends)
+
+    def places(self) -> Int64Column:
+        """The messages that have a key."""
+        return np.flatnonzero(self.ends > self.starts)
+
+    def key(self, place: int) -> bytes:
+        return self.buffer[self.starts[place] : self.ends[place]]
+
+    def part(self, places: npt.NDArray[np.intp]) -> KeySpans | None:
+        """Those of the messages at some places; None: no message has one."""
+        starts, ends = self.starts[places], self.ends[places]
+        return KeySpans(self.buffer, starts, ends) if (ends > starts).any() else None
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A produce request's messages, decoded once: columns for the broker, bytes for the consumers.
@@ -78,6 +109,7 @@ class Batch:
     schedule_hashes: UInt64Column
     producer_name: str = ""
     sequence_ids: UInt64Column | None = None  # 0: none; only of a named producer, if a message has one
+    schedule_keys: KeySpans | None = None  # None: no message has one
 
     @property
     def count(self) -> int:
@@ -101,6 +133,7 @@ class Batch:
             schedule_hashes=self.schedule_hashes[places],
             producer_name=self.producer_name,
             sequence_ids=None if self.sequence_ids is None else self.sequence_ids[places],
+            schedule_keys=None if self.schedule_keys is None else self.schedule_keys.part(places),
         )
 
 

@@ -21,7 +21,7 @@ from broker.model import count_entries
 from broker.observe.lateness import LoopLagProbe
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCollector, BrokerSnapshot, SubscriptionSnapshot, TopicSnapshot
-from broker.rpc import admin, consumer, producer
+from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalVfs
 from broker.settings import split_address
@@ -67,6 +67,8 @@ class Server:
         self._producer = producer.ProducerService(self.broker)
         self._consumer = consumer.ConsumerService(self.broker)
         self._admin = admin.AdminService(self.broker, self._version)
+        self._schedule = schedule.ScheduleService(self.broker)
+        self._compaction = compaction.CompactionService(self.broker)
         self._health = health_aio.HealthServicer()
         self._grpc = self._build_grpc()
         collector = BrokerCollector(self._snapshot, version=self._version)
@@ -146,6 +148,8 @@ class Server:
             (producer.SERVICE, self._producer),
             (consumer.SERVICE, self._consumer),
             (admin.SERVICE, self._admin),
+            (schedule.SERVICE, self._schedule),
+            (compaction.SERVICE, self._compaction),
         ):
             names.append(name)
             handler = grpc.method_handlers_generic_handler(name, service.handlers())
@@ -180,7 +184,8 @@ class Server:
         self.grpc_address = f"{host}:{port}"
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for name in ("", producer.SERVICE, consumer.SERVICE, admin.SERVICE):
+        services = (producer, consumer, admin, schedule, compaction)
+        for name in ("", *(service.SERVICE for service in services)):
             await self._health.set(name, status)
 
     def _snapshot(self) -> BrokerSnapshot:
@@ -202,9 +207,12 @@ class Server:
                     index_buckets=index.bucket_count,
                     index_loaded=index.loaded_count,
                     snapshot_bytes=index.disk_bytes,
+                    key_runs=keys.runs,
+                    key_bytes=keys.disk_bytes,
                 )
                 for topic in topics
                 for index in (topic.index.tracker.stats(),)
+                for keys in (topic.keys.stats(),)
             ),
             subscriptions=self._subscription_snapshots(),
             topics_count=len(topics),

@@ -28,7 +28,8 @@ from broker.rpc.decode import ProduceEnvelope, decode_produce
 from broker.runtime.clock import Clock
 from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
-from broker.subscriptions.subscription import SHARED, Failure, Subscription
+from broker.subscriptions.failures import Failure
+from broker.subscriptions.subscription import SHARED, Subscription
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.topics.broker import Broker
 from broker.topics.intake import Accepted
@@ -75,6 +76,7 @@ class Outgoing:
     ttl_ms: int = 0
     key: str = ""
     sequence_id: int = 0
+    schedule_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ def batch_of(topic: str, messages: Sequence[Outgoing], config: BrokerConfig, pro
             ttl_ms=each.ttl_ms,
             key=each.key,
             sequence_id=each.sequence_id,
+            schedule_key=each.schedule_key,
         )
     return decode_produce(request.SerializeToString(), config).batch
 
@@ -210,13 +213,18 @@ class Node:
 
     # -- producing -------------------------------------------------------------------------------------------------
 
-    async def submit(self, topic: str, messages: Sequence[Outgoing], producer: str = "") -> Accepted:
+    async def submit(
+        self, topic: str, messages: Sequence[Outgoing], producer: str = "", *, replace: bool = False
+    ) -> Accepted:
         """Hand over a batch; it is answered once `durable` is done."""
-        return await self.broker.submit_batch(topic, batch_of(topic, messages, self.config, producer))
+        batch = batch_of(topic, messages, self.config, producer)
+        return await self.broker.submit_batch(topic, batch, replace=replace)
 
-    async def produce(self, topic: str, messages: Sequence[Outgoing], producer: str = "") -> list[Position]:
+    async def produce(
+        self, topic: str, messages: Sequence[Outgoing], producer: str = "", *, replace: bool = False
+    ) -> list[Position]:
         """Produce a batch as a client does: returns when it is answered."""
-        accepted = await self.submit(topic, messages, producer)
+        accepted = await self.submit(topic, messages, producer, replace=replace)
         await accepted.durable
         return positions_of(accepted.ids)
 

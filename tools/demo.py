@@ -1,16 +1,16 @@
-"""Start a broker in a temporary folder, replay a real log through it, stop it."""
+"""Start a broker in build/demo-data, replay a real log through it, stop it. `make audit` then audits what it left."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -19,9 +19,12 @@ from datetime import datetime
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
+FOLDER = Path(__file__).resolve().parents[1] / "build" / "demo-data"
 LOGS = ("/var/log/dpkg.log", "/var/log/alternatives.log", "/var/log/bootstrap.log")
 START_SECONDS_MAX = 30
 REPLAY_SECONDS_MAX = 60
+PENDING_MESSAGES = 50_000
+PENDING_DELAYS = ("1d", "4d", "11d", "30d")
 
 
 def main() -> int:
@@ -33,8 +36,17 @@ def main() -> int:
     speed = max(arguments.speed, span_seconds(log) / REPLAY_SECONDS_MAX)
     with broker() as address:
         print(f"demo: replaying {log}, {speed:,.0f} times faster than it was written", flush=True)
-        command = [BIN / "postdate", "bench", "replay", log, "--speed", f"{speed:g}"]
-        return subprocess.run(command, env=os.environ | {"POSTDATE_ADDRESS": address}, check=False).returncode
+        status = postdate(address, "bench", "replay", log, "--speed", f"{speed:g}", "--keep")
+        print("demo: leaving messages of the coming month in topic pending, for make audit", flush=True)
+        for delay in PENDING_DELAYS:
+            options = ("--messages", str(PENDING_MESSAGES), "--delay", delay, "--topic", "pending")
+            status = postdate(address, "bench", "produce", *options, output=subprocess.DEVNULL) or status
+        return status
+
+
+def postdate(address: str, *arguments: str | Path, output: int | None = None) -> int:
+    env = os.environ | {"POSTDATE_ADDRESS": address}
+    return subprocess.run([BIN / "postdate", *arguments], env=env, stdout=output, check=False).returncode
 
 
 def first_log() -> Path:
@@ -60,11 +72,13 @@ def span_seconds(log: Path) -> float:
 @contextlib.contextmanager
 def broker() -> Iterator[str]:
     """Run a broker of one's own, so that a running one and its data stay out of it."""
-    folder = tempfile.mkdtemp(prefix="postdate-demo-")
+    refuse_another()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.parent.mkdir(exist_ok=True)
     grpc, http = (f"127.0.0.1:{port}" for port in free_ports(2))
     addresses = ["--grpc-address", grpc, "--http-address", http]
-    command = [str(BIN / "postdate-broker"), "serve", "--data-dir", folder, *addresses]
-    with open(Path(folder) / "broker.log", "w+") as output:
+    command = [str(BIN / "postdate-broker"), "serve", "--data-dir", str(FOLDER), *addresses]
+    with open(FOLDER.with_suffix(".log"), "w+") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
             wait_ready(process, http, Path(output.name))
@@ -72,7 +86,15 @@ def broker() -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
-            shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_another() -> None:
+    """Its data would be removed under it."""
+    with contextlib.suppress(FileNotFoundError), open(FOLDER / "lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"demo: another one is at work in {FOLDER}")
 
 
 def free_ports(count: int) -> list[int]:

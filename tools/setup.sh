@@ -48,12 +48,14 @@ if ! usable; then
     rm -rf .venv
     "$python" -m venv .venv
 fi
-echo "setup: installing what requirements-dev.txt pins; the first time this takes a minute"
+echo "setup: installing what requirements-dev.txt pins; the first time this takes minutes"
 pip() {
     .venv/bin/python -m pip --disable-pip-version-check install --quiet "$@"
 }
-# Wheels only: building from source would need a compiler and packages that nobody pinned.
-pip --require-hashes --only-binary :all: --requirement requirements-dev.txt
+# Wheels only: building from source would need a compiler and packages that nobody pinned. PySpark alone comes as
+# source, though there is nothing to compile: it is packed by the setuptools that the first of the two locks pins.
+pip --require-hashes --only-binary :all: --requirement requirements.txt
+pip --require-hashes --only-binary :all: --no-binary pyspark --no-build-isolation --requirement requirements-dev.txt
 pip --no-deps --no-build-isolation --no-index --editable .
 pwd -P > .venv/.ready
 echo "setup: .venv is ready"

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from benchmarks.client import deliver, fairness, paced, produce, restart, sdk, single
+from benchmarks.client import deliver, fairness, keyed, paced, produce, restart, schedule, sdk, single
 from benchmarks.client.control import say
 
 Work = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -30,6 +30,9 @@ WORKS: dict[str, Work] = {
     "quiet": fairness.quiet,
     "disturb": fairness.disturb,
     "idle": fairness.idle,
+    "produce_keys": keyed.produce_keys,
+    "schedule_change": schedule.change,
+    "schedule_look": schedule.look,
     "sdk_send_many": sdk.send_many,
     "sdk_send": sdk.send,
     "sdk_deliver": sdk.deliver,

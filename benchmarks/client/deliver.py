@@ -96,18 +96,19 @@ async def lateness(task: dict[str, Any]) -> dict[str, Any]:
             consuming = tasks.create_task(consumer.run(count))
             await consumer.opened.wait()
             await phase("measuring")
-            await _trickle(channel, count, task["rate"], task["delay_ms"])
+            from_zero = not task.get("has_topic")
+            await _trickle(channel, count, task["rate"], task["delay_ms"], from_zero=from_zero)
             await consuming
             await phase("measured")
     check(not wrong, f"{wrong} messages carry another deliver_at_ms than was asked for")
     return {**percentiles(late), "early": sum(each < 0 for each in late), "count": len(late)}
 
 
-async def _trickle(channel: Any, count: int, rate: float, delay_ms: int) -> None:
+async def _trickle(channel: Any, count: int, rate: float, delay_ms: int, *, from_zero: bool) -> None:
     call = raw.produce_stream(channel)
 
     async def read() -> None:
-        ledgers = raw.Ledgers()
+        ledgers = raw.Ledgers(from_zero=from_zero)
         for request_id in range(count):
             ledgers.take(await call.read(), request_id, 1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.client import raw
@@ -17,7 +18,7 @@ class Pipeline:
     """Batch after batch on one stream; at most `window` are not answered."""
 
     def __init__(
-        self, call: Any, requests: list[bytes], batch: int, window: int, *, from_zero: bool = True
+        self, call: Any, requests: Sequence[bytes], batch: int, window: int, *, from_zero: bool = True
     ) -> None:
         self.acknowledged = 0  # messages
         self.ledgers = raw.Ledgers(from_zero=from_zero)

@@ -13,11 +13,12 @@ import uvloop
 from benchmarks.client.control import say
 from benchmarks.index.engine import prepare_process
 from benchmarks.index.load import load
+from benchmarks.index.look import look
 from benchmarks.index.reopen import reopen
 
 Work = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
-WORKS: dict[str, Work] = {"load": load, "reopen": reopen}
+WORKS: dict[str, Work] = {"load": load, "look": look, "reopen": reopen}
 
 
 def main() -> int:

@@ -30,7 +30,7 @@ async def load(task: dict[str, Any]) -> dict[str, Any]:
     count, folder = task["count"], Path(task["folder"])
     engine = Engine(folder)
     check(await engine.upkeep.restore(), "an empty index cannot be restored")
-    filler = _Filler(engine, task["delay"], count, task["ledger_entries"])
+    filler = Filler(engine, task["delay"], count, task["ledger_entries"])
     background = [asyncio.create_task(engine.checkpoint_always()), asyncio.create_task(engine.probe_lag())]
     await asyncio.sleep(0.1)
     empty = memory_bytes()
@@ -88,7 +88,7 @@ async def load(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class _Filler:
+class Filler:
     """Adds blocks of entries, in batches; every block is one step of the pump."""
 
     def __init__(self, engine: Engine, delay: str, count: int, ledger_entries: int) -> None:

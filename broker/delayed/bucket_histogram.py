@@ -1,4 +1,4 @@
-"""A histogram of what is pending from exact times and from segments of which only the borders are known. Pure."""
+"""A histogram of what is pending from exact times and from pieces of which only the borders are known. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from broker.delayed.tracker import HistogramBar
+from broker.delayed.tracker import Histogram, HistogramBar
 from broker.model import Array, Int64Column
 
 Spread = tuple[Int64Column, Int64Column, Int64Column]
@@ -15,44 +15,77 @@ Spread = tuple[Int64Column, Int64Column, Int64Column]
 _PIECES_MAX = 262_144
 
 
-def histogram_bars(
-    exact: Sequence[Int64Column], spread: Sequence[Spread], start_ms: int, end_ms: int, width_ms: int
-) -> list[HistogramBar]:
-    """Bars in [start_ms, end_ms), those without entries left out. The exact times lie inside.
+def histogram_of(
+    exact: Sequence[Int64Column],
+    spread: Sequence[Spread],
+    gone: Int64Column,
+    *,
+    floor_ms: int,
+    start_ms: int,
+    end_ms: int,
+    width_ms: int,
+) -> Histogram:
+    """Bars in [start_ms, end_ms), and what lies before and after; nothing before `floor_ms` counts.
 
-    Entries between two times count as spread evenly, in whole numbers that add up to the count.
+    Entries between two times count as spread evenly, in whole numbers that add up to the count. What is `gone` at
+    some times is among the others and does not count. The caller bounds the number of bars: each costs some bytes,
+    whether it holds anything or not.
     """
-    bars, counts = [], []
-    for times in exact:
-        if len(times):
-            found, found_counts = np.unique((times - start_ms) // width_ms, return_counts=True)
-            bars.append(found)
-            counts.append(found_counts)
-    for first, last, count in spread:
-        near = (last >= start_ms) & (first < end_ms)
-        pieces = _spread_pieces(first[near], last[near], count[near], start_ms, end_ms, width_ms)
-        bars.extend(piece[0] for piece in pieces)
-        counts.extend(piece[1] for piece in pieces)
-    if not bars:
-        return []
-    numbers, bar_of = np.unique(np.concatenate(bars), return_inverse=True)
-    totals = np.zeros(len(numbers), dtype=np.int64)
-    np.add.at(totals, bar_of, np.concatenate(counts))
-    return [
-        HistogramBar(start_ms + bar * width_ms, total)
-        for bar, total in zip(numbers.tolist(), totals.tolist(), strict=True)
-        if total
-    ]
+    bins = _Bins(floor_ms, start_ms, end_ms, width_ms)
+    nothing = np.empty(0, dtype=np.int64)
+    times = np.concatenate([nothing, *exact])
+    totals = np.bincount(bins.of(times[times >= floor_ms]), minlength=bins.count)
+    first, last, count = (np.concatenate([nothing, *(each[i] for each in spread)]) for i in range(3))
+    kept = (last >= floor_ms) & (count > 0)
+    first, last, count = first[kept], last[kept], count[kept]
+    first_bin, last_bin = bins.of(np.maximum(first, floor_ms)), bins.of(last)
+    is_whole = (first_bin == last_bin) & (first >= floor_ms)
+    np.add.at(totals, first_bin[is_whole], count[is_whole])
+    parted = np.flatnonzero(~is_whole)
+    if len(parted):
+        _add_parts(totals, bins, first[parted], last[parted], count[parted])
+    totals -= np.bincount(bins.of(gone[gone >= floor_ms]), minlength=bins.count)
+    is_sound = bool((totals >= 0).all())
+    if not is_sound:  # what is gone did not lie where it was taken to lie: the next bars have it
+        sums = np.maximum(np.minimum.accumulate(totals.cumsum()[::-1])[::-1], 0)
+        totals = np.diff(sums, prepend=0)
+    found = np.flatnonzero(totals[1:-1])
+    starts = (start_ms + found * width_ms).tolist()
+    bars = [HistogramBar(*pair) for pair in zip(starts, totals[1:-1][found].tolist(), strict=True)]
+    return Histogram(bars, int(totals[0]), int(totals[-1]), is_exact=is_sound and not len(parted))
 
 
-def _spread_pieces(
-    first: Array, last: Array, count: Array, start_ms: int, end_ms: int, width_ms: int
-) -> list[tuple[Array, Array]]:
-    """(bar, count) for each bar that each segment touches, a bounded number of them at a time."""
-    first_bar = (np.maximum(first, start_ms) - start_ms) // width_ms
-    last_bar = (np.minimum(last, end_ms - 1) - start_ms) // width_ms
-    lengths = last_bar - first_bar + 1
-    pieces: list[tuple[Array, Array]] = []
+class _Bins:
+    """Bin 0 is what lies before the range, the last one what lies after it; between them there is one for each bar."""
+
+    def __init__(self, floor_ms: int, start_ms: int, end_ms: int, width_ms: int) -> None:
+        bars = max(-(-(end_ms - start_ms) // width_ms), 0)
+        self.count = bars + 2
+        self._start_ms, self._end_ms, self._width_ms = start_ms, end_ms, width_ms
+        self._floor_ms = floor_ms
+
+    def of(self, times: Int64Column) -> Array:
+        clipped = np.clip(times, self._start_ms - 1, max(self._end_ms, self._start_ms))
+        bins = (clipped - self._start_ms) // self._width_ms + 1
+        bins[times >= self._end_ms] = self.count - 1
+        return bins
+
+    def between(self, bins: Array, first: Array, last: Array) -> tuple[Array, Array]:
+        """Of each entry's span [first, last], where the part in its bin begins and ends."""
+        left = self._start_ms + (bins - 1) * self._width_ms
+        right = np.minimum(left + self._width_ms, self._end_ms)
+        is_before, is_after = bins == 0, bins == self.count - 1
+        left[is_before] = self._floor_ms
+        right[is_before] = self._start_ms
+        left[is_after] = self._end_ms
+        right[is_after] = last[is_after] + 1
+        return np.maximum(np.maximum(left, first), self._floor_ms), np.minimum(right, last + 1)
+
+
+def _add_parts(totals: Array, bins: _Bins, first: Array, last: Array, count: Array) -> None:
+    """Share the entries of each span among the bins that it touches, a bounded number of them at a time."""
+    first_bin = bins.of(first)
+    lengths = bins.of(last) - first_bin + 1
     ends = np.cumsum(lengths)
     row = 0
     while row < len(lengths):
@@ -60,16 +93,13 @@ def _spread_pieces(
         stop = max(row + 1, int(np.searchsorted(ends, before + _PIECES_MAX, side="right")))
         part = slice(row, stop)
         of = np.repeat(np.arange(row, stop), lengths[part])
-        bar = (
-            np.arange(len(of)) - np.repeat(ends[part] - lengths[part] - before, lengths[part]) + first_bar[of]
-        )
+        places = np.arange(len(of)) - np.repeat(ends[part] - lengths[part] - before, lengths[part])
+        into = places + first_bin[of]
+        left, right = bins.between(into, first[of], last[of])
         # In floating point, or count times duration overflows; what rises stays rising, so no count is negative.
         duration = (last[of] - first[of] + 1).astype(np.float64)
-        left = np.maximum(np.maximum(bar * width_ms + start_ms, start_ms) - first[of], 0)
-        right = np.minimum(
-            np.minimum((bar + 1) * width_ms + start_ms, end_ms) - first[of], last[of] - first[of] + 1
+        share = np.floor(count[of] * ((right - first[of]) / duration)) - np.floor(
+            count[of] * ((left - first[of]) / duration)
         )
-        share = np.floor(count[of] * (right / duration)) - np.floor(count[of] * (left / duration))
-        pieces.append((bar, share.astype(np.int64)))
+        np.add.at(totals, into, np.maximum(share, 0).astype(np.int64))
         row = stop
-    return pieces

@@ -25,7 +25,7 @@ from typing import Protocol, TypeVar
 
 from pyroaring import BitMap
 
-from broker.errors import Corrupt
+from broker.errors import Corrupt, MissingFile, WrongSize
 from broker.runtime.vfs import File, Vfs
 from broker.storage.bucket_snapshot import (
     HEADER_BYTES,
@@ -283,7 +283,7 @@ class LocalSnapshotReader:
             with _disk_errors("opened", path):
                 self._file = vfs.open(path)
         except FileNotFoundError as error:
-            raise Corrupt("A snapshot is missing", path=path, advice=_ADVICE) from error
+            raise MissingFile("A snapshot is missing", path=path, advice=_ADVICE) from error
 
     def read_metadata(self) -> BucketMetadata:
         metadata = decode_metadata(self._read_beginning(), self._path)
@@ -295,7 +295,7 @@ class LocalSnapshotReader:
             size = self._file.size()
         if size != metadata.file_bytes:
             what = f"A snapshot has {size} bytes where there are {metadata.file_bytes}"
-            raise Corrupt(what, path=self._path, offset=min(size, metadata.file_bytes), advice=_ADVICE)
+            raise WrongSize(what, path=self._path, offset=min(size, metadata.file_bytes), advice=_ADVICE)
         return metadata
 
     def read_bitmaps(self) -> dict[int, BitMap]:

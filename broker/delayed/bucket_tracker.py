@@ -33,25 +33,34 @@ Invariants (T1-T4 stand in `tracker`; U in `mutable_bucket`, K in `sealed_bucket
   B9  A file is deleted only after a manifest is durable whose image did not name it: its id is handed out by
       `image().deleted_ids` and comes back through `remove_deleted`.
   B10 `count` is exact but for: an entry added twice counts twice until both meet in near or in a seal or merge;
-      entries of a discarded ledger in unread segments count until these are read or merged.
+      entries of a discarded ledger in unread segments count until these are read or merged; after a start, what was
+      cancelled or moved counts until `seek_stale` has ended, and what was moved to one time again may count twice.
   B11 A failed read changes nothing and reaches the caller of `load`, unless its bucket is out of use by then.
+  B12 Rows that amendments made stale are left out when they are taken, sealed or merged; until then `_stale` names
+      them, so that they do not count. Whether a row is stale is decided by the amendments, never by `_stale`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from broker.delayed.bucket_histogram import histogram_bars
+from broker.delayed.bucket_audit import holds_waiting
+from broker.delayed.bucket_looks import histogram_over, stats_of
 from broker.delayed.bucket_storage import BucketSnapshotStorage
 from broker.delayed.bucket_values import BucketCounters, BucketImage, BucketPolicyValues, Retry
-from broker.delayed.bucket_writer import BucketWriter, NewBucket, NotNeeded, SegmentLimits, Source
+from broker.delayed.bucket_writer import (
+    BucketWriter,
+    NewBucket,
+    NotNeeded,
+    SegmentLimits,
+    Source,
+)
 from broker.delayed.merging import plan_merge
 from broker.delayed.mutable_bucket import MutableBucket
 from broker.delayed.near import (
@@ -66,18 +75,15 @@ from broker.delayed.near import (
     sort_unique,
 )
 from broker.delayed.scan import UnreadSegments
-from broker.delayed.sealed_bucket import BucketState, SealedBucket
-from broker.delayed.tracker import DueChunk, Frontier, HistogramBar, TrackerStats
+from broker.delayed.sealed_bucket import BucketState, SealedBucket, plan_reads
+from broker.delayed.stale import AmendmentsOf, StaleRows
+from broker.delayed.tracker import DueChunk, Frontier, Histogram, TrackerStats
 from broker.errors import PostdateError
 from broker.model import START, Int64Column, Position, UInt32Column
 from broker.observe.logs import get_logger
-from broker.storage.amendments import Amendments
 from broker.storage.bucket_snapshot import BucketMetadata
 
 log = get_logger(__name__)
-
-AmendmentsOf = Callable[[int], Amendments | None]
-"""ledger_id -> its amendments as of now, immutable; None if it has none. Called on the loop."""
 
 
 class BucketTracker:
@@ -107,6 +113,7 @@ class BucketTracker:
         self._lead_ms = lead_ms
         self._load_entries_max = load_entries_max
         self._near = NearEntries()
+        self._stale = StaleRows(amendments_of)
         self._mutable = MutableBucket()
         self._frozen: MutableBucket | None = None
         self._buckets: list[SealedBucket] = []
@@ -126,6 +133,10 @@ class BucketTracker:
         return self._frontier
 
     @property
+    def buckets(self) -> Sequence[SealedBucket]:
+        return self._buckets
+
+    @property
     def is_idle(self) -> bool:
         in_memory = self._mutable.count or self._frozen is not None or self._near.count()
         return not (in_memory or self._buckets or self._deleted_ids)
@@ -133,6 +144,7 @@ class BucketTracker:
     def add(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         if not len(entry_ids):
             return
+        self._stale.revived(ledger_id, entry_ids, deliver_at_ms)  # moved back to where it was
         first = (int(deliver_at_ms.min()), ledger_id, int(entry_ids[0]))
         if first >= self._loaded_end:
             self._mutable.append(ledger_id, entry_ids, deliver_at_ms, None)
@@ -142,6 +154,11 @@ class BucketTracker:
         self._near.add(columns.part(is_near))
         kept = ~rows_before(columns, key_after(self._frontier))  # B2
         self._mutable.append(ledger_id, entry_ids[kept], deliver_at_ms[kept], ~is_near[kept])
+
+    def remove(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
+        """See the protocol. The rows stay where they are until they are taken, sealed or merged (B12)."""
+        ledger_ids = np.full(len(entry_ids), ledger_id, dtype=np.int64)
+        self._stale.note(Columns(deliver_at_ms, ledger_ids, entry_ids), self._frontier)
 
     def needs_load(self, now_ms: int) -> bool:
         self._move_loaded_end(now_ms)
@@ -156,19 +173,21 @@ class BucketTracker:
         """See the protocol. Raises Corrupt or OSError if a segment cannot be read (B11)."""
         self._move_loaded_end(now_ms)
         last_ms = now_ms + 2 * self._lead_ms
-        for bucket in self._plan_reads(last_ms):
+        end = self._end_after(last_ms)
+        for bucket in plan_reads(self._buckets, end, last_ms, self._load_entries_max):
             await self._read_next(bucket)
         self._hand_on(last_ms)
         self._drop_spent()
         await asyncio.sleep(0)  # a storage that answers from memory never lets others run
 
     def take_due(self, now_ms: int, limit: int) -> DueChunk | None:
-        chunk = self._near.take(now_ms, limit)
-        if chunk is not None:
+        while (chunk := self._near.take(now_ms, limit)) is not None:
             last = Frontier(int(chunk.deliver_at_ms[-1]), int(chunk.ledger_ids[-1]), int(chunk.entry_ids[-1]))
             self._frontier = max(self._frontier, last)  # what was late lies before it
             self._drop_spent()
-        return chunk
+            if len(chunk := self._stale.without(chunk)):
+                return chunk
+        return None
 
     def next_due_ms(self) -> int | None:
         near_ms = self._near.first_due_ms()
@@ -183,24 +202,30 @@ class BucketTracker:
             bucket.holds_waiting(ledger_id, entry_id, self._loaded_end) for bucket in self._in_memory()
         ):
             return True
+        position = Position(ledger_id, entry_id)
         for bucket in list(self._buckets):
-            if await self._holds_waiting(bucket, ledger_id, entry_id):
+            if await holds_waiting(self._storage, bucket, position, lambda: self._loaded_end):
                 return True
         return False
 
     def count(self) -> int:
         in_memory = sum(bucket.waiting for bucket in self._in_memory())
-        return self._near.count() + in_memory + sum(bucket.waiting for bucket in self._buckets)
+        rows = self._near.count() + in_memory + sum(bucket.waiting for bucket in self._buckets)
+        for times in self._near.take_doubles():
+            self._stale.met_at(times)
+        return max(0, rows - self._stale.surplus)
 
-    def histogram(self, start_ms: int, end_ms: int, width_ms: int) -> Sequence[HistogramBar]:
+    @property
+    def is_exact(self) -> bool:
+        """Whether every entry counts once, and what is stale not at all; see B10."""
+        return self._stale.is_exact_at(self._frontier.deliver_at_ms)
+
+    def histogram(self, start_ms: int, end_ms: int, width_ms: int, floor_ms: int = 0) -> Histogram:
         """See the protocol. The entries of a segment that was not read count as spread evenly over its times."""
-        exact = [self._near.times_between(start_ms, end_ms)]
-        exact += [bucket.waiting_times(start_ms, end_ms, self._loaded_end) for bucket in self._in_memory()]
-        for bucket in self._buckets:
-            times = bucket.window.deliver_at_ms
-            exact.append(times[(times >= start_ms) & (times < end_ms)])
-        spread = [bucket.unread_spread() for bucket in self._buckets]
-        return histogram_bars(exact, spread, start_ms, end_ms, width_ms)
+        limits = {"start_ms": start_ms, "end_ms": end_ms, "width_ms": width_ms, "floor_ms": floor_ms}
+        memory, buckets = self._in_memory(), self._buckets
+        found = histogram_over(self._near, memory, buckets, self._stale, self._loaded_end, **limits)
+        return replace(found, is_exact=found.is_exact and self.is_exact)
 
     def parts_between(self, start: Key, end: Key) -> tuple[Columns, list[UnreadSegments]]:
         """See the protocol. A merge may replace a bucket meanwhile: reading its segment then fails, some time later."""
@@ -220,6 +245,8 @@ class BucketTracker:
 
     def discard_ledger(self, ledger_id: int) -> None:
         """See the protocol; B10 says when what lies in unread segments stops to count."""
+        if self._stale.may_hold(ledger_id):
+            return  # what is left of it was cancelled, does not count, and goes as all stale rows do (B12)
         self._near.discard_ledger(ledger_id)
         for memory in self._in_memory():
             memory.discard_ledger(ledger_id, self._loaded_end)
@@ -231,6 +258,7 @@ class BucketTracker:
         """See the protocol. What follows indexes from the start of the log again."""
         self._generation += 1  # B7
         self._near.clear()
+        self._stale.clear()
         self._mutable, self._frozen = MutableBucket(), None
         self._mutable_since_ms = None
         for bucket in self._buckets:
@@ -239,21 +267,8 @@ class BucketTracker:
         self._mark = self._sealed_mark = (START, 0)
 
     def stats(self) -> TrackerStats:
-        last_ms = [self._near.last_due_ms() or 0]
-        last_ms += [bucket.last_ms for bucket in self._in_memory() if bucket.waiting]
-        last_ms += [bucket.last_key[0] for bucket in self._buckets if bucket.waiting]
-        next_due_ms = self.next_due_ms()
-        return TrackerStats(
-            count=self.count(),
-            loaded_count=self._near.count(),
-            bucket_count=len(self._buckets),
-            memory_bytes=self._near.memory_bytes()
-            + sum(bucket.memory_bytes() for bucket in self._in_memory())
-            + sum(bucket.memory_bytes() for bucket in self._buckets),
-            disk_bytes=sum(bucket.disk_bytes() for bucket in self._buckets),
-            next_due_ms=next_due_ms,
-            last_due_ms=None if next_due_ms is None else max(last_ms),
-        )
+        memory, count, next_due_ms = self._in_memory(), self.count(), self.next_due_ms()
+        return stats_of(self._near, memory, self._buckets, self._stale, count, next_due_ms)
 
     # What the pump and the checkpoint need besides.
 
@@ -316,7 +331,13 @@ class BucketTracker:
             bucket.state = BucketState.LIVE
             self._buckets.append(bucket)
         self._mark = self._sealed_mark = (indexed_through, index_lsn)
+        self._stale.is_sought = bool(self._buckets)  # until `seek_stale` has ended
         self._drop_spent()
+
+    async def seek_stale(self) -> None:
+        """After `restore`: find the stale rows of buckets, so that they do not count. Raises as `load` does."""
+        marks = (lambda: self._frontier), (lambda: self._loaded_end)
+        await self._stale.seek(self._storage, lambda: self._buckets, *marks)
 
     def needs_seal(self, now_ms: int) -> bool:
         mutable, policy = self._mutable, self.policy
@@ -344,13 +365,12 @@ class BucketTracker:
         sealed: SealedBucket | None = None
         try:
             new = NewBucket(self._topic_id, bucket_id, self._sealed_mark[0], mark[0])
-            metadata = await self._writer.seal(
-                new, frozen.blocks(), self._not_needed(frozen.ledger_ids), self._segment_limits()
-            )
+            not_needed = self._not_needed(frozen.ledger_ids)
+            metadata = await self._writer.seal(new, frozen.blocks(), not_needed, self._segment_limits())
             if metadata is not None:
                 sealed = await self._open(metadata)
             if generation == self._generation:  # no await from here on (B6, B7)
-                self._sealed(frozen, sealed, mark)
+                self._sealed(frozen, sealed, mark, not_needed)
         except (OSError, PostdateError) as error:
             self._seal_retry.failed()
             self._count(seal_failures=1)
@@ -382,17 +402,19 @@ class BucketTracker:
         merged: SealedBucket | None = None
         try:
             new = NewBucket(self._topic_id, bucket_id, sources[0].metadata.start, sources[-1].metadata.end)
-            ledger_ids = {span.ledger_id for bucket in sources for span in bucket.metadata.spans}
+            not_needed = self._not_needed(
+                {span.ledger_id for bucket in sources for span in bucket.metadata.spans}
+            )
             metadata = await self._writer.merge(
                 new,
                 [Source(bucket, frozenset(bucket.discarded)) for bucket in sources],
-                self._not_needed(ledger_ids),
+                not_needed,
                 self._segment_limits(),
             )
             if metadata is not None:
                 merged = await self._open(metadata)
             if generation == self._generation:  # no await from here on (B6, B7)
-                self._merged(sources, discarded, merged)
+                self._merged(sources, discarded, merged, not_needed)
         except (OSError, PostdateError) as error:
             self._merge_retry.failed()
             self._count(merge_failures=1)
@@ -438,26 +460,6 @@ class BucketTracker:
         keys = [key for bucket in self._buckets if (key := bucket.first_unread_key) is not None]
         return min([(last_ms + 1, 0, 0), *keys])
 
-    def _plan_reads(self, last_ms: int) -> list[SealedBucket]:
-        """The buckets whose next segment to read, first keys first, as much as one load may bring."""
-        end = self._end_after(last_ms)
-        rows = sum(bucket.count_before(end) for bucket in self._buckets)
-        first_keys = [
-            (bucket.first_unread_key, index, bucket.next_segment)
-            for index, bucket in enumerate(self._buckets)
-            if bucket.first_unread_key is not None
-        ]
-        heapq.heapify(first_keys)
-        plan: list[SealedBucket] = []
-        while first_keys and first_keys[0][0][0] <= last_ms and rows < self._load_entries_max:
-            _, index, segment = heapq.heappop(first_keys)
-            bucket = self._buckets[index]
-            plan.append(bucket)
-            rows += int(bucket.metadata.segments.counts[segment])
-            if segment + 1 < bucket.segment_count:
-                heapq.heappush(first_keys, (bucket.first_key_of(segment + 1), index, segment + 1))
-        return plan
-
     async def _read_next(self, bucket: SealedBucket) -> None:
         """Read the next segment of a bucket into its window."""
         segment = bucket.next_segment
@@ -501,27 +503,15 @@ class BucketTracker:
                 break
         return bucket
 
-    async def _holds_waiting(self, bucket: SealedBucket, ledger_id: int, entry_id: int) -> bool:
-        try:
-            if entry_id not in await self._storage.read_bitmap(bucket.bucket_id, ledger_id):
-                return False
-            if not bucket.is_deleting and bucket.window_holds(ledger_id, entry_id):
-                return True
-            for segment in bucket.segments_with(ledger_id):
-                data = await self._storage.read_segment(bucket.metadata, segment)
-                columns = bucket.decode(segment, data)
-                found = (columns.ledger_ids == ledger_id) & (columns.entry_ids == entry_id)
-                found &= ~rows_before(columns, self._loaded_end)
-                if found.any():
-                    return True
-        except (OSError, PostdateError):
-            if not bucket.is_deleting:
-                raise
-        return False
-
     # Where they move.
 
-    def _sealed(self, frozen: MutableBucket, sealed: SealedBucket | None, mark: tuple[Position, int]) -> None:
+    def _sealed(
+        self,
+        frozen: MutableBucket,
+        sealed: SealedBucket | None,
+        mark: tuple[Position, int],
+        not_needed: NotNeeded,
+    ) -> None:
         self._frozen = None
         self._sealed_mark = mark
         self._seal_retry.succeeded()
@@ -530,12 +520,22 @@ class BucketTracker:
                 sealed.discard(ledger_id)
             sealed.state = BucketState.LIVE
             self._buckets.append(sealed)
+        waiting_less = frozen.waiting - (sealed.waiting if sealed is not None else 0)
+        marks = self._frontier, self._loaded_end
+        self._stale.left_out(not_needed.left_out, *marks, waiting_less, by_merge=False)
         self._count(seals=1, sealed_entries=sealed.metadata.count if sealed is not None else 0)
         self._drop_spent()
 
     def _merged(
-        self, sources: list[SealedBucket], discarded: list[set[int]], merged: SealedBucket | None
+        self,
+        sources: list[SealedBucket],
+        discarded: list[set[int]],
+        merged: SealedBucket | None,
+        not_needed: NotNeeded,
     ) -> None:
+        waiting = sum(bucket.waiting for bucket in sources) - (merged.waiting if merged is not None else 0)
+        marks = self._frontier, self._loaded_end
+        self._stale.left_out(not_needed.left_out, *marks, waiting, by_merge=True)
         at = self._buckets.index(sources[0])
         assert self._buckets[at : at + len(sources)] == sources
         self._buckets[at : at + len(sources)] = [] if merged is None else [merged]
@@ -550,10 +550,13 @@ class BucketTracker:
         self._count(merges=1, merged_entries=merged.metadata.count if merged is not None else 0)
 
     def _plan_merge(self) -> list[SealedBucket] | None:
+        smallest = max(self.policy.min_index_count, 1)
+        if self._stale.outweigh(max(smallest, self.count())):
+            return list(self._buckets) or None  # most of what lies there is stale: write what is left
         plan = plan_merge(
             [bucket.waiting for bucket in self._buckets],
             max_buckets=max(self.policy.max_buckets, 1),
-            min_index_count=max(self.policy.min_index_count, 1),
+            min_index_count=smallest,
         )
         return None if plan is None else self._buckets[plan.start : plan.end]
 

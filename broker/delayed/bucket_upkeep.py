@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+from broker.delayed.bucket_handoff import Loan, adopt, lend
 from broker.delayed.bucket_storage import BucketSnapshotStorage
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_values import BucketImage, BucketPolicyValues
+from broker.delayed.sealed_bucket import SealedBucket
 from broker.errors import PostdateError
 from broker.model import START, Position
 from broker.observe.logs import get_logger
@@ -60,6 +62,7 @@ class BucketUpkeep:
         self._keepers = 0
         self._sealing: asyncio.Task[None] | None = None
         self._merging: asyncio.Task[None] | None = None
+        self._seeking: asyncio.Task[None] | None = None
 
     async def restore(self) -> bool:
         """Take up the buckets that the manifest names; False if one of them cannot be used, and none is."""
@@ -107,9 +110,39 @@ class BucketUpkeep:
         finally:
             self._keepers -= 1
 
-    def passed(self, position: Position) -> None:
-        """Every row before `position` was added."""
-        self._tracker.passed(position)
+    def buckets(self) -> Sequence[SealedBucket]:
+        """The buckets in the order of the log; none before they were taken up."""
+        return self._tracker.buckets
+
+    def lend(self, bucket_ids: Sequence[int]) -> Loan:
+        """Lend adjacent buckets to somebody who merges them; see `bucket_handoff`."""
+        return lend(self._tracker, bucket_ids)
+
+    async def adopt(self, loan: Loan) -> bool:
+        """Put what was made of lent buckets in their place, if they still stand; whether it was."""
+        adopted = await self._noted("merge", adopt(self._tracker, loan))
+        self._changed()
+        return adopted
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every entry counts once, and no stale row counts."""
+        is_sought = self._seeking is None or self._seeking.done()
+        return is_sought and self._tracker.is_exact
+
+    def seek_stale(self) -> None:
+        """Find what was cancelled or moved in the buckets that were taken up."""
+        self._seeking = self._spawn("search for stale rows", self._seek_stale())
+
+    async def _seek_stale(self) -> None:
+        try:
+            await self._tracker.seek_stale()
+        except (OSError, PostdateError) as error:  # whoever loads that segment will build the index again
+            log.error("Stale rows cannot be counted: a bucket cannot be read", error=str(error))
+
+    def passed(self, position: Position, lsn: int) -> None:
+        """Every row before `position`, and every move of a record up to `lsn`, was added."""
+        self._tracker.passed(position, lsn)
 
     def set_policy(self, policy: BucketPolicyValues) -> None:
         """Other limits count from the next seal, merge or cut on."""
@@ -125,7 +158,7 @@ class BucketUpkeep:
             self._merging = self._spawn("merge of buckets", self._merge())
 
     def stop(self) -> None:
-        for task in (self._sealing, self._merging):
+        for task in (self._sealing, self._merging, self._seeking):
             if task is not None:
                 task.cancel()
 

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -35,8 +35,9 @@ from broker.delayed.bucket_storage import BucketSnapshotStorage, SnapshotReader,
 from broker.delayed.merging import NO_ROWS, MergeRuns, Rows, sort_rows
 from broker.delayed.near import Columns, Key, concatenate, key_after, rows_before
 from broker.delayed.sealed_bucket import SealedBucket
+from broker.delayed.stale import is_current
 from broker.errors import Corrupt
-from broker.model import Array, Int64Column, Position, UInt32Column
+from broker.model import Int64Column, Position, UInt32Column
 from broker.runtime.steps import run_step
 from broker.storage.amendments import Amendments
 from broker.storage.bucket_builder import SnapshotBuilder
@@ -72,6 +73,8 @@ class NotNeeded:
 
     frontier: Key
     amendments: dict[int, Amendments]
+    left_out: list[Columns] = field(default_factory=list)
+    """Gathers the rows after the frontier that the amendments made stale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,18 +284,11 @@ def _kept(columns: Columns, discarded: frozenset[int], not_needed: NotNeeded) ->
     for ledger_id in discarded:
         columns = columns.part(columns.ledger_ids != ledger_id)
     if not_needed.amendments and len(columns):
-        columns = columns.part(_is_current(columns, not_needed.amendments))
+        current = is_current(columns, not_needed.amendments.get)
+        if not current.all():
+            not_needed.left_out.append(columns.part(~current))
+            columns = columns.part(current)
     return columns
-
-
-def _is_current(columns: Columns, amendments: dict[int, Amendments]) -> Array:
-    current = np.ones(len(columns), dtype=np.bool_)
-    for ledger_id in np.unique(columns.ledger_ids).tolist():
-        amended = amendments.get(ledger_id)
-        if amended is not None:
-            rows = np.flatnonzero(columns.ledger_ids == ledger_id)
-            current[rows] = amended.is_current(columns.entry_ids[rows], columns.deliver_at_ms[rows])
-    return current
 
 
 def _spans_of(runs: Sequence[Columns]) -> tuple[LedgerSpan, ...]:

@@ -13,7 +13,8 @@ The timer is computed anew from the index after every step, whatever the step di
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -21,11 +22,14 @@ import numpy as np
 from broker.delayed.bucket_upkeep import BucketUpkeep
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier
 from broker.errors import Corrupt, NotFound, PostdateError, Unavailable
-from broker.model import CANCELLED_MS, Int64Column, Position
+from broker.model import CANCELLED_MS, Int64Column, Position, UInt32Column
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.signal import Signal
 from broker.runtime.supervise import YieldBudget
+from broker.storage.amendments import Amendments
+from broker.storage.changes import Changed
+from broker.storage.key_filter import BoolColumn
 
 log = get_logger(__name__)
 
@@ -51,6 +55,9 @@ class IndexedLog(Protocol):
 
     @property
     def end(self) -> Position: ...
+
+    @property
+    def amendments(self) -> Mapping[int, Amendments]: ...
 
     def entry_count(self, ledger_id: int) -> int | None: ...
 
@@ -93,6 +100,11 @@ class IndexPump:
         self._work = Signal()
         self._built = asyncio.Event()
         self._gathering: asyncio.TimerHandle | None = None
+        self._moved: deque[tuple[int, Changed, int]] = deque()  # to be added: (ledger_id, entries, lsn)
+        self._moved_count = 0
+        self._moved_lsn = 0  # moves of records up to it were added
+        self._is_restored = upkeep is None
+        self._waiters: list[asyncio.Future[None]] = []
         self._unindexed = 0  # entries appended since the start that the cursor has not passed
         self._unindexed_earliest_ms = _NEVER_MS
         self._took_ns = -_GROUP_NS  # when something was last taken, and nothing was left
@@ -107,6 +119,12 @@ class IndexPump:
     @property
     def is_rebuilding(self) -> bool:
         return self.position < self._rebuild_end
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the counts are right: what is stale in buckets takes a moment to be found after a start."""
+        is_built = self._is_restored and not self.is_rebuilding
+        return is_built and (self.upkeep is None or self.upkeep.is_exact)
 
     async def wait_built(self) -> None:
         """Return once no rebuild is under way."""
@@ -135,12 +153,72 @@ class IndexPump:
         if self._gathering is None and not self._work.is_set():
             self._gathering = asyncio.get_running_loop().call_later(_GATHER_MS / 1000, self._gathered)
 
+    def changed(self, ledger_id: int, changed: Changed, lsn: int) -> None:
+        """Entries of a ledger were cancelled or moved; the log says so already.
+
+        Rows that the cursor has not passed it will meet as they are now, and what buckets cover that are being taken
+        up is looked for after that.
+        """
+        passed = _rows_before(ledger_id, changed.entry_ids, self.position)
+        old = _rows_before(ledger_id, changed.entry_ids, self._rebuild_end)  # not counted as unindexed
+        indexed = np.arange(passed)
+        if self._moved_count:
+            indexed = indexed[~self._take_back(ledger_id, changed.entry_ids[:passed])]
+        self.tracker.remove(ledger_id, changed.entry_ids[indexed], changed.old_ms[indexed])
+        if changed.new_ms is None:
+            self._unindexed -= len(changed.entry_ids) - max(passed, old)
+        else:
+            # A rebuild leaves out what lies at or before the frontier that it began with.
+            is_left_out = changed.new_ms[passed:old] <= self._rebuild_frontier.deliver_at_ms
+            first = np.concatenate((np.arange(passed), passed + np.flatnonzero(is_left_out)))
+            later = changed.new_ms[passed:]
+            self._unindexed_earliest_ms = min(self._unindexed_earliest_ms, int(later.min(initial=_NEVER_MS)))
+            # Also if none is left to be added: of this record nothing is missing then.
+            moved = Changed(changed.entry_ids[first], changed.old_ms[first], changed.new_ms[first])
+            self._moved.append((ledger_id, moved, lsn))
+            self._moved_count += len(first)
+        self._looked_ms = 0
+        self._work.set()
+
+    def _take_back(self, ledger_id: int, entry_ids: UInt32Column) -> BoolColumn:
+        """Entries were moved, and are changed again before they were added: they wait no more to be added.
+
+        For each of them whether it did.
+        """
+        waited = np.zeros(len(entry_ids), dtype=np.bool_)
+        for index, (of, moved, lsn) in enumerate(self._moved):
+            if of != ledger_id:
+                continue
+            taken = np.isin(moved.entry_ids, entry_ids)
+            if taken.any():
+                assert moved.new_ms is not None
+                kept = ~taken
+                rest = Changed(moved.entry_ids[kept], moved.old_ms[kept], moved.new_ms[kept])
+                self._moved[index] = (of, rest, lsn)
+                self._moved_count -= int(taken.sum())
+                waited |= np.isin(entry_ids, moved.entry_ids[taken])
+        return waited
+
+    async def caught_up(self) -> None:
+        """Return once everything that was appended or changed before this call is in the index."""
+        end, lsn = self._source.end, self._moved[-1][2] if self._moved else 0
+        while self.position < end or self._moved_lsn < lsn or self.is_rebuilding or not self._is_restored:
+            if self._gathering is not None:
+                self._gathering.cancel()
+                self._gathered()
+            self._work.set()
+            passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(passed)
+            await passed
+
     def scheduled_count(self) -> int:
         """Entries whose time has not come, indexed or not yet."""
-        return self.tracker.count() + self._unindexed
+        return max(0, self.tracker.count() + self._moved_count + self._unindexed)
 
     def next_due_ms(self) -> int | None:
         """When the next entry is due, or a little before; None if nothing is pending."""
+        if not self.scheduled_count():
+            return None  # the index may still hold what was cancelled
         next_due_ms = self.tracker.next_due_ms()
         if not self._unindexed:
             return next_due_ms
@@ -168,11 +246,7 @@ class IndexPump:
 
     async def run(self) -> None:
         """Index and take until cancelled."""
-        if self.upkeep is not None:
-            if await self.upkeep.restore():
-                self.position = max(self.position, self.upkeep.indexed_through)
-            else:
-                self._count_rebuild()
+        await self._restore()
         while True:
             self._work.clear()
             try:
@@ -195,15 +269,72 @@ class IndexPump:
                 finally:
                     timer.cancel()
 
+    async def _restore(self) -> None:
+        """Take up the buckets, and add what was moved since they were written."""
+        if self.upkeep is None:
+            return
+        indexed_through, index_lsn = self.upkeep.indexed_through, self.upkeep.image().index_lsn
+        if await self.upkeep.restore():
+            self.position = max(self.position, indexed_through)
+            self._add_moved_since(index_lsn)
+            self.upkeep.seek_stale()
+        else:
+            self._count_rebuild()
+        self._is_restored = True
+
+    def _add_moved_since(self, index_lsn: int) -> None:
+        """Add the entries that records above an lsn have moved, if the buckets cover their rows."""
+        self._moved_lsn = index_lsn
+        for ledger_id, amendments in self._source.amendments.items():
+            times = amendments.effective(amendments.entry_ids, amendments.deliver_at_ms)
+            wanted = (amendments.lsns > index_lsn) & (times > self.tracker.frontier.deliver_at_ms)
+            if ledger_id >= self.position.ledger_id:
+                end = self.position.entry_id if ledger_id == self.position.ledger_id else 0
+                wanted &= amendments.entry_ids < end
+            if len(amendments.lsns):
+                self._moved_lsn = max(self._moved_lsn, int(amendments.lsns.max()))
+            self.tracker.add(ledger_id, amendments.entry_ids[wanted], times[wanted])
+        self._passed()
+
+    def _add_moved(self) -> bool:
+        """Add what was moved, as much as one step may; whether there was any."""
+        rows, lsn_before = 0, self._moved_lsn
+        # A record is taken as a whole: that up to its lsn all was added is said below.
+        while self._moved and (rows < _INDEX_ROWS or self._moved[0][2] == self._moved_lsn):
+            ledger_id, moved, lsn = self._moved.popleft()
+            self._moved_lsn = max(self._moved_lsn, lsn)
+            assert moved.new_ms is not None
+            self.tracker.add(ledger_id, moved.entry_ids, moved.new_ms)
+            rows += len(moved.entry_ids)
+        self._moved_count -= rows
+        if rows or self._moved_lsn != lsn_before:
+            self._looked_ms = 0
+            self._passed()
+        return rows > 0
+
+    def _passed(self) -> None:
+        """Tell the buckets up to where everything was added. No await since `add`: a seal must not come between."""
+        if self.upkeep is not None:
+            self.upkeep.passed(self.position, self._moved_lsn)
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
     async def _step(self) -> bool:
         """One bounded step; whether there is more to do at once."""
         # A rebuild gathers nothing: appends would hold it up again and again, and some of its rows are due soon.
         # Nor does what is due soon, though rows that can wait were appended before the cursor came to it.
         has_time = self._unindexed < _INDEX_ROWS and not self.is_rebuilding and not self._must_hurry()
         gathers = self._gathering is not None and has_time
-        indexed = self.is_behind and not gathers
-        if indexed:
+        indexed = self._add_moved()
+        if self.is_behind and not gathers:
+            indexed = True
             await self._index_rows()
+        if self._waiters:
+            self._wake()
         if not self.is_rebuilding:
             self._built.set()
         now_ms = self._clock.now_ms()
@@ -268,8 +399,7 @@ class IndexPump:
             if not self.is_rebuilding:
                 self._unindexed -= len(at)
         self.position = Position(ledger_id, first + count)
-        if self.upkeep is not None:
-            self.upkeep.passed(self.position)  # no await since `add`: a seal must not come between
+        self._passed()
         if not self.is_behind:
             self._unindexed_earliest_ms = _NEVER_MS
 
@@ -335,3 +465,10 @@ class IndexPump:
 
     def _group_wait_ns(self) -> int:
         return self._took_ns + _GROUP_NS - self._clock.monotonic_ns()
+
+
+def _rows_before(ledger_id: int, entry_ids: UInt32Column, position: Position) -> int:
+    """How many of a ledger's entries (ids rising) lie before a position."""
+    if ledger_id != position.ledger_id:
+        return len(entry_ids) if ledger_id < position.ledger_id else 0
+    return int(np.searchsorted(entry_ids, position.entry_id))

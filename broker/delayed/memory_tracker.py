@@ -24,7 +24,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -32,12 +31,13 @@ from itertools import islice
 import numpy as np
 from pyroaring import BitMap
 
+from broker.delayed.bucket_histogram import histogram_of
 from broker.delayed.near import ROW_BYTES, Columns, Key, NearEntries, concatenate, stable_order
 from broker.delayed.scan import UnreadSegments
 from broker.delayed.tracker import (
     DueChunk,
     Frontier,
-    HistogramBar,
+    Histogram,
     TimesReader,
     TrackerStats,
 )
@@ -49,6 +49,7 @@ LOAD_BITMAPS_MAX = 4_096
 _TICK_BYTES = 400  # of a far tick beside its bitmaps, about: objects, dict, heap
 _BITMAP_BYTES = 180  # of a bitmap beside its entries, about
 _STATS_SAMPLE = 256
+_NEVER_MS = 1 << 62
 
 
 class _Tick:
@@ -120,6 +121,7 @@ class MemoryTracker:
         self._far_heap: list[int] = []  # holds every far tick; may hold gone ones and repeat itself
         self._far_last = 0  # the greatest far tick, while there is one
         self._loading = False
+        self._removed: list[Columns] = []  # while a load is under way
 
     @property
     def frontier(self) -> Frontier:
@@ -144,6 +146,19 @@ class MemoryTracker:
             entry_ids, ticks = entry_ids[~is_near], ticks[~is_near]
         self._file(ledger_id, entry_ids, ticks)
 
+    def remove(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
+        if not len(entry_ids):
+            return
+        rows = Columns(deliver_at_ms, np.full(len(entry_ids), ledger_id, dtype=np.int64), entry_ids)
+        if self._loading:  # what is being read may be read under its old time
+            self._removed.append(rows)
+            return
+        ticks = deliver_at_ms // self._tick_ms
+        self._near.remove(rows.part(ticks < self._near_end))
+        for number in np.unique(ticks[ticks >= self._near_end]).tolist():
+            self._unfile(ledger_id, BitMap(array("I", entry_ids[ticks == number].tobytes())), number)
+        self._far_last = max(self._far, default=0)
+
     def needs_load(self, now_ms: int) -> bool:
         self._move_near_end(now_ms)
         tick = self._first_far_tick()
@@ -162,10 +177,12 @@ class MemoryTracker:
             return
         self._loading = True
         try:
-            times = await self._read_times(plan.slices)
+            self._apply_load(plan, await self._read_times(plan.slices))
         finally:
             self._loading = False
-        self._apply_load(plan, times)
+            removed, self._removed = self._removed, []
+            for rows in removed:
+                self.remove(int(rows.ledger_ids[0]), rows.entry_ids, rows.deliver_at_ms)
         self._move_near_end(now_ms)
         await asyncio.sleep(0)  # a reader that answers from memory never lets others run
 
@@ -192,23 +209,16 @@ class MemoryTracker:
     def count(self) -> int:
         return self._near.count() + self._far_count
 
-    def histogram(self, start_ms: int, end_ms: int, width_ms: int) -> Sequence[HistogramBar]:
-        """See the protocol. Far entries count where their tick starts, so adjoining bars never overlap."""
-        near = self._near.times_between(start_ms, end_ms)
-        starts = np.fromiter(self._far, dtype=np.int64, count=len(self._far)) * self._tick_ms
+    def histogram(self, start_ms: int, end_ms: int, width_ms: int, floor_ms: int = 0) -> Histogram:
+        """See the protocol. The entries of a far tick count as spread evenly over it."""
+        numbers = np.fromiter(self._far, dtype=np.int64, count=len(self._far))
         counts = np.fromiter(
             (tick.count for tick in self._far.values()), dtype=np.int64, count=len(self._far)
         )
-        inside = (starts >= start_ms) & (starts < end_ms)
-        times = np.concatenate((near, starts[inside]))
-        weights = np.concatenate((np.ones(len(near), dtype=np.int64), counts[inside]))
-        bars, bar_of = np.unique((times - start_ms) // width_ms, return_inverse=True)
-        totals = np.zeros(len(bars), dtype=np.int64)
-        np.add.at(totals, bar_of, weights)
-        return [
-            HistogramBar(start_ms + bar * width_ms, total)
-            for bar, total in zip(bars.tolist(), totals.tolist(), strict=True)
-        ]
+        ticks = (numbers * self._tick_ms, (numbers + 1) * self._tick_ms - 1, counts)
+        near = self._near.times_between(floor_ms, _NEVER_MS)
+        limits = {"floor_ms": floor_ms, "start_ms": start_ms, "end_ms": end_ms, "width_ms": width_ms}
+        return histogram_of([near], [ticks], near[:0], **limits)
 
     def parts_between(self, start: Key, end: Key) -> tuple[Columns, list[UnreadSegments]]:
         """See the protocol. A far tick is a segment: its exact times are read."""
@@ -313,6 +323,26 @@ class MemoryTracker:
             self._far_count += added
             start = end
         self._far_last = max(self._far_last, int(ticks[-1]))
+
+    def _unfile(self, ledger_id: int, entries: BitMap, number: int) -> None:
+        """Take entries of one ledger out of a far tick."""
+        tick = self._far.get(number)
+        held = tick.ledgers.get(ledger_id) if tick is not None else None
+        if tick is None or held is None:
+            return
+        before = len(held)
+        held -= entries
+        self._far_count -= before - len(held)
+        tick.count -= before - len(held)
+        ids = ids_of(entries)
+        tick.parts = [
+            part.part((part.ledger_ids != ledger_id) | ~np.isin(part.entry_ids, ids)) for part in tick.parts
+        ]
+        tick.forget_read(ledger_id, entries)
+        if not held:
+            del tick.ledgers[ledger_id]
+        if not tick.ledgers:
+            del self._far[number]
 
     def _first_far_tick(self) -> int | None:
         heap = self._far_heap

@@ -59,6 +59,9 @@ class NearEntries:
         self._blocks: list[Columns] = []
         self._added: list[Columns] = []
         self._count = 0  # of the blocks' rows
+        self._doubles: list[
+            Int64Column
+        ] = []  # times of rows that were dropped since they were last asked for
 
     def add(self, columns: Columns) -> None:
         """Keep entries in any order of time; the arrays become ours."""
@@ -136,6 +139,22 @@ class NearEntries:
         self._blocks = [block for block in kept if len(block)]
         self._count = sum(len(block) for block in self._blocks)
 
+    def remove(self, rows: Columns) -> None:
+        """Forget entries under just these times, as far as they are there."""
+        self._settle()
+        if not len(rows):
+            return
+        first_ms, last_ms = int(rows.deliver_at_ms.min()), int(rows.deliver_at_ms.max())
+        keys = {rows.key(row) for row in range(len(rows))}
+        for index, block in enumerate(self._blocks):
+            if block.key(-1)[0] >= first_ms and block.key(0)[0] <= last_ms:
+                is_like = np.isin(block.entry_ids, rows.entry_ids)
+                is_like &= np.isin(block.deliver_at_ms, rows.deliver_at_ms)
+                gone = [row for row in np.flatnonzero(is_like).tolist() if block.key(row) in keys]
+                self._blocks[index] = block.part(np.delete(np.arange(len(block)), gone))
+        self._blocks = [block for block in self._blocks if len(block)]
+        self._count = sum(map(len, self._blocks))
+
     def clear(self) -> None:
         self._blocks, self._added, self._count = [], [], 0
 
@@ -146,6 +165,7 @@ class NearEntries:
         """Sort what was added and merge it into the blocks it falls into."""
         if not self._added:
             return
+        everything = [*self._blocks, *self._added]
         added = sort_unique(concatenate(self._added))
         self._added = []
         blocks: list[Columns] = []
@@ -159,6 +179,17 @@ class NearEntries:
             blocks.extend(_split(added))
         self._blocks = blocks
         self._count = sum(len(block) for block in blocks)
+        if self._count < sum(map(len, everything)):
+            kept = np.sort(np.concatenate([block.deliver_at_ms for block in blocks]))
+            times = np.sort(np.concatenate([part.deliver_at_ms for part in everything]))
+            before, counts = np.unique(times, return_counts=True)
+            ends = np.searchsorted(kept, before, side="right")
+            self._doubles.append(np.repeat(before, counts - ends + np.searchsorted(kept, before)))
+
+    def take_doubles(self) -> list[Int64Column]:
+        """The times of the rows that were dropped since the last call because they were there."""
+        doubles, self._doubles = self._doubles, []
+        return doubles
 
 
 def key_after(key: Key) -> Key:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -72,24 +73,26 @@ class _Waiting:
     """The segments that overlap the range, those with the earliest times first."""
 
     def __init__(self, unread: Sequence[UnreadSegments], start: Key, end: Key) -> None:
-        first, last, counts, reads = [], [], [], []
-        for each in unread:
+        nothing = np.empty(0, dtype=np.int64)
+        first, last, counts, numbers, owners = [nothing], [nothing], [nothing], [nothing], [nothing]
+        for owner, each in enumerate(unread):
             at = np.flatnonzero((each.last_ms >= start[0]) & (each.first_ms <= end[0]))
             first.append(each.first_ms[at])
             last.append(each.last_ms[at])
             counts.append(each.counts[at])
-            reads += [(each.read, number) for number in at.tolist()]
-        nothing = np.empty(0, dtype=np.int64)
-        first_ms = np.concatenate([nothing, *first])
+            numbers.append(at)
+            owners.append(np.full(len(at), owner))
+        first_ms = np.concatenate(first)
         order = np.argsort(first_ms, kind="stable")
         self._first_ms = first_ms[order]
-        self._last_ms = np.concatenate([nothing, *last])[order]
-        self._counts = np.concatenate([nothing, *counts])[order]
-        self._reads = [reads[i] for i in order.tolist()]
+        self._last_ms, self._counts, self._numbers, self._owners = (
+            np.concatenate(columns)[order] for columns in (last, counts, numbers, owners)
+        )
+        self._unread = unread
         self._taken = 0
 
     def __len__(self) -> int:
-        return len(self._reads) - self._taken
+        return len(self._first_ms) - self._taken
 
     @property
     def first_ms(self) -> int:
@@ -99,8 +102,9 @@ class _Waiting:
     def take_until(self, until_ms: int) -> list[Callable[[], Awaitable[Columns]]]:
         """What reads the segments that begin before a time."""
         end = max(self._taken, int(np.searchsorted(self._first_ms, until_ms)))
-        taken, self._taken = self._reads[self._taken : end], end
-        return [lambda read=read, number=number: read(number) for read, number in taken]  # type: ignore[misc]
+        taken, self._taken = slice(self._taken, end), end
+        segments = zip(self._owners[taken].tolist(), self._numbers[taken].tolist(), strict=True)
+        return [partial(self._unread[owner].read, number) for owner, number in segments]
 
     def expected_until(self, parts: Sequence[Columns], wanted: int, start_ms: int, end_ms: int) -> int:
         """A time before which about `wanted` entries are expected, and some more; some segment begins before it."""

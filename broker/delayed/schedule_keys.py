@@ -31,7 +31,7 @@ from broker.delayed.key_writer import KeyWriter, StillPending
 from broker.delayed.merging import plan_merge
 from broker.delayed.recent_keys import RecentKeys
 from broker.errors import PostdateError
-from broker.model import START, Int64Column, Position, UInt32Column, UInt64Column
+from broker.model import START, Entries, Int64Column, Position, UInt32Column, UInt64Column, ids_of
 from broker.observe.logs import get_logger
 from broker.storage.key_filter import BoolColumn, KeyFilter, Probe
 from broker.storage.key_run import NO_KEYS, Fences, KeyColumns, KeyRunHeader, join_keys
@@ -147,6 +147,12 @@ class ScheduleKeys:
         for recent in self._in_memory():
             recent.discard(hashes, _column(ledger_id, len(hashes)), entry_ids)
 
+    def discard_among(self, hashes: UInt64Column, cancelled: Entries) -> None:
+        """Of the entries with some hashes, those in a set were replaced; as `discard`."""
+        for ledger_id, bitmap in cancelled.items():
+            for recent in self._in_memory():
+                recent.discard(hashes, _column(ledger_id, len(bitmap)), ids_of(bitmap))
+
     def passed(self, position: Position) -> None:
         """Every row before `position` was added. While rows are added again after `clear`, their reader alone knows:
         new rows are added as ever, but what lies before them may still be missing."""
@@ -184,7 +190,7 @@ class ScheduleKeys:
                 looked.add(run.run_id)
                 found.append(await self._look(run, wanted))
         # No await from here on: what was sealed or merged meanwhile was looked at as well.
-        return self._collected(wanted.hashes, join_keys(found))
+        return _collected(join_keys([*found, *(recent.find(wanted.hashes) for recent in self._in_memory())]))
 
     def stats(self) -> KeyStats:
         memory = self._in_memory()
@@ -268,6 +274,11 @@ class ScheduleKeys:
             if run.header.last_ledger_id < ledger_id and not run.is_merging:
                 self._delete(run)
         self._runs = [run for run in self._runs if not run.is_gone]
+
+    @property
+    def unsealed_count(self) -> int:
+        """Entries that are in memory only."""
+        return sum(map(len, self._in_memory()))
 
     def needs_seal(self, now_ms: int) -> bool:
         if not len(self._recent) or self._is_sealing:
@@ -398,16 +409,6 @@ class ScheduleKeys:
         if not run.is_gone:
             self._cache.put(self._topic_id, run.run_id, part)
 
-    def _collected(self, wanted: UInt64Column, keys: KeyColumns) -> dict[int, list[Position]]:
-        positions: dict[int, set[Position]] = {}
-        rows = zip(keys.hashes.tolist(), keys.ledger_ids.tolist(), keys.entry_ids.tolist(), strict=True)
-        for value, ledger_id, entry_id in rows:
-            positions.setdefault(value, set()).add(Position(ledger_id, entry_id))
-        for recent in self._in_memory():
-            for value in wanted[recent.maybe(wanted)].tolist():
-                positions.setdefault(value, set()).update(recent.positions(value))
-        return {value: sorted(held, reverse=True) for value, held in positions.items()}
-
     # How runs come and go.
 
     def _replace(
@@ -457,3 +458,12 @@ class ScheduleKeys:
 
 def _column(ledger_id: int, count: int) -> Int64Column:
     return np.full(count, ledger_id, dtype=np.int64)
+
+
+def _collected(keys: KeyColumns) -> dict[int, list[Position]]:
+    """By hash, newest first, each once."""
+    positions: dict[int, set[Position]] = {}
+    rows = zip(keys.hashes.tolist(), keys.ledger_ids.tolist(), keys.entry_ids.tolist(), strict=True)
+    for value, ledger_id, entry_id in rows:
+        positions.setdefault(value, set()).add(Position(ledger_id, entry_id))
+    return {value: sorted(held, reverse=True) for value, held in positions.items()}

@@ -13,8 +13,9 @@ Invariants:
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 
 import numpy as np
@@ -170,3 +171,28 @@ class SealedBucket:
     def _key(self, time: int, ordinal: int) -> Key:
         ledger_ids, entry_ids = self._ordinals.to_positions(np.array([ordinal], dtype=np.int64))
         return time, int(ledger_ids[0]), int(entry_ids[0])
+
+
+def plan_reads(
+    buckets: Sequence[SealedBucket], end: Key, last_ms: int, entries_max: int
+) -> list[SealedBucket]:
+    """The buckets whose next segment to read up to a time, first keys first, as much as one load may bring.
+
+    `end`: up to there nothing more has to be read.
+    """
+    rows = sum(bucket.count_before(end) for bucket in buckets)
+    first_keys = [
+        (bucket.first_unread_key, index, bucket.next_segment)
+        for index, bucket in enumerate(buckets)
+        if bucket.first_unread_key is not None
+    ]
+    heapq.heapify(first_keys)
+    plan: list[SealedBucket] = []
+    while first_keys and first_keys[0][0][0] <= last_ms and rows < entries_max:
+        _, index, segment = heapq.heappop(first_keys)
+        bucket = buckets[index]
+        plan.append(bucket)
+        rows += int(bucket.metadata.segments.counts[segment])
+        if segment + 1 < bucket.segment_count:
+            heapq.heappush(first_keys, (bucket.first_key_of(segment + 1), index, segment + 1))
+    return plan

@@ -58,6 +58,17 @@ class HistogramBar:
 
 
 @dataclass(frozen=True, slots=True)
+class Histogram:
+    """Entries held, by due time; nothing was read for it."""
+
+    bars: Sequence[HistogramBar]  # of those that hold any, rising
+    before: int  # due before the first bar may begin
+    after: int
+    is_exact: bool
+    """Whether no piece of which only the borders are known lies in several bars, and nothing counts that is gone."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrackerStats:
     """A snapshot; `memory_bytes` is an estimate of what the index holds in memory."""
 
@@ -87,6 +98,9 @@ class DelayedDeliveryTracker(Protocol):
     def add(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         """Index entries of one ledger; `entry_ids` rises, the times are in any order."""
 
+    def remove(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
+        """Entries (ids rising) were cancelled, or moved away from these times: they neither count nor are taken."""
+
     def needs_load(self, now_ms: int) -> bool:
         """Whether `load` should run before the next `take_due`."""
 
@@ -105,8 +119,11 @@ class DelayedDeliveryTracker(Protocol):
     def count(self) -> int:
         """Entries held and not yet taken."""
 
-    def histogram(self, start_ms: int, end_ms: int, width_ms: int) -> Sequence[HistogramBar]:
-        """Pending by due time in [start_ms, end_ms); bars without entries are left out."""
+    def histogram(self, start_ms: int, end_ms: int, width_ms: int, floor_ms: int = 0) -> Histogram:
+        """Pending by due time, in bars from `start_ms` up to `end_ms`; what is due before `floor_ms` is left out.
+
+        The caller bounds the number of bars.
+        """
 
     def parts_between(self, start: Key, end: Key) -> tuple[Columns, list[UnreadSegments]]:
         """For `scan`: what is in memory, perhaps beyond the range too, and what may have to be read. Held only."""

@@ -46,6 +46,8 @@ class TopicCounters:
     produced_messages: int = 0
     produced_bytes: int = 0
     produced_batches: int = 0
+    cancelled_messages: int = 0
+    moved_messages: int = 0
     duplicate_batches: int = 0
     refused_batches: int = 0
 
@@ -85,8 +87,16 @@ class BrokerCounters:
     checkpoints: int = 0
     checkpoint_failures: int = 0
     removed_ledgers: int = 0
+    compacted_ledgers: int = 0
     reclaimed_bytes: int = 0
     index_rebuilds: int = 0
+    schedule_key_lookups: int = 0
+    schedule_key_rebuilds: int = 0
+    backups: int = 0
+    backup_failures: int = 0
+    backup_last_ms: int = 0
+    backup_last_seconds: float = 0.0
+    backup_last_bytes: int = 0
     recovery_seconds: float = 0.0
     journal_sync: DurationHistogram = field(default_factory=DurationHistogram)
     checkpoint: DurationHistogram = field(default_factory=DurationHistogram)
@@ -129,6 +139,8 @@ class TopicSnapshot:
     index_buckets: int = 0
     index_loaded: int = 0
     snapshot_bytes: int = 0
+    key_runs: int = 0
+    key_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +184,8 @@ TOPIC_COUNTERS: tuple[Family, ...] = (
     ("produced_messages", "Messages stored."),
     ("produced_bytes", "Bytes of the messages stored."),
     ("produced_batches", "Produce requests stored."),
+    ("cancelled_messages", "Messages cancelled before they were delivered, replaced ones among them."),
+    ("moved_messages", "Messages whose delivery time was changed, counted at each change."),
     ("duplicate_batches", "Produce requests that were repeats, answered with the original ids."),
     ("refused_batches", "Produce requests refused."),
 )
@@ -201,6 +215,8 @@ TOPIC_GAUGES: tuple[Family, ...] = (
     ("index_buckets", "Buckets of the index: sealed ones and the mutable one, or time buckets in memory."),
     ("index_loaded_entries", "Entries of the index in memory with their exact time, about to come due."),
     ("index_snapshot_bytes", "Bytes of bucket snapshots on disk."),
+    ("schedule_key_runs", "Runs of schedule keys on disk."),
+    ("schedule_key_bytes", "Bytes of these runs."),
 )
 SUBSCRIPTION_GAUGES: tuple[Family, ...] = (
     ("subscription_scheduled_messages", "Messages owed whose time has not come."),
@@ -216,8 +232,13 @@ BROKER_COUNTERS: tuple[Family, ...] = (
     ("checkpoints", "Checkpoints completed."),
     ("checkpoint_failures", "Checkpoints that failed."),
     ("removed_ledgers", "Ledgers with nothing live whose files were removed."),
-    ("reclaimed_bytes", "Bytes of these files."),
+    ("compacted_ledgers", "Ledgers whose files were replaced by a generation with what is live of them."),
+    ("reclaimed_bytes", "Bytes of the files that were removed, less those of what took their place."),
     ("index_rebuilds", "Rebuilds of an index of delayed messages from its ledgers. Must stay 0."),
+    ("backups", "Backups completed."),
+    ("backup_failures", "Backups that failed."),
+    ("schedule_key_lookups", "Schedule keys that were looked for beyond the filters in memory."),
+    ("schedule_key_rebuilds", "Lookups of schedule keys built again from the rows. Must stay 0."),
 )
 BROKER_HISTOGRAMS: tuple[tuple[str, str, str], ...] = (
     ("journal_sync", "journal_sync_seconds", "Time of one sync of the journal."),
@@ -376,6 +397,13 @@ class BrokerCollector(Collector):
                 int(snapshot.ready),
             ),
             ("recovery_seconds", "Time that the recovery at the last start took.", counters.recovery_seconds),
+            (
+                "backup_last_success_timestamp_seconds",
+                "When the last backup that was completed was begun, Unix time; 0: there is none.",
+                counters.backup_last_ms / 1000,
+            ),
+            ("backup_last_duration_seconds", "Time that it took.", counters.backup_last_seconds),
+            ("backup_last_bytes", "Bytes of its files, linked or copied.", counters.backup_last_bytes),
             ("journal_pending_bytes", "Bytes that wait for a sync.", snapshot.journal_pending_bytes),
             ("topics", "Topics.", snapshot.topics_count),
             ("subscriptions", "Subscriptions.", snapshot.subscriptions_count),
@@ -409,6 +437,8 @@ def _topic_row(topic: TopicSnapshot) -> _Row:
             topic.index_buckets,
             topic.index_loaded,
             topic.snapshot_bytes,
+            topic.key_runs,
+            topic.key_bytes,
         ),
         topic.next_due_ms,
     )

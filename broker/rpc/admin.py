@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from broker.config import check_name
 from broker.rpc.answers import Answers
+from broker.rpc.backups import BackupCalls
 from broker.rpc.calls import Handler, unary
 from broker.rpc.control import ControlCalls
 from broker.rpc.dead_letters import DeadLetterCalls
@@ -41,6 +42,7 @@ class AdminService:
         self._answers = Answers(broker.clock)
         self._control = ControlCalls(broker, self._answers)
         self._dead_letters = DeadLetterCalls(broker, self._answers)
+        self._backups = BackupCalls(broker, self._answers)
 
     def handlers(self) -> dict[str, Handler]:
         calls: dict[str, tuple[type[Message], Callable[[Any], Awaitable[Message]]]] = {
@@ -58,6 +60,7 @@ class AdminService:
             "GetServerInfo": (admin_pb2.GetServerInfoRequest, self._get_server_info),
             **self._control.calls(),
             **self._dead_letters.calls(),
+            **self._backups.calls(),
         }
         return {name: unary(self._broker, kind, call) for name, (kind, call) in calls.items()}
 

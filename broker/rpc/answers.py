@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,21 +13,27 @@ from google.protobuf.message import Message
 
 from broker.errors import InvalidRequest
 from broker.runtime.clock import Clock
+from broker.settings import MIB
 
 _REMEMBERED_MS = 600_000
 _REMEMBERED_MAX = 10_000
+_REMEMBERED_BYTES_MAX = 64 * MIB
 _REQUEST_ID_MAX = 255
 
-R = TypeVar("R", bound=Message)
+R = TypeVar("R", bound=Message | bytes)
+
+_Key = tuple[str, str, str]
+"""Kind of request, topic, request_id."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Answer:
     """The answer to a request with a request_id, perhaps still on its way."""
 
     until_ms: int  # on the monotonic clock
-    request: Message
+    fingerprint: bytes  # of the request, which may name thousands of messages
     response: asyncio.Future[Any]
+    response_bytes: int = 0  # once it is there
 
 
 class Answers:
@@ -34,7 +41,8 @@ class Answers:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._answers: OrderedDict[tuple[str, str, str], _Answer] = OrderedDict()
+        self._answers: OrderedDict[_Key, _Answer] = OrderedDict()
+        self._bytes = 0
 
     async def once(self, topic: str, request: Any, call: Callable[[], Awaitable[R]]) -> R:
         """Make a change once for each request_id: a repeat gets the first answer, also while that is on its way."""
@@ -47,23 +55,44 @@ class Answers:
                 reason="INVALID_REQUEST_ID",
             )
         now_ms = self._clock.monotonic_ns() // 1_000_000
-        while self._answers and (
-            len(self._answers) >= _REMEMBERED_MAX or next(iter(self._answers.values())).until_ms <= now_ms
-        ):
-            self._answers.popitem(last=False)
+        while self._answers and next(iter(self._answers.values())).until_ms <= now_ms:
+            self._forget(next(iter(self._answers)))
         # Ids are a topic's own: two clients that count from 1 must not get each other's answers.
         key = (type(request).__name__, topic, request.request_id)
         known = self._answers.get(key)
+        fingerprint = _fingerprint(request)
         if known is None:
-            known = _Answer(now_ms + _REMEMBERED_MS, request, asyncio.ensure_future(call()))
+            if len(self._answers) >= _REMEMBERED_MAX:
+                self._forget(next(iter(self._answers)))
+            known = _Answer(now_ms + _REMEMBERED_MS, fingerprint, asyncio.ensure_future(call()))
             self._answers[key] = known
-        elif known.request != request:
+        elif known.fingerprint != fingerprint:
             raise InvalidRequest(
                 "This request_id was used for another request", field="request_id", reason="REQUEST_ID_REUSED"
             )
         try:
-            return cast("R", await asyncio.shield(known.response))
+            response = cast("R", await asyncio.shield(known.response))
         except Exception:
             if self._answers.get(key) is known:
-                del self._answers[key]  # what failed may be tried again
+                self._forget(key)  # what failed may be tried again
             raise
+        if self._answers.get(key) is known and not known.response_bytes:
+            self._weigh(known, response)
+        return response
+
+    def _weigh(self, answer: _Answer, response: Message | bytes) -> None:
+        """Count the bytes of an answer, and forget the oldest answers if they are too many."""
+        answer.response_bytes = len(response) if isinstance(response, bytes) else response.ByteSize()
+        self._bytes += answer.response_bytes
+        if self._bytes > _REMEMBERED_BYTES_MAX:
+            for key in [key for key, each in self._answers.items() if each.response_bytes]:
+                self._forget(key)
+                if self._bytes <= _REMEMBERED_BYTES_MAX:
+                    return
+
+    def _forget(self, key: _Key) -> None:
+        self._bytes -= self._answers.pop(key).response_bytes
+
+
+def _fingerprint(request: Message) -> bytes:
+    return hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16).digest()

@@ -13,12 +13,13 @@ from broker.errors import InvalidRequest, NotFound, OutOfRange
 from broker.model import Entries, Position, UInt32Column, count_entries, ids_of, without_entries
 from broker.rpc.answers import Answers
 from broker.rpc.decode import ProduceEnvelope
-from broker.rpc.entries import entries_of, one_of
+from broker.rpc.entries import entries_of, is_full_view
 from broker.rpc.paging import check_page_size, decode_token, encode_token
 from broker.rpc.session import DELAY_MS_MAX
 from broker.rpc.status import encode_failures
 from broker.settings import MIB
-from broker.subscriptions.subscription import Failure, Subscription
+from broker.subscriptions.failures import Failure
+from broker.subscriptions.subscription import Subscription
 from broker.topics import dead_letter_frames as frames
 from broker.topics.broker import Broker
 from broker.topics.dead_letters import Place
@@ -50,13 +51,7 @@ class DeadLetterCalls:
     async def _list(self, request: admin_pb2.ListDeadLettersRequest) -> Message:
         _, subscription = self._find(request.topic, request.subscription)
         count = check_page_size(request.page_size)
-        if request.view not in message_pb2.MessageView.values():
-            raise InvalidRequest(
-                f"view must be {one_of(message_pb2.MessageView.keys())}, not {request.view}",
-                field="view",
-                reason="INVALID_VIEW",
-            )
-        is_full = request.view == message_pb2.MESSAGE_VIEW_FULL
+        is_full = is_full_view(request.view)
         response = admin_pb2.ListDeadLettersResponse()
         room = self._broker.config.frame_bytes_max
         rest = _rest_of(self._office.places(subscription), _position_of(request.page_token))

@@ -17,9 +17,11 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from broker.config import TRACEPARENT_BYTES_MAX, BrokerConfig, check_name
-from broker.errors import InvalidRequest, Unsupported
-from broker.model import Batch, Int64Column, UInt32Column
+from broker.errors import InvalidRequest
+from broker.model import Batch, Int64Column, KeySpans, UInt32Column, UInt64Column
 from broker.rpc.wire import Fields, find_frames, scan_messages
+from broker.storage import schedule_hash
+from broker.storage.octets import Octets
 from broker.storage.varint import encode_varint
 from postdate.v1 import producer_pb2
 
@@ -27,6 +29,7 @@ PRODUCER_NAME_BYTES_MAX = 255
 
 _FEW = 16
 """Up to so many messages, reading them one by one costs less than the NumPy calls that many share."""
+_NOT_ASCII = np.uint64(0x8080808080808080)
 _PLAIN_FIELDS = 9  # of a message, apart from properties
 
 
@@ -60,6 +63,7 @@ class DecodedProduce:
     topic: str
     request_id: int
     batch: Batch
+    replace: bool = False  # messages that wait under the schedule keys of these give way to them
 
 
 def peek_request_id(raw: bytes) -> int:
@@ -77,8 +81,6 @@ def decode_produce(raw: bytes, config: BrokerConfig) -> DecodedProduce:
     except DecodeError as error:
         raise InvalidRequest("The request is not a ProduceRequest", reason="MALFORMED_REQUEST") from error
     check_name("topic", envelope.topic, "topic")
-    if envelope.replace:
-        raise Unsupported("replace is not available yet", reason="REPLACE_NOT_SUPPORTED")
     count = len(envelope.messages)
     if count == 0:
         raise InvalidRequest("A batch needs at least one message", field="messages", reason="EMPTY_BATCH")
@@ -98,7 +100,8 @@ def decode_produce(raw: bytes, config: BrokerConfig) -> DecodedProduce:
             limit=PRODUCER_NAME_BYTES_MAX,
         )
     topic, request_id = envelope.topic, envelope.request_id
-    return DecodedProduce(topic, request_id, _decode_messages(raw, envelope, producer_name, config))
+    batch = _decode_messages(raw, envelope, producer_name, config)
+    return DecodedProduce(topic, request_id, batch, envelope.replace)
 
 
 def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: BrokerConfig) -> Batch:
@@ -106,7 +109,7 @@ def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: Brok
     plain = _read_plain(raw, envelope.topic, messages, config) if len(messages) > _FEW else None
     if plain is not None:
         frames, fields = plain
-        if fields.has_text:
+        if fields.has_text or not _is_ascii(fields.schedule_keys, config.schedule_key_bytes_max):
             _parse_typed(raw)  # only it can tell whether texts are UTF-8
     else:
         request = _parse_typed(raw)
@@ -127,11 +130,12 @@ def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: Brok
         deliver_after_ms=fields.deliver_after_ms,
         ttl_ms=fields.ttl_ms,
         key_hashes=_key_hashes(fields),
-        schedule_hashes=np.zeros(len(lengths), dtype=np.uint64),
+        schedule_hashes=_schedule_hashes(fields),
         producer_name=producer_name,
         sequence_ids=fields.sequence_ids.view(np.uint64)
         if producer_name and fields.sequence_ids.any()
         else None,
+        schedule_keys=fields.schedule_keys,
     )
 
 
@@ -159,10 +163,21 @@ def _read_plain(
     return None if over.any() else (frames, fields)
 
 
+def _is_ascii(keys: KeySpans | None, size_max: int) -> bool:
+    """Whether nothing but the keys' size can be wrong with them. Too long ones are not looked at."""
+    if keys is None:
+        return True
+    if int((keys.ends - keys.starts).max()) > size_max:
+        return False
+    parts = Octets(keys.buffer).words_of(keys.starts, keys.ends)
+    return not any(np.bitwise_or.reduce(words) & _NOT_ASCII for _, words in parts)
+
+
 def _read_typed(request: producer_pb2.ProduceRequest) -> Fields:
     """Fields of messages, one by one: for few messages, and for those that are not plain."""
     messages = request.messages
     properties = [message.properties for message in messages]
+    schedule_keys = [message.schedule_key.encode() for message in messages]
     return Fields(
         payload_bytes=_column(len(message.payload) for message in messages),
         deliver_at_ms=_column(message.deliver_at_ms for message in messages),
@@ -176,7 +191,7 @@ def _read_typed(request: producer_pb2.ProduceRequest) -> Fields:
         ),
         traceparent_bytes=_column(len(message.traceparent.encode()) for message in messages),
         keys={i: message.key.encode() for i, message in enumerate(messages) if message.key},
-        schedule_keys={i: m.schedule_key.encode() for i, m in enumerate(messages) if m.schedule_key},
+        schedule_keys=KeySpans.of(schedule_keys) if any(schedule_keys) else None,
     )
 
 
@@ -223,12 +238,11 @@ def _check_limits(fields: Fields, config: BrokerConfig) -> None:
     for index, key in fields.keys.items():
         if len(key) > config.key_bytes_max:
             raise _too_large("key", index, len(key), config.key_bytes_max, "bytes")
-    for index, key in fields.schedule_keys.items():
-        if len(key) > config.schedule_key_bytes_max:
-            raise _too_large("schedule_key", index, len(key), config.schedule_key_bytes_max, "bytes")
-        raise Unsupported(
-            f"schedule_key is not available yet (messages[{index}])", reason="SCHEDULE_KEY_NOT_SUPPORTED"
-        )
+    if fields.schedule_keys is not None:
+        sizes, limit = fields.schedule_keys.ends - fields.schedule_keys.starts, config.schedule_key_bytes_max
+        over = np.flatnonzero(sizes > limit)
+        if len(over):
+            raise _too_large("schedule_key", int(over[0]), int(sizes[over[0]]), limit, "bytes")
 
 
 def _too_large(name: str, index: int, size: int, limit: int, unit: str) -> InvalidRequest:
@@ -262,3 +276,9 @@ def _key_hashes(fields: Fields) -> UInt32Column:
     for index, key in fields.keys.items():
         hashes[index] = google_crc32c.value(key) or 1  # 0 means none
     return hashes
+
+
+def _schedule_hashes(fields: Fields) -> UInt64Column:
+    if fields.schedule_keys is None:
+        return np.zeros(len(fields.payload_bytes), dtype=np.uint64)
+    return schedule_hash.hash_spans(fields.schedule_keys)

@@ -34,16 +34,16 @@ def encode_deliveries(batch: DeliveryBatch) -> bytes:
         (0x20, batch.deliver_at_ms),
         (0x28, batch.attempts),
     ]
-    id_width = sum(1 + _width(values) for _, values in ids)
-    rest_width = 2 + id_width + sum(1 + _width(values) for _, values in facts)
+    id_width = sum(1 + varint_width(values) for _, values in ids)
+    rest_width = 2 + id_width + sum(1 + varint_width(values) for _, values in facts)
     lengths = rows["length"].astype(np.int64) + rest_width
-    head = np.empty((len(batch), 1 + _width(lengths) + rest_width), dtype=np.uint8)
-    at = _put(head, 0, 0x0A, lengths)
+    head = np.empty((len(batch), 1 + varint_width(lengths) + rest_width), dtype=np.uint8)
+    at = put_varints(head, 0, 0x0A, lengths)
     head[:, at] = 0x0A
     head[:, at + 1] = id_width
     at += 2
     for tag, values in (*ids, *facts):
-        at = _put(head, at, tag, values)
+        at = put_varints(head, at, tag, values)
     parts: list[bytes] = [b""] * (2 * len(batch))
     parts[0::2] = np.frombuffer(head.tobytes(), dtype=f"V{head.shape[1]}").tolist()
     parts[1::2] = batch.frames
@@ -78,14 +78,14 @@ def encode_batch_response(batch: DeliveryBatch) -> bytes:
     return b"".join((_BATCH_TAG, encode_varint(len(deliveries)), deliveries))
 
 
-def _width(values: Array) -> int:
+def varint_width(values: Array) -> int:
     """Bytes of the largest value as a varint."""
     return max(1, (int(values.max()).bit_length() + 6) // 7)
 
 
-def _put(head: npt.NDArray[np.uint8], at: int, tag: int, values: Array) -> int:
+def put_varints(head: npt.NDArray[np.uint8], at: int, tag: int, values: Array) -> int:
     """Write a tag and a varint of one width into every row, from column `at`; returns the column after it."""
-    width = _width(values)
+    width = varint_width(values)
     head[:, at] = tag
     rest = values.astype(np.uint64)
     for column in range(at + 1, at + 1 + width):

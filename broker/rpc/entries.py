@@ -11,7 +11,8 @@ from pyroaring import BitMap
 from broker.errors import InvalidRequest
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Entries, Position
 from broker.settings import KIB
-from broker.subscriptions.subscription import TYPE_NAMES, Failure, Subscription
+from broker.subscriptions.failures import Failure
+from broker.subscriptions.subscription import TYPE_NAMES, Subscription
 from postdate.v1 import consumer_pb2, message_pb2
 
 _ID_BYTES_MAX = 32
@@ -102,3 +103,14 @@ def check_initial_position(position: int, field: str) -> None:
 def api_type(subscription: Subscription) -> consumer_pb2.SubscriptionType:
     """A subscription's type as the API names it; the numbers are the same."""
     return cast("consumer_pb2.SubscriptionType", subscription.type)
+
+
+def is_full_view(view: int) -> bool:
+    """Whether a view shows payloads too."""
+    if view not in message_pb2.MessageView.values():
+        raise InvalidRequest(
+            f"view must be {one_of(message_pb2.MessageView.keys())}, not {view}",
+            field="view",
+            reason="INVALID_VIEW",
+        )
+    return view == message_pb2.MESSAGE_VIEW_FULL

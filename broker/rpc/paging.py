@@ -7,22 +7,23 @@ import binascii
 from typing import TypeVar
 
 from broker.errors import InvalidRequest
+from broker.storage.backup_marker import Backup
 from broker.subscriptions.subscription import Subscription
 from broker.topics.topic import Topic
 
 _PAGE_SIZE = 100
 _PAGE_SIZE_MAX = 1_000
 
-Named = TypeVar("Named", Topic, Subscription)
+Named = TypeVar("Named", Topic, Subscription, Backup)
 
 
-def check_page_size(page_size: int) -> int:
+def check_page_size(page_size: int, default: int = _PAGE_SIZE, most: int = _PAGE_SIZE_MAX) -> int:
     """How many a page holds."""
-    if not 0 <= page_size <= _PAGE_SIZE_MAX:
+    if not 0 <= page_size <= most:
         raise InvalidRequest(
-            f"page_size is between 0 and {_PAGE_SIZE_MAX}", field="page_size", reason="INVALID_PAGE_SIZE"
+            f"page_size is between 0 and {most}", field="page_size", reason="INVALID_PAGE_SIZE", limit=most
         )
-    return page_size or _PAGE_SIZE
+    return page_size or default
 
 
 def encode_token(after: str) -> str:

@@ -79,7 +79,9 @@ class ProducerService:
         try:
             request = decode_produce(raw, self._broker.config)
             pending = _Pending(request.request_id)
-            pending.accepted = await self._broker.submit_batch(request.topic, request.batch)
+            pending.accepted = await self._broker.submit_batch(
+                request.topic, request.batch, replace=request.replace
+            )
         except asyncio.CancelledError:
             raise
         except Exception as error:

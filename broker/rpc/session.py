@@ -14,7 +14,8 @@ from broker.rpc.entries import api_type, check_size, entries_of
 from broker.rpc.status import Context, encode_failures
 from broker.storage.varint import encode_varint
 from broker.subscriptions.consumer import Consumer
-from broker.subscriptions.subscription import Failure, Subscription
+from broker.subscriptions.failures import Failure
+from broker.subscriptions.subscription import Subscription
 from broker.topics.broker import Broker
 from broker.topics.topic import Topic
 from postdate.v1 import consumer_pb2, message_pb2

@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from broker import errors
 from broker.observe.logs import get_logger
-from broker.subscriptions.subscription import Failure
+from broker.subscriptions.failures import Failure
 from postdate.v1 import consumer_pb2, message_pb2
 
 log = get_logger(__name__)
@@ -53,12 +53,12 @@ def to_status(error: BaseException) -> status_pb2.Status:
     code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
     if code is None or not isinstance(error, errors.PostdateError):
         return _internal(error)
-    text = _OPERATORS.get(type(error))
+    text = next((text for kind, text in _OPERATORS.items() if isinstance(error, kind)), None)
     metadata = {key: str(value) for key, value in error.facts.items()} if text is None else {}
     details: list[Message] = [
         error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
     ]
-    if isinstance(error, errors.InvalidRequest) and error.field:
+    if isinstance(error, errors.InvalidRequest | errors.AlreadyExists) and error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if isinstance(error, errors.LimitReached | errors.Unavailable):

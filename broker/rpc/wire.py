@@ -12,11 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from broker.model import Int64Column
-
-U8Column = npt.NDArray[np.uint8]
+from broker.model import Int64Column, KeySpans
+from broker.storage.octets import Octets, U8Column
 
 _VARINT, _LENGTH = 0, 2
 _VARINT_BYTES_MAX = 10
@@ -27,35 +25,6 @@ _CONTINUES = np.uint64(0x8080808080808080)
 _EVEN_7, _ODD_7 = np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00)
 _EVEN_14, _ODD_14 = np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000)
 _EVEN_28, _ODD_28 = np.uint64(0x000000000FFFFFFF), np.uint64(0x0FFFFFFF00000000)
-
-
-class _Octets:
-    """A buffer as bytes, and as the eight bytes that begin at each place. Zeros follow its end."""
-
-    __slots__ = ("_last", "_words", "bytes")
-
-    def __init__(self, buffer: bytes) -> None:
-        if len(buffer) < 8:
-            buffer += bytes(8 - len(buffer))
-        self.bytes = np.frombuffer(buffer, dtype=np.uint8)
-        self._last = len(buffer) - 8
-        self._words: npt.NDArray[np.uint64] = np.ndarray(
-            (self._last + 1,), np.dtype("<u8"), buffer, strides=(1,)
-        )
-
-    def words(self, at: Int64Column) -> npt.NDArray[np.uint64]:
-        """The eight bytes at each place, which is at most the end."""
-        if int(at.max(initial=0)) <= self._last:
-            return self._words[at]
-        beyond = np.maximum(at - self._last, 0)
-        # Without a padded copy of the whole buffer: the last eight bytes, with zeros moved in behind them.
-        return self._words[at - beyond] >> (beyond << 3).astype(np.uint64)
-
-    def groups(self, at: Int64Column) -> U8Column:
-        """The ten bytes at each place."""
-        padded = np.concatenate((self.bytes, np.zeros(_VARINT_BYTES_MAX, dtype=np.uint8)))
-        found: U8Column = padded[at[:, None] + np.arange(_VARINT_BYTES_MAX)]
-        return found
 
 
 @dataclass(slots=True)
@@ -74,7 +43,8 @@ class Fields:
     """Whether any message has a field that must be valid UTF-8, or holds a message of its own."""
     keys: dict[int, bytes] = field(default_factory=dict)
     """Message -> its key, for those that have one."""
-    schedule_keys: dict[int, bytes] = field(default_factory=dict)
+    schedule_keys: KeySpans | None = None
+    """Texts, too, and not counted in `has_text`."""
 
     @classmethod
     def absent(cls, count: int) -> Fields:
@@ -83,19 +53,42 @@ class Fields:
 
         return cls(column(), column(), column(), column(), column(), column(), column(), column())
 
+    def note_keys(self, buffer: bytes, some: Int64Column, starts: Int64Column, ends: Int64Column) -> None:
+        for index, start, end in zip(some.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            if start < end:
+                self.keys[index] = buffer[start:end]
+            else:
+                self.keys.pop(index, None)  # an empty one is none
+
+    def note_schedule_keys(
+        self, buffer: bytes, some: Int64Column, starts: Int64Column, ends: Int64Column
+    ) -> None:
+        keys = self.schedule_keys
+        if keys is None:
+            count = len(self.payload_bytes)
+            keys = KeySpans(buffer, np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64))
+            self.schedule_keys = keys
+        keys.starts[some], keys.ends[some] = starts, ends
+
+    def whole(self) -> Fields:
+        """All fields were noted."""
+        if self.schedule_keys is not None and not len(self.schedule_keys.places()):
+            self.schedule_keys = None  # empty ones are none
+        return self
+
 
 def scan_messages(buffer: bytes, starts: Int64Column, ends: Int64Column, fields_max: int) -> Fields | None:
     """Read the fields of all messages `buffer[starts[i]:ends[i]]`; None if one has not the plain form.
 
     `fields_max` bounds the rounds: more fields than that in one message are not plain either.
     """
-    octets = _Octets(buffer)
+    octets = Octets(buffer)
     found = Fields.absent(len(starts))
     at, some = starts, np.arange(len(starts))
     at, ends, some = _unfinished(at, ends, some)
     for _ in range(fields_max):
         if not len(at):
-            return found
+            return found.whole()
         tags = octets.bytes[at]
         tag = int(tags[0])
         is_same = np.count_nonzero(tags == tag) == len(tags)  # much cheaper, and how most batches look
@@ -114,7 +107,7 @@ def scan_messages(buffer: bytes, starts: Int64Column, ends: Int64Column, fields_
         if np.count_nonzero(at > ends):
             return None
         at, ends, some = _unfinished(at, ends, some)
-    return None if len(at) else found
+    return None if len(at) else found.whole()
 
 
 def _unfinished(
@@ -161,17 +154,15 @@ def _note(
     if number == 1:
         found.payload_bytes[some] = values
         return True
+    if number == 6:
+        found.note_schedule_keys(buffer, some, at, at + values)
+        return True
     found.has_text = True
-    if number == 3:
+    if number == 2:
+        found.note_keys(buffer, some, at, at + values)
+    elif number == 3:
         found.property_counts[some] += 1
         found.property_bytes[some] += values
-    elif number in (2, 6):
-        keys = found.keys if number == 2 else found.schedule_keys
-        for index, start, end in zip(some.tolist(), at.tolist(), (at + values).tolist(), strict=True):
-            if start < end:
-                keys[index] = buffer[start:end]
-            else:
-                keys.pop(index, None)  # an empty one is none
     elif number == 10:
         found.traceparent_bytes[some] = values
     else:
@@ -179,7 +170,7 @@ def _note(
     return True
 
 
-def _varints(octets: _Octets, at: Int64Column) -> tuple[Int64Column, Int64Column | int | None]:
+def _varints(octets: Octets, at: Int64Column) -> tuple[Int64Column, Int64Column | int | None]:
     """The varints that begin at `at`, as signed 64-bit integers, and their widths; no widths if one is none.
 
     Widths are one number where all are the same.
@@ -207,9 +198,9 @@ def _varints(octets: _Octets, at: Int64Column) -> tuple[Int64Column, Int64Column
     return values.view(np.int64), widths
 
 
-def _long_varints(octets: _Octets, at: Int64Column) -> tuple[Int64Column, Int64Column | None]:
+def _long_varints(octets: Octets, at: Int64Column) -> tuple[Int64Column, Int64Column | None]:
     """As `_varints`, also for those of more than eight bytes: negative numbers, and times beyond all limits."""
-    groups = octets.groups(at)
+    groups = octets.groups(at, _VARINT_BYTES_MAX)
     last = groups < 0x80
     widths = last.argmax(axis=1)
     if not last[np.arange(len(at)), widths].all() or (groups[widths == _VARINT_BYTES_MAX - 1, -1] > 1).any():
@@ -230,7 +221,7 @@ def find_frames(raw: bytes, at: int, heads: Int64Column, lengths: Int64Column) -
     end = at + int(sizes.sum())
     if end > len(raw):
         return None
-    octets = _Octets(raw)
+    octets = Octets(raw)
     places = at + sizes.cumsum() - sizes
     head = int(heads[0])
     if head <= 3 and np.count_nonzero(heads == head) == len(heads):

@@ -87,3 +87,9 @@ class YieldBudget:
         await asyncio.sleep(0)
         self._steps = 0
         self._since_ns = self._clock.monotonic_ns()
+
+
+def forget_result(done: asyncio.Future[None]) -> asyncio.Future[None]:
+    """Nobody may be waiting; a failed journal reports itself."""
+    done.add_done_callback(lambda future: future.cancelled() or future.exception())
+    return done

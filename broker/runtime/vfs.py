@@ -12,6 +12,7 @@ What a crash leaves behind (and `MemVfs` reproduces):
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from typing import Protocol
 Buffer = bytes | bytearray | memoryview
 
 _IOV_MAX = 1024
+_COPY_BYTES = 1 << 20
+_NO_COPY_RANGE = frozenset({errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM})
 
 
 class File(Protocol):
@@ -39,6 +42,9 @@ class File(Protocol):
     def pwrite(self, parts: Sequence[Buffer], offset: int) -> None:
         """Write all parts, one after the other, at `offset`; raises OSError unless every byte was taken."""
 
+    def copy_from(self, source: File, length: int, offset: int) -> None:
+        """Write what `source` holds at `offset` to the same place; raises OSError unless all of it was there."""
+
     def truncate(self, length: int) -> None: ...
 
     def sync(self) -> None:
@@ -53,7 +59,8 @@ class Vfs(Protocol):
     def open(self, path: str, *, create: bool = False) -> File:
         """Open for reading and writing. With `create` the file must not exist yet, else it must.
 
-        Raises FileNotFoundError, FileExistsError, OSError. Symbolic links are not followed.
+        Raises FileNotFoundError, FileExistsError, OSError. Symbolic links are not followed. On a file system that
+        is mounted read-only, files can be opened and read; writing to them fails.
         """
 
     def exists(self, path: str) -> bool: ...
@@ -69,6 +76,12 @@ class Vfs(Protocol):
 
     def rename(self, source: str, target: str) -> None:
         """Atomic, replaces `target`. Not durable before `sync_dir`."""
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name, which must not be taken. Not durable before `sync_dir`.
+
+        Raises OSError, with EXDEV if the names lie on different file systems.
+        """
 
     def remove(self, path: str) -> None: ...
 
@@ -126,6 +139,32 @@ class LocalFile:
                     done += os.pwrite(self._fd, rest[done:], offset + done)
             offset += length
 
+    def copy_from(self, source: File, length: int, offset: int) -> None:
+        end = offset + length
+        if isinstance(source, LocalFile):
+            # In the kernel, where some file systems share the blocks. Others do not know the call.
+            offset += self._copy_range(source, length, offset)
+        while offset < end:
+            block = source.pread(min(end - offset, _COPY_BYTES), offset)
+            if not block:
+                raise OSError(errno.EIO, "The file is shorter than what is to be copied", source.path)
+            self.pwrite([block], offset)
+            offset += len(block)
+
+    def _copy_range(self, source: LocalFile, length: int, offset: int) -> int:
+        copied = 0
+        try:
+            while copied < length:
+                at = offset + copied
+                count = os.copy_file_range(source._fd, self._fd, length - copied, at, at)
+                if not count:
+                    break
+                copied += count
+        except OSError as error:
+            if error.errno not in _NO_COPY_RANGE:
+                raise
+        return copied
+
     def truncate(self, length: int) -> None:
         os.ftruncate(self._fd, length)
 
@@ -145,7 +184,12 @@ class LocalVfs:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         if create:
             flags |= os.O_CREAT | os.O_EXCL
-        return LocalFile(path, os.open(path, flags, 0o600))
+        try:
+            return LocalFile(path, os.open(path, flags, 0o600))
+        except OSError as error:
+            if error.errno != errno.EROFS or create:
+                raise
+        return LocalFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)
@@ -162,6 +206,9 @@ class LocalVfs:
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target, follow_symlinks=False)
 
     def remove(self, path: str) -> None:
         os.unlink(path)

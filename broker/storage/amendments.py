@@ -71,6 +71,12 @@ class Amendments:
             current &= ~members(entry_ids, self.cancelled)
         return current
 
+    def touches(self, entries: BitMap) -> bool:
+        """Whether one of some entries was cancelled, or moved at any time."""
+        if self.cancelled and not self.cancelled.isdisjoint(entries):
+            return True
+        return bool(len(self.entry_ids)) and bool(members(self.entry_ids, entries).any())
+
     def cancel(self, entries: BitMap) -> Amendments:
         """With more entries cancelled."""
         return replace(self, cancelled=self.cancelled | entries)
@@ -100,6 +106,14 @@ class Amendments:
             revisions[moved] = self.revisions[places[moved]]
         return revisions
 
+    def lsns_of(self, entry_ids: UInt32Column) -> UInt64Column:
+        """Of the record that moved each entry last; 0 if none did. Ids in any order."""
+        lsns = np.zeros(len(entry_ids), dtype=np.uint64)
+        if len(self.entry_ids):
+            places, moved = self._find(entry_ids)
+            lsns[moved] = self.lsns[places[moved]]
+        return lsns
+
     def _find(self, entry_ids: UInt32Column) -> tuple[Int64Column, npt.NDArray[np.bool_]]:
         """Of each entry its place among the moved ones, and whether it is there."""
         places = np.minimum(np.searchsorted(self.entry_ids, entry_ids), len(self.entry_ids) - 1)
@@ -114,6 +128,21 @@ NONE = Amendments(
     np.empty(0, dtype=np.uint64),
 )
 """Of a ledger that was never amended."""
+
+
+class _Gone(Amendments):
+    """Of a ledger that is not there any more: nothing that an index says of it is current."""
+
+    __slots__ = ()
+
+    def is_current(self, entry_ids: UInt32Column, times: Int64Column) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(entry_ids), dtype=np.bool_)
+
+    def touches(self, entries: BitMap) -> bool:
+        return bool(entries)
+
+
+GONE = _Gone(BitMap(), NONE.entry_ids, NONE.deliver_at_ms, NONE.revisions, NONE.lsns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,9 @@ Pure: no file, no clock. A ledger is three files; `times` and `rows` are columns
             magic 4, version 1, zero 3, entry_count 8, block_count 4, crc32c 4 of all footer bytes before it
 Integers are little-endian. `row.offset` counts from the first byte after the header.
 
+A ledger that compaction rewrote is *sparse*: version 2, the surviving entries only, in the order of their ids; which
+ids these are stands behind the footer of `times` (`sparse`).
+
 Invariants:
   B1  The checksum of a block covers exactly its rows, however they were cut into batches.
   B2  A decoder gives a value or `Corrupt`, whatever the bytes; it allocates nothing it has not checked.
@@ -18,6 +21,7 @@ Invariants:
 
 from __future__ import annotations
 
+import enum
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from google_crc32c import extend, value
 
-from broker.errors import Corrupt
+from broker.errors import Corrupt, MissingFile, WrongSize
 from broker.model import ENTRY_ID_MAX, FLAG_DELAYED, ROW, Array, Int64Column, RowColumn, UInt32Column
 
 BLOCK_ROWS = 4096
@@ -37,6 +41,7 @@ FRAME_HEAD_BYTES = 6  # tag and a varint below 2**35
 TIME = np.dtype("<i8")
 KINDS = ("data", "times", "rows")
 VERSION = 1
+SPARSE_VERSION = 2
 
 _GAP_BYTES = 32 * 1024  # reading this much in vain costs less than a second read, which may wait for the loop
 _RUN_BYTES = 128 * 1024  # one read is at most this, plus one item: larger buffers cost a page fault a page
@@ -59,9 +64,11 @@ class FileHeader:
     topic_id: int
     ledger_id: int
     generation: int
+    sparse: bool = False
 
     def encode(self) -> bytes:
-        head = _HEADER.pack(MAGICS[self.kind], VERSION, self.topic_id, self.ledger_id, self.generation)
+        version = SPARSE_VERSION if self.sparse else VERSION
+        head = _HEADER.pack(MAGICS[self.kind], version, self.topic_id, self.ledger_id, self.generation)
         return head + _CRC.pack(value(head))
 
 
@@ -75,9 +82,9 @@ def decode_header(block: bytes, path: str = "") -> FileHeader:
         raise Corrupt("this is not a ledger file", path=path, offset=0)
     if _CRC.unpack_from(block, _HEADER.size)[0] != value(head) or head[5:8] != _ZERO:
         raise Corrupt("the header of a ledger file is damaged", path=path, offset=0)
-    if version != VERSION:
+    if version not in (VERSION, SPARSE_VERSION):
         raise Corrupt(f"ledger file version {version} is not known", path=path, offset=4)
-    return FileHeader(_KINDS[magic], topic_id, ledger_id, generation)
+    return FileHeader(_KINDS[magic], topic_id, ledger_id, generation, version == SPARSE_VERSION)
 
 
 class LedgerName(NamedTuple):
@@ -87,12 +94,20 @@ class LedgerName(NamedTuple):
     topic_id: int
     ledger_id: int
     generation: int
+    sparse: bool = False
 
     def path(self, kind: str) -> str:
         return f"{self.folder}/{self.ledger_id}.{self.generation}.{kind}"
 
     def header(self, kind: str) -> FileHeader:
-        return FileHeader(kind, self.topic_id, self.ledger_id, self.generation)
+        return FileHeader(kind, self.topic_id, self.ledger_id, self.generation, self.sparse)
+
+
+class SparseSizes(NamedTuple):
+    """What a sparse ledger has beside its logical length."""
+
+    present_count: int  # entries that are there
+    present_bytes: int  # of the section that says which
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +126,25 @@ class LedgerCapture:
     sealed: bool
     times_crcs: tuple[int, ...] = ()
     rows_crcs: tuple[int, ...] = ()
+    sparse: SparseSizes | None = None  # None: every entry is there
+
+    @property
+    def row_count(self) -> int:
+        """Rows in the files."""
+        return self.entry_count if self.sparse is None else self.sparse.present_count
+
+    def name(self, folder: str) -> LedgerName:
+        return LedgerName(folder, self.topic_id, self.ledger_id, self.generation, self.sparse is not None)
 
 
 def file_lengths(capture: LedgerCapture) -> dict[str, int]:
     """How long each file of a ledger with entries is, in bytes."""
-    footer = footer_bytes(capture.entry_count) if capture.sealed else 0
+    footer = footer_bytes(capture.row_count) if capture.sealed else 0
+    present = capture.sparse.present_bytes if capture.sparse else 0
     return {
         "data": HEADER_BYTES + capture.data_bytes,
-        "times": HEADER_BYTES + capture.entry_count * TIME.itemsize + footer,
-        "rows": HEADER_BYTES + capture.entry_count * ROW.itemsize + footer,
+        "times": HEADER_BYTES + capture.row_count * TIME.itemsize + footer + present,
+        "rows": HEADER_BYTES + capture.row_count * ROW.itemsize + footer,
     }
 
 
@@ -273,6 +298,15 @@ def frame_length(head: bytes) -> int | None:
     return None
 
 
+class Fault(enum.StrEnum):
+    """What kind of problem a file has."""
+
+    MISSING = "missing_file"
+    SIZE = "size_mismatch"
+    CHECKSUM = "bad_checksum"  # bytes that are not what was written
+    ROWS = "bad_rows"  # whole, and in contradiction to each other
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerProblem:
     """One thing in a ledger's files that is not as the manifest or the format says."""
@@ -280,6 +314,15 @@ class LedgerProblem:
     path: str
     offset: int  # in the file
     what: str
+    fault: Fault = Fault.ROWS
+
+    @classmethod
+    def of(cls, error: Corrupt) -> LedgerProblem:
+        """What reading met."""
+        fault = Fault.MISSING if isinstance(error, MissingFile) else Fault.CHECKSUM
+        if isinstance(error, WrongSize):
+            fault = Fault.SIZE
+        return cls(error.path, error.offset, error.message, fault)
 
 
 def find_bad_times(path: str, first: int, rows: RowColumn, times: Int64Column) -> Iterator[LedgerProblem]:

@@ -25,9 +25,13 @@ from broker.storage.amendments import MAGIC as MAGIC_AMENDMENTS
 from broker.storage.blocks import MAGICS
 from broker.storage.bucket_dump import dump_amendments, dump_bucket
 from broker.storage.bucket_snapshot import MAGIC as MAGIC_BUCKET
+from broker.storage.changes import Cancelled, Changed, Moved
+from broker.storage.compacted import LedgersCompacted
 from broker.storage.frame import COMMIT
 from broker.storage.frame import decode_record as decode_framed
 from broker.storage.journal_files import SEGMENT_NAME, read_file
+from broker.storage.key_run import MAGIC as MAGIC_KEY_RUN
+from broker.storage.key_run_dump import dump_key_run
 from broker.storage.ledger_check import dump_ledger
 from broker.storage.manifest import (
     CONTENT_BYTES_MAX,
@@ -52,6 +56,7 @@ from broker.storage.records import (
     LedgersDropped,
     Produced,
     Record,
+    Replaced,
     Seeked,
     Settled,
     SubscriptionChanged,
@@ -112,7 +117,8 @@ def _record_fields(record_type: int, body: memoryview) -> Line:
         record = decode_record(record_type, body)
     except Corrupt as error:
         return {"error": error.message}
-    return {"record": type(record).__name__, **_fields_of(record)}
+    fields = _compacted(record) if isinstance(record, LedgersCompacted) else _fields_of(record)
+    return {"record": type(record).__name__, **fields}
 
 
 def _fields_of(record: Record) -> Line:
@@ -167,11 +173,37 @@ def _fields_of(record: Record) -> Line:
                 "start": list(record.start),
             }
         case LedgersDropped():
-            return {"topic_id": record.topic_id, "ledger_ids": list(record.ledger_ids)}
+            return {
+                "topic_id": record.topic_id,
+                "ledger_ids": list(record.ledger_ids),
+                "came_due_ms": record.came_due_ms,
+            }
+        case Cancelled() | Moved():
+            return {
+                "topic_id": record.topic_id,
+                "ledgers": [_changed(*each) for each in record.ledgers.items()],
+            }
+        case Replaced():
+            return {"produced": _fields_of(record.produced), "cancelled": _fields_of(record.cancelled)}
         case Transferred():
             only = {"only_for_subscription_id": record.subscription_id} if record.subscription_id else {}
             return {"produced": _fields_of(record.produced), "settled": _fields_of(record.settled), **only}
     return {"topic_id": record.topic_id}
+
+
+def _compacted(record: LedgersCompacted) -> Line:
+    ledgers = [dataclasses.asdict(each) | {"present": list(each.present)} for each in record.ledgers]
+    return {"topic_id": record.topic_id, "amended_lsn": record.amended_lsn, "ledgers": ledgers}
+
+
+def _changed(ledger_id: int, changed: Changed) -> Line:
+    new = {} if changed.new_ms is None else {"deliver_at_ms": changed.new_ms.tolist()}
+    return {
+        "ledger_id": ledger_id,
+        "entry_ids": changed.entry_ids.tolist(),
+        "before_ms": changed.old_ms.tolist(),
+        **new,
+    }
 
 
 def _sequences(record: Produced) -> Line:
@@ -257,6 +289,10 @@ def _topic_lines(framed: bytes, path: str) -> Iterator[Line]:
         "frontier_ms": image.frontier_ms,
         "bucket_ids": list(image.bucket_ids),
         "next_bucket_id": image.next_bucket_id,
+        "key_run_ids": list(image.key_run_ids),
+        "next_key_run_id": image.next_key_run_id,
+        "keys_through": None if image.keys_through is None else list(image.keys_through),
+        "gone_ledgers": [list(each) for each in image.gone_ledgers],
     }
     for ledger in image.ledgers:
         yield {"line": "ledger", **dataclasses.asdict(ledger)}
@@ -337,6 +373,7 @@ _DUMPERS: dict[bytes, Callable[[Vfs, str], Iterator[Line]]] = {
     MAGIC_PRODUCERS: _dump_manifest("producers", MAGIC_PRODUCERS, _producers_lines),
     **dict.fromkeys(MAGICS.values(), dump_ledger),
     MAGIC_BUCKET: dump_bucket,
+    MAGIC_KEY_RUN: dump_key_run,
     MAGIC_AMENDMENTS: dump_amendments,
     MAGIC_ALIVE: _dump_alive,
 }

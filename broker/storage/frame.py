@@ -140,24 +140,28 @@ class _GroupParts:
             self._small = []
 
 
-def decode_record(view: memoryview, first_lsn: int, offset: int) -> Record | None:
-    """The record at `offset`, or None if none verifies there. Accepts any bytes."""
-    body_start = offset + RECORD_OVERHEAD_BYTES
+def decode_record(view: memoryview, first_lsn: int, offset: int, view_offset: int = 0) -> Record | None:
+    """The record at `offset`, or None if none verifies there. Accepts any bytes.
+
+    Offsets are those of the segment, of which the view begins at `view_offset`.
+    """
+    at = offset - view_offset
+    body_start = at + RECORD_OVERHEAD_BYTES
     if body_start > len(view):
         return None
-    length, type_and_zeros = _RECORD.unpack_from(view, offset)
+    length, type_and_zeros = _RECORD.unpack_from(view, at)
     body_end = body_start + length
-    end = offset + framed_bytes(length)
+    end = at + framed_bytes(length)
     if not COMMIT <= type_and_zeros <= RECORD_TYPE_LAST or end > len(view):
         return None
     body = view[body_start:body_end]
-    (crc,) = _CRC.unpack_from(view, offset + _RECORD.size)
+    (crc,) = _CRC.unpack_from(view, at + _RECORD.size)
     if crc != _checksum(first_lsn, offset, type_and_zeros, length, (body,)):
         return None
     # The crc does not cover the padding, but a changed byte is damage wherever it lies.
     if view[body_end:end] != _ZEROS[end - body_end]:
         return None
-    return Record(type_and_zeros, offset, end, crc, body)
+    return Record(type_and_zeros, offset, view_offset + end, crc, body)
 
 
 def decode_commit(record: Record) -> Commit | None:

@@ -93,7 +93,7 @@ def sort_keys(keys: KeyColumns) -> KeyColumns:
     """In order, each entry once."""
     if len(keys) < 2:
         return keys
-    ordered = keys.part(np.argsort(keys.hashes, kind="stable"))
+    ordered = keys.part(np.argsort(keys.hashes))
     if not (ordered.hashes[1:] == ordered.hashes[:-1]).any():
         return ordered  # as nearly always: a third of the work
     ordered = keys.part(np.lexsort((keys.entry_ids, keys.ledger_ids, keys.hashes)))

@@ -28,7 +28,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from google_crc32c import extend, value
 
-from broker.errors import Corrupt
+from broker.errors import Corrupt, MissingFile
 from broker.model import LEDGER_ID_MAX, UInt64Column
 from broker.runtime.vfs import File, Vfs
 from broker.storage.disk_errors import disk_errors
@@ -360,7 +360,7 @@ class LocalKeyRunReader:
             with _disk_errors("opened", path):
                 self._file = vfs.open(path)
         except FileNotFoundError as error:
-            raise Corrupt("A key run is missing", path=path, advice=ADVICE) from error
+            raise MissingFile("A key run is missing", path=path, advice=ADVICE) from error
 
     def read_header(self) -> KeyRunHeader:
         header = decode_header(_pread(self._file, HEADER_BYTES, 0), self._path)

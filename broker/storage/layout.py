@@ -1,11 +1,14 @@
 """Where everything lies in the data directory. Folders are named by ids, never by client text.
 
 lock  broker.manifest  alive  journal/
+unfinished  backup.json  backup.pins/  (see `topics/backup.py`)
 topics/<topic_id>/manifest
 topics/<topic_id>/ledgers/<ledger_id>.<generation>.{data,times,rows}
 topics/<topic_id>/ledgers/<ledger_id>.<lsn>.amend
 topics/<topic_id>/cursors/<subscription_id>.<lsn>
 topics/<topic_id>/buckets/<bucket_id>.bucket
+topics/<topic_id>/keys/<run_id>.keys
+staging/<compaction_id>/  (see `topics/compaction.py`)
 """
 
 from __future__ import annotations
@@ -23,6 +26,14 @@ class Layout:
         self.alive = f"{data_dir}/alive"
         self.journal = f"{data_dir}/journal"
         self.topics = f"{data_dir}/topics"
+        self.unfinished = f"{data_dir}/unfinished"
+        """There while a backup or a restore makes this folder."""
+        self.backup_marker = f"{data_dir}/backup.json"
+        """There if this folder is a backup."""
+        self.pins = f"{data_dir}/backup.pins"
+        """Second names of files that a backup has yet to copy."""
+        self.staging = f"{data_dir}/staging"
+        """Where compaction jobs write; a folder for each lease."""
 
     def topic(self, topic_id: int) -> str:
         return f"{self.topics}/{topic_id}"
@@ -39,6 +50,9 @@ class Layout:
     def buckets(self, topic_id: int) -> str:
         return f"{self.topics}/{topic_id}/buckets"
 
+    def keys(self, topic_id: int) -> str:
+        return f"{self.topics}/{topic_id}/keys"
+
     def make_topic_folders(self, vfs: Vfs, topic_id: int) -> None:
         """Make a topic's folders if they are not there. Durable once the topic's and `topics` were synced."""
         for folder in (
@@ -46,6 +60,7 @@ class Layout:
             self.ledgers(topic_id),
             self.cursors(topic_id),
             self.buckets(topic_id),
+            self.keys(topic_id),
         ):
             vfs.make_dir(folder)
 

@@ -33,6 +33,7 @@ from broker.model import ROW, Array, EntryColumns, Int64Column, RowColumn, UInt3
 from broker.runtime.vfs import Vfs
 from broker.storage.blocks import TIME, BlockChecksums, LedgerCapture, LedgerName, is_contiguous, slice_frames
 from broker.storage.ledger_files import LedgerFiles, LedgerStorage, OpenFiles, frames_within
+from broker.storage.sparse_files import SparseFiles
 
 _T = TypeVar("_T")
 
@@ -73,7 +74,13 @@ class Ledger:
         self.entry_count = found.entry_count if found else 0
         self.data_bytes = found.data_bytes if found else 0
         self.sealed = found is not None and found.sealed
-        self._storage: LedgerStorage = LedgerFiles(open_files, name, found)
+        self.sparse = found.sparse if found else None
+        self._open_files = open_files
+        self._storage: LedgerStorage = (
+            LedgerFiles(open_files, name, found)
+            if found is None or found.sparse is None
+            else SparseFiles(open_files, name, found)
+        )
         self._executor = executor
         self._read_executor = read_executor or executor
         # None once the footers are on disk: nothing is appended, and reads check against the footers.
@@ -95,17 +102,28 @@ class Ledger:
         read_executor: Executor | None = None,
     ) -> Ledger:
         """The ledger that a manifest names. If it is not sealed, `cut_ledger` has been called."""
-        name = LedgerName(folder, capture.topic_id, capture.ledger_id, capture.generation)
-        return cls(name, open_files, executor, read_executor, found=capture)
+        return cls(capture.name(folder), open_files, executor, read_executor, found=capture)
+
+    def replaced_by(self, capture: LedgerCapture) -> Ledger:
+        """The same ledger in the files of another generation, which are there."""
+        return Ledger.restore(
+            capture, self.name.folder, self._open_files, self._executor, self._read_executor
+        )
 
     @property
     def unwritten_bytes(self) -> int:
         return (self.entry_count - self._written_count) * _ENTRY_BYTES + self.data_bytes - self._written_bytes
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it takes no more entries, and all of it is on disk."""
+        return self.sealed and self._checksums is None
+
+    @property
     def disk_bytes(self) -> int:
         """What its files take, about."""
-        return self.entry_count * _ENTRY_BYTES + self.data_bytes
+        row_count = self.entry_count if self.sparse is None else self.sparse.present_count
+        return row_count * _ENTRY_BYTES + self.data_bytes + (self.sparse.present_bytes if self.sparse else 0)
 
     @property
     def memory_bytes(self) -> int:
@@ -167,6 +185,7 @@ class Ledger:
             self.data_bytes,
             self.sealed,
             *crcs,
+            sparse=self.sparse,
         )
 
     async def flush(self) -> None:

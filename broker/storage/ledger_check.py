@@ -8,14 +8,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Generator, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from typing import Any, cast
 
 import numpy as np
 from google_crc32c import value
 
 from broker.errors import Corrupt
-from broker.model import ROW, Array, RowColumn
+from broker.model import ROW, Array, Int64Column, RowColumn
 from broker.runtime.vfs import File, Vfs
 from broker.storage.blocks import (
     BLOCK_ROWS,
@@ -23,8 +23,8 @@ from broker.storage.blocks import (
     HEADER_BYTES,
     TIME,
     TRAILER_BYTES,
+    Fault,
     LedgerCapture,
-    LedgerName,
     LedgerProblem,
     decode_header,
     file_lengths,
@@ -45,18 +45,31 @@ from broker.storage.ledger_files import (
     read_footer,
     wrong_frames,
 )
+from broker.storage.sparse import PRESENT_TRAILER_BYTES, decode_present, peek_present
+from broker.storage.sparse_files import read_present
+
+CompareFrames = Callable[[int, list[bytes], RowColumn, Int64Column], Iterable[tuple[int, str]]]
+"""Given frames from a row on, with their rows and times: which of them do not belong together, and why."""
 
 
 def verify_ledger(
-    vfs: Vfs, folder: str, capture: LedgerCapture, problems_max: int = 1000
+    vfs: Vfs,
+    folder: str,
+    capture: LedgerCapture,
+    problems_max: int = 1000,
+    *,
+    blocks: Collection[int] | None = None,
+    compare: CompareFrames | None = None,
 ) -> list[LedgerProblem]:
     """Read everything the manifest names of a ledger and say what is wrong, at most `problems_max` things.
+
+    With `blocks`, contents are read of these blocks of rows only. `compare` is shown frames that are whole.
 
     Memory is bounded by a block of rows and a run of frames. Files may be longer than an unsealed capture.
     """
     if capture.entry_count == 0:
         return []  # it has no files, or none that count
-    name = LedgerName(folder, capture.topic_id, capture.ledger_id, capture.generation)
+    name = capture.name(folder)
     with contextlib.ExitStack() as opened:
         files: dict[str, File] = {}
         problems = []
@@ -67,21 +80,35 @@ def verify_ledger(
                 check_length(file, length, capture.sealed)
                 files[kind] = file
             except Corrupt as error:
-                problems.append(LedgerProblem(error.path, error.offset, error.message))
-        found = itertools.chain(problems, _find_problems(files, capture))
+                problems.append(LedgerProblem.of(error))
+        found = itertools.chain(problems, _find_problems(files, capture, blocks, compare))
         distinct = dict.fromkeys(itertools.islice(found, problems_max))  # a bad footer is met at every block
     return list(distinct)
 
 
-def _find_problems(files: dict[str, File], capture: LedgerCapture) -> Iterator[LedgerProblem]:
+def _find_problems(
+    files: dict[str, File],
+    capture: LedgerCapture,
+    wanted: Collection[int] | None,
+    compare: CompareFrames | None,
+) -> Iterator[LedgerProblem]:
     """Problems in those files that are there and long enough, block by block."""
+    row_count = capture.row_count
     columns = {
-        "times": CheckedColumn(TIME, capture.entry_count, None if capture.sealed else capture.times_crcs),
-        "rows": CheckedColumn(ROW, capture.entry_count, None if capture.sealed else capture.rows_crcs),
+        "times": CheckedColumn(TIME, row_count, None if capture.sealed else capture.times_crcs),
+        "rows": CheckedColumn(ROW, row_count, None if capture.sealed else capture.rows_crcs),
     }
+    if capture.sparse is not None and "times" in files:
+        try:
+            read_present(files["times"], capture)
+        except Corrupt as error:
+            yield LedgerProblem.of(error)
     data_end: int | None = 0  # None: not known, the block before is damaged
-    for first in range(0, capture.entry_count, BLOCK_ROWS):
-        count = min(BLOCK_ROWS, capture.entry_count - first)
+    for first in range(0, row_count, BLOCK_ROWS):
+        if wanted is not None and first // BLOCK_ROWS not in wanted:
+            data_end = None
+            continue
+        count = min(BLOCK_ROWS, row_count - first)
         blocks: dict[str, Array] = {}
         for kind, column in columns.items():
             if kind not in files:
@@ -89,7 +116,7 @@ def _find_problems(files: dict[str, File], capture: LedgerCapture) -> Iterator[L
             try:
                 blocks[kind] = column.read(files[kind], first, count)
             except Corrupt as error:
-                yield LedgerProblem(error.path, error.offset, error.message)
+                yield LedgerProblem.of(error)
         rows = blocks.get("rows")
         if rows is None:
             data_end = None
@@ -100,25 +127,37 @@ def _find_problems(files: dict[str, File], capture: LedgerCapture) -> Iterator[L
         yield from find_bad_offsets(path, first, rows, data_end)
         data_end = int(rows["offset"][-1]) + int(rows["length"][-1])
         if "data" in files:
-            yield from _find_bad_frames(files["data"], rows, capture.data_bytes)
+            yield from _find_bad_frames(files["data"], first, rows, blocks.get("times"), capture, compare)
     if data_end not in (None, capture.data_bytes):
         what = f"the last row ends at {data_end} of {capture.data_bytes} data bytes"
-        yield LedgerProblem(files["rows"].path, row_offset(capture.entry_count - 1), what)
+        yield LedgerProblem(files["rows"].path, row_offset(max(row_count - 1, 0)), what)
 
 
-def _find_bad_frames(file: File, rows: RowColumn, data_bytes: int) -> Iterator[LedgerProblem]:
+def _find_bad_frames(
+    file: File,
+    first: int,
+    rows: RowColumn,
+    times: Int64Column | None,
+    capture: LedgerCapture,
+    compare: CompareFrames | None,
+) -> Iterator[LedgerProblem]:
     starts = rows["offset"].astype(np.int64)
     ends = starts + rows["length"]
-    if int(ends.max()) > data_bytes or (starts[1:] < ends[:-1]).any():
+    if int(ends.max()) > capture.data_bytes or (starts[1:] < ends[:-1]).any():
         return  # said already: these offsets do not continue each other
     firsts = split_runs(starts, ends)
     for low, high in itertools.pairwise([*firsts.tolist(), len(starts)]):
         start = int(starts[low])
         part = read_exactly(file, int(ends[high - 1]) - start, HEADER_BYTES + start)
         frames = slice_frames([part], starts[low : low + 1], firsts[:1], starts[low:high], ends[low:high])
-        for index in wrong_frames(frames, rows[low:high]).tolist():
+        wrong = wrong_frames(frames, rows[low:high])
+        for index in wrong.tolist():
             offset = HEADER_BYTES + int(starts[low + index])
-            yield LedgerProblem(file.path, offset, "a stored message is damaged")
+            yield LedgerProblem(file.path, offset, "a stored message is damaged", Fault.CHECKSUM)
+        if compare is not None and times is not None and not len(wrong):
+            for index, what in compare(first + low, frames, rows[low:high], times[low:high]):
+                offset = HEADER_BYTES + int(starts[low + index])
+                yield LedgerProblem(file.path, offset, f"row {first + low + index}: {what}")
 
 
 def dump_ledger(vfs: Vfs, path: str) -> Iterator[dict[str, Any]]:
@@ -134,15 +173,23 @@ def dump_ledger(vfs: Vfs, path: str) -> Iterator[dict[str, Any]]:
         if header.kind == "data":
             end = yield from _dump_frames(file)
         else:
-            end = yield from _dump_rows(file, TIME if header.kind == "times" else ROW)
+            end = yield from _dump_rows(file, TIME if header.kind == "times" else ROW, header.sparse)
         if end < file.size():
             yield {"line": "rest", "offset": end, "bytes": file.size() - end}
     finally:
         file.close()
 
 
-def _dump_rows(file: File, dtype: np.dtype[Any]) -> Generator[dict[str, Any], None, int]:
+def _dump_rows(file: File, dtype: np.dtype[Any], sparse: bool) -> Generator[dict[str, Any], None, int]:
     size = file.size()
+    present = peek_present(file.pread(PRESENT_TRAILER_BYTES, max(HEADER_BYTES, size - PRESENT_TRAILER_BYTES)))
+    number, numbers = ("place" if sparse else "entry_id"), cast("Iterator[int]", itertools.count())
+    if sparse and present is not None:  # of `times`: only there it is told which ids the rows have
+        size -= present.section_bytes
+        section = read_exactly(file, present.section_bytes, size)
+        bitmap = decode_present(section, present.entry_count, present.present_count, file.path, size)
+        yield {"line": "present", "entry_count": present.entry_count, "present_count": len(bitmap)}
+        number, numbers = "entry_id", iter(bitmap)
     row_count = (size - HEADER_BYTES) // dtype.itemsize
     sealed_count = peek_row_count(file.pread(TRAILER_BYTES, max(HEADER_BYTES, size - TRAILER_BYTES)))
     footer = None
@@ -156,9 +203,9 @@ def _dump_rows(file: File, dtype: np.dtype[Any]) -> Generator[dict[str, Any], No
         count = min(BLOCK_ROWS, row_count - first)
         block = read_exactly(file, count * dtype.itemsize, HEADER_BYTES + first * dtype.itemsize)
         names = dtype.names or ("deliver_at_ms",)
-        for entry_id, row in enumerate(np.frombuffer(block, dtype).tolist(), first):
+        for row in np.frombuffer(block, dtype).tolist():
             fields = zip(names, row if dtype.names else (row,), strict=True)
-            yield {"line": "row", "entry_id": entry_id, **dict(fields)}
+            yield {"line": "row", number: next(numbers, None), **dict(fields)}
         if bad_block is None and footer is not None and not footer.verify(first // BLOCK_ROWS, block):
             bad_block = first
     if footer is None:
@@ -167,7 +214,7 @@ def _dump_rows(file: File, dtype: np.dtype[Any]) -> Generator[dict[str, Any], No
     if bad_block is not None:
         offset = HEADER_BYTES + bad_block * dtype.itemsize
         raise Corrupt("rows of a ledger are damaged", path=file.path, offset=offset)
-    return size
+    return file.size()
 
 
 def _dump_frames(file: File) -> Generator[dict[str, Any], None, int]:

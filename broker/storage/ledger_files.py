@@ -23,8 +23,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 from google_crc32c import value
+from pyroaring import BitMap
 
-from broker.errors import Corrupt, NotFound, StorageFailed, Unavailable
+from broker.errors import Corrupt, MissingFile, NotFound, StorageFailed, Unavailable, WrongSize
 from broker.model import ROW, Array, EntryColumns, Int64Column, RowColumn, UInt32Column
 from broker.runtime.vfs import Buffer, File, Vfs
 from broker.storage.blocks import (
@@ -123,7 +124,7 @@ class ReadHandles(NamedTuple):
 class Handles:
     """The open files of one ledger."""
 
-    __slots__ = ("data", "doomed", "pins", "rows", "times")
+    __slots__ = ("data", "doomed", "pins", "present", "rows", "times")
 
     def __init__(self, data: File, times: File, rows: File) -> None:
         self.data = data
@@ -131,9 +132,14 @@ class Handles:
         self.rows = rows
         self.pins = 0
         self.doomed = False  # to be closed by whoever unpins last
+        self.present: BitMap | None = None  # of a sparse ledger: its entries, once they were read
 
     def for_reading(self) -> ReadHandles:
         return ReadHandles(self.data, self.times, self.rows)
+
+    def warm(self) -> ReadHandles:
+        """For the event loop: what is not in memory raises BlockingIOError."""
+        return ReadHandles(*map(WarmFile, (self.data, self.times, self.rows)))
 
     def close(self) -> None:
         self.data.close()
@@ -253,7 +259,7 @@ def open_checked(vfs: Vfs, name: LedgerName, kind: str) -> File:
     try:
         file = vfs.open(path)
     except FileNotFoundError as error:
-        raise Corrupt("a file of a ledger is missing", path=path, offset=0, advice=_RESTORE) from error
+        raise MissingFile("a file of a ledger is missing", path=path, offset=0, advice=_RESTORE) from error
     try:
         if decode_header(file.pread(HEADER_BYTES, 0), path) != name.header(kind):
             raise Corrupt("a ledger file belongs to another ledger", path=path, offset=0, advice=_RESTORE)
@@ -343,13 +349,52 @@ def read_footer(file: Readable, itemsize: int, entry_count: int) -> BlockChecksu
     return checksums
 
 
+class ReadAccess:
+    """Reading the files of one ledger until they are deleted."""
+
+    def __init__(self, open_files: OpenFiles, name: LedgerName) -> None:
+        self.deleted = False
+        self._open_files = open_files
+        self._name = name
+
+    def pin_nowait(self) -> Handles | None:
+        return None if self.deleted else self._open_files.pin_nowait(self._name)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Handles]:
+        if self.deleted:
+            raise NotFound(f"ledger {self._name.ledger_id} was deleted")
+        try:
+            handles = self._open_files.pin(self._name)
+            try:
+                yield handles
+            finally:
+                self._open_files.unpin(handles)
+        except Corrupt:
+            if self.deleted:  # after we had looked
+                raise NotFound(f"ledger {self._name.ledger_id} was deleted") from None
+            raise
+        except OSError as error:
+            path = self._name.path("*")
+            raise Unavailable(f"a ledger could not be read ({path}): {error}", path=path) from error
+
+    def delete(self, vfs: Vfs) -> None:
+        """Remove the files. Reads that have begun finish; the caller syncs the folder."""
+        self.deleted = True
+        self._open_files.discard(self._name)
+        for kind in KINDS:
+            with contextlib.suppress(FileNotFoundError):
+                vfs.remove(self._name.path(kind))
+        self._open_files.discard(self._name)  # a read that had begun may have opened them again
+
+
 class LedgerFiles:
     """A ledger on the local disk. One thread writes at a time; any number read what was written."""
 
     def __init__(self, open_files: OpenFiles, name: LedgerName, found: LedgerCapture | None = None) -> None:
         self.name = name
         self._open_files = open_files
-        self._deleted = False
+        self._access = ReadAccess(open_files, name)
         entry_count = found.entry_count if found else 0
         crcs = found is not None and not found.sealed
         self._made = entry_count > 0  # an empty ledger has no files
@@ -365,7 +410,7 @@ class LedgerFiles:
         frames: Sequence[bytes],
     ) -> None:
         """Write batches that follow what was written; make the files if these are the first."""
-        if self._deleted:
+        if self._access.deleted:
             return  # what was appended last need not be written any more
         with self._writing(create=not self._made) as handles:
             self._made = True
@@ -375,7 +420,7 @@ class LedgerFiles:
 
     def sync(self, footers: tuple[bytes, bytes] | None, entry_count: int) -> None:
         """Return once all that was written is on disk, with the footers of a sealed ledger after its rows."""
-        if not self._made or self._deleted:
+        if not self._made or self._access.deleted:
             return
         with self._writing() as handles:
             if footers is not None:
@@ -386,32 +431,31 @@ class LedgerFiles:
             handles.rows.sync()
 
     def read_times(self, first: int, count: int) -> Int64Column:
-        with self._reading() as handles:
+        with self._access.reading() as handles:
             return self._times.read(handles.times, first, count)
 
     def read_rows(self, first: int, count: int) -> RowColumn:
-        with self._reading() as handles:
+        with self._access.reading() as handles:
             return self._rows.read(handles.rows, first, count)
 
     def times_of(self, entry_ids: UInt32Column) -> Int64Column:
-        with self._reading() as handles:
-            return self._column_at(self._times, handles.times, entry_ids)
+        with self._access.reading() as handles:
+            return column_at(self._times, handles.times, entry_ids)
 
     def read(self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int) -> EntryColumns:
         """Entries with rising ids, all of them written; `data_bytes` is the length of the data written.
 
         Frames are read of the first entries only, as many as `bytes_max` allows, and of one at least.
         """
-        with self._reading() as handles:
+        with self._access.reading() as handles:
             return self._read(handles.for_reading(), entry_ids, data_bytes, bytes_max)
 
     def read_nowait(self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int) -> EntryColumns | None:
         """As `read`, for the event loop: None unless the files are open and what is read of them is in memory."""
-        if self._deleted or (handles := self._open_files.pin_nowait(self.name)) is None:
+        if (handles := self._access.pin_nowait()) is None:
             return None
         try:
-            warm = map(WarmFile, (handles.data, handles.times, handles.rows))
-            return self._read(ReadHandles(*warm), entry_ids, data_bytes, bytes_max)
+            return self._read(handles.warm(), entry_ids, data_bytes, bytes_max)
         except BlockingIOError:
             return None
         finally:
@@ -420,24 +464,14 @@ class LedgerFiles:
     def _read(
         self, handles: ReadHandles, entry_ids: UInt32Column, data_bytes: int, bytes_max: int
     ) -> EntryColumns:
-        times = self._column_at(self._times, handles.times, entry_ids)
-        rows = self._column_at(self._rows, handles.rows, entry_ids)
-        frames = _read_frames(handles, rows[: frames_within(rows, bytes_max)], data_bytes)
+        times = column_at(self._times, handles.times, entry_ids)
+        rows = column_at(self._rows, handles.rows, entry_ids)
+        frames = read_frames(handles, rows[: frames_within(rows, bytes_max)], data_bytes)
         return EntryColumns(self.name.ledger_id, entry_ids, times, rows, frames)
 
     def delete(self, vfs: Vfs) -> None:
         """Remove the files. Reads that have begun finish; the caller syncs the folder."""
-        self._deleted = True
-        self._open_files.discard(self.name)
-        for kind in KINDS:
-            with contextlib.suppress(FileNotFoundError):
-                vfs.remove(self.name.path(kind))
-        self._open_files.discard(self.name)  # a read that had begun may have opened them again
-
-    def _column_at(self, column: CheckedColumn, file: Readable, entry_ids: UInt32Column) -> Array:
-        if is_contiguous(entry_ids):
-            return column.read(file, int(entry_ids[0]), len(entry_ids))
-        return column.read_at(file, entry_ids)
+        self._access.delete(vfs)
 
     @contextlib.contextmanager
     def _writing(self, *, create: bool = False) -> Iterator[Handles]:
@@ -451,26 +485,16 @@ class LedgerFiles:
             path = self.name.path("*")
             raise StorageFailed(f"a ledger could not be written ({path}): {error}", path=path) from error
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[Handles]:
-        if self._deleted:
-            raise NotFound(f"ledger {self.name.ledger_id} was deleted")
-        try:
-            handles = self._open_files.pin(self.name)
-            try:
-                yield handles
-            finally:
-                self._open_files.unpin(handles)
-        except Corrupt:
-            if self._deleted:  # after we had looked
-                raise NotFound(f"ledger {self.name.ledger_id} was deleted") from None
-            raise
-        except OSError as error:
-            path = self.name.path("*")
-            raise Unavailable(f"a ledger could not be read ({path}): {error}", path=path) from error
+
+def column_at(column: CheckedColumn, file: Readable, places: UInt32Column) -> Array:
+    """The rows at rising places, one at least."""
+    if is_contiguous(places):
+        return column.read(file, int(places[0]), len(places))
+    return column.read_at(file, places)
 
 
-def _read_frames(handles: ReadHandles, rows: RowColumn, data_bytes: int) -> list[bytes]:
+def read_frames(handles: ReadHandles, rows: RowColumn, data_bytes: int) -> list[bytes]:
+    """The frames of rows, one at least, that follow each other in the files; checked (F3)."""
     starts = rows["offset"].astype(np.int64)
     ends = starts + rows["length"]
     # The rows passed their checksum once, but may have been read again from a failing disk since.
@@ -518,7 +542,7 @@ def cut_ledger(vfs: Vfs, folder: str, capture: LedgerCapture) -> None:
 
     Needed for unsealed ledgers only: a sealed one was whole on disk before a manifest called it sealed.
     """
-    name = LedgerName(folder, capture.topic_id, capture.ledger_id, capture.generation)
+    name = capture.name(folder)
     for kind, length in file_lengths(capture).items():
         path = name.path(kind)
         if capture.entry_count == 0:  # the files may be missing, or made and torn; the first write makes them
@@ -538,4 +562,4 @@ def check_length(file: File, length: int, exact: bool) -> None:
     size = file.size()
     if size < length or (exact and size > length):
         what = f"a ledger file holds {size} bytes where the manifest names {length}"
-        raise Corrupt(what, path=file.path, offset=size, advice=_RESTORE)
+        raise WrongSize(what, path=file.path, offset=size, advice=_RESTORE)

@@ -5,20 +5,35 @@ Loop-owned. `append` and `seal` follow records; nothing here decides.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterator
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from pyroaring import BitMap64
 
 from broker.errors import NotFound
-from broker.model import CANCELLED_MS, START, Int64Column, Position, RowColumn, UInt32Column
-from broker.storage.amendments import Amendments
+from broker.model import (
+    CANCELLED_MS,
+    START,
+    Entries,
+    Int64Column,
+    Position,
+    RowColumn,
+    UInt32Column,
+    common_entries,
+    merge_entries,
+    remove_entries,
+)
+from broker.storage.amendments import GONE, NONE, Amendments
 from broker.storage.ledger import Ledger
 from broker.storage.records import Produced
+
+_T = TypeVar("_T")
 
 _RUNS_MAX = 256
 _FRAME_BYTES_GUESS = 256
@@ -29,6 +44,7 @@ class DroppedLedger(NamedTuple):
 
     ledger: Ledger
     amendments_file: str  # in `ledgers/`; empty: none
+    successor: Ledger | None = None  # the generation that took its place
 
 
 class TopicLog:
@@ -59,6 +75,15 @@ class TopicLog:
         """Their files wait to be removed (G4)."""
         self._gone_end = Position(0, 0)  # of the last ledger that was dropped from the end
         self._keepers = 0
+        self.changing: Entries = {}
+        """Entries that are named by a record to cancel or move them that is on its way: nobody is sent them."""
+        self.going: set[int] = set()
+        """Ledgers that a record on its way lets go: nothing in them is changed any more."""
+        self._released: list[asyncio.Future[None]] = []
+        self.changes = 0
+        """How many records have cancelled or moved entries: times that were read before may be others by now."""
+        self.amended: set[int] = set()
+        """Ledgers with other amendments than when they were captured last."""
 
     def restore(
         self, ledgers: list[Ledger], amendments: dict[int, Amendments], gone_end: Position = START
@@ -94,6 +119,41 @@ class TopicLog:
         ledger.append(record.first_entry_id, record.times, record.rows, bytes(record.frames))
         self.dirty[ledger.name.ledger_id] = ledger
 
+    def cancel(self, entries: Entries) -> None:
+        """Entries are cancelled; those of ledgers that are gone are nobody's."""
+        for ledger_id, bitmap in entries.items():
+            if ledger_id in self._ledgers:
+                self._amend(ledger_id, self.amendments.get(ledger_id, NONE).cancel(bitmap))
+
+    def move(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column, lsn: int) -> None:
+        """Entries (ids rising) of a ledger that is there are due at other times."""
+        amendments = self.amendments.get(ledger_id, NONE)
+        self._amend(ledger_id, amendments.move(entry_ids, deliver_at_ms, lsn))
+
+    def hold(self, entries: Entries) -> None:
+        """A record that cancels or moves entries was submitted."""
+        merge_entries(self.changing, entries)
+
+    def release(self, entries: Entries) -> None:
+        """That record was applied."""
+        remove_entries(self.changing, entries)
+        released, self._released = self._released, []
+        for waiter in released:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_unchanged(self, entries: Entries) -> None:
+        """Return once no record is on its way that cancels or moves one of some entries."""
+        while common_entries(entries, self.changing):
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._released.append(waiter)
+            await waiter
+
+    def _amend(self, ledger_id: int, amendments: Amendments) -> None:
+        self.amendments[ledger_id] = amendments
+        self.amended.add(ledger_id)
+        self.changes += 1
+
     def drop(self, ledger_id: int, amendments_file: str = "") -> None:
         """Forget a ledger. A checkpoint removes its files (G4)."""
         ledger = self._ledgers.pop(ledger_id)
@@ -103,8 +163,19 @@ class TopicLog:
         self._runs = deque(run for run in self._runs if run[0].ledger_id != ledger_id)
         self.dirty.pop(ledger_id, None)
         self.amendments.pop(ledger_id, None)
+        self.amended.discard(ledger_id)
         self._live_ids.discard(ledger_id)
         self.dropped.append(DroppedLedger(ledger, amendments_file))
+
+    def swap(self, ledger: Ledger, amendments: Amendments) -> None:
+        """Another generation of a sealed ledger takes its place. A checkpoint removes the old files (G4)."""
+        ledger_id = ledger.name.ledger_id
+        old = self._ledgers[ledger_id]
+        assert old.sealed and old.entry_count == ledger.entry_count, "another length"
+        self._ledgers[ledger_id] = ledger
+        self.dirty.pop(ledger_id, None)
+        self._amend(ledger_id, amendments)
+        self.dropped.append(DroppedLedger(old, "", ledger))
 
     def was_dropped(self, ledger_id: int) -> bool:
         """Whether this was a ledger of the topic, or of another one that has dropped it too: nobody remembers which."""
@@ -166,6 +237,11 @@ class TopicLog:
         return sum(ledger.entry_count for ledger in self)
 
     @property
+    def cancelled_count(self) -> int:
+        """How many entries of the ledgers that are there were cancelled."""
+        return sum(len(amendments.cancelled) for amendments in self.amendments.values())
+
+    @property
     def data_bytes(self) -> int:
         return sum(ledger.data_bytes for ledger in self)
 
@@ -179,6 +255,9 @@ class TopicLog:
         return (
             max(1, last.data_bytes // last.entry_count) if last and last.entry_count else _FRAME_BYTES_GUESS
         )
+
+    def find(self, ledger_id: int) -> Ledger | None:
+        return self._ledgers.get(ledger_id)
 
     def entry_count(self, ledger_id: int) -> int | None:
         ledger = self._ledgers.get(ledger_id)
@@ -198,6 +277,16 @@ class TopicLog:
             count += self._ledgers[ledger_id].entry_count - below
         return count
 
+    def amendments_of(self, ledger_id: int) -> Amendments | None:
+        """What was cancelled or moved of a ledger; None: nothing. Of one that is gone nothing is current."""
+        if ledger_id not in self._ledgers:
+            return GONE
+        return self.amendments.get(ledger_id)
+
+    def effective_now(self, ledger_id: int, entry_ids: UInt32Column, times: Int64Column) -> Int64Column:
+        """Effective times that were read some time ago, as they are by now. Ids in any order."""
+        return self._effective(ledger_id, lambda: entry_ids, times)
+
     def next_undelayed(self, position: Position) -> Position | None:
         """Where the next entry that is not DELAYED may be, at or after `position`; None if there is none."""
         if position < self._runs_floor:
@@ -214,21 +303,37 @@ class TopicLog:
         return times if times is None else self._effective(ledger_id, _range(first, count), times)
 
     async def read_times(self, ledger_id: int, first: int, count: int) -> Int64Column:
-        times = await self._ledger(ledger_id).read_times(first, count)
+        times = await self._reading(ledger_id, lambda ledger: ledger.read_times(first, count))
         return self._effective(ledger_id, _range(first, count), times)
 
     async def times_of(self, ledger_id: int, entry_ids: UInt32Column) -> Int64Column:
         """Effective times of some entries, ids rising. 0 where the row is not DELAYED."""
-        times = await self._ledger(ledger_id).times_of(entry_ids)
+        times = await self._reading(ledger_id, lambda ledger: ledger.times_of(entry_ids))
         return self._effective(ledger_id, lambda: entry_ids, times)
+
+    async def read_rows(self, ledger_id: int, first: int, count: int) -> RowColumn:
+        """Rows of consecutive entries, as they were stored."""
+        return await self._reading(ledger_id, lambda ledger: ledger.read_rows(first, count))
 
     async def read(
         self, ledger_id: int, entry_ids: UInt32Column, bytes_max: int
     ) -> tuple[Int64Column, RowColumn, list[bytes]]:
         """Effective times and rows of entries (ids rising), and the frames of as many as fit into `bytes_max`."""
-        columns = await self._ledger(ledger_id).read(entry_ids, bytes_max)
+        columns = await self._reading(ledger_id, lambda ledger: ledger.read(entry_ids, bytes_max))
         times = self._effective(ledger_id, lambda: entry_ids, columns.times)
-        return times, columns.rows, columns.frames
+        return times, with_expiry_moved(columns.rows, columns.times, times), columns.frames
+
+    def is_current(
+        self, ledger_ids: Int64Column, entry_ids: UInt32Column, times: Int64Column
+    ) -> npt.NDArray[np.bool_]:
+        """Where `times`, from the index, may be the effective times of entries. Those of gone ledgers are not."""
+        current = np.ones(len(ledger_ids), dtype=np.bool_)
+        for ledger_id in np.unique(ledger_ids).tolist():
+            amendments = self.amendments_of(ledger_id)
+            if amendments is not None:
+                rows = np.flatnonzero(ledger_ids == ledger_id)
+                current[rows] = amendments.is_current(entry_ids[rows], times[rows])
+        return current
 
     def _effective(
         self, ledger_id: int, entry_ids: Callable[[], UInt32Column], times: Int64Column
@@ -240,6 +345,17 @@ class TopicLog:
         effective = amendments.effective(entry_ids(), times)
         effective[(effective == 0) & (times != 0)] = CANCELLED_MS  # 0 would mean: not delayed
         return effective
+
+    async def _reading(self, ledger_id: int, read: Callable[[Ledger], Awaitable[_T]]) -> _T:
+        """Read from a ledger, whatever generation it has by then."""
+        while True:
+            ledger = self._ledger(ledger_id)
+            try:
+                return await read(ledger)
+            except NotFound:
+                if self._ledgers.get(ledger_id) is ledger:
+                    raise
+                # Its files went, as another generation took its place: what is left of it is there.
 
     def _ledger(self, ledger_id: int) -> Ledger:
         ledger = self._ledgers.get(ledger_id)
@@ -257,6 +373,18 @@ class TopicLog:
         self._runs.append((first, end))
         if len(self._runs) > _RUNS_MAX:
             self._runs_floor = self._runs.popleft()[1]
+
+
+def with_expiry_moved(rows: RowColumn, times: Int64Column, effective: Int64Column) -> RowColumn:
+    """Rows whose time to live counts from their effective time, as P3 wants it."""
+    if effective is times:
+        return rows
+    moved = (effective != times) & (effective < CANCELLED_MS) & (rows["expire_at_ms"] != 0)
+    if not moved.any():
+        return rows
+    rows = rows.copy()
+    rows["expire_at_ms"][moved] += (effective - times)[moved]
+    return rows
 
 
 def _range(first: int, count: int) -> Callable[[], UInt32Column]:

@@ -26,7 +26,7 @@ from pyroaring import BitMap
 
 from broker.errors import Corrupt
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, START, Int64Column, Position
-from broker.storage.blocks import block_count
+from broker.storage.blocks import SparseSizes, block_count
 from broker.storage.policy import (
     SubscriptionPolicy,
     TopicPolicy,
@@ -47,6 +47,7 @@ ID_MAX = (1 << 63) - 1  # of topics, subscriptions and records (lsn): no counter
 SUBSCRIPTION_TYPES = range(1, 5)  # SubscriptionType of the API, without UNSPECIFIED
 
 _TIME = np.dtype("<i8")
+PRESENT_BYTES_MIN = 40  # the trailer, and the least bitmap
 _DATA_BYTES_MAX = (1 << 33) - 1  # offset and length of the last row are 32 bits wide
 _ATTEMPT_DIGITS_MAX = 32
 
@@ -89,6 +90,7 @@ class LedgerImage:
     last_due_ms: int = 0  # greatest of its times; 0: none is DELAYED
     last_expire_ms: int = 0  # 0: at least one never expires
     last_publish_ms: int = 0
+    sparse: SparseSizes | None = None  # of one that compaction has rewritten
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,13 @@ class TopicImage:
     next_bucket_id: int = 1
     producers_file: str = ""  # in `cursors/`; empty: none
     log_end: Position = START  # where the log ended, if its last ledger is gone
+    key_run_ids: tuple[int, ...] = ()
+    next_key_run_id: int = 1
+    keys_through: Position | None = (
+        None  # rows from here on may have keys that are in no run; None: no row has
+    )
+    gone_ledgers: tuple[tuple[int, int], ...] = ()
+    """(ledger_id, last_due_ms) of ledgers that went as their rest was cancelled: buckets may hold rows of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +216,12 @@ def encode_topic(image: TopicImage) -> bytes:
         else 0,  # as before there were buckets
         producers_file=image.producers_file,
         log_end=position_to_record(image.log_end) if image.log_end > START else None,
+        key_run_ids=image.key_run_ids,
+        next_key_run_id=image.next_key_run_id if image.next_key_run_id > 1 else 0,
+        keys_through=None if image.keys_through is None else position_to_record(image.keys_through),
+        gone_ledgers=[
+            pb.GoneLedger(ledger_id=each, last_due_ms=due_ms) for each, due_ms in image.gone_ledgers
+        ],
     )
     return frame_message(MAGIC_TOPIC, message)
 
@@ -233,6 +248,10 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
     for bucket_id in message.bucket_ids:
         check_id(bucket_id, "bucket_id", next_bucket_id - 1)
     check(len(set(message.bucket_ids)) == len(message.bucket_ids), "a bucket is named twice")
+    next_key_run_id = message.next_key_run_id or 1  # manifests from before there were schedule keys have none
+    for run_id in message.key_run_ids:
+        check_id(run_id, "key_run_id", next_key_run_id - 1)
+    check(len(set(message.key_run_ids)) == len(message.key_run_ids), "a run of schedule keys is named twice")
     named = not message.producers_file or _PRODUCERS_FILE.fullmatch(message.producers_file) is not None
     check(named, f"producers file {message.producers_file[:100]!r}")
     for what in ("subscription_id", "name"):
@@ -254,7 +273,19 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
         next_bucket_id=next_bucket_id,
         producers_file=message.producers_file,
         log_end=log_end,
+        key_run_ids=tuple(message.key_run_ids),
+        next_key_run_id=next_key_run_id,
+        keys_through=position_from_record(message.keys_through) if message.HasField("keys_through") else None,
+        gone_ledgers=_gone_ledgers(message),
     )
+
+
+def _gone_ledgers(message: pb.TopicManifest) -> tuple[tuple[int, int], ...]:
+    gone = tuple((each.ledger_id, checked_time(each.last_due_ms)) for each in message.gone_ledgers)
+    for ledger_id, _ in gone:
+        check_ledger_id(ledger_id)
+    check_rising([(ledger_id, 0) for ledger_id, _ in gone], "ledgers that are gone")
+    return gone
 
 
 def encode_cursor(image: CursorImage) -> bytes:
@@ -374,6 +405,7 @@ def _ledger_to_entry(image: LedgerImage) -> pb.LedgerEntry:
         last_due_ms=image.last_due_ms,
         last_expire_ms=image.last_expire_ms,
         last_publish_ms=image.last_publish_ms,
+        sparse=pb.SparseRecord(**image.sparse._asdict()) if image.sparse else None,
     )
 
 
@@ -381,7 +413,9 @@ def _ledger_from_entry(entry: pb.LedgerEntry) -> LedgerImage:
     check_ledger_id(entry.ledger_id)
     check(entry.entry_count <= ENTRY_ID_MAX + 1, f"{entry.entry_count} entries in a ledger")
     check(entry.data_bytes <= _DATA_BYTES_MAX, f"{entry.data_bytes} bytes in a ledger")
-    check((entry.data_bytes > 0) == (entry.entry_count > 0), "a ledger has bytes without entries, or none")
+    sparse = _sparse_sizes(entry)
+    row_count = entry.entry_count if sparse is None else sparse.present_count
+    check((entry.data_bytes > 0) == (row_count > 0), "a ledger has bytes without entries, or none")
     crc_count = 0 if entry.sealed else block_count(entry.entry_count)
     counts = (len(entry.times_crcs), len(entry.rows_crcs))
     check(counts == (crc_count, crc_count), f"{counts} block checksums where there are {crc_count}")
@@ -403,7 +437,18 @@ def _ledger_from_entry(entry: pb.LedgerEntry) -> LedgerImage:
         last_due_ms=checked_time(entry.last_due_ms),
         last_expire_ms=checked_time(entry.last_expire_ms),
         last_publish_ms=checked_time(entry.last_publish_ms),
+        sparse=sparse,
     )
+
+
+def _sparse_sizes(entry: pb.LedgerEntry) -> SparseSizes | None:
+    if not entry.HasField("sparse"):
+        return None
+    sizes = SparseSizes(entry.sparse.present_count, entry.sparse.present_bytes)
+    check(entry.sealed, "a ledger was rewritten that takes entries")
+    check(sizes.present_count <= entry.entry_count, f"{sizes.present_count} entries are there of fewer")
+    check(sizes.present_bytes >= PRESENT_BYTES_MIN, "a ledger does not say which entries are there")
+    return sizes
 
 
 def position_to_record(position: Position) -> pb.PositionRecord:

@@ -9,9 +9,11 @@
     4     GivenBack             topic_id 8, subscription_id 8, reason 1, zero 3, ledger_count 4, not_before_ms 8, sets
                                 set: ledger_id 8, length 4, zero 4, roaring bitmap of entry ids
     5-8   TopicCreated, TopicDeleted, SubscriptionCreated, SubscriptionDeleted: protobuf, see manifest.proto
-    9-10  reserved: cancelled, moved
+    9-10  Cancelled, Moved      see changes.py
     11-14 Seeked, TopicPolicyChanged, SubscriptionChanged, LedgersDropped: protobuf, see manifest.proto
     15    Transferred           produced_bytes 4, settled_bytes 4, subscription_id 8, Produced, Settled
+    16    Replaced              produced_bytes 4, cancelled_bytes 4, Produced, Cancelled
+    17    LedgersCompacted      see compacted.py
 
 Type 1 is the journal's own COMMIT. A produced batch carries its columns exactly as the ledger stores them, so
 that applying it, today or in a recovery, copies bytes and decides nothing.
@@ -42,6 +44,8 @@ from broker.model import (
     RowColumn,
     UInt64Column,
 )
+from broker.storage.changes import Cancelled, Moved, decode_cancelled, decode_moved
+from broker.storage.compacted import LedgersCompacted, decode_compacted
 from broker.storage.manifest import (
     ID_MAX,
     SubscriptionImage,
@@ -64,29 +68,10 @@ from broker.storage.policy import (
     topic_policy_from_record,
     topic_policy_to_record,
 )
+from broker.storage.record_types import RecordType
 from broker.storage.v1 import manifest_pb2 as pb
 
 Part = bytes | memoryview | np.ndarray
-
-
-class RecordType(IntEnum):
-    """The journal's record types. Numbers are for life."""
-
-    COMMIT = 1
-    PRODUCED = 2
-    SETTLED = 3
-    GIVEN_BACK = 4
-    TOPIC_CREATED = 5
-    TOPIC_DELETED = 6
-    SUBSCRIPTION_CREATED = 7
-    SUBSCRIPTION_DELETED = 8
-    CANCELLED = 9
-    MOVED = 10
-    SEEKED = 11
-    TOPIC_POLICY_CHANGED = 12
-    SUBSCRIPTION_CHANGED = 13
-    LEDGERS_DROPPED = 14
-    TRANSFERRED = 15
 
 
 class SettleReason(IntEnum):
@@ -97,6 +82,7 @@ class SettleReason(IntEnum):
     DEAD_LETTERED = 3
     REQUEUED = 4
     PURGED = 5
+    CANCELLED = 6
 
 
 class ReturnReason(IntEnum):
@@ -113,6 +99,7 @@ _GIVEN_BACK = struct.Struct("<QQB3sIq")
 _SET = struct.Struct("<QII")
 _SEQUENCES = struct.Struct("<QII")
 _TRANSFERRED = struct.Struct("<IIQ")
+_REPLACED = struct.Struct("<II")
 _ZERO = bytes(3)
 _ROW_PLACE = struct.Struct("<II")  # offset and length of a row
 _ROW_PLACE_AT = 24  # in a ROW
@@ -216,6 +203,23 @@ class Transferred:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """A batch took the place of pending messages of its schedule keys, in one step."""
+
+    type: ClassVar[RecordType] = RecordType.REPLACED
+    produced: Produced
+    cancelled: Cancelled
+
+    @property
+    def topic_id(self) -> int:
+        return self.produced.topic_id
+
+    def encode(self) -> list[Part]:
+        produced, cancelled = self.produced.encode(), self.cancelled.encode()
+        return [_REPLACED.pack(_bytes_of(produced), _bytes_of(cancelled)), *produced, *cancelled]
+
+
+@dataclass(frozen=True, slots=True)
 class Seeked:
     """A subscription begins elsewhere: all that it had settled, counted and put off is forgotten."""
 
@@ -258,9 +262,12 @@ class LedgersDropped:
     type: ClassVar[RecordType] = RecordType.LEDGERS_DROPPED
     topic_id: int
     ledger_ids: tuple[int, ...]
+    came_due_ms: int = 0  # by this time the last one of those that were not cancelled had come due
 
     def encode(self) -> list[Part]:
-        message = pb.LedgersDropped(topic_id=self.topic_id, ledger_ids=self.ledger_ids)
+        message = pb.LedgersDropped(
+            topic_id=self.topic_id, ledger_ids=self.ledger_ids, came_due_ms=self.came_due_ms
+        )
         return [message.SerializeToString(deterministic=True)]
 
 
@@ -349,6 +356,10 @@ Record = (
     | Seeked
     | LedgersDropped
     | Transferred
+    | Cancelled
+    | Moved
+    | Replaced
+    | LedgersCompacted
 )
 
 
@@ -431,6 +442,16 @@ def _decode_transferred(body: memoryview) -> Transferred:
     return Transferred(produced, settled, subscription_id)
 
 
+def _decode_replaced(body: memoryview) -> Replaced:
+    produced_bytes, cancelled_bytes = _REPLACED.unpack_from(body)
+    cancelled_at = _REPLACED.size + produced_bytes
+    check(cancelled_at + cancelled_bytes == len(body), "its parts do not fill it")
+    produced = _decode_produced(body[_REPLACED.size : cancelled_at])
+    cancelled = decode_cancelled(body[cancelled_at:])
+    check(produced.topic_id == cancelled.topic_id, "its parts belong to two topics")
+    return Replaced(produced, cancelled)
+
+
 def _decode_seeked(body: memoryview) -> Seeked:
     message = pb.Seeked.FromString(bytes(body))
     check_id(message.topic_id, "topic_id")
@@ -453,7 +474,8 @@ def _decode_ledgers_dropped(body: memoryview) -> LedgersDropped:
     for ledger_id in message.ledger_ids:
         check_ledger_id(ledger_id)
     check_rising([(ledger_id, 0) for ledger_id in message.ledger_ids], "ledgers")
-    return LedgersDropped(message.topic_id, tuple(message.ledger_ids))
+    came_due_ms = checked_time(message.came_due_ms)
+    return LedgersDropped(message.topic_id, tuple(message.ledger_ids), came_due_ms)
 
 
 def _check_head(topic_id: int, subscription_id: int, zero: bytes) -> None:
@@ -510,6 +532,10 @@ _DECODERS: dict[int, Callable[[memoryview], Record]] = {
     RecordType.SEEKED: _decode_seeked,
     RecordType.LEDGERS_DROPPED: _decode_ledgers_dropped,
     RecordType.TRANSFERRED: _decode_transferred,
+    RecordType.CANCELLED: decode_cancelled,
+    RecordType.MOVED: decode_moved,
+    RecordType.REPLACED: _decode_replaced,
+    RecordType.LEDGERS_COMPACTED: decode_compacted,
 }
 
 

@@ -113,7 +113,7 @@ def scan(data: bytes, first_lsn: int) -> Iterator[Group]:
     """The groups of a segment up to the first that does not verify. Accepts any bytes."""
     view = memoryview(data)
     start, lsn = HEADER_BYTES, first_lsn
-    while (group := _read_group(view, first_lsn, start, lsn)) is not None:
+    while (group := read_group(view, first_lsn, start, lsn)) is not None:
         yield group
         start, lsn = group.end, lsn + len(group.records)
 
@@ -232,10 +232,11 @@ def _line(record: Record, lsn: int, group: int, *, committed: bool) -> Line:
     }
 
 
-def _read_group(view: memoryview, first_lsn: int, start: int, lsn: int) -> Group | None:
+def read_group(view: memoryview, first_lsn: int, start: int, lsn: int, view_offset: int = 0) -> Group | None:
+    """The group at `start`, if it is whole and verifies; the view begins at `view_offset` of the segment."""
     records: list[Record] = []
     offset = start
-    while (record := decode_record(view, first_lsn, offset)) is not None:
+    while (record := decode_record(view, first_lsn, offset, view_offset)) is not None:
         if record.type == COMMIT:
             commit = decode_commit(record)
             expected = (start, len(records), group_crc(record.crc for record in records))

@@ -27,6 +27,7 @@ from broker.model import (
 )
 from broker.runtime.clock import Clock
 from broker.storage.alive import within
+from broker.storage.log import with_expiry_moved
 from broker.subscriptions.consumer import Consumer, DeliveryBatch, prefix_within
 from broker.subscriptions.subscription import Subscription
 
@@ -54,6 +55,8 @@ class Read:
     times: Int64Column
     rows: RowColumn
     frames: list[bytes]
+    changes: int  # of the log, before this was read
+    has_doubles: bool = False  # an entry was taken twice: moved, it is in a chunk under each of its times
 
 
 @dataclass(slots=True)
@@ -97,24 +100,32 @@ class HandOut:
     async def read(self, taken: Taken) -> Read:
         """Read rows and frames, ledger by ledger, and bring them into the order of delivery."""
         bytes_max = self._subscription.limits.batch_bytes
+        changes = self._subscription.log.changes
         first = int(taken.ledger_ids[0])
         if taken.in_order:
-            return Read(*await self._read_ledger(first, taken.entry_ids, bytes_max))
+            return Read(*await self._read_ledger(first, taken.entry_ids, bytes_max), changes)
         assert taken.expected_ms is not None
         order = np.lexsort((taken.entry_ids, taken.ledger_ids))
         ledger_ids, entry_ids = taken.ledger_ids[order], taken.entry_ids[order]
+        is_double = (np.diff(entry_ids, prepend=0) == 0) & (np.diff(ledger_ids, prepend=-1) == 0)
         starts = np.flatnonzero(np.diff(ledger_ids, prepend=-1))
         times, rows, frames = [], [], []
         for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+            wanted_ids = entry_ids[start:end][~is_double[start:end]]
             some_times, some_rows, some_frames = await self._read_ledger(
-                int(ledger_ids[start]), entry_ids[start:end], bytes_max
+                int(ledger_ids[start]), wanted_ids, bytes_max
             )
+            some_frames = [
+                *some_frames,
+                *([b""] * (len(wanted_ids) - len(some_frames))),
+            ]  # none is ever empty
+            if len(wanted_ids) < end - start:
+                again = np.cumsum(~is_double[start:end]) - 1
+                some_times, some_rows = some_times[again], some_rows[again]
+                some_frames = [some_frames[i] for i in again.tolist()]
             times.append(some_times)
             rows.append(some_rows)
-            frames += [
-                *some_frames,
-                *([b""] * (end - start - len(some_frames))),
-            ]  # a stored frame is never empty
+            frames += some_frames
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         in_order = [frames[i] for i in place.tolist()]
@@ -128,7 +139,7 @@ class HandOut:
                 taken.expected_ms[:wanted], taken.ledger_ids[:wanted], taken.entry_ids[:wanted]
             )
             frames = (await self.read(taken_from_chunk(first_ones))).frames
-        return Read(np.concatenate(times)[place], rows_in_order, frames)
+        return Read(np.concatenate(times)[place], rows_in_order, frames, changes, bool(is_double.any()))
 
     async def _read_ledger(
         self, ledger_id: int, entry_ids: UInt32Column, bytes_max: int
@@ -144,13 +155,20 @@ class HandOut:
         """Which entries may be sent now. What is too early waits for its time, what is expired is settled."""
         subscription = self._subscription
         keep = ~self._refused(taken)
+        has_changed = read.changes != subscription.log.changes
+        if has_changed:
+            self._refresh(taken, read)
         if taken.expected_ms is not None:
             keep &= read.times == taken.expected_ms  # else: moved since, and indexed under its new time too
+        if read.has_doubles:
+            keep &= _is_first(taken, keep)
         if subscription.absences and not taken.from_redelivery:
             keep &= ~within(read.times, subscription.absences)
         if subscription.honors_delay:
             early = keep & (read.times > now_ms)
             keep &= ~early
+            if has_changed or not taken.from_redelivery:
+                early &= read.times <= subscription.frontier_ms  # else it was moved, and comes in a chunk
             if early.any():
                 self._wait_for_time(taken, read, early)
         expire_at_ms = read.rows["expire_at_ms"]
@@ -159,6 +177,15 @@ class HandOut:
             keep &= ~expired
             subscription.expire_messages(entries_in(taken, np.flatnonzero(expired)))
         return keep
+
+    def _refresh(self, taken: Taken, read: Read) -> None:
+        """What was read, as it is now: something was cancelled or moved since."""
+        log, now = self._subscription.log, read.times.copy()
+        for ledger_id in np.unique(taken.ledger_ids).tolist():
+            at = np.flatnonzero(taken.ledger_ids == ledger_id)
+            now[at] = log.effective_now(ledger_id, taken.entry_ids[at], read.times[at])
+        read.rows = with_expiry_moved(read.rows, read.times, now)
+        read.times, read.changes = now, log.changes
 
     def _refused(self, taken: Taken) -> Array:
         subscription = self._subscription
@@ -305,6 +332,16 @@ def entries_in(taken: Taken, at: Array | slice) -> Entries:
     return entries
 
 
+def _is_first(taken: Taken, keep: Array) -> Array:
+    """Of entries that were taken twice and are both wanted, the first one."""
+    at = np.flatnonzero(keep)
+    order = at[np.lexsort((at, taken.entry_ids[at], taken.ledger_ids[at]))]
+    is_first = np.ones(len(keep), dtype=np.bool_)
+    same = (np.diff(taken.ledger_ids[order]) == 0) & (np.diff(taken.entry_ids[order]) == 0)
+    is_first[order[1:][same]] = False
+    return is_first
+
+
 def _part(taken: Taken, rows: slice) -> Taken:
     assert taken.expected_ms is not None
     return Taken(
@@ -317,4 +354,4 @@ def _part(taken: Taken, rows: slice) -> Taken:
 
 
 def _read_part(read: Read, rows: slice) -> Read:
-    return Read(read.times[rows], read.rows[rows], read.frames[rows])
+    return Read(read.times[rows], read.rows[rows], read.frames[rows], read.changes, read.has_doubles)

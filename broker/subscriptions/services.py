@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from broker.model import Int64Column, Position, RowColumn, UInt32Column
+from broker.model import Entries, Int64Column, Position, RowColumn, UInt32Column
 from broker.runtime.clock import Clock
 from broker.storage.policy import SubscriptionPolicy
 from broker.storage.records import Record
@@ -26,6 +26,17 @@ class SubscriptionLog(ReadableLog, Protocol):
         self, ledger_id: int, entry_ids: UInt32Column, bytes_max: int
     ) -> tuple[Int64Column, RowColumn, list[bytes]]:
         """Effective times and rows of entries (ids rising), and the frames of as many as fit into `bytes_max`."""
+
+    @property
+    def changes(self) -> int:
+        """How many records have cancelled or moved entries."""
+
+    @property
+    def changing(self) -> Entries:
+        """Entries that a record on its way cancels or moves: nobody is sent them."""
+
+    def effective_now(self, ledger_id: int, entry_ids: UInt32Column, times: Int64Column) -> Int64Column:
+        """Effective times that were read some time ago, as they are by now."""
 
     def was_dropped(self, ledger_id: int) -> bool:
         """Whether a ledger that is not there was, all of it settled."""

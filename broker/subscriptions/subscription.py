@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +39,7 @@ from broker.model import (
 )
 from broker.observe.metrics import SubscriptionCounters
 from broker.runtime.signal import Signal
+from broker.runtime.supervise import forget_result
 from broker.storage.alive import Absence
 from broker.storage.manifest import CursorImage, SubscriptionImage
 from broker.storage.policy import effective
@@ -55,6 +55,7 @@ from broker.subscriptions.backoff import delays
 from broker.subscriptions.capture import CursorCapture
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.cursor import Cursor, entries_between
+from broker.subscriptions.failures import Failure, failures_of
 from broker.subscriptions.giving_up import NACKED, TOO_OFTEN, worn_out
 from broker.subscriptions.leases import Leases
 from broker.subscriptions.reader import Reader
@@ -70,13 +71,6 @@ KEY_SHARED = 2
 EXCLUSIVE = 3
 FAILOVER = 4
 TYPE_NAMES = {SHARED: "SHARED", KEY_SHARED: "KEY_SHARED", EXCLUSIVE: "EXCLUSIVE", FAILOVER: "FAILOVER"}
-
-
-class Failure(NamedTuple):
-    """Why one id of a request was not taken: `reason` is NOT_FOUND or LEASE_LOST."""
-
-    position: Position
-    reason: str
 
 
 class Subscription:
@@ -114,20 +108,21 @@ class Subscription:
         self.promised: Entries = {}
         self.absences: tuple[Absence, ...] = ()
         """What came due in them is held back until it was found out what becomes of it."""
-        self.giving_up: Entries = {}
-        """Of what is promised, what no record names yet: it is on its way to the dead-letter topic."""
+        self.giving_up: Entries = {}  # promised, and named by no record yet: on its way to the dead-letter topic
         self.replay = ReplayQueue(services.limits.replay_entries_max)
         self.reader = Reader(log, honors_delay=self.honors_delay)
+        self.frontier_ms = 0  # of the index, while there are consumers: what is due later comes in chunks
+        self.unknown_through_ms = 0
         self.work = Signal()
         self.deleted = False
-        self.decided: SubscriptionChanged | None = None
-        """The last change that was submitted, whether it is applied or not."""
+        self.decided: SubscriptionChanged | None = None  # the last change that was submitted, applied or not
         self.parked: Entries = {}
         """What came back and waits in the dispatcher for the consumer of its key (KEY_SHARED)."""
         self.came_back: list[Entries] = []
         """What was given back unasked since the dispatcher last looked: it keeps its place (KEY_SHARED)."""
-        self.returning = 0
-        """Records on their way to the disk that give entries back: what they name lies before what was not sent yet."""
+        self.returning = (
+            0  # records on their way that give entries back: these lie before what was not sent yet
+        )
 
     # -- facts -----------------------------------------------------------------------------------------------
 
@@ -158,10 +153,15 @@ class Subscription:
         """Whether there is anybody to deliver to; only then chunks are wanted."""
         return bool(self.consumers)
 
-    def start(self) -> None:
-        """Called once, after recovery and before anything is delivered."""
+    def start(self, frontier_ms: int) -> None:
+        """Called once, before anything is delivered. `frontier_ms`: see `begins_anew`."""
         self.counters = SubscriptionCounters()  # what was replayed was counted by the process before
         self.redelivery.queue_owed()
+        self.begins_anew(frontier_ms)
+
+    def begins_anew(self, frontier_ms: int) -> None:
+        """Of what was due by then nobody knows what was sent: the broker has just started, or it was sought."""
+        self.unknown_through_ms = frontier_ms
 
     def unsettled_count(self) -> int:
         """Messages that are owed: stored since the start, not settled, due or not."""
@@ -190,7 +190,8 @@ class Subscription:
         # Volatile state follows: what is settled is not held, whoever settled it.
         self.leases.settle(record.entries)
         remove_entries(self.promised, record.entries)
-        self.counters.note_settled(record.reason.name.lower(), count_entries(fresh))
+        if record.reason is not SettleReason.CANCELLED:  # which the topic counts, once for all
+            self.counters.note_settled(record.reason.name.lower(), count_entries(fresh))
 
     def apply_given_back(self, record: GivenBack) -> None:
         """Entries were sent and come back, not before a time."""
@@ -239,6 +240,12 @@ class Subscription:
         self.changed = True
         self._end_streams()
         self.work.set()
+
+    def apply_moved(self, entries: Entries) -> None:
+        """Entries are due at another time: the index brings them, whatever they waited for until now."""
+        if self.honors_delay:
+            self.redelivery.forget(entries)
+            remove_entries(self.parked, entries)
 
     def apply_dropped(self, ledger_ids: Iterable[int]) -> None:
         """Ledgers are gone; every entry of them was settled here, or lay before the start."""
@@ -294,6 +301,7 @@ class Subscription:
         """From here on, what is due by now is found by position. One step, without await."""
         self.replay.clear()
         self._unpark()
+        self.frontier_ms = catchup_ms
         self.reader.begin(self.cursor.mark, self.log.end, catchup_ms)
         self.work.set()
 
@@ -301,6 +309,7 @@ class Subscription:
         """Take a reference to a chunk. On overflow the queue is emptied and catch-up finds what was in it."""
         if not self.honors_delay or not self.consumers:
             return
+        self.frontier_ms = catchup_ms
         if not self.replay.push(chunk):
             self.begin_catchup(catchup_ms)
         self.work.set()
@@ -331,11 +340,11 @@ class Subscription:
             # is refused: an acknowledgement that is lost would bring the message back.
             plausible = await self._plausible(unknown)
             refused = without_entries(unknown, plausible)
-            failures += _failures(refused, "NOT_FOUND")
+            failures += failures_of(refused, "NOT_FOUND")
             entries = without_entries(entries, refused)
         fresh = without_entries(entries, self.cursor.settled_part(entries))
         if fresh:
-            await self._settle(fresh, SettleReason.ACKED)
+            await self.settle(fresh, SettleReason.ACKED)
         return failures
 
     async def give_back(
@@ -417,11 +426,7 @@ class Subscription:
     def expire_messages(self, entries: Entries) -> None:
         """Settle entries whose time to live has passed; nobody waits for it."""
         with contextlib.suppress(Unavailable):  # they expire again after the restart
-            _forget_result(self._settle(entries, SettleReason.EXPIRED))
-
-    def settle(self, entries: Entries, reason: SettleReason) -> asyncio.Future[None]:
-        """Settle entries that no consumer has acknowledged; done when that is durable."""
-        return self._settle(entries, reason)
+            forget_result(self.settle(entries, SettleReason.EXPIRED))
 
     def give_up(self, entries: Entries, reason: str) -> asyncio.Future[None]:
         """Make dead letters of entries that nobody holds; done when that is durable."""
@@ -445,6 +450,16 @@ class Subscription:
         return None
 
     def not_to_send(self, ledger_id: int, entry_ids: UInt32Column, *, also_queued: bool) -> Mask:
+        """For each entry, whether it is not to be sent now: `not_owed`, or about to be cancelled or moved."""
+        refused = self.not_owed(ledger_id, entry_ids, also_queued=also_queued)
+        changing = self.log.changing.get(ledger_id)
+        if (
+            changing is not None and self.honors_delay
+        ):  # else it reads each once, and would not come back to it
+            refused |= members(entry_ids, changing)
+        return refused
+
+    def not_owed(self, ledger_id: int, entry_ids: UInt32Column, *, also_queued: bool) -> Mask:
         """For each entry, whether it is settled, leased, promised or (`also_queued`) waiting for redelivery."""
         if self.log.entry_count(ledger_id) is None:
             return np.ones(len(entry_ids), dtype=np.bool_)  # dropped, and therefore settled
@@ -463,7 +478,8 @@ class Subscription:
 
     # -- decisions -------------------------------------------------------------------------------------------
 
-    def _settle(self, entries: Entries, reason: SettleReason) -> asyncio.Future[None]:
+    def settle(self, entries: Entries, reason: SettleReason) -> asyncio.Future[None]:
+        """Settle entries that nobody has settled; done when that is durable."""
         done = self._services.submit(Settled(self.topic_id, self.subscription_id, reason, entries))
         self.promise_settled(entries)
         return done
@@ -504,7 +520,7 @@ class Subscription:
             raise
         merge_entries(self.promised, entries)
         self.returning += 1
-        return _forget_result(done)
+        return forget_result(done)
 
     def _give_back_unasked(self, consumer_id: str, entries: Entries, reason: ReturnReason) -> None:
         """Give back at once what no consumer asked to give back; nobody waits for it."""
@@ -556,8 +572,8 @@ class Subscription:
             return []
         entries, gone, failures = self._there(entries)
         lost = self._known(entries)
-        failures += _failures(lost, "LEASE_LOST") + _failures(gone, "LEASE_LOST")
-        return failures + _failures(without_entries(entries, lost), "NOT_FOUND")
+        failures += failures_of(lost, "LEASE_LOST") + failures_of(gone, "LEASE_LOST")
+        return failures + failures_of(without_entries(entries, lost), "NOT_FOUND")
 
     def _there(self, entries: Entries) -> tuple[Entries, Entries, list[Failure]]:
         """The part of a set in ledgers that there are, the part in dropped ones, and failures of the rest.
@@ -570,18 +586,4 @@ class Subscription:
         others = {i: bitmap for i, bitmap in entries.items() if i not in there}
         gone = {i: bitmap for i, bitmap in others.items() if self.log.was_dropped(i)}
         gone = entries_between(gone, self.image.start, self.log.end)
-        return there, gone, _failures(without_entries(others, gone), "NOT_FOUND")
-
-
-def _failures(entries: Entries, reason: str) -> list[Failure]:
-    return [
-        Failure(Position(ledger_id, entry_id), reason)
-        for ledger_id, bitmap in sorted(entries.items())
-        for entry_id in bitmap
-    ]
-
-
-def _forget_result(done: asyncio.Future[None]) -> asyncio.Future[None]:
-    """Nobody may be waiting; a failed journal reports itself."""
-    done.add_done_callback(lambda future: future.cancelled() or future.exception())
-    return done
+        return there, gone, failures_of(without_entries(others, gone), "NOT_FOUND")

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
-from broker.runtime.vfs import Buffer
+from broker.runtime.vfs import Buffer, File
 from broker.testing.fault_plan import FaultPlan
 
 SECTOR_BYTES = 512
@@ -55,7 +55,7 @@ _FATES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.TORN, Cra
 
 
 class Op(NamedTuple):
-    """One recorded operation. `kind` is one of write, truncate, sync, create, rename, remove, make_dir,
+    """One recorded operation. `kind` is one of write, truncate, sync, create, link, rename, remove, make_dir,
     remove_dir, sync_dir, sync_failed."""
 
     kind: str
@@ -120,6 +120,12 @@ class MemFile:
             raise _os_error(errno.ENOSPC, self._path)
         if fault is not None:
             raise _os_error(fault.error, self._path)
+
+    def copy_from(self, source: File, length: int, offset: int) -> None:
+        block = source.pread(length, offset)
+        self.pwrite([block], offset)
+        if len(block) < length:
+            raise _os_error(errno.EIO, source.path)
 
     def truncate(self, length: int) -> None:
         node = self._checked()
@@ -216,6 +222,15 @@ class MemVfs:
         gone, named = (old_parent.id, old_name, None), (new_parent.id, new_name, node.id)
         self._record("rename", source, node.id, gone, named)
 
+    def link(self, source: str, target: str) -> None:
+        self._meet_fault("link", source)
+        node = self._find_file(source)
+        if self.exists(target):
+            raise _os_error(errno.EEXIST, target)
+        parent, name = self._parent(target)
+        parent.names[name] = node
+        self._record("link", source, node.id, (parent.id, name, node.id))
+
     def remove(self, path: str) -> None:
         self._meet_fault("remove", path)
         self._find_file(path)
@@ -227,8 +242,8 @@ class MemVfs:
     def free_bytes(self, path: str) -> int:
         if self.capacity_bytes is None:
             return _UNLIMITED_BYTES
-        used = sum(len(node.data) for _, node in _walk(self._root) if isinstance(node, _FileNode))
-        return max(0, self.capacity_bytes - used)
+        files = {node.id: node for _, node in _walk(self._root) if isinstance(node, _FileNode)}
+        return max(0, self.capacity_bytes - sum(len(node.data) for node in files.values()))
 
     def lock(self, path: str) -> MemFile | None:
         self._meet_fault("open", path)

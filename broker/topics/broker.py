@@ -14,6 +14,8 @@ from pyroaring import BitMap64
 
 from broker.config import BrokerConfig
 from broker.delayed.bucket_storage import LocalBucketStorage
+from broker.delayed.key_cache import KeyCache
+from broker.delayed.schedule_keys import KeyLimits
 from broker.errors import Fenced, LimitReached, StorageFailed, Unavailable
 from broker.model import Batch
 from broker.observe.logs import get_logger
@@ -23,13 +25,18 @@ from broker.runtime.supervise import Supervisor
 from broker.runtime.vfs import File, Vfs
 from broker.storage.blocks import LedgerName
 from broker.storage.journal import Journal
+from broker.storage.key_run_files import LocalKeyRuns
 from broker.storage.layout import Layout
 from broker.storage.ledger import Ledger
 from broker.storage.ledger_files import OpenFiles
+from broker.storage.named_files import ledger_capture
 from broker.storage.records import Record
-from broker.topics.checkpoint import Checkpointer, ledger_capture
+from broker.topics.backup import Backups
+from broker.topics.checkpoint import Checkpointer
+from broker.topics.compaction import CompactionDesk
 from broker.topics.dead_letters import DeadLetterOffice
 from broker.topics.intake import Accepted, check_first
+from broker.topics.key_upkeep import KeyServices
 from broker.topics.live_check import LiveCheck, TopicCheck
 from broker.topics.overdue import Overdue
 from broker.topics.policies import default_topic_policy
@@ -38,6 +45,7 @@ from broker.topics.registry import Registry
 from broker.topics.retention import Reclaimer
 from broker.topics.tail_writer import TailWriter
 from broker.topics.topic import Topic, TopicServices
+from broker.topics.topic_index import IndexServices
 
 log = get_logger(__name__)
 
@@ -83,8 +91,21 @@ class Broker:
         self._overdue = Overdue(self.registry, clock, vfs, self._layout.alive, file_executor)
         self._journal: Journal | None = None
         self._checkpointer: Checkpointer | None = None
+        self._backups: Backups | None = None
         self._tail_writer = TailWriter(config.tail_bytes_max)
         self._live_check = LiveCheck(self._bucket_storage, index_executor)
+        self.compactions = CompactionDesk(
+            self.registry,
+            self._layout,
+            vfs,
+            clock,
+            rng=rng,
+            lease_ms_max=config.compaction_lease_ms,
+            cleanup_ms=config.compaction_cleanup_ms,
+            file_executor=file_executor,
+            index_executor=index_executor,
+        )
+        self._found_alive_ms = 0
         self._disk_full = False
         self._draining = False
 
@@ -130,11 +151,24 @@ class Broker:
             interval_ms=config.checkpoint_interval_ms,
             counters=self.counters,
         )
+        self._backups = Backups(
+            config=config,
+            layout=self._layout,
+            vfs=self._vfs,
+            clock=self.clock,
+            executor=self._index_executor,
+            checkpointer=self._checkpointer,
+            journal=self._journal,
+            broker_id=manifests.root.broker_id,
+            counters=self.counters,
+            spawn=self.supervisor.spawn,
+        )
         cut_ledgers(self._vfs, self._layout, manifests)
         self._restore(manifests)
         recovered_records = replay_journal(self._journal, manifests.root.checkpoint_lsn + 1, self.registry)
-        remove_unnamed(self._vfs, self._layout, manifests)
+        remove_unnamed(self._vfs, self._layout, manifests, self.registry)
         self._overdue.read(manifests.root.last_alive_ms)
+        self._found_alive_ms = manifests.root.last_alive_ms
         self.counters.recovery_seconds = (self.clock.monotonic_ns() - started_ns) / 1e9
         log.info(
             "Data directory opened",
@@ -160,10 +194,23 @@ class Broker:
             changed=self._changed,
         )
         self.supervisor.spawn("reclaim", reclaimer.run())
+        self.supervisor.spawn("compaction leases", self.compactions.run())
         self.registry.start()
         self._overdue.begin(self.started_ms)
         self.supervisor.spawn("overdue messages", self._overdue.sweep())
         self.supervisor.spawn("signs of life", self._overdue.beat())
+        self.backups.begin()
+
+    def start_offline(self) -> None:
+        """Begin to write and to index, for upkeep of a folder that nobody else uses: nobody is delivered to.
+
+        What came due in the broker's absence stays so: this was not a sign of life.
+        """
+        self.checkpointer.last_alive_ms = self._found_alive_ms
+        self.supervisor.spawn("journal", self.journal.run())
+        self.supervisor.spawn("ledger tails", self._tail_writer.run())
+        self.supervisor.spawn("checkpoints", self.checkpointer.run())
+        self.registry.start()
 
     def drain(self) -> None:
         """Refuse new work; what was accepted is finished."""
@@ -172,8 +219,10 @@ class Broker:
     async def stop(self) -> None:
         """Write what is pending and a last checkpoint, then let go of the data directory."""
         self._draining = True
+        await self.compactions.stop()
         self.registry.stop()
         await self.dead_letters.wait_idle()
+        await self.backups.stop()
         # First the journal ends: everything submitted is durable and applied, and nothing comes after it.
         await self.journal.close()
         if self.journal.failed is None:
@@ -204,11 +253,28 @@ class Broker:
             appended=self._tail_writer.appended,
             changed=self._changed,
             make_folders=self._make_topic_folders,
-            bucket_storage=self._bucket_storage,
-            index_executor=self._index_executor,
-            note_index=self.counters.note_index,
+            index=IndexServices(
+                clock=self.clock,
+                clock_recheck_ms=self.config.clock_recheck_ms,
+                due_entries=self.config.due_batch_entries,
+                spawn=self.supervisor.spawn,
+                bucket_storage=self._bucket_storage,
+                executor=self._index_executor,
+                note=self.counters.note_index,
+            ),
             note_rebuild=self.counters.note_rebuild,
             dead_letter_sink=self.dead_letters,
+            keys=KeyServices(
+                clock=self.clock,
+                spawn=self.supervisor.spawn,
+                storage=self._key_storage,
+                executor=self._index_executor,
+                cache=KeyCache(self.config.schedule_key_cache_bytes),
+                counters=self.counters,
+                limits=KeyLimits(
+                    seal_count=self.config.min_index_count, seal_after_ms=self.config.seal_after_ms
+                ),
+            ),
         )
         self.registry.bind(services)
         for image in manifests.topics:
@@ -240,6 +306,11 @@ class Broker:
         return self._checkpointer
 
     @property
+    def backups(self) -> Backups:
+        assert self._backups is not None, "the broker was not opened"
+        return self._backups
+
+    @property
     def not_ready_because(self) -> str | None:
         """Why the broker cannot serve, in one line; None if it can."""
         if self._journal is None:
@@ -248,8 +319,11 @@ class Broker:
             return f"writing has ended: {self._journal.failed.message}"
         return "draining" if self._draining else None
 
-    async def submit_batch(self, topic_name: str, batch: Batch) -> Accepted:
-        """Accept a batch for a topic, waiting for room; its ids count once `durable` is done."""
+    async def submit_batch(self, topic_name: str, batch: Batch, *, replace: bool = False) -> Accepted:
+        """Accept a batch for a topic, waiting for room; its ids count once `durable` is done.
+
+        `replace`: messages that wait under the schedule keys of these give way to them.
+        """
         self.check_serving()
         if self._disk_full:
             raise LimitReached(
@@ -265,7 +339,9 @@ class Broker:
             # broker's own policy, so what is checked here holds.
             check_first(batch, self.clock.now_ms(), default_topic_policy(self.config))
         topic = await self.registry.topic_or_create(topic_name)
-        return topic.submit(batch)
+        return (
+            topic.submit(batch) if batch.schedule_keys is None else await topic.keyed.submit(batch, replace)
+        )
 
     async def verify_topic(self, name: str) -> TopicCheck:
         """Compare a topic's index with its messages while it delivers; see `live_check`."""
@@ -301,6 +377,9 @@ class Broker:
         return LocalBucketStorage(
             self._vfs, self._layout.buckets(topic_id), topic_id, self._read_executor, self._index_executor
         )
+
+    def _key_storage(self, topic_id: int) -> LocalKeyRuns:
+        return LocalKeyRuns(self._vfs, self._layout.keys(topic_id), topic_id, self._read_executor)
 
     async def _make_topic_folders(self, topic_id: int) -> None:
         await asyncio.get_running_loop().run_in_executor(

@@ -16,17 +16,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from broker.delayed.bucket_values import BucketImage
+from broker.delayed.schedule_keys import KeyImage
 from broker.errors import StorageFailed
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
 from broker.runtime.vfs import Vfs, replace_file
+from broker.storage.amendments import AmendmentsImage, encode_amendments
 from broker.storage.blocks import LedgerCapture
 from broker.storage.journal import Journal
 from broker.storage.layout import Layout, remove_tree
@@ -60,7 +62,10 @@ class TopicCapture:
     cursors: tuple[tuple[str, CursorCapture], ...]  # (file name, content)
     index: BucketImage
     dropped: tuple[DroppedLedger, ...]  # not named any more
+    amendments: tuple[tuple[str, AmendmentsImage], ...]  # (file name, content)
+    amendments_before: tuple[str, ...]  # file names that these replace
     producers: ProducersCapture | None  # to be written; None: as it was
+    keys: KeyImage
 
 
 def ledger_image(capture: LedgerCapture, facts: LedgerFacts, amendments_file: str) -> LedgerImage:
@@ -78,20 +83,7 @@ def ledger_image(capture: LedgerCapture, facts: LedgerFacts, amendments_file: st
         last_due_ms=facts.last_due_ms,
         last_expire_ms=facts.last_expire_ms,
         last_publish_ms=facts.last_publish_ms,
-    )
-
-
-def ledger_capture(image: LedgerImage, topic_id: int) -> LedgerCapture:
-    """What a manifest says of a ledger, as the ledger's own code takes it."""
-    return LedgerCapture(
-        topic_id=topic_id,
-        ledger_id=image.ledger_id,
-        generation=image.generation,
-        entry_count=image.entry_count,
-        data_bytes=image.data_bytes,
-        sealed=image.sealed,
-        times_crcs=image.times_crcs,
-        rows_crcs=image.rows_crcs,
+        sparse=capture.sparse,
     )
 
 
@@ -99,6 +91,7 @@ def capture_topic(topic: Topic) -> TopicCapture:
     """Capture a topic: one step, no await."""
     dirty = topic.log.dirty
     index = topic.index_image()
+    keys = topic.keys.image()
     ledgers = tuple((ledger, ledger.capture()) for ledger in topic.log)
     cursors = []
     images = []
@@ -114,12 +107,8 @@ def capture_topic(topic: Topic) -> TopicCapture:
                 mark=subscription.cursor.mark,
             )
         )
-    producers = None
-    if topic.producers.changed:
-        topic.producers_file = f"producers.{topic.applied_lsn:x}"
-        producers = topic.producers.capture(topic.topic_id)
-        topic.producers.changed = False
-        topic.intake.let_go()
+    producers = _capture_producers(topic)
+    amendments, amendments_before = _capture_amendments(topic)
     image = TopicImage(
         topic_id=topic.topic_id,
         name=topic.name,
@@ -143,11 +132,53 @@ def capture_topic(topic: Topic) -> TopicCapture:
         next_bucket_id=index.next_bucket_id,
         producers_file=topic.producers_file,
         log_end=topic.log.gone_end,
+        key_run_ids=keys.run_ids,
+        next_key_run_id=keys.next_run_id,
+        keys_through=keys.keys_through if topic.keys.is_used else None,
+        gone_ledgers=_still_gone(topic, index.frontier_ms),
     )
     to_write = tuple((ledger, capture) for ledger, capture in ledgers if capture.ledger_id in dirty)
     topic.log.dirty = {}
     dropped, topic.log.dropped = tuple(topic.log.dropped), []
-    return TopicCapture(image, to_write, tuple(cursors), index, dropped, producers)
+    return TopicCapture(
+        image,
+        to_write,
+        tuple(cursors),
+        index,
+        dropped,
+        amendments,
+        amendments_before,
+        producers,
+        keys,
+    )
+
+
+def _capture_producers(topic: Topic) -> ProducersCapture | None:
+    """What is to be written of its producers; None: they are as they were."""
+    if not topic.producers.changed:
+        return None
+    topic.producers_file = f"producers.{topic.applied_lsn:x}"
+    topic.producers.changed = False
+    topic.intake.let_go()
+    return topic.producers.capture(topic.topic_id)
+
+
+def _capture_amendments(topic: Topic) -> tuple[tuple[tuple[str, AmendmentsImage], ...], tuple[str, ...]]:
+    """The changed amendments as (file name, content), and the names of the files that they replace."""
+    changed, before = [], []
+    for ledger_id in sorted(topic.log.amended):
+        if name := topic.amendments_files.get(ledger_id):
+            before.append(name)
+        topic.amendments_files[ledger_id] = name = f"{ledger_id}.{topic.applied_lsn:x}.amend"
+        changed.append((name, AmendmentsImage(topic.topic_id, ledger_id, topic.log.amendments[ledger_id])))
+    topic.log.amended = set()
+    return tuple(changed), tuple(before)
+
+
+def _still_gone(topic: Topic, frontier_ms: int) -> tuple[tuple[int, int], ...]:
+    """The ledgers of which buckets may still hold rows that are not due."""
+    topic.gone_ledgers = {each: due_ms for each, due_ms in topic.gone_ledgers.items() if due_ms > frontier_ms}
+    return tuple(sorted(topic.gone_ledgers.items()))
 
 
 class Checkpointer:
@@ -184,6 +215,8 @@ class Checkpointer:
         self._lock = asyncio.Lock()
         self._cut_short = False  # a checkpoint has begun and not ended; true for good if it never will
         self._counters = counters
+        self.last_alive_ms: int | None = None
+        """What the root says of it; None: that it is alive."""
 
     def changed(self, topic: Topic) -> None:
         """A topic has something for the next checkpoint."""
@@ -205,6 +238,13 @@ class Checkpointer:
 
     async def checkpoint(self) -> None:
         """Write one checkpoint; returns when it is durable."""
+        async with self.at_rest():
+            pass
+
+    @contextlib.asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """Write one checkpoint. Within this no other begins: what the manifests name stays, and so does the journal
+        after it."""
         async with self._lock:
             if self._cut_short:
                 raise StorageFailed(
@@ -215,6 +255,7 @@ class Checkpointer:
             self._cut_short = True
             await self._write_checkpoint()
             self._cut_short = False
+            yield
 
     async def _write_checkpoint(self) -> None:
         started_ns = self._clock.monotonic_ns()
@@ -227,6 +268,7 @@ class Checkpointer:
                 capture = capture_topic(topic)
                 await self._persist(capture)
                 await topic.index_image_durable(capture.index)
+                await topic.keys.remove_deleted(capture.keys)
                 await self._remove_dropped(topic, capture.dropped)
         await self._in_thread(self._vfs.sync_dir, self._layout.topics)  # folders of new topics
         # A topic that went meanwhile has no manifest that holds its records up to the root's lsn, perhaps none
@@ -253,7 +295,7 @@ class Checkpointer:
             topics={topic.topic_id: topic.name for topic in registry.topics.values()},
             next_topic_id=registry.next_topic_id,
             next_ledger_id=registry.next_ledger_id,
-            last_alive_ms=self._clock.now_ms(),
+            last_alive_ms=self._clock.now_ms() if self.last_alive_ms is None else self.last_alive_ms,
         )
 
     async def _persist(self, capture: TopicCapture) -> None:
@@ -272,6 +314,9 @@ class Checkpointer:
         if capture.producers is not None:
             replace_file(self._vfs, f"{folder}/{capture.image.producers_file}", [capture.producers.encode()])
         # Each sync counts: with thousands of changed topics they hold up the journal's.
+        for name, amendments in capture.amendments:
+            path = f"{self._layout.ledgers(topic_id)}/{name}"
+            replace_file(self._vfs, path, [encode_amendments(amendments)])
         if capture.ledgers:
             self._vfs.sync_dir(self._layout.ledgers(topic_id))
         manifest = self._layout.topic_manifest(topic_id)
@@ -285,6 +330,8 @@ class Checkpointer:
         for name in self._vfs.list_dir(folder):
             if name not in named:
                 self._vfs.remove(f"{folder}/{name}")
+        for name in capture.amendments_before:
+            self._vfs.remove(f"{self._layout.ledgers(topic_id)}/{name}")
 
     async def _remove_dropped(self, topic: Topic, dropped: tuple[DroppedLedger, ...]) -> None:
         """Remove the files of ledgers that the topic's manifest does not name any more."""
@@ -301,8 +348,10 @@ class Checkpointer:
                     "A ledger's files could not be removed", ledger_id=name.ledger_id, error=str(error)
                 )
                 continue
-            self._counters.removed_ledgers += 1
-            self._counters.reclaimed_bytes += each.ledger.disk_bytes
+            self._counters.removed_ledgers += each.successor is None
+            self._counters.compacted_ledgers += each.successor is not None
+            left_bytes = 0 if each.successor is None else each.successor.disk_bytes
+            self._counters.reclaimed_bytes += max(0, each.ledger.disk_bytes - left_bytes)
 
     def _remove_ledger(self, topic_id: int, dropped: DroppedLedger) -> None:
         dropped.ledger.delete(self._vfs)

@@ -16,12 +16,14 @@ from pyroaring import BitMap
 from broker.model import START, Position
 from broker.storage.amendments import Amendments
 from broker.storage.blocks import find_bad_offsets, find_bad_times
+from broker.storage.changes import Cancelled, Moved
 from broker.storage.manifest import BrokerImage, CursorImage, LedgerImage, SubscriptionImage, TopicImage
 from broker.storage.records import (
     GivenBack,
     LedgersDropped,
     Produced,
     Record,
+    Replaced,
     Settled,
     SubscriptionCreated,
     SubscriptionDeleted,
@@ -173,9 +175,11 @@ class History:
         if isinstance(record, TopicCreated):
             self._topics.setdefault(record.topic_id, _TopicState(record.name, lsn))
             return
-        if isinstance(record, Transferred):
+        if isinstance(record, Transferred | Replaced):
             yield from self.apply(lsn, record.produced)
-            yield from self.apply(lsn, record.settled)
+            yield from self.apply(
+                lsn, record.settled if isinstance(record, Transferred) else record.cancelled
+            )
             return
         if isinstance(record, Produced):
             self._next_ledger_id = max(self._next_ledger_id, record.ledger_id + 1)
@@ -193,7 +197,7 @@ class History:
                 yield from _dropped(topic, record, is_contained=lsn <= topic.applied_lsn)
             case _ if lsn <= topic.applied_lsn:
                 pass
-            case Settled() | GivenBack():
+            case Settled() | GivenBack() | Cancelled() | Moved():
                 yield from _named(topic, record)
             case SubscriptionCreated():
                 yield from _created(topic, record.subscription)
@@ -246,8 +250,8 @@ def _dropped(topic: _TopicState, record: LedgersDropped, *, is_contained: bool) 
         topic.dropped.add(ledger_id)
 
 
-def _named(topic: _TopicState, record: Settled | GivenBack) -> Iterator[str]:
-    if record.subscription_id not in topic.subscriptions:
+def _named(topic: _TopicState, record: Settled | GivenBack | Cancelled | Moved) -> Iterator[str]:
+    if isinstance(record, Settled | GivenBack) and record.subscription_id not in topic.subscriptions:
         return
     for ledger_id, bitmap in record.entries.items():
         if ledger_id not in topic.ledgers and ledger_id <= topic.end.ledger_id:

@@ -43,6 +43,7 @@ from broker.model import (
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
+from broker.storage.changes import Changed
 from broker.storage.log import TopicLog
 from broker.storage.records import GivenBack, Produced, Seeked, Settled, SubscriptionChanged
 from broker.subscriptions.subscription import Subscription
@@ -95,6 +96,20 @@ class Hidden:
             ids = chunk.entry_ids[chunk.ledger_ids == ledger_id]
             if len(ids):
                 remove_entries(self.elsewhere, {ledger_id: bitmap_of(ids)})
+
+    def changed(self, ledgers: Mapping[int, Changed], frontier: Frontier) -> None:
+        """Entries were cancelled: they are not in the index any more, nor hidden from anybody."""
+        for ledger_id, changed in ledgers.items():
+            if changed.new_ms is not None:
+                continue
+            ids = changed.entry_ids
+            held = _after(frontier, changed.old_ms, np.int64(ledger_id), ids)
+            before = np.full(len(ids), ledger_id < self.start.ledger_id)
+            if ledger_id == self.start.ledger_id:
+                before = ids < self.start.entry_id
+            counted = _after(self.frontier, changed.old_ms, np.int64(ledger_id), ids)
+            self.before -= int(np.count_nonzero(held & before & counted))
+            remove_entries(self.elsewhere, {ledger_id: bitmap_of(ids)})
 
 
 class TopicCounts:
@@ -161,7 +176,7 @@ class TopicCounts:
         has_none_elsewhere = not self._may_be_elsewhere(subscription)
         if start <= self._log.begin and has_none_elsewhere:
             return
-        if start >= self._log.end and has_none_elsewhere and not index.is_rebuilding:
+        if start >= self._log.end and has_none_elsewhere and index.is_exact:
             hidden.before = index.scheduled_count()  # all of it, indexed or not yet
             hidden.is_known = True
         self._hidden[subscription.subscription_id] = hidden
@@ -189,6 +204,23 @@ class TopicCounts:
         ids = (delayed + record.first_entry_id).astype(np.uint32)
         merge_entries(hidden.elsewhere, {record.ledger_id: bitmap_of(ids)})
 
+    def changed(self, ledgers: Mapping[int, Changed]) -> None:
+        """Entries were cancelled or moved, of which the index has not been told yet."""
+        if self._index is None:
+            return
+        for hidden in list(self._hidden.values()):
+            if hidden.is_known:
+                hidden.changed(ledgers, self._index.tracker.frontier)
+            else:
+                self.recount(hidden.subscription)  # its scan may have passed them
+
+    def moved(self, ledgers: Mapping[int, Changed]) -> None:
+        """Entries were moved, and the index was told: what was due is scheduled again, perhaps not for all."""
+        if self._index is not None:
+            frontier_ms = self._index.tracker.frontier.deliver_at_ms
+            if any(bool((changed.old_ms <= frontier_ms).any()) for changed in ledgers.values()):
+                self.recount_all()
+
     def took(self, chunk: DueChunk) -> None:
         """A chunk has left the index."""
         if self._hidden:
@@ -208,7 +240,7 @@ class TopicCounts:
         """Whether nothing is being sought: after a start, a seek or a rebuild of the index that takes a moment."""
         if self._index is None:
             return False
-        return not self._index.is_rebuilding and all(each.is_known for each in self._hidden.values())
+        return self._index.is_exact and all(each.is_known for each in self._hidden.values())
 
     async def wait_exact(self, seconds: float) -> None:
         """Return once the counts are exact, or after a while."""
@@ -363,7 +395,7 @@ class TopicCounts:
         held = later & ~below & _after(self._index.tracker.frontier, times, np.int64(ledger_id), ids)
         at = np.flatnonzero(held)
         if len(at):
-            refused = hidden.subscription.not_to_send(ledger_id, ids[at], also_queued=True)
+            refused = hidden.subscription.not_owed(ledger_id, ids[at], also_queued=True)
             if refused.any():
                 merge_entries(hidden.elsewhere, {ledger_id: bitmap_of(ids[at][refused])})
 

@@ -6,10 +6,11 @@ Blocks. Damage in one file does not keep the others from being looked at: it is 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from pyroaring import BitMap
 
 from broker.delayed.bucket_storage import SnapshotReader
 from broker.delayed.check import (
@@ -24,12 +25,13 @@ from broker.delayed.check import (
     settled_by_all,
 )
 from broker.errors import Corrupt
-from broker.model import Int64Column
+from broker.model import CANCELLED_MS, LEDGER_ID_MAX, Int64Column, ids_of
 from broker.runtime.vfs import Vfs
 from broker.storage.amendments import NONE, Amendments
-from broker.storage.blocks import TIME, LedgerCapture, LedgerName
+from broker.storage.blocks import TIME, LedgerCapture
 from broker.storage.bucket_snapshot import BucketMetadata, Ordinals, decode_entries
 from broker.storage.ledger_files import CheckedColumn, open_checked
+from broker.storage.sparse_files import read_present
 
 ENTRIES_MAX = 16_000_000
 """Index entries that one pass over the buckets keeps in memory, about: 12 bytes each."""
@@ -56,13 +58,37 @@ def file_source(
     def read_times() -> Int64Column:
         if not capture.entry_count:
             return np.empty(0, dtype=np.int64)  # it has no files
-        name = LedgerName(folder, capture.topic_id, capture.ledger_id, capture.generation)
         crcs = None if capture.sealed else capture.times_crcs
-        column = CheckedColumn(TIME, capture.entry_count, crcs)
-        with contextlib.closing(open_checked(vfs, name, "times")) as file:
-            return column.read(file, 0, capture.entry_count)
+        column = CheckedColumn(TIME, capture.row_count, crcs)
+        with contextlib.closing(open_checked(vfs, capture.name(folder), "times")) as file:
+            times = column.read(file, 0, capture.row_count)
+            if capture.sparse is None:
+                return times
+            every = np.full(capture.entry_count, CANCELLED_MS, dtype=np.int64)
+            every[ids_of(read_present(file, capture))] = times
+            return every
 
     return LedgerSource(capture.ledger_id, capture.entry_count, read_times, amendments)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What of a topic one call looks at; several calls share a topic out among them.
+
+    Ranges of ledgers that together cover every id make of every bucket and ledger one look: the structure of a
+    bucket is checked with the range that its first ledger lies in. What cannot be read of a bucket's beginning
+    belongs to the range that begins with 0.
+    """
+
+    first_ledger_id: int = 0
+    last_ledger_id: int = LEDGER_ID_MAX
+    bitmaps_only: bool = False
+    """Leave out segments: their bitmaps alone say what buckets hold."""
+    look: Callable[[LedgerRows], None] | None = None
+    """Is shown the rows of each ledger that could be read."""
+
+    def meets(self, metadata: BucketMetadata) -> bool:
+        return any(self.first_ledger_id <= span.ledger_id <= self.last_ledger_id for span in metadata.spans)
 
 
 def check_index(
@@ -73,6 +99,7 @@ def check_index(
     cursors: Collection[CursorView],
     *,
     entries_max: int = ENTRIES_MAX,
+    scope: Scope | None = None,
 ) -> tuple[list[Finding], LedgerCounts]:
     """Compare the buckets that a manifest names with its ledgers (rising ids) and cursors. Blocks.
 
@@ -80,7 +107,9 @@ def check_index(
     cannot be read is not compared, and it is no finding here: whoever checks ledgers says so. Raises Unavailable
     and OSError for a disk that does not work.
     """
-    steps = check_steps(open_reader, bucket_ids, state, ledgers, cursors, entries_max=entries_max)
+    steps = check_steps(
+        open_reader, bucket_ids, state, ledgers, cursors, entries_max=entries_max, scope=scope
+    )
     while True:
         try:
             next(steps)
@@ -97,12 +126,13 @@ def check_steps(
     cursors: Collection[CursorView],
     *,
     entries_max: int = ENTRIES_MAX,
+    scope: Scope | None = None,
 ) -> CheckSteps:
     """`check_index` in steps for a thread: a few segments each, or one ledger.
 
     Gives the id of a ledger before the step that calls its `read_times`, and None between all others.
     """
-    return _Check(open_reader, state, ledgers, cursors).run(bucket_ids, entries_max)
+    return _Check(open_reader, state, ledgers, cursors, scope or Scope()).run(bucket_ids, entries_max)
 
 
 CheckResult = tuple[list[Finding], LedgerCounts]
@@ -118,7 +148,9 @@ class _Check:
         state: IndexState,
         ledgers: Sequence[LedgerSource],
         cursors: Collection[CursorView],
+        scope: Scope,
     ) -> None:
+        self._scope = scope
         self._open_reader = open_reader
         self._state = state
         self._ledgers = ledgers
@@ -128,15 +160,18 @@ class _Check:
     def run(self, bucket_ids: Sequence[int], entries_max: int) -> CheckSteps:
         buckets: list[BucketMetadata] = []
         for bucket_id in bucket_ids:
-            if metadata := self._read_metadata(bucket_id):
+            metadata = self._read_metadata(bucket_id)
+            if metadata is not None and self._scope.meets(metadata):
                 buckets.append(metadata)
             yield None
         counts = LedgerCounts()
-        for number, (first, last) in enumerate(plan_passes(_estimate_entries(buckets), entries_max)):
-            check = IndexCheck(self._state, first_ledger_id=first, last_ledger_id=last, structure=number == 0)
+        for first, last in self._passes(buckets, entries_max):
+            check = IndexCheck(self._state, first_ledger_id=first, last_ledger_id=last)
+            here = Scope(first, last)
             for metadata in buckets:
-                if number == 0 or any(first <= span.ledger_id <= last for span in metadata.spans):
-                    yield from self._check_bucket(check, metadata, is_first=number == 0)
+                if here.meets(metadata):
+                    is_first = first <= metadata.spans[0].ledger_id <= last
+                    yield from self._check_bucket(check, metadata, is_first=is_first)
             for source in self._ledgers:
                 if first <= source.ledger_id <= last:
                     yield source.ledger_id
@@ -145,20 +180,32 @@ class _Check:
             counts += check.counts
         return self._findings, counts
 
+    def _passes(self, buckets: Sequence[BucketMetadata], entries_max: int) -> Iterator[tuple[int, int]]:
+        """The ranges of ledgers that are looked at together, cut to the scope."""
+        for first, last in plan_passes(estimate_entries(buckets), entries_max):
+            low, high = max(first, self._scope.first_ledger_id), min(last, self._scope.last_ledger_id)
+            if low <= high:
+                yield low, high
+
     def _read_metadata(self, bucket_id: int) -> BucketMetadata | None:
         try:
             with contextlib.closing(self._open_reader(bucket_id)) as reader:
                 return reader.read_metadata()
         except Corrupt as error:
-            self._findings.append(Finding(Kind.UNREADABLE, error.message, bucket_id=bucket_id))
+            if self._scope.first_ledger_id == 0:
+                self._findings.append(Finding(Kind.of(error), error.message, bucket_id=bucket_id))
             return None
 
     def _check_bucket(
         self, check: IndexCheck, metadata: BucketMetadata, *, is_first: bool
     ) -> Generator[None, None, None]:
-        bucket = check.begin_bucket(metadata)
+        bucket = check.begin_bucket(metadata, structure=is_first)
         ordinals = Ordinals(metadata.spans)
         with contextlib.closing(self._open_reader(metadata.bucket_id)) as reader:
+            if self._scope.bitmaps_only:
+                bitmaps = self._read_bitmaps(reader, metadata.bucket_id, is_first=is_first)
+                self._findings += check.hold_bitmaps(metadata, bitmaps or {})
+                return
             for segment in range(len(metadata.segments)):
                 try:
                     (data,) = reader.read_segments(metadata, segment, segment + 1)
@@ -169,14 +216,18 @@ class _Check:
                     self._findings += bucket.add_segment(*columns)
                 if segment % _STEP_SEGMENTS == _STEP_SEGMENTS - 1:
                     yield None
-            try:
-                bitmaps = reader.read_bitmaps()
-            except Corrupt as error:
-                bitmaps = None
-                if is_first:
-                    bucket_id = metadata.bucket_id
-                    self._findings.append(Finding(Kind.UNREADABLE, error.message, bucket_id=bucket_id))
+            bitmaps = self._read_bitmaps(reader, metadata.bucket_id, is_first=is_first)
         self._findings += check.end_bucket(bucket, bitmaps)
+
+    def _read_bitmaps(
+        self, reader: SnapshotReader, bucket_id: int, *, is_first: bool
+    ) -> dict[int, BitMap] | None:
+        try:
+            return reader.read_bitmaps()
+        except Corrupt as error:
+            if is_first:
+                self._findings.append(Finding(Kind.of(error), error.message, bucket_id=bucket_id))
+            return None
 
     def _check_ledger(self, check: IndexCheck, source: LedgerSource) -> None:
         try:
@@ -187,10 +238,13 @@ class _Check:
             check.discard_ledger(source.ledger_id)
             return
         settled = settled_by_all(self._cursors, source.ledger_id, source.entry_count)
-        self._findings += check.check_ledger(LedgerRows(source.ledger_id, times, source.amendments, settled))
+        rows = LedgerRows(source.ledger_id, times, source.amendments, settled)
+        if self._scope.look is not None:
+            self._scope.look(rows)
+        self._findings += check.check_ledger(rows)
 
 
-def _estimate_entries(buckets: Sequence[BucketMetadata]) -> list[tuple[int, int]]:
+def estimate_entries(buckets: Sequence[BucketMetadata]) -> list[tuple[int, int]]:
     """Index entries of each ledger, about: a bucket's are taken to be spread evenly over its spans."""
     estimates: dict[int, int] = {}
     for metadata in buckets:

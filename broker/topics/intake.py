@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
+from broker.errors import InvalidRequest
 from broker.model import Batch, IdRange, Position
 from broker.runtime.clock import Clock
 from broker.storage.log import TopicLog
@@ -78,5 +81,26 @@ def check_first(batch: Batch, now_ms: int, policy: TopicPolicy) -> None:
     """Raise what a topic that has nothing yet would refuse a batch with."""
     check_times(batch, now_ms, policy)
     check_alone(policy, batch.count, len(batch.frames))
+    check_distinct(batch)
     if is_sequenced(batch, policy):
         check_rising(batch)
+
+
+def check_distinct(batch: Batch) -> None:
+    """A key twice in one batch: the second message could only be refused, or replace the first one."""
+    keys = batch.schedule_keys
+    if keys is None:
+        return
+    rising = np.sort(batch.schedule_hashes)
+    repeated = rising[1:][rising[1:] == rising[:-1]]
+    if not len(repeated) or not repeated[-1]:  # 0 is none
+        return
+    seen: set[bytes] = set()
+    for place in keys.places()[np.isin(batch.schedule_hashes[keys.places()], repeated)].tolist():
+        if (key := keys.key(place)) in seen:
+            raise InvalidRequest(
+                "A message before this one in the batch has the same schedule_key",
+                field=f"messages[{place}].schedule_key",
+                reason="SCHEDULE_KEY_REPEATED",
+            )
+        seen.add(key)

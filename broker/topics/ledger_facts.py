@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from broker.storage.changes import Changed
 from broker.storage.manifest import LedgerImage
 from broker.storage.records import Produced
 
@@ -13,8 +14,8 @@ class LedgerFacts:
     """Follows from the ledger's rows; all times in milliseconds since the Unix epoch."""
 
     first_publish_ms: int
-    last_due_ms: int  # greatest delivery time of a row; 0: none is DELAYED
-    last_expire_ms: int  # 0: at least one message never expires
+    last_due_ms: int  # greatest time at which an entry was ever due; 0: none is DELAYED
+    last_expire_ms: int  # no entry expires later; 0: at least one message never expires
     last_publish_ms: int
 
     def after(self, record: Produced) -> LedgerFacts:
@@ -26,6 +27,16 @@ class LedgerFacts:
             last_due_ms=max(self.last_due_ms, int(record.times.max())),
             last_expire_ms=max(self.last_expire_ms, int(expire_at_ms.max())) if keeps else 0,
             last_publish_ms=max(self.last_publish_ms, record.publish_time_ms),  # the clock may step back
+        )
+
+    def moved(self, changed: Changed) -> LedgerFacts:
+        """The facts once entries were moved: their time to live counts from their new time."""
+        assert changed.new_ms is not None
+        later_ms = max(0, int((changed.new_ms - changed.old_ms).max()))
+        return replace(
+            self,
+            last_due_ms=max(self.last_due_ms, int(changed.new_ms.max())),
+            last_expire_ms=self.last_expire_ms + later_ms if self.last_expire_ms else 0,
         )
 
 

@@ -72,7 +72,12 @@ class LiveCheck:
                 steps = check_steps(
                     self._storage_of(topic.topic_id).open_reader,
                     image.bucket_ids,
-                    IndexState(image.indexed_through, image.index_lsn, image.frontier_ms),
+                    IndexState(
+                        image.indexed_through,
+                        image.index_lsn,
+                        image.frontier_ms,
+                        frozenset(topic.gone_ledgers),
+                    ),
                     [
                         LedgerSource(key, rows.count, rows.times, topic.log.amendments.get(key, NONE))
                         for key, rows in ledgers.items()
@@ -87,7 +92,7 @@ class LiveCheck:
                 )
                 findings, counts = await self._finish(topic, steps, ledgers)
             findings += [
-                Finding(Kind.UNREADABLE, rows.error.message, ledger_id=key)
+                Finding(Kind.of(rows.error), rows.error.message, ledger_id=key)
                 for key, rows in ledgers.items()
                 if rows.error is not None
             ]

@@ -30,6 +30,8 @@ class BacklogLog(Protocol):
     @property
     def entry_total(self) -> int: ...
     @property
+    def cancelled_count(self) -> int: ...
+    @property
     def data_bytes(self) -> int: ...
     @property
     def ledger_count(self) -> int: ...
@@ -58,7 +60,7 @@ def measure_backlog(log: BacklogLog, subscriptions: Iterable[Owed], lsn: int) ->
     """What the subscription that is owed most is owed; without any, the whole log is pending."""
     total, bytes_ = log.entry_total, log.data_bytes
     owed = [subscription.unsettled_count() for subscription in subscriptions]
-    messages = max(owed, default=total)
+    messages = max(owed, default=total - log.cancelled_count)
     pending_bytes = messages * bytes_ // total if total else 0  # of average size
     return Backlog(messages, pending_bytes, log.end, lsn, (1 + len(owed)) * (1 + log.ledger_count))
 

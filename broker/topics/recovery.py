@@ -14,15 +14,13 @@ one that no manifest names.
 
 from __future__ import annotations
 
-import re
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from broker.errors import Corrupt
+from broker.errors import Corrupt, Fenced
 from broker.runtime.vfs import Vfs, replace_file
 from broker.storage.amendments import Amendments, decode_amendments
-from broker.storage.blocks import file_lengths
+from broker.storage.blocks import KINDS, LedgerName, file_lengths
 from broker.storage.journal import Journal
 from broker.storage.layout import Layout, remove_tree
 from broker.storage.ledger_files import cut_ledger
@@ -35,12 +33,10 @@ from broker.storage.manifest import (
     decode_topic,
     encode_broker,
 )
+from broker.storage.named_files import ledger_capture, named_files
 from broker.storage.producers_file import ProducersImage, decode_producers
 from broker.storage.records import decode_record
-from broker.topics.checkpoint import ledger_capture
 from broker.topics.registry import Registry
-
-_LEDGER_FILE = re.compile(r"([0-9]+)\.([0-9]+)\.(data|times|rows)")
 
 
 @dataclass(slots=True)
@@ -61,6 +57,7 @@ class Manifests:
 
 def open_manifests(vfs: Vfs, layout: Layout, now_ms: int) -> Manifests:
     """Read all manifests; in an empty data directory, make the root. Blocks."""
+    _refuse_copies(vfs, layout)
     vfs.make_dir(layout.root)
     if not vfs.exists(layout.manifest):
         _refuse_rootless(vfs, layout)
@@ -83,19 +80,28 @@ def open_manifests(vfs: Vfs, layout: Layout, now_ms: int) -> Manifests:
 def cut_ledgers(vfs: Vfs, layout: Layout, manifests: Manifests) -> None:
     """Cut ledgers to what their manifests name, and check that they are that long. Blocks."""
     for image in manifests.topics:
+        was_there = vfs.exists(layout.keys(image.topic_id))
         layout.make_topic_folders(vfs, image.topic_id)
+        if (
+            not was_there
+        ):  # of a broker from before there were schedule keys: what it will hold must not be lost
+            vfs.sync_dir(layout.topic(image.topic_id))
         for ledger in image.ledgers:
             capture = ledger_capture(ledger, image.topic_id)
             if not ledger.sealed:
                 cut_ledger(vfs, layout.ledgers(image.topic_id), capture)
             else:
-                _check_lengths(vfs, layout, image.topic_id, file_lengths(capture), ledger.ledger_id)
+                _check_lengths(vfs, capture.name(layout.ledgers(image.topic_id)), file_lengths(capture))
 
 
-def remove_unnamed(vfs: Vfs, layout: Layout, manifests: Manifests) -> None:
-    """Remove what no manifest names. Blocks; doing it twice changes nothing."""
+def remove_unnamed(vfs: Vfs, layout: Layout, manifests: Manifests, registry: Registry) -> None:
+    """Remove what no manifest names, nor what was replayed. Blocks; doing it twice changes nothing."""
     for image in manifests.topics:
-        _remove_unnamed_of_topic(vfs, layout, image)
+        _remove_unnamed_of_topic(vfs, layout, image, registry)
+    if vfs.exists(layout.staging):  # no job has a lease from before
+        remove_tree(vfs, layout.staging)
+    if vfs.exists(layout.pins):  # of a backup that was being made
+        remove_tree(vfs, layout.pins)
     known = {str(topic_id) for topic_id in manifests.root.topics}
     for name in vfs.list_dir(layout.topics):
         if name not in known:
@@ -121,6 +127,22 @@ def read_file(vfs: Vfs, path: str) -> bytes:
         return file.pread(file.size(), 0)
     finally:
         file.close()
+
+
+def _refuse_copies(vfs: Vfs, layout: Layout) -> None:
+    """Of a backup nothing may change, and of half a copy nobody may take it for the whole."""
+    if vfs.exists(layout.backup_marker):
+        raise Fenced(
+            f"{layout.root!r} is a backup, and backups do not change: `postdate-broker restore` makes a data directory "
+            "of it",
+            reason="DATA_DIR_IS_BACKUP",
+        )
+    if vfs.exists(layout.unfinished):
+        raise Fenced(
+            f"{layout.root!r} is a part of a backup, or was restored in part: the copy did not come to its end. Run "
+            "`postdate-broker restore` again",
+            reason="COPY_UNFINISHED",
+        )
 
 
 def _refuse_rootless(vfs: Vfs, layout: Layout) -> None:
@@ -182,9 +204,9 @@ def read_producers(vfs: Vfs, layout: Layout, image: TopicImage) -> ProducersImag
     return producers
 
 
-def _check_lengths(vfs: Vfs, layout: Layout, topic_id: int, lengths: dict[str, int], ledger_id: int) -> None:
+def _check_lengths(vfs: Vfs, name: LedgerName, lengths: dict[str, int]) -> None:
     for kind, length in lengths.items():
-        path = f"{layout.ledgers(topic_id)}/{ledger_id}.0.{kind}"
+        path = name.path(kind)
         if not vfs.exists(path):
             raise Corrupt("A ledger file that a manifest names is missing", path=path, advice=_ADVICE)
         file = vfs.open(path)
@@ -200,25 +222,16 @@ def _check_lengths(vfs: Vfs, layout: Layout, topic_id: int, lengths: dict[str, i
             file.close()
 
 
-def _remove_unnamed_of_topic(vfs: Vfs, layout: Layout, image: TopicImage) -> None:
-    ledgers = {(str(ledger.ledger_id), str(ledger.generation)) for ledger in image.ledgers}
-    amendments = {ledger.amendments_file for ledger in image.ledgers}
-    cursors = {subscription.cursor_file for subscription in image.subscriptions} | {image.producers_file}
-    buckets = {f"{bucket_id}.bucket" for bucket_id in image.bucket_ids}
-    folders: list[tuple[str, Callable[[str], bool]]] = [
-        (layout.ledgers(image.topic_id), lambda name: _ledger_of(name) in ledgers or name in amendments),
-        (layout.cursors(image.topic_id), lambda name: name in cursors),
-        (layout.buckets(image.topic_id), lambda name: name in buckets),
-    ]
-    for folder, is_named in folders:
-        for name in vfs.list_dir(folder):
-            if not is_named(name):
-                vfs.remove(f"{folder}/{name}")
-
-
-def _ledger_of(name: str) -> tuple[str, str] | None:
-    match = _LEDGER_FILE.fullmatch(name)
-    return (match[1], match[2]) if match else None
+def _remove_unnamed_of_topic(vfs: Vfs, layout: Layout, image: TopicImage, registry: Registry) -> None:
+    files = named_files(image)
+    if topic := registry.topics.get(image.topic_id):  # generations that no manifest names yet
+        names = [ledger.name for ledger in topic.log if ledger.name.generation]
+        files["ledgers"] |= {f"{name.ledger_id}.{name.generation}.{kind}" for name in names for kind in KINDS}
+    for folder, named in files.items():
+        path = f"{layout.topic(image.topic_id)}/{folder}"
+        for name in vfs.list_dir(path):
+            if name not in named:
+                vfs.remove(f"{path}/{name}")
 
 
 _ADVICE = "Restore the data directory from a backup."

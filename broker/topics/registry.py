@@ -15,7 +15,15 @@ from broker.errors import AlreadyExists, LimitReached
 from broker.model import START
 from broker.storage.manifest import TopicImage
 from broker.storage.policy import TopicPolicy
-from broker.storage.records import Part, Produced, Record, TopicCreated, TopicDeleted, Transferred
+from broker.storage.records import (
+    Part,
+    Produced,
+    Record,
+    Replaced,
+    TopicCreated,
+    TopicDeleted,
+    Transferred,
+)
 from broker.topics.refusals import topic_not_found
 from broker.topics.topic import Topic, TopicServices
 
@@ -85,8 +93,8 @@ class Registry:
                     if topic := self.topics.get(topic_id):
                         topic.apply(record, lsn)
             case _:
-                if isinstance(record, Produced):
-                    self._note_ledger(record)
+                if isinstance(record, Produced | Replaced):
+                    self._note_ledger(record if isinstance(record, Produced) else record.produced)
                 if topic := self.topics.get(record.topic_id):
                     topic.apply(record, lsn)
 

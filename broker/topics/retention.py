@@ -8,7 +8,8 @@ Invariants:
   R1  Nothing that is owed goes, also if a record that makes it owed is on its way: applying a drop looks once more.
   R2  A ledger goes only when the index is done with it: the cursor has passed it, and none of its entries is taken from
       the index any more.
-  R3  The ledger that takes entries goes only when it rests and every batch for it is stored; the next batch begins
+  R3  Of what was cancelled nothing is waited for: a ledger goes when the last of the others came due.
+  R4  The ledger that takes entries goes only when it rests and every batch for it is stored; the next batch begins
       another one.
 """
 
@@ -16,19 +17,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyroaring import BitMap
 
-from broker.errors import Unavailable
-from broker.model import Entries, without_entries
+from broker.errors import Corrupt, NotFound, Unavailable
+from broker.model import CANCELLED_MS, Entries, without_entries
+from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
+from broker.storage.amendments import Amendments
 from broker.subscriptions.subscription import Subscription
 from broker.topics.ledger_facts import LedgerFacts
 from broker.topics.registry import Registry
 from broker.topics.topic import Topic
 
+log = get_logger(__name__)
+
+_READ_ROWS = 65_536
 _DROPPED_TOGETHER = 100
 """Ledgers in one record, at most: applying it may look through what the index holds in memory for each."""
 
@@ -43,7 +49,7 @@ class LedgerState:
     is_settled: bool  # by every subscription
     is_indexed: bool  # the index cursor has passed it
     takes_entries: bool  # it is the one that does
-    awaits_entries: bool  # batches for it may be on their way
+    awaits_entries: bool  # batches for it, or changes of its entries, may be on their way
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,7 @@ def ledger_states(topic: Topic) -> list[LedgerState]:
             is_indexed=topic.index.position >= (ledger_id, ledger.entry_count)
             and not topic.index.is_rebuilding,
             takes_entries=not ledger.sealed,
-            awaits_entries=not ledger.sealed and not topic.is_idle,
+            awaits_entries=ledger_id in topic.log.changing or (not ledger.sealed and not topic.is_idle),
         )
         for ledger in topic.log
         for ledger_id in (ledger.name.ledger_id,)
@@ -124,6 +130,15 @@ def unsettled_of(subscription: Subscription, ledger_id: int, entry_count: int) -
     return entries
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _LiveDue:
+    """What was found in a ledger, as of these amendments and so many entries."""
+
+    amendments: Amendments
+    entry_count: int
+    last_ms: int  # the last time at which an entry is due that was not cancelled
+
+
 class Reclaimer:
     """The task that lets ledgers go: visits every topic now and then, one at a time."""
 
@@ -136,6 +151,7 @@ class Reclaimer:
         self._clock = clock
         self._budget = YieldBudget(clock)
         self._dropping: dict[int, asyncio.Future[None]] = {}  # by topic: a record on its way
+        self._live_due: dict[int, dict[int, _LiveDue]] = {}  # by topic, by ledger
 
     async def run(self) -> None:
         """Visit all topics, again and again, until cancelled."""
@@ -143,10 +159,54 @@ class Reclaimer:
             await asyncio.sleep(self._interval_ms / 1000)
             for topic in list(self._registry.topics.values()):
                 try:
+                    await self._look_at_amended(topic)
                     self._visit(topic)
+                except Corrupt as damage:
+                    log.error("A ledger cannot be read: its space is not reclaimed", error=str(damage))
                 except Unavailable:
                     return  # writing has ended, and so has this
                 await self._budget.spent()
+
+    async def _look_at_amended(self, topic: Topic) -> None:
+        """Find out when the last entry that was not cancelled comes due, where that may let a ledger go (R3)."""
+        now_ms = self._clock.now_ms()
+        known = self._live_due.get(topic.topic_id, {})
+        found: dict[int, _LiveDue] = {}
+        for state in ledger_states(topic):
+            amendments = topic.log.amendments.get(state.ledger_id)
+            if amendments is None or not state.is_settled or state.facts.last_due_ms <= now_ms:
+                continue
+            count = topic.log.entry_count(state.ledger_id) or 0
+            due = known.get(state.ledger_id)
+            if due is None or due.amendments is not amendments or due.entry_count != count:
+                try:
+                    due = _LiveDue(
+                        amendments, count, await self._last_live_due_ms(topic, state.ledger_id, count)
+                    )
+                except NotFound:
+                    continue  # dropped meanwhile
+            found[state.ledger_id] = due
+        if found or known:
+            self._live_due[topic.topic_id] = found
+
+    async def _last_live_due_ms(self, topic: Topic, ledger_id: int, count: int) -> int:
+        last_ms = 0
+        for first in range(0, count, _READ_ROWS):
+            times = await topic.log.read_times(ledger_id, first, min(_READ_ROWS, count - first))
+            last_ms = max(last_ms, int(times[times < CANCELLED_MS].max(initial=0)))
+            await self._budget.spent()
+        return last_ms
+
+    def _states(self, topic: Topic) -> list[LedgerState]:
+        """What decides over each ledger, with what is known of those that were amended."""
+        known = self._live_due.get(topic.topic_id, {})
+        states = ledger_states(topic)
+        for index, state in enumerate(states):
+            due = known.get(state.ledger_id)
+            if due is not None and due.amendments is topic.log.amendments.get(state.ledger_id):
+                facts = replace(state.facts, last_due_ms=due.last_ms)
+                states[index] = replace(state, facts=facts)
+        return states
 
     def _visit(self, topic: Topic) -> None:
         """One step, without await: what is looked at is what is decided on."""
@@ -160,9 +220,12 @@ class Reclaimer:
             return  # what is there waits for the first subscription
         policy = topic.policy
         rule = ReclaimRule(policy.retention_ms or 0, policy.retention_bytes or 0, self._interval_ms)
-        gone = plan_reclaim(ledger_states(topic), rule, now_ms, topic.index.spent_through_ms())
+        states = self._states(topic)
+        gone = plan_reclaim(states, rule, now_ms, topic.index.spent_through_ms())
+        came_due_ms = {state.ledger_id: state.facts.last_due_ms for state in states}
         for first in range(0, len(gone), _DROPPED_TOGETHER):
-            self._drop(topic, gone[first : first + _DROPPED_TOGETHER])
+            some = gone[first : first + _DROPPED_TOGETHER]
+            self._drop(topic, some, max(came_due_ms[ledger_id] for ledger_id in some))
 
     def _expire(self, topic: Topic, now_ms: int) -> None:
         """Settle what is left of ledgers of which every message has expired: nobody need be there to meet them."""
@@ -173,8 +236,8 @@ class Reclaimer:
                     if expired := unsettled_of(subscription, ledger_id, ledger.entry_count):
                         subscription.expire_messages(expired)
 
-    def _drop(self, topic: Topic, ledger_ids: Sequence[int]) -> None:
-        done = topic.drop_ledgers(ledger_ids)
+    def _drop(self, topic: Topic, ledger_ids: Sequence[int], came_due_ms: int) -> None:
+        done = topic.drop_ledgers(ledger_ids, came_due_ms)
         self._dropping[topic.topic_id] = done
         done.add_done_callback(lambda future: self._dropped(topic.topic_id, future))
 

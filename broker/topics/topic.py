@@ -16,41 +16,33 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from pyroaring import BitMap64
 
 from broker.config import BrokerConfig
-from broker.delayed.bucket_storage import BucketSnapshotStorage
-from broker.delayed.bucket_tracker import BucketTracker
-from broker.delayed.bucket_upkeep import BucketUpkeep, NoteIndex
 from broker.delayed.bucket_values import BucketImage
 from broker.delayed.index_pump import IndexPump
-from broker.delayed.memory_tracker import MemoryTracker
-from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier
+from broker.delayed.tracker import DueChunk
 from broker.errors import AlreadyExists, LimitReached
-from broker.model import START, Batch, IdRange, Int64Column, Position, UInt32Column
+from broker.model import Batch, IdRange, Int64Column, Position
 from broker.observe.metrics import TopicCounters
 from broker.runtime.clock import Clock
 from broker.storage.amendments import Amendments
+from broker.storage.changes import Cancelled, Changed, Moved
+from broker.storage.compacted import LedgersCompacted
 from broker.storage.ledger import Ledger
 from broker.storage.log import TopicLog
 from broker.storage.manifest import CursorImage, SubscriptionImage, TopicImage
-from broker.storage.policy import (
-    TRACKER_MEMORY,
-    SubscriptionPolicy,
-    TopicPolicy,
-    effective,
-)
+from broker.storage.policy import SubscriptionPolicy, TopicPolicy, effective
 from broker.storage.producers_file import ProducersImage
 from broker.storage.records import (
     GivenBack,
     LedgersDropped,
     Produced,
     Record,
+    Replaced,
     Seeked,
     Settled,
     SubscriptionChanged,
@@ -63,19 +55,25 @@ from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.dispatcher import Dispatcher
 from broker.subscriptions.giving_up import DeadLetterSink
 from broker.subscriptions.subscription import Subscription
+from broker.topics.amending import apply_cancelled, apply_moved, settle_cancelled
 from broker.topics.counts import SubscriptionCounts, TopicCounts
 from broker.topics.dead_letter_frames import check_dead_letter_topic
+from broker.topics.generations import apply_compacted
 from broker.topics.intake import Accepted, Intake, is_examined
+from broker.topics.key_upkeep import KeyServices
+from broker.topics.keyed_intake import KeyedIntake
 from broker.topics.ledger_facts import facts_of, first_facts
 from broker.topics.plan import LedgerEnd, plan_produced
 from broker.topics.policies import (
-    bucket_policy,
     check_subscription_policy,
     default_topic_policy,
     subscription_services,
 )
 from broker.topics.producers import Producers
 from broker.topics.refusals import subscription_not_found, topic_not_found
+from broker.topics.schedule import Schedule
+from broker.topics.topic_index import IndexServices, TopicIndex
+from broker.topics.topic_keys import TopicKeys
 from broker.topics.transferred import apply_produced_part, apply_settled_part
 
 EARLIEST = 2
@@ -98,11 +96,10 @@ class TopicServices:
     appended: Callable[[Topic, int], None]  # (topic, bytes): an unwritten tail grew
     changed: Callable[[Topic], None]  # there is something for the next checkpoint
     make_folders: Callable[[int], Awaitable[None]]
-    bucket_storage: Callable[[int], BucketSnapshotStorage]  # (topic_id)
-    index_executor: Executor
-    note_index: NoteIndex
+    index: IndexServices
     note_rebuild: Callable[[], None]
     dead_letter_sink: DeadLetterSink
+    keys: KeyServices
 
 
 class Topic:
@@ -124,8 +121,7 @@ class Topic:
         """What was set for the topic: applied, and as the last record says that was submitted."""
         self.policy = effective(image.policy, default_topic_policy(services.config))
         self.applied_lsn = image.applied_lsn
-        self.counters = TopicCounters()
-        self.deleted = False
+        self.counters, self.deleted = TopicCounters(), False
         self.log = TopicLog(
             lambda ledger_id: services.open_ledger(image.topic_id, ledger_id), services.live_ledger_ids
         )
@@ -133,21 +129,15 @@ class Topic:
         self.amendments_files = {
             ledger.ledger_id: ledger.amendments_file for ledger in image.ledgers if ledger.amendments_file
         }
+        self.gone_ledgers = dict(image.gone_ledgers)  # see TopicImage
         self.ledger_facts = {ledger.ledger_id: facts_of(ledger) for ledger in image.ledgers}
+        self.keys = TopicKeys(self, services.keys, image)
+        self._keyed: KeyedIntake | None = None
         self.producers = Producers(producers)
         self.producers_file = image.producers_file
         self._services = services
         self._has_folders = bool(ledgers)
-        self._found_index = BucketImage(
-            bucket_ids=image.bucket_ids,
-            indexed_through=image.indexed_through,
-            index_lsn=image.index_lsn,
-            frontier_ms=image.frontier_ms,
-            next_bucket_id=image.next_bucket_id,
-            deleted_ids=(),
-        )
-        self._gone_due_ms = 0  # when the last entry of the ledgers that were dropped came due
-        self._pump: IndexPump | None = None
+        self._index = TopicIndex(image, self.log, services.index)
         self._tasks: list[asyncio.Task[None]] = []
         self._dispatchers: dict[int, asyncio.Task[None]] = {}
         self.next_subscription_id = image.next_subscription_id
@@ -182,67 +172,28 @@ class Topic:
         """Begin to index and deliver; called once, after recovery."""
         self._end = self._log_end()
         self.counters = TopicCounters()
-        for subscription in self.subscriptions.values():
-            subscription.start()
-        now_ms = self._services.clock.now_ms()
-        # What came due while the broker was down, or was due before and perhaps not in the index, is delivered by
-        # position: the index begins after it.
-        self._found_index = replace(
-            self._found_index, frontier_ms=max(self._found_index.frontier_ms, self._gone_due_ms)
-        )
-        frontier = Frontier(max(now_ms, self._found_index.frontier_ms), *ENTRY_AFTER_ALL)
-        config = self._services.config
-        tracker: DelayedDeliveryTracker
-        upkeep: BucketUpkeep | None = None
-        if self.policy.tracker == TRACKER_MEMORY:
-            tracker = MemoryTracker(self._read_times, frontier, tick_ms=self.policy.tick_ms or 1)
-        else:
-            tracker, upkeep = self._bucket_tracker(frontier)
-        self._pump = IndexPump(
-            self.log,
-            tracker,
-            clock=self._services.clock,
-            clock_recheck_ms=config.clock_recheck_ms,
-            due_entries=config.due_batch_entries,
+        pump = self._index.start(
+            self.policy,
             on_due=self._on_due,
             on_rebuild=self._index_begins_anew,
-            upkeep=upkeep,
+            prepare_folders=self.prepare_folders,
+            changed=lambda: self._services.changed(self),
         )
-        self.counts.start(self._pump)
-        self._tasks.append(self._services.spawn(f"index of topic {self.topic_id}", self._pump.run()))
+        for subscription in self.subscriptions.values():
+            subscription.start(pump.tracker.frontier.deliver_at_ms)
+        self.counts.start(pump)
+        self.keys.start()
+        self._tasks.append(self._services.spawn(f"index of topic {self.topic_id}", pump.run()))
 
     def _index_begins_anew(self) -> None:
         self._services.note_rebuild()
         self.counts.recount_all()
 
-    def _bucket_tracker(self, frontier: Frontier) -> tuple[BucketTracker, BucketUpkeep]:
-        services = self._services
-        storage = services.bucket_storage(self.topic_id)
-        tracker = BucketTracker(
-            storage,
-            frontier,
-            topic_id=self.topic_id,
-            executor=services.index_executor,
-            amendments_of=self.log.amendments.get,
-            policy=bucket_policy(self.policy),
-        )
-        upkeep = BucketUpkeep(
-            tracker,
-            storage,
-            self._found_index,
-            spawn=services.spawn,
-            prepare_folders=self.prepare_folders,
-            changed=lambda: services.changed(self),
-            clock=services.clock,
-            note=services.note_index,
-        )
-        return tracker, upkeep
-
     def stop(self) -> None:
         """End the topic's tasks; durable state stays as it is."""
-        if self._pump is not None and self._pump.upkeep is not None:
-            self._pump.upkeep.stop()
+        self._index.stop()
         self.counts.stop()
+        self.keys.stop()
         for task in (*self._tasks, *self._dispatchers.values()):
             task.cancel()
         self._tasks.clear()
@@ -256,8 +207,18 @@ class Topic:
 
     # -- producing -------------------------------------------------------------------------------------------
 
-    def submit(self, batch: Batch) -> Accepted:
-        """Accept a batch: decide everything about it and hand it to the journal. Nothing is stored if this raises."""
+    @property
+    def keyed(self) -> KeyedIntake:
+        """For batches with schedule keys, in the place of `submit`."""
+        if self._keyed is None:
+            self._keyed = KeyedIntake(self)
+        return self._keyed
+
+    def submit(self, batch: Batch, replacing: dict[int, Changed] | None = None) -> Accepted:
+        """Accept a batch: decide everything about it and hand it to the journal. Nothing is stored if this raises.
+
+        `replacing`: what waits under the schedule keys of these messages, and gives way to them in the same step.
+        """
         if self.deleted:
             raise topic_not_found(self.name)
         services = self._services
@@ -269,13 +230,27 @@ class Topic:
             return Accepted(look.ids(None), look.publish_time_ms, look.durable)
         plan = plan_produced if look is None else look.plan
         record = plan(batch, self.topic_id, self._end, services.new_ledger_id, now_ms, policy)
-        durable = services.submit(record, lambda lsn: self.apply(record, lsn))
+        if replacing:
+            cancelled = Cancelled(self.topic_id, replacing)
+            durable = self.submit_record(Replaced(record, cancelled))
+            self.log.hold(cancelled.entries)
+        else:
+            durable = services.submit(record, lambda lsn: self.apply(record, lsn))
         self.reserve(record)
         ids: tuple[IdRange, ...] = (IdRange(record.ledger_id, record.first_entry_id, len(record.times)),)
         if examined:
             self.intake.reserve(record, policy, durable)
             ids = ids if look is None else look.ids(ids[0])
         return Accepted(ids, now_ms, durable)
+
+    def fresh_part(self, batch: Batch) -> tuple[Batch | None, Int64Column | None]:
+        """See `TakingTopic`."""
+        if self.deleted:
+            raise topic_not_found(self.name)
+        if not is_examined(batch, self.policy):
+            return batch, None
+        look = self.intake.look(batch, self._services.clock.now_ms(), self.policy, self.applied_lsn)
+        return (batch, None) if look is None else (look.fresh, look.fresh_at)
 
     def plan(self, batch: Batch, policy: TopicPolicy) -> Produced:
         """What a batch becomes that is no producer's. Whoever submits that calls `reserve` in the same step."""
@@ -301,21 +276,22 @@ class Topic:
         match record:
             case Produced():
                 self._apply_produced(record)
+            case Cancelled() | Moved() | Replaced():
+                self._apply_changed(record, lsn)
             case Settled() | GivenBack() | Seeked() | SubscriptionChanged():
                 if subscription := self.subscriptions.get(record.subscription_id):
                     subscription.apply(record)
+                    if isinstance(record, Seeked):
+                        self._sought(subscription)
                     self.counts.applied(subscription, record)
             case SubscriptionCreated():
-                self._add_subscription(record.subscription, None)
-                self.counts.recount(self.subscriptions[record.subscription.subscription_id])
-                self.next_subscription_id = record.subscription.subscription_id + 1
-                self._next_subscription_id = max(self._next_subscription_id, self.next_subscription_id)
+                self._apply_subscription_created(record.subscription)
             case TopicPolicyChanged():
                 self._apply_policy(record.policy)
             case SubscriptionDeleted():
                 self._remove_subscription(record.subscription_id)
-            case LedgersDropped():
-                self._apply_dropped(record)
+            case LedgersDropped() | LedgersCompacted():
+                self._apply_reclaimed(record)
             case Transferred():
                 self._apply_transferred(record)
             case _:
@@ -331,31 +307,53 @@ class Topic:
         for subscription in apply_produced_part(self.subscriptions, record):
             self.counts.stored_for_another(subscription, record.produced)
 
+    def _apply_changed(self, record: Cancelled | Moved | Replaced, lsn: int) -> None:
+        if isinstance(record, Moved):
+            apply_moved(self, record, lsn)
+            self._index.changed(record.ledgers, lsn)
+            self.counts.moved(record.ledgers)
+            return
+        cancelled = record.cancelled if isinstance(record, Replaced) else record
+        if isinstance(record, Replaced):
+            self._apply_produced(record.produced)
+            self.keys.replaced(record.produced, cancelled.entries)
+        apply_cancelled(self, cancelled)
+        self._index.changed(cancelled.ledgers, lsn)
+
+    def _apply_reclaimed(self, record: LedgersDropped | LedgersCompacted) -> None:
+        if isinstance(record, LedgersDropped):
+            self._apply_dropped(record)
+        else:
+            apply_compacted(record, self)
+
     def _apply_dropped(self, record: LedgersDropped) -> None:
         """Forget ledgers, but for those that a record before this one made owed again: a seek, a new subscription."""
         cursors = [subscription.cursor for subscription in self.subscriptions.values()]
         dropped = []
+        self.log.going.difference_update(record.ledger_ids)
         for ledger_id in record.ledger_ids:
             count = self.log.entry_count(ledger_id)
             if count is None or not all(cursor.has_settled(ledger_id, count) for cursor in cursors):
                 continue
             self.log.drop(ledger_id, self.amendments_files.pop(ledger_id, ""))
-            # Its entries came due, as the clock once said.
-            self._gone_due_ms = max(self._gone_due_ms, self.ledger_facts.pop(ledger_id).last_due_ms)
+            last_due_ms = self.ledger_facts.pop(ledger_id).last_due_ms
+            if last_due_ms > record.came_due_ms:
+                self.gone_ledgers[ledger_id] = last_due_ms
             dropped.append(ledger_id)
         for subscription in self.subscriptions.values():
             subscription.apply_dropped(dropped)
-        if dropped and self._pump is not None:
-            self.counts.dropped(held=self._pump.discard_ledgers(dropped))
+        if dropped:
+            self.counts.dropped(held=self._index.dropped(dropped, record.came_due_ms))
+            self.keys.dropped()
 
     def _apply_policy(self, policy: TopicPolicy) -> None:
         self.own_policy = policy
         self.policy = effective(policy, default_topic_policy(self._services.config))
-        if self._pump is not None and self._pump.upkeep is not None:
-            self._pump.upkeep.set_policy(bucket_policy(self.policy))
+        self._index.set_policy(self.policy)
 
     def _apply_produced(self, record: Produced) -> None:
         self.log.append(record)
+        self.keys.applied(record)
         self.producers.apply(record)
         facts = self.ledger_facts.get(record.ledger_id)
         self.ledger_facts[record.ledger_id] = facts.after(record) if facts else first_facts(record)
@@ -363,22 +361,37 @@ class Topic:
         self.counters.produced_bytes += len(record.frames)
         self.counters.produced_batches += 1
         self._services.appended(self, len(record.frames))
-        if self._pump is None:
+        pump = self._index.pump
+        if pump is None:
             return
         undelayed = not record.times.all()
         delayed = record.times[record.times > 0] if undelayed else record.times
         if len(delayed):
-            self._pump.appended(delayed)
+            pump.appended(delayed)
         else:
-            self._pump.appended_undelayed()
+            pump.appended_undelayed()
         for subscription in self.subscriptions.values():
             if subscription.consumers and (undelayed or not subscription.honors_delay):
                 subscription.work.set()
 
-    def _add_subscription(self, image: SubscriptionImage, cursor: CursorImage | None) -> None:
-        self.subscriptions[image.subscription_id] = Subscription(
+    def _apply_subscription_created(self, image: SubscriptionImage) -> None:
+        subscription = self._add_subscription(image, None)
+        settle_cancelled(self.log, subscription)
+        self.counts.recount(subscription)
+        self.next_subscription_id = image.subscription_id + 1
+        self._next_subscription_id = max(self._next_subscription_id, self.next_subscription_id)
+
+    def _sought(self, subscription: Subscription) -> None:
+        settle_cancelled(self.log, subscription)
+        if self._index.pump is not None:
+            subscription.begins_anew(self._index.pump.tracker.frontier.deliver_at_ms)
+
+    def _add_subscription(self, image: SubscriptionImage, cursor: CursorImage | None) -> Subscription:
+        subscription = Subscription(
             self.topic_id, image, cursor, log=self.log, services=self._for_subscriptions
         )
+        self.subscriptions[image.subscription_id] = subscription
+        return subscription
 
     def _remove_subscription(self, subscription_id: int) -> None:
         subscription = self.subscriptions.pop(subscription_id, None)
@@ -473,10 +486,9 @@ class Topic:
 
     def attach(self, subscription: Subscription, consumer: Consumer) -> None:
         """Take in a consumer, and run a dispatcher if it is the first."""
-        assert self._pump is not None
         if subscription.deleted or self.deleted:
             raise subscription_not_found(self.name, subscription.name)
-        subscription.attach(consumer, self._pump.tracker.frontier.deliver_at_ms)
+        subscription.attach(consumer, self.index.tracker.frontier.deliver_at_ms)
         running = self._dispatchers.get(subscription.subscription_id)
         if running is None or running.done():
             dispatcher = Dispatcher(
@@ -510,10 +522,11 @@ class Topic:
         """Whether every batch that was accepted is stored."""
         return (self._end.ledger_id, self._end.entry_count) == self.log.end
 
-    def drop_ledgers(self, ledger_ids: Sequence[int]) -> asyncio.Future[None]:
+    def drop_ledgers(self, ledger_ids: Sequence[int], came_due_ms: int) -> asyncio.Future[None]:
         """Let ledgers go that nobody is owed anything of; see `retention`. The last one only while `is_idle`."""
-        record = LedgersDropped(self.topic_id, tuple(ledger_ids))
+        record = LedgersDropped(self.topic_id, tuple(ledger_ids), came_due_ms)
         durable = self._services.submit(record, lambda lsn: self.apply(record, lsn))
+        self.log.going.update(ledger_ids)
         if self._end.ledger_id in ledger_ids:
             self._end = replace(self._end, is_sealed=True)
         return durable
@@ -522,28 +535,30 @@ class Topic:
 
     @property
     def index(self) -> IndexPump:
-        assert self._pump is not None, "the topic was not started"
-        return self._pump
+        assert self._index.pump is not None, "the topic was not started"
+        return self._index.pump
+
+    @property
+    def schedule(self) -> Schedule:
+        """What its messages wait for, shown and changed."""
+        return Schedule(self, self._services.clock)
 
     def index_image(self) -> BucketImage:
-        """What the manifest says of the index. A memory tracker leaves nothing but its frontier."""
-        if self._pump is None:
-            return self._found_index
-        if self._pump.upkeep is not None:
-            return self._pump.upkeep.image()
-        return BucketImage(
-            bucket_ids=(),
-            indexed_through=START,
-            index_lsn=0,
-            frontier_ms=self._pump.tracker.frontier.deliver_at_ms,
-            next_bucket_id=self._found_index.next_bucket_id,
-            deleted_ids=(),
-        )
+        """What the manifest says of the index."""
+        return self._index.image()
 
     async def index_image_durable(self, image: BucketImage) -> None:
         """A manifest with this image is durable: files that it does not name can go."""
-        if self._pump is not None and self._pump.upkeep is not None:
-            await self._pump.upkeep.remove_deleted(image)
+        await self._index.image_durable(image)
+
+    @property
+    def frontier_ms(self) -> int:
+        """Entries due at or before it do not wait any more."""
+        pump = self._index.pump
+        return 0 if pump is None else pump.tracker.frontier.deliver_at_ms
+
+    def note_change(self) -> None:
+        self._services.changed(self)
 
     def subscription_counts(self, subscription: Subscription) -> SubscriptionCounts:
         """What a subscription is owed, by state."""
@@ -583,8 +598,3 @@ class Topic:
         for subscription in self.subscriptions.values():
             if subscription.consumers:
                 subscription.on_due(chunk, catchup_ms)
-
-    async def _read_times(self, ledger_id: int, entry_ids: UInt32Column) -> Int64Column:
-        if self.log.entry_count(ledger_id) is None:
-            return np.zeros(len(entry_ids), dtype=np.int64)  # gone: of no time
-        return await self.log.times_of(ledger_id, entry_ids)

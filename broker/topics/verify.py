@@ -31,8 +31,8 @@ from broker.storage.manifest import (
     decode_cursor,
     decode_topic,
 )
+from broker.storage.named_files import ledger_capture
 from broker.storage.records import Produced, decode_record
-from broker.topics.checkpoint import ledger_capture
 from broker.topics.consistency import (
     History,
     find_amendment_problems,
@@ -41,7 +41,8 @@ from broker.topics.consistency import (
     find_index_problems,
 )
 from broker.topics.index_check import check_index, file_source
-from broker.topics.recovery import read_file, read_producers
+from broker.topics.key_check import find_key_problems
+from broker.topics.recovery import read_amendments, read_file, read_producers
 
 LINES_MAX = 1000
 """Problems and notes beyond so many are counted and not listed."""
@@ -105,7 +106,13 @@ class _Verification:
 
     def run(self) -> Report:
         layout = self._layout
-        self._note_others(layout.root, {"lock", "broker.manifest", "alive", "journal", "topics"})
+        known = {"lock", "broker.manifest", "alive", "backup.json", "backups", "journal", "topics", "staging"}
+        self._note_others(layout.root, known)
+        self._note_others(layout.staging, set())
+        if self._vfs.exists(layout.unfinished):
+            self._problems.add(
+                f"This is a copy that did not come to its end; no broker starts from it ({layout.root})"
+            )
         root = self._read_root()
         topic_ids = (
             root.topics if root else [int(name) for name in self._names(layout.topics) if name.isdigit()]
@@ -158,7 +165,8 @@ class _Verification:
             self._check_ledger(ledger_capture(ledger, topic_id))
         cursors = [self._check_subscription(image, subscription) for subscription in image.subscriptions]
         self._check_index(image, cursors)
-        self._note_others(layout.topic(topic_id), {"manifest", "ledgers", "cursors", "buckets"})
+        self._check_keys(image)
+        self._note_others(layout.topic(topic_id), {"manifest", "ledgers", "cursors", "buckets", "keys"})
         ledgers = [(ledger.ledger_id, ledger.generation) for ledger in image.ledgers]
         ledger_files = {f"{i}.{g}.{kind}" for i, g in ledgers for kind in KINDS}
         ledger_files |= {ledger.amendments_file for ledger in image.ledgers}
@@ -168,6 +176,7 @@ class _Verification:
         if image.producers_file:
             self._check_producers(image)
         self._note_others(layout.buckets(topic_id), {f"{i}.bucket" for i in image.bucket_ids})
+        self._note_others(layout.keys(topic_id), {f"{i}.keys" for i in image.key_run_ids})
         return image
 
     def _check_ledger(self, capture: LedgerCapture) -> None:
@@ -225,11 +234,22 @@ class _Verification:
             )
             for ledger in image.ledgers
         ]
-        state = IndexState(image.indexed_through, image.index_lsn, image.frontier_ms)
+        gone = frozenset(ledger_id for ledger_id, _ in image.gone_ledgers)
+        state = IndexState(image.indexed_through, image.index_lsn, image.frontier_ms, gone)
         storage = LocalBucketStorage(self._vfs, layout.buckets(topic_id), topic_id)
         findings, _ = check_index(storage.open_reader, image.bucket_ids, state, ledgers, cursors)
         for finding in findings:
             self._problems.add(f"{finding} ({layout.topic(topic_id)})")
+
+    def _check_keys(self, image: TopicImage) -> None:
+        """Compare the lookup of schedule keys with the ledgers."""
+        amendments: dict[int, Amendments | None] = {}
+        try:
+            amendments.update(read_amendments(self._vfs, self._layout, image))
+        except Corrupt:  # `_check_index` says so
+            amendments = {ledger.ledger_id: None for ledger in image.ledgers}
+        for what in find_key_problems(self._vfs, self._layout, image, amendments):
+            self._problems.add(what)
 
     def _read_amendments(self, image: TopicImage, ledger: LedgerImage) -> Amendments | None:
         """What was amended of a ledger; None if that cannot be read."""

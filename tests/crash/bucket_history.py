@@ -132,7 +132,7 @@ def check_whole(vfs: MemVfs, topic_id: int, bucket_id: int) -> None:
 def check_verify(vfs: MemVfs) -> None:
     """`verify` finds no problem in what lies on the disk now."""
     report = verify_data_dir(vfs.crashed(vfs.op_count, CrashPolicy.KEEP_ALL), DATA_DIR)
-    assert report.problems == []
+    assert report.problems == [], report.problems
 
 
 # -- what is delivered ---------------------------------------------------------------------------------------------

@@ -8,19 +8,23 @@ number of records: at least all that were answered by then, at most all that wer
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from broker.config import BrokerConfig
-from broker.model import START, Entries, Position, ids_of
+from broker.model import CANCELLED_MS, START, Entries, Position, ids_of
+from broker.storage.amendments import NONE
+from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.records import (
     GivenBack,
     LedgersDropped,
     Produced,
     Record,
+    Replaced,
     Seeked,
     Settled,
     SubscriptionChanged,
@@ -48,9 +52,10 @@ class StoredMessage:
     """One entry, as it must be after any crash."""
 
     frame: bytes
-    deliver_at_ms: int  # 0: at once
+    deliver_at_ms: int  # effective; 0: at once
     publish_ms: int
     expire_at_ms: int
+    revision: int = 0
 
 
 @dataclass(slots=True)
@@ -97,13 +102,18 @@ def fold(records: list[Record]) -> Model:
             case SubscriptionCreated(subscription=image):
                 made = SubscriptionModel(image.name, image.start)
                 model[record.topic_id].subscriptions[image.subscription_id] = made
+                _fold_cancelled_before(model[record.topic_id], made)
             case SubscriptionDeleted():
                 model[record.topic_id].subscriptions.pop(record.subscription_id, None)
             case LedgersDropped():
                 _fold_dropped(model[record.topic_id], record)
+            case Cancelled() | Moved() | Replaced():
+                _fold_changes(model[record.topic_id], record)
             case Settled() | GivenBack() | Seeked() | SubscriptionChanged():
                 if found := model[record.topic_id].subscriptions.get(record.subscription_id):
                     _fold_into(found, record)
+                    if isinstance(record, Seeked):
+                        _fold_cancelled_before(model[record.topic_id], found)
     return model
 
 
@@ -118,6 +128,43 @@ def _messages(record: Produced) -> Iterator[tuple[Position, StoredMessage]]:
                 frame, int(record.times[index]), int(row["publish_time_ms"]), int(row["expire_at_ms"])
             ),
         )
+
+
+def _fold_changes(topic: TopicModel, record: Cancelled | Moved | Replaced) -> None:
+    if isinstance(record, Replaced):
+        topic.messages.update(_messages(record.produced))
+        record = record.cancelled
+    _fold_changed(topic, record.ledgers)
+
+
+def _fold_changed(topic: TopicModel, ledgers: dict[int, Changed]) -> None:
+    """A cancelled message is settled for everybody; a moved one lives on from its new time."""
+    for ledger_id, changed in ledgers.items():
+        new_ms = itertools.repeat(CANCELLED_MS) if changed.new_ms is None else changed.new_ms.tolist()
+        for entry_id, time_ms in zip(changed.entry_ids.tolist(), new_ms, strict=False):
+            position = Position(ledger_id, entry_id)
+            message = topic.messages.get(position)
+            if message is None:
+                continue  # its ledger is gone
+            is_cancelled = time_ms == CANCELLED_MS
+            topic.messages[position] = replace(
+                message,
+                deliver_at_ms=time_ms,
+                # Of a cancelled one it is the same whatever it was.
+                expire_at_ms=message.expire_at_ms
+                and (0 if is_cancelled else message.expire_at_ms + time_ms - message.deliver_at_ms),
+                revision=message.revision + (not is_cancelled),
+            )
+    for subscription in topic.subscriptions.values():
+        _fold_cancelled_before(topic, subscription)
+
+
+def _fold_cancelled_before(topic: TopicModel, subscription: SubscriptionModel) -> None:
+    for position, message in topic.messages.items():
+        if message.deliver_at_ms == CANCELLED_MS and position >= subscription.start:
+            subscription.settled.add(position)
+            subscription.attempts.pop(position, None)
+            subscription.waiting.pop(position, None)
 
 
 def _fold_into(
@@ -174,11 +221,14 @@ async def observe(node: Node) -> Model:
 async def _observe_topic(topic: Topic) -> TopicModel:
     model = TopicModel(topic.name)
     for ledger in topic.log:
-        found = await ledger.read(np.arange(ledger.entry_count, dtype=np.uint32))
-        columns = zip(found.times.tolist(), found.rows, found.frames, strict=True)
-        for entry_id, (time_ms, row, frame) in enumerate(columns):
-            model.messages[Position(ledger.name.ledger_id, entry_id)] = StoredMessage(
-                frame, time_ms, int(row["publish_time_ms"]), int(row["expire_at_ms"])
+        ledger_id, ids = ledger.name.ledger_id, np.arange(ledger.entry_count, dtype=np.uint32)
+        times, rows, frames = await topic.log.read(ledger_id, ids, 1 << 40)
+        revisions = topic.log.amendments.get(ledger_id, NONE).revisions_of(ids)
+        columns = zip(times.tolist(), rows, frames, revisions.tolist(), strict=True)
+        for entry_id, (time_ms, row, frame, revision) in enumerate(columns):
+            expire_at_ms = 0 if time_ms == CANCELLED_MS else int(row["expire_at_ms"])
+            model.messages[Position(ledger_id, entry_id)] = StoredMessage(
+                frame, time_ms, int(row["publish_time_ms"]), expire_at_ms, revision
             )
     for subscription in topic.subscriptions.values():
         model.subscriptions[subscription.subscription_id] = _observe_subscription(subscription, model)

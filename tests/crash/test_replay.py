@@ -19,6 +19,7 @@ import pytest
 from broker.config import BrokerConfig
 from broker.errors import LimitReached, Refused
 from broker.model import START, Position
+from broker.storage.amendments import NONE, AmendmentsImage, encode_amendments
 from broker.storage.manifest import BrokerImage, encode_broker, encode_topic
 from broker.storage.policy import SubscriptionPolicy, TopicPolicy
 from broker.storage.records import Produced, Record, decode_record
@@ -28,6 +29,7 @@ from broker.testing.sim_clock import START_MS, SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics import control
 from broker.topics.checkpoint import capture_topic
+from broker.topics.schedule_values import Cancel, Move
 from broker.topics.topic import Topic
 from tests.harness import DAY_MS, EARLIEST, LATEST, Inbox, Node, Outgoing, entries_of, small_config
 
@@ -92,16 +94,25 @@ async def _topic_state(topic: Topic, state: State) -> None:
         state[name] = subscription.capture_cursor().encode()
     topic.producers.changed = True  # as above
     state[f"producers {topic.topic_id}"] = topic.producers.capture(topic.topic_id).encode()
-    dirty = dict(topic.log.dirty)
-    # The frontier moves with the clock, buckets are sealed when there is time for it: no record does either.
+    dirty, amended = dict(topic.log.dirty), set(topic.log.amended)
+    amendments_files = dict(topic.amendments_files)
+    # The frontier moves with the clock, buckets and runs of keys are sealed when there is time for it, and files of
+    # amendments are named by the checkpoint that writes them: no record does any of it.
+    captured = capture_topic(topic).image
     image = replace(
-        capture_topic(topic).image,
+        captured,
+        ledgers=tuple(replace(each, amendments_file="") for each in captured.ledgers),
+        key_run_ids=(),
+        next_key_run_id=1,
+        keys_through=None,
         frontier_ms=0,
         indexed_through=START,
         index_lsn=0,
         bucket_ids=(),
         next_bucket_id=1,
+        gone_ledgers=(),
     )
+    topic.log.amended, topic.amendments_files = amended, amendments_files
     topic.log.dirty = dirty  # nothing was written: whoever goes on with this broker still has to
     for subscription in topic.subscriptions.values():
         subscription.changed = True
@@ -109,8 +120,11 @@ async def _topic_state(topic: Topic, state: State) -> None:
     state[f"topic {topic.topic_id}"] = encode_topic(image)
     for ledger in topic.log:
         found = await ledger.read(np.arange(ledger.entry_count, dtype=np.uint32))
-        name = f"ledger {topic.topic_id}/{ledger.name.ledger_id}"
+        ledger_id = ledger.name.ledger_id
+        name = f"ledger {topic.topic_id}/{ledger_id}"
         state[name] = found.times.tobytes() + found.rows.tobytes() + b"".join(found.frames)
+        amended = AmendmentsImage(topic.topic_id, ledger_id, topic.log.amendments.get(ledger_id, NONE))
+        state[f"amendments {topic.topic_id}/{ledger_id}"] = encode_amendments(amended)
 
 
 class RandomHistory:
@@ -127,9 +141,9 @@ class RandomHistory:
     async def run(self) -> None:
         for name in ("a", "b"):
             await self.create_subscription(name)
-        steps = (self.produce, self.consume, self.churn, self.control, self.wait, self.give_up)
+        steps = (self.produce, self.consume, self.churn, self.control, self.wait, self.give_up, self.change)
         for _ in range(STEPS):
-            await self.rng.choices(steps, (6, 5, 2, 1, 3, 2))[0]()
+            await self.rng.choices(steps, (6, 5, 2, 1, 3, 2, 3))[0]()
 
     async def produce(self) -> None:
         rng = self.rng
@@ -177,6 +191,28 @@ class RandomHistory:
             chosen = self.rng.choice(free)
             lease_ms = self.rng.choice((200, 60_000))
             self.inboxes.append(self.node.attach(topic, chosen, lease_ms=lease_ms))
+
+    async def change(self) -> None:
+        """Cancel, move or replace what waits, and what does not."""
+        topics = [topic for topic in self.node.broker.registry.topics.values() if topic.log.ledger_count]
+        if not topics:
+            return
+        topic, rng = self.rng.choice(topics), self.rng
+        if rng.random() < 0.4:
+            keyed = [Outgoing(b"keyed", deliver_after_ms=DAY_MS, schedule_key=rng.choice("xy"))]
+            with contextlib.suppress(Refused, LimitReached):
+                await self.node.produce(topic.name, keyed, replace=True)
+            return
+        positions = [
+            Position(ledger.name.ledger_id, entry_id)
+            for ledger in topic.log
+            for entry_id in range(ledger.entry_count)
+            if rng.random() < 0.3
+        ]
+        moves = (Move(deliver_after_ms=rng.choice((0, 60_000))), Move(shift_ms=rng.choice((-500, DAY_MS))))
+        wanted = rng.choice((Cancel(), *moves))
+        with contextlib.suppress(Refused):
+            await topic.schedule.change(positions, wanted, dry_run=False)
 
     async def give_up(self) -> None:
         office = self.node.broker.dead_letters
@@ -306,7 +342,7 @@ def test_replay_under_other_limits_and_another_clock_gives_the_same_bytes(seed):
 
 def test_the_histories_hold_every_kind_of_record():
     kinds = set().union(*(record_types(record(seed)[0]) for seed in SEEDS))
-    assert kinds >= set(range(2, 9)) | {11, 13, 15}
+    assert kinds >= set(range(2, 12)) | {13, 15, 16}
 
 
 def test_the_histories_hold_what_can_be_said_of_sequence_ids():

@@ -398,7 +398,7 @@ def test_a_file_of_a_future_version_is_refused_by_that_name(ending):
     paths = [path for path in vfs.snapshot() if fnmatch(path, f"*{ending}") and "spare" not in path]
     assert paths
     header = bytearray(vfs.snapshot()[paths[-1]][:32])
-    header[4] = 2
+    header[4] = 9
     if "/ledgers/" in paths[-1]:  # whose checksum says whether the version is to be believed
         header[28:32] = google_crc32c.value(bytes(header[:28])).to_bytes(4, "little")
     newer = with_bytes(vfs, paths[-1], 0, header)

@@ -17,7 +17,7 @@ from pyroaring import BitMap
 
 from broker.model import FLAG_DELAYED, ROW, Int64Column, Position, RowColumn
 from broker.storage.amendments import Amendments, AmendmentsImage, encode_amendments
-from broker.storage.blocks import BLOCK_ROWS, TIME, BlockChecksums, LedgerCapture, LedgerName
+from broker.storage.blocks import BLOCK_ROWS, TIME, BlockChecksums, LedgerCapture, LedgerName, SparseSizes
 from broker.storage.bucket_builder import SnapshotBuilder
 from broker.storage.bucket_snapshot import LedgerSpan, encode_metadata
 from broker.storage.frame import encode_group
@@ -47,6 +47,7 @@ from broker.storage.records import (
     TopicDeleted,
 )
 from broker.storage.segment import encode_header
+from broker.storage.sparse import as_bitmap, encode_present
 
 FOLDER = Path(__file__).parent
 NOW_MS = 1_750_000_000_000
@@ -55,6 +56,8 @@ SEALED = LedgerName("sealed-v1", topic_id=3, ledger_id=11, generation=0)
 UNSEALED = LedgerName("unsealed-v1", topic_id=3, ledger_id=12, generation=2)
 SEALED_COUNT = BLOCK_ROWS + 4  # a whole block and a partial one
 UNSEALED_COUNT = 5
+SPARSE = LedgerName("sparse-v2", topic_id=3, ledger_id=11, generation=1, sparse=True)
+SPARSE_IDS = np.array([1, 7, 8, 9, 70, 4097], np.uint32)  # what is left of the sealed one
 
 Columns = tuple[Int64Column, RowColumn, bytes]
 
@@ -128,12 +131,37 @@ def ledger(name: LedgerName, count: int, *, sealed: bool) -> dict[str, bytes]:
 def capture(name: LedgerName, count: int, *, sealed: bool) -> LedgerCapture:
     """What a manifest says of such a ledger."""
     times, rows, frames = columns(count)
-    crcs = []
+    crcs: list[tuple[int, ...]] = []
     for column in (times, rows):
         checksums = BlockChecksums(column.itemsize)
         checksums.extend(column)
         crcs.append(() if sealed else checksums.crcs())
-    return LedgerCapture(name.topic_id, name.ledger_id, name.generation, count, len(frames), sealed, *crcs)
+    ids = (name.topic_id, name.ledger_id, name.generation)
+    return LedgerCapture(*ids, count, len(frames), sealed, times_crcs=crcs[0], rows_crcs=crcs[1])
+
+
+def sparse() -> tuple[dict[str, bytes], LedgerCapture]:
+    """A generation with a few entries of the sealed ledger, and what a manifest says of it."""
+    times, rows, _ = columns(SEALED_COUNT)
+    dense = columns(SEALED_COUNT)[2]
+    starts = SPARSE_IDS.astype(np.int64) * 8
+    frames = b"".join(dense[start : start + 8] for start in starts.tolist())
+    times, rows = times[SPARSE_IDS], rows[SPARSE_IDS]
+    rows["offset"] = np.arange(len(rows)) * 8
+    footers = []
+    for column in (times, rows):
+        checksums = BlockChecksums(column.itemsize)
+        checksums.extend(column)
+        footers.append(checksums.encode_footer())
+    section = encode_present(as_bitmap(SPARSE_IDS), SEALED_COUNT)
+    contents = {
+        "data": frames,
+        "times": times.tobytes() + footers[0] + section,
+        "rows": rows.tobytes() + footers[1],
+    }
+    files = {SPARSE.path(kind): SPARSE.header(kind).encode() + content for kind, content in contents.items()}
+    sizes = SparseSizes(len(rows), len(section))
+    return files, LedgerCapture(3, 11, 1, SEALED_COUNT, len(frames), True, sparse=sizes)
 
 
 def broker_image() -> BrokerImage:
@@ -265,6 +293,7 @@ def build() -> dict[str, bytes]:
         "producers-v1": producers_image().encode(),
         **ledger(SEALED, SEALED_COUNT, sealed=True),
         **ledger(UNSEALED, UNSEALED_COUNT, sealed=False),
+        **sparse()[0],
     }
 
 

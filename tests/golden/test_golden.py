@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker.model import Position
+from broker.model import CANCELLED_MS, Position
 from broker.storage.amendments import decode_amendments
 from broker.storage.blocks import KINDS, LedgerCapture, LedgerName
 from broker.storage.bucket_snapshot import (
@@ -27,6 +27,7 @@ from broker.storage.ledger_files import LedgerFiles, OpenFiles
 from broker.storage.manifest import decode_broker, decode_cursor, decode_topic
 from broker.storage.producers_file import decode_producers
 from broker.storage.records import Produced, decode_record
+from broker.storage.sparse_files import GONE_FRAME, SparseFiles
 from broker.testing.mem_vfs import MemVfs
 from broker.topics.producers import Producers
 from tests.golden import make
@@ -48,6 +49,9 @@ SHA256 = {
     "uniform-v1.bucket": "64d20694712c462713eef666f597876a83eeb07d9e3e240873cc63b594eb149d",
     "scattered-v1.bucket": "8ed5c7a0cda26b6859a6af9bad865ff3e1750493222a1702f4a84525fa863cba",
     "ledger-v1.amend": "78d7359d94f2c6069fee4dd8258b35daaef6ae28ce8a92add01ed6986b593442",
+    "sparse-v2/11.1.data": "b09e15be59c50ecb098372ccac3e5dd0f0e170e8fcdb03e547f02ca65afade51",
+    "sparse-v2/11.1.times": "799b01d482b57ecb9336b716df050721fb700af94ad6c35229c370c334669a54",
+    "sparse-v2/11.1.rows": "4a6f5c28ebbbc42c57273609e0dea3691f52d14534090aab8f04c7da49d9d9ca",
     "producers-v1": "fbd2b828211c34575b3a6a5a0c5d601c2acf797553d74b38c498741ed042ad54",
 }
 
@@ -157,6 +161,21 @@ def test_ledger(name: LedgerName, count: int, sealed: bool) -> None:
     assert entries.rows.tolist() == rows.tolist()
     assert b"".join(entries.frames) == frames
     assert entries.times[:4].tolist() == [0, 1_750_000_001_000, 1_750_000_002_000, 0]
+
+
+def test_sparse_ledger() -> None:
+    vfs = disk_of(*map(make.SPARSE.path, KINDS))
+    _, capture = make.sparse()
+    assert verify_ledger(vfs, make.SPARSE.folder, capture) == []
+    files = SparseFiles(OpenFiles(vfs), make.SPARSE, capture)
+    entries = files.read(np.arange(make.SEALED_COUNT, dtype=np.uint32), capture.data_bytes, 1 << 40)
+    times, _, frames = make.columns(make.SEALED_COUNT)
+    present = make.SPARSE_IDS.tolist()
+    assert present == [1, 7, 8, 9, 70, 4097]
+    assert [i for i, frame in enumerate(entries.frames) if frame != GONE_FRAME] == present
+    assert [entries.frames[i] for i in present] == [frames[8 * i : 8 * i + 8] for i in present]
+    assert [entries.times[i] for i in present] == [times[i] for i in present]
+    assert entries.times[0] == CANCELLED_MS
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import pytest_asyncio
 from google.rpc import error_details_pb2, status_pb2
 
 from broker.config import BrokerConfig
+from broker.runtime.clock import SystemClock
 from broker.server import Server
 from postdate.v1 import (
     admin_pb2,
@@ -29,6 +30,7 @@ from postdate.v1 import (
     message_pb2,
     producer_pb2,
     producer_pb2_grpc,
+    schedule_pb2_grpc,
 )
 
 LIMIT_SECONDS = 10.0
@@ -222,6 +224,7 @@ class Wire:
         self.producer = producer_pb2_grpc.ProducerServiceStub(self.channel)
         self.consumer = consumer_pb2_grpc.ConsumerServiceStub(self.channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
+        self.schedule = schedule_pb2_grpc.ScheduleServiceStub(self.channel)
         self.streams: list[Stream] = []
         self._stopping: asyncio.Future[None] | None = None
 
@@ -364,3 +367,27 @@ on_shared = pytest.mark.asyncio(loop_scope="module")
 async def wire(serve: Serve) -> Wire:
     """A broker with its defaults."""
     return await serve()
+
+
+class Ahead:
+    """How far the broker's wall clock is ahead."""
+
+    def __init__(self) -> None:
+        self.ms = 0
+
+    def step(self, ms: int) -> None:
+        self.ms += ms
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> Ahead:
+    """Steps the clock of every broker of a test: what is due in an hour need not be waited for, nor come too soon."""
+    found = Ahead()
+    monkeypatch.setattr(SystemClock, "now_ms", lambda _: now_ms() + found.ms)
+    return found
+
+
+@pytest.fixture
+async def timed(serve: Serve, ahead: Ahead) -> Wire:
+    """A broker that soon notices a step."""
+    return await serve(clock_recheck_ms=20)

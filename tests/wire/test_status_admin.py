@@ -11,7 +11,7 @@ import grpc
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from postdate.v1 import admin_pb2
+from postdate.v1 import admin_pb2, schedule_pb2
 from tests.wire.conftest import Message, Wire, now_ms, on_shared, refused, within
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -215,6 +215,10 @@ METHODS = [
         f"AdminService/{name}"
         for name in admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods_by_name
     ),
+    *(
+        f"ScheduleService/{name}"
+        for name in schedule_pb2.DESCRIPTOR.services_by_name["ScheduleService"].methods_by_name
+    ),
     "ConsumerService/Receive",
     "ConsumerService/Acknowledge",
     "ConsumerService/Nack",
@@ -235,7 +239,7 @@ async def test_garbage_is_invalid_argument_on_every_method(shared: Wire, method:
 
 async def test_method_of_a_later_version_is_unimplemented(wire: Wire):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await within(wire.raw("/postdate.v1.ScheduleService/CancelScheduled")(b""))
+        await within(wire.raw("/postdate.v1.ScheduleService/FromALaterVersion")(b""))
     assert caught.value.code() is UNIMPLEMENTED
 
 

@@ -28,7 +28,6 @@ from tests.wire.conftest import (
 )
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
-UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 MIB = 1 << 20
 INT64_MAX = (1 << 63) - 1
 PRODUCE = "/postdate.v1.ProducerService/Produce"
@@ -202,8 +201,12 @@ CASES = [
         "messages[1].schedule_key",
         told="512",
     ),
-    Case("schedule_key", at(1, schedule_key="order-17"), "SCHEDULE_KEY_NOT_SUPPORTED", code=UNIMPLEMENTED),
-    Case("replace", lambda: batch("fresh", OK, replace=True), "REPLACE_NOT_SUPPORTED", code=UNIMPLEMENTED),
+    Case(
+        "schedule_key twice",
+        lambda: batch("fresh", OK, Message(schedule_key="k"), Message(schedule_key="k"), replace=True),
+        "SCHEDULE_KEY_REPEATED",
+        "messages[2].schedule_key",
+    ),
     Case(
         "sequence ids that fall",
         lambda: batch("fresh", OK, Message(sequence_id=2), Message(sequence_id=1), producer_name="p"),

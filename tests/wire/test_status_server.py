@@ -34,7 +34,7 @@ from tests.wire.conftest import (
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 INTERNAL = grpc.StatusCode.INTERNAL
-SERVICES = ("postdate.v1.ProducerService", "postdate.v1.ConsumerService", "postdate.v1.AdminService")
+SERVICES = tuple(f"postdate.v1.{each}Service" for each in ("Producer", "Consumer", "Admin", "Schedule"))
 
 
 async def subscribe_refused(wire: Wire) -> Refusal:

@@ -137,7 +137,8 @@ async def test_a_damaged_bucket_is_named(serve: Serve, damage: str):
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     checked = await verify(wire)
     kinds = {finding.kind for finding in checked.findings}
-    assert "unreadable" in kinds and "lost" in kinds
+    named = {"removed": "missing_file", "cut": "size_mismatch", "flipped": "bad_checksum"}[damage]
+    assert kinds == {named, "lost"}
     assert checked.finding_count == len(checked.findings) >= 2
     assert any(str(path) in finding.text for finding in checked.findings)
     lost = sum(finding.count for finding in checked.findings if finding.kind == "lost")
@@ -166,7 +167,7 @@ async def test_a_ledger_that_cannot_be_read_is_named(serve: Serve):
     content = times.read_bytes()
     times.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
     checked = await verify(await serve(**TINY, data_dir=data_dir))
-    assert [finding.kind for finding in checked.findings] == ["unreadable"]
+    assert [finding.kind for finding in checked.findings] == ["bad_checksum"]
     assert times.name in checked.findings[0].text
 
 
@@ -224,10 +225,10 @@ async def test_the_client_and_its_command_tell_what_was_found(
         path.write_bytes(path.read_bytes()[:-1])
         check = await client.topics.verify("t")
         assert check.finding_count == len(check.findings) >= 2
-        assert {finding.kind for finding in check.findings} == {"unreadable", "lost"}
+        assert {finding.kind for finding in check.findings} == {"size_mismatch", "lost"}
         assert await command(wire, "topic", "verify", "t") == 6
         assert await command(wire, "topic", "verify", "nowhere") == 3
-        assert "unreadable" in capsys.readouterr().out
+        assert "size_mismatch" in capsys.readouterr().out
         with pytest.raises(postdate.NotFound):
             await client.topics.verify("nowhere")
 

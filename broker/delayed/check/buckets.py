@@ -107,7 +107,7 @@ class BucketCheck:
         self._last = None
         if not self._structure:
             return []
-        return [Finding(Kind.UNREADABLE, what, bucket_id=self.bucket_id, segment=index)]
+        return [Finding(Kind.CHECKSUM, what, bucket_id=self.bucket_id, segment=index)]
 
     def end(self, bitmaps: Mapping[int, BitMap] | None) -> list[Finding]:
         """All segments were fed. `bitmaps` are the bucket's, by ledger; None if they cannot be read."""

@@ -8,15 +8,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from broker.errors import Corrupt, MissingFile, WrongSize
 from broker.model import Array, Int64Column, Position
 
 NAMED_MAX = 10
 """Entries that one finding names; all are counted."""
 
 
+class Severity(enum.StrEnum):
+    """How much a finding matters."""
+
+    ERROR = "error"  # a fault: a broker that works, and a disk that keeps what it was given, never leaves one
+    INCOMPLETE = "incomplete"  # something could not be looked at, so nothing is known of it
+    WARNING = "warning"  # no fault, and worth knowing: what compacting would save, what a crash left
+
+
 class Kind(enum.StrEnum):
-    """What is wrong. Each is a fault: a broker that works, and a disk that keeps what it was given, never
-    leaves one."""
+    """What is wrong, or worth knowing."""
 
     LOST = "lost"  # pending, and no bucket holds it
     DUPLICATE = "duplicate"  # held more than once under its current time
@@ -26,7 +34,36 @@ class Kind(enum.StrEnum):
     BITMAP = "bitmap_mismatch"  # a bucket's bitmaps and its segments hold different entries
     SEGMENT = "bad_segment"  # a segment's order, or what the metadata says about it
     BUCKET = "bad_bucket"  # count, checksum or spans of a bucket
-    UNREADABLE = "unreadable"  # missing or damaged bytes: reported by whoever reads
+    MISSING_FILE = "missing_file"  # a manifest names it, and it is not there
+    SIZE = "size_mismatch"  # a file has another length than what names it says
+    CHECKSUM = "bad_checksum"  # bytes that are not what was written: reported by whoever reads
+    ROWS = "bad_rows"  # rows and stored messages are whole, and contradict each other
+    STATE = "bad_state"  # manifests, cursors, amendments or journal contradict each other
+    NOT_CHECKED = "not_checked"  # the disk, the listing or a task failed
+    UNCONFIRMED = "unconfirmed"  # found once, and not when read a second time
+    ORPHAN = "orphan_file"  # no manifest names it
+    STALE = "stale_entries"  # much of what buckets hold is of no use any more
+    PINNED = "pinned_ledger"  # few live entries keep the bytes of many
+
+    @property
+    def severity(self) -> Severity:
+        return _SEVERITIES.get(self, Severity.ERROR)
+
+    @classmethod
+    def of(cls, error: Corrupt) -> Kind:
+        """What an error says that a file was read with."""
+        if isinstance(error, MissingFile):
+            return cls.MISSING_FILE
+        return cls.SIZE if isinstance(error, WrongSize) else cls.CHECKSUM
+
+
+_SEVERITIES = {
+    Kind.NOT_CHECKED: Severity.INCOMPLETE,
+    Kind.UNCONFIRMED: Severity.WARNING,
+    Kind.ORPHAN: Severity.WARNING,
+    Kind.STALE: Severity.WARNING,
+    Kind.PINNED: Severity.WARNING,
+}
 
 
 class Suspect(NamedTuple):
@@ -40,7 +77,7 @@ class Suspect(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault in one ledger, bucket or segment.
+    """One thing in one ledger, bucket, segment or file.
 
     `count` is how many entries it concerns, `suspects` the first of them. Facts that do not apply are None.
     """
@@ -81,6 +118,8 @@ class IndexState:
     indexed_through: Position  # the end of what buckets cover
     index_lsn: int  # moves up to this record are in buckets
     frontier_ms: int  # entries at or before it may be missing
+    gone_ledger_ids: frozenset[int] = frozenset()
+    """Ledgers that went as their rest was cancelled: what buckets hold of them is stale."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pyroaring import BitMap
 from broker.delayed.check.buckets import BucketCheck
 from broker.delayed.check.findings import NAMED_MAX, Finding, IndexState, Kind, LedgerCounts
 from broker.delayed.check.ledgers import Held, LedgerRows, check_ledger, name_suspects
-from broker.model import LEDGER_ID_MAX, Position
+from broker.model import LEDGER_ID_MAX, Position, ids_of
 from broker.storage.bucket_snapshot import BucketMetadata
 
 _NO_TIMES = np.empty(0, dtype=np.int64)
@@ -46,13 +46,14 @@ class IndexCheck:
         self._named_max = named_max
         self._held: dict[int, list[Held]] = {}
 
-    def begin_bucket(self, metadata: BucketMetadata) -> BucketCheck:
+    def begin_bucket(self, metadata: BucketMetadata, *, structure: bool | None = None) -> BucketCheck:
+        """`structure` of this bucket, if it is not that of the whole check."""
         first, last = self._range
         return BucketCheck(
             metadata,
             first_ledger_id=first,
             last_ledger_id=last,
-            structure=self._structure,
+            structure=self._structure if structure is None else structure,
             named_max=self._named_max,
         )
 
@@ -62,6 +63,22 @@ class IndexCheck:
         for ledger_id, pieces in bucket.take_held().items():
             self._held.setdefault(ledger_id, []).extend(pieces)
         return findings
+
+    def hold_bitmaps(self, metadata: BucketMetadata, bitmaps: Mapping[int, BitMap]) -> list[Finding]:
+        """Instead of a bucket's segments: what its bitmaps say that it holds; times are taken to be right.
+
+        Half of what segments prove, for a hundredth of the reading. Once for each bucket.
+        """
+        first, last = self._range
+        for ledger_id, bitmap in bitmaps.items():
+            if bitmap and first <= ledger_id <= last:
+                held = Held(metadata.bucket_id, ids_of(bitmap), None)
+                self._held.setdefault(ledger_id, []).append(held)
+        named = sum(map(len, bitmaps.values()))
+        if named <= metadata.count:
+            return []
+        what = f"its bitmaps name {named} entries, the metadata says {metadata.count}"
+        return [Finding(Kind.BITMAP, what, named - metadata.count, bucket_id=metadata.bucket_id)]
 
     def check_ledger(self, rows: LedgerRows) -> list[Finding]:
         """Compare one ledger with all buckets, and forget what they hold of it."""
@@ -83,7 +100,11 @@ class IndexCheck:
         findings = []
         for ledger_id, held in sorted(self._held.items()):
             entries = sum(map(len, held))
-            pieces = [late for each in held if len(late := each.part(each.times > self._state.frontier_ms))]
+            timed = [(each, each.times) for each in held if each.times is not None]
+            frontier_ms = self._state.frontier_ms
+            pieces = [late for each, times in timed if len(late := each.part(times > frontier_ms))]
+            if ledger_id in self._state.gone_ledger_ids:
+                pieces = []
             self.counts += LedgerCounts(entries=entries, stale=entries - sum(map(len, pieces)))
             if not pieces:
                 continue

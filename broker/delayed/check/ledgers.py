@@ -42,13 +42,14 @@ class Held:
 
     bucket_id: int
     entry_ids: UInt32Column
-    times: Int64Column  # deliver_at_ms
+    times: Int64Column | None  # deliver_at_ms; None: not looked at, and taken to be right
 
     def __len__(self) -> int:
         return len(self.entry_ids)
 
     def part(self, rows: Mask) -> Held:
-        return Held(self.bucket_id, self.entry_ids[rows], self.times[rows])
+        times = None if self.times is None else self.times[rows]
+        return Held(self.bucket_id, self.entry_ids[rows], times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,9 @@ class _LedgerCheck:
             self._take_outside(held.part(~inside))
             held = held.part(inside)
         expected = self._effective.take(held.entry_ids)
-        fits = expected == held.times
-        fits &= expected != 0
+        fits = expected != 0
+        if held.times is not None:
+            fits &= expected == held.times
         if not fits.all():
             self._take_unfit(held.part(~fits))
             held = held.part(fits)
@@ -204,7 +206,8 @@ def name_suspects(
     suspects = []
     for entry_id in ids[:named_max].tolist():
         holders = [each for each in held if (each.entry_ids == entry_id).any()]
-        found_ms = int(holders[0].times[holders[0].entry_ids == entry_id][0])
+        times = holders[0].times
+        found_ms = None if times is None else int(times[holders[0].entry_ids == entry_id][0])
         expected_ms = int(effective[entry_id]) if entry_id < len(effective) else 0
         bucket_ids = tuple(dict.fromkeys(each.bucket_id for each in holders))
         suspects.append(Suspect(entry_id, expected_ms or None, found_ms, bucket_ids))

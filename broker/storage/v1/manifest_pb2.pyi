@@ -31,7 +31,7 @@ class TopicEntry(_message.Message):
     def __init__(self, topic_id: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class TopicManifest(_message.Message):
-    __slots__ = ("topic_id", "name", "create_time_ms", "policy", "applied_lsn", "ledgers", "subscriptions", "next_subscription_id", "indexed_through", "index_lsn", "frontier_ms", "bucket_ids", "next_bucket_id", "producers_file", "log_end")
+    __slots__ = ("topic_id", "name", "create_time_ms", "policy", "applied_lsn", "ledgers", "subscriptions", "next_subscription_id", "indexed_through", "index_lsn", "frontier_ms", "bucket_ids", "next_bucket_id", "producers_file", "log_end", "key_run_ids", "next_key_run_id", "keys_through", "gone_ledgers")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,10 @@ class TopicManifest(_message.Message):
     NEXT_BUCKET_ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FILE_FIELD_NUMBER: _ClassVar[int]
     LOG_END_FIELD_NUMBER: _ClassVar[int]
+    KEY_RUN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_KEY_RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    GONE_LEDGERS_FIELD_NUMBER: _ClassVar[int]
     topic_id: int
     name: str
     create_time_ms: int
@@ -62,7 +66,19 @@ class TopicManifest(_message.Message):
     next_bucket_id: int
     producers_file: str
     log_end: PositionRecord
-    def __init__(self, topic_id: _Optional[int] = ..., name: _Optional[str] = ..., create_time_ms: _Optional[int] = ..., policy: _Optional[_Union[TopicPolicyRecord, _Mapping]] = ..., applied_lsn: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionEntry, _Mapping]]] = ..., next_subscription_id: _Optional[int] = ..., indexed_through: _Optional[_Union[PositionRecord, _Mapping]] = ..., index_lsn: _Optional[int] = ..., frontier_ms: _Optional[int] = ..., bucket_ids: _Optional[_Iterable[int]] = ..., next_bucket_id: _Optional[int] = ..., producers_file: _Optional[str] = ..., log_end: _Optional[_Union[PositionRecord, _Mapping]] = ...) -> None: ...
+    key_run_ids: _containers.RepeatedScalarFieldContainer[int]
+    next_key_run_id: int
+    keys_through: PositionRecord
+    gone_ledgers: _containers.RepeatedCompositeFieldContainer[GoneLedger]
+    def __init__(self, topic_id: _Optional[int] = ..., name: _Optional[str] = ..., create_time_ms: _Optional[int] = ..., policy: _Optional[_Union[TopicPolicyRecord, _Mapping]] = ..., applied_lsn: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionEntry, _Mapping]]] = ..., next_subscription_id: _Optional[int] = ..., indexed_through: _Optional[_Union[PositionRecord, _Mapping]] = ..., index_lsn: _Optional[int] = ..., frontier_ms: _Optional[int] = ..., bucket_ids: _Optional[_Iterable[int]] = ..., next_bucket_id: _Optional[int] = ..., producers_file: _Optional[str] = ..., log_end: _Optional[_Union[PositionRecord, _Mapping]] = ..., key_run_ids: _Optional[_Iterable[int]] = ..., next_key_run_id: _Optional[int] = ..., keys_through: _Optional[_Union[PositionRecord, _Mapping]] = ..., gone_ledgers: _Optional[_Iterable[_Union[GoneLedger, _Mapping]]] = ...) -> None: ...
+
+class GoneLedger(_message.Message):
+    __slots__ = ("ledger_id", "last_due_ms")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    last_due_ms: int
+    def __init__(self, ledger_id: _Optional[int] = ..., last_due_ms: _Optional[int] = ...) -> None: ...
 
 class PositionRecord(_message.Message):
     __slots__ = ("ledger_id", "entry_id")
@@ -73,7 +89,7 @@ class PositionRecord(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
-    __slots__ = ("ledger_id", "generation", "entry_count", "data_bytes", "sealed", "times_crcs", "rows_crcs", "first_publish_ms", "amendments_file", "last_due_ms", "last_expire_ms", "last_publish_ms")
+    __slots__ = ("ledger_id", "generation", "entry_count", "data_bytes", "sealed", "times_crcs", "rows_crcs", "first_publish_ms", "amendments_file", "last_due_ms", "last_expire_ms", "last_publish_ms", "sparse")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ENTRY_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +102,7 @@ class LedgerEntry(_message.Message):
     LAST_DUE_MS_FIELD_NUMBER: _ClassVar[int]
     LAST_EXPIRE_MS_FIELD_NUMBER: _ClassVar[int]
     LAST_PUBLISH_MS_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     generation: int
     entry_count: int
@@ -98,7 +115,44 @@ class LedgerEntry(_message.Message):
     last_due_ms: int
     last_expire_ms: int
     last_publish_ms: int
-    def __init__(self, ledger_id: _Optional[int] = ..., generation: _Optional[int] = ..., entry_count: _Optional[int] = ..., data_bytes: _Optional[int] = ..., sealed: bool = ..., times_crcs: _Optional[_Iterable[int]] = ..., rows_crcs: _Optional[_Iterable[int]] = ..., first_publish_ms: _Optional[int] = ..., amendments_file: _Optional[str] = ..., last_due_ms: _Optional[int] = ..., last_expire_ms: _Optional[int] = ..., last_publish_ms: _Optional[int] = ...) -> None: ...
+    sparse: SparseRecord
+    def __init__(self, ledger_id: _Optional[int] = ..., generation: _Optional[int] = ..., entry_count: _Optional[int] = ..., data_bytes: _Optional[int] = ..., sealed: bool = ..., times_crcs: _Optional[_Iterable[int]] = ..., rows_crcs: _Optional[_Iterable[int]] = ..., first_publish_ms: _Optional[int] = ..., amendments_file: _Optional[str] = ..., last_due_ms: _Optional[int] = ..., last_expire_ms: _Optional[int] = ..., last_publish_ms: _Optional[int] = ..., sparse: _Optional[_Union[SparseRecord, _Mapping]] = ...) -> None: ...
+
+class SparseRecord(_message.Message):
+    __slots__ = ("present_count", "present_bytes")
+    PRESENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    present_count: int
+    present_bytes: int
+    def __init__(self, present_count: _Optional[int] = ..., present_bytes: _Optional[int] = ...) -> None: ...
+
+class LedgersCompacted(_message.Message):
+    __slots__ = ("topic_id", "amended_lsn", "ledgers")
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    AMENDED_LSN_FIELD_NUMBER: _ClassVar[int]
+    LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    topic_id: int
+    amended_lsn: int
+    ledgers: _containers.RepeatedCompositeFieldContainer[CompactedLedger]
+    def __init__(self, topic_id: _Optional[int] = ..., amended_lsn: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[CompactedLedger, _Mapping]]] = ...) -> None: ...
+
+class CompactedLedger(_message.Message):
+    __slots__ = ("ledger_id", "from_generation", "generation", "data_bytes", "present_bytes", "present", "last_expire_ms")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    DATA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    LAST_EXPIRE_MS_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    from_generation: int
+    generation: int
+    data_bytes: int
+    present_bytes: int
+    present: bytes
+    last_expire_ms: int
+    def __init__(self, ledger_id: _Optional[int] = ..., from_generation: _Optional[int] = ..., generation: _Optional[int] = ..., data_bytes: _Optional[int] = ..., present_bytes: _Optional[int] = ..., present: _Optional[bytes] = ..., last_expire_ms: _Optional[int] = ...) -> None: ...
 
 class SubscriptionEntry(_message.Message):
     __slots__ = ("subscription_id", "name", "type", "create_time_ms", "start", "policy", "cursor_file", "mark", "paused")
@@ -325,9 +379,11 @@ class Seeked(_message.Message):
     def __init__(self, topic_id: _Optional[int] = ..., subscription_id: _Optional[int] = ..., start: _Optional[_Union[PositionRecord, _Mapping]] = ...) -> None: ...
 
 class LedgersDropped(_message.Message):
-    __slots__ = ("topic_id", "ledger_ids")
+    __slots__ = ("topic_id", "ledger_ids", "came_due_ms")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     LEDGER_IDS_FIELD_NUMBER: _ClassVar[int]
+    CAME_DUE_MS_FIELD_NUMBER: _ClassVar[int]
     topic_id: int
     ledger_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, topic_id: _Optional[int] = ..., ledger_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    came_due_ms: int
+    def __init__(self, topic_id: _Optional[int] = ..., ledger_ids: _Optional[_Iterable[int]] = ..., came_due_ms: _Optional[int] = ...) -> None: ...

@@ -17,6 +17,7 @@ from postdate.admin import (
     TopicCheck,
     TopicDescription,
 )
+from postdate.backups import Backup
 from postdate.client import DEFAULT_ADDRESS, Client, connect
 from postdate.dead_letters import DeadLetter, DeadLetterChange
 from postdate.errors import (
@@ -31,6 +32,7 @@ from postdate.errors import (
     LimitReached,
     NotFound,
     OutOfRange,
+    PartlyChanged,
     PartlyStored,
     PermissionDenied,
     PostdateError,
@@ -57,12 +59,24 @@ from postdate.policies import (
 )
 from postdate.producer import Producer
 from postdate.pull import Received
+from postdate.scheduled import (
+    ChangeOutcome,
+    ChangeResult,
+    ScheduleChange,
+    ScheduledBar,
+    ScheduledCounts,
+    ScheduledMessage,
+    ScheduledState,
+)
 from postdate.stats import IndexStats, SubscriptionStats, TopicStats
 from postdate.subscription import Subscription
 
 __all__ = [
     "AlreadyExists",
+    "Backup",
     "BucketPolicy",
+    "ChangeOutcome",
+    "ChangeResult",
     "Client",
     "Closed",
     "connect",
@@ -87,6 +101,7 @@ __all__ = [
     "OutgoingMessage",
     "OutOfRange",
     "OverdueAction",
+    "PartlyChanged",
     "PartlyStored",
     "PermissionDenied",
     "PostdateError",
@@ -94,6 +109,11 @@ __all__ = [
     "Receipt",
     "Receipts",
     "Received",
+    "ScheduleChange",
+    "ScheduledBar",
+    "ScheduledCounts",
+    "ScheduledMessage",
+    "ScheduledState",
     "ServerInfo",
     "ServerLimits",
     "Subscription",

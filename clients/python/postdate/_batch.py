@@ -56,23 +56,32 @@ class Batch(Protocol):
 class SharedBatch:
     """A batch gathered from many `send` calls, each with a future of its own."""
 
-    __slots__ = ("deadline", "futures", "request", "size", "unsure")
+    __slots__ = ("deadline", "futures", "request", "schedule_keys", "size", "unsure")
 
     def __init__(self, empty: producer_pb2.ProduceRequest) -> None:
         self.request = empty
         self.deadline = 0.0
         self.unsure = False
         self.size = 0
+        self.schedule_keys: set[str] | None = None
         self.futures: list[asyncio.Future[Receipt]] = []
 
     def add(self, message: message_pb2.Message, size: int, future: asyncio.Future[Receipt]) -> None:
         self.request.messages.append(message)
+        if message.schedule_key:
+            if self.schedule_keys is None:
+                self.schedule_keys = set()
+            self.schedule_keys.add(message.schedule_key)
         self.size += size
         self.futures.append(future)
 
     def rises_to(self, sequence_id: int) -> bool:
         """Whether a message with this id may come next: within a batch the broker wants them to rise."""
         return not self.futures or sequence_id > self.request.messages[-1].sequence_id
+
+    def has_schedule_key(self, schedule_key: str) -> bool:
+        """Whether a message with this key has to go in another batch: the broker takes each once in one."""
+        return self.schedule_keys is not None and schedule_key in self.schedule_keys
 
     @property
     def abandoned(self) -> bool:
@@ -109,10 +118,8 @@ class SharedBatch:
 
     def _part(self, *bounds: int) -> SharedBatch:
         """The messages between pairs of bounds, as a batch of their own."""
-        request = producer_pb2.ProduceRequest(
-            topic=self.request.topic, producer_name=self.request.producer_name
-        )
-        part = SharedBatch(request)
+        part = SharedBatch(_like(self.request))
+        request = part.request
         part.deadline = self.deadline
         for start, end in zip(bounds[::2], bounds[1::2], strict=True):
             request.messages.extend(self.request.messages[start:end])
@@ -280,7 +287,9 @@ def _check_texts(**texts: object) -> None:
 
 
 def _like(empty: producer_pb2.ProduceRequest) -> producer_pb2.ProduceRequest:
-    return producer_pb2.ProduceRequest(topic=empty.topic, producer_name=empty.producer_name)
+    return producer_pb2.ProduceRequest(
+        topic=empty.topic, producer_name=empty.producer_name, replace=empty.replace
+    )
 
 
 def _guilty(error: PostdateError) -> int | None:

@@ -24,6 +24,7 @@ from postdate.v1 import (
     consumer_pb2_grpc,
     producer_pb2,
     producer_pb2_grpc,
+    schedule_pb2_grpc,
 )
 
 _log = logging.getLogger("postdate")
@@ -142,6 +143,7 @@ class Rpc:
         self._producer = _stub(producer_pb2_grpc.ProducerServiceStub, self._channel)
         self.consumer = _stub(consumer_pb2_grpc.ConsumerServiceStub, self._channel)
         self.admin = _stub(admin_pb2_grpc.AdminServiceStub, self._channel)
+        self.schedule = _stub(schedule_pb2_grpc.ScheduleServiceStub, self._channel)
 
     def backoff(self) -> Backoff:
         return Backoff(self._rng)

@@ -1,6 +1,6 @@
 """Times as Python has them, and as the wire has them: milliseconds since the Unix epoch.
 
-Both conversions to the wire round up, because a message may come a fraction of a millisecond late
+All conversions to the wire round up, because a message may come a fraction of a millisecond late
 and never early.
 """
 
@@ -37,6 +37,17 @@ def duration_ms(span: timedelta, field: str) -> int:
     whole, rest = divmod(span, _MS)
     ms = whole + bool(rest)
     if ms > _DURATION_MS_MAX:
+        raise ValueError(f"{field} is too long: the broker knows times up to 2**53 - 1 milliseconds")
+    return ms
+
+
+def shift_ms(shift: timedelta, field: str) -> int:
+    """The wire's form of a duration in either direction; later rather than earlier by a fraction."""
+    if not isinstance(shift, timedelta):
+        raise TypeError(f"{field} must be a timedelta, not {type(shift).__name__}")
+    whole, rest = divmod(shift, _MS)
+    ms = whole + bool(rest)
+    if abs(ms) > _DURATION_MS_MAX:
         raise ValueError(f"{field} is too long: the broker knows times up to 2**53 - 1 milliseconds")
     return ms
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from postdate.commands import admin, bench, consume, dlq, produce, replay
+from postdate.commands import admin, bench, consume, dlq, produce, replay, schedule
 from postdate.commands.settings import (
     EXIT_INTERRUPTED,
     CommandFailed,
@@ -45,6 +45,7 @@ cli.add_command(produce.produce)
 cli.add_command(consume.consume)
 cli.add_command(admin.topic)
 cli.add_command(admin.subscription)
+cli.add_command(schedule.schedule)
 cli.add_command(dlq.dlq)
 cli.add_command(admin.stats)
 bench.bench.add_command(replay.replay)

@@ -9,9 +9,11 @@ from types import TracebackType
 from postdate import pull
 from postdate._rpc import Rpc
 from postdate.admin import ServerInfo, Subscriptions, Topics, get_server_info
+from postdate.backups import Backups
 from postdate.dead_letters import DeadLetters
 from postdate.model import InitialPosition, SubscriptionType
 from postdate.producer import Producer
+from postdate.schedule import Schedule
 from postdate.stats import TopicStats, get_stats
 from postdate.subscription import Subscription
 
@@ -72,9 +74,19 @@ class Client:
         return Subscriptions(self._rpc)
 
     @property
+    def backups(self) -> Backups:
+        """Create, list and delete backups on the broker's machine."""
+        return Backups(self._rpc)
+
+    @property
     def dead_letters(self) -> DeadLetters:
         """List, requeue and purge what subscriptions gave up."""
         return DeadLetters(self._rpc)
+
+    @property
+    def schedule(self) -> Schedule:
+        """See, count, cancel and move what is pending."""
+        return Schedule(self._rpc)
 
     def producer(
         self,

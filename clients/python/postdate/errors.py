@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from postdate.scheduled import ScheduleChange
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -102,6 +106,17 @@ class PartlyStored(PostdateError):
     def __init__(self, message: str, *, stored_count: int) -> None:
         super().__init__(message)
         self.stored_count = stored_count
+
+
+class PartlyChanged(PostdateError):
+    """Some calls of one bulk change were answered before one failed, for which see `__cause__`.
+
+    `change` says what became of the messages of the former. What it does not tell of may have changed or not.
+    """
+
+    def __init__(self, message: str, *, change: ScheduleChange) -> None:
+        super().__init__(message)
+        self.change = change
 
 
 class Closed(PostdateError):

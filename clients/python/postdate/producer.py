@@ -67,6 +67,9 @@ class Producer:
         self._in_flight_max = in_flight_max
         self._empty = producer_pb2.ProduceRequest(topic=topic, producer_name=producer_name or "")
         self._numbering = Numbering(time.time_ns()) if producer_name else None
+        self._replacing = producer_pb2.ProduceRequest(
+            topic=topic, producer_name=producer_name or "", replace=True
+        )
         self._pipeline: Pipeline | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gathering: SharedBatch | None = None
@@ -106,12 +109,16 @@ class Producer:
         event_time: datetime | None = None,
         traceparent: str = "",
         sequence_id: int | None = None,
+        replace: bool = False,
     ) -> Receipt:
         """Send one message; return when the broker has it on disk.
 
         It is delivered no earlier than `deliver_at`, or than `deliver_after` counted from the
         moment the broker accepts it, on the broker's clock. Without either it is due at once.
         A repeat with the same `sequence_id` and `producer_name` is not stored again.
+
+        No two messages of a topic wait under one `schedule_key`: the second one raises `AlreadyExists`, or
+        takes the place of the first one in the same step, with `replace`.
         """
         message = message_pb2.Message(payload=payload)
         fill(message, key, properties, deliver_at, deliver_after, schedule_key, ttl, event_time, traceparent)
@@ -125,12 +132,15 @@ class Producer:
         elif sequence_id is not None:
             refuse_number()
         if batch is not None and (
-            batch.size + size > self._bytes_max or (sequence_id and not batch.rises_to(sequence_id))
+            batch.size + size > self._bytes_max
+            or (sequence_id and not batch.rises_to(sequence_id))
+            or batch.request.replace != replace
+            or (schedule_key and batch.has_schedule_key(schedule_key))
         ):
             self._seal()
             batch = None
         if batch is None:
-            batch = self._begin(pipeline, loop)
+            batch = self._begin(pipeline, loop, replace)
         future: asyncio.Future[Receipt] = loop.create_future()
         batch.add(message, size, future)
         if len(batch.futures) >= self._messages_max or batch.size >= self._bytes_max:
@@ -143,6 +153,7 @@ class Producer:
         *,
         deliver_at: datetime | None = None,
         deliver_after: timedelta | None = None,
+        replace: bool = False,
     ) -> Receipts:
         """Send a list; return when all of it is on the broker's disk.
 
@@ -150,13 +161,14 @@ class Producer:
         `OutgoingMessage` has its own. A list within one batch (1,000 messages, 1 MiB by default) is
         stored all or none. A longer one goes in several; if only some of those are stored,
         `PartlyStored` says how many messages were and why the others are not known to be.
+        With `replace` messages that wait under the schedule keys of these give way to them.
         """
         shared = message_pb2.Message()
         fill(shared, "", None, deliver_at, deliver_after, "", None, None, "")
         pipeline, _ = self._open()
         requests = list_requests(
             messages,
-            self._empty,
+            self._replacing if replace else self._empty,
             shared,
             self._numbering.number if self._numbering is not None else None,
             messages_max=self._messages_max,
@@ -188,9 +200,11 @@ class Producer:
             raise Closed("the producer is closed")
         return self._pipeline, self._loop
 
-    def _begin(self, pipeline: Pipeline, loop: asyncio.AbstractEventLoop) -> SharedBatch:
+    def _begin(self, pipeline: Pipeline, loop: asyncio.AbstractEventLoop, replace: bool) -> SharedBatch:
         batch = SharedBatch(
-            producer_pb2.ProduceRequest(topic=self.topic, producer_name=self._empty.producer_name)
+            producer_pb2.ProduceRequest(
+                topic=self.topic, producer_name=self._empty.producer_name, replace=replace
+            )
         )
         self._gathering = batch
         self._overdue = False

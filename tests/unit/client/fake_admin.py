@@ -30,6 +30,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
     topics: dict[str, FakeTopic]
     streams: set[asyncio.Queue[Any]]
     unary: list[Any]
+    backups: dict[str, admin_pb2.Backup]
 
     async def CreateTopic(self, request: admin_pb2.CreateTopicRequest, context: Any) -> Any:
         await self._hear(request, context)
@@ -137,6 +138,37 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         subscription = await self._asked(request, request.subscription, context)
         taken, unknown = _take(subscription, request)
         return admin_pb2.PurgeDeadLettersResponse(purged_messages=len(taken), failures=unknown)
+
+    async def CreateBackup(self, request: admin_pb2.CreateBackupRequest, context: Any) -> Any:
+        await self._hear(request, context)
+        name = f"20261121T20581234{len(self.backups)}Z"
+        made = admin_pb2.Backup(
+            name=name,
+            label=request.label,
+            path=f"/b/{name}",
+            broker_id="id",
+            create_time_ms=1_700_000_000_000,
+            lsn=7,
+            topics=2,
+            files=9,
+            bytes=1000,
+            copied_bytes=300,
+            duration_ms=1500,
+        )
+        self.backups[name] = made
+        return admin_pb2.CreateBackupResponse(backup=made)
+
+    async def ListBackups(self, request: admin_pb2.ListBackupsRequest, context: Any) -> Any:
+        page, more = _page(sorted(self.backups), request.page_token)
+        return admin_pb2.ListBackupsResponse(
+            backups=[self.backups[name] for name in page], next_page_token=more
+        )
+
+    async def DeleteBackup(self, request: admin_pb2.DeleteBackupRequest, context: Any) -> Any:
+        await self._hear(request, context)
+        if self.backups.pop(request.name, None) is None:
+            await abort(context, status("NOT_FOUND", "BACKUP_NOT_FOUND", f"no {request.name}"))
+        return admin_pb2.DeleteBackupResponse()
 
     async def GetStats(self, request: admin_pb2.GetStatsRequest, context: Any) -> Any:
         names = sorted(set(request.topics) or self.topics)

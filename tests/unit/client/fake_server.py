@@ -28,8 +28,10 @@ from postdate.v1 import (
     message_pb2,
     producer_pb2,
     producer_pb2_grpc,
+    schedule_pb2_grpc,
 )
 from tests.unit.client.fake_admin import FakeAdmin
+from tests.unit.client.fake_schedule import FakeSchedule
 from tests.unit.client.fake_values import (
     LEDGER,
     FakeSubscription,
@@ -67,6 +69,7 @@ class FakeBroker(
     producer_pb2_grpc.ProducerServiceServicer,
     consumer_pb2_grpc.ConsumerServiceServicer,
     FakeAdmin,
+    FakeSchedule,
 ):
     """All services in one object."""
 
@@ -77,6 +80,7 @@ class FakeBroker(
         self.frames: list[consumer_pb2.SubscribeRequest] = []  # of all consumers, without the first
         self.opens: list[consumer_pb2.Open] = []
         self.unary: list[Any] = []
+        self.backups: dict[str, admin_pb2.Backup] = {}
         self.streams: set[asyncio.Queue[Any]] = set()
         self.produce_streams = 0
         self.changed = asyncio.Event()
@@ -88,6 +92,7 @@ class FakeBroker(
         register(producer_pb2_grpc.add_ProducerServiceServicer_to_server, self, self._server)
         register(consumer_pb2_grpc.add_ConsumerServiceServicer_to_server, self, self._server)
         register(admin_pb2_grpc.add_AdminServiceServicer_to_server, self, self._server)
+        register(schedule_pb2_grpc.add_ScheduleServiceServicer_to_server, self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
         await self._server.start()
         return f"127.0.0.1:{self.port}"

@@ -65,6 +65,9 @@ class FakeTopic:
     subscriptions: dict[str, FakeSubscription] = field(default_factory=dict)
     policy: admin_pb2.TopicPolicy = field(default_factory=admin_pb2.TopicPolicy)
     sequences: dict[str, dict[int, int]] = field(default_factory=dict)
+    cancelled: set[int] = field(default_factory=set)
+    revisions: dict[int, int] = field(default_factory=dict)
+    matching: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -93,6 +96,9 @@ class Knobs:
     hold_answers: asyncio.Event | None = None
     subscribe_errors: deque[status_pb2.Status] = field(default_factory=deque)
     unary_errors: deque[status_pb2.Status] = field(default_factory=deque)
+    schedule_errors: deque[status_pb2.Status | None] = field(default_factory=deque)  # None spares a call
+    schedule_names_max: int = 5_000
+    counts_exact: bool = True
     hold_confirms: asyncio.Event | None = None
     hold_end: asyncio.Event | None = None  # a stream that is to end waits for it
     fail_ids: dict[int, status_pb2.Status] = field(default_factory=dict)

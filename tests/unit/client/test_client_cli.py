@@ -42,6 +42,15 @@ async def test_subscription_commands(broker: FakeBroker, postdate: Run) -> None:
     assert (await postdate("subscription", "get", "t", "s")).code == 3
 
 
+async def test_produce_with_a_schedule_key(broker: FakeBroker, postdate: Run) -> None:
+    done = await postdate(
+        "produce", "t", "--payload", "hi", "--schedule-key", "k", "--replace", "--delay", "1h"
+    )
+    assert (done.code, done.out) == (0, "stored 1 message, 7:0\n")
+    message = broker.topic("t").deliveries[0].message
+    assert (message.schedule_key, message.deliver_after_ms) == ("k", 3_600_000)
+
+
 async def test_produce_and_consume(broker: FakeBroker, postdate: Run) -> None:
     sent = await postdate(
         "produce",
@@ -158,6 +167,9 @@ async def test_deleting_several_goes_on_after_a_failure(broker: FakeBroker, post
         (["produce", "t", "--file", "x", "--payload", "x"], 2, "not both"),
         (["produce", "t", "--count", "2"], 2, "--count repeats --payload"),
         (["produce", "t", "--whole"], 2, "--whole is about --file"),
+        (["produce", "t", "--payload", "x", "--replace"], 2, "--replace is about --schedule-key"),
+        (["produce", "t", "--schedule-key", "k"], 2, "names one message"),
+        (["produce", "t", "--payload", "x", "--count", "2", "--schedule-key", "k"], 2, "names one message"),
         (["produce", "t", "--payload", "x", "--property", "a"], 2, "NAME=VALUE"),
         (["bench", "replay", "/dev/nope"], 2, "does not exist"),
         (["bench", "replay", __file__, "--speed", "0"], 2, "above 0"),

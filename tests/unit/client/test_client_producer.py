@@ -52,6 +52,20 @@ async def test_concurrent_sends_share_a_batch_in_order(broker: FakeBroker, clien
     assert broker.payloads("t") == [b"%d" % number for number in range(300)]
 
 
+async def test_what_replaces_travels_in_requests_of_its_own(
+    broker: FakeBroker, client: postdate.Client
+) -> None:
+    async with client.producer("t") as producer:
+        replaces = (False, False, True, True, False)
+        await asyncio.gather(
+            *(producer.send(b"x", schedule_key=f"k{i}", replace=each) for i, each in enumerate(replaces))
+        )
+        assert broker.requests == [2, 2, 1]
+        broker.requests.clear()
+        await asyncio.gather(*(producer.send(b"x", schedule_key=key) for key in "abca"))
+        assert broker.requests == [3, 1]  # the broker takes a key once in one
+
+
 async def test_batches_keep_both_limits(broker: FakeBroker, client: postdate.Client) -> None:
     async with client.producer("t", batch_messages_max=4) as producer:
         await asyncio.gather(*(producer.send(b"x") for _ in range(10)))

@@ -537,15 +537,15 @@ async def test_histogram_is_exact_in_memory_and_adds_up_on_disk(world: World):
     world.add(1, NOW + HOUR + 1_000 * np.arange(100))
     await world.seal()
     world.add(2, [NOW + HOUR, NOW + 2 * DAY])
-    bars = world.tracker.histogram(NOW, NOW + 10 * DAY, 10_000)
+    bars = world.tracker.histogram(NOW, NOW + 10 * DAY, 10_000).bars
     assert sum(bar.count for bar in bars) == 102
     assert [bar.count for bar in bars if bar.start_ms < NOW + 2 * HOUR] == [11] + [10] * 9
     halves = [
-        sum(bar.count for bar in world.tracker.histogram(start, end, 7_000))
+        sum(bar.count for bar in world.tracker.histogram(start, end, 7_000).bars)
         for start, end in ((NOW, NOW + HOUR + 50_000), (NOW + HOUR + 50_000, NOW + 10 * DAY))
     ]
     assert sum(halves) == 102
-    assert world.tracker.histogram(0, NOW, 1_000) == []
+    assert world.tracker.histogram(0, NOW, 1_000).bars == []
 
 
 async def test_real_threads_and_a_seal_beside_a_merge():

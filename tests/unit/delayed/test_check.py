@@ -235,7 +235,7 @@ def damage_a_segment(world: World, fed: list[Fed], pick: Callable[[], Entry]) ->
     fed[1].segments[-1] = "its checksum is wrong"
     _, ledgers, entries = columns
     lost = set(zip(ledgers.tolist(), entries.tolist(), strict=True))
-    return {Kind.UNREADABLE: set(), Kind.LOST: lost}
+    return {Kind.CHECKSUM: set(), Kind.LOST: lost}
 
 
 STRUCTURE = (

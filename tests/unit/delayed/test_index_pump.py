@@ -10,6 +10,7 @@ from broker.delayed.index_pump import IndexPump
 from broker.delayed.memory_tracker import MemoryTracker
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DueChunk, Frontier
 from broker.model import Int64Column, Position, UInt32Column
+from broker.storage.amendments import Amendments
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 
@@ -33,6 +34,10 @@ class SlowLog:
     @property
     def end(self) -> Position:
         return Position(len(self.times), 1) if self.times else Position(0, 0)
+
+    @property
+    def amendments(self) -> dict[int, Amendments]:
+        return {}
 
     def entry_count(self, ledger_id: int) -> int | None:
         return 1 if 0 < ledger_id <= len(self.times) else None

@@ -179,7 +179,7 @@ async def test_empty_tracker_has_nothing_to_wake_for(build: Build) -> None:
     assert not tracker.needs_load(NOW + DAY)
     assert tracker.take_due(NOW + DAY, 10) is None
     assert tracker.count() == 0
-    assert tracker.histogram(0, NOW + DAY, 1_000) == []
+    assert tracker.histogram(0, NOW + DAY, 1_000).bars == []
     assert not await tracker.contains(1, 1)
     tracker.add(1, np.empty(0, dtype=np.uint32), np.empty(0, dtype=np.int64))
     assert tracker.stats().memory_bytes == 0
@@ -492,15 +492,26 @@ async def test_clear_keeps_the_frontier(ledgers: Ledgers, build: Build) -> None:
     assert await follow(tracker) == [(NOW + 2, 1, 1), (NOW + HOUR, 1, 2)]
 
 
-async def test_histogram_counts_near_exactly_and_far_by_tick(ledgers: Ledgers, build: Build) -> None:
+async def test_histogram_counts_near_exactly_and_spreads_what_is_far_over_its_tick(
+    ledgers: Ledgers, build: Build
+) -> None:
     tracker = build()
     ledgers.store(
         tracker, 1, [NOW + 1, NOW + 1, NOW + 499, NOW + 500, NOW + 60_001, NOW + 60_900, NOW + HOUR]
     )
-    bars = tracker.histogram(NOW, NOW + HOUR, 500)
-    assert [(bar.start_ms - NOW, bar.count) for bar in bars] == [(0, 3), (500, 1), (60_000, 2)]
-    halves = [*tracker.histogram(NOW, NOW + 60_500, HOUR), *tracker.histogram(NOW + 60_500, NOW + DAY, DAY)]
-    assert [bar.count for bar in halves] == [6, 1]
+    found = tracker.histogram(NOW, NOW + HOUR, 500)
+    assert [(bar.start_ms - NOW, bar.count) for bar in found.bars] == [
+        (0, 3),
+        (500, 1),
+        (60_000, 1),
+        (60_500, 1),
+    ]
+    assert (found.before, found.after, found.is_exact) == (0, 1, False)
+    halves = [tracker.histogram(NOW, NOW + 60_500, HOUR), tracker.histogram(NOW + 60_500, NOW + DAY, DAY)]
+    assert [bar.count for half in halves for bar in half.bars] == [5, 2]
+    assert tracker.histogram(NOW, NOW + HOUR, 1_000).is_exact
+    above = tracker.histogram(NOW, NOW + HOUR, 1_000, floor_ms=NOW + 500)
+    assert [(bar.start_ms - NOW, bar.count) for bar in above.bars] == [(0, 1), (60_000, 2)]
 
 
 def test_stats_estimate_memory(ledgers: Ledgers, build: Build) -> None:

@@ -169,6 +169,9 @@ def test_no_counter_is_forgotten() -> None:
         SubscriptionCounters
     )
     assert {name for name, _ in BROKER_COUNTERS} | {name for name, _, _ in BROKER_HISTOGRAMS} | {
+        "backup_last_ms",
+        "backup_last_seconds",
+        "backup_last_bytes",
         "recovery_seconds",
         "refusals",
         "index_operations",

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.config import TRACEPARENT_BYTES_MAX, BrokerConfig
-from broker.errors import InvalidRequest, Unsupported
+from broker.errors import InvalidRequest
 from broker.rpc.decode import PRODUCER_NAME_BYTES_MAX, DecodedProduce, decode_produce, peek_request_id
+from broker.storage.schedule_hash import hash_keys
 from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
 from tests.unit.rpc.test_wire import text, varint
 
@@ -29,9 +30,7 @@ MANY = 17
 """So many messages are read in bulk; fewer, one by one."""
 
 
-BEFORE_THE_MESSAGES = {
-    *("INVALID_NAME", "REPLACE_NOT_SUPPORTED", "EMPTY_BATCH", "TOO_MANY_MESSAGES", "PRODUCER_NAME_TOO_LARGE")
-}
+BEFORE_THE_MESSAGES = {*("INVALID_NAME", "EMPTY_BATCH", "TOO_MANY_MESSAGES", "PRODUCER_NAME_TOO_LARGE")}
 """Reasons to refuse a request without a look at its messages."""
 
 
@@ -48,8 +47,6 @@ def refusal(request: Any, config: BrokerConfig) -> Refusal | None:
     messages = request.messages
     if not request.topic.isalnum() or not request.topic.isascii():
         return Refusal(InvalidRequest, "INVALID_NAME", frozenset({"topic"}))
-    if request.replace:
-        return Refusal(Unsupported, "REPLACE_NOT_SUPPORTED")
     if not 0 < len(messages) <= config.batch_messages_max:
         reason = "TOO_MANY_MESSAGES" if messages else "EMPTY_BATCH"
         return Refusal(InvalidRequest, reason, frozenset({"messages"}))
@@ -61,12 +58,11 @@ def refusal(request: Any, config: BrokerConfig) -> Refusal | None:
         ("properties", property_bytes, config.properties_bytes_max),
         ("traceparent", lambda m: len(m.traceparent.encode()), TRACEPARENT_BYTES_MAX),
         ("key", lambda m: len(m.key.encode()), config.key_bytes_max),
+        ("schedule_key", lambda m: len(m.schedule_key.encode()), config.schedule_key_bytes_max),
     ):
         over = frozenset(f"messages[{i}].{name}" for i, m in enumerate(messages) if size(m) > limit)
         if over:
             return Refusal(InvalidRequest, f"{name.upper()}_TOO_LARGE", over)
-    if any(m.schedule_key for m in messages):
-        return Refusal(Unsupported, "SCHEDULE_KEY_NOT_SUPPORTED")
     return None
 
 
@@ -83,7 +79,7 @@ def check(raw: bytes, config: BrokerConfig = CONFIG) -> DecodedProduce | None:
     wanted = refusal(request, config) if request is not None else None
     try:
         decoded = decode_produce(raw, config)
-    except (InvalidRequest, Unsupported) as error:
+    except InvalidRequest as error:
         refused = error
     else:
         assert request is not None and wanted is None
@@ -108,7 +104,14 @@ def check_columns(decoded: DecodedProduce, request: Any) -> None:
     assert batch.key_hashes.tolist() == [
         google_crc32c.value(m.key.encode()) or 1 if m.key else 0 for m in messages
     ]
-    assert batch.schedule_hashes.tolist() == [0] * len(messages)
+    keys = {i: m.schedule_key.encode() for i, m in enumerate(messages) if m.schedule_key}
+    assert (batch.schedule_keys is None) == (not keys)
+    if batch.schedule_keys is not None:
+        places = batch.schedule_keys.places().tolist()
+        assert {place: batch.schedule_keys.key(place) for place in places} == keys
+    hashes = dict(zip(keys, hash_keys(keys.values()).tolist(), strict=True))
+    assert batch.schedule_hashes.tolist() == [hashes.get(i, 0) for i in range(len(messages))]
+    assert decoded.replace == request.replace
     sequence_ids = [m.sequence_id for m in messages]
     assert batch.producer_name == request.producer_name
     if request.producer_name and any(sequence_ids):

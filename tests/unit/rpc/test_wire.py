@@ -80,7 +80,9 @@ def test_texts_are_found_where_they_are():
     )
     assert fields is not None and fields.has_text
     assert fields.payload_bytes.tolist() == [5, 0, 0]
-    assert (fields.keys, fields.schedule_keys) == ({0: b"key", 2: b"two"}, {2: b"later"})
+    assert fields.keys == {0: b"key", 2: b"two"}
+    keys = fields.schedule_keys
+    assert keys is not None and keys.places().tolist() == [2] and keys.key(2) == b"later"
     assert fields.property_counts.tolist() == [0, 0, 2]
     assert fields.property_bytes.tolist() == [0, 0, 4]
 
@@ -89,6 +91,11 @@ def test_an_empty_key_is_none():
     fields = scan([text(0x12, b""), text(0x12, b"a") + text(0x12, b""), text(0x12, b"") + text(0x12, b"a")])
     assert fields is not None
     assert fields.keys == {2: b"a"}
+    fields = scan([text(0x32, b""), text(0x32, b"a") + text(0x32, b""), text(0x32, b"") + text(0x32, b"a")])
+    assert fields is not None and fields.schedule_keys is not None
+    assert fields.schedule_keys.places().tolist() == [2] and fields.schedule_keys.key(2) == b"a"
+    fields = scan([text(0x32, b"a") + text(0x32, b"")])
+    assert fields is not None and fields.schedule_keys is None
 
 
 @pytest.mark.parametrize(

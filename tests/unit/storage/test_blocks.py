@@ -65,7 +65,7 @@ def test_every_changed_bit_of_a_header_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "bytes_there"), [(4, b"\x02"), (5, b"\x01"), (0, b"PDLX")], ids=["version", "zero", "magic"]
+    ("offset", "bytes_there"), [(4, b"\x03"), (5, b"\x01"), (0, b"PDLX")], ids=["version", "zero", "magic"]
 )
 def test_foreign_header_with_a_right_checksum_is_refused(offset: int, bytes_there: bytes) -> None:
     head = bytearray(HEADER.encode()[:-4])

@@ -199,7 +199,14 @@ def test_damage_of_a_bucket_is_named_after_everything_that_can_be_read() -> None
 def test_a_ledger(kind: str) -> None:
     times, rows, _ = make.columns(make.SEALED_COUNT)
     lines = dump_golden(make.SEALED.path(kind))
-    header = {"line": "header", "kind": kind, "topic_id": 3, "ledger_id": 11, "generation": 0}
+    header = {
+        "line": "header",
+        "kind": kind,
+        "topic_id": 3,
+        "ledger_id": 11,
+        "generation": 0,
+        "sparse": False,
+    }
     assert lines[0] == header
     if kind == "data":
         assert [line["crc"] for line in lines[1:]] == rows["crc"].tolist()

@@ -91,8 +91,8 @@ def test_what_is_gone_is_not_counted_and_not_found(log: TopicLog):
 def test_a_ledger_that_was_dropped_is_no_more_dirty_and_waits_for_its_files_to_go(log: TopicLog):
     log.drop(7, "7.a1.amend")
     assert sorted(log.dirty) == [2, 5, 9]
-    ((ledger, amendments_file),) = log.dropped
-    assert (ledger.name.ledger_id, amendments_file) == (7, "7.a1.amend")
+    (dropped,) = log.dropped
+    assert (dropped.ledger.name.ledger_id, dropped.amendments_file) == (7, "7.a1.amend")
 
 
 def test_a_sealed_last_ledger_is_not_dirty_again_when_the_log_goes_on(log: TopicLog):

@@ -15,14 +15,17 @@ from pyroaring import BitMap
 
 from broker.errors import Corrupt
 from broker.model import ENTRY_ID_MAX, FLAG_DELAYED, LEDGER_ID_MAX, ROW, TIME_MS_MAX, Position
+from broker.storage.changes import Cancelled, Changed, Moved
+from broker.storage.compacted import CompactedLedger, LedgersCompacted
 from broker.storage.manifest import ID_MAX, SubscriptionImage, subscription_to_entry
 from broker.storage.policy import SubscriptionPolicy
+from broker.storage.record_types import RecordType
 from broker.storage.records import (
     GivenBack,
     LedgersDropped,
     Produced,
     Record,
-    RecordType,
+    Replaced,
     ReturnReason,
     Seeked,
     Sequences,
@@ -50,9 +53,7 @@ from tests.unit.storage.test_manifest import (
 )
 from tests.unit.storage.test_policy import subscription_policies, topic_policies
 
-TYPES = [
-    each for each in RecordType if each not in (RecordType.COMMIT, RecordType.CANCELLED, RecordType.MOVED)
-]
+TYPES = [each for each in RecordType if each is not RecordType.COMMIT]
 
 
 def encode(record: Record) -> bytes:
@@ -87,6 +88,18 @@ def sequences(*sequence_ids: int, **changes: Any) -> Sequences:
         "sequence_ids": np.array(sequence_ids, np.uint64),
     }
     return Sequences(**{**values, **changes})
+
+
+def changed(entry_ids: set[int], time_ms: int, *, moves: bool) -> Changed:
+    column = np.array(sorted(entry_ids), dtype=np.uint32)
+    old_ms = np.full(len(column), time_ms, dtype=np.int64)
+    return Changed(column, old_ms, old_ms % TIME_MS_MAX + 1 if moves else None)
+
+
+def changes(*, moves: bool) -> st.SearchStrategy[dict[int, Changed]]:
+    entries = st.sets(st.integers(0, ENTRY_ID_MAX), min_size=1, max_size=5)
+    of_ledger = st.builds(changed, entries, st.integers(1, TIME_MS_MAX), moves=st.just(moves))
+    return st.dictionaries(ledger_ids, of_ledger, min_size=1, max_size=3)
 
 
 entry_maps = st.dictionaries(ledger_ids, bitmaps, max_size=4)
@@ -147,6 +160,28 @@ records: st.SearchStrategy[Record] = st.one_of(
         entry_maps,
         st.one_of(st.just(0), ids),
     ),
+    st.builds(Cancelled, ids, changes(moves=False)),
+    st.builds(Moved, ids, changes(moves=True)),
+    st.builds(
+        lambda count, ledgers: Replaced(produced(count), Cancelled(1, ledgers)),
+        st.integers(1, 9),
+        changes(moves=False),
+    ),
+    st.builds(
+        lambda topic_id, lsn, ledger_ids, generation, present: LedgersCompacted(
+            topic_id,
+            lsn,
+            tuple(
+                CompactedLedger(each, generation, generation + 1, 9 if present else 0, 40, present, 7)
+                for each in sorted(ledger_ids)
+            ),
+        ),
+        ids,
+        ids,
+        st.sets(ledger_ids, min_size=1, max_size=4),
+        st.integers(0, (1 << 32) - 2),
+        bitmaps,
+    ),
 )
 
 
@@ -156,7 +191,7 @@ def test_a_record_comes_back_as_it_was(record: Record) -> None:
     found = decode(record.type, encode(record))
     assert type(found) is type(record)
     assert encode(found) == encode(record)
-    if not isinstance(found, Produced | Transferred):
+    if not isinstance(found, Produced | Transferred | Cancelled | Moved | Replaced):
         assert found == record
 
 
@@ -224,7 +259,7 @@ def test_a_cut_record_is_corrupt_or_another_record(record: Record) -> None:
                 decode(record.type, body[:length])
 
 
-@pytest.mark.parametrize("record_type", [1, 9, 10, *range(16, 256)])
+@pytest.mark.parametrize("record_type", [1, *range(18, 256)])
 def test_types_that_are_not_in_use_are_corrupt(record_type: int) -> None:
     with pytest.raises(Corrupt, match="unknown type"):
         decode(record_type, b"")
@@ -297,7 +332,7 @@ def rows_with(column: str, value: int) -> Any:
         Settled(1, 1, SettleReason.ACKED, {0: BitMap([1])}),
         Settled(1, 1, SettleReason.ACKED, {LEDGER_ID_MAX + 1: BitMap([1])}),
         Settled(1, 1, 0, {}),  # type: ignore[arg-type]
-        Settled(1, 1, 6, {}),  # type: ignore[arg-type]
+        Settled(1, 1, 7, {}),  # type: ignore[arg-type]
         SubscriptionChanged(0, 1, SubscriptionPolicy(), False),
         SubscriptionChanged(1, 0, SubscriptionPolicy(), False),
         Seeked(0, 1, Position(1, 1)),
@@ -310,6 +345,16 @@ def rows_with(column: str, value: int) -> Any:
         LedgersDropped(1, (2, 2)),
         Transferred(produced(), Settled(1, 1, SettleReason.REQUEUED, {}), 0),
         Transferred(produced(), Settled(2, 1, SettleReason.REQUEUED, {}), ID_MAX + 1),
+        Cancelled(0, {1: changed({1}, 5, moves=False)}),
+        Cancelled(1, {}),
+        Cancelled(1, {0: changed({1}, 5, moves=False)}),
+        Cancelled(1, {1: changed({1}, 0, moves=False)}),
+        Cancelled(1, {1: changed(set(), 5, moves=False)}),
+        Cancelled(1, {1: Changed(np.array([2, 1], np.uint32), np.array([5, 5], np.int64))}),
+        Cancelled(1, {1: changed({1}, 5, moves=True)}),
+        Moved(1, {1: changed({1}, 5, moves=False)}),
+        Moved(1, {1: changed({1}, -5, moves=True)}),
+        Replaced(produced(topic_id=2), Cancelled(1, {1: changed({1}, 5, moves=False)})),
         GivenBack(1, 1, ReturnReason.NACKED, -1, {}),
         GivenBack(1, 1, 0, 0, {}),  # type: ignore[arg-type]
         GivenBack(1, 1, 4, 0, {}),  # type: ignore[arg-type]

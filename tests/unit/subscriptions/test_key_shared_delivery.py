@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ class World:
         self.subscription = await self.node.create_subscription("t", "s", type_=KEY_SHARED)
         return self.subscription
 
-    async def produce(self, keys: list[str], *, bytes_: int = 0, **fields: int) -> None:
+    async def produce(self, keys: list[str], *, bytes_: int = 0, **fields: Any) -> None:
         messages = []
         for key in keys:
             payload = b"%d:" % len(self.key_of) + b"x" * bytes_

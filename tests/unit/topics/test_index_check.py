@@ -124,7 +124,7 @@ def test_a_missing_bucket_is_named_and_its_entries_are_lost(disk: Disk, entries_
     disk.vfs.remove(disk.storage.path(2))
     findings, _ = disk.check(entries_max=entries_max)
     assert summary(findings) == [
-        (Kind.UNREADABLE, 2, None, 1),
+        (Kind.MISSING_FILE, 2, None, 1),
         *((Kind.LOST, None, ledger_id, 1_250) for ledger_id in LEDGER_IDS),
     ]
     assert "buckets/2.bucket" in str(findings[0])
@@ -136,25 +136,25 @@ def test_a_damaged_segment_is_named_once_and_its_entries_are_lost(disk: Disk, en
     metadata = disk.read_metadata(3)
     disk.flip(3, metadata.segments_at + int(metadata.segments.offsets[4]) + 3)
     findings, _ = disk.check(entries_max=entries_max)
-    (unreadable,) = (each for each in findings if each.kind == Kind.UNREADABLE)
+    (unreadable,) = (each for each in findings if each.kind == Kind.CHECKSUM)
     assert (unreadable.bucket_id, unreadable.segment) == (3, 4)
     lost = sum(each.count for each in findings if each.kind == Kind.LOST)
     assert lost == metadata.segments.counts[4]
-    assert {each.kind for each in findings} == {Kind.UNREADABLE, Kind.LOST}
+    assert {each.kind for each in findings} == {Kind.CHECKSUM, Kind.LOST}
 
 
 @pytest.mark.parametrize("entries_max", [1_000_000, 1])
 def test_a_damaged_bitmap_is_named_once_and_loses_nothing(disk: Disk, entries_max: int) -> None:
     disk.flip(1, disk.read_metadata(1).segments_at - 1)
     findings, _ = disk.check(entries_max=entries_max)
-    assert summary(findings) == [(Kind.UNREADABLE, 1, None, 1)]
+    assert summary(findings) == [(Kind.CHECKSUM, 1, None, 1)]
 
 
 @pytest.mark.parametrize("offset", [0, 8, 40])
 def test_a_damaged_beginning_makes_a_bucket_unreadable(disk: Disk, offset: int) -> None:
     disk.flip(1, offset)
     findings, _ = disk.check()
-    assert (findings[0].kind, findings[0].bucket_id) == (Kind.UNREADABLE, 1)
+    assert (findings[0].kind, findings[0].bucket_id) == (Kind.CHECKSUM, 1)
 
 
 def test_a_bucket_in_the_place_of_another_is_unreadable(disk: Disk) -> None:
@@ -271,7 +271,7 @@ def test_verify_compares_the_ledgers_with_the_buckets(verified: Verified) -> Non
 
 def test_verify_reads_the_buckets_that_the_manifest_names(verified: Verified) -> None:
     (problem,) = verified.problems(bucket_ids=(6,), next_bucket_id=7)
-    assert problem.startswith("unreadable: bucket 6: A snapshot is missing")
+    assert problem.startswith("missing_file: bucket 6: A snapshot is missing")
 
 
 def test_verify_says_what_does_not_fit_an_index(verified: Verified) -> None:

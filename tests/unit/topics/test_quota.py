@@ -242,6 +242,7 @@ class Log:
     entry_total: int
     data_bytes: int
     ledger_count: int = 3
+    cancelled_count: int = 0
     end: Position = Position(7, 5)
 
 
@@ -258,6 +259,7 @@ class Owed:
     [
         (Log(0, 0), [], 0, 0),
         (Log(10, 1_000), [], 10, 1_000),
+        (Log(10, 1_000, cancelled_count=4), [], 6, 600),
         (Log(10, 1_000), [0], 0, 0),
         (Log(10, 1_000), [2, 7, 3], 7, 700),
         (Log(0, 0), [0, 0], 0, 0),

@@ -314,7 +314,7 @@ def test_a_batch_that_meets_the_drop_begins_another_ledger():
         old = await node.produce("orders", messages(2))
         await consume(node, "orders", "one", 2)
         topic = node.topic("orders")
-        dropping = topic.drop_ledgers([old[0].ledger_id])
+        dropping = topic.drop_ledgers([old[0].ledger_id], topic.ledger_facts[old[0].ledger_id].last_due_ms)
         submitted = [await node.submit("orders", messages(1)) for _ in range(2)]
         await dropping
         for each in submitted:
@@ -338,7 +338,7 @@ def test_a_subscription_from_the_beginning_keeps_what_is_about_to_go():
         async with asyncio.TaskGroup() as group:
             group.create_task(node.create_subscription("orders", "two", position=EARLIEST))
             await asyncio.sleep(0)
-            await topic.drop_ledgers([old[0].ledger_id])
+            await topic.drop_ledgers([old[0].ledger_id], topic.ledger_facts[old[0].ledger_id].last_due_ms)
         assert ledgers_of(node) == [old[0].ledger_id]
         new = await node.produce("orders", messages(1))
         assert new[0].ledger_id > old[0].ledger_id, "the ledger was closed when the drop was decided"

@@ -46,7 +46,7 @@ def messages(count: int, **options: Any) -> list[Outgoing]:
 
 async def settle_and_drop(topic: Topic, subscription: Subscription, positions: list[Position]) -> None:
     assert await subscription.acknowledge(entries_of(positions)) == []
-    await topic.drop_ledgers([positions[0].ledger_id])
+    await topic.drop_ledgers([positions[0].ledger_id], topic.ledger_facts[positions[0].ledger_id].last_due_ms)
     assert topic.log.entry_count(positions[0].ledger_id) is None
 
 

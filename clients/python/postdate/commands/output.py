@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
@@ -57,8 +57,14 @@ def payload_fields(payload: bytes) -> dict[str, str]:
         return {"payload_base64": base64.b64encode(payload).decode()}
 
 
-def emit_rows(settings: Settings, rows: Sequence[Record], columns: Sequence[str], title: str = "") -> None:
-    """Many results. The table shows `columns`; JSON has every field."""
+def emit_rows(
+    settings: Settings,
+    rows: Sequence[Record],
+    columns: Sequence[str],
+    title: str = "",
+    whole: Collection[str] = (),
+) -> None:
+    """Many results. The table shows `columns`, those in `whole` on one line each; JSON has every field."""
     if settings.output == "json":
         print(json.dumps(list(rows), indent=2))
     elif settings.output == "jsonl":
@@ -67,7 +73,12 @@ def emit_rows(settings: Settings, rows: Sequence[Record], columns: Sequence[str]
         table = Table(title=escape(title) or None, title_justify="left")
         for column in columns:
             numeric = any(isinstance(row.get(column), int | float) for row in rows)
-            table.add_column(column.replace("_", " "), justify="right" if numeric else "left")
+            table.add_column(
+                column.replace("_", " "),
+                justify="right" if numeric else "left",
+                overflow="fold",  # what was cut could not be copied
+                no_wrap=column in whole,
+            )
         for row in rows:
             table.add_row(*(show(row.get(column)) for column in columns))
         _console().print(table)
@@ -124,6 +135,11 @@ def progress_bar(settings: Settings) -> Progress:
         disable=not wanted,
         transient=not settings.progress,
     )
+
+
+def table_width() -> int:
+    """How wide tables are on this output."""
+    return _console().width
 
 
 def _console() -> Console:

@@ -40,6 +40,10 @@ _READ_BYTES = 256 * 1024
 @click.option("--delay", type=DURATION, help="Deliver so long after the broker has it: 15m, 1h30m, 3d.")
 @click.option("--at", type=TIME, help="Deliver at this time: 2026-12-24T18:00:00+01:00.")
 @click.option("--key", default="", help="Key of the messages.")
+@click.option(
+    "--schedule-key", default="", metavar="KEY", help="Your own name for the one message, while it waits."
+)
+@click.option("--replace", is_flag=True, help="Replace a message that waits under the --schedule-key.")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
 @click.option("--ttl", type=DURATION, help="Forget them so long after they were due.")
 @click.pass_obj
@@ -53,15 +57,23 @@ def produce(settings: Settings, /, topic: str, **options: Any) -> None:
         raise click.UsageError("--count repeats --payload")
     if options["whole"] and options["path"] is None:
         raise click.UsageError("--whole is about --file")
+    if options["replace"] and not options["schedule_key"]:
+        raise click.UsageError("--replace is about --schedule-key")
+    is_one = options["whole"] or (options["payload"] is not None and options["count"] in {None, 1})
+    if options["schedule_key"] and not is_one:
+        raise click.UsageError(
+            "--schedule-key names one message: give --payload once, or --file with --whole"
+        )
     template = _Template(
         key=options["key"],
+        schedule_key=options["schedule_key"],
         properties=_properties(options["properties"]),
         deliver_after=options["delay"],
         deliver_at=options["at"],
         ttl=options["ttl"],
     )
     source, total = _source(options["payload"], options["path"], options["whole"], options["count"] or 1)
-    sent = _Sent(settings, template)
+    sent = _Sent(settings, template, replace=options["replace"])
     run(_send(settings, topic, source, total, sent))
     sent.report()
 
@@ -73,6 +85,7 @@ class _Template:
         self,
         *,
         key: str,
+        schedule_key: str,
         properties: dict[str, str],
         deliver_after: timedelta | None,
         deliver_at: datetime | None,
@@ -80,6 +93,7 @@ class _Template:
     ) -> None:
         self._fields: dict[str, Any] = {
             "key": key,
+            "schedule_key": schedule_key,
             "properties": properties or None,
             "deliver_after": deliver_after,
             "deliver_at": deliver_at,
@@ -93,8 +107,9 @@ class _Template:
 class _Sent:
     """What is sent, and what became of it."""
 
-    def __init__(self, settings: Settings, template: _Template) -> None:
+    def __init__(self, settings: Settings, template: _Template, *, replace: bool) -> None:
         self.template = template
+        self.replace = replace
         self._settings = settings
         self.stored_count = 0
         self.failed_count = 0
@@ -156,7 +171,8 @@ async def _send(
 
             async def send(payloads: list[bytes]) -> None:
                 try:
-                    receipts = await producer.send_many([sent.template.message(each) for each in payloads])
+                    messages = [sent.template.message(each) for each in payloads]
+                    receipts = await producer.send_many(messages, replace=sent.replace)
                     sent.stored(receipts)
                 except postdate.PostdateError as error:
                     sent.failed(len(payloads), error)

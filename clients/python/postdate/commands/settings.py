@@ -52,7 +52,7 @@ def exit_code(error: postdate.PostdateError) -> int:
         return EXIT_NOT_FOUND
     if isinstance(error, postdate.Unavailable | postdate.Disconnected | postdate.DeadlineExceeded):
         return EXIT_UNREACHABLE
-    if isinstance(error, postdate.PartlyStored):
+    if isinstance(error, postdate.PartlyStored | postdate.PartlyChanged):
         return EXIT_PARTLY
     return EXIT_FAILED
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -45,6 +45,26 @@ def parse_time(text: str) -> datetime:
     if when.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone; write {text}Z for UTC, or {text}+01:00")
     return when
+
+
+def parse_when(text: str) -> datetime:
+    """A time, or a duration from now."""
+    try:
+        return datetime.now(UTC) + parse_duration(text)
+    except ValueError:
+        pass
+    except OverflowError:
+        raise ValueError(f"{text!r} is longer than time goes on") from None
+    try:
+        return parse_time(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; or so long from now: 15m, 1h30m, 3d") from None
+
+
+def parse_shift(text: str) -> timedelta:
+    """A duration in either direction: `10m`, `-1h`."""
+    span = parse_duration(text.removeprefix("-").removeprefix("+"))
+    return -span if text.startswith("-") else span
 
 
 def parse_rate(text: str) -> float:
@@ -101,6 +121,8 @@ class _Parsed(click.ParamType[Any]):
 
 DURATION = _Parsed("duration", parse_duration)
 TIME = _Parsed("time", parse_time)
+WHEN = _Parsed("when", parse_when)
+SHIFT = _Parsed("duration", parse_shift)
 RATE = _Parsed("number", parse_rate)
 SIZE = _Parsed("size", parse_size)
 MESSAGE_ID = _Parsed("id", MessageId.parse)
@@ -120,3 +142,18 @@ def show_duration(span: timedelta) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts[:2])
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 message`, `2,000 messages`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def local_time(moment: datetime) -> str:
+    """A time on this machine's clock, to the second; `local_zone` names the zone."""
+    return moment.astimezone().isoformat(" ", "seconds")[:19]
+
+
+def local_zone(moment: datetime) -> str:
+    """The name of this machine's time zone at some time."""
+    return moment.astimezone().tzname() or "local time"

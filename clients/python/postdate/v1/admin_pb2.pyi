@@ -573,6 +573,74 @@ class IndexFinding(_message.Message):
     count: int
     def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
+class CreateBackupRequest(_message.Message):
+    __slots__ = ("label", "request_id")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    request_id: str
+    def __init__(self, label: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class CreateBackupResponse(_message.Message):
+    __slots__ = ("backup",)
+    BACKUP_FIELD_NUMBER: _ClassVar[int]
+    backup: Backup
+    def __init__(self, backup: _Optional[_Union[Backup, _Mapping]] = ...) -> None: ...
+
+class Backup(_message.Message):
+    __slots__ = ("name", "label", "path", "broker_id", "create_time_ms", "lsn", "topics", "files", "bytes", "copied_bytes", "duration_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    CREATE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    LSN_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    label: str
+    path: str
+    broker_id: str
+    create_time_ms: int
+    lsn: int
+    topics: int
+    files: int
+    bytes: int
+    copied_bytes: int
+    duration_ms: int
+    def __init__(self, name: _Optional[str] = ..., label: _Optional[str] = ..., path: _Optional[str] = ..., broker_id: _Optional[str] = ..., create_time_ms: _Optional[int] = ..., lsn: _Optional[int] = ..., topics: _Optional[int] = ..., files: _Optional[int] = ..., bytes: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., duration_ms: _Optional[int] = ...) -> None: ...
+
+class ListBackupsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListBackupsResponse(_message.Message):
+    __slots__ = ("backups", "next_page_token")
+    BACKUPS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    backups: _containers.RepeatedCompositeFieldContainer[Backup]
+    next_page_token: str
+    def __init__(self, backups: _Optional[_Iterable[_Union[Backup, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class DeleteBackupRequest(_message.Message):
+    __slots__ = ("name", "request_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    request_id: str
+    def __init__(self, name: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class DeleteBackupResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -130,6 +130,21 @@ class AdminServiceStub(object):
                 request_serializer=postdate_dot_v1_dot_admin__pb2.VerifyTopicRequest.SerializeToString,
                 response_deserializer=postdate_dot_v1_dot_admin__pb2.VerifyTopicResponse.FromString,
                 _registered_method=True)
+        self.CreateBackup = channel.unary_unary(
+                '/postdate.v1.AdminService/CreateBackup',
+                request_serializer=postdate_dot_v1_dot_admin__pb2.CreateBackupRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_admin__pb2.CreateBackupResponse.FromString,
+                _registered_method=True)
+        self.ListBackups = channel.unary_unary(
+                '/postdate.v1.AdminService/ListBackups',
+                request_serializer=postdate_dot_v1_dot_admin__pb2.ListBackupsRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_admin__pb2.ListBackupsResponse.FromString,
+                _registered_method=True)
+        self.DeleteBackup = channel.unary_unary(
+                '/postdate.v1.AdminService/DeleteBackup',
+                request_serializer=postdate_dot_v1_dot_admin__pb2.DeleteBackupRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_admin__pb2.DeleteBackupResponse.FromString,
+                _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/postdate.v1.AdminService/GetServerInfo',
                 request_serializer=postdate_dot_v1_dot_admin__pb2.GetServerInfoRequest.SerializeToString,
@@ -277,6 +292,30 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateBackup(self, request, context):
+        """Makes a consistent copy of all topics at one moment, in a folder on the broker's machine. Delivery goes on meanwhile.
+        It takes as long as copying what is being written to, and all the rest where that cannot be linked. A client that
+        goes away does not stop it. FAILED_PRECONDITION with BACKUP_RUNNING while another one is made or deleted. After it,
+        backups that are too many or too old are deleted, as the broker's settings say.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBackups(self, request, context):
+        """Lists complete backups by name, which is by time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteBackup(self, request, context):
+        """Deletes a backup.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetServerInfo(self, request, context):
         """Version, start time and limits of the broker.
         """
@@ -381,6 +420,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.VerifyTopic,
                     request_deserializer=postdate_dot_v1_dot_admin__pb2.VerifyTopicRequest.FromString,
                     response_serializer=postdate_dot_v1_dot_admin__pb2.VerifyTopicResponse.SerializeToString,
+            ),
+            'CreateBackup': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateBackup,
+                    request_deserializer=postdate_dot_v1_dot_admin__pb2.CreateBackupRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_admin__pb2.CreateBackupResponse.SerializeToString,
+            ),
+            'ListBackups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBackups,
+                    request_deserializer=postdate_dot_v1_dot_admin__pb2.ListBackupsRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_admin__pb2.ListBackupsResponse.SerializeToString,
+            ),
+            'DeleteBackup': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteBackup,
+                    request_deserializer=postdate_dot_v1_dot_admin__pb2.DeleteBackupRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_admin__pb2.DeleteBackupResponse.SerializeToString,
             ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
@@ -902,6 +956,87 @@ class AdminService(object):
             '/postdate.v1.AdminService/VerifyTopic',
             postdate_dot_v1_dot_admin__pb2.VerifyTopicRequest.SerializeToString,
             postdate_dot_v1_dot_admin__pb2.VerifyTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateBackup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.AdminService/CreateBackup',
+            postdate_dot_v1_dot_admin__pb2.CreateBackupRequest.SerializeToString,
+            postdate_dot_v1_dot_admin__pb2.CreateBackupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBackups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.AdminService/ListBackups',
+            postdate_dot_v1_dot_admin__pb2.ListBackupsRequest.SerializeToString,
+            postdate_dot_v1_dot_admin__pb2.ListBackupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteBackup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.AdminService/DeleteBackup',
+            postdate_dot_v1_dot_admin__pb2.DeleteBackupRequest.SerializeToString,
+            postdate_dot_v1_dot_admin__pb2.DeleteBackupResponse.FromString,
             options,
             channel_credentials,
             insecure,

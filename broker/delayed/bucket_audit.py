@@ -1,0 +1,34 @@
+"""Whether a bucket holds one entry: for the check of a running topic, not for delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.delayed.bucket_storage import BucketSnapshotStorage
+from broker.delayed.near import Key, rows_before
+from broker.delayed.sealed_bucket import SealedBucket
+from broker.errors import PostdateError
+from broker.model import Position
+
+
+async def holds_waiting(
+    storage: BucketSnapshotStorage, bucket: SealedBucket, position: Position, loaded_end: Callable[[], Key]
+) -> bool:
+    """Whether a bucket holds an entry that lies at or after `loaded_end`. Reads its bitmap, then segments."""
+    ledger_id, entry_id = position
+    try:
+        if entry_id not in await storage.read_bitmap(bucket.bucket_id, ledger_id):
+            return False
+        if not bucket.is_deleting and bucket.window_holds(ledger_id, entry_id):
+            return True
+        for segment in bucket.segments_with(ledger_id):
+            data = await storage.read_segment(bucket.metadata, segment)
+            columns = bucket.decode(segment, data)
+            found = (columns.ledger_ids == ledger_id) & (columns.entry_ids == entry_id)
+            found &= ~rows_before(columns, loaded_end())
+            if found.any():
+                return True
+    except (OSError, PostdateError):
+        if not bucket.is_deleting:
+            raise
+    return False

@@ -1,0 +1,70 @@
+"""What a bucket tracker says of itself: its statistics, and its entries by due time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from broker.delayed.bucket_histogram import histogram_of
+from broker.delayed.mutable_bucket import NEVER_MS, MutableBucket
+from broker.delayed.near import Key, NearEntries
+from broker.delayed.sealed_bucket import SealedBucket
+from broker.delayed.stale import StaleRows
+from broker.delayed.tracker import Histogram, TrackerStats
+
+
+def stats_of(
+    near: NearEntries,
+    memory: Sequence[MutableBucket],
+    buckets: Sequence[SealedBucket],
+    stale: StaleRows,
+    count: int,
+    next_due_ms: int | None,
+) -> TrackerStats:
+    """A snapshot of a tracker with these parts."""
+    last_ms = [near.last_due_ms() or 0]
+    last_ms += [bucket.last_ms for bucket in memory if bucket.waiting]
+    last_ms += [bucket.last_key[0] for bucket in buckets if bucket.waiting]
+    memory_bytes = near.memory_bytes() + stale.entries.memory_bytes()
+    memory_bytes += sum(bucket.memory_bytes() for bucket in memory)
+    memory_bytes += sum(bucket.memory_bytes() for bucket in buckets)
+    return TrackerStats(
+        count=count,
+        loaded_count=near.count(),
+        bucket_count=len(buckets),
+        memory_bytes=memory_bytes,
+        disk_bytes=sum(bucket.disk_bytes() for bucket in buckets),
+        next_due_ms=next_due_ms,
+        last_due_ms=None if next_due_ms is None else max(last_ms),
+    )
+
+
+def histogram_over(
+    near: NearEntries,
+    memory: Sequence[MutableBucket],
+    buckets: Sequence[SealedBucket],
+    stale: StaleRows,
+    loaded_end: Key,
+    *,
+    start_ms: int,
+    end_ms: int,
+    width_ms: int,
+    floor_ms: int,
+) -> Histogram:
+    """The entries by due time. Those of a segment that was not read count as spread evenly over its times."""
+    exact = [near.times_between(floor_ms, NEVER_MS)]
+    exact += [bucket.waiting_times(floor_ms, NEVER_MS, loaded_end) for bucket in memory]
+    exact += [bucket.window.deliver_at_ms for bucket in buckets]
+    surplus = stale.surplus_times()
+    found = histogram_of(
+        exact,
+        [bucket.unread_spread() for bucket in buckets],
+        stale.entries.times() if surplus is None else surplus,
+        floor_ms=floor_ms,
+        start_ms=start_ms,
+        end_ms=end_ms,
+        width_ms=width_ms,
+    )
+    # Of a ledger that was discarded, what lies in unread segments still counts (B10).
+    is_clean = not any(bucket.discarded and bucket.first_unread_key for bucket in buckets)
+    return replace(found, is_exact=found.is_exact and is_clean and surplus is not None)

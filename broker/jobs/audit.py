@@ -1,0 +1,135 @@
+"""The audit: plan, units, findings, report.
+
+1  hold the folder still, and the report's folder: one run at a time writes there
+2  read the manifests, cut the work into units
+3  run them on an engine; each confirms what it finds by a second read
+4  follow the end of the journal
+5  write findings, page, metrics, and the report last
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from broker.errors import NotFound
+from broker.jobs.engine import Engine, Tell
+from broker.jobs.folder import Folder, open_folder
+from broker.jobs.journal import JournalResult, check_journal
+from broker.jobs.page import render_page
+from broker.jobs.plan import plan_audit
+from broker.jobs.report import (
+    Outcome,
+    RunFacts,
+    build_report,
+    encode_findings,
+    encode_report,
+    write_whole,
+)
+from broker.jobs.values import Level, Line
+
+REPORT, FINDINGS_FILE, PAGE = "report.json", "findings.parquet", "report.html"
+
+
+class AuditRunning(Exception):
+    """Another audit writes to the same report."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRequest:
+    """What to audit, and how."""
+
+    folder: str
+    level: Level = Level.STANDARD
+    topics: Collection[str] = ()
+    sample: float = 1.0
+    report_dir: str | None = None
+
+
+def run_audit(request: AuditRequest, engine: Engine, tell: Tell = lambda done, total: None) -> Line:
+    """Audit a folder; returns the report. Blocks.
+
+    Raises NotFound for a folder or a topic that is not there, Fenced if somebody else is at work there, AuditRunning
+    if another audit writes to the same report, OSError if the report cannot be written.
+    """
+    if not request.folder:  # what a command printed nothing into; the current folder is never meant
+        raise NotFound("no folder was named")
+    with contextlib.ExitStack() as held:
+        if request.report_dir is not None:
+            held.enter_context(_sole_writer(Path(request.report_dir)))
+        folder = held.enter_context(open_folder(os.path.abspath(request.folder)))
+        started_ms = time.time_ns() // 1_000_000
+        begun = time.monotonic()
+        held.callback(engine.stop)
+        engine.start()
+        ready = time.monotonic()
+        outcome = _check(request, folder, engine, tell)
+        done = time.monotonic()
+    run = RunFacts(
+        run_id=secrets.token_hex(8),
+        version=_version(),
+        folder=folder.path,
+        folder_kind=folder.kind,
+        level=request.level.value,
+        sample=request.sample,
+        engine=engine.name,
+        started_ms=started_ms,
+        start_up_seconds=ready - begun,
+        seconds=done - ready,
+    )
+    report = build_report(run, outcome)
+    if request.report_dir is not None:
+        _write(Path(request.report_dir), report, outcome)
+    return report
+
+
+def _check(request: AuditRequest, folder: Folder, engine: Engine, tell: Tell) -> Outcome:
+    seed = secrets.randbits(32)  # another sample each night
+    plan = plan_audit(folder, request.topics, request.level, request.sample, seed)
+    journal = JournalResult()
+    # Records of a topic that is not looked at would seem to continue nothing.
+    if plan.root is not None and len(plan.images) == len(plan.root.topics):
+        journal = check_journal(folder, plan.root, plan.images)
+    outcome = Outcome(plan, journal)
+    for results in engine.run(plan.units, tell):
+        outcome.results += results
+    outcome.results.sort(key=lambda result: result.topic)
+    return outcome
+
+
+def _write(folder: Path, report: Line, outcome: Outcome) -> None:
+    findings = encode_findings(outcome.findings())
+    report["findings_file"] = FINDINGS_FILE if findings is not None else None
+    if findings is not None:
+        write_whole(folder / FINDINGS_FILE, findings)
+    write_whole(folder / PAGE, render_page(report).encode())
+    write_whole(folder / REPORT, encode_report(report))
+
+
+def _version() -> str:
+    try:
+        return version("postdate")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"
+
+
+@contextlib.contextmanager
+def _sole_writer(folder: Path) -> Iterator[None]:
+    """Hold the report's folder against another run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AuditRunning(f"Another audit is writing its report to {str(folder)!r}") from None
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,138 @@
+"""`postdate-broker audit`: what its options mean, what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+import click
+
+from broker.errors import Fenced, PostdateError
+from broker.jobs.audit import PAGE, AuditRequest, AuditRunning, run_audit
+from broker.jobs.engine import Engine, InlineEngine
+from broker.jobs.java import JavaMissing
+from broker.jobs.metrics import push, write_textfile
+from broker.jobs.report import ALREADY_RUNNING, INCOMPLETE, encode_report
+from broker.jobs.spark import SparkEngine
+from broker.jobs.spark_session import SparkMissing
+from broker.jobs.values import Level, Line, TopicFinding
+
+_PRINTED = 50
+_PLAIN_SECONDS = 10.0  # between two lines of progress where there is no terminal
+_BAR = 30
+
+
+@dataclass(frozen=True, slots=True)
+class AuditOptions:
+    """As given on the command line."""
+
+    folder: str
+    engine: str
+    master: str
+    level: str
+    sample: str
+    topics: tuple[str, ...]
+    report_dir: str | None
+    textfile: str | None
+    pushgateway: str | None
+    output: str
+
+
+def audit_command(options: AuditOptions) -> int:
+    """Run it; returns the exit code."""
+    try:
+        sample = parse_sample(options.sample)
+    except ValueError as error:
+        return _fail(str(error), os.EX_USAGE)
+    request = AuditRequest(options.folder, Level(options.level), options.topics, sample, options.report_dir)
+    progress = _Progress()
+    try:
+        report = run_audit(request, _engine(options), progress.tell)
+    except (Fenced, AuditRunning) as error:
+        return _fail(str(error), ALREADY_RUNNING)
+    except (PostdateError, OSError, SparkMissing, JavaMissing) as error:
+        return _fail(str(error), INCOMPLETE)
+    finally:
+        progress.end()
+    if options.output == "json":
+        sys.stdout.buffer.write(encode_report(report))
+    else:
+        _print(report, options)
+    return _publish(report, options)
+
+
+def parse_sample(text: str) -> float:
+    """A part of everything: `5%`, or `0.05`. Raises ValueError."""
+    try:
+        part = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        part = 0.0
+    if not 0 < part <= 1:
+        raise ValueError(f"--sample {text}: give a percentage above 0 and up to 100, such as 5%")
+    return part
+
+
+def _engine(options: AuditOptions) -> Engine:
+    return InlineEngine() if options.engine == "inline" else SparkEngine(options.master)
+
+
+def _print(report: Line, options: AuditOptions) -> None:
+    for line in report["findings"][:_PRINTED]:
+        click.echo(f"{line['severity']}: {TopicFinding.from_line(line)}")
+    if (hidden := report["finding_count"] - min(len(report["findings"]), _PRINTED)) > 0:
+        click.echo(f"... and {hidden} more findings")
+    totals = report["totals"]
+    click.echo(
+        f"{report['outcome']}: {totals['topics']} topics, {totals.get('ledgers', 0)} ledgers with "
+        f"{totals.get('messages', 0)} messages, {totals.get('pending', 0)} pending, "
+        f"{totals.get('index_entries', 0)} index entries, {report['finding_count']} findings; "
+        f"{report['seconds']:.1f} s on {report['engine']} after {report['start_up_seconds']:.1f} s of start-up"
+    )
+    if options.report_dir:
+        click.echo(f"report: {options.report_dir.rstrip('/')}/{PAGE}", err=True)
+
+
+def _publish(report: Line, options: AuditOptions) -> int:
+    """Metrics. That they could not be delivered is said, and makes a clean run an incomplete one."""
+    code = int(report["exit_code"])
+    if options.report_dir and report["findings_file"] is None:
+        click.echo("findings.parquet was left out: pyarrow is not installed (pip install pyarrow)", err=True)
+    try:
+        if options.textfile:
+            write_textfile(options.textfile, report)
+        if options.pushgateway:
+            push(options.pushgateway, report)
+    except OSError as error:
+        click.echo(f"the metrics could not be delivered: {error}", err=True)
+        return code or INCOMPLETE
+    return code
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"audit: {message}", err=True)
+    return code
+
+
+class _Progress:
+    """How far it is, on standard error: a bar on a terminal, now and then a line elsewhere."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._told_at = time.monotonic()
+        self._shown = False
+
+    def tell(self, done: int, total: int) -> None:
+        if self._is_terminal:
+            filled = _BAR * done // max(total, 1)
+            sys.stderr.write(f"\raudit [{'#' * filled}{'.' * (_BAR - filled)}] {done}/{total} tasks")
+            sys.stderr.flush()
+            self._shown = True
+        elif time.monotonic() - self._told_at >= _PLAIN_SECONDS:
+            self._told_at = time.monotonic()
+            click.echo(f"audit: {done} of {total} tasks are done", err=True)
+
+    def end(self) -> None:
+        if self._shown:
+            sys.stderr.write("\n")

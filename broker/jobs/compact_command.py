@@ -1,0 +1,151 @@
+"""`postdate-broker compact`: what its options mean, what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import click
+
+from broker.errors import Fenced, PostdateError
+from broker.jobs.compact import CompactRequest, Desk, Tell, TopicResult, run_compact
+from broker.jobs.compact_offline import open_offline
+from broker.jobs.compact_plan import CompactLimits, TopicPlan
+from broker.rpc.compaction_client import RemoteDesk
+from broker.runtime.clock import SystemClock
+from broker.runtime.vfs import LocalVfs
+
+DONE, PARTLY, FAILED, ALREADY_RUNNING = 0, 1, 3, 4
+
+_BAR = 30
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CompactOptions:
+    """As given on the command line."""
+
+    address: str
+    offline: str | None
+    data_dir: str | None
+    apply: bool
+    topics: tuple[str, ...]
+    live_ratio: float
+    reclaim_mib: int
+    ledgers_max: int
+    read_gib: int
+
+
+def compact_command(options: CompactOptions) -> int:
+    """Run it; returns the exit code."""
+    limits = CompactLimits(
+        live_ratio_max=options.live_ratio,
+        reclaim_bytes_min=options.reclaim_mib * _MIB,
+        ledgers_max=options.ledgers_max,
+        read_bytes_max=options.read_gib << 30,
+    )
+    shown = _Shown(is_apply=options.apply)
+    try:
+        request = CompactRequest(options.apply, options.topics, limits)
+        results = asyncio.run(_run(options, request, shown))
+    except Fenced as error:
+        click.echo(error.message, err=True)
+        return ALREADY_RUNNING
+    except (PostdateError, OSError) as error:
+        click.echo(str(error), err=True)
+        return FAILED
+    finally:
+        shown.end_line()
+    shown.sum_up(results)
+    if any(result.is_running for result in results):
+        return ALREADY_RUNNING
+    is_whole = all(
+        not result.error and not (result.committed and result.committed.refused) for result in results
+    )
+    return DONE if is_whole else PARTLY
+
+
+async def _run(options: CompactOptions, request: CompactRequest, shown: _Shown) -> list[TopicResult]:
+    vfs = LocalVfs()
+    async with AsyncExitStack() as opened:
+        desk: Desk
+        if options.offline is not None:
+            folder = options.offline.rstrip("/") or "/"
+            desk = await opened.enter_async_context(open_offline(vfs, SystemClock(), folder))
+        else:
+            desk = await opened.enter_async_context(RemoteDesk(options.address, options.data_dir or ""))
+        return await run_compact(desk, vfs, request, shown.tell())
+
+
+class _Shown:
+    """The plan on standard output, what happens on standard error."""
+
+    def __init__(self, *, is_apply: bool) -> None:
+        self._is_apply = is_apply
+        self._is_terminal = sys.stderr.isatty()
+        self._total_bytes = 0
+        self._done_bytes = 0
+        self._has_line = False
+
+    def tell(self) -> Tell:
+        return Tell(self.planned, self.progressed, self.finished)
+
+    def planned(self, plans: Sequence[TopicPlan]) -> None:
+        self._total_bytes = sum(plan.ledger_bytes for plan in plans)
+        for plan in plans:
+            ledgers = plan.ledgers
+            if ledgers:
+                live = sum(each.present_count - each.settled_count for each in ledgers)
+                click.echo(
+                    f"{plan.topic}: rewrite {len(ledgers)} ledgers of {_size(plan.ledger_bytes)} "
+                    f"with {live} live messages, about {_size(plan.freed_bytes)} go"
+                )
+            if plan.buckets:
+                waiting = sum(each.waiting_count for each in plan.buckets)
+                click.echo(f"{plan.topic}: merge {len(plan.buckets)} buckets with {waiting} entries into one")
+        if not plans:
+            click.echo("Nothing is worth compacting.")
+        elif not self._is_apply:
+            click.echo("Nothing was changed. Run it with --apply to do this.")
+
+    def progressed(self, done_bytes: int) -> None:
+        self._done_bytes += done_bytes
+        if self._is_terminal:
+            part = min(1.0, self._done_bytes / max(1, self._total_bytes))
+            bar = "#" * int(part * _BAR)
+            click.echo(f"\r[{bar:<{_BAR}}] {part:4.0%} of {_size(self._total_bytes)}", err=True, nl=False)
+            self._has_line = True
+
+    def finished(self, result: TopicResult) -> None:
+        self.end_line()
+        if result.error:
+            click.echo(f"{result.topic}: {result.error}", err=True)
+        if result.committed is None:
+            return
+        for ledger_id, refusal in sorted(result.committed.refused.items()):
+            click.echo(f"{result.topic}: ledger {ledger_id} stays as it was: {refusal.value}", err=True)
+
+    def sum_up(self, results: Sequence[TopicResult]) -> None:
+        if not self._is_apply:
+            return
+        committed = [result.committed for result in results if result.committed is not None]
+        ledgers = sum(len(each.ledger_ids) for each in committed)
+        refused = sum(len(each.refused) for each in committed)
+        merged = sum(each.bucket_swapped for each in committed)
+        failed = sum(bool(result.error) for result in results)
+        click.echo(
+            f"{ledgers} ledgers were rewritten, {refused} refused; buckets of {merged} topics were merged; "
+            f"{failed} topics failed. Old files go with the next checkpoint."
+        )
+
+    def end_line(self) -> None:
+        if self._has_line:
+            click.echo("", err=True)
+            self._has_line = False
+
+
+def _size(count: int) -> str:
+    return f"{count / _MIB:,.1f} MiB"

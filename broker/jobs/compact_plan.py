@@ -1,0 +1,83 @@
+"""What of a topic is worth compacting. Pure: no file, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from broker.topics.compaction_values import BucketCandidate, Candidates, LedgerCandidate
+
+
+@dataclass(frozen=True, slots=True)
+class CompactLimits:
+    """When something is worth it, and how much a run does at most."""
+
+    live_ratio_max: float = 0.2  # a ledger of which more is live is left alone
+    reclaim_bytes_min: int = 1 << 20  # a ledger that frees less is left alone, unless all of it goes
+    ledgers_max: int = 1_000  # of a topic
+    read_bytes_max: int = 100 << 30  # of all topics
+    bucket_entries_small: int = 50_000  # a bucket in which fewer wait is small
+    buckets_min: int = 4  # so many neighbours are merged, or more
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    """What would be done with one topic."""
+
+    topic: str
+    ledgers: tuple[LedgerCandidate, ...]
+    buckets: tuple[BucketCandidate, ...]  # neighbours, to be merged into one
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.ledgers and not self.buckets
+
+    @property
+    def ledger_bytes(self) -> int:
+        return sum(each.disk_bytes for each in self.ledgers)
+
+    @property
+    def freed_bytes(self) -> int:
+        """About how many bytes of ledgers go."""
+        return sum(map(freed_bytes, self.ledgers))
+
+
+def plan_topic(candidates: Candidates, limits: CompactLimits, budget_bytes: int) -> TopicPlan:
+    """The ledgers that free most for what has to be kept of them, oldest first, as far as the budget goes."""
+    worth = [each for each in candidates.ledgers if _is_worth_it(each, limits)]
+    chosen: list[LedgerCandidate] = []
+    for each in worth[: limits.ledgers_max]:
+        if each.disk_bytes > budget_bytes:
+            break
+        budget_bytes -= each.disk_bytes
+        chosen.append(each)
+    return TopicPlan(candidates.topic, tuple(chosen), _plan_buckets(candidates.buckets, limits))
+
+
+def freed_bytes(ledger: LedgerCandidate) -> int:
+    """About how many bytes rewriting a ledger frees: messages are taken to be of one length."""
+    return ledger.disk_bytes * ledger.settled_count // max(1, ledger.present_count)
+
+
+def _is_worth_it(ledger: LedgerCandidate, limits: CompactLimits) -> bool:
+    if not ledger.settled_count:
+        return False
+    live = ledger.present_count - ledger.settled_count
+    if live > ledger.present_count * limits.live_ratio_max:
+        return False
+    return freed_bytes(ledger) >= limits.reclaim_bytes_min or (not live and ledger.present_count > 0)
+
+
+def _plan_buckets(buckets: Sequence[BucketCandidate], limits: CompactLimits) -> tuple[BucketCandidate, ...]:
+    """The longest run of neighbours that are small, or of which most was delivered."""
+    best: list[BucketCandidate] = []
+    run: list[BucketCandidate] = []
+    for bucket in buckets:
+        is_small = bucket.waiting_count < limits.bucket_entries_small
+        # One of which nothing waits is dropped by the broker itself.
+        if bucket.waiting_count and (is_small or bucket.waiting_count * 2 < bucket.entry_count):
+            run.append(bucket)
+            best = run.copy() if len(run) > len(best) else best
+        else:
+            run = []
+    return tuple(best) if len(best) >= limits.buckets_min else ()

@@ -1,0 +1,205 @@
+"""A backup, or a stopped broker's data, as Spark DataFrames, for those who want to look for themselves.
+
+    spark.dataSource.register(PostdateDataSource)
+    spark.read.format("postdate").option("table", "rows").load("/backups/20261121T030000Z")
+
+Tables: `rows` (every stored message: id, times, sizes, whether it is live), `snapshots` (every index entry) and
+`cursors` (what each subscription has settled beyond its mark). One partition is one ledger, one bucket or one
+subscription. Payloads are not read. A file that is damaged fails the query: see `postdate-broker audit`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from broker.delayed.bucket_storage import LocalBucketStorage
+from broker.delayed.check import CursorView, settled_by_all
+from broker.jobs.folder import ReadOnlyVfs, read_named
+from broker.model import FLAG_DELAYED, ROW, ids_of
+from broker.storage.amendments import NONE, decode_amendments
+from broker.storage.bucket_snapshot import Ordinals, decode_entries
+from broker.storage.layout import Layout
+from broker.storage.ledger_files import CheckedColumn, open_checked
+from broker.storage.manifest import (
+    LedgerImage,
+    SubscriptionImage,
+    TopicImage,
+    decode_broker,
+    decode_cursor,
+    decode_topic,
+)
+from broker.storage.named_files import ledger_capture
+from broker.storage.sparse_files import read_present
+from broker.topics.index_check import file_source
+
+ROWS, SNAPSHOTS, CURSORS = "rows", "snapshots", "cursors"
+
+SCHEMAS = {
+    ROWS: (
+        "topic string, ledger_id bigint, entry_id bigint, publish_time_ms bigint, deliver_at_ms bigint, "
+        "expire_at_ms bigint, bytes bigint, delayed boolean, cancelled boolean, live boolean"
+    ),
+    SNAPSHOTS: "topic string, bucket_id bigint, segment int, deliver_at_ms bigint, ledger_id bigint, entry_id bigint",
+    CURSORS: (
+        "topic string, subscription string, mark_ledger_id bigint, mark_entry_id bigint, "
+        "ledger_id bigint, settled_entry_id bigint"
+    ),
+}
+_BATCH_ROWS = 65_536
+
+
+@dataclass
+class Part(InputPartition):
+    """One ledger, bucket or subscription of a topic."""
+
+    topic_id: int
+    number: int
+
+
+class PostdateDataSource(DataSource):
+    """`spark.read.format("postdate")`; options: `path`, `table` (default rows)."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "postdate"
+
+    def schema(self) -> str:
+        return SCHEMAS[self._table()]
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        path = self.options.get("path")
+        if not path:
+            raise ValueError("which folder? .load('/path/of/a/backup')")
+        return PostdateReader(path, self._table())
+
+    def _table(self) -> str:
+        table = self.options.get("table", ROWS)
+        if table not in SCHEMAS:
+            raise ValueError(f"there is no table {table!r}: {', '.join(SCHEMAS)}")
+        return table
+
+
+class PostdateReader(DataSourceReader):
+    """Reads one table; made in the driver, used in the executors."""
+
+    def __init__(self, path: str, table: str) -> None:
+        self._path = path
+        self._table = table
+
+    def partitions(self) -> Sequence[InputPartition]:
+        layout = Layout(self._path)
+        root = decode_broker(read_named(ReadOnlyVfs(), layout.manifest), layout.manifest)
+        parts = []
+        for topic_id in root.topics:
+            image = self._image(topic_id)
+            numbers = {
+                ROWS: [each.ledger_id for each in image.ledgers],
+                SNAPSHOTS: list(image.bucket_ids),
+                CURSORS: [each.subscription_id for each in image.subscriptions],
+            }
+            parts += [Part(topic_id, number) for number in numbers[self._table]]
+        return parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Part)
+        image = self._image(partition.topic_id)
+        if self._table == ROWS:
+            ledger = next(each for each in image.ledgers if each.ledger_id == partition.number)
+            return self._rows(image, ledger)
+        if self._table == SNAPSHOTS:
+            return self._snapshot(image, partition.number)
+        wanted = next(each for each in image.subscriptions if each.subscription_id == partition.number)
+        return self._cursor(image, wanted)
+
+    def _image(self, topic_id: int) -> TopicImage:
+        path = Layout(self._path).topic_manifest(topic_id)
+        return decode_topic(read_named(ReadOnlyVfs(), path), path)
+
+    def _rows(self, image: TopicImage, ledger: LedgerImage) -> Iterator[pa.RecordBatch]:
+        vfs, folder = ReadOnlyVfs(), Layout(self._path).ledgers(image.topic_id)
+        capture = ledger_capture(ledger, image.topic_id)
+        if not capture.row_count:
+            return
+        amendments = NONE
+        if ledger.amendments_file:
+            path = f"{folder}/{ledger.amendments_file}"
+            amendments = decode_amendments(read_named(vfs, path), path).amendments
+        every = np.arange(ledger.entry_count, dtype=np.uint32)
+        times = amendments.effective(every, file_source(vfs, folder, capture).read_times())
+        settled = settled_by_all(map(self._view(image), image.subscriptions), ledger.ledger_id, len(every))
+        cancelled = np.isin(every, ids_of(amendments.cancelled))
+        live = ~(np.isin(every, ids_of(settled)) | cancelled)
+        rows = CheckedColumn(ROW, capture.row_count, None if capture.sealed else capture.rows_crcs)
+        present = every
+        if capture.sparse is not None:
+            with contextlib.closing(open_checked(vfs, capture.name(folder), "times")) as file:
+                present = ids_of(read_present(file, capture))
+        with contextlib.closing(open_checked(vfs, capture.name(folder), "rows")) as file:
+            for first in range(0, capture.row_count, _BATCH_ROWS):
+                count = min(_BATCH_ROWS, capture.row_count - first)
+                found, ids = rows.read(file, first, count), present[first : first + count]
+                yield pa.RecordBatch.from_pydict(
+                    {
+                        "topic": [image.name] * count,
+                        "ledger_id": np.full(count, ledger.ledger_id),
+                        "entry_id": ids.astype(np.int64),
+                        "publish_time_ms": np.ascontiguousarray(found["publish_time_ms"]),
+                        "deliver_at_ms": times[ids],
+                        "expire_at_ms": np.ascontiguousarray(found["expire_at_ms"]),
+                        "bytes": found["length"].astype(np.int64),
+                        "delayed": (found["flags"] & FLAG_DELAYED) != 0,
+                        "cancelled": cancelled[ids],
+                        "live": live[ids],
+                    }
+                )
+
+    def _snapshot(self, image: TopicImage, bucket_id: int) -> Iterator[pa.RecordBatch]:
+        folder = Layout(self._path).buckets(image.topic_id)
+        storage = LocalBucketStorage(ReadOnlyVfs(), folder, image.topic_id)
+        with contextlib.closing(storage.open_reader(bucket_id)) as reader:
+            metadata = reader.read_metadata()
+            ordinals = Ordinals(metadata.spans)
+            for segment in range(len(metadata.segments)):
+                (data,) = reader.read_segments(metadata, segment, segment + 1)
+                times, ledger_ids, entry_ids = decode_entries(metadata, ordinals, segment, data)
+                yield pa.RecordBatch.from_pydict(
+                    {
+                        "topic": [image.name] * len(times),
+                        "bucket_id": np.full(len(times), bucket_id),
+                        "segment": np.full(len(times), segment, dtype=np.int32),
+                        "deliver_at_ms": times,
+                        "ledger_id": ledger_ids,
+                        "entry_id": entry_ids.astype(np.int64),
+                    }
+                )
+
+    def _cursor(self, image: TopicImage, subscription: SubscriptionImage) -> Iterator[pa.RecordBatch]:
+        view = self._view(image)(subscription)
+        for ledger_id, settled in sorted(view.settled.items()):
+            count = len(settled)
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "topic": [image.name] * count,
+                    "subscription": [subscription.name] * count,
+                    "mark_ledger_id": np.full(count, view.mark.ledger_id),
+                    "mark_entry_id": np.full(count, view.mark.entry_id),
+                    "ledger_id": np.full(count, ledger_id),
+                    "settled_entry_id": ids_of(settled).astype(np.int64),
+                }
+            )
+
+    def _view(self, image: TopicImage) -> Callable[[SubscriptionImage], CursorView]:
+        def view(subscription: SubscriptionImage) -> CursorView:
+            if not subscription.cursor_file:
+                return CursorView(subscription.mark, {})
+            path = f"{Layout(self._path).cursors(image.topic_id)}/{subscription.cursor_file}"
+            return CursorView(subscription.mark, decode_cursor(read_named(ReadOnlyVfs(), path), path).settled)
+
+        return view

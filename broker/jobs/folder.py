@@ -1,0 +1,76 @@
+"""The folder that an audit reads: a backup, or the data directory of a stopped broker. Blocks; changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from broker.errors import Fenced, MissingFile, NotFound
+from broker.runtime.vfs import LocalFile, LocalVfs, Vfs
+from broker.storage.journal_files import read_file
+from broker.storage.layout import Layout
+
+BACKUP, DATA_DIR = "backup", "data directory"
+
+
+# A file system in everything else: what cannot be written through a file opened this way is not written at all, and
+# a backup may lie on a medium that nobody may write to.
+class ReadOnlyVfs(LocalVfs):
+    """Opens files for reading only."""
+
+    def open(self, path: str, *, create: bool = False) -> LocalFile:
+        if create:
+            raise PermissionError(f"nothing is made here ({path})")
+        return LocalFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """What is audited."""
+
+    path: str
+    kind: str  # BACKUP or DATA_DIR
+    vfs: Vfs
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.path)
+
+
+@contextlib.contextmanager
+def open_folder(path: str, vfs: Vfs | None = None) -> Iterator[Folder]:
+    """Hold a folder still. A backup never changes; a data directory is locked, as a broker locks it.
+
+    Raises NotFound for what is neither, Fenced if a broker or another job is at work there.
+    """
+    root = path.rstrip("/") or "/"
+    layout = Layout(root)
+    vfs = vfs or ReadOnlyVfs()
+    if not any(map(vfs.exists, (layout.manifest, layout.journal, layout.topics))):
+        raise NotFound(f"{path!r} is neither a backup nor a data directory: nothing of a broker is in it")
+    if vfs.exists(layout.unfinished):
+        raise NotFound(f"{path!r} is not whole: a backup or a restore was cut short, or still goes on")
+    if vfs.exists(layout.backup_marker):
+        yield Folder(root, BACKUP, vfs)
+        return
+    lock = vfs.lock(layout.lock)
+    if lock is None:
+        raise Fenced(
+            f"A broker, or another job, is at work on {path!r}: audit a backup of it (`postdate-broker backup "
+            f"create`), or stop it first",
+            reason="DATA_DIR_LOCKED",
+        )
+    try:
+        yield Folder(root, DATA_DIR, vfs)
+    finally:
+        lock.close()
+
+
+def read_named(vfs: Vfs, path: str) -> bytes:
+    """A file that something names; raises MissingFile if it is not there."""
+    try:
+        return read_file(vfs, path)
+    except FileNotFoundError as error:
+        raise MissingFile("A file that a manifest names is missing", path=path) from error

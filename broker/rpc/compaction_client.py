@@ -1,0 +1,153 @@
+"""A running broker as a compaction job on its machine sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from broker.errors import NotFound, PostdateError, Refused, Unavailable
+from broker.rpc.status import DETAILS_KEY
+from broker.storage.compaction_inputs import Outputs
+from broker.topics.compaction_values import (
+    BucketCandidate,
+    Candidates,
+    Committed,
+    Lease,
+    LedgerCandidate,
+)
+from broker.topics.generations import Refusal
+from postdate.v1 import admin_pb2, admin_pb2_grpc, compaction_pb2_grpc
+from postdate.v1 import compaction_pb2 as pb
+
+T = TypeVar("T")
+
+_CALL_SECONDS = 60.0
+_COMMIT_SECONDS = 3_600.0
+_REFUSALS = {
+    pb.COMPACTION_REFUSAL_GONE: Refusal.GONE,
+    pb.COMPACTION_REFUSAL_REPLACED: Refusal.REPLACED,
+    pb.COMPACTION_REFUSAL_OWED: Refusal.OWED,
+    pb.COMPACTION_REFUSAL_MOVED: Refusal.MOVED,
+}
+_CLASSES: dict[grpc.StatusCode, type[PostdateError]] = {
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.FAILED_PRECONDITION: Refused,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+}
+
+
+class RemoteDesk:
+    """A `jobs.compact.Desk` over gRPC."""
+
+    def __init__(self, address: str, data_dir: str = "") -> None:
+        """`data_dir` is where the broker's data directory is seen here, if that is another place."""
+        self.data_dir = data_dir
+        self._channel = grpc.aio.insecure_channel(address)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+        self._compaction = compaction_pb2_grpc.CompactionServiceStub(self._channel)
+
+    async def __aenter__(self) -> RemoteDesk:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._channel.close(grace=None)
+
+    async def topics(self) -> list[str]:
+        names: list[str] = []
+        token = ""
+        while True:
+            request = admin_pb2.ListTopicsRequest(page_size=1_000, page_token=token)
+            page = await self._call(self._admin.ListTopics, request)
+            names += [topic.name for topic in page.topics]
+            if not (token := page.next_page_token):
+                return names
+
+    async def candidates(self, topic: str) -> Candidates:
+        request = pb.BeginCompactionRequest(topic=topic, dry_run=True)
+        response = await self._call(self._compaction.BeginCompaction, request)
+        self.data_dir = self.data_dir or response.data_dir
+        return Candidates(
+            topic,
+            tuple(
+                LedgerCandidate(
+                    each.ledger_id,
+                    each.generation,
+                    each.entry_count,
+                    each.present_count,
+                    each.settled_count,
+                    each.disk_bytes,
+                )
+                for each in response.ledgers
+            ),
+            tuple(
+                BucketCandidate(each.bucket_id, each.entry_count, each.waiting_count, each.disk_bytes)
+                for each in response.buckets
+            ),
+        )
+
+    async def begin(self, topic: str, ledger_ids: Sequence[int], bucket_ids: Sequence[int]) -> Lease:
+        request = pb.BeginCompactionRequest(topic=topic, ledger_ids=ledger_ids, bucket_ids=bucket_ids)
+        response = await self._call(self._compaction.BeginCompaction, request)
+        found = response.compaction
+        return Lease(
+            compaction_id=found.compaction_id,
+            epoch=found.epoch,
+            topic=found.topic,
+            topic_id=0,
+            ledger_ids=tuple(found.ledger_ids),
+            bucket_ids=tuple(found.bucket_ids),
+            folder=found.folder,
+            expires_at_ms=found.expires_at_ms,
+        )
+
+    async def commit(self, lease: Lease, outputs: Outputs) -> Committed:
+        request = pb.CommitCompactionRequest(
+            compaction_id=lease.compaction_id, epoch=lease.epoch, has_bucket=outputs.has_bucket
+        )
+        for each in outputs.ledgers:
+            request.ledgers.add(
+                ledger_id=each.ledger_id,
+                data_bytes=each.data_bytes,
+                present_count=each.present_count,
+                present_bytes=each.present_bytes,
+            )
+        response = await self._call(self._compaction.CommitCompaction, request, _COMMIT_SECONDS)
+        return Committed(
+            tuple(response.ledger_ids),
+            {each.ledger_id: _REFUSALS.get(each.refusal, Refusal.DAMAGED) for each in response.refused},
+            response.bucket_swapped,
+            response.is_repeat,
+        )
+
+    async def abort(self, lease: Lease) -> None:
+        request = pb.AbortCompactionRequest(compaction_id=lease.compaction_id, epoch=lease.epoch)
+        await self._call(self._compaction.AbortCompaction, request)
+
+    async def _call(
+        self, method: Callable[..., Awaitable[Any]], request: Any, seconds: float = _CALL_SECONDS
+    ) -> Any:
+        try:
+            return await method(request, timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            kind = _CLASSES.get(error.code(), PostdateError)
+            raise kind(error.details() or error.code().name, reason=_reason(error)) from error
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    metadata: Any = error.trailing_metadata() or ()
+    for key, value in metadata:
+        if key == DETAILS_KEY:
+            for detail in status_pb2.Status.FromString(value).details:
+                info = error_details_pb2.ErrorInfo()
+                if detail.Unpack(info):
+                    return str(info.reason)
+    return error.code().name

@@ -1,0 +1,157 @@
+"""What the schedule answers, on its wire form. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import cast
+
+import numpy as np
+
+from broker.delayed.near import Key
+from broker.model import Array
+from broker.rpc.decode import ProduceEnvelope
+from broker.rpc.encode import put_varints, varint_width
+from broker.storage.varint import encode_varint
+from broker.topics.schedule_values import Outcome, OutcomeColumns, Scheduled
+from postdate.v1 import schedule_pb2
+
+_REST_BYTES = 1 << 10
+"""What an answer holds besides its list: counts and a token."""
+_NAME_HEAD_BYTES = 3
+_FEW = 16
+"""Up to so many outcomes, writing them one by one costs less than the NumPy calls that many share."""
+
+
+def encode_outcomes(outcomes: Sequence[Outcome], frame_bytes_max: int) -> bytes:
+    """Outcomes as `repeated ChangeOutcome outcomes = 1`."""
+    if isinstance(outcomes, OutcomeColumns) and not outcomes.delivered_to:
+        return _encode_columns(
+            outcomes.ledger_ids, outcomes.entry_ids, outcomes.results, outcomes.deliver_at_ms, []
+        )
+    if len(outcomes) > _FEW and all(each.position is not None and not each.delivered_to for each in outcomes):
+        return _encode_plain(outcomes)
+    response = schedule_pb2.CancelScheduledResponse()  # any that has them
+    _put_outcomes(response, outcomes, frame_bytes_max)
+    return bytes(response.SerializeToString())
+
+
+def _encode_plain(outcomes: Sequence[Outcome]) -> bytes:
+    """Thousands of outcomes with an id and without names of subscriptions."""
+    count = len(outcomes)
+    names = chain.from_iterable(each.position or () for each in outcomes)
+    positions = np.fromiter(names, np.uint64, 2 * count)  # also of ids that no message can have
+    keys = [each.schedule_key.encode() for each in outcomes]
+    return _encode_columns(
+        positions[0::2],
+        positions[1::2],
+        np.fromiter((each.result for each in outcomes), np.int64, count),
+        np.fromiter((each.deliver_at_ms for each in outcomes), np.int64, count),
+        [b"\x12" + encode_varint(len(key)) + key if key else b"" for key in keys] if any(keys) else [],
+    )
+
+
+def _encode_columns(
+    ledger_ids: Array, entry_ids: Array, results: Array, deliver_at_ms: Array, tails: Sequence[bytes]
+) -> bytes:
+    """Outcomes as the rows of one matrix, and `tails` (if there are any) between them.
+
+    Varints are as wide as the widest of their column, which protobuf allows. One by one, five thousand of them would
+    hold up deliveries for as long as it takes to store them.
+    """
+    count = len(results)
+    if not count:
+        return b""
+    ids = [(0x08, ledger_ids), (0x10, entry_ids)]
+    facts = [(0x18, results), (0x20, deliver_at_ms)]
+    id_width = sum(1 + varint_width(column) for _, column in ids)
+    rest_width = 2 + id_width + sum(1 + varint_width(column) for _, column in facts)
+    lengths = np.full(count, rest_width, dtype=np.int64)
+    if tails:
+        lengths += np.fromiter(map(len, tails), np.int64, count)
+    rows = np.empty((count, 1 + varint_width(lengths) + rest_width), dtype=np.uint8)
+    at = put_varints(rows, 0, 0x0A, lengths)
+    rows[:, at] = 0x0A
+    rows[:, at + 1] = id_width
+    at += 2
+    for tag, column in (*ids, *facts):
+        at = put_varints(rows, at, tag, column)
+    if not tails:
+        return rows.tobytes()
+    parts: list[bytes] = [b""] * (2 * count)
+    parts[0::2] = np.frombuffer(rows.tobytes(), dtype=f"V{rows.shape[1]}").tolist()
+    parts[1::2] = tails
+    return b"".join(parts)
+
+
+def _put_outcomes(
+    response: schedule_pb2.CancelScheduledResponse, outcomes: Sequence[Outcome], frame_bytes_max: int
+) -> None:
+    """Add outcomes to an answer.
+
+    Thousands of them may each name thousands of subscriptions. The names come last, and share what is left of the
+    frame, the same for each outcome: what became of the messages is never left out.
+    """
+    add = response.outcomes.add
+    told: list[tuple[schedule_pb2.ChangeOutcome, tuple[str, ...]]] = []
+    for each in outcomes:
+        item = add(schedule_key=each.schedule_key, result=each.result.value, deliver_at_ms=each.deliver_at_ms)
+        if each.position is not None:
+            item.id.ledger_id, item.id.entry_id = each.position
+        if each.delivered_to:
+            told.append((item, each.delivered_to))
+    if told:
+        share = max(0, frame_bytes_max - _REST_BYTES - response.ByteSize()) // len(told)
+        for item, names in told:
+            item.delivered_to.extend(_fitting(names, share))
+
+
+def put_scheduled(
+    response: schedule_pb2.ListScheduledResponse,
+    scheduled: Sequence[Scheduled],
+    frame_bytes_max: int,
+    *,
+    is_full: bool,
+) -> Key | None:
+    """Add messages to a page; where the next page begins if they do not all fit. The first one always goes in."""
+    room = frame_bytes_max - _REST_BYTES
+    frames = ProduceEnvelope.FromString(b"".join(each.frame for each in scheduled)).messages
+    for each, message in zip(scheduled, frames, strict=True):
+        item = response.scheduled.add()
+        fill_scheduled(item, each, message, is_full=is_full)
+        room -= item.ByteSize() + 5
+        if room < 0 and len(response.scheduled) > 1:
+            del response.scheduled[-1]
+            return (each.deliver_at_ms, *each.position)
+    return None
+
+
+def fill_scheduled(
+    item: schedule_pb2.ScheduledMessage, scheduled: Scheduled, message: bytes, *, is_full: bool
+) -> None:
+    """Describe one message; `message` is what its frame holds."""
+    item.id.ledger_id, item.id.entry_id = scheduled.position
+    item.schedule_key = scheduled.schedule_key
+    item.deliver_at_ms = scheduled.deliver_at_ms
+    item.publish_time_ms = scheduled.publish_time_ms
+    item.state = cast("schedule_pb2.ScheduledState", scheduled.state.value)  # the numbers are the same
+    item.revision = scheduled.revision
+    item.size_bytes = len(scheduled.frame)
+    item.message.MergeFromString(message)
+    if not is_full:
+        item.message.ClearField("payload")
+
+
+def message_of(frame: bytes) -> bytes:
+    """The message in a stored frame."""
+    (message,) = ProduceEnvelope.FromString(frame).messages
+    return bytes(message)
+
+
+def _fitting(names: Sequence[str], room: int) -> Sequence[str]:
+    """The first names that take no more than so many bytes."""
+    for index, name in enumerate(names):
+        room -= len(name.encode()) + _NAME_HEAD_BYTES
+        if room < 0:
+            return names[:index]
+    return names

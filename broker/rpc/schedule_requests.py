@@ -1,0 +1,186 @@
+"""Requests about the schedule, checked and turned into values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+from broker.config import BrokerConfig
+from broker.errors import InvalidRequest
+from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, TIME_MS_MAX, Position
+from broker.settings import KIB
+from broker.topics.schedule_values import DueRange, Move
+from postdate.v1 import message_pb2, schedule_pb2
+
+_OUTCOME_BYTES = 64
+"""What one message adds to an answer, its key and the names of subscriptions aside."""
+_ID_BYTES_MAX = 32
+"""No id takes more on the wire, also alone in its set."""
+_REST_BYTES_MAX = 64 * KIB
+"""Nothing else of a request takes more, by far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which messages, by what they are."""
+
+    due: DueRange
+    key_prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Which messages, by name: in the order of the request, each as often as it comes."""
+
+    names: Sequence[Position] | Sequence[str]
+    are_possible: bool
+    """Whether messages can have all of these names; most requests hold thousands, and none that cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may name, and hold."""
+
+    names_max: int
+    key_bytes_max: int
+
+    @classmethod
+    def of(cls, config: BrokerConfig) -> Limits:
+        # The answer repeats every key, and an answer that its client cannot take is worse than a request refused.
+        answer = config.frame_bytes_max // (config.schedule_key_bytes_max + _OUTCOME_BYTES)
+        return cls(max(1, min(config.schedule_names_max, answer)), config.schedule_key_bytes_max)
+
+    def check_size(self, raw: bytes) -> None:
+        """Refuse a request that is too long to be within the limits, before it is parsed."""
+        if len(raw) > self.names_max * (_ID_BYTES_MAX + self.key_bytes_max) + _REST_BYTES_MAX:
+            raise InvalidRequest(
+                f"The request has {len(raw)} bytes, more than {self.names_max} ids or keys take, which is the limit",
+                field="selector",
+                reason="TOO_MANY_ENTRIES",
+                limit=self.names_max,
+            )
+
+    def check_key(self, key: str, field: str) -> None:
+        """Refuse a schedule_key that no message can have."""
+        if not key:
+            raise InvalidRequest("A schedule_key is not empty", field=field, reason="INVALID_SCHEDULE_KEY")
+        self.check_prefix(key, field)
+
+    def check_prefix(self, prefix: str, field: str) -> None:
+        """Refuse what is longer than any schedule_key."""
+        size = len(prefix.encode())
+        if size > self.key_bytes_max:
+            raise InvalidRequest(
+                f"schedule_key has {size} bytes, over the limit of {self.key_bytes_max}",
+                field=field,
+                reason="SCHEDULE_KEY_TOO_LARGE",
+                limit=self.key_bytes_max,
+            )
+
+    def selected(self, selector: schedule_pb2.Selector) -> Named | Filter:
+        """What a selector means."""
+        has_filter = selector.HasField("filter")
+        kinds = bool(selector.entries) + bool(selector.schedule_keys) + has_filter
+        if kinds != 1:
+            has = "none" if kinds == 0 else "several"
+            raise InvalidRequest(
+                f"A selector has one of entries, schedule_keys and filter; this one has {has}",
+                field="selector",
+                reason="INVALID_SELECTOR",
+            )
+        if has_filter:
+            self.check_prefix(selector.filter.key_prefix, "selector.filter.key_prefix")
+            due = due_range(selector.filter.due, "selector.filter.due")
+            return Filter(due, selector.filter.key_prefix)
+        return self._ids(selector.entries) if selector.entries else self._keys(selector.schedule_keys)
+
+    def _ids(self, sets: Sequence[message_pb2.EntrySet]) -> Named:
+        count = len(sets)
+        if count <= self.names_max:  # else not even the sets are walked
+            count = sum(len(each.entry_ids) for each in sets)
+        self._check_count(count, "selector.entries")
+        positions: list[Position] = []
+        are_possible = True
+        for index, each in enumerate(sets):
+            if not each.entry_ids:
+                raise InvalidRequest(
+                    "An EntrySet names no entry",
+                    field=f"selector.entries[{index}].entry_ids",
+                    reason="EMPTY_ENTRY_SET",
+                )
+            entry_ids = each.entry_ids[:]
+            positions += map(Position._make, zip(repeat(each.ledger_id), entry_ids, strict=False))
+            are_possible &= is_possible(Position(each.ledger_id, max(entry_ids)))
+        return Named(positions, are_possible)
+
+    def _keys(self, given: Sequence[str]) -> Named:
+        self._check_count(len(given), "selector.schedule_keys")
+        keys = list(given)
+        for index, key in enumerate(keys):
+            self.check_key(key, f"selector.schedule_keys[{index}]")
+        return Named(keys, are_possible=True)
+
+    def _check_count(self, count: int, field: str) -> None:
+        if count > self.names_max:
+            raise InvalidRequest(
+                f"The request names {count} messages, over the limit of {self.names_max}",
+                field=field,
+                reason="TOO_MANY_ENTRIES",
+                limit=self.names_max,
+            )
+
+
+def is_possible(name: Position | str) -> bool:
+    """Whether a message can have this name."""
+    return isinstance(name, str) or (name.ledger_id <= LEDGER_ID_MAX and name.entry_id <= ENTRY_ID_MAX)
+
+
+def due_range(due: schedule_pb2.TimeRange, field: str) -> DueRange:
+    """A range of due times, with open ends filled in."""
+    for name, ms in (("start_ms", due.start_ms), ("end_ms", due.end_ms)):
+        if not 0 <= ms <= TIME_MS_MAX:
+            raise InvalidRequest(
+                f"{name} is between 0 and {TIME_MS_MAX}", field=f"{field}.{name}", reason="INVALID_TIME_RANGE"
+            )
+    if due.end_ms and due.end_ms <= due.start_ms:
+        raise InvalidRequest(
+            "The range ends before it begins: no time is in it", field=field, reason="INVALID_TIME_RANGE"
+        )
+    return DueRange(due.start_ms, due.end_ms or TIME_MS_MAX + 1)
+
+
+def move_of(request: schedule_pb2.RescheduleRequest, now_ms: int) -> Move:
+    """The new time that a request gives."""
+    match request.WhichOneof("time"):
+        case "deliver_at_ms":
+            # 0 means unset all over this API. Taken for a time it would be "at once", for every message selected.
+            if not 0 < request.deliver_at_ms <= TIME_MS_MAX:
+                raise InvalidRequest(
+                    f"deliver_at_ms is between 1 and {TIME_MS_MAX}",
+                    field="deliver_at_ms",
+                    reason="INVALID_DELIVER_AT_MS",
+                )
+            return Move(deliver_at_ms=request.deliver_at_ms)
+        case "deliver_after_ms":
+            if not 0 <= request.deliver_after_ms <= TIME_MS_MAX - now_ms:
+                raise InvalidRequest(
+                    f"deliver_after_ms is not negative and ends before {TIME_MS_MAX}",
+                    field="deliver_after_ms",
+                    reason="INVALID_DELIVER_AFTER_MS",
+                )
+            return Move(deliver_after_ms=request.deliver_after_ms)
+        case "shift_ms":
+            if abs(request.shift_ms) > TIME_MS_MAX:
+                raise InvalidRequest(
+                    f"shift_ms is between -{TIME_MS_MAX} and {TIME_MS_MAX}",
+                    field="shift_ms",
+                    reason="INVALID_SHIFT_MS",
+                )
+            return Move(shift_ms=request.shift_ms)
+        case _:
+            raise InvalidRequest(
+                "A message moves to a deliver_at_ms, a deliver_after_ms or by a shift_ms: give one of them",
+                field="time",
+                reason="TIME_EXPECTED",
+            )

@@ -1,0 +1,35 @@
+"""What a topic's manifest names, as those take it who read, copy, check or remove files. Pure."""
+
+from __future__ import annotations
+
+from broker.storage.blocks import KINDS, LedgerCapture
+from broker.storage.manifest import LedgerImage, TopicImage
+
+
+def ledger_capture(image: LedgerImage, topic_id: int) -> LedgerCapture:
+    """What a manifest says of a ledger, as the ledger's own code takes it."""
+    return LedgerCapture(
+        topic_id=topic_id,
+        ledger_id=image.ledger_id,
+        generation=image.generation,
+        entry_count=image.entry_count,
+        data_bytes=image.data_bytes,
+        sealed=image.sealed,
+        times_crcs=image.times_crcs,
+        rows_crcs=image.rows_crcs,
+        sparse=image.sparse,
+    )
+
+
+def named_files(image: TopicImage) -> dict[str, set[str]]:
+    """The files that a topic's manifest names, by their folder below the topic's: what a backup must hold."""
+    # The files of a ledger without entries may be missing, or torn: its first write makes them.
+    ledgers = [ledger for ledger in image.ledgers if ledger.sealed or ledger.entry_count]
+    files = {
+        "ledgers": {f"{each.ledger_id}.{each.generation}.{kind}" for each in ledgers for kind in KINDS}
+        | {ledger.amendments_file for ledger in image.ledgers},
+        "cursors": {each.cursor_file for each in image.subscriptions} | {image.producers_file},
+        "buckets": {f"{bucket_id}.bucket" for bucket_id in image.bucket_ids},
+        "keys": {f"{run_id}.keys" for run_id in image.key_run_ids},
+    }
+    return {folder: names - {""} for folder, names in files.items()}

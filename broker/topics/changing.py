@@ -1,0 +1,253 @@
+"""Decides what becomes of messages that are to be cancelled or moved, and hands the decision to the journal.
+
+    read effective times -> decide (one step) -> submit, hold back -> durable: done
+
+Invariants:
+  X1  From the last look at times, subscriptions and other changes to the submission there is no await: what is decided
+      is so when the record is submitted, and from then on nobody is sent the entries (`log.changing`).
+  X2  All or nothing over subscriptions: an entry changes only if no subscription that honours delays was sent it, or
+      may have been; then none will be under the old schedule (P5).
+  X3  A new time lies after the index's frontier, so that a move cannot fall between catch-up and index.
+  X4  A request that is refused has changed nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from broker.errors import InvalidRequest, NotFound, OutOfRange
+from broker.model import (
+    CANCELLED_MS,
+    TIME_MS_MAX,
+    Array,
+    Int64Column,
+    Position,
+    UInt32Column,
+    bitmap_of,
+    common_entries,
+)
+from broker.runtime.clock import Clock
+from broker.storage.changes import Cancelled, Changed, Moved
+from broker.subscriptions.subscription import Subscription
+from broker.topics.refusals import topic_not_found
+from broker.topics.schedule_values import Cancel, Change, ChangeResult, Move, OutcomeColumns
+
+if TYPE_CHECKING:
+    from broker.topics.topic import Topic
+
+_DONE, _DELIVERED = int(ChangeResult.DONE), int(ChangeResult.ALREADY_DELIVERED)
+_NOT_FOUND, _CANCELLED = int(ChangeResult.NOT_FOUND), int(ChangeResult.ALREADY_CANCELLED)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Entries of one ledger that are to be changed, aligned."""
+
+    ledger_id: int
+    entry_ids: UInt32Column  # rising
+    places: Array  # in the request, where an entry may be named twice
+    rows: Array  # which of the entries each place names
+    times: Int64Column  # effective
+    results: Array
+    delivered_to: dict[int, list[str]] = field(default_factory=dict)  # by row
+    new_ms: Int64Column | None = None  # of a move, for all of them
+
+
+class Changing:
+    """Cancels and moves of one topic."""
+
+    def __init__(self, topic: Topic, clock: Clock) -> None:
+        self._topic = topic
+        self._clock = clock
+
+    async def change(
+        self,
+        ledger_ids: Int64Column,
+        entry_ids: UInt32Column,
+        change: Change,
+        *,
+        dry_run: bool,
+        waiting_only: bool = False,
+        expected_ms: Int64Column | None = None,
+    ) -> OutcomeColumns:
+        """Change entries; returns once that is durable, with an outcome for each, in order.
+
+        `waiting_only`: those whose time has come are not found. `expected_ms`: their times when they were chosen; who
+        has another one by now is not found, and left alone.
+        """
+        asked = _by_ledger(ledger_ids, entry_ids)
+        entries = {each.ledger_id: bitmap_of(each.entry_ids) for each in asked}
+        while True:
+            await self._topic.log.wait_unchanged(entries)
+            await self._read(asked)
+            if not common_entries(entries, self._topic.log.changing):
+                break
+        for each in asked:
+            self._find_results(each, waiting_only=waiting_only)
+            if expected_ms is not None:
+                expected = np.zeros(len(each.entry_ids), dtype=np.int64)
+                expected[each.rows] = expected_ms[each.places]
+                each.results[each.times != expected] = _NOT_FOUND
+        durable = self._decide(asked, change, dry_run=dry_run)
+        if durable is not None:
+            await asyncio.shield(durable)
+        return _outcomes(ledger_ids, entry_ids, asked, change)
+
+    def is_due(self, position: Position, deliver_at_ms: int) -> bool:
+        """Whether a message whose time has come can still be held back from everybody."""
+        ledger_id, entry_id = position
+        if ledger_id in self._topic.log.going:
+            return False
+        times = np.array([deliver_at_ms], dtype=np.int64)
+        return not self._sent_to(ledger_id, np.array([entry_id], dtype=np.uint32), times)
+
+    async def _read(self, asked: Sequence[_Asked]) -> None:
+        log = self._topic.log
+        for each in asked:
+            count = log.entry_count(each.ledger_id) or 0
+            known = int(np.searchsorted(each.entry_ids, count))
+            each.times[:] = 0
+            if known:
+                try:
+                    each.times[:known] = await log.times_of(each.ledger_id, each.entry_ids[:known])
+                except NotFound:  # dropped meanwhile
+                    continue
+
+    # -- one step with what follows the last read: no await from here on (X1) ----------------------------------
+
+    def _decide(
+        self, asked: Sequence[_Asked], change: Change, *, dry_run: bool
+    ) -> asyncio.Future[None] | None:
+        """Submit what is to be changed; None if nothing is."""
+        topic = self._topic
+        if topic.deleted:
+            raise topic_not_found(topic.name)
+        for each in asked:
+            if isinstance(change, Move):
+                each.new_ms = self._new_times(each, change)
+        ledgers: dict[int, Changed] = {}
+        for each in asked:
+            chosen = each.results == _DONE
+            if each.new_ms is not None:
+                chosen &= each.new_ms != each.times
+            at = np.flatnonzero(chosen)
+            if len(at):
+                new_ms = None if each.new_ms is None else each.new_ms[at]
+                ledgers[each.ledger_id] = Changed(each.entry_ids[at], each.times[at], new_ms)
+        if dry_run or not ledgers:
+            return None
+        kind = Cancelled if isinstance(change, Cancel) else Moved
+        record = kind(topic.topic_id, ledgers)
+        durable = topic.submit_record(record)
+        topic.log.hold(record.entries)
+        return durable
+
+    def _find_results(self, each: _Asked, *, waiting_only: bool) -> None:
+        """What becomes of each entry (X2)."""
+        log = self._topic.log
+        if log.entry_count(each.ledger_id) is None or each.ledger_id in log.going:
+            each.times[:] = 0
+        each.times = times = log.effective_now(each.ledger_id, each.entry_ids, each.times)
+        each.results = np.full(len(times), _DONE)
+        each.results[times == 0] = _NOT_FOUND
+        each.results[times >= CANCELLED_MS] = _CANCELLED
+        due = np.flatnonzero((times > 0) & (times <= self._frontier_ms))
+        if waiting_only:
+            each.results[due] = _NOT_FOUND
+        if waiting_only or not len(due):
+            return
+        for name, sent in self._sent_to(each.ledger_id, each.entry_ids[due], times[due]):
+            each.results[due[sent]] = _DELIVERED
+            for row in due[sent].tolist():
+                each.delivered_to.setdefault(row, []).append(name)
+
+    def _sent_to(
+        self, ledger_id: int, entry_ids: UInt32Column, times: Int64Column
+    ) -> list[tuple[str, Array]]:
+        """The subscriptions that were sent some of the entries, whose time has come, or may have been."""
+        found = []
+        for subscription in self._topic.subscriptions.values():
+            if subscription.honors_delay:
+                sent = _was_sent(subscription, ledger_id, entry_ids, times)
+                if sent.any():
+                    found.append((subscription.name, sent))
+        return found
+
+    def _new_times(self, each: _Asked, move: Move) -> Int64Column:
+        """When the entries are due after a move (X3); raises what the move is refused with."""
+        now_ms = self._clock.now_ms()
+        if move.shift_ms is not None:
+            wanted = each.times[each.results == _DONE] + move.shift_ms
+            field = "shift_ms"
+        else:
+            is_absolute = move.deliver_at_ms is not None
+            at_ms = move.deliver_at_ms if is_absolute else now_ms + (move.deliver_after_ms or 0)
+            wanted = np.full(int((each.results == _DONE).sum()), at_ms, dtype=np.int64)
+            field = "deliver_at_ms" if is_absolute else "deliver_after_ms"
+        latest_ms = int(wanted.max(initial=0))
+        if latest_ms > TIME_MS_MAX:
+            raise InvalidRequest(f"{field} overflows", field=field, reason="INVALID_NEW_TIME")
+        max_delay_ms = self._topic.policy.max_delay_ms
+        if max_delay_ms and latest_ms > now_ms + max_delay_ms:
+            raise OutOfRange(
+                f"The delay is beyond this topic's max_delay_ms of {max_delay_ms}",
+                field=field,
+                reason="DELIVER_AT_TOO_FAR",
+                max_delay_ms=max_delay_ms,
+            )
+        new_ms = each.times.copy()
+        new_ms[each.results == _DONE] = np.maximum(wanted, self._frontier_ms + 1)
+        return new_ms
+
+    @property
+    def _frontier_ms(self) -> int:
+        return self._topic.index.tracker.frontier.deliver_at_ms
+
+
+def _was_sent(
+    subscription: Subscription, ledger_id: int, entry_ids: UInt32Column, times: Int64Column
+) -> Array:
+    """For each entry whose time has come, whether a subscription was sent it, may have been, or has settled it."""
+    start = subscription.image.start
+    if ledger_id < start.ledger_id:
+        return np.zeros(len(entry_ids), dtype=np.bool_)
+    sent = subscription.not_owed(ledger_id, entry_ids, also_queued=False)
+    sent |= subscription.attempts.counts(ledger_id, entry_ids) > 0
+    sent |= times <= subscription.unknown_through_ms
+    if ledger_id == start.ledger_id:
+        sent &= entry_ids >= start.entry_id
+    return sent
+
+
+def _by_ledger(ledger_ids: Int64Column, entry_ids: UInt32Column) -> list[_Asked]:
+    """The entries, each once, by ledger."""
+    asked = []
+    for ledger_id in np.unique(ledger_ids).tolist():
+        places = np.flatnonzero(ledger_ids == ledger_id)
+        ids, rows = np.unique(entry_ids[places], return_inverse=True)
+        nothing = np.zeros(len(ids), dtype=np.int64)
+        asked.append(_Asked(ledger_id, ids, places, rows, nothing, np.full(len(ids), _NOT_FOUND)))
+    return asked
+
+
+def _outcomes(
+    ledger_ids: Int64Column, entry_ids: UInt32Column, asked: Sequence[_Asked], change: Change
+) -> OutcomeColumns:
+    """What became of each entry, in the order of the request."""
+    results = np.zeros(len(ledger_ids), dtype=np.int64)
+    due = np.zeros(len(ledger_ids), dtype=np.int64)
+    delivered_to: dict[int, tuple[str, ...]] = {}
+    for each in asked:
+        results[each.places] = each.results[each.rows]
+        if each.new_ms is not None:
+            due[each.places] = np.where(each.results == _DONE, each.new_ms, 0)[each.rows]
+        if each.delivered_to:
+            for place, row in zip(each.places.tolist(), each.rows.tolist(), strict=True):
+                if row in each.delivered_to:
+                    delivered_to[place] = tuple(each.delivered_to[row])
+    return OutcomeColumns(ledger_ids, entry_ids, results, due, delivered_to)

@@ -1,0 +1,390 @@
+"""Keeps the lookup of one topic's schedule keys up with its log: taken up at the start, built again if it is damaged,
+sealed and merged in the background.
+
+    manifest: runs, keys_through -> rows from there to the end of the log, read -> every batch that is applied
+
+Seals and merges are tasks of the broker's supervisor, at most one of each a topic; between them a timer runs only
+while something waits to be sealed.
+
+Invariants:
+  K1  While `is_ready`, the lookup finds every entry that holds a key. Keyed calls wait for it.
+  K2  Only a row that was passed in order moves `keys_through`: while rows are read, who reads them says how far.
+  K3  A checkpoint at any moment names the runs that there are, or were named before they were taken up.
+  K4  An entry whose time had come is perhaps in no run any more. If it is moved, its row is read again; after a
+      restart so is that of every entry that was moved and whose time has not come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from broker.delayed.key_cache import KeyCache
+from broker.delayed.schedule_keys import KeyImage, KeyLimits, ScheduleKeys
+from broker.errors import Corrupt, PostdateError, Unavailable
+from broker.model import CANCELLED_MS, START, Position, RowColumn, UInt32Column, UInt64Column, members
+from broker.observe.logs import get_logger
+from broker.observe.metrics import BrokerCounters
+from broker.runtime.clock import Clock
+from broker.runtime.supervise import YieldBudget
+from broker.storage.changes import Changed
+from broker.storage.key_filter import BoolColumn
+from broker.storage.key_run_files import KeyRunStorage
+from broker.storage.log import TopicLog
+from broker.storage.records import Produced
+
+log = get_logger(__name__)
+
+_READ_ROWS = 65_536
+_RETRY_SECONDS = 1.0
+_UNSEALED_MAX = 4
+"""Rows are not read on while so many times as many keys as are sealed together are in memory."""
+
+Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class KeyedTopic(Protocol):
+    """What the keys ask of their topic."""
+
+    @property
+    def topic_id(self) -> int: ...
+
+    @property
+    def log(self) -> TopicLog: ...
+
+    @property
+    def frontier_ms(self) -> int:
+        """Entries due at or before it do not wait any more."""
+
+    async def prepare_folders(self) -> None: ...
+
+    def note_change(self) -> None:
+        """There is something for the next checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyServices:
+    """What the keys of all topics share."""
+
+    clock: Clock
+    spawn: Spawn
+    storage: Callable[[int], KeyRunStorage]  # (topic_id)
+    executor: Executor  # writes runs
+    cache: KeyCache
+    counters: BrokerCounters
+    limits: KeyLimits = field(default_factory=KeyLimits)
+
+
+class KeyUpkeep:
+    """See the module's description."""
+
+    def __init__(self, topic: KeyedTopic, services: KeyServices, found: KeyImage) -> None:
+        """`found`: what the manifest says. The topic's log is as the manifest says, too."""
+        self.keys = ScheduleKeys(
+            services.storage(topic.topic_id),
+            services.cache,
+            self._still_pending,
+            found,
+            topic_id=topic.topic_id,
+            executor=services.executor,
+            limits=services.limits,
+        )
+        self.version = 0
+        """Another one: an entry holds a key that nobody found before."""
+        self.is_ready = False
+        self._topic = topic
+        self._services = services
+        self._is_restored = False
+        self._next = found.keys_through  # the first row that is to be read
+        self._read_end = topic.log.end  # rows from here on were added when they were applied
+        self._moved: list[tuple[int, UInt32Column]] = []  # rows that are to be read besides
+        self._settled = asyncio.Event()  # it is ready, or in trouble
+        self._trouble: PostdateError | OSError | None = None
+        self._budget = YieldBudget(services.clock)
+        self._timer: asyncio.TimerHandle | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._sealing: asyncio.Task[None] | None = None
+        self._merging: asyncio.Task[None] | None = None
+        self._is_running = False
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Recovery has ended, if there was one: read what is missing."""
+        self._is_running = True
+        self._reading = self._services.spawn(self._name("reading"), self._read())
+
+    def stop(self) -> None:
+        self._is_running = False
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in (self._reading, self._sealing, self._merging):
+            if task is not None:
+                task.cancel()
+
+    async def wait_ready(self) -> None:
+        """Return once `is_ready`; raises Unavailable if rows cannot be read, which is tried again."""
+        while not self.is_ready:
+            await self._settled.wait()
+            if self._trouble is not None:
+                raise Unavailable(
+                    "The schedule keys of this topic cannot be looked up: a file cannot be read. The broker's log "
+                    "says which",
+                    reason="SCHEDULE_KEYS_UNAVAILABLE",
+                ) from self._trouble
+
+    async def find(self, hashes: UInt64Column) -> dict[int, list[Position]]:
+        """The entries with some hashes, newest first, of one moment at which it was ready. Raises Unavailable."""
+        while True:
+            await self.wait_ready()
+            version = self.version
+            try:
+                found = await self.keys.find(hashes)
+            except Corrupt as error:
+                if version == self.version:
+                    self._begin_anew(error)
+                continue
+            if self.is_ready and version == self.version:
+                return found
+
+    # -- what the log does -----------------------------------------------------------------------------------
+
+    def applied(self, record: Produced, hashes: UInt64Column) -> None:
+        at = np.flatnonzero((hashes != 0) & (record.times != 0))
+        if len(at):
+            self.keys.add(record.ledger_id, (at + record.first_entry_id).astype(np.uint32), hashes[at])
+        if self.is_ready:
+            self.keys.passed(self._topic.log.end)  # K2
+        if len(at):
+            self._look()
+
+    def moved(self, ledgers: dict[int, Changed]) -> None:
+        if not self._is_running:
+            return  # in a recovery all that was moved is read later on (K4)
+        frontier_ms = self._topic.frontier_ms
+        for ledger_id, changed in ledgers.items():
+            was_due = changed.old_ms <= frontier_ms
+            if was_due.any():
+                self._moved.append((ledger_id, changed.entry_ids[was_due]))
+        if self._moved:
+            self._read_again()
+
+    def dropped(self) -> None:
+        self.keys.drop_ledgers_before(self._topic.log.begin.ledger_id)
+        self._note_deleted()
+
+    # -- rows that are to be read ----------------------------------------------------------------------------
+
+    def _begin_anew(self, error: Corrupt) -> None:
+        log.error(
+            "Schedule keys are damaged: they are built again from the rows",
+            topic_id=self._topic.topic_id,
+            error=str(error),
+        )
+        self._clear()
+        self._read_again()
+        self._note_deleted()
+
+    def _clear(self) -> None:
+        self._services.counters.schedule_key_rebuilds += 1
+        self.keys.clear()
+        self._next, self._read_end = START, self._topic.log.end
+        self._moved = []
+
+    def _read_again(self) -> None:
+        self.is_ready = False
+        self.version += 1
+        self._settled.clear()
+        if self._is_running and (self._reading is None or self._reading.done()):
+            self._reading = self._services.spawn(self._name("reading"), self._read())
+
+    async def _read(self) -> None:
+        """Until the lookup is ready."""
+        while True:
+            try:
+                if not self._is_restored:
+                    await self._restore()
+                await self._read_missing()
+                return
+            except (OSError, PostdateError) as error:
+                # Other topics go on, and so does what has no schedule key.
+                log.error(
+                    "Schedule keys cannot be looked up: a ledger cannot be read",
+                    topic_id=self._topic.topic_id,
+                    error=str(error),
+                )
+                self._trouble = error
+                self._settled.set()
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _restore(self) -> None:
+        self._is_restored = True
+        try:
+            await self.keys.restore()
+        except (OSError, PostdateError):  # which it has logged
+            self._clear()
+            return
+        frontier_ms = self._topic.frontier_ms
+        for ledger_id, amendments in self._topic.log.amendments.items():
+            if ledger_id <= self._next.ledger_id and len(amendments.entry_ids):
+                is_pending = (amendments.deliver_at_ms > frontier_ms) & ~members(
+                    amendments.entry_ids, amendments.cancelled
+                )
+                self._moved.append((ledger_id, amendments.entry_ids[is_pending]))
+
+    async def _read_missing(self) -> None:
+        while True:
+            while self._next < self._read_end:
+                await self._read_rows()
+            while self._moved:
+                await self._read_moved()
+            if self._next >= self._read_end:
+                break
+        # No await since the last look.
+        self.is_ready = True
+        self._trouble = None
+        self.keys.passed(self._topic.log.end)
+        self._settled.set()
+        self._look()
+
+    async def _read_rows(self) -> None:
+        """Rows in the order of the log."""
+        topic_log = self._topic.log
+        position, version = self._next, self.version
+        ledger_id, first = position
+        count = topic_log.entry_count(ledger_id)
+        if count is None or first >= count:
+            following = topic_log.next_ledger_id(ledger_id)
+            self._next = (
+                Position(following, 0) if following is not None else max(topic_log.end, self._read_end)
+            )
+            return
+        count = min(_READ_ROWS, count - first)
+        entry_ids, hashes = await self._pending_keys(
+            ledger_id, np.arange(first, first + count, dtype=np.uint32)
+        )
+        if self._next == position and version == self.version:  # it was not damaged meanwhile
+            self.keys.add(ledger_id, entry_ids, hashes)
+            self._next = Position(ledger_id, first + count)
+            self.keys.passed(self._next)
+        await self._wait_sealed()
+
+    async def _read_moved(self) -> None:
+        ledger_id, entry_ids = self._moved[-1]
+        version = self.version
+        found_ids, hashes = await self._pending_keys(ledger_id, entry_ids[:_READ_ROWS])
+        if version != self.version:
+            return  # there is more to read, or all is read again
+        self.keys.add(ledger_id, found_ids, hashes)
+        self._moved[-1] = (ledger_id, entry_ids[_READ_ROWS:])
+        if len(entry_ids) <= _READ_ROWS:
+            self._moved.pop()
+        await self._wait_sealed()
+
+    async def _pending_keys(
+        self, ledger_id: int, entry_ids: UInt32Column
+    ) -> tuple[UInt32Column, UInt64Column]:
+        """Those of some rising ids that hold a key, and its hash; none if the ledger is gone."""
+        nothing = np.empty(0, np.uint32), np.empty(0, np.uint64)
+        try:
+            rows = await self._rows(ledger_id, entry_ids)
+            if rows is None:
+                return nothing
+            at = np.flatnonzero(rows["schedule_hash"])
+            if not len(at):
+                return nothing
+            is_pending = await self._still_pending(ledger_id, entry_ids[at])
+        except (OSError, PostdateError):
+            if self._topic.log.entry_count(ledger_id) is None:
+                return nothing
+            raise
+        at = at[is_pending]
+        return entry_ids[at], rows["schedule_hash"][at]
+
+    async def _rows(self, ledger_id: int, entry_ids: UInt32Column) -> RowColumn | None:
+        if not len(entry_ids) or self._topic.log.entry_count(ledger_id) is None:
+            return None
+        first, count = int(entry_ids[0]), len(entry_ids)
+        if int(entry_ids[-1]) - first == count - 1:
+            return await self._topic.log.read_rows(ledger_id, first, count)
+        _, rows, _ = await self._topic.log.read(ledger_id, entry_ids, 1)
+        return rows
+
+    async def _wait_sealed(self) -> None:
+        """Bounds what is in memory while rows are read."""
+        self._look()
+        limit = _UNSEALED_MAX * self.keys.limits.seal_count
+        if self.keys.unsealed_count > limit and self._sealing is not None and not self._sealing.done():
+            await asyncio.wait([self._sealing])
+        await self._budget.spent()
+
+    async def _still_pending(self, ledger_id: int, entry_ids: UInt32Column) -> BoolColumn:
+        """Which entries hold their keys."""
+        topic_log = self._topic.log
+        none = np.zeros(len(entry_ids), dtype=np.bool_)
+        if topic_log.entry_count(ledger_id) is None:
+            return none
+        try:
+            times = await topic_log.times_of(ledger_id, entry_ids)
+        except (OSError, PostdateError):
+            if topic_log.entry_count(ledger_id) is None:
+                return none
+            raise
+        return (times > self._topic.frontier_ms) & (times < CANCELLED_MS)
+
+    # -- seals and merges ------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Start a seal or a merge if it is time for one, and see to it that the next look comes."""
+        if not self._is_running or not self._is_restored:
+            return
+        now_ms = self._services.clock.now_ms()
+        if (self._sealing is None or self._sealing.done()) and self.keys.needs_seal(now_ms):
+            self._sealing = self._services.spawn(self._name("seal"), self._seal())
+        self._arm()
+
+    def _look_at_runs(self) -> None:
+        now_ms = self._services.clock.now_ms()
+        if (
+            self._is_running
+            and (self._merging is None or self._merging.done())
+            and self.keys.needs_merge(now_ms)
+        ):
+            self._merging = self._services.spawn(self._name("merge"), self._merge())
+
+    def _arm(self) -> None:
+        """One timer, while something waits to be sealed."""
+        if self._timer is not None or not self.keys.unsealed_count:
+            return
+        seconds = max(self.keys.limits.seal_after_ms, 1_000) / 1000
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self._look()
+        self._look_at_runs()
+
+    async def _seal(self) -> None:
+        await self._topic.prepare_folders()
+        if await self.keys.seal():
+            self._topic.note_change()
+            self._look_at_runs()
+        self._arm()
+
+    async def _merge(self) -> None:
+        while self.keys.needs_merge(self._services.clock.now_ms()):
+            if not await self.keys.merge():
+                break
+            self._topic.note_change()
+
+    def _note_deleted(self) -> None:
+        if self.keys.has_deleted:
+            self._topic.note_change()  # the next manifest names them no more, and then they go
+
+    def _name(self, what: str) -> str:
+        return f"{what} of schedule keys of topic {self._topic.topic_id}"

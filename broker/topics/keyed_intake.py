@@ -1,0 +1,206 @@
+"""Batches with schedule keys: a key is taken while a message with it waits, or is about to.
+
+    look -> who holds the keys (filters; if they do not rule it out, runs and messages are read) -> decide -> submit
+
+Invariants:
+  N1  One batch at a time is between its first look and its submission: what was read stays all there is to know.
+      What is about to be cancelled or moved is waited for.
+  N2  From submission to `apply` the hashes of a batch are in flight; another batch with one of them waits, and looks
+      again.
+  N3  There is no await between the decision, which is made from what is applied, and the submission.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from broker.delayed.seen_hashes import SeenHashes
+from broker.errors import AlreadyExists
+from broker.model import CANCELLED_MS, Batch, Entries, Int64Column, UInt64Column, bitmap_of, common_entries
+from broker.storage.changes import Changed
+from broker.storage.log import TopicLog
+from broker.topics.intake import Accepted, check_distinct
+from broker.topics.topic_keys import Holders, TopicKeys
+
+
+class TakingTopic(Protocol):
+    """What a batch is submitted to."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def log(self) -> TopicLog: ...
+
+    @property
+    def keys(self) -> TopicKeys: ...
+
+    @property
+    def frontier_ms(self) -> int: ...
+
+    def submit(self, batch: Batch, replacing: dict[int, Changed] | None = None) -> Accepted: ...
+
+    def fresh_part(self, batch: Batch) -> tuple[Batch | None, Int64Column | None]:
+        """What of a batch is no repeat (None: nothing), and its places in the batch (None: it is all of it). Raises
+        what the batch is refused with."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Wanted:
+    """The keys of what is new of a batch."""
+
+    places: Int64Column  # of their messages in the batch
+    hashes: UInt64Column
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known:
+    """Who held some keys when that was looked at."""
+
+    version: int
+    wanted: Int64Column  # places in the batch, of all keys that were wanted
+    places: list[int]  # of those that were looked for
+    holders: Sequence[Holders]  # places are those in `places`
+
+
+class _Taken(NamedTuple):
+    """A message whose key is taken, by its place in the batch, and who holds it."""
+
+    place: int
+    ledger_id: int
+    entry_id: int
+    deliver_at_ms: int
+
+
+class InFlight:
+    """The hashes of batches on their way to the disk (N2).
+
+    All of them are looked at together; those of batches that landed stay among them until they are the greater part.
+    """
+
+    def __init__(self) -> None:
+        self._batches: dict[asyncio.Future[None], UInt64Column] = {}
+        self._count = 0  # of hashes
+        self._seen = SeenHashes()
+
+    def of(self, hashes: UInt64Column) -> asyncio.Future[None] | None:
+        """A batch that has one of some hashes."""
+        if not self._batches or not (asked := hashes[self._seen.has(hashes)]).size:
+            return None
+        return next((done for done, held in self._batches.items() if np.isin(asked, held).any()), None)
+
+    def add(self, hashes: UInt64Column, durable: asyncio.Future[None]) -> None:
+        self._batches[durable] = hashes
+        self._count += len(hashes)
+        self._seen.add(hashes)
+        durable.add_done_callback(self._landed)
+
+    def _landed(self, durable: asyncio.Future[None]) -> None:
+        self._count -= len(self._batches.pop(durable))
+        if len(self._seen) > 2 * self._count:
+            self._seen = SeenHashes()
+            if self._batches:
+                self._seen.add(np.concatenate(list(self._batches.values())))
+
+
+class KeyedIntake:
+    """See the module's description. One topic's."""
+
+    def __init__(self, topic: TakingTopic) -> None:
+        self._topic = topic
+        self._lock = asyncio.Lock()
+        self._in_flight = InFlight()
+
+    async def submit(self, batch: Batch, replace: bool) -> Accepted:
+        """As `Topic.submit`; raises AlreadyExists if a key is taken and its holder is not to be replaced."""
+        check_distinct(batch)
+        async with self._lock:  # N1
+            known: _Known | None = None
+            while True:
+                wanted = self._wanted(batch)
+                if wanted is None:  # repeats have no keys to take
+                    return self._topic.submit(batch)
+                if (wait := self._in_flight.of(wanted.hashes)) is not None:
+                    await asyncio.wait([wait])  # N2
+                elif not self._topic.keys.is_ready:
+                    await self._topic.keys.wait_ready()
+                elif (looked := await self._look(batch, wanted, known)) is not known:
+                    known = looked  # there was an await
+                elif (changing := self._changing(known)) is not None:
+                    await self._topic.log.wait_unchanged(changing)
+                else:
+                    return self._decide(batch, wanted, known, replace)
+
+    def _wanted(self, batch: Batch) -> _Wanted | None:
+        """The keys that are not those of repeats; None: there are none. Raises what the batch is refused with."""
+        fresh, places = self._topic.fresh_part(batch)
+        if fresh is None or fresh.schedule_keys is None:
+            return None
+        at = np.flatnonzero(fresh.schedule_hashes)
+        hashes = fresh.schedule_hashes[at]
+        return _Wanted(at if places is None else places[at], hashes)
+
+    async def _look(self, batch: Batch, wanted: _Wanted, known: _Known | None) -> _Known | None:
+        """Who holds the keys: what is known if that still is all, and nothing was awaited; None: nobody."""
+        keys, spans = self._topic.keys, batch.schedule_keys
+        assert spans is not None
+        if (
+            known is not None
+            and known.version == keys.version
+            and np.array_equal(known.wanted, wanted.places)
+        ):
+            return known
+        version = keys.version
+        at = np.flatnonzero(keys.maybe(wanted.hashes))
+        if known is None and not len(at):
+            return None
+        places: list[int] = wanted.places[at].tolist()
+        holders = await keys.holders([spans.key(place) for place in places], wanted.hashes[at])
+        return _Known(version, wanted.places, places, holders)
+
+    def _changing(self, known: _Known | None) -> Entries | None:
+        """Holders that are being cancelled or moved; None: none is."""
+        changing = self._topic.log.changing
+        if known is None or not changing:
+            return None
+        held = {each.ledger_id: bitmap_of(each.entry_ids) for each in known.holders}
+        return common_entries(held, changing) or None
+
+    def _decide(self, batch: Batch, wanted: _Wanted, known: _Known | None, replace: bool) -> Accepted:
+        """Submit the batch, or refuse it: one step (N3)."""
+        frontier_ms = self._topic.frontier_ms
+        taken: list[_Taken] = []
+        replacing: dict[int, Changed] = {}
+        holders, looked = ((), []) if known is None else (known.holders, known.places)
+        for each in holders:
+            times = self._topic.keys.times_now(each)
+            at = np.flatnonzero((times > frontier_ms) & (times < CANCELLED_MS))
+            if not len(at):
+                continue
+            entry_ids, times = each.entry_ids[at], times[at]
+            replacing[each.ledger_id] = Changed(entry_ids, times)
+            places = (looked[each.places[row]] for row in at.tolist())
+            rows = zip(places, entry_ids.tolist(), times.tolist(), strict=True)
+            taken += (_Taken(place, each.ledger_id, entry_id, time_ms) for place, entry_id, time_ms in rows)
+        if taken and not replace:
+            raise _refusal(min(taken))
+        accepted = self._topic.submit(batch, replacing)
+        self._in_flight.add(wanted.hashes, accepted.durable)  # N2
+        return accepted
+
+
+def _refusal(taken: _Taken) -> AlreadyExists:
+    return AlreadyExists(
+        f"The schedule_key of messages[{taken.place}] is taken by a message that waits: "
+        f"{taken.ledger_id}:{taken.entry_id}",
+        field=f"messages[{taken.place}].schedule_key",
+        reason="SCHEDULE_KEY_TAKEN",
+        ledger_id=taken.ledger_id,
+        entry_id=taken.entry_id,
+        deliver_at_ms=taken.deliver_at_ms,
+    )

@@ -1,0 +1,135 @@
+"""A topic's schedule: what its messages wait for, shown and changed. The door for the services above."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from broker.delayed.near import Key
+from broker.errors import NotFound
+from broker.model import Int64Column, Position, UInt32Column
+from broker.runtime.clock import Clock
+from broker.topics.changing import Changing
+from broker.topics.schedule_values import (
+    Change,
+    ChangeResult,
+    DueRange,
+    MatchingPage,
+    Outcome,
+    PageMark,
+    Scheduled,
+    ScheduledCounts,
+    ScheduledPage,
+    ScheduledState,
+)
+from broker.topics.scheduled import ScheduledLook
+
+if TYPE_CHECKING:
+    from broker.topics.topic import Topic
+
+
+class Schedule:
+    """See the module's description. Holds no state of its own."""
+
+    def __init__(self, topic: Topic, clock: Clock) -> None:
+        self._topic = topic
+        self._changing = Changing(topic, clock)
+        self._look = ScheduledLook(topic.log, lambda: topic.index, clock, self._changing.is_due)
+
+    async def get(self, name: Position | str) -> Scheduled:
+        """A pending message by its id, or by the key that it holds; NotFound for what is not pending."""
+        position = name if isinstance(name, Position) else (await self._topic.keys.find([name]))[0]
+        found = await self._look.get(position) if position is not None else None
+        if isinstance(name, str) and found is not None and found.state is not ScheduledState.WAITING:
+            found = None  # its key is free again
+        if found is None:
+            what = f"{name.ledger_id}:{name.entry_id}" if isinstance(name, Position) else f"with key {name!r}"
+            raise NotFound(
+                f"Topic {self._topic.name!r} has no pending message {what}",
+                reason="SCHEDULED_NOT_FOUND",
+                topic=self._topic.name,
+            )
+        return found
+
+    async def page(self, due: DueRange, key_prefix: str, start: Key | None, limit: int) -> ScheduledPage:
+        """Messages whose time has not come, in due order, from a place on."""
+        return await self._look.page(due, key_prefix, start, limit)
+
+    async def count(self, due: DueRange, width_ms: int) -> ScheduledCounts:
+        """Messages whose time has not come, by due time; one bar if `width_ms` is 0. Reads no messages."""
+        return await self._look.count(due, width_ms)
+
+    async def change(
+        self, names: Sequence[Position] | Sequence[str], change: Change, *, dry_run: bool
+    ) -> Sequence[Outcome]:
+        """Cancel or move messages, by id or by key; an outcome for each, in order, once that is durable.
+
+        Raises InvalidRequest or OutOfRange for a time that cannot be kept, before anything has changed.
+        """
+        keys = [name for name in names if isinstance(name, str)]
+        if not keys:
+            ids = [name for name in names if isinstance(name, Position)]
+            return await self._changing.change(*_columns(ids), change, dry_run=dry_run)
+        return await self._change_keys(keys, change, dry_run=dry_run)
+
+    async def _change_keys(self, keys: Sequence[str], change: Change, *, dry_run: bool) -> list[Outcome]:
+        outcomes = [Outcome(None, key, ChangeResult.NOT_FOUND, 0) for key in keys]
+        tried: list[Position | None] = [None] * len(keys)
+        rest = list(range(len(keys)))
+        while rest:
+            positions = await self._topic.keys.find([keys[place] for place in rest])
+            # Who holds a key may be replaced by another one while we look: a key that is held is always found.
+            found = [
+                (place, at)
+                for place, at in zip(rest, positions, strict=True)
+                if at not in (None, tried[place])
+            ]
+            known = [at for _, at in found if at is not None]
+            changed = await self._changing.change(
+                *_columns(known), change, dry_run=dry_run, waiting_only=True
+            )
+            rest = []
+            for (place, at), outcome in zip(found, changed, strict=True):
+                tried[place] = at
+                if outcome.result is ChangeResult.DONE:
+                    outcomes[place] = outcome._replace(schedule_key=keys[place])
+                else:
+                    rest.append(place)
+        return outcomes
+
+    async def change_matching(
+        self,
+        due: DueRange,
+        key_prefix: str,
+        change: Change,
+        limit: int,
+        mark: PageMark | None,
+        *,
+        dry_run: bool,
+    ) -> MatchingPage:
+        """Cancel or move the next messages that match, in due order; each is met once, wherever it is moved to."""
+        matched = 0
+        lsn = self._topic.applied_lsn if mark is None else mark.lsn
+        if mark is None:
+            matched = await self._look.matching_count(due, key_prefix, lsn)
+        start = None if mark is None else mark.key
+        entries, following = await self._look.keys_in(due, key_prefix, start, limit, lsn)
+        outcomes = await self._changing.change(
+            entries.ledger_ids,
+            entries.entry_ids,
+            change,
+            dry_run=dry_run,
+            expected_ms=entries.deliver_at_ms,
+        )
+        # What was changed by somebody else since it was found does not match any more.
+        return MatchingPage(
+            outcomes.found(), matched, None if following is None else PageMark(following, lsn)
+        )
+
+
+def _columns(positions: Sequence[Position]) -> tuple[Int64Column, UInt32Column]:
+    ledger_ids = np.fromiter((each.ledger_id for each in positions), dtype=np.int64, count=len(positions))
+    entry_ids = np.fromiter((each.entry_id for each in positions), dtype=np.uint32, count=len(positions))
+    return ledger_ids, entry_ids

@@ -1,0 +1,389 @@
+"""Shows what is pending of one topic: single messages, pages in due order, counts by due time. Changes nothing.
+
+What waits is found in the index and compared, once nothing is awaited any more, with amendments and frontier: so an
+answer holds what was waiting at the moment it was given. The index is exact in its times, so no row is read to find
+out what is due when; rows and frames are read of what is shown, or may match a key.
+
+    caught_up -> scan a range of the index -> leave out what is stale -> read frames, match keys -> look again
+
+Pages follow one another by place, (due time, position): what stays pending at its place is shown exactly once,
+whatever comes, goes, is sealed or is merged between them. What was moved behind the place of the next page is shown
+again, what was moved before it is not. Files that a look may read stay until it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Protocol
+
+import numpy as np
+
+from broker.delayed.bucket_upkeep import BucketUpkeep
+from broker.delayed.near import NO_COLUMNS, Columns, Key, concatenate
+from broker.delayed.scan import scan
+from broker.delayed.tracker import DelayedDeliveryTracker
+from broker.errors import InvalidRequest, NotFound, Unavailable
+from broker.model import CANCELLED_MS, ROW, Array, Position, RowColumn
+from broker.runtime.clock import Clock
+from broker.runtime.supervise import YieldBudget
+from broker.storage.amendments import Amendments
+from broker.storage.log import TopicLog
+from broker.topics.schedule_frames import schedule_key_of
+from broker.topics.schedule_values import DueRange, Scheduled, ScheduledCounts, ScheduledPage, ScheduledState
+
+BARS_MAX = 10_000
+PAGE_BYTES_MAX = 16 << 20
+"""Frames that are read for one page; one at least."""
+LOOKED_MAX = 20_000
+"""Entries that are looked at for one page, about: those that are stale, or have another key, count too."""
+
+_UNASKED_BYTES = 1 << 20
+_KEY_STEP = 4_096
+_COUNT_STEP = 32_768
+_INDEXED_SECONDS_MAX = 10.0
+_REBUILDS_MAX = 3
+
+
+class LookedIndex(Protocol):
+    """What a look asks of a topic's index pump."""
+
+    @property
+    def tracker(self) -> DelayedDeliveryTracker: ...
+
+    @property
+    def upkeep(self) -> BucketUpkeep | None: ...
+
+    @property
+    def rebuilds(self) -> int: ...
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the counts of the index are right: what is stale in it takes a moment to be found after a start."""
+
+    async def caught_up(self) -> None:
+        """Return once every row appended, and every change applied, before the call is in the index."""
+
+    async def wait_built(self) -> None: ...
+
+
+class ScheduledLook:
+    """See the module's description. Holds no state of its own."""
+
+    def __init__(
+        self,
+        log: TopicLog,
+        index: Callable[[], LookedIndex],
+        clock: Clock,
+        is_due: Callable[[Position, int], bool],
+    ) -> None:
+        """`is_due`: whether a message of this time, which has come, can still be held back from everybody."""
+        self._log = log
+        self._index = index
+        self._clock = clock
+        self._is_due = is_due
+
+    async def get(self, position: Position) -> Scheduled | None:
+        """A pending message; None for what is not pending."""
+        ledger_id, entry_id = position
+        with self._keep_files():
+            if entry_id >= (self._log.entry_count(ledger_id) or 0):
+                return None
+            times, rows, frames = await self._log.read(ledger_id, np.array([entry_id], dtype=np.uint32), 1)
+        time = int(times[0])
+        if not 0 < time < CANCELLED_MS or self._log.entry_count(ledger_id) is None:
+            return None
+        is_waiting = time > self._frontier_ms
+        if not is_waiting and not self._is_due(position, time):
+            return None
+        entry = Columns(times, np.array([ledger_id], dtype=np.int64), np.array([entry_id], dtype=np.uint32))
+        state = ScheduledState.WAITING if is_waiting else ScheduledState.DUE
+        return self._shown(_Messages(entry, rows, [frames[0]]), state)[0]
+
+    async def page(self, due: DueRange, key_prefix: str, start: Key | None, limit: int) -> ScheduledPage:
+        """The next waiting messages in due order: at most `limit`, fewer if they are large or hard to find."""
+        found: list[_Messages] = []
+        with self._keep_files():
+            end = await self._gather(found, _Wanted(due, key_prefix), start, limit)
+        shown: list[Scheduled] = []
+        for messages in found:
+            shown += self._shown(messages.at(self._is_waiting(messages.entries)), ScheduledState.WAITING)
+        return ScheduledPage(shown, end)
+
+    async def keys_in(
+        self, due: DueRange, key_prefix: str, start: Key | None, limit: int, changed_through_lsn: int
+    ) -> tuple[Columns, Key | None]:
+        """As `page`, the places alone; what a record after that lsn moved is left out. Fewer than `limit` may come."""
+        wanted = _Wanted(due, key_prefix, changed_through_lsn)
+        with self._keep_files():
+            if key_prefix:
+                found: list[_Messages] = []
+                end = await self._gather(found, wanted, start, limit)
+                entries = [messages.entries for messages in found]
+            else:
+                entries, end = await self._gather_places(wanted, start, limit)
+        kept = [part.part(self._is_waiting(part, changed_through_lsn)) for part in entries]
+        return concatenate([NO_COLUMNS, *kept]), end
+
+    async def matching_count(self, due: DueRange, key_prefix: str, lsn: int) -> int:
+        """How many waiting messages match, but for those that a record after that lsn moved. Reads all there are."""
+        wanted = _Wanted(due, key_prefix, lsn)
+        budget = YieldBudget(self._clock)
+        count = 0
+        at: Key | None = None
+        with self._keep_files():
+            await self._caught_up()
+            while True:
+                entries, at = await self._scan(wanted, at, _COUNT_STEP)
+                if key_prefix:
+                    while len(entries):
+                        messages, done = await self._read(entries.part(slice(0, _KEY_STEP)), wanted)
+                        entries = entries.part(slice(done, None))
+                        count += len(messages.entries)
+                        await budget.spent()
+                else:
+                    count += len(entries)
+                if at is None:
+                    return count
+                await budget.spent()
+
+    async def count(self, due: DueRange, width_ms: int) -> ScheduledCounts:
+        """Waiting messages by due time, from what the index holds in memory: no segment is read.
+
+        `width_ms` 0 means one bar. Bars begin at multiples of the width from the range's start on; a range may be
+        open, for only those bars are counted that lie where messages are due.
+        """
+        await self._caught_up()
+        index = self._index()
+        tracker = index.tracker
+        floor_ms = self._frontier_ms + 1
+        first_ms, last_ms = tracker.next_due_ms(), tracker.stats().last_due_ms
+        if first_ms is None or last_ms is None:
+            return ScheduledCounts((), 0, 0, is_exact=True)
+        width_ms = width_ms or max(due.end_ms - due.start_ms, 1)
+        skipped = max(max(first_ms, floor_ms) - due.start_ms, 0) // width_ms
+        start_ms = due.start_ms + skipped * width_ms
+        end_ms = min(due.end_ms, last_ms + 1)
+        bar_count = -(-(end_ms - start_ms) // width_ms)
+        if bar_count > BARS_MAX:
+            raise InvalidRequest(
+                f"Messages are due over {bar_count} bars of {width_ms} ms, over the limit of {BARS_MAX}",
+                field="width_ms",
+                reason="TOO_MANY_BARS",
+                limit=BARS_MAX,
+            )
+        if bar_count <= 0:  # nothing is due in the range: what is left is where its borders lie
+            start_ms, end_ms = due.start_ms, due.start_ms
+        found = tracker.histogram(start_ms, end_ms, width_ms, floor_ms)
+        bars = tuple((bar.start_ms, bar.count) for bar in found.bars)
+        return ScheduledCounts(bars, found.before, found.after, found.is_exact and index.is_exact)
+
+    # -- going through the index -----------------------------------------------------------------------------
+
+    async def _gather(
+        self, found: list[_Messages], wanted: _Wanted, start: Key | None, limit: int
+    ) -> Key | None:
+        """Find at most `limit` messages, with their frames; where to go on."""
+        await self._caught_up()
+        at, looked, room, step, bytes_left = start, 0, limit, limit, PAGE_BYTES_MAX
+        while True:
+            entries, at = await self._scan(wanted, at, step)
+            looked += step
+            if not wanted.key_prefix and len(entries) > room:
+                entries, at = entries.part(slice(0, room)), entries.key(room)
+            if len(entries):
+                messages, done = await self._read(entries, wanted, bytes_left)
+                bytes_left -= messages.read_bytes
+                found.append(messages.at(slice(0, room)))
+                if len(messages.entries) > room:
+                    return messages.entries.key(room)
+                room -= len(messages.entries)
+                if done < len(entries):
+                    return entries.key(done)
+            if at is None or not room or bytes_left <= 0 or looked >= LOOKED_MAX:
+                return at
+            step = min(2 * step, LOOKED_MAX - looked)
+
+    async def _gather_places(
+        self, wanted: _Wanted, start: Key | None, limit: int
+    ) -> tuple[list[Columns], Key | None]:
+        await self._caught_up()
+        at, looked, room, step = start, 0, limit, limit
+        found: list[Columns] = []
+        while True:
+            entries, at = await self._scan(wanted, at, step)
+            looked += step
+            if len(entries) > room:
+                found.append(entries.part(slice(0, room)))
+                return found, entries.key(room)
+            found.append(entries)
+            room -= len(entries)
+            if at is None or not room or looked >= LOOKED_MAX:
+                return found, at
+            step = min(2 * step, LOOKED_MAX - looked)
+
+    async def _scan(self, wanted: _Wanted, start: Key | None, limit: int) -> tuple[Columns, Key | None]:
+        """The waiting ones of the next `limit` entries of the index, and where it goes on."""
+        index = self._index()
+        for _ in range(_REBUILDS_MAX):
+            await index.wait_built()
+            due, floor = wanted.due, self._frontier_ms + 1
+            begin: Key = max((due.start_ms, 0, 0), (floor, 0, 0), start or (0, 0, 0))
+            end: Key = (due.end_ms, 0, 0)
+            if begin >= end:
+                return NO_COLUMNS, None
+            rebuilds = index.rebuilds
+            page = await scan(*index.tracker.parts_between(begin, end), begin, end, limit)
+            if index.rebuilds == rebuilds:  # or what was to be read may have been forgotten before it was
+                kept = self._is_waiting(page.entries, wanted.lsn)
+                return page.entries.part(kept), None if page.is_last else page.end
+        raise _not_built()
+
+    async def _read(
+        self, entries: Columns, wanted: _Wanted, bytes_max: int = PAGE_BYTES_MAX
+    ) -> tuple[_Messages, int]:
+        """What matches of the first entries, as many as the bytes allow, and how many these are; at least one."""
+        rows: RowColumn = np.zeros(len(entries), dtype=ROW)
+        frames: list[bytes | None] = [None] * len(entries)
+        # Of large messages rows come first: where a key is wanted, the frames of those without any are not read.
+        first_bytes = min(bytes_max, _UNASKED_BYTES) if wanted.key_prefix else bytes_max
+        await self._read_frames(entries, np.arange(len(entries)), rows, frames, first_bytes)
+        lengths = rows["length"].astype(np.int64)
+        if wanted.key_prefix:
+            lengths[rows["schedule_hash"] == 0] = 0
+        done = max(1, int(lengths.cumsum().searchsorted(bytes_max, "right")))
+        missing = [place for place in np.flatnonzero(lengths[:done]).tolist() if frames[place] is None]
+        if missing:
+            places = np.array(missing, dtype=np.intp)
+            await self._read_frames(entries, places, rows, frames, int(lengths[places].sum()))
+        kept = self._is_waiting(entries.part(slice(0, done)), wanted.lsn)
+        kept &= lengths[:done] > 0
+        if wanted.key_prefix:
+            for place in np.flatnonzero(kept).tolist():
+                frame = frames[place]
+                kept[place] = frame is not None and schedule_key_of(frame).startswith(wanted.key_prefix)
+        places = np.flatnonzero(kept)
+        some = [frame for place in places.tolist() if (frame := frames[place]) is not None]
+        return _Messages(entries.part(places), rows[places], some, int(lengths[:done].sum())), done
+
+    async def _read_frames(
+        self, entries: Columns, places: Array, rows: RowColumn, frames: list[bytes | None], bytes_max: int
+    ) -> None:
+        """Read the rows at some places of `entries`, and their frames as long as there are bytes left."""
+        order = places[np.lexsort((entries.entry_ids[places], entries.ledger_ids[places]))]
+        ledger_ids = entries.ledger_ids[order]
+        begins = np.flatnonzero(np.concatenate(([True], ledger_ids[1:] != ledger_ids[:-1])))
+        for part in np.split(order, begins[1:]):
+            try:
+                _, part_rows, part_frames = await self._log.read(
+                    int(entries.ledger_ids[part[0]]), entries.entry_ids[part], max(bytes_max, 1)
+                )
+            except NotFound:  # the ledger is gone: nothing of it is pending
+                continue
+            rows[part] = part_rows
+            if bytes_max > 0:  # one frame comes in any case, and a thousand ledgers may have large ones
+                for place, frame in zip(part.tolist(), part_frames, strict=False):
+                    frames[place] = frame
+                    bytes_max -= len(frame)
+
+    # -- what must not be awaited between --------------------------------------------------------------------
+
+    @property
+    def _frontier_ms(self) -> int:
+        return self._index().tracker.frontier.deliver_at_ms
+
+    def _is_waiting(self, entries: Columns, lsn: int | None = None) -> Array:
+        """Which entries of the index wait now, and were not moved by a record after `lsn`."""
+        kept: Array = self._log.is_current(entries.ledger_ids, entries.entry_ids, entries.deliver_at_ms)
+        kept &= entries.deliver_at_ms > self._frontier_ms
+        if lsn is not None:
+            for rows, amendments in self._amended(entries):
+                kept[rows] &= amendments.lsns_of(entries.entry_ids[rows]) <= lsn
+        return kept
+
+    def _shown(self, messages: _Messages, state: ScheduledState) -> list[Scheduled]:
+        entries, rows = messages.entries, messages.rows
+        revisions = np.zeros(len(entries), dtype=np.uint32)
+        for at, amendments in self._amended(entries):
+            revisions[at] = amendments.revisions_of(entries.entry_ids[at])
+        columns = (
+            entries.deliver_at_ms.tolist(),
+            entries.ledger_ids.tolist(),
+            entries.entry_ids.tolist(),
+            rows["publish_time_ms"].tolist(),
+            rows["schedule_hash"].tolist(),
+            revisions.tolist(),
+            messages.frames,
+        )
+        return [
+            Scheduled(
+                position=Position(ledger_id, entry_id),
+                schedule_key=schedule_key_of(frame) if schedule_hash else "",
+                deliver_at_ms=time,
+                publish_time_ms=publish_time_ms,
+                state=state,
+                revision=revision,
+                frame=frame,
+            )
+            for time, ledger_id, entry_id, publish_time_ms, schedule_hash, revision, frame in zip(
+                *columns, strict=True
+            )
+        ]
+
+    def _amended(self, entries: Columns) -> Iterator[tuple[Array, Amendments]]:
+        """Of each ledger that has amendments, the rows of its entries."""
+        if not self._log.amendments:
+            return
+        for ledger_id in np.unique(entries.ledger_ids).tolist():
+            amendments = self._log.amendments.get(ledger_id)
+            if amendments is not None:
+                yield np.flatnonzero(entries.ledger_ids == ledger_id), amendments
+
+    # -- around a look ---------------------------------------------------------------------------------------
+
+    async def _caught_up(self) -> None:
+        try:
+            async with asyncio.timeout(_INDEXED_SECONDS_MAX):
+                await self._index().caught_up()
+                await self._index().wait_built()
+        except TimeoutError:
+            raise _not_built() from None
+
+    @contextlib.contextmanager
+    def _keep_files(self) -> Iterator[None]:
+        """Ledgers and snapshots that are there now can be read, dropped or merged meanwhile."""
+        upkeep = self._index().upkeep
+        with self._log.keep_files(), upkeep.keep_files() if upkeep is not None else contextlib.nullcontext():
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which messages are looked for."""
+
+    due: DueRange
+    key_prefix: str
+    lsn: int | None = None
+    """What a record after this one moved is left out; None: it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    """What was read of some entries, aligned, in due order."""
+
+    entries: Columns
+    rows: RowColumn
+    frames: Sequence[bytes]
+    read_bytes: int = 0
+    """Of frames, also of those that did not match."""
+
+    def at(self, places: slice | Array) -> _Messages:
+        frames = self.frames[places] if isinstance(places, slice) else list(compress(self.frames, places))
+        return _Messages(self.entries.part(places), self.rows[places], frames, self.read_bytes)
+
+
+def _not_built() -> Unavailable:
+    return Unavailable("The index of the topic is being built: try again", reason="INDEX_NOT_BUILT")

@@ -1,0 +1,155 @@
+"""The delayed index of one topic: made when the topic starts, said in its manifest, told of what changes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from broker.delayed.bucket_storage import BucketSnapshotStorage
+from broker.delayed.bucket_tracker import BucketTracker
+from broker.delayed.bucket_upkeep import BucketUpkeep, NoteIndex, Spawn
+from broker.delayed.bucket_values import BucketImage
+from broker.delayed.index_pump import IndexPump
+from broker.delayed.memory_tracker import MemoryTracker
+from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier
+from broker.model import START, Int64Column, UInt32Column
+from broker.runtime.clock import Clock
+from broker.storage.changes import Changed
+from broker.storage.log import TopicLog
+from broker.storage.manifest import TopicImage
+from broker.storage.policy import TRACKER_MEMORY, TopicPolicy
+from broker.topics.policies import bucket_policy
+
+
+@dataclass(frozen=True, slots=True)
+class IndexServices:
+    """What the indexes of all topics share."""
+
+    clock: Clock
+    clock_recheck_ms: int
+    due_entries: int
+    spawn: Spawn
+    bucket_storage: Callable[[int], BucketSnapshotStorage]  # (topic_id)
+    executor: Executor
+    note: NoteIndex
+
+
+class TopicIndex:
+    """See the module's description. Before `start` it is what the manifest says."""
+
+    def __init__(self, image: TopicImage, log: TopicLog, services: IndexServices) -> None:
+        self.pump: IndexPump | None = None
+        self._topic_id = image.topic_id
+        self._log = log
+        self._services = services
+        self._found = BucketImage(
+            bucket_ids=image.bucket_ids,
+            indexed_through=image.indexed_through,
+            index_lsn=image.index_lsn,
+            frontier_ms=image.frontier_ms,
+            next_bucket_id=image.next_bucket_id,
+            deleted_ids=(),
+        )
+
+    def start(
+        self,
+        policy: TopicPolicy,
+        *,
+        on_due: Callable[[DueChunk], None],
+        on_rebuild: Callable[[], None],
+        prepare_folders: Callable[[], Awaitable[None]],
+        changed: Callable[[], None],
+    ) -> IndexPump:
+        """Begin, after recovery; the caller runs the pump."""
+        services = self._services
+        frontier = Frontier(max(services.clock.now_ms(), self._found.frontier_ms), *ENTRY_AFTER_ALL)
+        tracker: DelayedDeliveryTracker
+        upkeep: BucketUpkeep | None = None
+        if policy.tracker == TRACKER_MEMORY:
+            tracker = MemoryTracker(self._read_times, frontier, tick_ms=policy.tick_ms or 1)
+        else:
+            storage = services.bucket_storage(self._topic_id)
+            tracker = BucketTracker(
+                storage,
+                frontier,
+                topic_id=self._topic_id,
+                executor=services.executor,
+                amendments_of=self._log.amendments_of,
+                policy=bucket_policy(policy),
+            )
+            upkeep = BucketUpkeep(
+                tracker,
+                storage,
+                self._found,
+                spawn=services.spawn,
+                prepare_folders=prepare_folders,
+                changed=changed,
+                clock=services.clock,
+                note=services.note,
+            )
+        self.pump = IndexPump(
+            self._log,
+            tracker,
+            clock=services.clock,
+            clock_recheck_ms=services.clock_recheck_ms,
+            due_entries=services.due_entries,
+            on_due=on_due,
+            on_rebuild=on_rebuild,
+            upkeep=upkeep,
+        )
+        return self.pump
+
+    def stop(self) -> None:
+        if self.pump is not None and self.pump.upkeep is not None:
+            self.pump.upkeep.stop()
+
+    def set_policy(self, policy: TopicPolicy) -> None:
+        """Other limits of buckets count from the next seal, merge or cut on."""
+        if self.pump is not None and self.pump.upkeep is not None:
+            self.pump.upkeep.set_policy(bucket_policy(policy))
+
+    def changed(self, ledgers: dict[int, Changed], lsn: int) -> None:
+        """Entries were cancelled or moved."""
+        if self.pump is not None:
+            for ledger_id, changed in ledgers.items():
+                if self._log.entry_count(ledger_id) is not None:
+                    self.pump.changed(ledger_id, changed, lsn)
+
+    def dropped(self, ledger_ids: Iterable[int], came_due_ms: int) -> bool:
+        """Ledgers are gone, whose entries came due by a time, as the clock once said. Whether the index held any.
+
+        Before the start, the index begins after that time: what came due while the broker was down, or was due before
+        and perhaps not in the index, is delivered by position.
+        """
+        if self.pump is not None:
+            return self.pump.discard_ledgers(ledger_ids)
+        self._found = replace(self._found, frontier_ms=max(self._found.frontier_ms, came_due_ms))
+        return False
+
+    def image(self) -> BucketImage:
+        """What the manifest says of the index. A memory tracker leaves nothing but its frontier."""
+        if self.pump is None:
+            return self._found
+        if self.pump.upkeep is not None:
+            return self.pump.upkeep.image()
+        return BucketImage(
+            bucket_ids=(),
+            indexed_through=START,
+            index_lsn=0,
+            frontier_ms=self.pump.tracker.frontier.deliver_at_ms,
+            next_bucket_id=self._found.next_bucket_id,
+            deleted_ids=(),
+        )
+
+    async def image_durable(self, image: BucketImage) -> None:
+        """A manifest with this image is durable: files that it does not name can go."""
+        if self.pump is not None and self.pump.upkeep is not None:
+            await self.pump.upkeep.remove_deleted(image)
+
+    async def _read_times(self, ledger_id: int, entry_ids: UInt32Column) -> Int64Column:
+        if self._log.entry_count(ledger_id) is None:
+            return np.zeros(len(entry_ids), dtype=np.int64)  # gone: of no time
+        return await self._log.times_of(ledger_id, entry_ids)

@@ -1,0 +1,230 @@
+"""The schedule keys of one topic: who holds a key now.
+
+A message whose time has not come holds its key. The lookup says where to look (`KeyUpkeep` keeps it up with the
+log); here its answers are confirmed by reading the messages, and weighed by what is applied.
+
+A topic without schedule keys has no lookup, and pays with a look at the hashes of each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from broker.delayed.schedule_keys import KeyImage, KeyStats
+from broker.errors import PostdateError
+from broker.model import CANCELLED_MS, Entries, Int64Column, Position, UInt32Column, UInt64Column
+from broker.storage import schedule_hash
+from broker.storage.changes import Changed
+from broker.storage.key_filter import BoolColumn
+from broker.storage.manifest import TopicImage
+from broker.storage.records import Produced
+from broker.storage.varint import encode_varint
+from broker.topics.key_upkeep import KeyedTopic, KeyServices, KeyUpkeep
+from broker.topics.schedule_frames import schedule_key_of
+
+_READ_FRAME_BYTES = 8 << 20
+_KEY_TAG = b"\x32"  # of Message.schedule_key
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holders:
+    """Entries of one ledger that were stored with some keys, and their effective times when they were read."""
+
+    ledger_id: int
+    entry_ids: UInt32Column  # rising
+    times: Int64Column
+    places: Sequence[int]  # of the key of each
+
+
+class TopicKeys:
+    """See the module's description. Small: idle topics have nothing behind it."""
+
+    __slots__ = ("_is_running", "_live", "_services", "_topic")
+
+    def __init__(self, topic: KeyedTopic, services: KeyServices, image: TopicImage) -> None:
+        """The topic's log is as the manifest says."""
+        self._topic = topic
+        self._services = services
+        self._live: KeyUpkeep | None = None
+        if image.keys_through is not None:
+            found = KeyImage(image.key_run_ids, image.next_key_run_id, image.keys_through)
+            self._live = KeyUpkeep(topic, services, found)
+        self._is_running = False
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any message was stored with a schedule key, or is about to be."""
+        return self._live is not None
+
+    # -- what the log does: called by `apply`, live and in recovery -------------------------------------------
+
+    def applied(self, record: Produced) -> None:
+        """A batch is in the log."""
+        hashes = record.rows["schedule_hash"]
+        live = self._live
+        if live is None:
+            if not hashes.any():  # nearly always so
+                return
+            live = self._begin(Position(record.ledger_id, record.first_entry_id))
+        live.applied(record, hashes)
+
+    def replaced(self, produced: Produced, cancelled: Entries) -> None:
+        """Entries gave way to messages with their keys."""
+        if self._live is not None:
+            self._live.keys.discard_among(np.unique(produced.rows["schedule_hash"]), cancelled)
+
+    def moved(self, ledgers: dict[int, Changed]) -> None:
+        """Entries have another time, which is in the amendments already."""
+        if self._live is not None:
+            self._live.moved(ledgers)
+
+    def dropped(self) -> None:
+        """Ledgers are gone."""
+        if self._live is not None:
+            self._live.dropped()
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The log is whole: read what is missing. Called once."""
+        self._is_running = True
+        if self._live is not None:
+            self._live.start()
+
+    def stop(self) -> None:
+        self._is_running = False
+        if self._live is not None:
+            self._live.stop()
+
+    def image(self) -> KeyImage:
+        """What the next manifest says, if the keys are used."""
+        return KeyImage() if self._live is None else self._live.keys.image()
+
+    async def remove_deleted(self, image: KeyImage) -> None:
+        """A manifest with this image is durable: remove the files that it did not name."""
+        if self._live is not None:
+            await self._live.keys.remove_deleted(image)
+
+    def stats(self) -> KeyStats:
+        return KeyStats(0, 0, 0, 0) if self._live is None else self._live.keys.stats()
+
+    # -- looks -----------------------------------------------------------------------------------------------
+
+    async def find(self, keys: Sequence[str]) -> list[Position | None]:
+        """For each key the newest message that holds it; if none does, the newest one with it that is due, if it
+        is known and was not cancelled."""
+        names = [key.encode() for key in keys]
+        distinct = list(dict.fromkeys(names))
+        holders = await self.holders(distinct, schedule_hash.hash_keys(distinct)) if distinct else []
+        waiting: dict[bytes, Position] = {}
+        due: dict[bytes, Position] = {}
+        for each in holders:  # in the order of the log
+            states = zip(each.entry_ids.tolist(), each.places, self.times_now(each).tolist(), strict=True)
+            for entry_id, place, time_ms in states:
+                if 0 < time_ms < CANCELLED_MS:
+                    found = waiting if time_ms > self._topic.frontier_ms else due
+                    found[distinct[place]] = Position(each.ledger_id, entry_id)
+        return [waiting.get(name) or due.get(name) for name in names]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `maybe` can be asked; see K1."""
+        return self._used.is_ready
+
+    @property
+    def version(self) -> int:
+        """Another one: who held a key when it was looked at is perhaps not all who do."""
+        return self._used.version
+
+    async def wait_ready(self) -> None:
+        """Raises Unavailable if the rows cannot be read."""
+        await self._used.wait_ready()
+
+    def maybe(self, hashes: UInt64Column) -> BoolColumn:
+        """For each hash whether an entry may have it; while `is_ready`."""
+        return self._used.keys.maybe(hashes)
+
+    async def holders(self, keys: Sequence[bytes], hashes: UInt64Column) -> list[Holders]:
+        """Every entry that holds one of some distinct keys, and perhaps some that are due, cancelled or gone.
+
+        In the order of the log; of one moment between the call and its return. Raises Corrupt, Unavailable.
+        """
+        self._services.counters.schedule_key_lookups += len(keys)
+        places: dict[int, list[int]] = {}
+        for place, value in enumerate(hashes.tolist()):
+            places.setdefault(value, []).append(place)
+        found = await self._used.find(hashes)
+        ledgers: dict[int, list[tuple[int, list[int]]]] = {}
+        for value, positions in found.items():
+            for position in positions:
+                ledgers.setdefault(position.ledger_id, []).append((position.entry_id, places[value]))
+        holders = []
+        for ledger_id in sorted(ledgers):
+            holders += await self._confirmed(ledger_id, sorted(ledgers[ledger_id]), keys)
+        return holders
+
+    def times_now(self, holders: Holders) -> Int64Column:
+        """The effective times as of now; CANCELLED_MS of what was cancelled or is gone. Reads nothing."""
+        if self._topic.log.entry_count(holders.ledger_id) is None:
+            return np.full(len(holders.entry_ids), CANCELLED_MS, dtype=np.int64)
+        return self._topic.log.effective_now(holders.ledger_id, holders.entry_ids, holders.times)
+
+    async def _confirmed(
+        self, ledger_id: int, candidates: Sequence[tuple[int, list[int]]], keys: Sequence[bytes]
+    ) -> list[Holders]:
+        """The candidates of one ledger (rising ids, each with the places of keys it may have) that have one."""
+        entry_ids = np.array([entry_id for entry_id, _ in candidates], dtype=np.uint32)
+        held: list[tuple[int, int, int]] = []
+        at = 0
+        while at < len(entry_ids):
+            read = await self._topic_read(ledger_id, entry_ids[at:])
+            if read is None:
+                return []
+            times, frames = read
+            for offset, frame in enumerate(frames):
+                entry_id, places = candidates[at + offset]
+                place = next((place for place in places if _has_key(frame, keys[place])), None)
+                if place is not None:
+                    held.append((entry_id, int(times[offset]), place))
+            at += len(frames)
+        if not held:
+            return []
+        ids, row_times, found = zip(*held, strict=True)
+        columns = np.array(ids, dtype=np.uint32), np.array(row_times, dtype=np.int64)
+        return [Holders(ledger_id, *columns, found)]
+
+    async def _topic_read(
+        self, ledger_id: int, entry_ids: UInt32Column
+    ) -> tuple[Int64Column, list[bytes]] | None:
+        """Times and as many frames as fit; None: the ledger is gone."""
+        topic_log = self._topic.log
+        if topic_log.entry_count(ledger_id) is None:
+            return None
+        try:
+            times, _, frames = await topic_log.read(ledger_id, entry_ids, _READ_FRAME_BYTES)
+        except (OSError, PostdateError):
+            if topic_log.entry_count(ledger_id) is None:
+                return None
+            raise
+        return times, frames
+
+    @property
+    def _used(self) -> KeyUpkeep:
+        return self._live if self._live is not None else self._begin(self._topic.log.end)
+
+    def _begin(self, position: Position) -> KeyUpkeep:
+        """The first row with a key comes at or after a position."""
+        live = self._live = KeyUpkeep(self._topic, self._services, KeyImage(keys_through=position))
+        if self._is_running:
+            live.start()
+        return live
+
+
+def _has_key(frame: bytes, key: bytes) -> bool:
+    """Whether a message was stored with this very key."""
+    field = b"".join((_KEY_TAG, encode_varint(len(key)), key))
+    # In nearly every other message these bytes are nowhere.
+    return field in frame and schedule_key_of(frame).encode() == key

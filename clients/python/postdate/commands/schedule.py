@@ -1,0 +1,414 @@
+"""`postdate schedule`: what is pending, to see, cancel and move."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import click
+
+import postdate
+from postdate.commands.histogram import histogram
+from postdate.commands.output import (
+    emit_lines,
+    emit_one,
+    emit_rows,
+    payload_fields,
+    progress_bar,
+    table_width,
+)
+from postdate.commands.settings import (
+    EXIT_FAILED,
+    EXIT_NOT_FOUND,
+    EXIT_PARTLY,
+    CommandFailed,
+    Group,
+    Settings,
+    run,
+)
+from postdate.commands.values import (
+    DURATION,
+    MESSAGE_ID,
+    SHIFT,
+    TIME,
+    WHEN,
+    counted,
+    local_time,
+    local_zone,
+    show_duration,
+)
+
+_LIMIT = 100
+_SHOWN_FAILURES = 20
+_NARROW_COLUMNS = ["due", "in", "id", "schedule_key"]
+_WIDE = 100  # from so many columns of the terminal on, all are shown
+_COLUMNS = ["due", "in", "id", "schedule_key", "key", "bytes"]
+
+Change = Callable[..., Awaitable[Any]]
+
+_IDS = click.argument("ids", nargs=-1, type=MESSAGE_ID, metavar="[ID]...")
+_KEYS = click.option(
+    "--schedule-key", "-k", "keys", multiple=True, help="The message with this schedule key. Repeatable."
+)
+_FROM = click.option(
+    "--from", "start", type=WHEN, metavar="WHEN", help="Due at this time or later: 15m (from now), or a time."
+)
+_UNTIL = click.option(
+    "--until", "end", type=WHEN, metavar="WHEN", help="Due before this time: 15m (from now), or a time."
+)
+_PREFIX = click.option("--key-prefix", "prefix", default="", help="With a schedule key that begins so.")
+_ALL = click.option("--all", "every", is_flag=True, help="All that are waiting.")
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; say what would come of it.")
+_YES = click.option("--yes", is_flag=True, help="With --from, --until, --key-prefix or --all: really.")
+
+
+@click.group(cls=Group)
+def schedule() -> None:
+    """See, count, cancel and move pending messages."""
+
+
+schedule.add_command(histogram)
+
+
+@schedule.command("list")
+@click.argument("topic")
+@_FROM
+@_UNTIL
+@_PREFIX
+@click.option("--limit", type=click.IntRange(1), default=_LIMIT, show_default=True, help="Show so many.")
+@click.option("--all", "every", is_flag=True, help="Show all, however many.")
+@click.option("--payload", is_flag=True, help="Show what is in them too.")
+@click.pass_obj
+def list_scheduled(
+    settings: Settings,
+    topic: str,
+    start: datetime | None,
+    end: datetime | None,
+    prefix: str,
+    limit: int,
+    every: bool,
+    payload: bool,
+) -> None:
+    """List the messages of TOPIC that wait, soonest first."""
+
+    async def work() -> None:
+        rows: list[dict[str, Any]] = []
+        shown = 0
+        has_more = False
+        now = datetime.now(UTC)
+        async with settings.client() as client:
+            found = client.schedule.list(
+                topic,
+                start=start,
+                end=end,
+                key_prefix=prefix,
+                limit=None if every else limit + 1,
+                payloads=payload,
+            )
+            async for message in found:
+                if shown == limit and not every:
+                    has_more = True
+                    break
+                shown += 1
+                if settings.output == "jsonl":
+                    emit_lines([_record(message)])
+                elif settings.output == "json":
+                    rows.append(_record(message))
+                else:
+                    rows.append(_row(message, now))
+        if settings.output != "jsonl":
+            columns = _COLUMNS if table_width() >= _WIDE else _NARROW_COLUMNS
+            columns = [*columns, "payload"] if payload else columns
+            emit_rows(settings, rows, columns, f"{topic}, times in {local_zone(now)}", {"due", "in", "id"})
+        if has_more:
+            click.echo(f"the first {limit:,}; --limit N or --all shows more", err=True)
+
+    run(work())
+
+
+@schedule.command("get")
+@click.argument("topic")
+@click.argument("id", required=False, type=MESSAGE_ID)
+@click.option("--schedule-key", "-k", "key", default="", help="The message with this schedule key.")
+@click.option("--payload", is_flag=True, help="Show what is in it too.")
+@click.pass_obj
+def get_scheduled(
+    settings: Settings, topic: str, id: postdate.MessageId | None, key: str, payload: bool
+) -> None:
+    """Show one pending message of TOPIC, by ID or by --schedule-key."""
+    if (id is None) == (not key):
+        raise click.UsageError("give an ID or --schedule-key, one of the two")
+
+    async def work() -> None:
+        async with settings.client() as client:
+            message = await client.schedule.get(topic, id, schedule_key=key, payload=payload)
+        fields = _record(message)
+        if settings.output == "table":
+            now = datetime.now(UTC)
+            fields |= {
+                "deliver_at": f"{_local(message.deliver_at)}, {_until(message.deliver_at, now)}",
+                "publish_time": _local(message.publish_time),
+            }
+        emit_one(settings, fields)
+
+    run(work())
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Which messages a command is about: named ones, or those that match."""
+
+    topic: str
+    ids: tuple[postdate.MessageId, ...]
+    keys: tuple[str, ...]
+    start: datetime | None
+    end: datetime | None
+    prefix: str
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> _Chosen:
+        has_filter = bool(options["start"] or options["end"] or options["prefix"])
+        every = options.pop("every")
+        kinds = bool(options["ids"]) + bool(options["keys"]) + (has_filter or every)
+        if kinds != 1:
+            raise click.UsageError(
+                "say which: IDs; or --schedule-key; or --from, --until, --key-prefix; or --all"
+            )
+        if has_filter and every:
+            raise click.UsageError("--all goes without --from, --until and --key-prefix")
+        return cls(**options)
+
+    @property
+    def is_named(self) -> bool:
+        return bool(self.ids or self.keys)
+
+    @property
+    def only(self) -> dict[str, Any] | None:
+        """The one message that is named, as the SDK wants it; None if there are several."""
+        if len(self.ids) + len(self.keys) != 1:
+            return None
+        return {"id": self.ids[0]} if self.ids else {"schedule_key": self.keys[0]}
+
+    @property
+    def named(self) -> dict[str, Any]:
+        return {"ids": self.ids, "schedule_keys": self.keys}
+
+    @property
+    def matching(self) -> dict[str, Any]:
+        return {"start": self.start, "end": self.end, "key_prefix": self.prefix}
+
+
+def _choice(command: Callable[..., None]) -> Callable[..., None]:
+    """The arguments and options that say which messages."""
+    for option in reversed(
+        (click.argument("topic"), _IDS, _KEYS, _FROM, _UNTIL, _PREFIX, _ALL, _DRY_RUN, _YES)
+    ):
+        command = option(command)
+    return command
+
+
+@schedule.command("cancel")
+@_choice
+@click.pass_obj
+def cancel(settings: Settings, /, dry_run: bool, yes: bool, **options: Any) -> None:
+    """Cancel pending messages of TOPIC: no consumer gets them."""
+    _change(settings, _Chosen.of(options), "cancel", "cancelled", {}, dry_run, yes)
+
+
+@schedule.command("move")
+@_choice
+@click.option("--to", "deliver_at", type=TIME, metavar="TIME", help="To this time.")
+@click.option("--in", "deliver_after", type=DURATION, metavar="DURATION", help="To so long from now.")
+@click.option(
+    "--by",
+    "shift",
+    type=SHIFT,
+    metavar="DURATION",
+    help="By so much later; with a minus earlier: -10m.",
+)
+@click.pass_obj
+def move(
+    settings: Settings,
+    /,
+    deliver_at: datetime | None,
+    deliver_after: timedelta | None,
+    shift: timedelta | None,
+    dry_run: bool,
+    yes: bool,
+    **options: Any,
+) -> None:
+    """Give pending messages of TOPIC another time."""
+    times = {"deliver_at": deliver_at, "deliver_after": deliver_after, "shift": shift}
+    if sum(each is not None for each in times.values()) != 1:
+        raise click.UsageError("say when: --to, --in or --by, one of them")
+    _change(settings, _Chosen.of(options), "move", "moved", times, dry_run, yes)
+
+
+@schedule.command("send-now")
+@_choice
+@click.pass_obj
+def send_now(settings: Settings, /, dry_run: bool, yes: bool, **options: Any) -> None:
+    """Deliver pending messages of TOPIC at once."""
+    _change(settings, _Chosen.of(options), "move", "sent", {"deliver_after": timedelta(0)}, dry_run, yes)
+
+
+def _change(
+    settings: Settings,
+    chosen: _Chosen,
+    verb: str,
+    done: str,
+    times: dict[str, Any],
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Run one of the changes, and say what became of the messages."""
+
+    async def work() -> None:
+        async with settings.client() as client:
+            if (only := chosen.only) is not None:
+                call = getattr(client.schedule, verb)
+                _report_one(
+                    settings, done, await call(chosen.topic, **only, **times, dry_run=dry_run), dry_run
+                )
+            elif chosen.is_named:
+                call = getattr(client.schedule, f"{verb}_many")
+                total = len(chosen.ids) + len(chosen.keys)
+                await _follow(
+                    settings, done, total, call, chosen.topic, **chosen.named, **times, dry_run=dry_run
+                )
+            else:
+                matched = await client.schedule.count_matching(chosen.topic, **chosen.matching)
+                if dry_run or not yes or not matched:
+                    _announce(settings, done, matched, asked=dry_run or yes)
+                    return
+                click.echo(f"matched: {counted(matched, 'message')}", err=True)
+                call = getattr(client.schedule, f"{verb}_matching")
+                await _follow(settings, done, matched, call, chosen.topic, **chosen.matching, **times)
+
+    run(work())
+
+
+def _announce(settings: Settings, done: str, matched: int, *, asked: bool) -> None:
+    """What a change by filter would be about."""
+    emit_one(settings, {"matched": matched, done: 0})
+    if matched and not asked:
+        click.echo(f"nothing was {done}; add --yes to go on", err=True)
+
+
+async def _follow(
+    settings: Settings, done: str, total: int, call: Change, *args: Any, **options: Any
+) -> None:
+    """Await a bulk change and report it; the bar shows how many messages were dealt with."""
+    with progress_bar(settings) as progress:
+        bar = progress.add_task(done, total=total)
+
+        def advance(seen: int, total: int) -> None:
+            progress.update(bar, completed=seen, total=total)
+
+        try:
+            change = await call(*args, **options, progress=advance)
+        except postdate.PartlyChanged as error:
+            progress.stop()
+            _emit_change(settings, done, error.change)
+            raise CommandFailed(error.message, EXIT_PARTLY) from error
+    _emit_change(settings, done, change)
+    _judge(done, change, options.get("dry_run", False))
+
+
+def _emit_change(settings: Settings, done: str, change: postdate.ScheduleChange) -> None:
+    fields: dict[str, Any] = {"matched": change.matched, done: change.done}
+    for result, count in change.counts.items():
+        if result is not postdate.ChangeResult.DONE:
+            fields[result.name.lower()] = count
+    if settings.output != "table":
+        emit_one(settings, fields | {"not_done": [_outcome(each) for each in change.not_done]})
+        return
+    emit_one(settings, fields)
+    if change.not_done:
+        rows = [_outcome(each) for each in change.not_done[:_SHOWN_FAILURES]]
+        emit_rows(settings, rows, ["id", "schedule_key", "result", "delivered_to"], whole={"id", "result"})
+        if (more := len(change.not_done) - len(rows)) > 0:
+            click.echo(f"and {more:,} more; -o json shows all", err=True)
+
+
+def _judge(done: str, change: postdate.ScheduleChange, dry_run: bool) -> None:
+    """Fail if not all is as it was asked for. What was cancelled before is as a cancel wants it."""
+    fine = change.done + (
+        change.counts.get(postdate.ChangeResult.ALREADY_CANCELLED, 0) if done == "cancelled" else 0
+    )
+    failed = sum(change.counts.values()) - fine
+    if not failed:
+        return
+    would = "would not be" if dry_run else "were not"
+    message = f"{failed:,} of {sum(change.counts.values()):,} {would} {done}"
+    if fine:
+        raise CommandFailed(message, EXIT_PARTLY)
+    only_unknown = change.counts.get(postdate.ChangeResult.NOT_FOUND, 0) == failed
+    raise CommandFailed(message, EXIT_NOT_FOUND if only_unknown else EXIT_FAILED)
+
+
+def _report_one(settings: Settings, done: str, outcome: postdate.ChangeOutcome, dry_run: bool) -> None:
+    fields = _outcome(outcome)
+    if settings.output == "table" and outcome.deliver_at is not None:
+        fields["deliver_at"] = _local(outcome.deliver_at)
+    emit_one(settings, fields)
+    fine = {postdate.ChangeResult.DONE}
+    if done == "cancelled":
+        fine.add(postdate.ChangeResult.ALREADY_CANCELLED)
+    if outcome.result in fine:
+        return
+    would = "would not be" if dry_run else "was not"
+    is_unknown = outcome.result is postdate.ChangeResult.NOT_FOUND
+    raise CommandFailed(
+        f"it {would} {done}: {outcome.result.name}", EXIT_NOT_FOUND if is_unknown else EXIT_FAILED
+    )
+
+
+def _outcome(outcome: postdate.ChangeOutcome) -> dict[str, Any]:
+    return {
+        "id": None if outcome.id is None else str(outcome.id),
+        "schedule_key": outcome.schedule_key,
+        "result": outcome.result.name,
+        "deliver_at": None if outcome.deliver_at is None else outcome.deliver_at.isoformat(),
+        "delivered_to": list(outcome.delivered_to),
+    }
+
+
+def _record(message: postdate.ScheduledMessage) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "id": str(message.id),
+        "schedule_key": message.schedule_key,
+        "deliver_at": message.deliver_at.isoformat(),
+        "state": message.state.name,
+        "publish_time": message.publish_time.isoformat(),
+        "revision": message.revision,
+        "size_bytes": message.size_bytes,
+        "key": message.key,
+        "properties": dict(message.properties),
+        "ttl_ms": None if message.ttl is None else round(message.ttl / timedelta(milliseconds=1)),
+        "event_time": None if message.event_time is None else message.event_time.isoformat(),
+        "traceparent": message.traceparent,
+    }
+    return fields if message.payload is None else fields | payload_fields(message.payload)
+
+
+def _row(message: postdate.ScheduledMessage, now: datetime) -> dict[str, Any]:
+    row = {
+        "due": local_time(message.deliver_at),
+        "in": show_duration(max(message.deliver_at - now, timedelta(0))),
+        "id": str(message.id),
+        "schedule_key": message.schedule_key,
+        "key": message.key,
+        "bytes": message.size_bytes,
+    }
+    return row if message.payload is None else row | {"payload": message.payload.decode(errors="replace")}
+
+
+def _local(moment: datetime) -> str:
+    return f"{local_time(moment)} {local_zone(moment)}"
+
+
+def _until(moment: datetime, now: datetime) -> str:
+    return f"in {show_duration(moment - now)}" if moment > now else f"{show_duration(now - moment)} ago"

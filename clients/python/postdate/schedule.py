@@ -1,0 +1,397 @@
+"""What is pending: to see, to count, to cancel, to move."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from copy import deepcopy
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from postdate._rpc import Rpc
+from postdate._settlement import entry_sets
+from postdate._time import duration_ms, epoch_ms, moment, shift_ms
+from postdate.errors import InvalidRequest, PartlyChanged, PostdateError
+from postdate.model import MessageId
+from postdate.scheduled import (
+    ChangeOutcome,
+    ChangeResult,
+    ScheduleChange,
+    ScheduledBar,
+    ScheduledCounts,
+    ScheduledMessage,
+    change_outcome,
+    scheduled_message,
+)
+from postdate.v1 import message_pb2, schedule_pb2
+
+NAMES_MAX = 5_000  # ids or keys in a call, and messages in a page of changes; the broker's default
+_PAGE_SIZE = 1_000
+_FULL_PAGE_SIZE = 100  # payloads may be large; the broker ends a page before it is too large all the same
+_IN_FLIGHT = 4
+_CHANGE_S = 120.0  # how long a call about thousands may take, beyond what any call may
+
+Progress = Callable[[int, int], None]
+"""Told how many messages were dealt with so far, and how many there are in all."""
+ChangeRequest = schedule_pb2.CancelScheduledRequest | schedule_pb2.RescheduleRequest
+
+
+class Schedule:
+    """`client.schedule`."""
+
+    def __init__(self, rpc: Rpc) -> None:
+        self._rpc = rpc
+
+    # -- see -------------------------------------------------------------------------------------------------
+
+    async def get(
+        self, topic: str, id: MessageId | None = None, *, schedule_key: str = "", payload: bool = False
+    ) -> ScheduledMessage:
+        """One pending message, by id or by schedule_key; `NotFound` if it is not pending."""
+        _check_one(id, schedule_key)
+        request = schedule_pb2.GetScheduledRequest(topic=topic, view=_view(payload))
+        if id is not None:
+            request.id.ledger_id, request.id.entry_id = id
+        else:
+            request.schedule_key = schedule_key
+        response = await self._rpc.call(self._rpc.schedule.GetScheduled, request)
+        return scheduled_message(response.scheduled, payload)
+
+    async def list(
+        self,
+        topic: str,
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        key_prefix: str = "",
+        limit: int | None = None,
+        payloads: bool = False,
+    ) -> AsyncIterator[ScheduledMessage]:
+        """Messages due from `start` on and before `end`, soonest first, page by page as the iteration goes on.
+
+        Only those whose time has not come; with `key_prefix`, only those whose schedule_key begins so.
+        """
+        request = schedule_pb2.ListScheduledRequest(
+            topic=topic, due=_due(start, end), key_prefix=key_prefix, view=_view(payloads)
+        )
+        most = _FULL_PAGE_SIZE if payloads else _PAGE_SIZE
+        left = limit
+        while left is None or left > 0:
+            request.page_size = most if left is None else min(most, left)
+            response = await self._rpc.call(self._rpc.schedule.ListScheduled, request)
+            for scheduled in response.scheduled:
+                yield scheduled_message(scheduled, payloads)
+            if left is not None:
+                left -= len(response.scheduled)
+            if not response.next_page_token:
+                return
+            request.page_token = response.next_page_token
+
+    async def count(
+        self,
+        *topics: str,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        width: timedelta | None = None,
+    ) -> ScheduledCounts:
+        """How many messages of these topics are due from `start` on and before `end`, in bars of `width`.
+
+        No message is read, however many there are. Without `width` there is one bar. Bars begin at `start`.
+        """
+        request = schedule_pb2.CountScheduledRequest(
+            topics=topics, due=_due(start, end), width_ms=0 if width is None else _width_ms(width)
+        )
+        response = await self._rpc.call(self._rpc.schedule.CountScheduled, request)
+        bars = (ScheduledBar(moment(bar.start_ms), bar.messages, bar.bytes) for bar in response.buckets)
+        return ScheduledCounts(tuple(bars), response.before, response.after, response.exact)
+
+    async def count_matching(
+        self,
+        topic: str,
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        key_prefix: str = "",
+    ) -> int:
+        """How many messages `cancel_matching` or `move_matching` would change now, exactly. Nothing changes."""
+        request = schedule_pb2.CancelScheduledRequest(topic=topic, dry_run=True, page_size=1)
+        request.selector.filter.CopyFrom(_filter(start, end, key_prefix))
+        return int((await self._call(request)).matched)
+
+    # -- cancel ----------------------------------------------------------------------------------------------
+
+    async def cancel(
+        self, topic: str, id: MessageId | None = None, *, schedule_key: str = "", dry_run: bool = False
+    ) -> ChangeOutcome:
+        """Cancel one pending message: after DONE no consumer gets it, and its schedule_key is free."""
+        request = schedule_pb2.CancelScheduledRequest(topic=topic, dry_run=dry_run)
+        return await self._one(request, id, schedule_key)
+
+    async def cancel_many(
+        self,
+        topic: str,
+        ids: Iterable[MessageId] = (),
+        *,
+        schedule_keys: Iterable[str] = (),
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> ScheduleChange:
+        """Cancel these, in calls of 5,000, several at a time. `PartlyChanged` if some calls failed."""
+        request = schedule_pb2.CancelScheduledRequest(topic=topic, dry_run=dry_run)
+        return await self._many(request, ids, schedule_keys, progress)
+
+    async def cancel_matching(
+        self,
+        topic: str,
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        key_prefix: str = "",
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> ScheduleChange:
+        """Cancel all that are due from `start` on and before `end`, and whose schedule_key begins with `key_prefix`.
+
+        Without any of the three: all that are waiting. `PartlyChanged` if a call failed after others were answered.
+        """
+        request = schedule_pb2.CancelScheduledRequest(topic=topic, dry_run=dry_run)
+        return await self._matching(request, start, end, key_prefix, progress)
+
+    # -- move ------------------------------------------------------------------------------------------------
+
+    async def move(
+        self,
+        topic: str,
+        id: MessageId | None = None,
+        *,
+        schedule_key: str = "",
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | None = None,
+        shift: timedelta | None = None,
+        dry_run: bool = False,
+    ) -> ChangeOutcome:
+        """Give one pending message another time: absolute, counted from now, or shifted. It keeps its id."""
+        request = _move(topic, deliver_at, deliver_after, shift, dry_run)
+        return await self._one(request, id, schedule_key)
+
+    async def send_now(
+        self, topic: str, id: MessageId | None = None, *, schedule_key: str = ""
+    ) -> ChangeOutcome:
+        """Have one pending message delivered at once."""
+        return await self.move(topic, id, schedule_key=schedule_key, deliver_after=timedelta(0))
+
+    async def move_many(
+        self,
+        topic: str,
+        ids: Iterable[MessageId] = (),
+        *,
+        schedule_keys: Iterable[str] = (),
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | None = None,
+        shift: timedelta | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> ScheduleChange:
+        """Move these, in calls of 5,000, several at a time. `PartlyChanged` if some calls failed."""
+        request = _move(topic, deliver_at, deliver_after, shift, dry_run)
+        return await self._many(request, ids, schedule_keys, progress)
+
+    async def move_matching(
+        self,
+        topic: str,
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        key_prefix: str = "",
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | None = None,
+        shift: timedelta | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> ScheduleChange:
+        """Move all that `cancel_matching` would cancel, each once, also where its new time matches again."""
+        request = _move(topic, deliver_at, deliver_after, shift, dry_run)
+        return await self._matching(request, start, end, key_prefix, progress)
+
+    # -- calls -----------------------------------------------------------------------------------------------
+
+    async def _one(self, request: ChangeRequest, id: MessageId | None, schedule_key: str) -> ChangeOutcome:
+        _check_one(id, schedule_key)
+        _name(request, [schedule_key] if id is None else [id])
+        return change_outcome((await self._call(request)).outcomes[0])
+
+    async def _many(
+        self,
+        request: ChangeRequest,
+        ids: Iterable[MessageId],
+        schedule_keys: Iterable[str],
+        progress: Progress | None,
+    ) -> ScheduleChange:
+        # Of a name that comes twice, the calls could not know: a shift would be made twice.
+        names: list[Any] = list(dict.fromkeys(ids))
+        keys = list(dict.fromkeys(schedule_keys))
+        if names and keys:
+            raise ValueError("give ids or schedule_keys, not both")
+        names = names or keys
+        tally = _Tally(progress, len(names))
+        parts = (names[start : start + NAMES_MAX] for start in range(0, len(names), NAMES_MAX))
+        errors: list[PostdateError] = []
+
+        async def work() -> None:
+            for part in parts:  # shared: each part is taken once
+                try:
+                    await self._part(request, part, tally)
+                except PostdateError as error:
+                    errors.append(error)
+                if errors:
+                    return  # calls on their way are awaited all the same: what they did is to be known
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(_IN_FLIGHT, -(-len(names) // NAMES_MAX))):
+                group.create_task(work())
+        if errors:
+            tally.fail(errors[0])
+        return tally.change(tally.matched)
+
+    async def _part(self, request: ChangeRequest, names: Sequence[Any], tally: _Tally) -> None:
+        """Ask for some names; in smaller calls if this broker takes fewer at a time."""
+        part = deepcopy(request)
+        _name(part, names)
+        try:
+            response = await self._call(part)
+        except InvalidRequest as error:
+            limit = int(error.metadata.get("limit", 0))
+            if error.reason != "TOO_MANY_ENTRIES" or not 0 < limit < len(names):
+                raise
+            for start in range(0, len(names), limit):
+                await self._part(request, names[start : start + limit], tally)
+            return
+        tally.matched += response.matched
+        tally.note(response)
+
+    async def _matching(
+        self,
+        request: ChangeRequest,
+        start: datetime | None,
+        end: datetime | None,
+        key_prefix: str,
+        progress: Progress | None,
+    ) -> ScheduleChange:
+        request.selector.filter.CopyFrom(_filter(start, end, key_prefix))
+        tally = _Tally(progress, 0)
+        request.page_size = NAMES_MAX
+        while True:
+            try:
+                response = await self._call(request)
+            except PostdateError as error:
+                if error.reason != "INVALID_PAGE_SIZE" or not request.page_size:
+                    tally.fail(error)
+                request.page_size = 0  # this broker wants smaller pages, and knows best how small
+                continue
+            if not request.page_token:
+                tally.matched = tally.total = response.matched
+            tally.note(response)
+            if not response.next_page_token:
+                return tally.change(tally.matched)
+            request.page_token = response.next_page_token
+
+    async def _call(self, request: ChangeRequest) -> Any:
+        """One call; a repeat of it by `Rpc.call` changes nothing again."""
+        request.request_id = uuid.uuid4().hex
+        stub = self._rpc.schedule
+        is_cancel = isinstance(request, schedule_pb2.CancelScheduledRequest)
+        method = stub.CancelScheduled if is_cancel else stub.Reschedule
+        return await self._rpc.call(method, request, wait_s=_CHANGE_S)
+
+
+class _Tally:
+    """What became of the messages so far."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._counts: Counter[ChangeResult] = Counter()
+        self._not_done: list[ChangeOutcome] = []
+        self.total = total
+        self.matched = 0
+
+    def note(self, response: Any) -> None:
+        results = Counter(outcome.result for outcome in response.outcomes)
+        for result, count in results.items():
+            self._counts[ChangeResult(result)] += count
+        if results[ChangeResult.DONE.value] != len(response.outcomes):
+            self._not_done += (
+                change_outcome(each) for each in response.outcomes if each.result != ChangeResult.DONE.value
+            )
+        if self._progress is not None:
+            seen = self._counts.total()
+            self._progress(seen, max(seen, self.total))
+
+    def change(self, matched: int) -> ScheduleChange:
+        return ScheduleChange(matched, MappingProxyType(dict(self._counts)), tuple(self._not_done))
+
+    def fail(self, error: PostdateError) -> NoReturn:
+        """Raise a call's failure: as it is if nothing was answered before it."""
+        if not self._counts:
+            raise error
+        change = self.change(self.matched)
+        message = f"{change.done} messages were changed, then a call failed: {error}"
+        raise PartlyChanged(message, change=change) from error
+
+
+def _name(request: ChangeRequest, names: Sequence[Any]) -> None:
+    if isinstance(names[0], str):
+        request.selector.schedule_keys.extend(names)
+        return
+    columns: dict[int, list[int]] = {}
+    for ledger_id, entry_id in names:
+        columns.setdefault(ledger_id, []).append(entry_id)
+    request.selector.entries.extend(entry_sets(columns))
+
+
+def _move(
+    topic: str,
+    deliver_at: datetime | None,
+    deliver_after: timedelta | None,
+    shift: timedelta | None,
+    dry_run: bool,
+) -> schedule_pb2.RescheduleRequest:
+    request = schedule_pb2.RescheduleRequest(topic=topic, dry_run=dry_run)
+    if (deliver_at is not None) + (deliver_after is not None) + (shift is not None) != 1:
+        raise ValueError("give one of deliver_at, deliver_after and shift")
+    if deliver_at is not None:
+        request.deliver_at_ms = epoch_ms(deliver_at, "deliver_at")
+    elif deliver_after is not None:
+        request.deliver_after_ms = duration_ms(deliver_after, "deliver_after")
+    elif shift is not None:
+        request.shift_ms = shift_ms(shift, "shift")
+    return request
+
+
+def _check_one(id: MessageId | None, schedule_key: str) -> None:
+    if (id is None) == (not schedule_key):
+        raise ValueError("give an id or a schedule_key, one of the two")
+
+
+def _filter(start: datetime | None, end: datetime | None, key_prefix: str) -> schedule_pb2.ScheduleFilter:
+    return schedule_pb2.ScheduleFilter(due=_due(start, end), key_prefix=key_prefix)
+
+
+def _due(start: datetime | None, end: datetime | None) -> schedule_pb2.TimeRange:
+    return schedule_pb2.TimeRange(
+        start_ms=0 if start is None else epoch_ms(start, "start"),
+        end_ms=0 if end is None else epoch_ms(end, "end"),
+    )
+
+
+def _width_ms(width: timedelta) -> int:
+    width_ms = duration_ms(width, "width")
+    if not width_ms:
+        raise ValueError("a bar is at least 1 ms wide")
+    return width_ms
+
+
+def _view(payloads: bool) -> message_pb2.MessageView:
+    return message_pb2.MESSAGE_VIEW_FULL if payloads else message_pb2.MESSAGE_VIEW_BASIC

@@ -1,0 +1,130 @@
+"""The audit on Spark: on one machine, on a cluster in processes of its own, and on a standalone cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from broker.cli import main
+from broker.jobs.audit import AuditRequest, run_audit
+from broker.jobs.datasource import PostdateDataSource
+from broker.jobs.engine import InlineEngine
+from broker.jobs.spark import SparkEngine
+from broker.jobs.spark_session import JobSession
+from broker.jobs.values import Level, Line
+from tests.jobs.conftest import needs_java, session_on, standalone
+from tests.jobs.folders import LEDGER_IDS, ROWS, SETTLED, WRONG, times_of, write_folder, write_wrong_folder
+
+MASTERS = ["local[2]", "local-cluster[2,1,1024]", "standalone"]
+
+
+@pytest.fixture(scope="module", params=MASTERS)
+def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobSession]:
+    java_home = needs_java(tmp_path_factory.mktemp("java"))
+    if request.param != "standalone":
+        with session_on(request.param) as session:
+            yield session
+        return
+    with standalone(java_home) as address, session_on(address) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    paths = {name: tmp_path_factory.mktemp(name) / "data" for name in ("whole", "wrong")}
+    write_folder(paths["whole"])
+    write_wrong_folder(paths["wrong"])
+    return paths
+
+
+def same(report: Line) -> Line:
+    """What of a report does not depend on the engine, nor on the moment."""
+    apart = ("run_id", "engine", "started_at", "start_up_seconds", "seconds")
+    return {name: value for name, value in report.items() if name not in apart}
+
+
+@pytest.mark.parametrize("level", [Level.STANDARD, Level.DEEP])
+@pytest.mark.parametrize("name", ["whole", "wrong"])
+def test_spark_finds_what_the_inline_engine_finds(
+    session: JobSession, folders: dict[str, Path], name: str, level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.jobs.plan.UNIT_WEIGHT_MAX", 700)  # so that there are several tasks
+    request = AuditRequest(str(folders[name]), level)
+    report = run_audit(request, SparkEngine(session.master, session))
+    assert json.dumps(same(report)) == json.dumps(same(run_audit(request, InlineEngine(1))))
+    assert report["engine"] == f"spark {session.master}"
+    found = {(line["kind"], line["ledger_id"], line["count"]) for line in report["findings"]}
+    assert found == (WRONG if name == "wrong" else set())
+
+
+def test_executors_use_the_code_that_was_sent(session: JobSession) -> None:
+    if session.master == "local[2]":
+        return  # tasks run where the driver's own code is
+
+    def where(batches: Iterable[Any]) -> Iterator[Any]:
+        import pyarrow as pa  # noqa: PLC0415
+
+        import broker.jobs.units  # noqa: PLC0415
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"path": [broker.jobs.units.__file__]})
+
+    rows = session.spark.range(0, 2, 1, 2).mapInArrow(where, "path string").collect()
+    assert rows
+    assert all("postdate-broker.zip" in row["path"] for row in rows)
+
+
+def test_a_job_that_dies_is_told_and_not_taken_for_clean(
+    session: JobSession, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.jobs.spark._task", lambda tasks: lambda batches: iter(["no batch"]))
+    report = run_audit(AuditRequest(str(folders["whole"])), SparkEngine(session.master, session))
+    assert report["exit_code"] == 3
+    assert {line["kind"] for line in report["findings"]} == {"not_checked"}
+    assert {line["topic"] for line in report["findings"]} == {"orders", "mails", "empty"}
+
+
+def test_tables_hold_what_is_stored(session: JobSession, folders: dict[str, Path]) -> None:
+    if session.master.startswith("local-cluster"):
+        return  # a standalone cluster shows more, and is tested
+
+    spark = session.spark
+    spark.dataSource.register(PostdateDataSource)
+
+    def table(name: str) -> Any:
+        return spark.read.format("postdate").option("table", name).load(str(folders["whole"]))
+
+    rows = [row.asDict() for row in table("rows").where("topic = 'orders'").collect()]
+    assert len(rows) == ROWS * len(LEDGER_IDS)
+    for row in rows:
+        time = int(times_of(row["ledger_id"])[row["entry_id"]])
+        is_cancelled = row["ledger_id"] == 2 and row["entry_id"] in (11, 12)
+        is_moved = row["ledger_id"] == 2 and row["entry_id"] in (21, 22, 23)
+        assert row["deliver_at_ms"] == (0 if is_cancelled else time + 3_600_000 * is_moved)
+        assert (row["delayed"], row["cancelled"]) == (time != 0, is_cancelled)
+        is_settled = row["entry_id"] and row["entry_id"] % SETTLED == 0
+        assert row["live"] == (not is_settled and not is_cancelled)
+    held = {(row["ledger_id"], row["entry_id"]): row["deliver_at_ms"] for row in table("snapshots").collect()}
+    for row in rows:
+        if row["delayed"] and not row["cancelled"]:
+            assert held.pop((row["ledger_id"], row["entry_id"])) == row["deliver_at_ms"]
+    assert {ledger_id for ledger_id, _ in held} == {7}
+    settled = table("cursors").groupBy("subscription").count().collect()
+    counts = {row["subscription"]: row["count"] for row in settled}
+    assert counts == dict.fromkeys(("billing", "audit"), len(range(SETTLED, ROWS, SETTLED)) * len(LEDGER_IDS))
+    with pytest.raises(ValueError, match="no table"):
+        PostdateDataSource({"path": "x", "table": "payloads"}).schema()
+
+
+def test_the_command_runs_on_spark(tmp_path: Path) -> None:
+    needs_java(tmp_path)
+    write_folder(tmp_path / "data")
+    command = ["audit", str(tmp_path / "data"), "--master", "local[2]", "--report", str(tmp_path / "report")]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    assert json.loads((tmp_path / "report/report.json").read_text())["engine"] == "spark local[2]"

@@ -1,0 +1,369 @@
+"""A random walk over everything that can meet a compaction, beside the plainest model of what is owed.
+
+Jobs begin, work, hand in late, twice or never, and go on after the broker they knew has crashed; meanwhile messages
+come, are acknowledged, cancelled and moved, and subscriptions are made, deleted and sought back. What a rewritten ledger
+lacks must have been settled by every subscription, come due and not be moved; in the end everybody gets exactly what is
+owed and was not lost that way, on time.
+
+Several jobs may hold one ledger here: the desk forbids it, and the hand-off must be safe without that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from dataclasses import dataclass, field
+
+from broker.errors import Corrupt, Fenced, InvalidRequest, NotFound, PostdateError, Refused
+from broker.jobs.rewrite import rewrite
+from broker.model import CANCELLED_MS, Position
+from broker.storage.blocks import KINDS
+from broker.storage.compaction_inputs import Outputs
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
+from broker.testing.sim_clock import SimClock
+from broker.topics.compaction_values import Lease
+from broker.topics.control import seek
+from broker.topics.schedule_values import Cancel, ChangeResult, Move
+from broker.topics.verify import verify_data_dir
+from tests.harness import DATA_DIR, EARLIEST, LATEST, Node, Outgoing, entries_of, small_config
+
+TOPIC = "t"
+HOUR_MS = 3_600_000
+
+
+class Violation(AssertionError):
+    """The broker broke a promise."""
+
+
+@dataclass(slots=True)
+class Stored:
+    """A message."""
+
+    payload: bytes
+    due_ms: int
+    is_cancelled: bool = False
+    is_gone: bool = False  # a compaction left it out, rightly
+
+
+@dataclass(slots=True)
+class Reader:
+    """A subscription."""
+
+    start: Position
+    acked: set[Position] = field(default_factory=set)
+
+    def has_settled(self, position: Position) -> bool:
+        return position < self.start or position in self.acked
+
+
+@dataclass(slots=True)
+class Job:
+    """A compaction job; it may outlive its broker."""
+
+    lease: Lease
+    life: int
+    outputs: Outputs | None = None
+    is_over: bool = False  # committed, aborted, or of an earlier life
+    committed_in: int | None = None  # which life
+
+
+class CompactionWalk:
+    """See the module's description."""
+
+    def __init__(self, seed: int, clock: SimClock) -> None:
+        self.rng = random.Random(seed)
+        self.clock = clock
+        config = small_config(
+            ledger_entries_max=6,
+            reclaim_interval_ms=24 * HOUR_MS,
+            seal_after_ms=500,
+            lease_ms=10 * HOUR_MS,
+            compaction_lease_ms=20_000,
+            compaction_cleanup_ms=5_000,
+        )
+        self.node = Node(MemVfs(), clock, config, rng=self.rng).open()
+        self.messages: dict[Position, Stored] = {}
+        self.readers: dict[str, Reader] = {}
+        self.jobs: list[Job] = []
+        self.life = 0
+        self.names = 0
+        self.swapped = 0
+        self.refused: list[str] = []
+
+    async def run(self, steps: int) -> None:
+        await self._subscribe()
+        actions = (
+            [self._produce] * 5
+            + [self._ack] * 6
+            + [self._begin] * 5
+            + [self._work] * 6
+            + [self._commit] * 5
+            + [self._checkpoint] * 4
+            + [self._sleep] * 4
+            + [self._move] * 2
+            + [
+                self._cancel,
+                self._seek,
+                self._skip,
+                self._subscribe,
+                self._unsubscribe,
+                self._abort,
+                self._crash,
+            ]
+        )
+        for _ in range(steps):
+            await self.rng.choice(actions)()
+        await self._end()
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    async def _produce(self) -> None:
+        now_ms = self.clock.now_ms()
+        delays = [self.rng.choice([0, 0, 0, 0, 700, 5_000, HOUR_MS]) for _ in range(self.rng.randrange(1, 7))]
+        payloads = [b"%d" % (len(self.messages) + i) for i in range(len(delays))]
+        batch = [Outgoing(p, deliver_after_ms=delay) for p, delay in zip(payloads, delays, strict=True)]
+        positions = await self.node.produce(TOPIC, batch)
+        for position, content, delay in zip(positions, payloads, delays, strict=True):
+            self.messages[position] = Stored(content, now_ms + delay)
+
+    async def _ack(self) -> None:
+        now_ms = self.clock.now_ms()
+        for name, reader in self.readers.items():
+            due = [
+                position
+                for position, message in self.messages.items()
+                if message.due_ms < now_ms - 100
+                and not (message.is_gone or message.is_cancelled or reader.has_settled(position))
+            ]
+            some = [position for position in due if self.rng.random() < 0.8]
+            if some:
+                failures = await self._subscription(name).acknowledge(entries_of(some))
+                failed = {each.position for each in failures}
+                reader.acked |= set(some) - failed
+
+    async def _sleep(self) -> None:
+        await asyncio.sleep(self.rng.choice([0.1, 1, 3, 8]))
+
+    async def _checkpoint(self) -> None:
+        await self.node.checkpoint()
+
+    async def _begin(self) -> None:
+        if TOPIC not in self.node.broker.registry.by_name:
+            return
+        candidates = await self.node.broker.compactions.candidates(TOPIC)
+        ledgers = [each.ledger_id for each in candidates.ledgers if self.rng.random() < 0.9]
+        buckets = [each.bucket_id for each in candidates.buckets]
+        buckets = buckets if len(buckets) > 1 and self.rng.random() < 0.5 else []
+        if ledgers or buckets:
+            lease = await self.node.broker.compactions.begin(TOPIC, ledgers, buckets)
+            self.jobs.append(Job(lease, self.life))
+
+    async def _work(self) -> None:
+        if not (waiting := [job for job in self.jobs if job.outputs is None]):
+            return
+        job = self.rng.choice(waiting)
+        folder = f"{DATA_DIR}/{job.lease.folder}"
+        try:
+            job.outputs = await rewrite(self.node.vfs, DATA_DIR, folder)
+        except (PostdateError, OSError) as error:
+            # Only a job whose lease has ended may find its inputs or its folder gone.
+            if not job.is_over and job.lease in self.node.broker.compactions.leases():
+                raise Violation(f"a job with a lease failed: {error}") from error
+            self.jobs.remove(job)
+            return
+        if self.rng.random() < 0.1:
+            self._damage(folder, job.outputs)
+
+    def _damage(self, folder: str, outputs: Outputs) -> None:
+        """What a disk or a wrong job may leave."""
+        if outputs.ledgers:
+            output = self.rng.choice(outputs.ledgers)
+            kind = self.rng.choice(KINDS)
+            for name in self.node.vfs.list_dir(folder):
+                if name.startswith(f"{output.ledger_id}.") and name.endswith(kind):
+                    file = self.node.vfs.open(f"{folder}/{name}")
+                    at = self.rng.randrange(file.size())
+                    file.pwrite([bytes([file.pread(1, at)[0] ^ 4])], at)
+                    file.close()
+
+    async def _commit(self) -> None:
+        if not (ready := [job for job in self.jobs if job.outputs is not None]):
+            return
+        job = self.rng.choice(ready)
+        assert job.outputs is not None
+        desk = self.node.broker.compactions
+        is_current = job.lease in desk.leases()
+        before = {ledger.name.ledger_id: ledger.name.generation for ledger in self._log()}
+        try:
+            committed = await desk.commit(job.lease.compaction_id, job.lease.epoch, job.outputs)
+        except (NotFound, Fenced, InvalidRequest, Refused) as error:
+            if is_current or job.committed_in == self.life:
+                raise Violation(f"a job with a lease, or its repeat, was refused: {error}") from error
+            return
+        if committed.is_repeat != job.is_over:
+            raise Violation(f"the lease {'had' if job.is_over else 'had not'} ended: {committed}")
+        if not is_current and not committed.is_repeat:
+            raise Violation("a job without a lease was heard")
+        after = {ledger.name.ledger_id: ledger.name.generation for ledger in self._log()}
+        if committed.is_repeat and before != after:
+            raise Violation("a repeat changed something")
+        job.is_over, job.committed_in = True, self.life
+        self.refused += [refusal.name for refusal in committed.refused.values()]
+        if not committed.is_repeat:
+            self.swapped += len(committed.ledger_ids)
+            for ledger_id in committed.ledger_ids:
+                await self._look_at(ledger_id)
+
+    async def _abort(self) -> None:
+        if self.jobs:
+            job = self.rng.choice(self.jobs)
+            with contextlib.suppress(NotFound, Fenced):
+                await self.node.broker.compactions.abort(job.lease.compaction_id, job.lease.epoch)
+                job.is_over = True
+                self.jobs.remove(job)
+
+    async def _move(self) -> None:
+        await self._change(Move(deliver_after_ms=self.rng.choice([0, 2_000, HOUR_MS])))
+
+    async def _cancel(self) -> None:
+        await self._change(Cancel())
+
+    async def _change(self, change: Move | Cancel) -> None:
+        there = [p for p, message in self.messages.items() if not message.is_gone]
+        if not there:
+            return
+        position = self.rng.choice(there[-30:] if self.rng.random() < 0.5 else there)
+        (outcome,) = await self.node.topic(TOPIC).schedule.change([position], change, dry_run=False)
+        if outcome.result is ChangeResult.DONE:
+            message = self.messages[position]
+            message.is_cancelled = isinstance(change, Cancel)
+            message.due_ms = outcome.deliver_at_ms or message.due_ms
+
+    async def _seek(self) -> None:
+        if self.readers:
+            name = self.rng.choice(list(self.readers))
+            await seek(self.node.topic(TOPIC), self._subscription(name), Position(0, 0))
+            self.readers[name] = Reader(Position(0, 0))
+
+    async def _skip(self) -> None:
+        if self.readers:
+            name = self.rng.choice(list(self.readers))
+            end = self.node.topic(TOPIC).latest_position()
+            await seek(self.node.topic(TOPIC), self._subscription(name), end)
+            self.readers[name] = Reader(end)
+
+    async def _subscribe(self) -> None:
+        if len(self.readers) < 3:
+            self.names += 1
+            name = f"s{self.names}"
+            position = self.rng.choice([EARLIEST, LATEST])
+            subscription = await self.node.create_subscription(TOPIC, name, position=position)
+            self.readers[name] = Reader(subscription.image.start)
+
+    async def _unsubscribe(self) -> None:
+        if len(self.readers) > 1:
+            name = self.rng.choice(list(self.readers))
+            await self.node.topic(TOPIC).delete_subscription(name)
+            del self.readers[name]
+
+    async def _crash(self) -> None:
+        self.node = self.node.crash(self.rng.choice(list(CrashPolicy)), self.rng).open()
+        self.life += 1
+        for job in self.jobs:
+            job.is_over = True
+        # Answers are not remembered over a restart: to such a job the lease is one that there never was.
+        self.jobs = [job for job in self.jobs if self.rng.random() < 0.5]
+        for job in self.jobs:
+            job.outputs = job.outputs or Outputs()
+        self._check_files()
+
+    # -- what must hold ----------------------------------------------------------------------------------------
+
+    async def _look_at(self, ledger_id: int) -> None:
+        """What a rewritten ledger lacks may be lacking."""
+        count = self._log_count(ledger_id)
+        if not count:
+            return
+        times = await self.node.topic(TOPIC).log.read_times(ledger_id, 0, count)
+        now_ms = self.clock.now_ms()
+        for entry_id, time in enumerate(times.tolist()):
+            position = Position(ledger_id, entry_id)
+            message = self.messages[position]
+            if time != CANCELLED_MS:
+                continue
+            if message.is_cancelled or message.is_gone:
+                continue
+            if message.due_ms > now_ms:
+                raise Violation(f"{position} is not due and gone")
+            owed = [name for name, reader in self.readers.items() if not reader.has_settled(position)]
+            if owed:
+                raise Violation(f"{position} is owed to {owed} and gone")
+            message.is_gone = True
+
+    async def _end(self) -> None:
+        """Everybody gets what is owed, and nothing else, and the disk is clean."""
+        if self.rng.random() < 0.5:
+            await self._crash()
+        inboxes = {}
+        expected = {}
+        for name, reader in self.readers.items():
+            topic = self.node.topic(TOPIC)
+            inboxes[name] = self.node.attach(topic, self._subscription(name), permits=10_000)
+            expected[name] = sorted(
+                position
+                for position, message in self.messages.items()
+                if not (message.is_gone or message.is_cancelled or reader.has_settled(position))
+            )
+        await asyncio.sleep(HOUR_MS / 1000 + 60)
+        for name, inbox in inboxes.items():
+            received = inbox.poll()
+            positions = [each.position for each in received]
+            if len(set(positions)) != len(positions):
+                raise Violation(f"{name} got something twice")
+            if sorted(positions) != expected[name]:
+                lost = set(expected[name]) - set(positions)
+                raise Violation(
+                    f"{name} lacks {sorted(lost)}, got too much {set(positions) - set(expected[name])}"
+                )
+            for each in received:
+                if each.payload != self.messages[each.position].payload:
+                    raise Violation(f"{each.position} is another message")
+                if each.sent_ms < self.messages[each.position].due_ms:
+                    raise Violation(f"{each.position} came early")
+            await inbox.ack(positions)
+            if self._subscription(name).unsettled_count():
+                raise Violation(f"{name} is owed {self._subscription(name).unsettled_count()} more")
+        await asyncio.sleep(60)
+        await self.node.checkpoint()
+        await self.node.stop()
+        if self.node.failures:
+            raise Violation(f"the broker failed: {self.node.failures}")
+        self._check_files()
+
+    def _check_files(self) -> None:
+        """Nothing is damaged, and nothing is there that nobody names."""
+        node = Node(
+            self.node.vfs.crashed(self.node.vfs.op_count, CrashPolicy.KEEP_ALL), self.clock, self.node.config
+        )
+        try:
+            node.broker.open()
+        except Corrupt as error:
+            raise Violation(f"the next start fails: {error}") from error
+        node.abandon()
+        vfs = node.vfs.crashed(node.vfs.op_count, CrashPolicy.KEEP_ALL)
+        problems = verify_data_dir(vfs, DATA_DIR).problems
+        if problems:
+            raise Violation(f"verify: {problems}")
+        staged = [path for path in vfs.snapshot() if "/staging/" in path]
+        if staged:
+            raise Violation(f"left over: {staged}")
+
+    def _subscription(self, name: str):  # type: ignore[no-untyped-def]
+        return self.node.topic(TOPIC).subscription(name)
+
+    def _log(self):  # type: ignore[no-untyped-def]
+        return list(self.node.topic(TOPIC).log)
+
+    def _log_count(self, ledger_id: int) -> int:
+        return self.node.topic(TOPIC).log.entry_count(ledger_id) or 0

@@ -1,0 +1,102 @@
+"""What the plainest model of a schedule remembers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from broker.model import Position
+from broker.storage.policy import TRACKER_MEMORY, TopicPolicy
+from broker.topics.schedule_values import Outcome
+from tests.harness import Inbox, small_config
+
+HOUR_MS = 3_600_000
+LEASE_MS = 1_000 * HOUR_MS
+"""Longer than any walk: only a restart, a nack or a consumer that leaves ends a lease."""
+
+
+@dataclass(slots=True)
+class Message:
+    """One message; times in milliseconds since the Unix epoch."""
+
+    payload: bytes
+    due_ms: int  # effective; 0: not DELAYED
+    first_ms: int  # as it was produced
+    ttl_ms: int  # 0: it never expires
+    publish_ms: int
+    schedule_key: str
+    key: str
+    cancelled_ns: int | None = None  # when that was confirmed, monotonic
+    revision: int = 0
+    may_have_expired: bool = False
+    may_have_expired_once: bool = False  # under an earlier time: for those who ignore delays
+    is_doubtful: bool = False  # the clock stepped back over its time, and then the broker was killed
+
+    @property
+    def expire_ms(self) -> int:
+        if not self.ttl_ms:
+            return 0
+        return (self.due_ms or self.publish_ms) + self.ttl_ms
+
+
+@dataclass(slots=True)
+class SubscriptionModel:
+    """One subscription."""
+
+    name: str
+    type: int
+    honors_delay: bool
+    owed: set[Position]
+    settled: set[Position] = field(default_factory=set)
+    out: dict[Position, Inbox] = field(default_factory=dict)
+    ever_sent: set[Position] = field(default_factory=set)  # since its start
+    not_before_ms: dict[Position, int] = field(default_factory=dict)
+    unknown_ms: int = 0  # of what was due by then nobody knows what was sent
+    is_paused: bool = False
+
+    def open_positions(self) -> set[Position]:
+        return self.owed - self.settled
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A change that was asked for, and when."""
+
+    kind: str  # cancel, at, after, shift
+    value_ms: int
+    start_ms: int
+    positions: tuple[Position, ...]
+
+
+def new_due_ms(asked: Asked, message: Message, outcome: Outcome, highest_ms: int, end_ms: int) -> int:
+    """When a message is due that was moved; checks that it is what was asked for."""
+    low = high = asked.value_ms
+    if asked.kind == "shift":
+        low = high = message.due_ms + asked.value_ms
+    elif asked.kind == "after":
+        low, high = asked.start_ms + asked.value_ms, end_ms + asked.value_ms
+        low, high = min(low, high), max(low, high)  # the clock steps back
+    found = outcome.deliver_at_ms
+    # A new time lies behind the frontier, and that is no later than the clock ever was.
+    assert low <= found <= max(high, highest_ms + 1), f"moved to {found}, not {low} to {high}"
+    return found
+
+
+def schedule_config() -> Any:
+    """Everything small, so that few messages cross every border."""
+    return small_config(
+        ledger_entries_max=5,
+        reclaim_interval_ms=70,
+        clock_recheck_ms=100,
+        initial_backoff_ms=50,
+        max_backoff_ms=50,
+        read_batch_entries=3,
+        due_batch_entries=2,
+        replay_entries_max=4,
+        tick_ms=20,
+        seal_after_ms=200,
+    )
+
+
+def topic_policy(*, in_memory: bool) -> TopicPolicy:
+    return replace(TopicPolicy(), tracker=TRACKER_MEMORY) if in_memory else TopicPolicy()

@@ -1,0 +1,293 @@
+"""Compaction by its command, on real files: under load, kill -9 of broker and job at named points, and what it frees."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import postdate
+from broker.storage.blocks import KINDS
+from postdate.v1 import admin_pb2, admin_pb2_grpc
+from tests.process.conftest import ROOT, SMALL, BrokerProcess, Start
+from tests.process.load import Load
+from tests.process.test_crash import verify
+
+TINY = {
+    **SMALL,
+    "min_index_count": "50",
+    "max_segment_entries": "20",
+    "segment_time_step_ms": "1s",
+    "seal_after_ms": "100ms",
+    "ledger_entries_max": "1000",
+    "batch_messages_max": "300",
+    "drain_grace_ms": "100ms",
+    "checkpoint_interval_ms": "150ms",
+    "reclaim_interval_ms": "1h",  # so that what is done stays for the job
+}
+LARGE = {"batch_messages_max": "1000", "request_bytes_max": "8MiB", "journal_segment_bytes": "16MiB"}
+EAGER = ("--live-ratio", "0.9", "--reclaim-mib", "0")
+
+
+class JobProcess:
+    """`postdate-broker compact`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    async def start(cls, *arguments: str) -> JobProcess:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "broker.cli",
+            "compact",
+            *arguments,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}"},
+        )
+        return cls(process)
+
+    async def finish(self) -> tuple[int, str]:
+        async with asyncio.timeout(60):
+            output, _ = await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode, output.decode()
+
+
+async def compact(*arguments: str) -> tuple[int, str]:
+    return await (await JobProcess.start(*arguments)).finish()
+
+
+# -- named points: what the disk looks like there ----------------------------------------------------------------------
+
+
+def ledger_files(data_dir: Path) -> Iterator[tuple[str, str]]:
+    """(ledger_id, generation) of each file of rows."""
+    for path in data_dir.glob("topics/*/ledgers/*.rows"):
+        ledger_id, generation, _ = path.name.split(".")
+        yield ledger_id, generation
+
+
+def _begun(data_dir: Path) -> bool:
+    return any(data_dir.glob("staging/*/inputs"))
+
+
+def _writing(data_dir: Path) -> bool:
+    return any(data_dir.glob("staging/*/*.times"))
+
+
+def _moving(data_dir: Path) -> bool:
+    return any(generation != "0" for _, generation in ledger_files(data_dir)) and _begun(data_dir)
+
+
+def _committed(data_dir: Path) -> bool:
+    return any(generation != "0" for _, generation in ledger_files(data_dir)) and not _begun(data_dir)
+
+
+POINTS: dict[str, tuple[Callable[[Path], bool], str]] = {
+    "broker when the job has begun": (_begun, "broker"),
+    "broker while the job writes": (_writing, "broker"),
+    "broker while files are moved": (_moving, "broker"),
+    "broker before the old files go": (_committed, "broker"),
+    "job when it has begun": (_begun, "job"),
+    "job while it writes": (_writing, "job"),
+    "job while the broker moves files": (_moving, "job"),
+}
+
+
+async def reached(point: Callable[[Path], bool], data_dir: Path, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if point(data_dir):
+                return True
+        except FileNotFoundError:
+            continue
+        await asyncio.sleep(0.0005)
+    return False
+
+
+async def test_kill_9_at_named_points_under_load_loses_and_doubles_nothing(start: Start, tmp_path: Path):
+    load = Load(seed=31, delay_ms_max=3_000)
+    data_dir = tmp_path / "d"
+    met: set[str] = set()
+    for name, (point, victim) in POINTS.items():
+        load.begin_life()
+        broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
+        tasks = [asyncio.create_task(load.produce(broker)), asyncio.create_task(load.consume(broker, "all"))]
+        await asyncio.sleep(0.6)
+        known = set(ledger_files(data_dir))
+
+        def is_met(
+            folder: Path, point: Callable[[Path], bool] = point, known: set[tuple[str, str]] = known
+        ) -> bool:
+            if point in (_moving, _committed):
+                new = {each for each in ledger_files(folder) if each[1] != "0"} - known
+                return bool(new) and (point is _moving) == _begun(folder)
+            return point(folder)
+
+        for _ in range(3):
+            job = await JobProcess.start("--address", broker.grpc_address, "--apply", *EAGER)
+            if await reached(is_met, data_dir, 8.0):
+                met.add(name)
+                break
+            await job.finish()
+        if victim == "job" and job.process.returncode is None:
+            job.process.kill()
+            await asyncio.sleep(0.3)
+        await broker.kill()
+        await asyncio.gather(*tasks)
+        await job.finish()
+        assert not load.violations, load.violations[:5]
+        await asyncio.to_thread(verify, data_dir)
+    assert len(met) >= len(POINTS) - 1, met
+    load.begin_life()
+    broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
+    consumer = asyncio.create_task(load.consume(broker, "all"))
+    async with asyncio.timeout(30):
+        while load.missing("all"):
+            await asyncio.sleep(0.02)
+    assert not load.violations, load.violations[:5]
+    assert not any(data_dir.glob("staging/*"))
+    await broker.kill()
+    await consumer
+    await asyncio.to_thread(verify, data_dir)
+
+
+async def test_compaction_under_load_is_not_noticed(start: Start, tmp_path: Path):
+    load = Load(seed=32, delay_ms_max=2_000)
+    data_dir = tmp_path / "d"
+    broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
+    tasks = [asyncio.create_task(load.produce(broker)), asyncio.create_task(load.consume(broker, "all"))]
+    rewritten = 0
+    for _ in range(2):
+        await asyncio.sleep(0.5)
+        status, output = await compact("--address", broker.grpc_address, "--apply", *EAGER)
+        assert status == 0, output + "\n".join(broker.lines)
+        rewritten += output.count("rewrite ")
+    assert rewritten >= 2
+    admin = admin_pb2_grpc.AdminServiceStub(broker.channel)
+    findings = await admin.VerifyTopic(admin_pb2.VerifyTopicRequest(name="load"))
+    assert list(findings.findings) == []
+    tasks[0].cancel()
+    async with asyncio.timeout(30):
+        while load.missing("all"):
+            await asyncio.sleep(0.02)
+    assert not load.violations, load.violations[:5]
+    assert any(generation != "0" for _, generation in ledger_files(data_dir))
+    await broker.kill()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.to_thread(verify, data_dir)
+
+
+def ledger_bytes(data_dir: Path) -> int:
+    paths = [path for kind in (*KINDS, "amend") for path in data_dir.glob(f"topics/*/ledgers/*.{kind}")]
+    return sum(path.stat().st_size for path in paths)
+
+
+async def fill(broker: BrokerProcess, ledgers: int, entries: int, size: int) -> list[postdate.MessageId]:
+    """Ledgers of which all is delivered but one message, due next year; returns these."""
+    pending: list[postdate.MessageId] = []
+    async with postdate.connect(broker.grpc_address) as client:
+        async with client.producer("t") as producer:
+            for ledger in range(ledgers):
+                messages = [postdate.OutgoingMessage(os.urandom(size)) for _ in range(entries - 1)]
+                later = postdate.OutgoingMessage(
+                    b"%d" % ledger, deliver_after=timedelta(days=365), schedule_key=f"key-{ledger}"
+                )
+                receipts = await producer.send_many([*messages, later])
+                pending.append(receipts[-1].id)
+            await producer.send(b"the last ledger takes entries")
+        expected = ledgers * (entries - 1) + 1
+        async with client.subscribe(
+            "t", "s", initial_position=postdate.InitialPosition.EARLIEST
+        ) as subscription:
+            acks = []
+            async for message in subscription:
+                acks.append(asyncio.ensure_future(message.ack()))  # many at once share a request
+                expected -= 1
+                if not expected:
+                    break
+            await asyncio.gather(*acks)
+    return pending
+
+
+async def test_one_message_due_next_year_does_not_keep_its_ledger(start: Start, tmp_path: Path):
+    data_dir = tmp_path / "d"
+    settings = {**TINY, "ledger_entries_max": "1000", "ledger_bytes_max": "16MiB", **LARGE}
+    broker = await (await start(data_dir=str(data_dir), **settings)).serving()
+    pending = await fill(broker, ledgers=5, entries=1000, size=1024)
+    await asyncio.sleep(1)  # checkpoints
+    before = ledger_bytes(data_dir)
+    status, output = await compact("--address", broker.grpc_address, "--reclaim-mib", "0")
+    assert (status, ledger_bytes(data_dir)) == (0, before), output
+    assert "t: rewrite 5 ledgers" in output
+    assert "--apply" in output
+    status, output = await compact("--address", broker.grpc_address, "--apply", "--reclaim-mib", "0")
+    assert status == 0, output
+    async with asyncio.timeout(10):
+        while ledger_bytes(data_dir) > before / 100:
+            await asyncio.sleep(0.05)
+    async with postdate.connect(broker.grpc_address) as client:
+        listed = [each async for each in client.schedule.list("t")]
+        assert sorted(each.id for each in listed) == sorted(pending)
+        await client.schedule.cancel("t", schedule_key="key-1")
+        await client.schedule.send_now("t", id=pending[2])
+        async with client.subscribe("t", "s") as subscription:
+            async for message in subscription:
+                assert (message.id, message.payload) == (pending[2], b"2")
+                await message.ack()
+                break
+    status, output = await compact("--offline", str(data_dir), "--apply")
+    assert status == 4, output  # the broker holds the folder
+    broker.process.terminate()
+    assert await broker.wait() == 0
+    await asyncio.to_thread(verify, data_dir)
+
+
+async def test_a_stopped_brokers_folder_is_compacted_offline(start: Start, tmp_path: Path):
+    data_dir = tmp_path / "d"
+    settings = {
+        **TINY,
+        "ledger_entries_max": "500",
+        "ledger_bytes_max": "16MiB",
+        **LARGE,
+        "batch_messages_max": "500",
+    }
+    broker = await (await start(data_dir=str(data_dir), **settings)).serving()
+    pending = await fill(broker, ledgers=3, entries=500, size=100)
+    broker.process.terminate()
+    assert await broker.wait() == 0
+    before = ledger_bytes(data_dir)
+    status, output = await compact("--offline", str(data_dir), "--reclaim-mib", "0")
+    assert (status, ledger_bytes(data_dir)) == (0, before), output
+    status, output = await compact("--offline", str(data_dir), "--apply", "--reclaim-mib", "0")
+    assert status == 0, output
+    assert "3 ledgers were rewritten, 0 refused" in output
+    assert ledger_bytes(data_dir) < before / 20
+    await asyncio.to_thread(verify, data_dir)
+    broker = await (await start(data_dir=str(data_dir), **settings)).serving()
+    async with postdate.connect(broker.grpc_address) as client:
+        listed = [each async for each in client.schedule.list("t")]
+        assert sorted(each.id for each in listed) == sorted(pending)
+
+
+@pytest.mark.parametrize("folder", ["nothing", "."])
+async def test_what_is_no_data_directory_is_refused(tmp_path: Path, folder: str):
+    status, output = await compact("--offline", str(tmp_path / folder))
+    assert status == 3
+    assert "broker.manifest" in output
+
+
+async def test_a_broker_that_is_not_there_is_told():
+    status, output = await compact("--address", "127.0.0.1:1")
+    assert status == 3, output

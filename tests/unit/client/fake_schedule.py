@@ -1,0 +1,168 @@
+"""The fake broker's ScheduleService: a message waits until its time, unless it was cancelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from postdate.v1 import consumer_pb2, message_pb2, schedule_pb2, schedule_pb2_grpc
+from tests.unit.client.fake_values import LEDGER, FakeTopic, Knobs, abort, now_ms, status
+
+_PAGE = 2  # small pages, so that paging is seen to work
+
+
+class FakeSchedule(schedule_pb2_grpc.ScheduleServiceServicer):
+    """Sees and changes what waits."""
+
+    knobs: Knobs
+    topics: dict[str, FakeTopic]
+    unary: list[Any]
+
+    async def GetScheduled(self, request: schedule_pb2.GetScheduledRequest, context: Any) -> Any:
+        topic = await self._scheduled_topic(request, request.topic, context)
+        name = (request.id.ledger_id, request.id.entry_id) if request.HasField("id") else request.schedule_key
+        delivery = _find(topic, name)
+        if delivery is None or not _waits(topic, delivery):
+            await abort(context, status("NOT_FOUND", "SCHEDULED_NOT_FOUND", "not pending"))
+            raise AssertionError
+        return schedule_pb2.GetScheduledResponse(scheduled=_shown(topic, delivery, request.view))
+
+    async def ListScheduled(self, request: schedule_pb2.ListScheduledRequest, context: Any) -> Any:
+        topic = await self._scheduled_topic(request, request.topic, context)
+        found = _matching(topic, request.due, request.key_prefix)
+        start = int(request.page_token or 0)
+        page = found[start : start + min(request.page_size, _PAGE)]
+        more = start + len(page) < len(found)
+        return schedule_pb2.ListScheduledResponse(
+            scheduled=[_shown(topic, each, request.view) for each in page],
+            next_page_token=str(start + len(page)) if more else "",
+        )
+
+    async def CountScheduled(self, request: schedule_pb2.CountScheduledRequest, context: Any) -> Any:
+        topics = [await self._scheduled_topic(request, name, context) for name in request.topics]
+        due = request.due
+        start_ms, end_ms = due.start_ms, due.end_ms or 1 << 60
+        width_ms = request.width_ms or end_ms - start_ms
+        response = schedule_pb2.CountScheduledResponse(exact=self.knobs.counts_exact)
+        bars: dict[int, int] = {}
+        for topic in topics:
+            for delivery in _matching(topic, schedule_pb2.TimeRange(), ""):
+                at_ms = delivery.deliver_at_ms
+                response.before += at_ms < start_ms
+                response.after += at_ms >= end_ms
+                if start_ms <= at_ms < end_ms:
+                    bar = start_ms + (at_ms - start_ms) // width_ms * width_ms
+                    bars[bar] = bars.get(bar, 0) + 1
+        for bar, count in sorted(bars.items()):
+            response.buckets.add(start_ms=bar, messages=count, bytes=10 * count)
+        return response
+
+    async def CancelScheduled(self, request: schedule_pb2.CancelScheduledRequest, context: Any) -> Any:
+        return await self._changed(request, schedule_pb2.CancelScheduledResponse(), context)
+
+    async def Reschedule(self, request: schedule_pb2.RescheduleRequest, context: Any) -> Any:
+        return await self._changed(request, schedule_pb2.RescheduleResponse(), context)
+
+    async def _changed(self, request: Any, response: Any, context: Any) -> Any:
+        topic = await self._scheduled_topic(request, request.topic, context)
+        selector = request.selector
+        names: list[Any] = [(each.ledger_id, i) for each in selector.entries for i in each.entry_ids]
+        names += selector.schedule_keys
+        limit = self.knobs.schedule_names_max
+        if max(len(names), request.page_size) > limit:
+            reason = "TOO_MANY_ENTRIES" if names else "INVALID_PAGE_SIZE"
+            await abort(context, status("INVALID_ARGUMENT", reason, "too many", limit=str(limit)))
+        if selector.HasField("filter"):
+            # A page begins where the last one ended, in a list that is made at the first one.
+            if not request.page_token:
+                matching = _matching(topic, selector.filter.due, selector.filter.key_prefix)
+                topic.matching = [(LEDGER, each.id.entry_id) for each in matching]
+                response.matched = len(matching)
+            start = int(request.page_token or 0)
+            names = topic.matching[start : start + min(request.page_size or _PAGE, _PAGE)]
+            if start + len(names) < len(topic.matching):
+                response.next_page_token = str(start + len(names))
+        for name in names:
+            response.outcomes.append(_outcome(topic, name, request))
+        if not selector.HasField("filter"):
+            response.matched = sum(each.result != 3 for each in response.outcomes)
+        return response
+
+    async def _scheduled_topic(self, request: Any, name: str, context: Any) -> FakeTopic:
+        self.unary.append(request)
+        if self.knobs.schedule_errors and (error := self.knobs.schedule_errors.popleft()) is not None:
+            await abort(context, error)
+        if name not in self.topics:
+            await abort(context, status("NOT_FOUND", "TOPIC_NOT_FOUND", f"no topic {name}", topic=name))
+        return self.topics[name]
+
+
+def _waits(topic: FakeTopic, delivery: consumer_pb2.Delivery) -> bool:
+    return delivery.deliver_at_ms > now_ms() and delivery.id.entry_id not in topic.cancelled
+
+
+def _find(topic: FakeTopic, name: Any) -> consumer_pb2.Delivery | None:
+    for delivery in topic.deliveries:
+        if name in ((delivery.id.ledger_id, delivery.id.entry_id), delivery.message.schedule_key):
+            return delivery
+    return None
+
+
+def _matching(topic: FakeTopic, due: Any, key_prefix: str) -> list[consumer_pb2.Delivery]:
+    end_ms = due.end_ms or 1 << 60
+    found = [
+        each
+        for each in topic.deliveries
+        if _waits(topic, each)
+        and due.start_ms <= each.deliver_at_ms < end_ms
+        and each.message.schedule_key.startswith(key_prefix)
+    ]
+    return sorted(found, key=lambda each: (each.deliver_at_ms, each.id.entry_id))
+
+
+def _outcome(topic: FakeTopic, name: Any, request: Any) -> schedule_pb2.ChangeOutcome:
+    delivery = _find(topic, name)
+    outcome = schedule_pb2.ChangeOutcome(result=schedule_pb2.CHANGE_RESULT_NOT_FOUND)
+    if isinstance(name, str):
+        outcome.schedule_key = name
+    else:
+        outcome.id.ledger_id, outcome.id.entry_id = name
+    if delivery is None:
+        return outcome
+    outcome.id.CopyFrom(delivery.id)
+    if delivery.id.entry_id in topic.cancelled:
+        outcome.result = schedule_pb2.CHANGE_RESULT_ALREADY_CANCELLED
+    elif not _waits(topic, delivery):
+        outcome.result = schedule_pb2.CHANGE_RESULT_ALREADY_DELIVERED
+        outcome.delivered_to.extend(("billing", "audit"))
+    else:
+        outcome.result = schedule_pb2.CHANGE_RESULT_DONE
+        if isinstance(request, schedule_pb2.RescheduleRequest):
+            outcome.deliver_at_ms = _new_time_ms(delivery, request)
+        if not request.dry_run and isinstance(request, schedule_pb2.RescheduleRequest):
+            delivery.deliver_at_ms = outcome.deliver_at_ms
+            topic.revisions[delivery.id.entry_id] = topic.revisions.get(delivery.id.entry_id, 0) + 1
+        elif not request.dry_run:
+            topic.cancelled.add(delivery.id.entry_id)
+    return outcome
+
+
+def _new_time_ms(delivery: consumer_pb2.Delivery, request: schedule_pb2.RescheduleRequest) -> int:
+    if request.HasField("shift_ms"):
+        return delivery.deliver_at_ms + request.shift_ms
+    return request.deliver_at_ms or now_ms() + request.deliver_after_ms
+
+
+def _shown(topic: FakeTopic, delivery: consumer_pb2.Delivery, view: int) -> schedule_pb2.ScheduledMessage:
+    shown = schedule_pb2.ScheduledMessage(
+        id=delivery.id,
+        schedule_key=delivery.message.schedule_key,
+        deliver_at_ms=delivery.deliver_at_ms,
+        publish_time_ms=delivery.publish_time_ms,
+        state=schedule_pb2.SCHEDULED_STATE_WAITING,
+        revision=topic.revisions.get(delivery.id.entry_id, 0),
+        size_bytes=delivery.message.ByteSize(),
+        message=delivery.message,
+    )
+    if view != message_pb2.MESSAGE_VIEW_FULL:
+        shown.message.ClearField("payload")
+    return shown

@@ -1,0 +1,226 @@
+"""`client.schedule` against the fake broker: typed results, pages, calls of bounded size, failures on the way."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import postdate
+from postdate import ChangeResult, MessageId, ScheduledState
+from postdate.v1 import schedule_pb2
+from tests.unit.client.fake_server import FakeBroker
+from tests.unit.client.fake_values import LEDGER, status
+
+HOUR = timedelta(hours=1)
+DONE, DELIVERED = ChangeResult.DONE, ChangeResult.ALREADY_DELIVERED
+NOT_FOUND, CANCELLED = ChangeResult.NOT_FOUND, ChangeResult.ALREADY_CANCELLED
+UNAVAILABLE = status("INVALID_ARGUMENT", "BROKEN", "broken")
+
+
+def ids(*entry_ids: int) -> list[MessageId]:
+    return [MessageId(LEDGER, each) for each in entry_ids]
+
+
+def asked(broker: FakeBroker, kind: type[Any]) -> list[Any]:
+    return [each for each in broker.unary if isinstance(each, kind)]
+
+
+@pytest.fixture
+async def pending(broker: FakeBroker, client: postdate.Client) -> datetime:
+    """Messages 0 to 4 of `t`, due an hour apart from when this says, with keys order-0 to order-4; 5 is due."""
+    start = datetime(2100, 1, 1, tzinfo=UTC)
+    messages = [
+        postdate.OutgoingMessage(
+            b"%d" % i, key="k", properties={"a": "b"}, deliver_at=start + i * HOUR, schedule_key=f"order-{i}"
+        )
+        for i in range(5)
+    ]
+    async with client.producer("t") as producer:
+        await producer.send_many([*messages, postdate.OutgoingMessage(b"due")])
+    return start
+
+
+async def test_get_shows_a_message_by_id_or_key(client: postdate.Client, pending: datetime) -> None:
+    shown = await client.schedule.get("t", schedule_key="order-1")
+    assert shown == await client.schedule.get("t", MessageId(LEDGER, 1))
+    assert (shown.id, shown.schedule_key, shown.deliver_at) == ((LEDGER, 1), "order-1", pending + HOUR)
+    assert (shown.state, shown.revision, shown.payload) == (ScheduledState.WAITING, 0, None)
+    assert (shown.key, dict(shown.properties), shown.ttl, shown.event_time) == ("k", {"a": "b"}, None, None)
+    assert (await client.schedule.get("t", MessageId(LEDGER, 1), payload=True)).payload == b"1"
+    with pytest.raises(postdate.NotFound) as caught:
+        await client.schedule.get("t", MessageId(LEDGER, 5))
+    assert caught.value.reason == "SCHEDULED_NOT_FOUND"
+
+
+async def test_list_goes_through_all_pages_in_due_order(
+    broker: FakeBroker, client: postdate.Client, pending: datetime
+) -> None:
+    listed = [each async for each in client.schedule.list("t", payloads=True)]
+    assert [each.payload for each in listed] == [b"0", b"1", b"2", b"3", b"4"]
+    some = client.schedule.list("t", start=pending + HOUR, end=pending + 3 * HOUR, key_prefix="order-")
+    assert [each.id.entry_id async for each in some] == [1, 2]
+    first = asked(broker, schedule_pb2.ListScheduledRequest)[-1]
+    assert first.due.start_ms == round((pending + HOUR).timestamp() * 1000)
+    assert [each.id.entry_id async for each in client.schedule.list("t", limit=3)] == [0, 1, 2]
+    assert [each.page_size for each in asked(broker, schedule_pb2.ListScheduledRequest)[-2:]] == [3, 1]
+    assert [each async for each in client.schedule.list("t", key_prefix="x")] == []
+
+
+async def test_counts_come_in_bars(broker: FakeBroker, client: postdate.Client, pending: datetime) -> None:
+    counts = await client.schedule.count(
+        "t", start=pending + HOUR, end=pending + 4 * HOUR, width=timedelta(hours=2)
+    )
+    assert counts.bars == (
+        postdate.ScheduledBar(pending + HOUR, 2, 20),
+        postdate.ScheduledBar(pending + 3 * HOUR, 1, 10),
+    )
+    assert (counts.before, counts.after, counts.messages, counts.exact) == (1, 1, 3, True)
+    broker.knobs.counts_exact = False
+    one = await client.schedule.count("t", "t")
+    assert ([bar.messages for bar in one.bars], one.exact) == ([10], False)
+
+
+async def test_one_message_is_cancelled_or_moved_with_a_definite_answer(
+    client: postdate.Client, pending: datetime
+) -> None:
+    outcome = await client.schedule.cancel("t", schedule_key="order-1", dry_run=True)
+    assert outcome == await client.schedule.cancel("t", schedule_key="order-1")
+    assert (outcome.done, outcome.id, outcome.deliver_at, outcome.delivered_to) == (
+        True,
+        (LEDGER, 1),
+        None,
+        (),
+    )
+    assert (await client.schedule.cancel("t", MessageId(LEDGER, 1))).result is CANCELLED
+    nobody = await client.schedule.cancel("t", schedule_key="nobody")
+    assert (nobody.result, nobody.id, nobody.schedule_key) == (NOT_FOUND, None, "nobody")
+    late = await client.schedule.move("t", MessageId(LEDGER, 5), shift=HOUR)
+    assert (late.result, late.delivered_to) == (DELIVERED, ("billing", "audit"))
+    moved = await client.schedule.move("t", schedule_key="order-2", deliver_at=pending)
+    assert (moved.result, moved.deliver_at) == (DONE, pending)
+    moved = await client.schedule.move("t", schedule_key="order-2", shift=-HOUR)
+    assert moved.deliver_at == pending - HOUR
+    assert (await client.schedule.get("t", schedule_key="order-2")).revision == 2
+
+
+async def test_send_now_delivers_at_once(client: postdate.Client, pending: datetime) -> None:
+    async with client.subscribe("t", "s") as subscription:
+        assert (await anext(subscription)).payload == b"due"
+        assert (await client.schedule.send_now("t", schedule_key="order-4")).done
+        assert (await anext(subscription)).payload == b"4"
+
+
+async def test_many_ids_go_in_calls_of_bounded_size_each_name_once(
+    broker: FakeBroker, client: postdate.Client, pending: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postdate.schedule.NAMES_MAX", 2)
+    seen: list[tuple[int, int]] = []
+    change = await client.schedule.cancel_many(
+        "t", ids(0, 1, 2, 0, 5, 9, 1), progress=lambda done, total: seen.append((done, total))
+    )
+    assert (change.done, change.matched) == (3, 4)
+    assert change.counts == {DONE: 3, DELIVERED: 1, NOT_FOUND: 1}
+    assert sorted((each.id, each.result) for each in change.not_done if each.id) == [
+        ((LEDGER, 5), DELIVERED),
+        ((LEDGER, 9), NOT_FOUND),
+    ]
+    assert sorted(seen)[-1] == (5, 5)
+    requests = asked(broker, schedule_pb2.CancelScheduledRequest)
+    assert sorted(list(each.selector.entries[0].entry_ids) for each in requests) == [[0, 1], [2, 5], [9]]
+    assert len({each.request_id for each in requests}) == 3
+
+
+async def test_many_keys_are_moved(client: postdate.Client, pending: datetime) -> None:
+    change = await client.schedule.move_many("t", schedule_keys=["order-0", "order-0", "x"], shift=HOUR)
+    assert (change.done, [each.schedule_key for each in change.not_done]) == (1, ["x"])
+    assert (await client.schedule.get("t", schedule_key="order-0")).deliver_at == pending + HOUR
+    nothing = await client.schedule.cancel_many("t")
+    assert (nothing.done, nothing.matched, nothing.not_done) == (0, 0, ())
+
+
+async def test_a_broker_that_takes_fewer_names_gets_them_in_smaller_calls(
+    broker: FakeBroker, client: postdate.Client, pending: datetime
+) -> None:
+    broker.knobs.schedule_names_max = 2
+    assert (await client.schedule.cancel_many("t", ids(0, 1, 2))).done == 3
+    assert (await client.schedule.cancel_matching("t")).done == 2
+    sizes = [each.page_size for each in asked(broker, schedule_pb2.CancelScheduledRequest)]
+    assert sizes[-2:] == [5_000, 0]
+
+
+async def test_all_that_match_are_changed_page_by_page(
+    broker: FakeBroker, client: postdate.Client, pending: datetime
+) -> None:
+    assert await client.schedule.count_matching("t", start=pending + HOUR, key_prefix="order-") == 4
+    seen: list[tuple[int, int]] = []
+    change = await client.schedule.move_matching(
+        "t",
+        start=pending + HOUR,
+        key_prefix="order-",
+        shift=HOUR,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert (change.done, change.matched, seen) == (4, 4, [(2, 4), (4, 4)])
+    pages = asked(broker, schedule_pb2.RescheduleRequest)
+    assert (len(pages), len({each.request_id for each in pages})) == (2, 2)
+    times = [each.deliver_at async for each in client.schedule.list("t")]
+    assert times == [pending, *(pending + i * HOUR for i in range(2, 6))]
+    dry = await client.schedule.cancel_matching("t", end=pending + HOUR, dry_run=True)
+    assert (dry.done, await client.schedule.count_matching("t")) == (1, 5)
+    assert (await client.schedule.cancel_matching("t")).done == 5
+
+
+async def test_a_call_that_fails_on_the_way_leaves_what_others_did(
+    broker: FakeBroker, client: postdate.Client, pending: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.knobs.schedule_errors.extend((None, UNAVAILABLE))
+    with pytest.raises(postdate.PartlyChanged) as caught:
+        await client.schedule.cancel_matching("t")
+    assert (caught.value.change.done, caught.value.change.matched) == (2, 5)
+    assert isinstance(caught.value.__cause__, postdate.InvalidRequest)
+    monkeypatch.setattr("postdate.schedule.NAMES_MAX", 1)
+    broker.knobs.schedule_errors.extend((None, UNAVAILABLE))
+    with pytest.raises(postdate.PartlyChanged, match="changed, then a call failed: broken"):
+        await client.schedule.cancel_many("t", ids(2, 3, 4))
+    broker.knobs.schedule_errors.append(UNAVAILABLE)
+    with pytest.raises(postdate.InvalidRequest, match="broken"):
+        await client.schedule.cancel_many("t", ids(2))
+
+
+async def test_arguments_that_make_no_sense_are_refused_before_anything_is_sent(
+    broker: FakeBroker, client: postdate.Client
+) -> None:
+    naive = datetime(2100, 1, 1)
+    one = MessageId(1, 1)
+    schedule = client.schedule
+    for call in (
+        schedule.get("t"),
+        schedule.get("t", one, schedule_key="a"),
+        schedule.cancel("t"),
+        schedule.cancel_many("t", [one], schedule_keys=["a"]),
+        schedule.cancel_matching("t", start=naive),
+        schedule.move("t", one),
+        schedule.move("t", one, shift=HOUR, deliver_after=HOUR),
+        schedule.move("t", one, deliver_at=naive),
+        schedule.move("t", one, deliver_after=-HOUR),
+        schedule.move("t", one, shift=timedelta.max),
+        schedule.count("t", width=timedelta(0)),
+        schedule.count("t", end=naive),
+        anext(schedule.list("t", start=naive)),
+    ):
+        with pytest.raises(ValueError, match=r"\w"):
+            await call
+    shift: Any = 5
+    with pytest.raises(TypeError):
+        await schedule.move("t", one, shift=shift)
+    assert broker.unary == []
+
+
+async def test_a_fraction_of_a_millisecond_makes_a_shift_later(
+    broker: FakeBroker, client: postdate.Client, pending: datetime
+) -> None:
+    for shift in (timedelta(microseconds=1), timedelta(microseconds=-1)):
+        await client.schedule.move("t", MessageId(LEDGER, 0), shift=shift, dry_run=True)
+    assert [each.shift_ms for each in asked(broker, schedule_pb2.RescheduleRequest)] == [1, 0]

@@ -1,0 +1,107 @@
+"""Stale rows by name: against a set of tuples; and what a tracker makes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyroaring import BitMap
+
+from broker.delayed.near import Columns, NearEntries
+from broker.delayed.stale import StaleEntries, StaleRows
+from broker.delayed.tracker import DueChunk
+from broker.storage.amendments import GONE, NONE, Amendments
+
+AFTER_ALL = (1 << 62, 0, 0)
+
+rows = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), max_size=12)
+steps = st.lists(st.tuples(st.booleans(), st.integers(1, 3), rows), max_size=20)
+
+
+def columns_of(some: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    ids = np.array([entry_id for entry_id, _ in some], dtype=np.uint32)
+    return ids, np.array([time << 40 for _, time in some], dtype=np.int64)
+
+
+@settings(deadline=None)
+@given(steps)
+def test_rows_are_kept_each_once(steps):
+    stale, expected = StaleEntries(), set()
+    for adds, ledger_id, some in steps:
+        named = {(ledger_id, *row) for row in some}
+        if adds:
+            stale.add(ledger_id, *columns_of(some))
+            expected |= named
+        else:
+            stale.remove(ledger_id, *columns_of(some))
+            expected -= named
+        assert stale.count == len(expected)
+        assert sorted(stale.times().tolist()) == sorted(time << 40 for *_, time in expected)
+        for each in (1, 2, 3):
+            assert stale.has_any_of(each) == any(ledger_id == each for ledger_id, *_ in expected)
+    assert stale.memory_bytes() == 12 * stale.count
+
+
+def chunk_of(*keys: tuple[int, int, int]) -> DueChunk:
+    times, ledger_ids, entry_ids = zip(*keys, strict=True)
+    return DueChunk(np.array(times), np.array(ledger_ids), np.array(entry_ids, dtype=np.uint32))
+
+
+def test_what_is_taken_is_left_without_stale_rows_which_are_forgotten():
+    amendments: dict[int, Amendments] = {1: NONE.cancel(BitMap([5])), 2: GONE}
+    stale = StaleRows(amendments.get)
+    taken = chunk_of((10, 1, 4), (11, 1, 5), (12, 2, 9), (13, 3, 5))
+    assert stale.without(taken) is taken, "nothing is stale as far as is known: nobody looks"
+    stale.note(Columns(np.array([11, 12]), np.array([1, 2]), np.array([5, 9], np.uint32)), (0, 0, 0))
+    left = stale.without(taken)
+    assert list(zip(left.ledger_ids.tolist(), left.entry_ids.tolist(), strict=True)) == [(1, 4), (3, 5)]
+    assert stale.surplus == 0
+
+
+def test_what_was_taken_before_does_not_become_stale():
+    stale = StaleRows(lambda ledger_id: None)
+    stale.note(Columns(np.array([11, 12]), np.array([1, 1]), np.array([5, 6], np.uint32)), (11, 1, 5))
+    assert stale.entries.times().tolist() == [12]
+
+
+def test_what_a_seal_left_out_counts_on_where_it_was_loaded():
+    """Near holds the row as well, until it is taken."""
+    stale = StaleRows(lambda ledger_id: None)
+    some = Columns(np.array([11, 12]), np.array([1, 1]), np.array([5, 6], np.uint32))
+    stale.note(some, (0, 0, 0))
+    stale.left_out([some], (0, 0, 0), (12, 0, 0), 1, by_merge=False)
+    assert stale.entries.times().tolist() == [11]
+
+
+def test_a_row_that_is_added_again_is_not_stale_and_may_be_there_twice():
+    stale = StaleRows(lambda ledger_id: None)
+    ids, times = columns_of([(5, 1), (6, 2)])
+    stale.note(Columns(times, np.array([1, 1]), ids), (0, 0, 0))
+    stale.revived(1, ids[:1], times[:1])
+    assert (stale.entries.count, stale.doubles, stale.surplus) == (1, 1, 2)
+    stale.met(1)
+    assert (stale.entries.count, stale.doubles, stale.surplus) == (1, 0, 1)
+
+
+def test_of_rows_that_a_merge_left_out_those_that_were_there_twice_are_known_by_their_number():
+    stale = StaleRows(lambda ledger_id: None)
+    ids, times = columns_of([(5, 1)])
+    row = Columns(times, np.array([1]), ids)
+    stale.note(row, (0, 0, 0))
+    stale.revived(1, ids, times)
+    stale.note(row, (0, 0, 0))  # moved away again: two rows of it count for nothing
+    assert stale.surplus == 2
+    stale.left_out([row, row], (0, 0, 0), (0, 0, 0), 2, by_merge=True)
+    assert stale.surplus == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 2), st.integers(0, 9)), unique=True, min_size=1))
+def test_near_forgets_entries_under_just_these_times(keys):
+    near = NearEntries()
+    chunk = chunk_of(*keys)
+    near.add(Columns(chunk.deliver_at_ms, chunk.ledger_ids, chunk.entry_ids))
+    gone = chunk_of(*keys[::2], (99, 1, 1))
+    near.remove(Columns(gone.deliver_at_ms, gone.ledger_ids, gone.entry_ids))
+    left = near.rows_between((0, 0, 0), AFTER_ALL)
+    assert [left.key(row) for row in range(len(left))] == sorted(keys[1::2])
+    assert near.count() == len(keys[1::2])

@@ -1,0 +1,102 @@
+"""Answers that are remembered: by request_id, for a while, and not too many."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.errors import InvalidRequest, NotFound
+from broker.rpc.answers import Answers
+from broker.settings import MIB
+from broker.testing.sim_clock import SimClock
+from postdate.v1 import schedule_pb2
+from tests.unit.rpc.fake_schedule import HandTime
+
+
+class Asked:
+    """Counts how often a change is made."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        self.count = 0
+
+    async def once(self, request_id: str, size: int = 1, *, dry_run: bool = False) -> bytes:
+        async def change() -> bytes:
+            self.count += 1
+            return bytes(size)
+
+        request = schedule_pb2.CancelScheduledRequest(request_id=request_id, dry_run=dry_run)
+        return await self.answers.once("t", request, change)
+
+
+@pytest.fixture
+def time() -> HandTime:
+    return HandTime()
+
+
+@pytest.fixture
+def asked(time: HandTime) -> Asked:
+    return Asked(Answers(SimClock(time, 0)))
+
+
+async def test_a_change_is_made_once_for_ten_minutes(asked: Asked, time: HandTime):
+    for _ in range(3):
+        await asked.once("a")
+    assert asked.count == 1
+    await asked.once("")
+    await asked.once("")
+    assert asked.count == 3
+    time.advance(600_000)
+    await asked.once("a")
+    assert asked.count == 4
+
+
+async def test_an_id_is_for_one_request(asked: Asked):
+    await asked.once("a")
+    with pytest.raises(InvalidRequest, match="another request"):
+        await asked.once("a", dry_run=True)
+
+
+async def test_many_bytes_of_answers_push_the_oldest_out(asked: Asked):
+    for i in range(9):
+        await asked.once(f"{i}", 8 * MIB)
+    assert asked.count == 9
+    await asked.once("8", 8 * MIB)  # the newest eight are known
+    await asked.once("1", 8 * MIB)
+    assert asked.count == 9
+    await asked.once("0", 8 * MIB)  # is new again, and pushes the next one out
+    await asked.once("2", 8 * MIB)
+    assert asked.count == 10
+    await asked.once("1", 8 * MIB)
+    assert asked.count == 11
+
+
+async def test_small_answers_are_limited_by_their_number(asked: Asked):
+    for i in range(10_001):
+        await asked.once(f"{i}")
+    await asked.once("1")
+    assert asked.count == 10_001
+    await asked.once("0")
+    assert asked.count == 10_002
+
+
+async def test_a_repeat_waits_for_the_answer_that_is_on_its_way_and_a_failure_is_not_remembered(
+    time: HandTime,
+):
+    answers, gate, count = Answers(SimClock(time, 0)), asyncio.Event(), 0
+
+    async def change() -> bytes:
+        nonlocal count
+        count += 1
+        await gate.wait()
+        if count == 1:
+            raise NotFound("no")
+        return b"x"
+
+    request = schedule_pb2.CancelScheduledRequest(request_id="a")
+    calls = [asyncio.ensure_future(answers.once("t", request, change)) for _ in range(3)]
+    await asyncio.sleep(0)
+    gate.set()
+    assert {type(each) for each in await asyncio.gather(*calls, return_exceptions=True)} == {NotFound}
+    assert (count, await answers.once("t", request, change), count) == (1, b"x", 2)

@@ -1,0 +1,122 @@
+"""`client.schedule` and `postdate schedule` with a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import postdate
+from postdate import ChangeResult, OutgoingMessage, cli
+from tests.wire.conftest import Serve, Wire, within
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+async def client(wire: Wire) -> AsyncIterator[postdate.Client]:
+    async with postdate.connect(wire.server.grpc_address) as connected:
+        yield connected
+
+
+def soon() -> datetime:
+    now = datetime.now(UTC) + HOUR
+    return now.replace(microsecond=now.microsecond // 1_000 * 1_000)
+
+
+async def produce(
+    client: postdate.Client, count: int, start: datetime, **fields: Any
+) -> list[postdate.MessageId]:
+    """Messages a second apart."""
+    async with client.producer("t") as producer:
+        messages = [
+            OutgoingMessage(
+                b"%d" % i, deliver_at=start + timedelta(seconds=i), schedule_key=f"order-{i}", **fields
+            )
+            for i in range(count)
+        ]
+        return (await producer.send_many(messages)).ids()
+
+
+async def test_the_way_of_one_message(client: postdate.Client):
+    start = soon()
+    async with client.producer("t") as producer, client.subscribe("t", "s") as subscription:
+        receipt = await producer.send(b"close", deliver_at=start, schedule_key="order-17")
+        with pytest.raises(postdate.AlreadyExists):
+            await producer.send(b"again", deliver_at=start, schedule_key="order-17")
+        shown = await client.schedule.get("t", schedule_key="order-17", payload=True)
+        assert (shown.id, shown.payload, shown.deliver_at) == (receipt.id, b"close", start)
+        moved = await client.schedule.move("t", schedule_key="order-17", shift=-HOUR / 2)
+        assert (moved.done, moved.deliver_at) == (True, start - HOUR / 2)
+        newer = await producer.send(b"other", deliver_at=start, schedule_key="order-17", replace=True)
+        assert (await client.schedule.cancel("t", receipt.id)).result is ChangeResult.ALREADY_CANCELLED
+        assert (await client.schedule.get("t", schedule_key="order-17")).id == newer.id
+        assert (await client.schedule.send_now("t", schedule_key="order-17")).done
+        message = await within(anext(subscription))
+        assert message.payload == b"other"
+        late = await client.schedule.cancel("t", newer.id)
+        assert (late.result, late.delivered_to) == (ChangeResult.ALREADY_DELIVERED, ("s",))
+        await message.ack()
+        with pytest.raises(postdate.NotFound):
+            await client.schedule.get("t", newer.id)
+
+
+async def test_many_are_seen_and_changed(client: postdate.Client, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("postdate.schedule.NAMES_MAX", 70)
+    monkeypatch.setattr("postdate.schedule._PAGE_SIZE", 90)
+    start = soon()
+    ids = await produce(client, 300, start)
+    assert [each.id async for each in client.schedule.list("t")] == ids
+    counts = await client.schedule.count("t", start=start, width=timedelta(minutes=1))
+    assert [bar.messages for bar in counts.bars] == [60] * 5
+    seen: list[tuple[int, int]] = []
+    change = await client.schedule.cancel_many("t", ids[::2], progress=lambda *each: seen.append(each))
+    assert (change.done, change.matched, max(seen)) == (150, 150, (150, 150))
+    assert await client.schedule.count_matching("t", key_prefix="order-1") == 1 + 5 + 50
+    moved = await client.schedule.move_matching("t", end=start + timedelta(seconds=100), shift=HOUR)
+    assert (moved.done, moved.not_done) == (50, ())
+    times = [each.deliver_at async for each in client.schedule.list("t")]
+    assert (len(times), times) == (150, sorted(times))
+    again = await client.schedule.cancel_many("t", schedule_keys=[f"order-{i}" for i in range(300)])
+    assert again.counts == {ChangeResult.DONE: 150, ChangeResult.NOT_FOUND: 150}
+    assert [each async for each in client.schedule.list("t")] == []
+
+
+async def test_a_broker_with_a_lower_limit_is_asked_for_less(serve: Serve):
+    wire = await serve(schedule_names_max=7)
+    async with postdate.connect(wire.server.grpc_address) as client:
+        ids = await produce(client, 30, soon())
+        assert (await client.schedule.cancel_many("t", ids[:20])).done == 20
+        assert (await client.schedule.cancel_matching("t")).done == 10
+
+
+async def test_the_command_with_a_broker(
+    wire: Wire, client: postdate.Client, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("POSTDATE_ADDRESS", wire.server.grpc_address)
+    await client.subscriptions.create("t", "s")
+    await produce(client, 130, soon())
+
+    async def run(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = await asyncio.to_thread(cli.run, ("schedule", *arguments))
+        return (code, *capfd.readouterr())
+
+    code, out, err = await run("list", "t", "-o", "jsonl")
+    assert (code, len(out.splitlines()), err[:14]) == (0, 100, "the first 100;")
+    code, out, _ = await run("histogram", "t", "--width", "1m")
+    assert (code, out.splitlines()[0].startswith("130 messages due, in bars of 1m")) == (0, True)
+    code, out, err = await run("cancel", "t", "--key-prefix", "order-1", "-o", "json")
+    assert (code, json.loads(out), "--yes" in err) == (0, {"matched": 41, "cancelled": 0}, True)
+    code, out, _ = await run("cancel", "t", "--key-prefix", "order-1", "--yes", "-o", "json")
+    assert (code, json.loads(out)["cancelled"]) == (0, 41)
+    code, out, _ = await run("send-now", "t", "-k", "order-20", "-k", "order-1", "-o", "json")
+    assert (code, json.loads(out)["sent"]) == (5, 1)
+    assert (await client.receive("t", "s", wait=timedelta(seconds=5))).messages[0].payload == b"20"
+    assert (await run("get", "t", "--schedule-key", "order-20"))[0] == 3
+    code, out, _ = await run("get", "t", "--schedule-key", "order-21", "-o", "json")
+    assert (code, json.loads(out)["state"]) == (0, "WAITING")
