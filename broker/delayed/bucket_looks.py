@@ -55,11 +55,10 @@ def histogram_over(
     exact = [near.times_between(floor_ms, NEVER_MS)]
     exact += [bucket.waiting_times(floor_ms, NEVER_MS, loaded_end) for bucket in memory]
     exact += [bucket.window.deliver_at_ms for bucket in buckets]
-    surplus = stale.surplus_times()
     found = histogram_of(
         exact,
         [bucket.unread_spread() for bucket in buckets],
-        stale.entries.times() if surplus is None else surplus,
+        stale.surplus_times(),
         floor_ms=floor_ms,
         start_ms=start_ms,
         end_ms=end_ms,
@@ -67,4 +66,4 @@ def histogram_over(
     )
     # Of a ledger that was discarded, what lies in unread segments still counts (B10).
     is_clean = not any(bucket.discarded and bucket.first_unread_key for bucket in buckets)
-    return replace(found, is_exact=found.is_exact and is_clean and surplus is not None)
+    return replace(found, is_exact=found.is_exact and is_clean)

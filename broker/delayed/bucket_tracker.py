@@ -210,20 +210,25 @@ class BucketTracker:
 
     def count(self) -> int:
         in_memory = sum(bucket.waiting for bucket in self._in_memory())
-        rows = self._near.count() + in_memory + sum(bucket.waiting for bucket in self._buckets)
-        for times in self._near.take_doubles():
-            self._stale.met_at(times)
+        rows = self._near_count() + in_memory + sum(bucket.waiting for bucket in self._buckets)
         return max(0, rows - self._stale.surplus)
+
+    def _near_count(self) -> int:
+        count = self._near.count()  # what was added meets what was there
+        for rows in self._near.take_doubles():
+            self._stale.doubles.take_rows(rows)
+        return count
 
     @property
     def is_exact(self) -> bool:
-        """Whether every entry counts once, and what is stale not at all; see B10."""
+        """Whether the counts are right; see B10."""
         return self._stale.is_exact_at(self._frontier.deliver_at_ms)
 
     def histogram(self, start_ms: int, end_ms: int, width_ms: int, floor_ms: int = 0) -> Histogram:
         """See the protocol. The entries of a segment that was not read count as spread evenly over its times."""
         limits = {"start_ms": start_ms, "end_ms": end_ms, "width_ms": width_ms, "floor_ms": floor_ms}
         memory, buckets = self._in_memory(), self._buckets
+        self._near_count()
         found = histogram_over(self._near, memory, buckets, self._stale, self._loaded_end, **limits)
         return replace(found, is_exact=found.is_exact and self.is_exact)
 
@@ -520,9 +525,7 @@ class BucketTracker:
                 sealed.discard(ledger_id)
             sealed.state = BucketState.LIVE
             self._buckets.append(sealed)
-        waiting_less = frozen.waiting - (sealed.waiting if sealed is not None else 0)
-        marks = self._frontier, self._loaded_end
-        self._stale.left_out(not_needed.left_out, *marks, waiting_less, by_merge=False)
+        self._left_out(not_needed, by_merge=False)
         self._count(seals=1, sealed_entries=sealed.metadata.count if sealed is not None else 0)
         self._drop_spent()
 
@@ -533,9 +536,7 @@ class BucketTracker:
         merged: SealedBucket | None,
         not_needed: NotNeeded,
     ) -> None:
-        waiting = sum(bucket.waiting for bucket in sources) - (merged.waiting if merged is not None else 0)
-        marks = self._frontier, self._loaded_end
-        self._stale.left_out(not_needed.left_out, *marks, waiting, by_merge=True)
+        self._left_out(not_needed, by_merge=True)
         at = self._buckets.index(sources[0])
         assert self._buckets[at : at + len(sources)] == sources
         self._buckets[at : at + len(sources)] = [] if merged is None else [merged]
@@ -588,6 +589,10 @@ class BucketTracker:
         return NotNeeded(
             self._frontier, {key: found for key, found in amendments.items() if found is not None}
         )
+
+    def _left_out(self, not_needed: NotNeeded, *, by_merge: bool) -> None:
+        rows, marks = (not_needed.left_out, not_needed.doubles), (self._frontier, self._loaded_end)
+        self._stale.left_out(*rows, *marks, by_merge=by_merge)
 
     def _count(self, **more: int) -> None:
         self.counters = replace(

@@ -75,6 +75,8 @@ class NotNeeded:
     amendments: dict[int, Amendments]
     left_out: list[Columns] = field(default_factory=list)
     """Gathers the rows after the frontier that the amendments made stale."""
+    doubles: list[Columns] = field(default_factory=list)
+    """Gathers the rows that were there once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,9 @@ class BucketWriter:
         if not runs:
             return None
         builder = limits.builder(await self._in_thread(lambda: _spans_of(runs)))
-        rows = [await self._in_thread(partial(_sorted_rows, run, builder)) for run in runs]
-        segments = await self._in_thread(lambda: _encode_runs(builder, rows))
+        doubles = not_needed.doubles
+        rows = [await self._in_thread(partial(_sorted_rows, run, builder, doubles)) for run in runs]
+        segments = await self._in_thread(lambda: _encode_runs(builder, rows, doubles))
         metadata = builder.metadata(new.topic_id, new.bucket_id, new.start, new.end)
         return await self._storage.save_all(new.bucket_id, metadata, builder.bitmaps, segments)
 
@@ -217,7 +220,9 @@ class _Merge:
             return
         taken = self._runs.step()
         if taken.doubles is not None:
-            self.kept.remove(self._columns(taken.doubles))
+            doubles = _columns(taken.doubles, self._builder)
+            self.kept.remove(doubles)
+            self._not_needed.doubles.append(doubles)
         for segment in self._builder.add(taken.rows.times, taken.rows.ordinals):
             self._writer.append(segment)
 
@@ -242,9 +247,6 @@ class _Merge:
         self._next[run] = segment + 1
         is_last = segment + 1 == source.bucket.segment_count
         self._runs.feed(run, Rows(columns.deliver_at_ms, ordinals), is_last=is_last)
-
-    def _columns(self, rows: Rows) -> Columns:
-        return Columns(rows.times, *self._builder.ordinals.to_positions(rows.ordinals))
 
 
 def _add_segments(tally: Tally, bucket: SealedBucket, first: int, segments: Sequence[bytes]) -> None:
@@ -313,12 +315,19 @@ def _by_ledger(ledger_ids: Int64Column, entry_ids: UInt32Column) -> Iterator[tup
     yield from zip(ids, np.split(entry_ids, starts), strict=True)
 
 
-def _sorted_rows(run: Columns, builder: SnapshotBuilder) -> Rows:
+def _sorted_rows(run: Columns, builder: SnapshotBuilder, doubles: list[Columns]) -> Rows:
     ordinals = builder.ordinals.to_ordinals(run.ledger_ids, run.entry_ids)
-    return sort_rows(Rows(run.deliver_at_ms, ordinals)).rows
+    taken = sort_rows(Rows(run.deliver_at_ms, ordinals))
+    if taken.doubles is not None:
+        doubles.append(_columns(taken.doubles, builder))
+    return taken.rows
 
 
-def _encode_runs(builder: SnapshotBuilder, runs: Sequence[Rows]) -> list[bytes]:
+def _columns(rows: Rows, builder: SnapshotBuilder) -> Columns:
+    return Columns(rows.times, *builder.ordinals.to_positions(rows.ordinals))
+
+
+def _encode_runs(builder: SnapshotBuilder, runs: Sequence[Rows], doubles: list[Columns]) -> list[bytes]:
     """All segments of some sorted runs."""
     segments: list[bytes] = []
     merged = MergeRuns(len(runs))
@@ -328,8 +337,10 @@ def _encode_runs(builder: SnapshotBuilder, runs: Sequence[Rows]) -> list[bytes]:
             end = following[run] + _STEP_ROWS
             merged.feed(run, runs[run].part(slice(following[run], end)), is_last=end >= len(runs[run]))
             following[run] = end
-        rows = merged.step().rows
-        segments += builder.add(rows.times, rows.ordinals)
+        taken = merged.step()
+        if taken.doubles is not None:
+            doubles.append(_columns(taken.doubles, builder))
+        segments += builder.add(taken.rows.times, taken.rows.ordinals)
         _let_go()
     return segments + builder.end()
 

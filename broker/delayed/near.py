@@ -59,9 +59,7 @@ class NearEntries:
         self._blocks: list[Columns] = []
         self._added: list[Columns] = []
         self._count = 0  # of the blocks' rows
-        self._doubles: list[
-            Int64Column
-        ] = []  # times of rows that were dropped since they were last asked for
+        self._doubles: list[Columns] = []  # dropped since they were last asked for
 
     def add(self, columns: Columns) -> None:
         """Keep entries in any order of time; the arrays become ours."""
@@ -180,14 +178,10 @@ class NearEntries:
         self._blocks = blocks
         self._count = sum(len(block) for block in blocks)
         if self._count < sum(map(len, everything)):
-            kept = np.sort(np.concatenate([block.deliver_at_ms for block in blocks]))
-            times = np.sort(np.concatenate([part.deliver_at_ms for part in everything]))
-            before, counts = np.unique(times, return_counts=True)
-            ends = np.searchsorted(kept, before, side="right")
-            self._doubles.append(np.repeat(before, counts - ends + np.searchsorted(kept, before)))
+            self._doubles.append(_doubles_in(concatenate(everything)))
 
-    def take_doubles(self) -> list[Int64Column]:
-        """The times of the rows that were dropped since the last call because they were there."""
+    def take_doubles(self) -> list[Columns]:
+        """The rows that were dropped since the last call because they were there."""
         doubles, self._doubles = self._doubles, []
         return doubles
 
@@ -272,6 +266,12 @@ def sort_unique(columns: Columns) -> Columns:
         return columns
     columns = columns.part(np.lexsort((columns.entry_ids, columns.ledger_ids, columns.deliver_at_ms)))
     return columns.part(np.concatenate(([True], _rises(columns))))
+
+
+def _doubles_in(columns: Columns) -> Columns:
+    """Of rows in any order, each that was there before."""
+    columns = columns.part(np.lexsort((columns.entry_ids, columns.ledger_ids, columns.deliver_at_ms)))
+    return columns.part(np.concatenate(([False], ~_rises(columns))))
 
 
 def _rises(columns: Columns) -> Array:

@@ -7,13 +7,13 @@ amendments, so nothing is lost or sent because of what stands here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import numpy as np
 
 from broker.delayed.bucket_storage import BucketSnapshotStorage
 from broker.delayed.mutable_bucket import NEVER_MS
-from broker.delayed.near import Columns, Key, key_after, rows_before
+from broker.delayed.near import NO_COLUMNS, Columns, Key, concatenate, key_after, rows_before
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.delayed.tracker import DueChunk
 from broker.errors import PostdateError
@@ -46,40 +46,39 @@ class StaleEntries:
         places, is_held = _find(held, new)
         self._put(ledger_id, held, np.insert(held, places[~is_held], new[~is_held]))
 
-    def remove(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> Int64Column:
-        """Forget rows of one ledger, as far as they are there; the times of those."""
+    def remove(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> Columns:
+        """Forget rows of one ledger, as far as they are there; those that were."""
         held = self._keys.get(ledger_id)
         if held is None:
-            return np.empty(0, dtype=np.int64)
+            return NO_COLUMNS
         wanted = np.unique(_keys(entry_ids, deliver_at_ms))
         places, is_held = _find(held, wanted)
         self._put(ledger_id, held, np.delete(held, places[is_held]))
-        return wanted[is_held].view(_KEY)["deliver_at_ms"].astype(np.int64)
+        return _rows(ledger_id, wanted[is_held])
 
-    def add_rows(self, rows: Columns) -> list[Columns]:
-        """Note rows of any ledgers; those that were there already."""
-        known = []
+    def add_rows(self, rows: Columns) -> None:
+        """Note rows of any ledgers."""
         for ledger_id in np.unique(rows.ledger_ids).tolist():
-            part = rows.part(rows.ledger_ids == ledger_id)
-            held = self._keys.get(ledger_id, _NO_KEYS)
-            _, is_held = _find(held, _keys(part.entry_ids, part.deliver_at_ms))
-            if is_held.any():
-                known.append(part.part(is_held))
-            self.add(ledger_id, part.entry_ids, part.deliver_at_ms)
-        return known
+            at = rows.ledger_ids == ledger_id
+            self.add(ledger_id, rows.entry_ids[at], rows.deliver_at_ms[at])
 
-    def remove_rows(self, rows: Columns) -> int:
-        """Forget rows of any ledgers, as far as they are there; how many were."""
-        before = self.count
+    def known_among(self, rows: Columns) -> Columns:
+        """Those of some rows that are here."""
+        known = [NO_COLUMNS]
+        for ledger_id, keys in _keys_by_ledger(rows):
+            _, is_held = _find(self._keys.get(ledger_id, _NO_KEYS), keys)
+            known.append(_rows(ledger_id, keys[is_held]))
+        return concatenate(known)
+
+    def remove_rows(self, rows: Columns) -> None:
+        """Forget rows of any ledgers, as far as they are there."""
         for ledger_id in np.unique(rows.ledger_ids).tolist():
             at = rows.ledger_ids == ledger_id
             self.remove(ledger_id, rows.entry_ids[at], rows.deliver_at_ms[at])
-        return before - self.count
 
     def times(self) -> Int64Column:
         """The times of all rows, in any order."""
-        columns = [keys.view(_KEY)["deliver_at_ms"] for keys in self._keys.values()]
-        return np.concatenate([np.empty(0, dtype=np.int64), *columns]).astype(np.int64)
+        return _times(self._keys)
 
     def clear(self) -> None:
         self.count = 0
@@ -102,6 +101,24 @@ def _keys(entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> Array:
     return keys.view(_SORTABLE)
 
 
+def _rows(ledger_id: int, keys: Array) -> Columns:
+    """The rows of one ledger that keys name."""
+    fields = keys.view(_KEY)
+    ledger_ids = np.full(len(keys), ledger_id, dtype=np.int64)
+    return Columns(fields["deliver_at_ms"].astype(np.int64), ledger_ids, fields["entry_id"].astype(np.uint32))
+
+
+def _times(keys_by_ledger: dict[int, Array]) -> Int64Column:
+    columns = [keys.view(_KEY)["deliver_at_ms"] for keys in keys_by_ledger.values()]
+    return np.concatenate([np.empty(0, dtype=np.int64), *columns]).astype(np.int64)
+
+
+def _keys_by_ledger(rows: Columns) -> Iterator[tuple[int, Array]]:
+    for ledger_id in np.unique(rows.ledger_ids).tolist():
+        at = rows.ledger_ids == ledger_id
+        yield ledger_id, _keys(rows.entry_ids[at], rows.deliver_at_ms[at])
+
+
 def _find(held: Array, wanted: Array) -> tuple[Array, Array]:
     """Where sorted keys are or belong, and which of them are there."""
     places = np.searchsorted(held, wanted)
@@ -122,6 +139,47 @@ def is_current(columns: Columns, amendments_of: AmendmentsOf) -> Array:
     return current
 
 
+class Doubles:
+    """Rows that are there once more than they should be, each as often as that."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._keys: dict[int, Array] = {}  # by ledger, sorted
+
+    def add_rows(self, rows: Columns) -> None:
+        for ledger_id, keys in _keys_by_ledger(rows):
+            self._put(ledger_id, np.sort(np.concatenate((self._keys.get(ledger_id, _NO_KEYS), keys))))
+
+    def take_rows(self, rows: Columns) -> Columns:
+        """Remove rows, each as often as it is among them and here; those that were not here."""
+        if not self.count:
+            return rows
+        rest = [NO_COLUMNS]
+        for ledger_id, keys in _keys_by_ledger(rows):
+            held = self._keys.get(ledger_id, _NO_KEYS)
+            wanted, counts = np.unique(keys, return_counts=True)
+            first = np.searchsorted(held, wanted)
+            gone = np.minimum(np.searchsorted(held, wanted, side="right") - first, counts)
+            places = np.repeat(first - np.cumsum(gone) + gone, gone) + np.arange(gone.sum())
+            self._put(ledger_id, np.delete(held, places))
+            rest.append(_rows(ledger_id, np.repeat(wanted, counts - gone)))
+        return concatenate(rest)
+
+    def drop_before(self, time_ms: int) -> None:
+        for ledger_id, keys in list(self._keys.items()):
+            self._put(ledger_id, keys[keys.view(_KEY)["deliver_at_ms"] >= time_ms])
+
+    def times(self) -> Int64Column:
+        """The times of all rows, in any order."""
+        return _times(self._keys)
+
+    def _put(self, ledger_id: int, keys: Array) -> None:
+        self.count += len(keys) - len(self._keys.get(ledger_id, _NO_KEYS))
+        self._keys[ledger_id] = keys
+        if not len(keys):
+            del self._keys[ledger_id]
+
+
 class StaleRows:
     """The stale rows of one bucket tracker."""
 
@@ -130,16 +188,15 @@ class StaleRows:
         self._amendments_of = amendments_of
         self.is_sought = False
         """Whether more rows may be stale than are known."""
-        self.doubles = 0
-        """Rows that are there a second time: moved back to where they were."""
-        self._doubled_ms: list[Int64Column] = []  # their times
+        self.doubles = Doubles()
+        """Rows that are there again: moved back to where they were."""
         self._kept = 0  # after the last merge
         self._unsure_through_ms = 0
 
     @property
     def surplus(self) -> int:
         """Rows that the index holds and that count for nothing."""
-        return self.entries.count + self.doubles
+        return self.entries.count + self.doubles.count
 
     def note(self, rows: Columns, frontier: Key) -> None:
         """Rows became stale; those at or before the frontier are not in the index any more."""
@@ -154,56 +211,49 @@ class StaleRows:
         if current.all():
             return chunk
         gone, rows = columns.part(~current), columns.part(current)
-        if self.entries.remove_rows(gone) < len(
-            gone
-        ):  # second rows of some that a seal or merge has left out
-            self.met_at(gone.deliver_at_ms)
+        self._forget(gone)
         return DueChunk(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
 
-    def left_out(
-        self, rows: Sequence[Columns], frontier: Key, loaded_end: Key, waiting_less: int, *, by_merge: bool
-    ) -> None:
-        """A seal or merge has left stale rows out, and so many rows wait less now.
+    def _forget(self, gone: Columns) -> None:
+        """Rows are gone from the index. Of those that are there more than once the last one stays known as stale."""
+        self.entries.remove_rows(self.doubles.take_rows(gone))
 
-        Stale rows that were loaded are in near, and count until they are taken. What else waits no more was there
-        twice.
+    def left_out(
+        self,
+        rows: Sequence[Columns],
+        doubles: Sequence[Columns],
+        frontier: Key,
+        loaded_end: Key,
+        *,
+        by_merge: bool,
+    ) -> None:
+        """A seal or merge has left out stale rows, and rows that were there once more.
+
+        Those that were loaded are in near, and stale ones count until they are taken.
         """
-        removed = 0
         for columns in rows:
             is_loaded = rows_before(columns, loaded_end)
-            removed += self.entries.remove_rows(columns.part(~is_loaded))
-            self.note(columns.part(is_loaded), frontier)  # perhaps not found before
-        self.met(waiting_less - removed)
+            self._forget(columns.part(~is_loaded))
+            loaded = columns.part(is_loaded)  # perhaps not known before, and perhaps not stale any more
+            self.note(loaded.part(~is_current(loaded, self._amendments_of)), frontier)
+        for columns in doubles:
+            self.doubles.take_rows(columns.part(~rows_before(columns, loaded_end)))
+        self.doubles.drop_before(frontier[0])
         if by_merge:
             self._kept = self.entries.count
-
-    def met_at(self, deliver_at_ms: Int64Column) -> None:
-        """Rows of these times met others like them; not all of which we know to be doubles."""
-        known = [times[np.isin(times, deliver_at_ms)] for times in self._doubled_ms]
-        self.met(min(len(deliver_at_ms), sum(map(len, known))))
-
-    def met(self, count: int) -> None:
-        """So many rows met their doubles, and are there once now."""
-        self.doubles = max(0, self.doubles - count)
-        if not self.doubles:
-            self._doubled_ms.clear()
 
     def revived(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         """Rows are added (again): those that were stale are not any more, and the index holds them twice."""
         if self.entries.has_any_of(ledger_id):
-            revived = self.entries.remove(ledger_id, entry_ids, deliver_at_ms)
-            self.doubles += len(revived)
-            self._doubled_ms.append(revived)
+            self.doubles.add_rows(self.entries.remove(ledger_id, entry_ids, deliver_at_ms))
 
     def may_hold(self, ledger_id: int) -> bool:
         """Whether a row of a ledger may count for nothing."""
         return self.is_sought or self.entries.has_any_of(ledger_id)
 
-    def surplus_times(self) -> Int64Column | None:
-        """The times of the rows that count for nothing; None if some are not known: only some of the doubles met."""
-        if sum(map(len, self._doubled_ms)) != self.doubles:
-            return None
-        return np.concatenate([self.entries.times(), *self._doubled_ms])
+    def surplus_times(self) -> Int64Column:
+        """The times of the rows that count for nothing, in any order."""
+        return np.concatenate((self.entries.times(), self.doubles.times()))
 
     def is_exact_at(self, frontier_ms: int) -> bool:
         """Whether `surplus` is right: who was moved again and again before the start may be there twice."""
@@ -215,8 +265,8 @@ class StaleRows:
 
     def clear(self) -> None:
         self.entries.clear()
-        self.doubles = self._kept = self._unsure_through_ms = 0
-        self._doubled_ms.clear()
+        self.doubles = Doubles()
+        self._kept = self._unsure_through_ms = 0
 
     async def seek(
         self,
@@ -234,13 +284,12 @@ class StaleRows:
                 sought = list(buckets())
                 for bucket in sought:
                     async for rows in self._stale_of(storage, bucket, frontier()):
-                        doubles += found.add_rows(rows)
+                        doubles.append(found.known_among(rows))
+                        found.add_rows(rows)
                         self.note(rows, frontier())
                 if sought == list(buckets()):
                     for rows in doubles:  # those that were loaded have met in near
-                        times = rows.part(~rows_before(rows, loaded_end())).deliver_at_ms
-                        self.doubles += len(times)
-                        self._doubled_ms.append(times)
+                        self.doubles.add_rows(rows.part(~rows_before(rows, loaded_end())))
                     return
             self._unsure_through_ms = NEVER_MS
         finally:

@@ -110,6 +110,10 @@ async def test_the_command_with_a_broker(
     assert (code, len(out.splitlines()), err[:14]) == (0, 100, "the first 100;")
     code, out, _ = await run("histogram", "t", "--width", "1m")
     assert (code, out.splitlines()[0].startswith("130 messages due, in bars of 1m")) == (0, True)
+    assert (await run("histogram", "t", "--until", "1m"))[0] == 0
+    code, out, err = await run("cancel", "t", "--all", "--dry-run", "-o", "json")
+    assert (code, json.loads(out)) == (0, {"matched": 130, "would_be_cancelled": 130, "not_done": []})
+    assert err == "dry run: nothing was changed; 130 messages would be cancelled\n"
     code, out, err = await run("cancel", "t", "--key-prefix", "order-1", "-o", "json")
     assert (code, json.loads(out), "--yes" in err) == (0, {"matched": 41, "cancelled": 0}, True)
     code, out, _ = await run("cancel", "t", "--key-prefix", "order-1", "--yes", "-o", "json")
@@ -120,3 +124,23 @@ async def test_the_command_with_a_broker(
     assert (await run("get", "t", "--schedule-key", "order-20"))[0] == 3
     code, out, _ = await run("get", "t", "--schedule-key", "order-21", "-o", "json")
     assert (code, json.loads(out)["state"]) == (0, "WAITING")
+
+
+async def test_a_histogram_of_what_is_centuries_apart(
+    wire: Wire, client: postdate.Client, capfd: pytest.CaptureFixture[str]
+):
+    start = soon()
+    await produce(client, 5, start)
+    async with client.producer("t") as producer:
+        far = await producer.send(b"far", deliver_at=datetime(2900, 1, 1, tzinfo=UTC))
+
+    async def width() -> timedelta:
+        arguments = ("schedule", "histogram", "t", "-o", "json", "--address", wire.server.grpc_address)
+        assert await asyncio.to_thread(cli.run, arguments) == 0
+        found = json.loads(capfd.readouterr().out)
+        assert found["messages"] == (await client.schedule.count("t")).messages
+        return timedelta(milliseconds=found["width_ms"])
+
+    assert await width() > timedelta(days=10_000)
+    await client.schedule.cancel("t", far.id)
+    assert await width() < HOUR

@@ -16,7 +16,7 @@ import grpc
 from google.protobuf.message import Message as Proto
 
 from postdate._backoff import Backoff
-from postdate._status import error_from_rpc
+from postdate._status import connection_broke, error_from_rpc
 from postdate.errors import Closed, Disconnected, PostdateError, Unavailable
 from postdate.v1 import (
     admin_pb2_grpc,
@@ -30,7 +30,14 @@ from postdate.v1 import (
 _log = logging.getLogger("postdate")
 
 _CALL_TIMEOUT_S = 30.0
+_CONNECT_S = 5.0  # one attempt to connect
 _ANSWER_BYTES_MAX = 64 * 1024 * 1024
+
+_NOTHING_DONE = {"RECOVERING", "DRAINING", "INDEX_NOT_BUILT", "SCHEDULE_KEYS_UNAVAILABLE"}
+"""Why the broker is unavailable to a request that it has not begun with. Others may come after a part of the work."""
+
+_NOT_SENT = "failed to connect to all addresses"
+"""How gRPC says that a call found no connection. It had no server, so it may be made again."""
 
 _EOF: Any = vars(grpc.aio)["EOF"]  # which its type stubs leave out
 
@@ -45,7 +52,7 @@ _CHANNEL_OPTIONS = (
     # Left alone, a channel waits up to two minutes after a refused connection; callers of this
     # SDK back off themselves. The "minimum" is in truth the time one attempt may take.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.min_reconnect_backoff_ms", round(_CONNECT_S * 1000)),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # One connection a client: otherwise equal channels of a process share one and its flow control.
     ("grpc.use_local_subchannel_pool", 1),
@@ -161,22 +168,56 @@ class Rpc:
     ) -> ResponseT:
         """One unary call, tried again while the broker is unavailable, up to `retry_for`.
 
-        Every unary call of the API may be repeated: changes carry a request id, and messages that
-        were handed to a lost answer come back when their lease ends.
+        For calls that may be repeated: most changes carry a request id, and messages that were handed to
+        a lost answer come back when their lease ends. The broker forgets request ids when it restarts.
         """
+        return await self._call(method, request, wait_s, once=False)
+
+    async def call_once(
+        self, method: UnaryMethod[RequestT, ResponseT], request: RequestT, *, wait_s: float = 0.0
+    ) -> ResponseT:
+        """One unary call that is not made again where the first one may have had its effect.
+
+        Up to `retry_for` it waits for a connection, and for a broker that says that it has done nothing.
+        If the connection breaks later: `Disconnected`.
+        """
+        return await self._call(method, request, wait_s, once=True)
+
+    async def _call(
+        self, method: UnaryMethod[RequestT, ResponseT], request: RequestT, wait_s: float, *, once: bool
+    ) -> ResponseT:
         self._check_open()
         backoff = self.backoff()
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self.retry_for_s
         while True:
+            if once:
+                await self._connected(give_up_at)
             try:
                 return await method(request, timeout=_CALL_TIMEOUT_S + wait_s)
             except grpc.aio.AioRpcError as rpc_error:
                 error = error_from_rpc(rpc_error)
+                nothing_done = error.reason in _NOTHING_DONE or error.message.startswith(_NOT_SENT)
+                if once and connection_broke(error) and not nothing_done:
+                    raise _in_doubt(error) from rpc_error
                 pause_s = backoff.next_s(error.retry_after)
                 if not isinstance(error, Unavailable) or loop.time() + pause_s > give_up_at:
                     raise error from rpc_error
             await asyncio.sleep(pause_s)
+
+    async def _connected(self, give_up_at: float) -> None:
+        """Return once there is a connection: until then a request surely was not sent."""
+        ready, failing = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        loop = asyncio.get_running_loop()
+        while (state := self._channel.get_state(try_to_connect=True)) is not ready:
+            # An attempt under way is awaited; gRPC ends it in time.
+            until = give_up_at if state is failing else max(give_up_at, loop.time() + _CONNECT_S)
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._channel.wait_for_state_change(state)
+            except TimeoutError:
+                raise Unavailable(f"no connection to {self.address}", code="UNAVAILABLE") from None
+            self._check_open()
 
     async def close(self) -> None:
         self._closed = True
@@ -185,6 +226,16 @@ class Rpc:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"the client of {self.address} is closed")
+
+
+def _in_doubt(error: PostdateError) -> Disconnected:
+    return Disconnected(
+        f"the connection broke before the answer came, so it may have happened or not: {error.message}",
+        code=error.code,
+        reason=error.reason,
+        metadata=error.metadata,
+        retry_after=error.retry_after,
+    )
 
 
 def _stub(kind: Callable[..., Any], channel: grpc.aio.Channel) -> Any:

@@ -14,6 +14,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from postdate import errors
 
 _DETAILS_KEY = "grpc-status-details-bin"
+_DOMAIN = "postdate.dev"
 
 _TYPES: dict[str, type[errors.PostdateError]] = {
     "INVALID_ARGUMENT": errors.InvalidRequest,
@@ -73,7 +74,8 @@ def _error(code: str, status: status_pb2.Status) -> errors.PostdateError:
         try:
             if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
                 info = error_details_pb2.ErrorInfo.FromString(detail.value)
-                reason, metadata = info.reason, dict(info.metadata)
+                if info.domain == _DOMAIN:  # others, such as a proxy, use other words
+                    reason, metadata = info.reason, dict(info.metadata)
             elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
                 violations = error_details_pb2.BadRequest.FromString(detail.value).field_violations
                 field = violations[0].field if violations else ""

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 
 from postdate.commands import admin, bench, consume, dlq, produce, replay, schedule
+from postdate.commands.output import plain
 from postdate.commands.settings import (
     EXIT_INTERRUPTED,
     CommandFailed,
@@ -81,7 +82,7 @@ def main() -> None:
 
 
 def _say(message: str, code: int) -> int:
-    click.echo(f"postdate: {message}", err=True)
+    click.echo(f"postdate: {plain(message)}", err=True)
     return code
 
 

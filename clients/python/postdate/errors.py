@@ -86,7 +86,10 @@ class Unavailable(PostdateError):
 
 
 class Disconnected(PostdateError):
-    """The connection broke before the answer came: what was asked for may or may not have happened."""
+    """The connection broke before the answer came: what was asked for may or may not have happened.
+
+    Of a change to the schedule too if the broker failed in the middle of it; then `reason` says how.
+    """
 
 
 class DeadlineExceeded(PostdateError):

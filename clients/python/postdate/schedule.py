@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from postdate._rpc import Rpc
 from postdate._settlement import entry_sets
 from postdate._time import duration_ms, epoch_ms, moment, shift_ms
-from postdate.errors import InvalidRequest, PartlyChanged, PostdateError
+from postdate.errors import DeadlineExceeded, Disconnected, InvalidRequest, PartlyChanged, PostdateError
 from postdate.model import MessageId
 from postdate.scheduled import (
     ChangeOutcome,
@@ -40,7 +40,11 @@ ChangeRequest = schedule_pb2.CancelScheduledRequest | schedule_pb2.RescheduleReq
 
 
 class Schedule:
-    """`client.schedule`."""
+    """`client.schedule`.
+
+    A change that was sent and not answered is never made again: if the connection breaks in the middle of one,
+    `Disconnected` says that it may have happened or not. `get` shows which, by `revision` and `deliver_at`.
+    """
 
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc
@@ -230,6 +234,8 @@ class Schedule:
         schedule_keys: Iterable[str],
         progress: Progress | None,
     ) -> ScheduleChange:
+        _check_many(ids, "ids")
+        _check_many(schedule_keys, "schedule_keys")
         # Of a name that comes twice, the calls could not know: a shift would be made twice.
         names: list[Any] = list(dict.fromkeys(ids))
         keys = list(dict.fromkeys(schedule_keys))
@@ -253,7 +259,8 @@ class Schedule:
             for _ in range(min(_IN_FLIGHT, -(-len(names) // NAMES_MAX))):
                 group.create_task(work())
         if errors:
-            tally.fail(errors[0])
+            # That of a call in doubt, if there is one: it says most about what may have changed.
+            tally.fail(min(errors, key=lambda each: not isinstance(each, Disconnected | DeadlineExceeded)))
         return tally.change(tally.matched)
 
     async def _part(self, request: ChangeRequest, names: Sequence[Any], tally: _Tally) -> None:
@@ -299,12 +306,14 @@ class Schedule:
             request.page_token = response.next_page_token
 
     async def _call(self, request: ChangeRequest) -> Any:
-        """One call; a repeat of it by `Rpc.call` changes nothing again."""
+        """One call. It is not repeated where it may have changed something: a second shift would be one too many,
+        and the answer to any second change would not tell what the first one did."""
         request.request_id = uuid.uuid4().hex
         stub = self._rpc.schedule
         is_cancel = isinstance(request, schedule_pb2.CancelScheduledRequest)
         method = stub.CancelScheduled if is_cancel else stub.Reschedule
-        return await self._rpc.call(method, request, wait_s=_CHANGE_S)
+        call = self._rpc.call if request.dry_run else self._rpc.call_once
+        return await call(method, request, wait_s=_CHANGE_S)
 
 
 class _Tally:
@@ -373,6 +382,12 @@ def _move(
 def _check_one(id: MessageId | None, schedule_key: str) -> None:
     if (id is None) == (not schedule_key):
         raise ValueError("give an id or a schedule_key, one of the two")
+
+
+def _check_many(names: object, name: str) -> None:
+    # Either is a sequence, too, of letters or of numbers.
+    if isinstance(names, str | MessageId):
+        raise TypeError(f"{name} is a list, or another iterable, not one {type(names).__name__}")
 
 
 def _filter(start: datetime | None, end: datetime | None, key_prefix: str) -> schedule_pb2.ScheduleFilter:

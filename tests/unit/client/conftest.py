@@ -53,6 +53,7 @@ def command(
 ) -> Callable[..., Any]:
     """Runs the command in a thread: it has a loop of its own, and the broker lives in ours."""
     monkeypatch.setenv("POSTDATE_ADDRESS", f"127.0.0.1:{broker.port}")
+    monkeypatch.delenv("COLUMNS", raising=False)
     # Signal handlers belong to the main thread; here the command runs in another.
     monkeypatch.setattr(asyncio.BaseEventLoop, "add_signal_handler", lambda *_: None, raising=False)
     monkeypatch.setattr("asyncio.unix_events._UnixSelectorEventLoop.add_signal_handler", lambda *_: None)

@@ -220,6 +220,8 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.TopicStats(
             topic=name,
             scheduled_messages=sum(delivery.deliver_at_ms > now_ms() for delivery in topic.deliveries),
+            next_due_time_ms=self.knobs.due_ms[0],
+            last_due_time_ms=self.knobs.due_ms[1],
             subscriptions=[
                 admin_pb2.SubscriptionStats(
                     name=each,

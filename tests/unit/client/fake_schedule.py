@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from postdate.v1 import consumer_pb2, message_pb2, schedule_pb2, schedule_pb2_grpc
@@ -16,6 +17,11 @@ class FakeSchedule(schedule_pb2_grpc.ScheduleServiceServicer):
     knobs: Knobs
     topics: dict[str, FakeTopic]
     unary: list[Any]
+    rebirth: asyncio.Task[None]
+
+    async def restart(self) -> None:
+        """Cut all calls and begin anew, with what is kept."""
+        raise NotImplementedError
 
     async def GetScheduled(self, request: schedule_pb2.GetScheduledRequest, context: Any) -> Any:
         topic = await self._scheduled_topic(request, request.topic, context)
@@ -52,6 +58,8 @@ class FakeSchedule(schedule_pb2_grpc.ScheduleServiceServicer):
                 if start_ms <= at_ms < end_ms:
                     bar = start_ms + (at_ms - start_ms) // width_ms * width_ms
                     bars[bar] = bars.get(bar, 0) + 1
+        if bars and (max(bars) - min(bars)) // width_ms >= self.knobs.bars_max:
+            await abort(context, status("INVALID_ARGUMENT", "TOO_MANY_BARS", "too many bars"))
         for bar, count in sorted(bars.items()):
             response.buckets.add(start_ms=bar, messages=count, bytes=10 * count)
         return response
@@ -85,7 +93,18 @@ class FakeSchedule(schedule_pb2_grpc.ScheduleServiceServicer):
             response.outcomes.append(_outcome(topic, name, request))
         if not selector.HasField("filter"):
             response.matched = sum(each.result != 3 for each in response.outcomes)
+        await self._lose_answer(context)
         return response
+
+    async def _lose_answer(self, context: Any) -> None:
+        """Break the connection after a change was made, if a knob says so."""
+        code, self.knobs.change_status = self.knobs.change_status, None
+        if code is not None:
+            await context.abort(code, "broken")
+        if self.knobs.die_in_change:
+            self.knobs.die_in_change = False
+            self.rebirth = asyncio.create_task(self.restart())
+            await asyncio.Event().wait()  # until this call is cut
 
     async def _scheduled_topic(self, request: Any, name: str, context: Any) -> FakeTopic:
         self.unary.append(request)

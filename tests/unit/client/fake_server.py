@@ -100,6 +100,10 @@ class FakeBroker(
     async def stop(self) -> None:
         await self._server.stop(None)
 
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start(self.port)
+
     def payloads(self, topic: str) -> list[bytes]:
         return [delivery.message.payload for delivery in self.topic(topic).deliveries]
 

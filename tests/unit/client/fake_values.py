@@ -99,6 +99,10 @@ class Knobs:
     schedule_errors: deque[status_pb2.Status | None] = field(default_factory=deque)  # None spares a call
     schedule_names_max: int = 5_000
     counts_exact: bool = True
+    bars_max: int = 10_000
+    due_ms: tuple[int, int] = (0, 0)  # what stats say of the first and the last, whatever there is
+    change_status: grpc.StatusCode | None = None  # ends the next change after it was made, without an answer
+    die_in_change: bool = False  # after it was made; a new broker takes the place of this one
     hold_confirms: asyncio.Event | None = None
     hold_end: asyncio.Event | None = None  # a stream that is to end waits for it
     fail_ids: dict[int, status_pb2.Status] = field(default_factory=dict)

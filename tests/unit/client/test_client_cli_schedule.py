@@ -60,12 +60,14 @@ async def test_list_shows_what_waits_on_the_local_clock(postdate: Run) -> None:
     until = await postdate("schedule", "list", "t", "--until", "2100-01-01T02:00:00Z", "-o", "jsonl")
     assert ([row["id"] for row in until.lines], until.err) == (["7:0", "7:1"], "")
     assert (await postdate("schedule", "list", "t", "--until", "1h", "-o", "json")).json == []
+    nothing = await postdate("schedule", "list", "t", "--until", "1h")
+    assert (nothing.code, nothing.out, nothing.err) == (0, "", "no message of t that matches waits\n")
     assert (await postdate("schedule", "list", "nope")).code == 3
 
 
 async def test_get_shows_one(postdate: Run) -> None:
     shown = await postdate("schedule", "get", "t", "-k", "order-1", "--payload")
-    assert "2100-01-01 02:00:00 CET, in" in shown.out and "payload" in shown.out
+    assert "2100-01-01 02:00:00.000 CET, in" in shown.out and "payload" in shown.out
     assert (await postdate("schedule", "get", "t", "7:1", "-o", "json")).json["state"] == "WAITING"
     assert (await postdate("schedule", "get", "t", "7:5")).code == 3
 
@@ -78,9 +80,10 @@ async def test_one_message_is_cancelled_and_moved_without_asking(broker: FakeBro
         "2100-01-01T00:50:00+00:00",
     )
     moved = await postdate("schedule", "move", "t", "-k", "order-1", "--to", "2100-01-01T03:00:00+01:00")
-    assert (moved.code, "2100-01-01 03:00:00 CET" in moved.out) == (0, True)
+    assert (moved.code, "2100-01-01 03:00:00.000 CET" in moved.out) == (0, True)
     dry = await postdate("schedule", "cancel", "t", "-k", "order-1", "--dry-run")
     assert (dry.code, broker.topics["t"].cancelled) == (0, set())
+    assert dry.err == "dry run: nothing was changed; 1 message would be cancelled\n"
     assert (await postdate("schedule", "cancel", "t", "7:1")).code == 0
     again = await postdate("schedule", "cancel", "t", "7:1", "-o", "json")
     assert (again.code, again.json["result"]) == (0, "ALREADY_CANCELLED")  # as it was asked for
@@ -107,6 +110,9 @@ async def test_several_messages_are_changed_and_those_that_were_not_are_named(
     assert (late.code, "postdate: 2 of 2 would not be cancelled" in late.err) == (1, True)
     assert [each["result"] for each in late.json["not_done"]] == ["ALREADY_DELIVERED", "NOT_FOUND"]
     assert (await postdate("schedule", "cancel", "t", "-k", "x", "-k", "y", bar)).code == 3
+    assert "dry run: nothing was changed; 0 messages would be cancelled" in late.err
+    one = await postdate("schedule", "move", "t", "7:2", "7:9", "--in", "1h", bar)
+    assert (one.code, "postdate: 1 of 2 was not moved" in one.err) == (5, True)
     again = await postdate("schedule", "cancel", "t", "7:0", "7:1", bar)
     assert (again.code, "already cancelled" in again.out) == (0, True)
 
@@ -127,7 +133,9 @@ async def test_a_change_by_filter_says_how_many_match_and_needs_yes(
     assert asks.out.split() == ["matched", "5", "cancelled", "0"]
     assert asks.err == "nothing was cancelled; add --yes to go on\n"
     dry = await postdate("schedule", "cancel", "t", "--all", "--dry-run", "--yes", "-o", "json", bar)
-    assert (dry.code, dry.json, dry.err) == (0, {"matched": 5, "cancelled": 0}, "")
+    assert (dry.code, dry.json) == (0, {"matched": 5, "would_be_cancelled": 5, "not_done": []})
+    assert dry.err.endswith("dry run: nothing was changed; 5 messages would be cancelled\n")
+    assert broker.topics["t"].cancelled == set()
     some = ("--from", "2100-01-01T01:00:00Z", "--until", "2100-01-01T03:00:00Z", "--yes", "-o", "json", bar)
     moved = await postdate("schedule", "move", "t", *some, "--by", "10m")
     assert (moved.code, moved.json) == (0, {"matched": 2, "moved": 2, "not_done": []})
@@ -153,7 +161,8 @@ async def test_a_change_that_fails_half_way_says_how_far_it_came(broker: FakeBro
         (["get", "t", "7:1", "-k", "a"], "one of the two"),
         (["cancel", "t"], "say which"),
         (["cancel", "t", "7:1", "-k", "a"], "say which"),
-        (["cancel", "t", "7:1", "--all"], "say which"),
+        (["cancel", "t", "7:1", "--all"], "--all goes without IDs"),
+        (["cancel", "t", "-k", "a", "--all"], "--all goes without IDs"),
         (["cancel", "t", "7:1", "--until", "1h"], "say which"),
         (["cancel", "t", "--all", "--until", "1h"], "--all goes without"),
         (["cancel", "t", "7-1"], "not a message id"),
@@ -162,7 +171,7 @@ async def test_a_change_that_fails_half_way_says_how_far_it_came(broker: FakeBro
         (["move", "t", "7:1", "--by", "soon"], "not a duration"),
         (["list", "t", "--from", "soon"], "or so long from now: 15m"),
         (["histogram", "t", "--width", "0"], "above 0"),
-        (["histogram", "t", "--from", "2h", "--until", "1h"], "lies after"),
+        (["histogram", "t", "--from", "2h", "--until", "1h"], "--until is to be later than --from"),
         (["histogram"], "Missing argument"),
     ],
 )
@@ -182,6 +191,53 @@ async def test_the_histogram_fits_what_is_there(broker: FakeBroker, postdate: Ru
     rows = (await postdate("schedule", "histogram", "t", "t", "-o", "jsonl", "--width", "2h")).lines
     assert sum(row["messages"] for row in rows) == 10
     assert (await postdate("schedule", "histogram", "nope")).code == 3
+
+
+async def test_a_list_in_a_pipe_is_as_wide_as_columns_says(
+    postdate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "bytes" in (await postdate("schedule", "list", "t")).out
+    monkeypatch.setenv("COLUMNS", "70")
+    narrow = (await postdate("schedule", "list", "t")).out
+    assert ("bytes" in narrow, max(map(len, narrow.splitlines())) <= 70) == (False, True)
+
+
+async def test_what_others_sent_does_nothing_to_the_terminal(client: sdk.Client, postdate: Run) -> None:
+    evil = "\x1b]0;owned\x07\x9b2J[bold]\u202e\n"
+    async with client.producer("t") as producer:
+        await producer.send(
+            evil.encode(), key=evil, properties={evil: evil}, schedule_key=evil, deliver_at=START
+        )
+        await producer.send(evil.encode(), key=evil)
+    shown = [
+        await postdate("schedule", "list", "t", "--payload"),
+        await postdate("schedule", "get", "t", "-k", evil, "--payload"),
+        await postdate("schedule", "cancel", "t", "-k", evil, "-k", evil + "2"),
+        await postdate("consume", "t", "s", "--idle", "100ms"),
+    ]
+    for each in shown:
+        folded = "".join(each.out.split())
+        assert "x1b]0;owned" in folded and "[bold]" in folded, each.out
+        assert [char for char in each.out + each.err if not char.isprintable() and char != "\n"] == []
+    as_json = await postdate("schedule", "get", "t", "-k", evil, "-o", "json")
+    assert as_json.code == 3 and "\x1b" not in as_json.err
+
+
+async def test_a_histogram_finds_a_width_whatever_is_said_to_be_last(
+    broker: FakeBroker, postdate: Run
+) -> None:
+    start_ms = round(START.timestamp() * 1000)
+    broker.knobs.due_ms = (start_ms, start_ms + 1_000_000 * 3_600_000)
+    far = (await postdate("schedule", "histogram", "t", "-o", "json")).json
+    assert (far["messages"], far["width_ms"], len(far["bars"])) == (5, 15 * 60_000, 5)
+    broker.knobs.due_ms = (start_ms, start_ms + 1)
+    near = (await postdate("schedule", "histogram", "t", "-o", "json")).json
+    assert near == far
+    later = (await postdate("schedule", "histogram", "t", "--until", "1h", "-o", "json")).json
+    assert (later["bars"], later["after"]) == ([], 5)
+    assert broker.unary[-1].due.start_ms < broker.unary[-1].due.end_ms
+    given = await postdate("schedule", "histogram", "t", "--width", "1ms")
+    assert (given.code, "TOO_MANY_BARS" in given.err) == (1, True)
 
 
 def counts(*bars: tuple[timedelta, int], **fields: Any) -> sdk.ScheduledCounts:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import grpc
 import pytest
 
 import postdate
@@ -25,6 +27,12 @@ def ids(*entry_ids: int) -> list[MessageId]:
 
 def asked(broker: FakeBroker, kind: type[Any]) -> list[Any]:
     return [each for each in broker.unary if isinstance(each, kind)]
+
+
+def broken(client: postdate.Client) -> bool:
+    """Whether the client has found out that nobody is there."""
+    channel = client._rpc._channel
+    return channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
 
 @pytest.fixture
@@ -189,6 +197,80 @@ async def test_a_call_that_fails_on_the_way_leaves_what_others_did(
         await client.schedule.cancel_many("t", ids(2))
 
 
+async def test_a_change_is_not_made_again_by_a_broker_that_died_in_it(
+    broker: FakeBroker, client: postdate.Client, pending: datetime
+) -> None:
+    broker.knobs.die_in_change = True
+    with pytest.raises(postdate.Disconnected, match="may have happened or not"):
+        await client.schedule.move("t", MessageId(LEDGER, 1), shift=HOUR)
+    await broker.rebirth
+    moved = await client.schedule.get("t", MessageId(LEDGER, 1))
+    assert (moved.revision, moved.deliver_at) == (1, pending + 2 * HOUR)
+    assert len(asked(broker, schedule_pb2.RescheduleRequest)) == 1
+    assert (await client.schedule.move("t", MessageId(LEDGER, 1), shift=HOUR)).done
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "INTERNAL", "CANCELLED"])
+async def test_a_change_whose_answer_is_lost_is_in_doubt(
+    broker: FakeBroker, client: postdate.Client, pending: datetime, code: str
+) -> None:
+    broker.knobs.change_status = grpc.StatusCode[code]
+    with pytest.raises(postdate.Disconnected, match="may have happened or not: broken"):
+        await client.schedule.send_now("t", schedule_key="order-1")
+    assert len(asked(broker, schedule_pb2.RescheduleRequest)) == 1
+    broker.knobs.schedule_errors.append(status("UNAVAILABLE", "STORAGE_FAILED", "no disk"))
+    with pytest.raises(postdate.Disconnected) as caught:
+        await client.schedule.cancel("t", schedule_key="order-2")
+    assert caught.value.reason == "STORAGE_FAILED"
+
+
+async def test_a_bulk_change_that_is_cut_says_what_was_answered_before(
+    broker: FakeBroker, client: postdate.Client, pending: datetime
+) -> None:
+    def cut(done: int, total: int) -> None:
+        broker.knobs.die_in_change = done == 2
+
+    with pytest.raises(postdate.PartlyChanged) as caught:
+        await client.schedule.move_matching("t", shift=HOUR, progress=cut)
+    assert (caught.value.change.done, caught.value.change.matched) == (2, 5)
+    assert isinstance(caught.value.__cause__, postdate.Disconnected)
+    await broker.rebirth
+    revisions = [each.revision async for each in client.schedule.list("t")]
+    assert sorted(revisions) == [0, 1, 1, 1, 1]
+
+
+async def test_a_change_waits_for_a_broker_that_has_done_nothing(
+    broker: FakeBroker, client: postdate.Client, pending: datetime
+) -> None:
+    broker.knobs.schedule_errors.append(status("UNAVAILABLE", "RECOVERING", "starting", retry_ms=1))
+    assert (await client.schedule.move("t", MessageId(LEDGER, 1), shift=HOUR)).done
+    assert len(asked(broker, schedule_pb2.RescheduleRequest)) == 2
+    await broker.stop()
+    change = asyncio.create_task(client.schedule.move("t", MessageId(LEDGER, 1), shift=HOUR))
+    while not broken(client):
+        await asyncio.sleep(0)
+    await broker.start(broker.port)
+    assert (await change).deliver_at == pending + 3 * HOUR
+
+
+async def test_a_change_is_not_sent_to_a_broker_that_is_away(
+    broker: FakeBroker, client: postdate.Client, pending: datetime
+) -> None:
+    await broker.stop()
+    async with postdate.connect(f"127.0.0.1:{broker.port}", retry_for=timedelta(0)) as other:
+        for _ in range(2):
+            with pytest.raises(postdate.Unavailable, match="no connection"):
+                await other.schedule.cancel("t", schedule_key="order-1")
+        waiting = asyncio.create_task(client.schedule.cancel("t", schedule_key="order-1"))
+        while not broken(client):
+            await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(postdate.Closed):
+            await waiting
+    await broker.start(broker.port)
+    assert asked(broker, schedule_pb2.CancelScheduledRequest) == []
+
+
 async def test_arguments_that_make_no_sense_are_refused_before_anything_is_sent(
     broker: FakeBroker, client: postdate.Client
 ) -> None:
@@ -215,6 +297,11 @@ async def test_arguments_that_make_no_sense_are_refused_before_anything_is_sent(
     shift: Any = 5
     with pytest.raises(TypeError):
         await schedule.move("t", one, shift=shift)
+    with pytest.raises(TypeError, match="schedule_keys is a list"):
+        await schedule.cancel_many("t", schedule_keys="far")
+    one_id: Any = one
+    with pytest.raises(TypeError, match="ids is a list"):
+        await schedule.move_many("t", one_id, shift=HOUR)
     assert broker.unary == []
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from broker.delayed.near import Columns, NearEntries
-from broker.delayed.stale import StaleEntries, StaleRows
+from broker.delayed.stale import Doubles, StaleEntries, StaleRows
 from broker.delayed.tracker import DueChunk
 from broker.storage.amendments import GONE, NONE, Amendments
 
@@ -42,6 +44,27 @@ def test_rows_are_kept_each_once(steps):
     assert stale.memory_bytes() == 12 * stale.count
 
 
+@settings(deadline=None)
+@given(steps)
+def test_doubles_are_kept_as_often_as_they_were_added(steps):
+    doubles, expected = Doubles(), Counter[tuple[int, int, int]]()
+    for adds, ledger_id, some in steps:
+        ids, times = columns_of(some)
+        rows = Columns(times, np.full(len(ids), ledger_id), ids)
+        named = Counter((ledger_id, *row) for row in some)
+        if adds:
+            doubles.add_rows(rows)
+            expected.update(named)
+        else:
+            rest = doubles.take_rows(rows)
+            assert len(rest) == sum((named - expected).values())
+            expected -= named
+        assert doubles.count == expected.total()
+        assert sorted(doubles.times().tolist()) == sorted(time << 40 for *_, time in expected.elements())
+    doubles.drop_before(3 << 40)
+    assert doubles.count == sum(count for (*_, time), count in expected.items() if time >= 3)
+
+
 def chunk_of(*keys: tuple[int, int, int]) -> DueChunk:
     times, ledger_ids, entry_ids = zip(*keys, strict=True)
     return DueChunk(np.array(times), np.array(ledger_ids), np.array(entry_ids, dtype=np.uint32))
@@ -66,10 +89,10 @@ def test_what_was_taken_before_does_not_become_stale():
 
 def test_what_a_seal_left_out_counts_on_where_it_was_loaded():
     """Near holds the row as well, until it is taken."""
-    stale = StaleRows(lambda ledger_id: None)
+    stale = StaleRows(lambda ledger_id: NONE.cancel(BitMap([5, 6])))
     some = Columns(np.array([11, 12]), np.array([1, 1]), np.array([5, 6], np.uint32))
     stale.note(some, (0, 0, 0))
-    stale.left_out([some], (0, 0, 0), (12, 0, 0), 1, by_merge=False)
+    stale.left_out([some], [], (0, 0, 0), (12, 0, 0), by_merge=False)
     assert stale.entries.times().tolist() == [11]
 
 
@@ -78,9 +101,10 @@ def test_a_row_that_is_added_again_is_not_stale_and_may_be_there_twice():
     ids, times = columns_of([(5, 1), (6, 2)])
     stale.note(Columns(times, np.array([1, 1]), ids), (0, 0, 0))
     stale.revived(1, ids[:1], times[:1])
-    assert (stale.entries.count, stale.doubles, stale.surplus) == (1, 1, 2)
-    stale.met(1)
-    assert (stale.entries.count, stale.doubles, stale.surplus) == (1, 0, 1)
+    assert (stale.entries.count, stale.doubles.count, stale.surplus) == (1, 1, 2)
+    assert sorted(stale.surplus_times().tolist()) == sorted(times.tolist())
+    stale.left_out([], [Columns(times[:1], np.array([1]), ids[:1])], (0, 0, 0), (0, 0, 0), by_merge=True)
+    assert (stale.entries.count, stale.doubles.count, stale.surplus) == (1, 0, 1)
 
 
 def test_of_rows_that_a_merge_left_out_those_that_were_there_twice_are_known_by_their_number():
@@ -91,7 +115,7 @@ def test_of_rows_that_a_merge_left_out_those_that_were_there_twice_are_known_by_
     stale.revived(1, ids, times)
     stale.note(row, (0, 0, 0))  # moved away again: two rows of it count for nothing
     assert stale.surplus == 2
-    stale.left_out([row, row], (0, 0, 0), (0, 0, 0), 2, by_merge=True)
+    stale.left_out([row, row], [], (0, 0, 0), (0, 0, 0), by_merge=True)
     assert stale.surplus == 0
 
 

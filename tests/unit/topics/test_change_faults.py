@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from broker.delayed import index_pump
 from broker.subscriptions.subscription import EXCLUSIVE, KEY_SHARED, SHARED
 from broker.testing.mem_vfs import CrashPolicy
-from broker.topics.schedule_values import Cancel, ChangeResult
+from broker.topics.schedule_values import Cancel, ChangeResult, DueRange
 from tests.harness import Node, Outgoing
 from tests.unit.topics.change_world import (
     BUCKETS,
@@ -367,3 +368,29 @@ def test_a_subscription_that_ignores_times_gets_what_is_moved_while_it_is_read(
         return node
 
     run(scenario)
+
+
+@TRACKERS
+@pytest.mark.parametrize("seconds", [2, 30])
+def test_what_is_moved_away_and_back_again_and_again_counts_once(tracker: str, seconds: int):
+    """Soon due, so that its rows are loaded; one by one, while others come due and seals and merges go on."""
+
+    async def scenario(node: Node) -> Node:
+        await node.create_subscription(TOPIC, "one")
+        topic, rng, compared = node.topic(TOPIC), random.Random(seconds), 0
+        delays_ms = [seconds * 1_000 + 300 * i for i in range(30)]
+        positions = await node.produce(TOPIC, [Outgoing(b"x", deliver_after_ms=each) for each in delays_ms])
+        for _ in range(120):
+            at = rng.choice(positions)
+            if await move(topic, [at], shift_ms=HOUR_MS) == [DONE] and rng.random() < 0.9:
+                await move(topic, [at], shift_ms=-HOUR_MS)
+            await asyncio.sleep(rng.choice((0.001, 0.05, 0.2)))
+            frontier = topic.index.tracker.frontier
+            page, count = await topic.schedule.page(DueRange(), "", None, 1_000), await counted(topic)
+            if topic.index.tracker.frontier == frontier:  # else some came due between the two looks
+                assert count == len(page.scheduled)
+                compared += 1
+        assert compared > 60
+        return node
+
+    run(scenario, tracker=tracker)

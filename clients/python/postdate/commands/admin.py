@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import postdate
-from postdate.commands.output import emit_one, emit_rows, record
+from postdate.commands.output import emit_one, emit_rows, plain, record
 from postdate.commands.policies import (
     changes_buckets,
     inherit_subscription_option,
@@ -331,7 +331,7 @@ async def _each(names: tuple[str, ...], action: Callable[[str], Awaitable[object
         except postdate.PostdateError as error:
             errors.append(error)
             if len(names) > 1:
-                click.echo(f"postdate: {name}: {describe(error)}", err=True)
+                click.echo(plain(f"postdate: {name}: {describe(error)}"), err=True)
     if len(errors) == len(names):
         raise errors[0]
     if errors:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import postdate
-from postdate.commands.output import emit_lines, message_record, progress_bar
+from postdate.commands.output import emit_lines, message_record, plain, progress_bar
 from postdate.commands.settings import (
     EXIT_INTERRUPTED,
     EXIT_PARTLY,
@@ -141,8 +141,8 @@ class _Printer:
 
 
 def _line(message: postdate.Message) -> str:
-    key = f" key={message.key}" if message.key else ""
+    key = f" key={plain(message.key)}" if message.key else ""
     again = f" attempt={message.attempt}" if message.attempt > 1 else ""
-    payload = message.payload.decode(errors="backslashreplace")
+    payload = plain(message.payload.decode(errors="backslashreplace"))
     when = message.deliver_at.astimezone().isoformat(timespec="milliseconds")
     return f"{when} {message.id}{key}{again} {payload}\n"

@@ -8,14 +8,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
-from rich.console import Console
 
 import postdate
-from postdate.commands.output import emit_lines, emit_one
+from postdate.commands.output import emit_lines, emit_one, stdout_width
 from postdate.commands.settings import Command, Settings, run
 from postdate.commands.values import DURATION, WHEN, counted, local_time, local_zone, show_duration
 
 _BARS = 24  # about so many lines, where no width is asked for
+_GROWTH = 100  # so many times wider are bars of which there were too many; the broker takes 10,000
 _LINES_MAX = 400  # beyond them, runs of empty bars are drawn as one line
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _SECOND, _MINUTE, _HOUR, _DAY = (
@@ -54,14 +54,16 @@ def histogram(
     if width is not None and not width:
         raise click.UsageError("--width is above 0")
     if start is not None and end is not None and end <= start:
-        raise click.UsageError("--until lies after --from")
+        raise click.UsageError("--until is to be later than --from")
 
     async def work() -> None:
         async with settings.client() as client:
             first, last = await _extent(client, topics, start, end)
-            step = width or fitting_width(last - first)
-            begins = start or _aligned(first, step)
-            counts = await client.schedule.count(*topics, start=begins, end=end, width=step)
+            if width is None:
+                begins, step, counts = await _fitted(client, topics, start, end, first, last)
+            else:
+                begins, step = start or _aligned(first, width), width
+                counts = await client.schedule.count(*topics, start=begins, end=end, width=step)
         if settings.output == "json":
             emit_one(settings, _record(counts, step))
         elif settings.output == "jsonl":
@@ -82,7 +84,7 @@ class Screen:
 
     @classmethod
     def of_stdout(cls) -> Screen:
-        width = Console().width if sys.stdout.isatty() else 80
+        width = stdout_width(80)
         try:
             _BLOCKS.encode(sys.stdout.encoding or "ascii")
         except UnicodeEncodeError:
@@ -183,8 +185,56 @@ async def _extent(
     first = start or min(
         (each.next_due_time for each in stats if each.next_due_time), default=datetime.now(UTC)
     )
+    if end is not None:
+        first = min(first, end - _WIDTHS[0])  # all may be later
     last = end or max((each.last_due_time for each in stats if each.last_due_time), default=first)
     return first, max(first, last)
+
+
+async def _fitted(
+    client: postdate.Client,
+    topics: Sequence[str],
+    start: datetime | None,
+    end: datetime | None,
+    first: datetime,
+    last: datetime,
+) -> tuple[datetime, timedelta, postdate.ScheduledCounts]:
+    """Counts in about `_BARS` bars from the first message to the last one.
+
+    Between `first` and `last` is only where they are said to be: one of those may be cancelled by now, and others may
+    be later. So the width grows until the broker has room for all bars, and then follows where messages are.
+    """
+    step = fitting_width(last - first)
+    # Not tried again: where counts are spread, other widths have them elsewhere.
+    too_narrow = timedelta(0)
+    while True:
+        begins = start or _aligned(first, step)
+        try:
+            counts = await client.schedule.count(*topics, start=begins, end=end, width=step)
+        except postdate.InvalidRequest as error:
+            if error.reason != "TOO_MANY_BARS":
+                raise
+            step = fitting_width(step * _BARS * _GROWTH)
+            continue
+        if not counts.bars:
+            return begins, step, counts
+        first = counts.bars[0].start if start is None else start
+        span = counts.bars[-1].start - first + step
+        fitting = fitting_width(span)
+        if too_narrow < fitting < step:
+            # The broker must not count bars up to a message that is cancelled by now.
+            end = _end_of(counts.bars[-1], step, end)
+            step = fitting
+        elif fitting > step and span > step * _BARS * 2:
+            too_narrow, step = step, fitting
+        else:
+            return begins, step, counts
+
+
+def _end_of(bar: postdate.ScheduledBar, step: timedelta, end: datetime | None) -> datetime:
+    """Where a bar ends; no later than the range does, and than time does here."""
+    latest = end or datetime.max.replace(tzinfo=UTC)
+    return latest if latest - bar.start < step else bar.start + step
 
 
 def _aligned(moment: datetime, step: timedelta) -> datetime:

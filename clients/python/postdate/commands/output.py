@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import os
 import sys
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
@@ -21,6 +23,11 @@ from postdate.commands.settings import Settings
 from postdate.commands.values import show_duration
 
 Record = Mapping[str, Any]
+
+_PIPED_WIDTH = 160
+_UNSEEN = {"Cc", "Cs", "Zl", "Zp"}  # control characters, halves of characters, ends of lines and paragraphs
+_TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""They change the direction of writing, so that a text looks like another one."""
 
 
 def record(value: Any) -> dict[str, Any]:
@@ -70,7 +77,7 @@ def emit_rows(
     elif settings.output == "jsonl":
         emit_lines(rows)
     else:
-        table = Table(title=escape(title) or None, title_justify="left")
+        table = Table(title=escape(plain(title)) or None, title_justify="left")
         for column in columns:
             numeric = any(isinstance(row.get(column), int | float) for row in rows)
             table.add_column(
@@ -116,10 +123,26 @@ def show(value: Any) -> str:
     if isinstance(value, timedelta):
         return show_duration(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}={show(item)}" for name, item in value.items() if item is not None) or "-"
+        parts = (f"{show(name)}={show(item)}" for name, item in value.items() if item is not None)
+        return ", ".join(parts) or "-"
     if isinstance(value, list):
         return ", ".join(map(show, value)) or "-"
-    return escape(str(value))
+    return escape(plain(str(value)))
+
+
+def plain(text: str) -> str:
+    """A text that does nothing to a terminal: what is no character to be seen is written as `\\x1b`.
+
+    Payloads, keys and names are whatever somebody has sent.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each.encode("unicode_escape").decode()
+        if each in _TURNS or unicodedata.category(each) in _UNSEEN
+        else each
+        for each in text
+    )
 
 
 def progress_bar(settings: Settings) -> Progress:
@@ -142,9 +165,17 @@ def table_width() -> int:
     return _console().width
 
 
+def stdout_width(piped: int) -> int:
+    """How wide lines on stdout may be: as the terminal or COLUMNS says, else so wide."""
+    if sys.stdout.isatty():
+        return Console().width  # which heeds COLUMNS too
+    columns = os.environ.get("COLUMNS", "")
+    return (int(columns) if columns.isdecimal() else 0) or piped
+
+
 def _console() -> Console:
     # Piped output has no width of its own; 80 columns would cut what a script's log should show.
-    return Console() if sys.stdout.isatty() else Console(width=160)
+    return Console(width=stdout_width(_PIPED_WIDTH))
 
 
 def _plain(value: Any) -> Any:

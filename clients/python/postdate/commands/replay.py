@@ -15,7 +15,7 @@ from rich.progress import Progress
 import postdate
 from postdate._time import epoch_ms, moment
 from postdate.commands.logtimes import Log, LogEntry, read_log
-from postdate.commands.output import emit_one, emit_rows, progress_bar, record
+from postdate.commands.output import emit_one, emit_rows, plain, progress_bar, record
 from postdate.commands.settings import EXIT_CHECK_FAILED, Command, CommandFailed, Settings, run
 from postdate.commands.tally import Arrival, Expected, tally
 from postdate.commands.timeline import Timeline, plan_timeline
@@ -177,7 +177,7 @@ async def _forget(client: postdate.Client, topic: str) -> None:
     except (postdate.NotFound, postdate.Unavailable):
         return  # it never came to be, or the failure that matters is on its way up
     except postdate.PostdateError as error:
-        click.echo(f"postdate: the topic {topic} was not deleted: {error}", err=True)
+        click.echo(plain(f"postdate: the topic {topic} was not deleted: {error}"), err=True)
 
 
 def _report(settings: Settings, path: str, log: Log, under_way: _Run, speed: float) -> None:

@@ -36,6 +36,7 @@ from postdate.commands.values import (
     WHEN,
     counted,
     local_time,
+    local_time_ms,
     local_zone,
     show_duration,
 )
@@ -118,7 +119,10 @@ def list_scheduled(
                     rows.append(_record(message))
                 else:
                     rows.append(_row(message, now))
-        if settings.output != "jsonl":
+        if settings.output == "table" and not shown:
+            which = "that matches waits" if start or end or prefix else "waits"
+            click.echo(f"no message of {topic} {which}", err=True)
+        elif settings.output != "jsonl":
             columns = _COLUMNS if table_width() >= _WIDE else _NARROW_COLUMNS
             columns = [*columns, "payload"] if payload else columns
             emit_rows(settings, rows, columns, f"{topic}, times in {local_zone(now)}", {"due", "in", "id"})
@@ -171,13 +175,13 @@ class _Chosen:
     def of(cls, options: dict[str, Any]) -> _Chosen:
         has_filter = bool(options["start"] or options["end"] or options["prefix"])
         every = options.pop("every")
-        kinds = bool(options["ids"]) + bool(options["keys"]) + (has_filter or every)
-        if kinds != 1:
+        kinds = bool(options["ids"]) + bool(options["keys"]) + has_filter
+        if every and kinds:
+            raise click.UsageError("--all goes without IDs, --schedule-key, --from, --until and --key-prefix")
+        if kinds + every != 1:
             raise click.UsageError(
                 "say which: IDs; or --schedule-key; or --from, --until, --key-prefix; or --all"
             )
-        if has_filter and every:
-            raise click.UsageError("--all goes without --from, --until and --key-prefix")
         return cls(**options)
 
     @property
@@ -280,27 +284,26 @@ def _change(
                 )
             else:
                 matched = await client.schedule.count_matching(chosen.topic, **chosen.matching)
-                if dry_run or not yes or not matched:
-                    _announce(settings, done, matched, asked=dry_run or yes)
+                if not dry_run and not (yes and matched):
+                    emit_one(settings, {"matched": matched, done: 0})
+                    if matched:
+                        click.echo(f"nothing was {done}; add --yes to go on", err=True)
                     return
-                click.echo(f"matched: {counted(matched, 'message')}", err=True)
+                if not dry_run:
+                    click.echo(f"matched: {counted(matched, 'message')}", err=True)
                 call = getattr(client.schedule, f"{verb}_matching")
-                await _follow(settings, done, matched, call, chosen.topic, **chosen.matching, **times)
+                await _follow(
+                    settings, done, matched, call, chosen.topic, **chosen.matching, **times, dry_run=dry_run
+                )
 
     run(work())
 
 
-def _announce(settings: Settings, done: str, matched: int, *, asked: bool) -> None:
-    """What a change by filter would be about."""
-    emit_one(settings, {"matched": matched, done: 0})
-    if matched and not asked:
-        click.echo(f"nothing was {done}; add --yes to go on", err=True)
-
-
 async def _follow(
-    settings: Settings, done: str, total: int, call: Change, *args: Any, **options: Any
+    settings: Settings, done: str, total: int, call: Change, *args: Any, dry_run: bool, **options: Any
 ) -> None:
     """Await a bulk change and report it; the bar shows how many messages were dealt with."""
+    name = f"would_be_{done}" if dry_run else done
     with progress_bar(settings) as progress:
         bar = progress.add_task(done, total=total)
 
@@ -308,17 +311,24 @@ async def _follow(
             progress.update(bar, completed=seen, total=total)
 
         try:
-            change = await call(*args, **options, progress=advance)
+            change = await call(*args, **options, dry_run=dry_run, progress=advance)
         except postdate.PartlyChanged as error:
             progress.stop()
-            _emit_change(settings, done, error.change)
+            _emit_change(settings, name, error.change)
             raise CommandFailed(error.message, EXIT_PARTLY) from error
-    _emit_change(settings, done, change)
-    _judge(done, change, options.get("dry_run", False))
+    _emit_change(settings, name, change)
+    if dry_run:
+        _say_dry(done, change.done)
+    _judge(done, change, dry_run)
 
 
-def _emit_change(settings: Settings, done: str, change: postdate.ScheduleChange) -> None:
-    fields: dict[str, Any] = {"matched": change.matched, done: change.done}
+def _say_dry(done: str, count: int) -> None:
+    click.echo(f"dry run: nothing was changed; {counted(count, 'message')} would be {done}", err=True)
+
+
+def _emit_change(settings: Settings, name: str, change: postdate.ScheduleChange) -> None:
+    """Show how many there are of each result; `name` is that of those which are done."""
+    fields: dict[str, Any] = {"matched": change.matched, name: change.done}
     for result, count in change.counts.items():
         if result is not postdate.ChangeResult.DONE:
             fields[result.name.lower()] = count
@@ -341,7 +351,7 @@ def _judge(done: str, change: postdate.ScheduleChange, dry_run: bool) -> None:
     failed = sum(change.counts.values()) - fine
     if not failed:
         return
-    would = "would not be" if dry_run else "were not"
+    would = "would not be" if dry_run else "was not" if failed == 1 else "were not"
     message = f"{failed:,} of {sum(change.counts.values()):,} {would} {done}"
     if fine:
         raise CommandFailed(message, EXIT_PARTLY)
@@ -353,7 +363,9 @@ def _report_one(settings: Settings, done: str, outcome: postdate.ChangeOutcome, 
     fields = _outcome(outcome)
     if settings.output == "table" and outcome.deliver_at is not None:
         fields["deliver_at"] = _local(outcome.deliver_at)
-    emit_one(settings, fields)
+    emit_one(settings, {"dry_run": True} | fields if dry_run else fields)
+    if dry_run:
+        _say_dry(done, int(outcome.done))
     fine = {postdate.ChangeResult.DONE}
     if done == "cancelled":
         fine.add(postdate.ChangeResult.ALREADY_CANCELLED)
@@ -407,7 +419,7 @@ def _row(message: postdate.ScheduledMessage, now: datetime) -> dict[str, Any]:
 
 
 def _local(moment: datetime) -> str:
-    return f"{local_time(moment)} {local_zone(moment)}"
+    return f"{local_time_ms(moment)} {local_zone(moment)}"
 
 
 def _until(moment: datetime, now: datetime) -> str:

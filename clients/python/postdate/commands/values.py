@@ -154,6 +154,11 @@ def local_time(moment: datetime) -> str:
     return moment.astimezone().isoformat(" ", "seconds")[:19]
 
 
+def local_time_ms(moment: datetime) -> str:
+    """The same, to the millisecond."""
+    return moment.astimezone().isoformat(" ", "milliseconds")[:23]
+
+
 def local_zone(moment: datetime) -> str:
     """The name of this machine's time zone at some time."""
     return moment.astimezone().tzname() or "local time"
