@@ -87,6 +87,9 @@ class BucketMachine(TrackerMachine):
     def uncertain(self) -> int:
         return len(self.ghosts) + self.doubles
 
+    def may_pass(self, stale: list[Row]) -> set[Row]:
+        return self.ghosts.union(stale)
+
     def add_rows(self, ledger_id: int, entries: dict[int, int]) -> None:
         rows = {(time, ledger_id, entry_id) for entry_id, time in entries.items()}
         self.doubles += len(rows & self.ever)

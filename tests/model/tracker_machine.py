@@ -208,21 +208,38 @@ class TrackerMachine(RuleBasedStateMachine):
 
     def check_taken(self, chunk: DueChunk | None, limit: int, *, is_loaded: bool) -> None:
         due = [row for row in self.live() if row[0] <= self.now_ms]
-        if chunk is None:
-            assert not (is_loaded and due)
-            return
-        columns = (chunk.deliver_at_ms.tolist(), chunk.ledger_ids.tolist(), chunk.entry_ids.tolist())
-        taken: list[Row] = list(zip(*columns, strict=True))
-        assert 0 < len(taken) <= limit
-        assert taken == sorted(set(taken))  # T1: in order, once
-        assert self.held.issuperset(taken)  # T1: not again
-        assert taken[-1][0] <= self.now_ms  # T3
+        taken: list[Row] = []
+        if chunk is not None:
+            columns = (chunk.deliver_at_ms.tolist(), chunk.ledger_ids.tolist(), chunk.entry_ids.tolist())
+            taken = list(zip(*columns, strict=True))
+            assert 0 < len(taken) <= limit
+            assert taken == sorted(set(taken))  # T1: in order, once
+            assert self.held.issuperset(taken)  # T1: not again
+            assert taken[-1][0] <= self.now_ms  # T3
         live = [row for row in taken if self.is_live(row)]
         assert live == due[: len(live)]  # T1, T2: no gap, and what was late comes first
-        if is_loaded and len(taken) < limit and not self.tracker.needs_load(self.now_ms):
-            assert live == due
         self.held.difference_update(taken)
-        self.frontier = max(self.frontier, Frontier(*taken[-1]))
+        stale = [row for row in self.held if row[0] <= self.now_ms and not self.is_live(row)]
+        may_drop = len(stale) + self.uncertain()  # a tracker may know what is stale, and pass it by
+        is_all = chunk is None or len(taken) + may_drop < limit
+        if is_loaded and is_all and not self.tracker.needs_load(self.now_ms):
+            assert live == due
+        self.follow_frontier(Frontier(*taken[-1]) if taken else self.frontier, stale)
+
+    def follow_frontier(self, last: Frontier, stale: list[Row]) -> None:
+        """It lies where the last entry was taken, or where one was passed by that is stale."""
+        before, self.frontier = self.frontier, self.tracker.frontier
+        assert self.frontier == max(before, last) or (
+            self.frontier > max(before, last) and self.frontier in self.may_pass(stale)
+        )
+        if self.frontier > before:
+            gone = {row for row in self.held if row <= self.frontier}
+            assert not any(self.is_live(row) for row in gone)  # T2: nothing is left behind
+            self.held -= gone
+
+    def may_pass(self, stale: list[Row]) -> set[Row]:
+        """What may be passed by, not taken."""
+        return set()
 
     def teardown(self) -> None:
         """Everything is delivered in the end, by waking only when told."""

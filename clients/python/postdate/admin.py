@@ -221,7 +221,8 @@ class Subscriptions:
 
         To a message, to the first one produced at or after a time that has passed, or to either end of the log.
         Its consumers are disconnected and come back by themselves; what they hold is theirs no more, and an ack
-        that is confirmed after the seek counts after it. Returns the first position that is owed.
+        that is confirmed after the seek counts after it. Returns the first position that is owed. It is not repeated
+        where it may have happened: then `Disconnected`.
         """
         request = admin_pb2.SeekRequest(topic=topic, subscription=name, request_id=uuid.uuid4().hex)
         if isinstance(to, InitialPosition):
@@ -230,13 +231,16 @@ class Subscriptions:
             request.id.CopyFrom(message_pb2.MessageId(ledger_id=to.ledger_id, entry_id=to.entry_id))
         else:
             request.publish_time_ms = epoch_ms(to, "to")
-        response = await self._rpc.call(self._rpc.admin.Seek, request)
+        response = await self._rpc.call_once(self._rpc.admin.Seek, request)
         return MessageId(response.position.ledger_id, response.position.entry_id)
 
     async def skip_all(self, topic: str, name: str) -> int:
-        """Settle all that it is owed now, scheduled messages too; returns how many that were."""
+        """Settle all that it is owed now, scheduled messages too; returns how many that were.
+
+        A repeat would settle what came since, so there is none: `Disconnected` where it may have happened.
+        """
         request = admin_pb2.SkipAllRequest(topic=topic, subscription=name, request_id=uuid.uuid4().hex)
-        response = await self._rpc.call(self._rpc.admin.SkipAll, request)
+        response = await self._rpc.call_once(self._rpc.admin.SkipAll, request)
         return int(response.skipped_messages)
 
     async def pause(self, topic: str, name: str) -> SubscriptionDescription:

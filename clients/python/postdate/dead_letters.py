@@ -88,6 +88,7 @@ class DeadLetters:
         """Send these dead letters, or all, to this subscription again; no other one gets them.
 
         They are new messages with new ids, counted from the first attempt, and due after `deliver_after`.
+        What may have happened is not repeated: `Disconnected`.
         """
         delay_ms = 0 if deliver_after is None else duration_ms(deliver_after, "deliver_after")
         count = 0
@@ -96,7 +97,7 @@ class DeadLetters:
             topic=topic, subscription=subscription, deliver_after_ms=delay_ms
         )
         for part in _parts(request, ids, all):
-            response = await self._rpc.call(self._rpc.admin.RequeueDeadLetters, part, wait_s=_ALL_S)
+            response = await self._rpc.call_once(self._rpc.admin.RequeueDeadLetters, part, wait_s=_ALL_S)
             count += response.requeued_messages
             failures |= fault_table(response.failures)
         return DeadLetterChange(count, failures)
@@ -104,12 +105,12 @@ class DeadLetters:
     async def purge(
         self, topic: str, subscription: str, ids: Iterable[MessageId] = (), *, all: bool = False
     ) -> DeadLetterChange:
-        """Drop these dead letters of the subscription, or all, for good."""
+        """Drop these dead letters of the subscription, or all, for good; `Disconnected` as in `requeue`."""
         count = 0
         failures: dict[MessageId, PostdateError] = {}
         request = admin_pb2.PurgeDeadLettersRequest(topic=topic, subscription=subscription)
         for part in _parts(request, ids, all):
-            response = await self._rpc.call(self._rpc.admin.PurgeDeadLetters, part, wait_s=_ALL_S)
+            response = await self._rpc.call_once(self._rpc.admin.PurgeDeadLetters, part, wait_s=_ALL_S)
             count += response.purged_messages
             failures |= fault_table(response.failures)
         return DeadLetterChange(count, failures)

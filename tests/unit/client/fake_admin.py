@@ -102,6 +102,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         elif request.initial_position == consumer_pb2.INITIAL_POSITION_LATEST:
             start = len(deliveries)
         self._move(subscription, start)
+        await self._lose_answer(context)
         return admin_pb2.SeekResponse(position=message_pb2.MessageId(ledger_id=LEDGER, entry_id=start))
 
     async def SkipAll(self, request: admin_pb2.SkipAllRequest, context: Any) -> Any:
@@ -109,6 +110,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         count = len(self.topics[request.topic].deliveries)
         skipped = count - len(subscription.acked)
         self._move(subscription, count)
+        await self._lose_answer(context)
         return admin_pb2.SkipAllResponse(skipped_messages=skipped)
 
     async def Pause(self, request: admin_pb2.PauseRequest, context: Any) -> Any:
@@ -132,11 +134,13 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         taken, unknown = _take(subscription, request)
         for letter in taken:
             self._store(request.topic, letter.message, request.deliver_after_ms)
+        await self._lose_answer(context)
         return admin_pb2.RequeueDeadLettersResponse(requeued_messages=len(taken), failures=unknown)
 
     async def PurgeDeadLetters(self, request: admin_pb2.PurgeDeadLettersRequest, context: Any) -> Any:
         subscription = await self._asked(request, request.subscription, context)
         taken, unknown = _take(subscription, request)
+        await self._lose_answer(context)
         return admin_pb2.PurgeDeadLettersResponse(purged_messages=len(taken), failures=unknown)
 
     async def CreateBackup(self, request: admin_pb2.CreateBackupRequest, context: Any) -> Any:
@@ -279,6 +283,9 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         return len(deliveries) - 1
 
     def _change(self) -> None:
+        raise NotImplementedError
+
+    async def _lose_answer(self, context: Any) -> None:
         raise NotImplementedError
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from postdate.v1 import consumer_pb2, message_pb2, schedule_pb2, schedule_pb2_grpc
@@ -17,10 +16,8 @@ class FakeSchedule(schedule_pb2_grpc.ScheduleServiceServicer):
     knobs: Knobs
     topics: dict[str, FakeTopic]
     unary: list[Any]
-    rebirth: asyncio.Task[None]
 
-    async def restart(self) -> None:
-        """Cut all calls and begin anew, with what is kept."""
+    async def _lose_answer(self, context: Any) -> None:
         raise NotImplementedError
 
     async def GetScheduled(self, request: schedule_pb2.GetScheduledRequest, context: Any) -> Any:
@@ -95,16 +92,6 @@ class FakeSchedule(schedule_pb2_grpc.ScheduleServiceServicer):
             response.matched = sum(each.result != 3 for each in response.outcomes)
         await self._lose_answer(context)
         return response
-
-    async def _lose_answer(self, context: Any) -> None:
-        """Break the connection after a change was made, if a knob says so."""
-        code, self.knobs.change_status = self.knobs.change_status, None
-        if code is not None:
-            await context.abort(code, "broken")
-        if self.knobs.die_in_change:
-            self.knobs.die_in_change = False
-            self.rebirth = asyncio.create_task(self.restart())
-            await asyncio.Event().wait()  # until this call is cut
 
     async def _scheduled_topic(self, request: Any, name: str, context: Any) -> FakeTopic:
         self.unary.append(request)

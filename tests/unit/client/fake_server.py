@@ -84,6 +84,7 @@ class FakeBroker(
         self.streams: set[asyncio.Queue[Any]] = set()
         self.produce_streams = 0
         self.changed = asyncio.Event()
+        self.rebirth: asyncio.Task[None]
         self._server: Any = None
         self.port = 0
 
@@ -101,8 +102,19 @@ class FakeBroker(
         await self._server.stop(None)
 
     async def restart(self) -> None:
+        """Cut all calls and begin anew, with what is kept."""
         await self.stop()
         await self.start(self.port)
+
+    async def _lose_answer(self, context: Any) -> None:
+        """Break the connection after a change was made, if a knob says so."""
+        code, self.knobs.change_status = self.knobs.change_status, None
+        if code is not None:
+            await context.abort(code, "broken")
+        if self.knobs.die_in_change:
+            self.knobs.die_in_change = False
+            self.rebirth = asyncio.create_task(self.restart())
+            await asyncio.Event().wait()  # until this call is cut
 
     def payloads(self, topic: str) -> list[bytes]:
         return [delivery.message.payload for delivery in self.topic(topic).deliveries]

@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import grpc
 import pytest
 
 import postdate
@@ -190,6 +191,23 @@ async def test_iteration_that_ends_early_asks_for_no_more(
     async for _ in client.dead_letters.list("t", "s"):
         break
     assert len(broker.unary) == 1
+
+
+async def test_what_a_repeat_would_do_to_newer_messages_is_not_repeated(
+    broker: FakeBroker, client: postdate.Client
+) -> None:
+    await produced(client, 3)
+    for call in (
+        lambda: client.subscriptions.skip_all("t", "s"),
+        lambda: client.subscriptions.seek("t", "s", LATEST),
+        lambda: client.dead_letters.requeue("t", "s", all=True),
+        lambda: client.dead_letters.purge("t", "s", all=True),
+    ):
+        asked = len(broker.unary)
+        broker.knobs.change_status = grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(postdate.Disconnected, match="may have happened or not"):
+            await call()
+        assert len(broker.unary) == asked + 1
 
 
 async def test_dead_letters_are_requeued_and_purged(broker: FakeBroker, client: postdate.Client) -> None:
