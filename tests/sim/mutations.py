@@ -198,14 +198,14 @@ MUTATIONS = (
     _bug(
         "ledgers never go",
         "broker.topics.retention",
-        "            self._drop(topic, gone[",
-        "            list(gone[",
+        "            self._drop(topic, some, max(",
+        "            max(0, max(",
     ),
     # -- subscriptions
     _bug(
         "an ack is not persisted",
         _SUBSCRIPTION,
-        "            await self._settle(fresh, SettleReason.ACKED)",
+        "            await self.settle(fresh, SettleReason.ACKED)",
         "            self.apply_settled(\n"
         "                Settled(self.topic_id, self.subscription_id, SettleReason.ACKED, fresh)\n"
         "            )",

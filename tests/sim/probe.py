@@ -104,7 +104,7 @@ class Probe:
 
     def _check_broker(self, life: Life) -> None:
         for topic in life.broker.registry.topics.values():
-            if topic._pump is None:
+            if topic._index.pump is None:
                 continue
             if mine := self._model.topics.get(topic.topic_id):
                 note_ledgers(self._model, mine, {ledger.name.ledger_id for ledger in topic.log})

@@ -124,6 +124,8 @@ class Simulation:
             if not self.life.serves:
                 await self.recover()
         await drain_everything(self)
+        if probe.done():
+            probe.result()  # one that died of an error looks at nothing
         probe.cancel()
 
     def _choose_actions(self) -> tuple[list[Callable[[], Awaitable[None]]], list[float]]:
