@@ -87,8 +87,8 @@ class BucketMachine(TrackerMachine):
     def uncertain(self) -> int:
         return len(self.ghosts) + self.doubles
 
-    def may_pass(self, stale: list[Row]) -> set[Row]:
-        return self.ghosts.union(stale)
+    def may_pass(self, stale: set[Row]) -> set[Row]:
+        return self.ghosts | stale
 
     def add_rows(self, ledger_id: int, entries: dict[int, int]) -> None:
         rows = {(time, ledger_id, entry_id) for entry_id, time in entries.items()}

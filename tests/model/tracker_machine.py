@@ -219,26 +219,27 @@ class TrackerMachine(RuleBasedStateMachine):
         live = [row for row in taken if self.is_live(row)]
         assert live == due[: len(live)]  # T1, T2: no gap, and what was late comes first
         self.held.difference_update(taken)
-        stale = [row for row in self.held if row[0] <= self.now_ms and not self.is_live(row)]
-        may_drop = len(stale) + self.uncertain()  # a tracker may know what is stale, and pass it by
-        is_all = chunk is None or len(taken) + may_drop < limit
+        passable = self.may_pass(
+            {row for row in self.held if row[0] <= self.now_ms and not self.is_live(row)}
+        )
+        is_all = chunk is None or len(taken) + len(passable) + self.uncertain() < limit
         if is_loaded and is_all and not self.tracker.needs_load(self.now_ms):
             assert live == due
-        self.follow_frontier(Frontier(*taken[-1]) if taken else self.frontier, stale)
+        self.follow_frontier(Frontier(*taken[-1]) if taken else self.frontier, passable)
 
-    def follow_frontier(self, last: Frontier, stale: list[Row]) -> None:
+    def follow_frontier(self, last: Frontier, passable: set[Row]) -> None:
         """It lies where the last entry was taken, or where one was passed by that is stale."""
         before, self.frontier = self.frontier, self.tracker.frontier
         assert self.frontier == max(before, last) or (
-            self.frontier > max(before, last) and self.frontier in self.may_pass(stale)
+            self.frontier > max(before, last) and self.frontier in passable
         )
         if self.frontier > before:
             gone = {row for row in self.held if row <= self.frontier}
             assert not any(self.is_live(row) for row in gone)  # T2: nothing is left behind
             self.held -= gone
 
-    def may_pass(self, stale: list[Row]) -> set[Row]:
-        """What may be passed by, not taken."""
+    def may_pass(self, stale: set[Row]) -> set[Row]:
+        """What a tracker that knows what is stale may pass by, and not take. Others take everything."""
         return set()
 
     def teardown(self) -> None:
