@@ -1,0 +1,19 @@
+"""Programs from the system's packages that some tests drive: chromium, promtool, redis-server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+
+def need_program(name: str, package: str = "") -> str:
+    """Where the program is. Without it the test is skipped, or failed on a build server, which installs them all."""
+    path = shutil.which(name)
+    if path is not None:
+        return path
+    reason = f"{name} is not installed (Debian: apt-get install {package or name})"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
