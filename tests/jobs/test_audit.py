@@ -264,7 +264,7 @@ def test_rows_that_were_not_made_of_their_messages_are_found_by_deep_alone(tmp_p
     report = audit(tmp_path / "data", Level.DEEP)
     assert kinds(report) == {"bad_rows"}
     texts = [line["what"] for line in report["findings"]]
-    assert [text.split(":")[0] for text in texts] == ["row 5", "row 7"]
+    assert [text.split(":")[0] for text in texts] == ["entry 5", "entry 7"]
     assert f"its row says deliver_at_ms {times[7]}, its message {asked[7]}" in texts[1]
 
 
