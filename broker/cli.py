@@ -182,6 +182,8 @@ def audit(**options: Any) -> None:
 @click.option("--offline", metavar="FOLDER", help="A stopped broker's data directory, instead of a broker.")
 @click.option("--data-dir", metavar="DIR", help="Where the broker's data directory is seen from here.")
 @click.option("--apply", is_flag=True, help="Do what is planned. Without it, nothing is changed.")
+@click.option("--engine", type=click.Choice(["spark", "inline"]), default="spark", show_default=True)
+@click.option("--master", help="Of Spark, such as spark://host:7077.", default="local[*]", show_default=True)
 @click.option("--topic", "topics", multiple=True, help="Only this topic; can be given several times.")
 @click.option(
     "--live-ratio",
