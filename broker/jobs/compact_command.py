@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -32,7 +32,8 @@ _MIB = 1 << 20
 class CompactOptions:
     """As given on the command line."""
 
-    address: str
+    connect: Callable[[str], RemoteDesk]
+    """Takes the folder where the broker's data is seen from here, if that is another than its own."""
     offline: str | None
     data_dir: str | None
     apply: bool
@@ -84,7 +85,7 @@ async def _run(
             folder = options.offline.rstrip("/") or "/"
             desk = await opened.enter_async_context(open_offline(LocalVfs(), SystemClock(), folder))
         else:
-            desk = await opened.enter_async_context(RemoteDesk(options.address, options.data_dir or ""))
+            desk = await opened.enter_async_context(options.connect(options.data_dir or ""))
         return await run_compact(desk, engine, request, shown.tell())
 
 
