@@ -65,10 +65,11 @@ def _run(config: BrokerConfig) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import uvloop  # noqa: PLC0415 - only a serving broker needs it, and gRPC's server beside it
 
+    from broker.runtime.notify import ServiceNotifier  # noqa: PLC0415
     from broker.server import Server  # noqa: PLC0415
 
     async def serve_until_stopped() -> int:
-        return await Server(config).run()
+        return await Server(config, ServiceNotifier(os.environ)).run()
 
     # Before any thread begins, for all of them: a file or network thread that wakes must not push the event loop off
     # its core, which costs two context switches for each read, write and sync. On a free core nothing changes.

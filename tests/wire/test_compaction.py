@@ -108,5 +108,7 @@ async def test_a_whole_hand_off(serve: Serve, tmp_path: Path):
         (result,) = await run_compact(desk, InlineEngine(1), request, Tell())
         assert result.committed is not None
         assert result.committed.ledger_ids == (candidate.ledger_id,)
+        ended = wire.server.broker.counters.compactions
+        assert ended == {"committed": 1, "refused": 0, "aborted": 1, "expired": 0}
         (candidate,) = (await desk.candidates("t")).ledgers
         assert (candidate.generation, candidate.entry_count, candidate.present_count) == (1, 5_000, 1)
