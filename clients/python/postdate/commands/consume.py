@@ -24,6 +24,7 @@ from postdate.commands.settings import (
 from postdate.commands.values import DURATION
 
 _AT_ONCE = 1000
+_IDLE = timedelta(seconds=2)
 
 
 @click.command("consume", cls=Command)
@@ -32,7 +33,9 @@ _AT_ONCE = 1000
 @click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
 @click.option("--follow", is_flag=True, help="Go on until interrupted.")
 @click.option(
-    "--idle", type=DURATION, default="2s", show_default=True, help="Stop when nothing came for so long."
+    "--idle",
+    type=DURATION,
+    help="Stop when nothing came for so long.  [default: 2s, or never with --count or --follow]",
 )
 @click.option(
     "--type",
@@ -53,7 +56,7 @@ _AT_ONCE = 1000
 def consume(settings: Settings, /, topic: str, subscription: str, **options: Any) -> None:
     """Receive messages of SUBSCRIPTION of TOPIC, print and acknowledge them.
 
-    Without --count and --follow it takes what is due, and stops when nothing came for a while.
+    With --count it waits until so many came; without --count and --follow it stops when nothing came for a while.
     """
     taken, interrupted = run(_consume(settings, topic, subscription, options))
     count = options["count"]
@@ -68,6 +71,8 @@ async def _consume(
 ) -> tuple[int, bool]:
     count: int | None = options["count"]
     idle: timedelta | None = None if options["follow"] else options["idle"]
+    if idle is None and count is None and not options["follow"]:
+        idle = _IDLE
     interrupted = False
     async with settings.client() as client:
         consumer = client.subscribe(
