@@ -22,6 +22,8 @@ from broker.observe.lateness import LoopLagProbe
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCollector, BrokerSnapshot, SubscriptionSnapshot, TopicSnapshot
 from broker.rpc import admin, compaction, consumer, producer, schedule
+from broker.rpc.access import AccessControl, AccessInterceptor
+from broker.rpc.tls import ServerCertificates
 from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalVfs
 from broker.settings import split_address
@@ -32,6 +34,10 @@ log = get_logger(__name__)
 
 _THREAD_SWITCH_SECONDS = 0.0005
 """Threads share the interpreter in turns of 5 ms by default: a file thread would cost the whole lateness budget."""
+
+
+_CONNECTION_AGE_MS = 3_600_000
+_CONNECTION_AGE_GRACE_MS = 30_000
 
 
 def broker_version() -> str:
@@ -70,6 +76,8 @@ class Server:
         self._schedule = schedule.ScheduleService(self.broker)
         self._compaction = compaction.CompactionService(self.broker)
         self._health = health_aio.HealthServicer()
+        self._tls = ServerCertificates(config, self.broker.counters) if config.tls_cert_file else None
+        self._access = AccessControl(config, self.broker) if config.access_file else None
         self._grpc = self._build_grpc()
         collector = BrokerCollector(self._snapshot, version=self._version)
         self._http = HttpServer(config.http_address, collector.render, lambda: self.broker.not_ready_because)
@@ -96,6 +104,8 @@ class Server:
         self.broker.start()
         probe = LoopLagProbe(self._clock, self.broker.counters.loop_lag)
         self.broker.supervisor.spawn("loop lag", probe.run())
+        if self._access is not None or self._tls is not None:
+            self.broker.supervisor.spawn("security files", self._watch_security())
         await self._grpc.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         log.info("Serving", version=self._version, grpc=self.grpc_address, http=self.http_address)
@@ -142,7 +152,14 @@ class Server:
             ("grpc.http2.ping_timeout_ms", 10_000),
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ]
-        server = grpc.aio.server(options=options)
+        if config.tls_client_ca_file:
+            # A client whose authority is not trusted any more stays connected until its next handshake.
+            options += [
+                ("grpc.max_connection_age_ms", _CONNECTION_AGE_MS),
+                ("grpc.max_connection_age_grace_ms", _CONNECTION_AGE_GRACE_MS),
+            ]
+        self._interceptors = [AccessInterceptor(self._access)] if self._access is not None else []
+        server = grpc.aio.server(options=options, interceptors=self._interceptors)
         names = []
         for name, service in (
             (producer.SERVICE, self._producer),
@@ -169,7 +186,10 @@ class Server:
                 address=self.config.grpc_address,
             )
         try:
-            port = self._grpc.add_insecure_port(self.config.grpc_address)
+            if self._tls is None:
+                port = self._grpc.add_insecure_port(self.config.grpc_address)
+            else:
+                port = self._grpc.add_secure_port(self.config.grpc_address, self._tls.credentials())
         except RuntimeError as error:
             port = 0
             cause: BaseException | None = error
@@ -182,6 +202,16 @@ class Server:
                 reason="ADDRESS_IN_USE",
             ) from cause
         self.grpc_address = f"{host}:{port}"
+
+    async def _watch_security(self) -> None:
+        """Take what changed of certificates, keys, tokens and rights, and end what they do not allow any more."""
+        watched = [self._tls.watched] if self._tls is not None else []
+        watched += self._access.watched if self._access is not None else ()
+        while True:
+            await asyncio.sleep(self.config.security_recheck_ms / 1000)
+            await asyncio.to_thread(lambda: [each.refresh() for each in watched])
+            if self._access is not None:
+                await self._access.recheck()
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         services = (producer, consumer, admin, schedule, compaction)
