@@ -36,8 +36,25 @@ _THREAD_SWITCH_SECONDS = 0.0005
 """Threads share the interpreter in turns of 5 ms by default: a file thread would cost the whole lateness budget."""
 
 
-_CONNECTION_AGE_MS = 3_600_000
-_CONNECTION_AGE_GRACE_MS = 30_000
+_GRPC_OPTIONS = {
+    "grpc.so_reuseport": 0,  # or a second broker would get half of the connections
+    # Equal: between a soft and a hard limit the refusal would be a matter of luck.
+    "grpc.max_metadata_size": 16_384,
+    "grpc.absolute_max_metadata_size": 16_384,
+    "grpc.max_concurrent_streams": 1_000,  # of one connection
+    "grpc.server_handshake_timeout_ms": 5_000,
+    "grpc.max_connection_idle_ms": 300_000,
+    # A peer that is cut off or frozen is noticed within 30 s, and one that pings more often than every 5 s is cut.
+    "grpc.keepalive_time_ms": 20_000,
+    "grpc.keepalive_timeout_ms": 10_000,
+    "grpc.keepalive_permit_without_calls": 1,
+    "grpc.http2.max_pings_without_data": 0,
+    "grpc.http2.ping_timeout_ms": 10_000,
+    "grpc.http2.min_ping_interval_without_data_ms": 5_000,
+    "grpc.http2.max_ping_strikes": 2,
+}
+_CALLS_MAX = 20_000
+"""Calls and streams at once, of all connections."""
 
 
 def broker_version() -> str:
@@ -139,27 +156,20 @@ class Server:
     def _build_grpc(self) -> grpc.aio.Server:
         config = self.config
         options = [
-            ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", config.request_bytes_max),
             ("grpc.max_send_message_length", -1),
-            ("grpc.max_metadata_size", 16_384),
-            ("grpc.absolute_max_metadata_size", 16_384),
-            ("grpc.server_handshake_timeout_ms", 5_000),
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.http2.ping_timeout_ms", 10_000),
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            *_GRPC_OPTIONS.items(),
         ]
         if config.tls_client_ca_file:
             # A client whose authority is not trusted any more stays connected until its next handshake.
             options += [
-                ("grpc.max_connection_age_ms", _CONNECTION_AGE_MS),
-                ("grpc.max_connection_age_grace_ms", _CONNECTION_AGE_GRACE_MS),
+                ("grpc.max_connection_age_ms", 3_600_000),
+                ("grpc.max_connection_age_grace_ms", 30_000),
             ]
         self._interceptors = [AccessInterceptor(self._access)] if self._access is not None else []
-        server = grpc.aio.server(options=options, interceptors=self._interceptors)
+        server = grpc.aio.server(
+            options=options, interceptors=self._interceptors, maximum_concurrent_rpcs=_CALLS_MAX
+        )
         names = []
         for name, service in (
             (producer.SERVICE, self._producer),

@@ -273,7 +273,9 @@ def _token(where: str, fields: dict[str, Any]) -> TokenHash:
         raise ConfigError(f"{where} has {unknown[0]!r}, which is not known")
     principal, digest, expires = fields.get("principal"), fields.get("sha256"), fields.get("expires")
     if not isinstance(principal, str) or not _is_name(principal):
-        raise ConfigError(f"{where} needs a principal, a name of at most {_NAME_CHARACTERS_MAX} characters")
+        raise ConfigError(
+            f"{where} needs a principal, a name of at most {_NAME_CHARACTERS_MAX} characters without *"
+        )
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         raise ConfigError(
             f"{where} needs sha256, 64 hexadecimal digits: the hash of the token, not the token"
