@@ -23,6 +23,7 @@ from postdate.admin import (
 )
 from postdate.backups import Backup
 from postdate.client import DEFAULT_ADDRESS
+from postdate.credentials import Tls
 from postdate.dead_letters import DeadLetter, DeadLetterChange
 from postdate.errors import (
     AlreadyExists,
@@ -40,6 +41,7 @@ from postdate.errors import (
     PartlyStored,
     PermissionDenied,
     PostdateError,
+    Unauthenticated,
     Unavailable,
     Unsupported,
 )
@@ -126,11 +128,13 @@ __all__ = [
     "SubscriptionPolicy",
     "SubscriptionStats",
     "SubscriptionType",
+    "Tls",
     "TopicCheck",
     "TopicDescription",
     "TopicPolicy",
     "TopicStats",
     "Tracker",
+    "Unauthenticated",
     "Unavailable",
     "Unsupported",
 ]
