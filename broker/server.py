@@ -22,8 +22,8 @@ from broker.observe.lateness import LoopLagProbe
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCollector, BrokerSnapshot, SubscriptionSnapshot, TopicSnapshot
 from broker.rpc import admin, compaction, consumer, producer, schedule
-from broker.runtime.clock import SystemClock
-from broker.runtime.vfs import LocalVfs
+from broker.runtime.clock import Clock, SystemClock
+from broker.runtime.vfs import LocalVfs, Vfs
 from broker.settings import split_address
 from broker.topics.broker import Broker
 from broker.web.server import HttpServer
@@ -44,17 +44,17 @@ def broker_version() -> str:
 class Server:
     """One broker on the network."""
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, *, vfs: Vfs | None = None, clock: Clock | None = None) -> None:
         self.config = config
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
-        self._clock = SystemClock()
+        self._clock = clock or SystemClock()
         self._executors = [
             ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("journal", "files", "reads", "index")
         ]
         self.broker = Broker(
             config,
-            vfs=LocalVfs(),
+            vfs=vfs or LocalVfs(),
             clock=self._clock,
             rng=random.Random(),
             journal_executor=self._executors[0],
