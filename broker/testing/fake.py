@@ -1,8 +1,8 @@
 """The real broker in a thread of this process, with a clock that can be set forward: the inside of `postdate.testing`.
 
-Everything is as in a broker of its own (gRPC on a loopback port, files in a folder), but for three things: its clocks run
-ahead of the machine's by as much as they were advanced, so do the timers of its loop, and no file is synced, since the
-folder goes with the broker.
+Everything is as in a broker of its own (gRPC on a loopback port, files in a folder), but for three things: its clocks
+run ahead of the machine's by as much as they were advanced, so do the timers of its loop, and no file is synced, since
+the folder goes with the broker.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class FakeBroker:
         self._clock = AdvancedClock()
         self._folder = tempfile.TemporaryDirectory(prefix="postdate-fake-")
         self._loop = _Loop(self._clock)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="postdate-fake-broker", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="postdate-fake-broker", daemon=True
+        )
         self._server: Server | None = None
         self.address = ""
 
@@ -136,7 +138,9 @@ class FakeBroker:
         for topic in self._topics():
             for subscription in topic.subscriptions.values():
                 for consumer in subscription.consumers:
-                    subscription.heard(consumer)  # or those that said nothing meanwhile would count as hanging
+                    subscription.heard(
+                        consumer
+                    )  # or those that said nothing meanwhile would count as hanging
         await asyncio.sleep(0)
         await self.settled()
         return step_ms == left_ms
@@ -204,7 +208,7 @@ class FakeBroker:
                 for subscription in topic.subscriptions.values():
                     if (topic.name, subscription.name) == (topic_name, name):
                         consumers = {each.consumer_id: each.lease_ms for each in subscription.consumers}
-                        lease_ms = consumers.get(consumer_id, subscription.policy.lease_ms)
+                        lease_ms = consumers.get(consumer_id) or subscription.policy.lease_ms or 0
                         subscription.extend(consumer_id, entries_of(ids), by_ms + lease_ms)
 
 

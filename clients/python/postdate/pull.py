@@ -94,9 +94,7 @@ class PullHolder:
     ) -> consumer_pb2.AcknowledgeResponse | consumer_pb2.NackResponse | consumer_pb2.ExtendLeaseResponse:
         entries = entry_sets(gathered.columns)
         if verb.kind == "ack":
-            ack = consumer_pb2.AcknowledgeRequest(
-                topic=self.topic, subscription=self.name, entries=entries
-            )
+            ack = consumer_pb2.AcknowledgeRequest(topic=self.topic, subscription=self.name, entries=entries)
             return await self._rpc.call(self._rpc.consumer.Acknowledge, ack)
         if verb.kind == "nack":
             nack = consumer_pb2.NackRequest(

@@ -8,7 +8,8 @@ with postdate.sync.connect("localhost:7650") as client:
             with message.processing():
                 ...
 
-Any thread may use a client and all that is made from it. After a fork, connect in the child.
+Any thread may use a client and all that is made from it. gRPC does not survive a fork: connect in the
+children only.
 
 Made by tools/generate_sync.py, as the modules beside it.
 """

@@ -37,7 +37,7 @@ _KEPT_S = 5.0
 
 
 class _Inside(Protocol):
-    """The broker in its thread: `broker.testing.fake`. The SDK does not import the broker, unless a test asks for one."""
+    """The broker in its thread: `broker.testing.fake`. The SDK does not import it unless a test asks."""
 
     address: str
 
