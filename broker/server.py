@@ -26,9 +26,9 @@ from broker.observe.metrics import BrokerCollector, BrokerSnapshot, Subscription
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessControl, AccessInterceptor
 from broker.rpc.tls import ServerCertificates
-from broker.runtime.clock import SystemClock
+from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.notify import ServiceNotifier
-from broker.runtime.vfs import LocalVfs
+from broker.runtime.vfs import LocalVfs, Vfs
 from broker.settings import split_address
 from broker.topics.broker import Broker
 from broker.web.server import HttpServer
@@ -70,18 +70,25 @@ def broker_version() -> str:
 class Server:
     """One broker on the network."""
 
-    def __init__(self, config: BrokerConfig, notifier: ServiceNotifier | None = None) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        notifier: ServiceNotifier | None = None,
+        vfs: Vfs | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.config = config
         self._notifier = notifier or ServiceNotifier({})
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
-        self._clock = SystemClock()
+        self._clock = clock or SystemClock()
         self._executors = [
             ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("journal", "files", "reads", "index")
         ]
         self.broker = Broker(
             config,
-            vfs=LocalVfs(),
+            vfs=vfs or LocalVfs(),
             clock=self._clock,
             rng=random.Random(),
             journal_executor=self._executors[0],

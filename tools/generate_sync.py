@@ -117,7 +117,7 @@ def package() -> str:
         "        for message in subscription:\n"
         "            with message.processing():\n"
         "                ...\n\n"
-        "Any thread may use a client and all that is made from it. After a fork, connect in the child.\n\n"
+        "Any thread may use a client and all that is made from it. gRPC does not survive a fork: connect in the\nchildren only.\n\n"
         'Made by tools/generate_sync.py, as the modules beside it.\n"""\n'
     ]
     for node in tree.body:

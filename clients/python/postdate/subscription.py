@@ -9,6 +9,7 @@ from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import cast
+from weakref import WeakSet
 
 from postdate._held import Held
 from postdate._link import Link
@@ -23,6 +24,9 @@ from postdate.model import InitialPosition, MessageId, SubscriptionType
 from postdate.v1 import consumer_pb2
 
 _KEEP = Verb("extend")  # by the consumer's own lease
+
+entered: WeakSet[Subscription] = WeakSet()
+"""Those of this process, for `postdate.testing`: it has to know what they hold."""
 
 
 class Subscription:
@@ -91,6 +95,7 @@ class Subscription:
         self._error: PostdateError | None = None
         self._changed = asyncio.Event()  # messages arrived, or the state did change
         self._link: Link | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._held = Held(self._extend, monotonic)
         self._ready = self._held.ready
         self._settlements = Settlements(self._wake, self._held.extended)
@@ -114,6 +119,8 @@ class Subscription:
         if self._link is not None:
             raise RuntimeError("a subscription is entered once")
         self._link = Link(self._rpc, self)
+        self._loop = asyncio.get_running_loop()
+        entered.add(self)
         try:
             while not self._connected and self._error is None:
                 await self._wait_change()
@@ -369,6 +376,18 @@ class Subscription:
                 self._ungranted += lost
             self._replenish()
         return bool(self._ready)
+
+    async def _kept(self) -> list[MessageId]:
+        """All whose leases are kept, once everything has arrived that the broker has sent so far. For tests."""
+        if not self._connected:
+            return []
+        done: Done = asyncio.get_running_loop().create_future()
+        self._settlements.add(_KEEP, (), done)  # its answer comes behind what was sent before
+        try:
+            await done
+        except PostdateError:
+            return []
+        return self._held.kept()
 
     def _holds(self, message: Message) -> bool:
         """Whether its lease holds, as far as one can know here."""

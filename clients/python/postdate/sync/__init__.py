@@ -8,7 +8,8 @@ with postdate.sync.connect("localhost:7650") as client:
             with message.processing():
                 ...
 
-Any thread may use a client and all that is made from it. After a fork, connect in the child.
+Any thread may use a client and all that is made from it. gRPC does not survive a fork: connect in the
+children only.
 
 Made by tools/generate_sync.py, as the modules beside it.
 """
@@ -23,6 +24,7 @@ from postdate.admin import (
 )
 from postdate.backups import Backup
 from postdate.client import DEFAULT_ADDRESS
+from postdate.credentials import Tls
 from postdate.dead_letters import DeadLetter, DeadLetterChange
 from postdate.errors import (
     AlreadyExists,
@@ -40,6 +42,7 @@ from postdate.errors import (
     PartlyStored,
     PermissionDenied,
     PostdateError,
+    Unauthenticated,
     Unavailable,
     Unsupported,
 )
@@ -126,11 +129,13 @@ __all__ = [
     "SubscriptionPolicy",
     "SubscriptionStats",
     "SubscriptionType",
+    "Tls",
     "TopicCheck",
     "TopicDescription",
     "TopicPolicy",
     "TopicStats",
     "Tracker",
+    "Unauthenticated",
     "Unavailable",
     "Unsupported",
 ]

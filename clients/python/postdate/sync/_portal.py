@@ -25,6 +25,10 @@ _T = TypeVar("_T")
 _P = ParamSpec("_P")
 _END = object()
 _STOP_S = 5.0
+_FORKED = (
+    "the process forked after postdate.sync was used, and gRPC does not survive that: "
+    "connect in the children only, or start them with `spawn`"
+)
 
 
 class Portal:
@@ -32,14 +36,11 @@ class Portal:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
+        self._is_ending = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._turn, name="postdate-sync", daemon=True)
         self._thread.start()
         atexit.register(self._stop)
-
-    @property
-    def is_usable(self) -> bool:
-        return self._pid == os.getpid() and self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """What the coroutine returns or raises."""
@@ -54,7 +55,7 @@ class Portal:
         def begin() -> None:
             # The context of the calling thread came along, and with it the current span, say.
             tasks.append(task := self._loop.create_task(work))
-            task.add_done_callback(partial(_pass_on, outcome))
+            task.add_done_callback(partial(self._pass_on, outcome))
 
         def cancel() -> None:
             for task in tasks:
@@ -127,12 +128,22 @@ class Portal:
         finally:
             threads.shutdown(wait=False)  # what outlasted the grace cannot be cancelled in a thread
 
-    def _check_caller(self) -> None:
+    def _pass_on(self, outcome: Future[_T], task: asyncio.Task[_T]) -> None:
+        if task.cancelled():
+            # At the program's end only daemon threads still wait, and they end without a word.
+            if not self._is_ending:
+                outcome.set_exception(asyncio.CancelledError())
+        elif (error := task.exception()) is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(task.result())
+
+    def check_process(self) -> None:
         if self._pid != os.getpid():
-            raise RuntimeError(
-                "this client was made before the process forked, and its connection is the parent's; "
-                "connect in the child"
-            )
+            raise RuntimeError(_FORKED)
+
+    def _check_caller(self) -> None:
+        self.check_process()
         if threading.current_thread() is self._thread:
             raise RuntimeError(
                 "postdate.sync was called on its own event loop, from a `progress` function for example; "
@@ -150,7 +161,8 @@ class Portal:
             self._loop.close()
 
     def _stop(self) -> None:
-        if self.is_usable:
+        if self._pid == os.getpid():
+            self._is_ending = True
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_STOP_S)
 
@@ -160,28 +172,12 @@ _portals: list[Portal] = []
 
 
 def portal() -> Portal:
-    """The one of this process; after a fork the child gets its own."""
+    """The one of this process."""
     with _lock:
-        if not _portals or not _portals[-1].is_usable:
-            _portals[:] = [Portal()]
-        return _portals[-1]
-
-
-def _renew_lock() -> None:
-    global _lock  # noqa: PLW0603 (a thread of the parent may have held it at the fork)
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
-
-
-def _pass_on(outcome: Future[_T], task: asyncio.Task[_T]) -> None:
-    if task.cancelled():
-        outcome.set_exception(asyncio.CancelledError())
-    elif (error := task.exception()) is not None:
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(task.result())
+        if not _portals:
+            _portals.append(Portal())
+        _portals[0].check_process()
+        return _portals[0]
 
 
 def _without_exit(handler: Callable[[Message], object], message: Message) -> None:

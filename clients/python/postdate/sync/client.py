@@ -9,6 +9,7 @@ from types import TracebackType
 from postdate import client as _client
 from postdate.admin import ServerInfo
 from postdate.client import DEFAULT_ADDRESS
+from postdate.credentials import Tls, Token
 from postdate.model import InitialPosition, SubscriptionType
 from postdate.stats import TopicStats
 from postdate.sync._portal import Portal, portal
@@ -24,6 +25,9 @@ from postdate.sync.subscription import Subscription
 def connect(
     address: str = DEFAULT_ADDRESS,
     *,
+    tls: Tls | None = None,
+    token: Token | None = None,
+    allow_plaintext_token: bool = False,
     retry_for: timedelta = timedelta(seconds=30),
     rng: random.Random | None = None,
 ) -> Client:
@@ -32,8 +36,22 @@ def connect(
     No connection is made before the first call needs one. `retry_for` is how long calls, sends and
     the first connection of a subscription keep trying while the broker is away; a subscription
     that was connected once keeps trying for as long as it is open.
+
+    `tls` encrypts the connection. `token` goes with every call and stream as a bearer token; where it is a
+    function, that is asked each time, so a token may be renewed. Without `tls` a token is sent to this machine
+    only, unless `allow_plaintext_token` says that the network is trusted: ValueError otherwise.
     """
-    return Client(_client.connect(address, retry_for=retry_for, rng=rng), portal())
+    return Client(
+        _client.connect(
+            address,
+            tls=tls,
+            token=token,
+            allow_plaintext_token=allow_plaintext_token,
+            retry_for=retry_for,
+            rng=rng,
+        ),
+        portal(),
+    )
 
 
 class Client:
