@@ -46,7 +46,7 @@ from broker.settings import (
     text,
 )
 
-CLIENT_VARIABLES = frozenset({"POSTDATE_ADDRESS", "POSTDATE_OUTPUT"})
+CLIENT_VARIABLES = frozenset({"POSTDATE_ADDRESS", "POSTDATE_CONTEXT", "POSTDATE_OUTPUT"})
 """Variables of the `postdate` client command, which may share an environment with the broker."""
 
 TRACEPARENT_BYTES_MAX = 256

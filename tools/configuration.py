@@ -21,7 +21,7 @@ postdate-broker serve --data-dir /var/lib/postdate
 
 Sizes are bytes or carry a unit: B, KiB, MiB, GiB, kB, MB, GB. Durations are milliseconds or carry a unit:
 ms, s, m, h, d. Switches are true or false. Unknown keys and other `POSTDATE_*` variables are refused, except
-`POSTDATE_ADDRESS` and `POSTDATE_OUTPUT`, which belong to the client command. (Kubernetes invents such
+`POSTDATE_ADDRESS`, `POSTDATE_CONTEXT` and `POSTDATE_OUTPUT`, which belong to the client command. (Kubernetes invents such
 variables for a service named `postdate`: set `enableServiceLinks: false` on the pod.)
 
 Some settings must fit together, and are refused if they do not: the greatest message into a request and into

@@ -13,10 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from postdate.commands import admin, bench, consume, dlq, produce, replay, schedule
+from postdate.commands import admin, bench, completion, consume, contexts, dlq, produce, replay, schedule
+from postdate.commands.config_file import ContextError
 from postdate.commands.output import plain
 from postdate.commands.settings import (
+    EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_NOT_FOUND,
     CommandFailed,
     Group,
     Settings,
@@ -49,8 +52,11 @@ cli.add_command(admin.subscription)
 cli.add_command(schedule.schedule)
 cli.add_command(dlq.dlq)
 cli.add_command(admin.stats)
+cli.add_command(admin.info)
 bench.bench.add_command(replay.replay)
 cli.add_command(bench.bench)
+cli.add_command(contexts.context)
+cli.add_command(completion.completion)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -63,6 +69,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except CommandFailed as error:
         return _say(error.message, error.code)
+    except ContextError as error:
+        return _say(str(error), EXIT_NOT_FOUND if error.is_unknown else EXIT_FAILED)
     except PostdateError as error:
         return _say(describe(error), exit_code(error))
     except BrokenPipeError:

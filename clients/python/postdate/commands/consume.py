@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import postdate
+from postdate.commands.completion import SUBSCRIPTION, TOPIC
 from postdate.commands.output import emit_lines, message_record, plain, progress_bar
 from postdate.commands.settings import (
     EXIT_INTERRUPTED,
@@ -27,8 +28,8 @@ _AT_ONCE = 1000
 
 
 @click.command("consume", cls=Command)
-@click.argument("topic")
-@click.argument("subscription")
+@click.argument("topic", type=TOPIC)
+@click.argument("subscription", type=SUBSCRIPTION)
 @click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
 @click.option("--follow", is_flag=True, help="Go on until interrupted.")
 @click.option(

@@ -79,7 +79,10 @@ def emit_rows(
     else:
         table = Table(title=escape(plain(title)) or None, title_justify="left")
         for column in columns:
-            numeric = any(isinstance(row.get(column), int | float) for row in rows)
+            numeric = any(
+                isinstance(value := row.get(column), int | float) and not isinstance(value, bool)
+                for row in rows
+            )
             table.add_column(
                 column.replace("_", " "),
                 justify="right" if numeric else "left",

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import postdate
+from postdate.commands.completion import TOPIC
 from postdate.commands.histogram import histogram
 from postdate.commands.output import (
     emit_lines,
@@ -74,7 +75,7 @@ schedule.add_command(histogram)
 
 
 @schedule.command("list")
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @_FROM
 @_UNTIL
 @_PREFIX
@@ -133,7 +134,7 @@ def list_scheduled(
 
 
 @schedule.command("get")
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.argument("id", required=False, type=MESSAGE_ID)
 @click.option("--schedule-key", "-k", "key", default="", help="The message with this schedule key.")
 @click.option("--payload", is_flag=True, help="Show what is in it too.")
@@ -207,7 +208,7 @@ class _Chosen:
 def _choice(command: Callable[..., None]) -> Callable[..., None]:
     """The arguments and options that say which messages."""
     for option in reversed(
-        (click.argument("topic"), _IDS, _KEYS, _FROM, _UNTIL, _PREFIX, _ALL, _DRY_RUN, _YES)
+        (click.argument("topic", type=TOPIC), _IDS, _KEYS, _FROM, _UNTIL, _PREFIX, _ALL, _DRY_RUN, _YES)
     ):
         command = option(command)
     return command

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 import postdate
+from postdate.commands.config_file import ContextError, Contexts
 from postdate.commands.values import DURATION
 
 EXIT_FAILED = 1
@@ -32,9 +34,32 @@ class Settings:
     output: str = "table"
     progress: bool | None = None
     retry_for: timedelta = timedelta(seconds=5)
+    context: str = ""
+    given: dict[str, str] = field(default_factory=dict)
+    """Which of these were given, and where: by an `option` or in the `environment`."""
 
     def client(self) -> postdate.Client:
+        self.apply_context()
         return postdate.connect(self.address, retry_for=self.retry_for)
+
+    def apply_context(self) -> str:
+        """Fill in what the chosen context says and nothing stronger does; its name, if there is one.
+
+        From the strongest: options; the context of --context; the environment; the context of POSTDATE_CONTEXT, or
+        the current one. An address that is given is a broker of its own: the files and the token of a context that
+        nobody named go to that context's broker only.
+        """
+        is_named = self.given.get("context") == "option"
+        if "address" in self.given and not is_named:
+            return ""
+        contexts = Contexts.read()
+        name = self.context or contexts.current
+        if name:
+            for key, value in contexts.get(name).items():
+                source = self.given.get(key)
+                if source is None or (source == "environment" and is_named):
+                    setattr(self, key, value)
+        return name
 
 
 class CommandFailed(Exception):
@@ -72,12 +97,24 @@ def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 def _keep(name: str) -> Any:
-    def callback(ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         if value is not None:
-            setattr(ctx.ensure_object(Settings), name, value)
+            settings = ctx.ensure_object(Settings)
+            setattr(settings, name, value)
+            # Read by name: the parameter may have been declared under another.
+            is_environment = ctx.get_parameter_source(param.name or "") is ParameterSource.ENVIRONMENT
+            settings.given[name] = "environment" if is_environment else "option"
         return value
 
     return callback
+
+
+def complete_context(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """The names of contexts, for the shell."""
+    try:
+        return sorted(name for name in Contexts.read().by_name if name.startswith(incomplete))
+    except ContextError:
+        return []
 
 
 def shared_options() -> list[click.Option]:
@@ -91,7 +128,16 @@ def shared_options() -> list[click.Option]:
             help=f"Where the broker is, host:port.  [default: {postdate.DEFAULT_ADDRESS}]",
         ),
         click.Option(
+            ["--context"],
+            envvar="POSTDATE_CONTEXT",
+            expose_value=False,
+            callback=_keep("context"),
+            shell_complete=complete_context,
+            help="Which broker, by the name that `postdate context add` gave it.",
+        ),
+        click.Option(
             ["--output", "-o"],
+            envvar="POSTDATE_OUTPUT",
             type=click.Choice(["table", "json", "jsonl"]),
             expose_value=False,
             callback=_keep("output"),
