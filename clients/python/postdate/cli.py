@@ -13,7 +13,19 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from postdate.commands import admin, bench, completion, consume, contexts, dlq, produce, replay, schedule
+from postdate.commands import (
+    admin,
+    bench,
+    completion,
+    consume,
+    contexts,
+    dlq,
+    export,
+    importing,
+    produce,
+    replay,
+    schedule,
+)
 from postdate.commands.config_file import ContextError
 from postdate.commands.output import plain
 from postdate.commands.settings import (
@@ -51,6 +63,8 @@ cli.add_command(admin.topic)
 cli.add_command(admin.subscription)
 cli.add_command(schedule.schedule)
 cli.add_command(dlq.dlq)
+cli.add_command(export.export)
+cli.add_command(importing.import_)
 cli.add_command(admin.stats)
 cli.add_command(admin.info)
 bench.bench.add_command(replay.replay)

@@ -165,6 +165,9 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.epilog = (
+            self.epilog or "Options of `postdate --help`, such as --output and --context, may stand here too."
+        )
         for option in shared_options():
             # An environment variable speaks once, on the outside, or it would undo a flag given there.
             option.envvar = None
