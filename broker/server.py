@@ -163,9 +163,9 @@ class Server:
 
     async def _bind_grpc(self) -> None:
         host, _ = split_address(self.config.grpc_address)
-        if not is_loopback(host):
+        if not is_loopback(host) and not self.config.tls_cert_file:
             log.warning(
-                "gRPC listens beyond this machine, without encryption and without access control",
+                "gRPC listens beyond this machine, without encryption",
                 address=self.config.grpc_address,
             )
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -28,7 +28,8 @@ _MIB = 1 << 20
 class CompactOptions:
     """As given on the command line."""
 
-    address: str
+    connect: Callable[[str], RemoteDesk]
+    """Takes the folder where the broker's data is seen from here, if that is another than its own."""
     offline: str | None
     data_dir: str | None
     apply: bool
@@ -76,7 +77,7 @@ async def _run(options: CompactOptions, request: CompactRequest, shown: _Shown) 
             folder = options.offline.rstrip("/") or "/"
             desk = await opened.enter_async_context(open_offline(vfs, SystemClock(), folder))
         else:
-            desk = await opened.enter_async_context(RemoteDesk(options.address, options.data_dir or ""))
+            desk = await opened.enter_async_context(options.connect(options.data_dir or ""))
         return await run_compact(desk, vfs, request, shown.tell())
 
 

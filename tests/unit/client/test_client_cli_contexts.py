@@ -101,3 +101,30 @@ async def test_a_file_that_is_no_file_of_contexts_is_named(
 async def test_names_that_need_quotes_survive(postdate: Run) -> None:
     await postdate("context", "add", "a.b", "--address", 'h"\\\x7f:1')
     assert (await postdate("context", "show", "a.b", "-o", "json")).json["address"] == 'h"\\\x7f:1'
+
+
+async def test_files_are_kept_by_name_and_not_lent_to_another_broker(
+    postdate: Run, monkeypatch: Any, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "token").write_text("secret")
+    files = ("--tls-ca", "ca.pem", "--token-file", "token", "--tls")
+    await postdate("context", "add", "prod", "--address", "prod:1", *files, "--use")
+    kept = config_path().read_text()
+    assert "secret" not in kept
+    monkeypatch.delenv("POSTDATE_ADDRESS")
+
+    async def shown(*options: str) -> tuple[Any, ...]:
+        found = (await postdate("context", "show", "-o", "json", *options)).json
+        return found["address"], found["tls_ca"], found["token_file"], found["tls"]
+
+    token, ca = str(tmp_path / "token"), str(tmp_path / "ca.pem")
+    assert await shown() == ("prod:1", ca, token, True)
+    assert await shown("--tls-ca", "other.pem") == ("prod:1", "other.pem", token, True)
+    assert await shown("--address", "other:1") == ("other:1", None, None, False)
+    assert await shown("--address", "other:1", "--context", "prod") == ("other:1", ca, token, True)
+    monkeypatch.setenv("POSTDATE_TOKEN", "another")
+    assert await shown() == ("prod:1", ca, None, True)
+    assert await shown("--context", "prod") == ("prod:1", ca, token, True)
+    monkeypatch.setenv("POSTDATE_ADDRESS", "env:1")
+    assert await shown() == ("env:1", None, None, False)

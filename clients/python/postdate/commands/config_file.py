@@ -20,7 +20,16 @@ from typing import Any
 
 import click
 
-CONNECTION = {"address": "text"}
+CONNECTION = {
+    "address": "text",
+    "tls": "bool",
+    "tls_ca": "file",
+    "tls_cert": "file",
+    "tls_key": "file",
+    "tls_server_name": "text",
+    "token_file": "file",
+    "allow_plaintext_token": "bool",
+}
 """The settings that say which broker and how to reach it, which a context keeps; each is text, a file or a bool."""
 
 
