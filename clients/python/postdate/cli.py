@@ -16,6 +16,7 @@ import click
 from postdate.commands import (
     admin,
     bench,
+    check,
     completion,
     consume,
     contexts,
@@ -25,6 +26,7 @@ from postdate.commands import (
     produce,
     replay,
     schedule,
+    tail,
 )
 from postdate.commands.config_file import ContextError
 from postdate.commands.output import plain
@@ -59,6 +61,7 @@ def cli(ctx: click.Context) -> None:
 
 cli.add_command(produce.produce)
 cli.add_command(consume.consume)
+cli.add_command(tail.tail)
 cli.add_command(admin.topic)
 cli.add_command(admin.subscription)
 cli.add_command(schedule.schedule)
@@ -67,6 +70,7 @@ cli.add_command(export.export)
 cli.add_command(importing.import_)
 cli.add_command(admin.stats)
 cli.add_command(admin.info)
+cli.add_command(check.check)
 bench.bench.add_command(replay.replay)
 cli.add_command(bench.bench)
 cli.add_command(contexts.context)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -102,7 +103,7 @@ async def _print_all(
     ack: bool,
 ) -> int:
     taken = 0
-    printer = _Printer(settings.output)
+    printer = Printer(settings.output, message_line)
     with progress_bar(settings) as progress:
         bar = progress.add_task("received", total=count)
         while messages := await consumer.receive_many(_AT_ONCE, timeout=idle):
@@ -116,11 +117,12 @@ async def _print_all(
     return taken
 
 
-class _Printer:
+class Printer:
     """Prints messages as they come; a JSON document is one array."""
 
-    def __init__(self, output: str) -> None:
+    def __init__(self, output: str, line: Callable[[postdate.Message], str]) -> None:
         self._output = output
+        self._line = line
         self._first = True
 
     def print(self, messages: list[postdate.Message]) -> None:
@@ -132,7 +134,7 @@ class _Printer:
                 sys.stdout.write(("[\n" if self._first else ",\n") + text)
                 self._first = False
         else:
-            sys.stdout.write("".join(map(_line, messages)))
+            sys.stdout.write("".join(map(self._line, messages)))
         sys.stdout.flush()
 
     def end(self) -> None:
@@ -141,7 +143,8 @@ class _Printer:
             sys.stdout.flush()
 
 
-def _line(message: postdate.Message) -> str:
+def message_line(message: postdate.Message) -> str:
+    """A message on one line of a terminal, its due time first."""
     key = f" key={plain(message.key)}" if message.key else ""
     again = f" attempt={message.attempt}" if message.attempt > 1 else ""
     payload = plain(message.payload.decode(errors="backslashreplace"))
