@@ -193,7 +193,7 @@ def _with_connection(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(**given: Any) -> Any:
         from postdate.commands.settings import CommandFailed, Settings  # noqa: PLC0415 - brings gRPC
 
-        connection = Settings(**{name: given.pop(name) for name in _CONNECTION})
+        connection = Settings(**{name: given.pop(name) for name in _CONNECTION}, uses_contexts=False)
         try:
             return command(connection=connection, **given)
         except CommandFailed as error:

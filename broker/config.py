@@ -49,6 +49,7 @@ from broker.settings import (
 CLIENT_VARIABLES = frozenset(
     {
         "POSTDATE_ADDRESS",
+        "POSTDATE_CONTEXT",
         "POSTDATE_OUTPUT",
         "POSTDATE_TLS",
         "POSTDATE_TLS_CA",

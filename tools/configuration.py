@@ -21,9 +21,9 @@ postdate-broker serve --data-dir /var/lib/postdate
 
 Sizes are bytes or carry a unit: B, KiB, MiB, GiB, kB, MB, GB. Durations are milliseconds or carry a unit:
 ms, s, m, h, d. Switches are true or false. Unknown keys and other `POSTDATE_*` variables are refused, except
-those of the client command: `POSTDATE_ADDRESS`, `POSTDATE_OUTPUT`, `POSTDATE_TOKEN`, `POSTDATE_TOKEN_FILE`,
-`POSTDATE_TLS`, `POSTDATE_TLS_CA` and its like. (Kubernetes invents such variables for a service named `postdate`:
-set `enableServiceLinks: false` on the pod.)
+those of the client command: `POSTDATE_ADDRESS`, `POSTDATE_CONTEXT`, `POSTDATE_OUTPUT`, `POSTDATE_TOKEN`,
+`POSTDATE_TOKEN_FILE`, `POSTDATE_TLS`, `POSTDATE_TLS_CA` and its like. (Kubernetes invents such variables for a
+service named `postdate`: set `enableServiceLinks: false` on the pod.)
 
 Some settings must fit together, and are refused if they do not: the greatest message into a request and into
 a frame; a request into a journal file, the pending journal and a ledger; a batch into a ledger; what one

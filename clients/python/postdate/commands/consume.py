@@ -6,12 +6,14 @@ import asyncio
 import json
 import signal
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import click
 
 import postdate
+from postdate.commands.completion import SUBSCRIPTION, TOPIC
 from postdate.commands.output import emit_lines, message_record, plain, progress_bar
 from postdate.commands.settings import (
     EXIT_INTERRUPTED,
@@ -28,8 +30,8 @@ _IDLE = timedelta(seconds=2)
 
 
 @click.command("consume", cls=Command)
-@click.argument("topic")
-@click.argument("subscription")
+@click.argument("topic", type=TOPIC)
+@click.argument("subscription", type=SUBSCRIPTION)
 @click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
 @click.option("--follow", is_flag=True, help="Go on until interrupted.")
 @click.option(
@@ -106,7 +108,7 @@ async def _print_all(
     ack: bool,
 ) -> int:
     taken = 0
-    printer = _Printer(settings.output)
+    printer = Printer(settings.output, message_line)
     with progress_bar(settings) as progress:
         bar = progress.add_task("received", total=count)
         while messages := await consumer.receive_many(_AT_ONCE, timeout=idle):
@@ -120,11 +122,12 @@ async def _print_all(
     return taken
 
 
-class _Printer:
+class Printer:
     """Prints messages as they come; a JSON document is one array."""
 
-    def __init__(self, output: str) -> None:
+    def __init__(self, output: str, line: Callable[[postdate.Message], str]) -> None:
         self._output = output
+        self._line = line
         self._first = True
 
     def print(self, messages: list[postdate.Message]) -> None:
@@ -136,7 +139,7 @@ class _Printer:
                 sys.stdout.write(("[\n" if self._first else ",\n") + text)
                 self._first = False
         else:
-            sys.stdout.write("".join(map(_line, messages)))
+            sys.stdout.write("".join(map(self._line, messages)))
         sys.stdout.flush()
 
     def end(self) -> None:
@@ -145,7 +148,8 @@ class _Printer:
             sys.stdout.flush()
 
 
-def _line(message: postdate.Message) -> str:
+def message_line(message: postdate.Message) -> str:
+    """A message on one line of a terminal, its due time first."""
     key = f" key={plain(message.key)}" if message.key else ""
     again = f" attempt={message.attempt}" if message.attempt > 1 else ""
     payload = plain(message.payload.decode(errors="backslashreplace"))
