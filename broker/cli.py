@@ -34,7 +34,8 @@ def main() -> None:
 
 def _with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     for setting in reversed(SETTINGS):
-        text = f"{setting.spec.help} [{setting.variable}; default {setting.default}]"
+        default = setting.default if setting.default != "" else "not set"
+        text = f"{setting.spec.help} [{setting.variable}; default {default}]"
         command = click.option(setting.flag, setting.name, help=text, metavar=setting.spec.kind.value)(
             command
         )

@@ -72,7 +72,12 @@ class Server:
         self._health = health_aio.HealthServicer()
         self._grpc = self._build_grpc()
         collector = BrokerCollector(self._snapshot, version=self._version)
-        self._http = HttpServer(config.http_address, collector.render, lambda: self.broker.not_ready_because)
+        self._http = HttpServer(
+            config.http_address,
+            collector.render,
+            lambda: self.broker.not_ready_because,
+            pages=(self.broker, self._version),
+        )
         self.grpc_address = ""
         self.http_address = ""
 

@@ -106,6 +106,7 @@ class Broker:
             index_executor=index_executor,
         )
         self._found_alive_ms = 0
+        self.free_bytes = 0  # of the disk, as of the last look
         self._disk_full = False
         self._draining = False
 
@@ -403,7 +404,7 @@ class Broker:
             self._check_disk()
 
     def _check_disk(self) -> None:
-        free_bytes = self._vfs.free_bytes(self.config.data_dir)
+        self.free_bytes = free_bytes = self._vfs.free_bytes(self.config.data_dir)
         full = free_bytes < self.config.disk_reserve_bytes
         if full != self._disk_full:
             self._disk_full = full
