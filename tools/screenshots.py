@@ -169,6 +169,11 @@ async def fill(client: postdate.Client) -> None:
         async with client.producer(topic) as producer:
             for first in range(0, len(messages), 1_000):
                 await producer.send_many(messages[first : first + 1_000])
+    await send_due_soon(client)
+
+
+async def send_due_soon(client: postdate.Client) -> None:
+    """What comes due while pictures are taken, and what waits for a consumer."""
     async with client.producer("orders") as producer:
         for i in range(40):
             await producer.send(

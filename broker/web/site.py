@@ -35,6 +35,7 @@ from broker.web.guard import (
     is_same_origin,
 )
 from broker.web.jobs import Jobs
+from broker.web.refusals import Refusal
 from broker.web.render import Renderer, StaticFile, load_static
 
 log = get_logger(__name__)
@@ -61,6 +62,12 @@ _STATUSES: tuple[tuple[type[PostdateError], int], ...] = (
     (LimitReached, 429),
     (Unavailable, 503),
 )
+
+
+def _status_of(error: PostdateError) -> int:
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+
+
 _POSITION = re.compile(r"([0-9]{1,15}):([0-9]{1,10})", re.ASCII)
 
 
@@ -176,8 +183,8 @@ class Site:
                 return see_other("/login?" + urlencode({"next": request.path_qs}))
         try:
             return await self._dispatch(visit)
-        except PostdateError as error:
-            status = next((code for kind, code in _STATUSES if isinstance(error, kind)), 500)
+        except (PostdateError, Refusal) as error:
+            status = error.status if isinstance(error, Refusal) else _status_of(error)
             if request.method == "POST" and session is not None:
                 return visit.done("failed", error.message, local_path(visit.form.get("back", "/")))
             return await visit.page("error.html", status=status, message=error.message, code=status)
