@@ -30,7 +30,9 @@ STUB_FOLDERS = (Path("clients/python/postdate/v1"), Path("broker/storage/v1"))
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail when something is stale")
-    parser.add_argument("--descriptors", type=Path, metavar="FILE", help="write the descriptor set, nothing else")
+    parser.add_argument(
+        "--descriptors", type=Path, metavar="FILE", help="write the descriptor set, nothing else"
+    )
     arguments = parser.parse_args()
     if arguments.descriptors:
         write_descriptors(arguments.descriptors)

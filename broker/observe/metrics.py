@@ -28,12 +28,16 @@ from prometheus_client.metrics_core import (
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from broker.observe.horizons import due_within_parts
 from broker.observe.lateness import DurationHistogram, HistogramStats, LatenessHistogram
 
 OTHER = "_other"
 """The label of all series beyond the limit, summed. No topic has this name: names begin otherwise."""
 
 REFUSAL_REASONS_MAX = 100
+
+COMPACTION_RESULTS = ("committed", "refused", "aborted", "expired")
+"""How a lease ended: all put in place; some of it refused; given back; neither before its time was over."""
 
 _SLICE_SAMPLES = 100
 _SLICE_ROWS = 50
@@ -97,6 +101,7 @@ class BrokerCounters:
     backup_last_ms: int = 0
     backup_last_seconds: float = 0.0
     backup_last_bytes: int = 0
+    clock_steps: int = 0
     recovery_seconds: float = 0.0
     journal_sync: DurationHistogram = field(default_factory=DurationHistogram)
     checkpoint: DurationHistogram = field(default_factory=DurationHistogram)
@@ -106,6 +111,7 @@ class BrokerCounters:
     bucket_load: DurationHistogram = field(default_factory=DurationHistogram)
     refusals: dict[str, int] = field(default_factory=dict)
     index_operations: dict[tuple[str, str], int] = field(default_factory=dict)
+    compactions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COMPACTION_RESULTS, 0))
 
     def note_rebuild(self) -> None:
         """Count an index that was built again from its ledgers."""
@@ -117,6 +123,10 @@ class BrokerCounters:
         self.index_operations[key] = self.index_operations.get(key, 0) + 1
         histograms = {"seal": self.bucket_seal, "merge": self.bucket_merge, "load": self.bucket_load}
         histograms[operation].observe(seconds)
+
+    def note_compaction(self, result: str) -> None:
+        """Count the end of a compaction's lease; `result` is one of COMPACTION_RESULTS."""
+        self.compactions[result] += 1
 
     def refuse(self, reason: str) -> None:
         """Count a request that was answered with an error, by its `PostdateError.reason`."""
@@ -175,6 +185,9 @@ class BrokerSnapshot:
     subscriptions_count: int
     journal_pending_bytes: int = 0
     ready: bool = True
+    disk_free_bytes: int = 0
+    disk_reserve_bytes: int = 0
+    due_within: Iterable[tuple[int, ...]] = ()  # of each topic, aligned with HORIZONS
 
 
 Family = tuple[str, str]
@@ -238,6 +251,7 @@ BROKER_COUNTERS: tuple[Family, ...] = (
     ("backups", "Backups completed."),
     ("backup_failures", "Backups that failed."),
     ("schedule_key_lookups", "Schedule keys that were looked for beyond the filters in memory."),
+    ("clock_steps", "Times that the wall clock was seen to jump, in either direction."),
     ("schedule_key_rebuilds", "Lookups of schedule keys built again from the rows. Must stay 0."),
 )
 BROKER_HISTOGRAMS: tuple[tuple[str, str, str], ...] = (
@@ -335,6 +349,7 @@ class BrokerCollector(Collector):
         snapshot = self._snapshot()
         yield from self._broker_parts(snapshot)
         yield from self._process.collect()
+        yield from due_within_parts(snapshot.due_within)
         topics: list[_Row] = []
         yield from self._gather(map(_topic_row, snapshot.topics), (OTHER,), topics)
         yield from _count_parts(TOPIC_COUNTERS, ("topic",), topics)
@@ -390,6 +405,12 @@ class BrokerCollector(Collector):
         for key, count in sorted(counters.index_operations.items()):
             operations.add_metric(key, count)
         yield operations
+        compactions = CounterMetricFamily(
+            "postdate_compactions", "Compactions that ended, by result.", labels=("result",)
+        )
+        for result, count in counters.compactions.items():
+            compactions.add_metric((result,), count)
+        yield compactions
         for name, text, value in (
             (
                 "ready",
@@ -405,6 +426,8 @@ class BrokerCollector(Collector):
             ("backup_last_duration_seconds", "Time that it took.", counters.backup_last_seconds),
             ("backup_last_bytes", "Bytes of its files, linked or copied.", counters.backup_last_bytes),
             ("journal_pending_bytes", "Bytes that wait for a sync.", snapshot.journal_pending_bytes),
+            ("disk_free_bytes", "Bytes free where the data directory lies.", snapshot.disk_free_bytes),
+            ("disk_reserve_bytes", "Produce is refused when less is free.", snapshot.disk_reserve_bytes),
             ("topics", "Topics.", snapshot.topics_count),
             ("subscriptions", "Subscriptions.", snapshot.subscriptions_count),
         ):

@@ -92,7 +92,7 @@ def change_manifest(path: Path, topic_id: int = 1, **changes: object) -> TopicIm
     return image
 
 
-def die(_: object) -> None:
+def die(*_: object) -> None:
     """A task whose process is killed."""
     os._exit(9)
 

@@ -16,7 +16,8 @@ from broker.jobs.datasource import PostdateDataSource
 from broker.jobs.engine import InlineEngine
 from broker.jobs.spark import SparkEngine
 from broker.jobs.spark_session import JobSession
-from broker.jobs.values import Level, Line
+from broker.jobs.values import Level
+from broker.jobs.work import Line
 from tests.jobs.conftest import needs_java, session_on, standalone
 from tests.jobs.folders import LEDGER_IDS, ROWS, SETTLED, WRONG, times_of, write_folder, write_wrong_folder
 
@@ -82,7 +83,7 @@ def test_executors_use_the_code_that_was_sent(session: JobSession) -> None:
 def test_a_job_that_dies_is_told_and_not_taken_for_clean(
     session: JobSession, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.jobs.spark._task", lambda tasks: lambda batches: iter(["no batch"]))
+    monkeypatch.setattr("broker.jobs.spark._task", lambda *_: lambda batches: iter(["no batch"]))
     report = run_audit(AuditRequest(str(folders["whole"])), SparkEngine(session.master, session))
     assert report["exit_code"] == 3
     assert {line["kind"] for line in report["findings"]} == {"not_checked"}

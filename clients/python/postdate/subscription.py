@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import cast
@@ -12,7 +13,9 @@ from typing import cast
 from postdate._held import Held
 from postdate._link import Link
 from postdate._rpc import Rpc
+from postdate._runner import Handler, Runner
 from postdate._settlement import ACK, Done, Settlements, Verb
+from postdate._sigterm import stopping_on_sigterm
 from postdate._time import duration_ms, span
 from postdate.errors import Closed, Disconnected, PostdateError
 from postdate.message import Message
@@ -84,6 +87,7 @@ class Subscription:
         self._consumer_id = ""
         self._connected = False
         self._stopped = False  # no more will be handed out
+        self._stop_asked = False  # by `stop`, and not because the limit was reached
         self._error: PostdateError | None = None
         self._changed = asyncio.Event()  # messages arrived, or the state did change
         self._link: Link | None = None
@@ -162,6 +166,24 @@ class Subscription:
             self._yield_due = True
         return message
 
+    async def run(
+        self, handler: Handler, *, concurrency: int = 16, grace: timedelta = timedelta(seconds=30)
+    ) -> None:
+        """Call `handler` for each message, for at most `concurrency` of them at a time, until it is told to stop.
+
+        A message is acked when its handler returns and nacked when it raises, with the exception's text as the
+        reason; the exception goes to the log `postdate`. A handler that settles its message itself is left alone.
+        Leases are kept however long it takes. With KEY_SHARED, messages of one key run one after the other.
+
+        `stop`, a `limit` that is reached, SIGTERM (in the main thread, if nobody else handles it) and a
+        cancellation stop it: handlers that run have `grace` to finish and are cancelled then, and what was not begun
+        goes back to the broker. It returns then; cancelled, it raises `CancelledError`. A second cancellation cancels
+        the handlers at once. It raises what ends the subscription for good, such as `NotFound`.
+        """
+        runner = Runner(self, handler, concurrency=concurrency, grace=grace)
+        with stopping_on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self.stop)):
+            await runner.run()
+
     async def receive_many(self, max_messages: int = 1000, timeout: timedelta | None = None) -> list[Message]:
         """Take what is there, at most `max_messages`; wait up to `timeout` for the first.
 
@@ -218,6 +240,7 @@ class Subscription:
 
     def stop(self) -> None:
         """Take no more: iteration ends, what was not taken goes back, acks still count."""
+        self._stop_asked = True
         self._stop()
         self._drain = True
         self._wake()
@@ -346,6 +369,10 @@ class Subscription:
                 self._ungranted += lost
             self._replenish()
         return bool(self._ready)
+
+    def _holds(self, message: Message) -> bool:
+        """Whether its lease holds, as far as one can know here."""
+        return self._connected and message._held_until > self._held.clock()
 
     def _extend(self, ids: Sequence[MessageId]) -> None:
         self._settlements.add(_KEEP, ids)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 import postdate
 from postdate.commands.values import DURATION
+from postdate.credentials import Credentials, Token
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -33,8 +36,67 @@ class Settings:
     progress: bool | None = None
     retry_for: timedelta = timedelta(seconds=5)
 
+    tls: bool = False
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_server_name: str | None = None
+    token_file: str | None = None
+    allow_plaintext_token: bool = False
+
     def client(self) -> postdate.Client:
-        return postdate.connect(self.address, retry_for=self.retry_for)
+        try:
+            return postdate.connect(
+                self.address,
+                retry_for=self.retry_for,
+                tls=self.tls_settings(),
+                token=self.token(),
+                allow_plaintext_token=self.allow_plaintext_token,
+            )
+        except ValueError as error:
+            raise CommandFailed(_in_options(str(error)), EXIT_USAGE) from error
+
+    def credentials(self) -> Credentials:
+        """The same, for calls that the SDK does not have."""
+        try:
+            return Credentials(
+                self.address,
+                tls=self.tls_settings(),
+                token=self.token(),
+                allow_plaintext_token=self.allow_plaintext_token,
+            )
+        except ValueError as error:
+            raise CommandFailed(_in_options(str(error)), EXIT_USAGE) from error
+
+    def tls_settings(self) -> postdate.Tls | None:
+        """What the --tls options ask for."""
+        files = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
+        if not self.tls and all(each is None for each in files):
+            return None
+        return postdate.Tls(
+            ca_file=self.tls_ca,
+            cert_file=self.tls_cert,
+            key_file=self.tls_key,
+            server_name=self.tls_server_name,
+        )
+
+    def token(self) -> Token | None:
+        """The token of the file, read anew for each call; or of the environment. Never of the command line, which
+        every user of the machine can read."""
+        if self.token_file is not None:
+            return Path(self.token_file).read_text
+        return os.environ.get("POSTDATE_TOKEN") or None
+
+
+def _in_options(text: str) -> str:
+    """What the SDK says, in the words of the command line."""
+    for ours, theirs in (
+        ("tls=postdate.Tls(...)", "--tls or --tls-ca"),
+        ("allow_plaintext_token=True", "--allow-plaintext-token"),
+        ("both cert_file and key_file", "both --tls-cert and --tls-key"),
+    ):
+        text = text.replace(ours, theirs)
+    return text
 
 
 class CommandFailed(Exception):
@@ -111,7 +173,40 @@ def shared_options() -> list[click.Option]:
             callback=_keep("retry_for"),
             help="How long to wait for a broker that is away.  [default: 5s]",
         ),
+        *credential_options(),
     ]
+
+
+def credential_options() -> list[click.Option]:
+    """How to trust the broker, and what to show it. The same for every command that talks to one."""
+    texts = {
+        "tls-ca": ("FILE", "Encrypt, and trust a broker that these certificates vouch for."),
+        "tls-cert": ("FILE", "The client's own certificate, with --tls-key."),
+        "tls-key": ("FILE", "The key of --tls-cert."),
+        "tls-server-name": ("NAME", "The name in the broker's certificate, if it is not the address's host."),
+        "token-file": ("FILE", "Show the broker the token in this file; or set POSTDATE_TOKEN."),
+    }
+    switches = {
+        "tls": "Encrypt, and trust a broker that the system's certificates vouch for.",
+        "allow-plaintext-token": "Send the token without encryption, through a network that is trusted.",
+    }
+    return [
+        *(_credential_option(name, help_, metavar=metavar) for name, (metavar, help_) in texts.items()),
+        *(_credential_option(name, help_, is_flag=True, default=None) for name, help_ in switches.items()),
+    ]
+
+
+def _credential_option(name: str, help_: str, **how: Any) -> click.Option:
+    attribute = name.replace("-", "_")
+    return click.Option(
+        [f"--{name}"],
+        envvar=f"POSTDATE_{attribute.upper()}",
+        expose_value=False,
+        callback=_keep(attribute),
+        help=help_,
+        show_envvar=True,
+        **how,
+    )
 
 
 class Command(click.Command):
