@@ -3,11 +3,12 @@
 sudo .venv/bin/python -m tools.replay_dockerfile            # both images; a few minutes, 3 GB in build/replay
 sudo .venv/bin/python -m tools.replay_dockerfile broker     # without Java and PySpark
 
-The Dockerfile is parsed, not repeated here: an instruction that this does not know is an error. A Debian bookworm made by
-`debootstrap` with Debian's Python 3.11 stands in for the base image. Steps run in a chroot with the network, pip's settings
-and the certificates of this machine. The images then run with namespaces of their own (files, processes, network), the
-root file system read-only, as the image's user, without capabilities, and with the environment that docker-compose.yml
-gives the broker. Needs root, debootstrap and util-linux; the package mirror is that of this machine's apt.
+The Dockerfile is parsed, not repeated here: an instruction that this does not know is an error. A Debian bookworm made
+by `debootstrap` with Debian's Python 3.11 stands in for the base image. Steps run in a chroot with the network, pip's
+settings and the certificates of this machine. The images then run with namespaces of their own (files, processes,
+network), the root file system read-only, as the image's user, without capabilities, and with the environment that
+docker-compose.yml gives the broker. Needs root, debootstrap and util-linux; the package mirror is that of this
+machine's apt.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build/replay"
 BASE = WORK / "base"
 BASE_IMAGE = re.compile(r"python:3\.11(\.\d+)?-slim-bookworm")
-BASE_PACKAGES = "python3.11,python3.11-venv,ca-certificates"
+# debootstrap does not find who provides python3.11-distutils.
+BASE_PACKAGES = "python3.11,python3.11-venv,python3-distutils,ca-certificates"
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 USER = "10001:10001"
 READY_SECONDS = 60
