@@ -93,7 +93,17 @@ def _fill(path: Path, parts: list[tuple[int, bytes]]) -> None:
 
 
 def _run(setup: Setup, folder: Path, *options: str) -> str:
-    command = [sys.executable, "-m", "broker.cli", "compact", "--offline", str(folder), *options]
+    command = [
+        sys.executable,
+        "-m",
+        "broker.cli",
+        "compact",
+        "--engine",
+        "inline",
+        "--offline",
+        str(folder),
+        *options,
+    ]
     done = subprocess.run(
         command,
         capture_output=True,

@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -22,6 +23,7 @@ from broker.settings import ConfigError
 
 if TYPE_CHECKING:
     from postdate.backups import Backups
+    from postdate.commands.settings import Settings
 
 T = TypeVar("T")
 
@@ -171,18 +173,54 @@ def audit(**options: Any) -> None:
     sys.exit(audit_command(AuditOptions(**options)))
 
 
+_CONNECTION = {
+    "address": ("HOST:PORT", "Where the broker's gRPC is, on this machine or beside its data directory."),
+    "tls": ("", "Encrypt, and trust a broker that the system's certificates vouch for."),
+    "tls_ca": ("FILE", "Encrypt, and trust a broker that these certificates vouch for."),
+    "tls_cert": ("FILE", "This command's own certificate, with --tls-key."),
+    "tls_key": ("FILE", "The key of --tls-cert."),
+    "tls_server_name": ("NAME", "The name in the broker's certificate, if it is not the address's host."),
+    "token_file": ("FILE", "Show the broker the token in this file; or set POSTDATE_TOKEN."),
+    "allow_plaintext_token": ("", "Send the token without encryption, through a network that is trusted."),
+}
+"""How to reach a running broker: the options of the `postdate` command, with the same variables."""
+
+
+def _with_connection(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of `_CONNECTION`; it takes them as one argument, `connection`."""
+
+    @wraps(command)
+    def run(**given: Any) -> Any:
+        from postdate.commands.settings import CommandFailed, Settings  # noqa: PLC0415 - brings gRPC
+
+        connection = Settings(**{name: given.pop(name) for name in _CONNECTION}, uses_contexts=False)
+        try:
+            return command(connection=connection, **given)
+        except CommandFailed as error:
+            raise click.UsageError(error.message) from error
+
+    for name, (metavar, text) in reversed(_CONNECTION.items()):
+        click.option(
+            "--" + name.replace("_", "-"),
+            name,
+            metavar=metavar or None,
+            is_flag=not metavar,
+            default="127.0.0.1:7650" if name == "address" else None,
+            show_default=name == "address",
+            envvar=f"POSTDATE_{name.upper()}",
+            show_envvar=True,
+            help=text,
+        )(run)
+    return run
+
+
 @main.command()
-@click.option(
-    "--address",
-    default="127.0.0.1:7650",
-    show_default=True,
-    envvar="POSTDATE_ADDRESS",
-    metavar="HOST:PORT",
-    help="Where the broker's gRPC is; it must run on this machine, or share its data directory.",
-)
+@_with_connection
 @click.option("--offline", metavar="FOLDER", help="A stopped broker's data directory, instead of a broker.")
 @click.option("--data-dir", metavar="DIR", help="Where the broker's data directory is seen from here.")
 @click.option("--apply", is_flag=True, help="Do what is planned. Without it, nothing is changed.")
+@click.option("--engine", type=click.Choice(["spark", "inline"]), default="spark", show_default=True)
+@click.option("--master", help="Of Spark, such as spark://host:7077.", default="local[*]", show_default=True)
 @click.option("--topic", "topics", multiple=True, help="Only this topic; can be given several times.")
 @click.option(
     "--live-ratio",
@@ -212,7 +250,7 @@ def audit(**options: Any) -> None:
     show_default=True,
     help="What one run reads at most.",
 )
-def compact(**options: Any) -> None:
+def compact(connection: Settings, **options: Any) -> None:
     """Free the disk of what was delivered: rewrite ledgers of which little is live, merge small buckets.
 
     \b
@@ -220,8 +258,11 @@ def compact(**options: Any) -> None:
     done; 4: a broker uses the folder, or another compaction is under way.
     """
     from broker.jobs.compact_command import CompactOptions, compact_command  # noqa: PLC0415
+    from broker.rpc.compaction_client import RemoteDesk  # noqa: PLC0415
 
-    sys.exit(compact_command(CompactOptions(**options)))
+    sys.exit(
+        compact_command(CompactOptions(connect=partial(RemoteDesk, connection.credentials()), **options))
+    )
 
 
 @main.group()
@@ -229,22 +270,12 @@ def backup() -> None:
     """Make, list and delete backups, through a running broker and on its machine."""
 
 
-_ADDRESS = click.option(
-    "--address",
-    default="127.0.0.1:7650",
-    show_default=True,
-    envvar="POSTDATE_ADDRESS",
-    metavar="HOST:PORT",
-    help="Where the broker's gRPC is.",
-)
-
-
 @backup.command("create")
-@_ADDRESS
+@_with_connection
 @click.argument("label", default="")
-def create_backup(address: str, label: str) -> None:
+def create_backup(connection: Settings, label: str) -> None:
     """Make a backup and print its folder; LABEL becomes a part of its name."""
-    made = _with_backups(address, lambda backups: backups.create(label))
+    made = _with_backups(connection, lambda backups: backups.create(label))
     click.echo(
         f"{made.files} files, {made.bytes} bytes, {made.copied_bytes} of them copied, in {made.duration}",
         err=True,
@@ -253,11 +284,11 @@ def create_backup(address: str, label: str) -> None:
 
 
 @backup.command("list")
-@_ADDRESS
+@_with_connection
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def list_backups(address: str, output: str) -> None:
+def list_backups(connection: Settings, output: str) -> None:
     """List backups, the oldest first."""
-    found = _with_backups(address, lambda backups: backups.list())
+    found = _with_backups(connection, lambda backups: backups.list())
     if output == "json":
         click.echo(json.dumps([asdict(each) for each in found], default=str))
         return
@@ -266,18 +297,18 @@ def list_backups(address: str, output: str) -> None:
 
 
 @backup.command("delete")
-@_ADDRESS
+@_with_connection
 @click.argument("name")
-def delete_backup(address: str, name: str) -> None:
+def delete_backup(connection: Settings, name: str) -> None:
     """Delete the backup NAME."""
-    _with_backups(address, lambda backups: backups.delete(name))
+    _with_backups(connection, lambda backups: backups.delete(name))
 
 
-def _with_backups(address: str, call: Callable[[Backups], Coroutine[Any, Any, T]]) -> T:
+def _with_backups(connection: Settings, call: Callable[[Backups], Coroutine[Any, Any, T]]) -> T:
     import postdate  # noqa: PLC0415
 
     async def work() -> T:
-        async with postdate.connect(address) as client:
+        async with connection.client() as client:
             return await call(client.backups)
 
     try:
@@ -310,6 +341,36 @@ def restore(backup_folder: str, data_dir: str) -> None:
     click.echo(
         f"{data_dir} holds {work.backup.topics} topics as of lsn {work.backup.lsn}: start a broker on it"
     )
+
+
+@main.group()
+def token() -> None:
+    """Make static tokens for a broker's tokens_file."""
+
+
+@token.command("create")
+@click.argument("principal")
+def create_token(principal: str) -> None:
+    """Make a token for PRINCIPAL: the token goes to standard output, its lines for tokens_file to standard error.
+
+    \b
+    umask 077
+    postdate-broker token create billing >billing.token 2>>tokens.toml
+    """
+    import hashlib  # noqa: PLC0415
+    import secrets  # noqa: PLC0415
+
+    from broker.rpc.access_identity import parse_tokens  # noqa: PLC0415
+
+    secret = secrets.token_urlsafe(32)
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    lines = f'[[token]]\nprincipal = {json.dumps(principal)}\nsha256 = "{digest}"\n'
+    try:
+        parse_tokens(lines)
+    except ConfigError as error:
+        raise click.UsageError(f"{principal!r} cannot name a principal: {error}") from error
+    click.echo(lines, err=True)
+    click.echo(secret)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,21 @@ from broker.settings import (
     text,
 )
 
-CLIENT_VARIABLES = frozenset({"POSTDATE_ADDRESS", "POSTDATE_OUTPUT"})
+CLIENT_VARIABLES = frozenset(
+    {
+        "POSTDATE_ADDRESS",
+        "POSTDATE_CONTEXT",
+        "POSTDATE_OUTPUT",
+        "POSTDATE_TLS",
+        "POSTDATE_TLS_CA",
+        "POSTDATE_TLS_CERT",
+        "POSTDATE_TLS_KEY",
+        "POSTDATE_TLS_SERVER_NAME",
+        "POSTDATE_TOKEN",
+        "POSTDATE_TOKEN_FILE",
+        "POSTDATE_ALLOW_PLAINTEXT_TOKEN",
+    }
+)
 """Variables of the `postdate` client command, which may share an environment with the broker."""
 
 TRACEPARENT_BYTES_MAX = 256
@@ -295,6 +309,40 @@ class BrokerConfig:
     heartbeat_ms: Annotated[int, duration(1, HOUR_MS, "Time between heartbeats on a Subscribe stream.")] = (
         10 * SECOND_MS
     )
+
+    allow_plaintext: Annotated[
+        bool, switch("gRPC may listen beyond this machine without TLS: everybody on the way reads along.")
+    ] = False
+    tls_cert_file: Annotated[
+        str, text("PEM file of the broker's certificate and its chain; turns TLS on.")
+    ] = ""
+    tls_key_file: Annotated[
+        str, text("PEM file of the key of tls_cert_file, for the broker's user alone.")
+    ] = ""
+    tls_client_ca_file: Annotated[
+        str, text("PEM file of who vouches for clients: a client must have a certificate of theirs.")
+    ] = ""
+    access_file: Annotated[str, text("TOML file that says who may do what; turns access control on.")] = ""
+    tokens_file: Annotated[str, text("TOML file of principals and the hashes of their tokens.")] = ""
+    jwt_keys_file: Annotated[
+        str, text("JWKS or PEM file of public keys that JSON web tokens are checked with.")
+    ] = ""
+    jwt_algorithms: Annotated[
+        str, text("Algorithms a JSON web token may be signed with, separated by commas.")
+    ] = "ES256,RS256,EdDSA"
+    jwt_issuer: Annotated[str, text("The issuer (iss) that a JSON web token must name.")] = ""
+    jwt_audience: Annotated[str, text("The audience (aud) that a JSON web token must name.")] = ""
+    jwt_leeway_ms: Annotated[
+        int, duration(0, 10 * MINUTE_MS, "How far the issuer's clock may differ from the broker's.")
+    ] = 30 * SECOND_MS
+    security_recheck_ms: Annotated[
+        int,
+        duration(
+            10,
+            MINUTE_MS,
+            "How often the files above are looked at for changes; streams that lost their right end as soon.",
+        ),
+    ] = 5 * SECOND_MS
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -328,6 +376,7 @@ _GROUP_STARTS = {
     "journal_segment_bytes": "Storage",
     "tracker": "Schedule",
     "lease_ms": "Delivery",
+    "allow_plaintext": "Security",
 }
 
 
@@ -401,6 +450,37 @@ def check_consistent(config: BrokerConfig) -> None:
                 f"{high_name} is {show(kind, high)}, but must be at least {low_name}: {show(kind, low)}"
             )
     _check_backup_dir(config)
+    _check_security(config)
+
+
+def _check_security(config: BrokerConfig) -> None:
+    """Refuse what would leave a door open, or shut it for everybody."""
+    for name, needed in (
+        ("tls_cert_file", "tls_key_file"),
+        ("tls_key_file", "tls_cert_file"),
+        ("tls_client_ca_file", "tls_cert_file"),
+        ("tokens_file", "access_file"),
+        ("jwt_keys_file", "access_file"),
+        ("jwt_keys_file", "jwt_issuer"),
+        ("jwt_keys_file", "jwt_audience"),
+        ("jwt_issuer", "jwt_keys_file"),
+        ("jwt_audience", "jwt_keys_file"),
+    ):
+        if getattr(config, name) and not getattr(config, needed):
+            raise ConfigError(f"{name} is set, and needs {needed} too")
+    if config.access_file and not (config.tokens_file or config.jwt_keys_file or config.tls_client_ca_file):
+        raise ConfigError(
+            "access_file is set, but nobody could show who they are: set tokens_file, jwt_keys_file or "
+            "tls_client_ca_file"
+        )
+    if not (
+        config.tls_cert_file or config.allow_plaintext or is_loopback(split_address(config.grpc_address)[0])
+    ):
+        raise ConfigError(
+            f"grpc_address is {config.grpc_address}, which other machines reach, and without encryption: set "
+            "tls_cert_file and tls_key_file, or bind 127.0.0.1, or, where the network itself is trusted, set "
+            "allow_plaintext (POSTDATE_ALLOW_PLAINTEXT=true)"
+        )
 
 
 def _check_backup_dir(config: BrokerConfig) -> None:

@@ -161,7 +161,8 @@ def check_range(setting: Setting, value: Value) -> None:
                 shown = show(spec.kind, value) if isinstance(value, bool) else _shorten(value)
                 raise ConfigError(f"{setting.name} must be {' or '.join(spec.choices)}, not {shown}")
         case Kind.TEXT:
-            if not isinstance(value, str) or not value or "\0" in value:
+            # Empty turns off what is off by default.
+            if not isinstance(value, str) or (setting.default and not value) or "\0" in value:
                 raise ConfigError(f"{setting.name} must not be empty or hold a zero byte")
         case Kind.ADDRESS:
             try:

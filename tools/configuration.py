@@ -21,8 +21,9 @@ postdate-broker serve --data-dir /var/lib/postdate
 
 Sizes are bytes or carry a unit: B, KiB, MiB, GiB, kB, MB, GB. Durations are milliseconds or carry a unit:
 ms, s, m, h, d. Switches are true or false. Unknown keys and other `POSTDATE_*` variables are refused, except
-`POSTDATE_ADDRESS` and `POSTDATE_OUTPUT`, which belong to the client command. (Kubernetes invents such
-variables for a service named `postdate`: set `enableServiceLinks: false` on the pod.)
+those of the client command: `POSTDATE_ADDRESS`, `POSTDATE_CONTEXT`, `POSTDATE_OUTPUT`, `POSTDATE_TOKEN`,
+`POSTDATE_TOKEN_FILE`, `POSTDATE_TLS`, `POSTDATE_TLS_CA` and its like. (Kubernetes invents such variables for a
+service named `postdate`: set `enableServiceLinks: false` on the pod.)
 
 Some settings must fit together, and are refused if they do not: the greatest message into a request and into
 a frame; a request into a journal file, the pending journal and a ledger; a batch into a ledger; what one
@@ -49,8 +50,8 @@ def render_reference() -> str:
             allowed = f"{show(spec.kind, spec.low)} to {show(spec.kind, spec.high)}"
         else:
             allowed = ", ".join(spec.choices) or spec.kind.value
-        default = show(spec.kind, setting.default)
-        lines.append(f"| `{setting.name}` | `{default}` | {allowed} | {spec.help} |")
+        default = f"`{show(spec.kind, setting.default)}`" if setting.default != "" else "none"
+        lines.append(f"| `{setting.name}` | {default} | {allowed} | {spec.help} |")
     return "\n".join(lines) + "\n"
 
 

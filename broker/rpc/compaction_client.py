@@ -20,6 +20,7 @@ from broker.topics.compaction_values import (
     LedgerCandidate,
 )
 from broker.topics.generations import Refusal
+from postdate.credentials import Credentials
 from postdate.v1 import admin_pb2, admin_pb2_grpc, compaction_pb2_grpc
 from postdate.v1 import compaction_pb2 as pb
 
@@ -43,10 +44,11 @@ _CLASSES: dict[grpc.StatusCode, type[PostdateError]] = {
 class RemoteDesk:
     """A `jobs.compact.Desk` over gRPC."""
 
-    def __init__(self, address: str, data_dir: str = "") -> None:
+    def __init__(self, credentials: Credentials, data_dir: str = "") -> None:
         """`data_dir` is where the broker's data directory is seen here, if that is another place."""
         self.data_dir = data_dir
-        self._channel = grpc.aio.insecure_channel(address)
+        self._credentials = credentials
+        self._channel = credentials.open_channel(())
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
         self._compaction = compaction_pb2_grpc.CompactionServiceStub(self._channel)
 
@@ -136,7 +138,7 @@ class RemoteDesk:
         self, method: Callable[..., Awaitable[Any]], request: Any, seconds: float = _CALL_SECONDS
     ) -> Any:
         try:
-            return await method(request, timeout=seconds)
+            return await method(request, timeout=seconds, metadata=self._credentials.metadata())
         except grpc.aio.AioRpcError as error:
             kind = _CLASSES.get(error.code(), PostdateError)
             raise kind(error.details() or error.code().name, reason=_reason(error)) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -53,3 +54,14 @@ def test_stubs_match_protos():
     check = [str(GENERATOR), str(ROOT / "tools/generate_protos.py"), "--check"]
     run = subprocess.run(check, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+
+
+def test_sync_classes_are_those_of_the_asyncio_ones():
+    done = subprocess.run(
+        [sys.executable, "tools/generate_sync.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -216,7 +216,34 @@ def test_a_config_built_in_code_is_checked_too() -> None:
     ],
 )
 def test_reflection_is_on_by_itself_for_loopback_only(reflection: str, host: str, expected: bool) -> None:
-    assert load({"reflection": reflection, "grpc_address": f"{host}:7650"}).reflection_enabled is expected
+    config = BrokerConfig(reflection=reflection, grpc_address=f"{host}:7650")
+    assert config.reflection_enabled is expected
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"grpc_address": "0.0.0.0:7650"}, "set tls_cert_file and tls_key_file, or bind 127.0.0.1"),
+        ({"grpc_address": "broker.example:7650"}, "POSTDATE_ALLOW_PLAINTEXT=true"),
+        ({"tls_cert_file": "c"}, "tls_cert_file is set, and needs tls_key_file too"),
+        ({"tls_key_file": "k"}, "tls_key_file is set, and needs tls_cert_file too"),
+        ({"tls_client_ca_file": "a"}, "needs tls_cert_file too"),
+        ({"access_file": "a"}, "nobody could show who they are"),
+        ({"tokens_file": "t"}, "tokens_file is set, and needs access_file too"),
+        ({"access_file": "a", "jwt_keys_file": "j", "jwt_issuer": "i"}, "needs jwt_audience too"),
+        ({"access_file": "a", "jwt_keys_file": "j", "jwt_audience": "i"}, "needs jwt_issuer too"),
+        ({"access_file": "a", "tokens_file": "t", "jwt_issuer": "i"}, "needs jwt_keys_file too"),
+    ],
+)
+def test_security_that_cannot_hold_is_refused(given: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(given)
+    assert told in str(caught.value)
+
+
+def test_plaintext_beyond_this_machine_takes_tls_or_a_switch() -> None:
+    load({"grpc_address": "0.0.0.0:7650", "allow_plaintext": "true"})
+    load({"grpc_address": "0.0.0.0:7650", "tls_cert_file": "c", "tls_key_file": "k"})
 
 
 def test_addresses_come_apart() -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from broker.jobs.compact import CompactRequest, Tell, run_compact
 from broker.jobs.compact_plan import CompactLimits
+from broker.jobs.engine import InlineEngine
 from broker.rpc.compaction_client import RemoteDesk
-from broker.runtime.vfs import LocalVfs
+from postdate.credentials import Credentials
 from postdate.v1 import compaction_pb2 as pb
 from postdate.v1 import compaction_pb2_grpc, consumer_pb2
 from tests.wire.conftest import Message, Serve, Wire, ids_of, refused, sets, within
@@ -79,7 +80,7 @@ async def test_a_whole_hand_off(serve: Serve, tmp_path: Path):
         )
         await within(wire.consumer.Acknowledge(request))
         done += len(received.deliveries)
-    async with RemoteDesk(wire.server.grpc_address) as desk:
+    async with RemoteDesk(Credentials(wire.server.grpc_address)) as desk:
         async with asyncio.timeout(10):
             while not (await desk.candidates("t")).ledgers:
                 await asyncio.sleep(0.02)
@@ -104,7 +105,7 @@ async def test_a_whole_hand_off(serve: Serve, tmp_path: Path):
         assert again.reason == "COMPACTION_RUNNING"
         await desk.abort(lease)
         request = CompactRequest(apply=True, limits=CompactLimits(reclaim_bytes_min=0))
-        (result,) = await run_compact(desk, LocalVfs(), request, Tell())
+        (result,) = await run_compact(desk, InlineEngine(1), request, Tell())
         assert result.committed is not None
         assert result.committed.ledger_ids == (candidate.ledger_id,)
         ended = wire.server.broker.counters.compactions

@@ -19,6 +19,7 @@ from postdate.admin import (
 )
 from postdate.backups import Backup
 from postdate.client import DEFAULT_ADDRESS, Client, connect
+from postdate.credentials import Tls
 from postdate.dead_letters import DeadLetter, DeadLetterChange
 from postdate.errors import (
     AlreadyExists,
@@ -36,6 +37,7 @@ from postdate.errors import (
     PartlyStored,
     PermissionDenied,
     PostdateError,
+    Unauthenticated,
     Unavailable,
     Unsupported,
 )
@@ -121,11 +123,13 @@ __all__ = [
     "SubscriptionPolicy",
     "SubscriptionStats",
     "SubscriptionType",
+    "Tls",
     "TopicCheck",
     "TopicDescription",
     "TopicPolicy",
     "TopicStats",
     "Tracker",
+    "Unauthenticated",
     "Unavailable",
     "Unsupported",
 ]

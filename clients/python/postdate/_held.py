@@ -90,6 +90,10 @@ class Held:
     def let_go(self, message: Message) -> None:
         self._processing.discard(message)
 
+    def kept(self) -> list[MessageId]:
+        """All whose leases are extended while the connection lives."""
+        return [each.id for each in (*self.ready, *self._processing) if not each._settled]
+
     def extended(self, columns: Mapping[int, Iterable[int]], lost: Collection[MessageId]) -> None:
         """The broker has answered an extension of these ids: all but the lost ones have a whole lease again."""
         for ledger_id, entry_ids in columns.items():

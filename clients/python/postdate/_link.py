@@ -14,7 +14,15 @@ from typing import Protocol
 
 from postdate._rpc import Rpc, Stream
 from postdate._status import connection_broke
-from postdate.errors import Closed, Disconnected, FailedPrecondition, Internal, PostdateError, Unavailable
+from postdate.errors import (
+    Closed,
+    Disconnected,
+    FailedPrecondition,
+    Internal,
+    PostdateError,
+    Unauthenticated,
+    Unavailable,
+)
 from postdate.v1 import consumer_pb2
 
 _END_GRACE_S = 5.0
@@ -64,6 +72,7 @@ class Link:
         self._closing = False
         self._draining = False
         self._opened_once = False
+        self._was_opened = False  # this connection, or the last one
         self._last_frame_at = 0.0
         self._call: SubscribeCall | None = None
         self._task = self._loop.create_task(self._run(), name="postdate-subscribe")
@@ -120,10 +129,13 @@ class Link:
             return not self._opened_once and self._loop.time() > give_up_at
         if self._opened_once and isinstance(error, FailedPrecondition):
             return self._loop.time() - self._last_frame_at > _TAKEN_PATIENCE_S
+        if isinstance(error, Unauthenticated):
+            # A token that was good and has run out is followed by another, where there is a source of them.
+            return not (self._was_opened and self._rpc.credentials.can_renew)
         return True
 
     async def _converse(self, call: SubscribeCall) -> None:
-        self._draining = False
+        self._draining = self._was_opened = False
         if not await call.write(self._peer.open_frame()):
             await call.read()  # raises what ended the call
             raise Disconnected("the broker ended the stream before it began")
@@ -131,7 +143,7 @@ class Link:
         if first is None or not first.HasField("opened"):
             raise Internal("the broker's first frame is not `opened`")
         self._last_frame_at = self._loop.time()
-        self._opened_once = True
+        self._opened_once = self._was_opened = True
         self._backoff.succeeded()
         self._peer.opened(first.opened)
         silence_s = max(_SILENCE_MIN_S, first.opened.heartbeat_ms / 1000 * _SILENCE_HEARTBEATS)

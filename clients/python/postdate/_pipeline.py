@@ -27,7 +27,15 @@ from postdate._batch import Batch
 from postdate._rpc import Rpc, Stream
 from postdate._status import connection_broke, error_from_status
 from postdate._time import moment
-from postdate.errors import Closed, Disconnected, Internal, NotFound, PostdateError, Unavailable
+from postdate.errors import (
+    Closed,
+    Disconnected,
+    Internal,
+    NotFound,
+    PostdateError,
+    Unauthenticated,
+    Unavailable,
+)
 from postdate.model import IdRange
 from postdate.v1 import admin_pb2, producer_pb2
 
@@ -56,6 +64,7 @@ class Pipeline:
         self._idle.set()
         self._call: ProduceCall | None = None
         self._closing = False
+        self._was_answered = False  # since the token was renewed
         self._task = self._loop.create_task(self._run(), name="postdate-produce")
         self._task.add_done_callback(self._ended)
 
@@ -119,6 +128,7 @@ class Pipeline:
         try:
             while (response := await call.read()) is not None:
                 self._backoff.succeeded()
+                self._was_answered = True
                 self._settle(response)
         finally:
             await call.end()
@@ -211,6 +221,12 @@ class Pipeline:
             give_up_at = self._loop.time() + pause_s
             lost = Unavailable(f"nothing was sent: {cause}", code=error.code, reason=error.reason)
             self._fail_queue(lambda batch: batch.deadline < give_up_at, lost)
+        elif isinstance(error, Unauthenticated) and self._was_answered and self._rpc.credentials.can_renew:
+            # The token has run out on an open stream: the broker has answered what it took, and took no more.
+            self._was_answered = False
+            self._queue.extendleft(reversed(self._in_flight))
+            self._in_flight.clear()
+            pause_s = 0.0
         else:
             pause_s = self._backoff.next_s()
             self._fail_in_flight(error)

@@ -17,6 +17,7 @@ from google.protobuf.message import Message as Proto
 
 from postdate._backoff import Backoff
 from postdate._status import connection_broke, error_from_rpc
+from postdate.credentials import Credentials
 from postdate.errors import Closed, Disconnected, PostdateError, Unavailable
 from postdate.v1 import (
     admin_pb2_grpc,
@@ -65,7 +66,14 @@ ResponseT_co = TypeVar("ResponseT_co", bound=Proto, covariant=True)
 
 
 class UnaryMethod(Protocol[RequestT_contra, ResponseT_co]):
-    def __call__(self, request: RequestT_contra, /, *, timeout: float) -> Awaitable[ResponseT_co]: ...
+    def __call__(
+        self,
+        request: RequestT_contra,
+        /,
+        *,
+        timeout: float,
+        metadata: tuple[tuple[str, str], ...],
+    ) -> Awaitable[ResponseT_co]: ...
 
 
 class Stream(Generic[RequestT, ResponseT]):
@@ -141,11 +149,19 @@ class Stream(Generic[RequestT, ResponseT]):
 class Rpc:
     """The calls of one broker."""
 
-    def __init__(self, address: str, *, retry_for: timedelta, rng: random.Random) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        retry_for: timedelta,
+        rng: random.Random,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.address = address
         self.retry_for_s = retry_for.total_seconds()
         self._rng = rng
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self.credentials = credentials or Credentials(address)
+        self._channel = self.credentials.open_channel(_CHANNEL_OPTIONS)
         self._closed = False
         self._producer = _stub(producer_pb2_grpc.ProducerServiceStub, self._channel)
         self.consumer = _stub(consumer_pb2_grpc.ConsumerServiceStub, self._channel)
@@ -157,11 +173,11 @@ class Rpc:
 
     def open_produce(self) -> Stream[producer_pb2.ProduceRequest, producer_pb2.ProduceResponse]:
         self._check_open()
-        return Stream(self._producer.ProduceStream())
+        return Stream(self._producer.ProduceStream(metadata=self.credentials.metadata()))
 
     def open_subscribe(self) -> Stream[consumer_pb2.SubscribeRequest, consumer_pb2.SubscribeResponse]:
         self._check_open()
-        return Stream(self.consumer.Subscribe())
+        return Stream(self.consumer.Subscribe(metadata=self.credentials.metadata()))
 
     async def call(
         self, method: UnaryMethod[RequestT, ResponseT], request: RequestT, *, wait_s: float = 0.0
@@ -194,7 +210,8 @@ class Rpc:
             if once:
                 await self._connected(give_up_at)
             try:
-                return await method(request, timeout=_CALL_TIMEOUT_S + wait_s)
+                metadata = self.credentials.metadata()
+                return await method(request, timeout=_CALL_TIMEOUT_S + wait_s, metadata=metadata)
             except grpc.aio.AioRpcError as rpc_error:
                 error = error_from_rpc(rpc_error)
                 nothing_done = error.reason in _NOTHING_DONE or error.message.startswith(_NOT_SENT)

@@ -24,7 +24,7 @@ _TYPES: dict[str, type[errors.PostdateError]] = {
     "FAILED_PRECONDITION": errors.FailedPrecondition,
     "RESOURCE_EXHAUSTED": errors.LimitReached,
     "PERMISSION_DENIED": errors.PermissionDenied,
-    "UNAUTHENTICATED": errors.PermissionDenied,
+    "UNAUTHENTICATED": errors.Unauthenticated,
     "UNIMPLEMENTED": errors.Unsupported,
     "UNAVAILABLE": errors.Unavailable,
     "DEADLINE_EXCEEDED": errors.DeadlineExceeded,

@@ -10,6 +10,7 @@ from postdate import pull
 from postdate._rpc import Rpc
 from postdate.admin import ServerInfo, Subscriptions, Topics, get_server_info
 from postdate.backups import Backups
+from postdate.credentials import Credentials, Tls, Token
 from postdate.dead_letters import DeadLetters
 from postdate.model import InitialPosition, SubscriptionType
 from postdate.producer import Producer
@@ -23,6 +24,9 @@ DEFAULT_ADDRESS = "127.0.0.1:7650"
 def connect(
     address: str = DEFAULT_ADDRESS,
     *,
+    tls: Tls | None = None,
+    token: Token | None = None,
+    allow_plaintext_token: bool = False,
     retry_for: timedelta = timedelta(seconds=30),
     rng: random.Random | None = None,
 ) -> Client:
@@ -31,23 +35,38 @@ def connect(
     No connection is made before the first call needs one. `retry_for` is how long calls, sends and
     the first connection of a subscription keep trying while the broker is away; a subscription
     that was connected once keeps trying for as long as it is open.
+
+    `tls` encrypts the connection. `token` goes with every call and stream as a bearer token; where it is a
+    function, that is asked each time, so a token may be renewed. Without `tls` a token is sent to this machine
+    only, unless `allow_plaintext_token` says that the network is trusted: ValueError otherwise.
     """
-    return Client(address, retry_for=retry_for, rng=rng)
+    credentials = Credentials(address, tls=tls, token=token, allow_plaintext_token=allow_plaintext_token)
+    return Client(address, retry_for=retry_for, rng=rng, credentials=credentials)
 
 
 class Client:
     """One connection to a broker, shared by everything that is made from it."""
 
-    def __init__(self, address: str, *, retry_for: timedelta, rng: random.Random | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        retry_for: timedelta,
+        rng: random.Random | None,
+        credentials: Credentials | None = None,
+    ) -> None:
         if retry_for < timedelta(0):
             raise ValueError("retry_for is negative")
         self.address = address
         self._retry_for = retry_for
         self._rng = rng or random.Random()
+        self._credentials = credentials or Credentials(address)
         self._rpc_or_none: Rpc | None = None
 
     async def __aenter__(self) -> Client:
-        self._rpc_or_none = Rpc(self.address, retry_for=self._retry_for, rng=self._rng)
+        self._rpc_or_none = Rpc(
+            self.address, retry_for=self._retry_for, rng=self._rng, credentials=self._credentials
+        )
         return self
 
     async def __aexit__(

@@ -73,8 +73,15 @@ class LimitReached(PostdateError):
     """A quota, a rate or the disk is exhausted: slow down, try again after `retry_after`."""
 
 
+class Unauthenticated(PostdateError):
+    """The broker does not know who asks: the token or certificate is missing, wrong or expired.
+
+    `reason` is CREDENTIALS_MISSING, CREDENTIALS_INVALID or CREDENTIALS_EXPIRED.
+    """
+
+
 class PermissionDenied(PostdateError):
-    """These credentials may not do that."""
+    """The broker knows who asks, and that they may not do that here, whether or not it exists."""
 
 
 class Unsupported(PostdateError):

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
+from weakref import WeakSet
 
 from postdate._rpc import Rpc
 from postdate._settlement import ACK, Gathered, Verb, entry_sets, faults_of
@@ -22,6 +23,9 @@ from postdate.v1 import consumer_pb2
 # Half the broker's default is safe for keeping it.
 _ASSUMED_LEASE = timedelta(seconds=15)
 _RENEWALS = 3  # a lease, so that two may fail
+
+holders: WeakSet[PullHolder] = WeakSet()
+"""Those of this process, for `postdate.testing`: it has to know what they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +56,13 @@ class PullHolder:
         self, rpc: Rpc, topic: str, subscription: str, consumer_id: str, lease: timedelta | None
     ) -> None:
         self.topic = topic
+        self.name = subscription
         self._rpc = rpc
-        self._subscription = subscription
         self._consumer_id = consumer_id
         self._renewal_s = (lease or _ASSUMED_LEASE).total_seconds() / _RENEWALS
         self._renewers: dict[Message, _Renewer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        holders.add(self)
 
     async def settle(self, verb: Verb, ids: Sequence[MessageId]) -> None:
         gathered = Gathered(verb)
@@ -89,14 +94,12 @@ class PullHolder:
     ) -> consumer_pb2.AcknowledgeResponse | consumer_pb2.NackResponse | consumer_pb2.ExtendLeaseResponse:
         entries = entry_sets(gathered.columns)
         if verb.kind == "ack":
-            ack = consumer_pb2.AcknowledgeRequest(
-                topic=self.topic, subscription=self._subscription, entries=entries
-            )
+            ack = consumer_pb2.AcknowledgeRequest(topic=self.topic, subscription=self.name, entries=entries)
             return await self._rpc.call(self._rpc.consumer.Acknowledge, ack)
         if verb.kind == "nack":
             nack = consumer_pb2.NackRequest(
                 topic=self.topic,
-                subscription=self._subscription,
+                subscription=self.name,
                 consumer_id=self._consumer_id,
                 entries=entries,
                 redeliver_after_ms=verb.redeliver_after_ms,
@@ -106,7 +109,7 @@ class PullHolder:
             return await self._rpc.call(self._rpc.consumer.Nack, nack)
         extend = consumer_pb2.ExtendLeaseRequest(
             topic=self.topic,
-            subscription=self._subscription,
+            subscription=self.name,
             consumer_id=self._consumer_id,
             entries=entries,
             lease_ms=verb.lease_ms,

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import cast
+from weakref import WeakSet
 
 from postdate._held import Held
 from postdate._link import Link
 from postdate._rpc import Rpc
+from postdate._runner import Handler, Runner
 from postdate._settlement import ACK, Done, Settlements, Verb
+from postdate._sigterm import stopping_on_sigterm
 from postdate._time import duration_ms, span
 from postdate.errors import Closed, Disconnected, PostdateError
 from postdate.message import Message
@@ -20,6 +24,9 @@ from postdate.model import InitialPosition, MessageId, SubscriptionType
 from postdate.v1 import consumer_pb2
 
 _KEEP = Verb("extend")  # by the consumer's own lease
+
+entered: WeakSet[Subscription] = WeakSet()
+"""Those of this process, for `postdate.testing`: it has to know what they hold."""
 
 
 class Subscription:
@@ -84,9 +91,11 @@ class Subscription:
         self._consumer_id = ""
         self._connected = False
         self._stopped = False  # no more will be handed out
+        self._stop_asked = False  # by `stop`, and not because the limit was reached
         self._error: PostdateError | None = None
         self._changed = asyncio.Event()  # messages arrived, or the state did change
         self._link: Link | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._held = Held(self._extend, monotonic)
         self._ready = self._held.ready
         self._settlements = Settlements(self._wake, self._held.extended)
@@ -110,6 +119,8 @@ class Subscription:
         if self._link is not None:
             raise RuntimeError("a subscription is entered once")
         self._link = Link(self._rpc, self)
+        self._loop = asyncio.get_running_loop()
+        entered.add(self)
         try:
             while not self._connected and self._error is None:
                 await self._wait_change()
@@ -161,6 +172,24 @@ class Subscription:
             self._replenish()
             self._yield_due = True
         return message
+
+    async def run(
+        self, handler: Handler, *, concurrency: int = 16, grace: timedelta = timedelta(seconds=30)
+    ) -> None:
+        """Call `handler` for each message, for at most `concurrency` of them at a time, until it is told to stop.
+
+        A message is acked when its handler returns and nacked when it raises, with the exception's text as the
+        reason; the exception goes to the log `postdate`. A handler that settles its message itself is left alone.
+        Leases are kept however long it takes. With KEY_SHARED, messages of one key run one after the other.
+
+        `stop`, a `limit` that is reached, SIGTERM (in the main thread, if nobody else handles it) and a
+        cancellation stop it: handlers that run have `grace` to finish and are cancelled then, and what was not begun
+        goes back to the broker. It returns then; cancelled, it raises `CancelledError`. A second cancellation cancels
+        the handlers at once. It raises what ends the subscription for good, such as `NotFound`.
+        """
+        runner = Runner(self, handler, concurrency=concurrency, grace=grace)
+        with stopping_on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self.stop)):
+            await runner.run()
 
     async def receive_many(self, max_messages: int = 1000, timeout: timedelta | None = None) -> list[Message]:
         """Take what is there, at most `max_messages`; wait up to `timeout` for the first.
@@ -218,6 +247,7 @@ class Subscription:
 
     def stop(self) -> None:
         """Take no more: iteration ends, what was not taken goes back, acks still count."""
+        self._stop_asked = True
         self._stop()
         self._drain = True
         self._wake()
@@ -346,6 +376,22 @@ class Subscription:
                 self._ungranted += lost
             self._replenish()
         return bool(self._ready)
+
+    async def _kept(self) -> list[MessageId]:
+        """All whose leases are kept, once everything has arrived that the broker has sent so far. For tests."""
+        if not self._connected:
+            return []
+        done: Done = asyncio.get_running_loop().create_future()
+        self._settlements.add(_KEEP, (), done)  # its answer comes behind what was sent before
+        try:
+            await done
+        except PostdateError:
+            return []
+        return self._held.kept()
+
+    def _holds(self, message: Message) -> bool:
+        """Whether its lease holds, as far as one can know here."""
+        return self._connected and message._held_until > self._held.clock()
 
     def _extend(self, ids: Sequence[MessageId]) -> None:
         self._settlements.add(_KEEP, ids)

@@ -51,6 +51,17 @@ _SERVER_OPTIONS = (
 )
 
 
+class _Listener(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Notes what calls show."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self._broker = broker
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        self._broker.authorizations.append(dict(details.invocation_metadata or ()).get("authorization", ""))
+        return await continuation(details)
+
+
 def add_id(response: producer_pb2.ProduceResponse, entry_id: int) -> None:
     """One more id; it joins the range before, as the broker's do."""
     last = response.ids[-1] if response.ids else None
@@ -76,6 +87,7 @@ class FakeBroker(
     def __init__(self) -> None:
         self.knobs = Knobs()
         self.topics: dict[str, FakeTopic] = {}
+        self.authorizations: list[str] = []  # of all calls, in order of arrival
         self.requests: list[int] = []  # messages in each produce request, in order of arrival
         self.frames: list[consumer_pb2.SubscribeRequest] = []  # of all consumers, without the first
         self.opens: list[consumer_pb2.Open] = []
@@ -89,7 +101,7 @@ class FakeBroker(
         self.port = 0
 
     async def start(self, port: int = 0) -> str:
-        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=(_Listener(self),))
         register(producer_pb2_grpc.add_ProducerServiceServicer_to_server, self, self._server)
         register(consumer_pb2_grpc.add_ConsumerServiceServicer_to_server, self, self._server)
         register(admin_pb2_grpc.add_AdminServiceServicer_to_server, self, self._server)

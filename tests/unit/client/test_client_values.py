@@ -89,7 +89,7 @@ CASES: list[tuple[str, type[postdate.PostdateError]]] = [
     ("FAILED_PRECONDITION", postdate.FailedPrecondition),
     ("RESOURCE_EXHAUSTED", postdate.LimitReached),
     ("PERMISSION_DENIED", postdate.PermissionDenied),
-    ("UNAUTHENTICATED", postdate.PermissionDenied),
+    ("UNAUTHENTICATED", postdate.Unauthenticated),
     ("UNIMPLEMENTED", postdate.Unsupported),
     ("UNAVAILABLE", postdate.Unavailable),
     ("DEADLINE_EXCEEDED", postdate.DeadlineExceeded),

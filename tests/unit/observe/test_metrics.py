@@ -196,6 +196,9 @@ def test_no_counter_is_forgotten() -> None:
         "refusals",
         "index_operations",
         "compactions",
+        "auth_failures",
+        "security_reloads",
+        "tls_expires_at_seconds",
     } == names(BrokerCounters)
 
 

@@ -13,6 +13,7 @@ import click
 from rich.progress import Progress, TaskID
 
 import postdate
+from postdate.commands.completion import TOPIC
 from postdate.commands.output import emit_lines, emit_one, progress_bar
 from postdate.commands.settings import (
     EXIT_PARTLY,
@@ -30,7 +31,7 @@ _READ_BYTES = 256 * 1024
 
 
 @click.command("produce", cls=Command)
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.option("--payload", help="Send this text.")
 @click.option(
     "--file", "path", type=click.Path(allow_dash=True), help="Send each line of this file; - is stdin."

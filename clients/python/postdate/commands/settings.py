@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 import postdate
+from postdate.commands.config_file import ContextError, Contexts
 from postdate.commands.values import DURATION
+from postdate.credentials import Credentials, Token
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -32,9 +37,96 @@ class Settings:
     output: str = "table"
     progress: bool | None = None
     retry_for: timedelta = timedelta(seconds=5)
+    context: str = ""
+    given: dict[str, str] = field(default_factory=dict)
+    """Which of these were given, and where: by an `option` or in the `environment`."""
+    uses_contexts: bool = True
+
+    tls: bool = False
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_server_name: str | None = None
+    token_file: str | None = None
+    allow_plaintext_token: bool = False
 
     def client(self) -> postdate.Client:
-        return postdate.connect(self.address, retry_for=self.retry_for)
+        self.apply_context()
+        try:
+            return postdate.connect(
+                self.address,
+                retry_for=self.retry_for,
+                tls=self.tls_settings(),
+                token=self.token(),
+                allow_plaintext_token=self.allow_plaintext_token,
+            )
+        except ValueError as error:
+            raise CommandFailed(_in_options(str(error)), EXIT_USAGE) from error
+
+    def apply_context(self) -> str:
+        """Fill in what the chosen context says and nothing stronger does; its name, if there is one.
+
+        From the strongest: options; the context of --context; the environment; the context of POSTDATE_CONTEXT, or
+        the current one. An address that is given is a broker of its own: the files and the token of a context that
+        nobody named go to that context's broker only.
+        """
+        if not self.uses_contexts:
+            return ""
+        is_named = self.given.get("context") == "option"
+        if "POSTDATE_TOKEN" in os.environ:
+            self.given.setdefault("token_file", "environment")
+        if "address" in self.given and not is_named:
+            return ""
+        contexts = Contexts.read()
+        name = self.context or contexts.current
+        if name:
+            for key, value in contexts.get(name).items():
+                source = self.given.get(key)
+                if source is None or (source == "environment" and is_named):
+                    setattr(self, key, value)
+        return name
+
+    def credentials(self) -> Credentials:
+        """The same, for calls that the SDK does not have."""
+        try:
+            return Credentials(
+                self.address,
+                tls=self.tls_settings(),
+                token=self.token(),
+                allow_plaintext_token=self.allow_plaintext_token,
+            )
+        except ValueError as error:
+            raise CommandFailed(_in_options(str(error)), EXIT_USAGE) from error
+
+    def tls_settings(self) -> postdate.Tls | None:
+        """What the --tls options ask for."""
+        files = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
+        if not self.tls and all(each is None for each in files):
+            return None
+        return postdate.Tls(
+            ca_file=self.tls_ca,
+            cert_file=self.tls_cert,
+            key_file=self.tls_key,
+            server_name=self.tls_server_name,
+        )
+
+    def token(self) -> Token | None:
+        """The token of the file, read anew for each call; or of the environment. Never of the command line, which
+        every user of the machine can read."""
+        if self.token_file is not None:
+            return Path(self.token_file).read_text
+        return os.environ.get("POSTDATE_TOKEN") or None
+
+
+def _in_options(text: str) -> str:
+    """What the SDK says, in the words of the command line."""
+    for ours, theirs in (
+        ("tls=postdate.Tls(...)", "--tls or --tls-ca"),
+        ("allow_plaintext_token=True", "--allow-plaintext-token"),
+        ("both cert_file and key_file", "both --tls-cert and --tls-key"),
+    ):
+        text = text.replace(ours, theirs)
+    return text
 
 
 class CommandFailed(Exception):
@@ -62,6 +154,10 @@ def describe(error: postdate.PostdateError) -> str:
     text = " ".join(error.message.split())
     if isinstance(error, postdate.Unavailable) and not error.reason:
         text = f"the broker cannot be reached: {text}"
+        if "Socket closed" in text:  # what a port that expects TLS makes of a client that does not speak it
+            text += "; if it wants TLS, give --tls-ca"
+    if error.reason == "CREDENTIALS_MISSING":
+        text += "; give --token-file, or --tls-cert and --tls-key"
     facts = [fact for fact in (error.field, error.reason) if fact]
     return f"{text} ({', '.join(facts)})" if facts else text
 
@@ -72,12 +168,24 @@ def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 def _keep(name: str) -> Any:
-    def callback(ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         if value is not None:
-            setattr(ctx.ensure_object(Settings), name, value)
+            settings = ctx.ensure_object(Settings)
+            setattr(settings, name, value)
+            # Read by name: the parameter may have been declared under another.
+            is_environment = ctx.get_parameter_source(param.name or "") is ParameterSource.ENVIRONMENT
+            settings.given[name] = "environment" if is_environment else "option"
         return value
 
     return callback
+
+
+def complete_context(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """The names of contexts, for the shell."""
+    try:
+        return sorted(name for name in Contexts.read().by_name if name.startswith(incomplete))
+    except ContextError:
+        return []
 
 
 def shared_options() -> list[click.Option]:
@@ -91,7 +199,16 @@ def shared_options() -> list[click.Option]:
             help=f"Where the broker is, host:port.  [default: {postdate.DEFAULT_ADDRESS}]",
         ),
         click.Option(
+            ["--context"],
+            envvar="POSTDATE_CONTEXT",
+            expose_value=False,
+            callback=_keep("context"),
+            shell_complete=complete_context,
+            help="Which broker, by the name that `postdate context add` gave it.",
+        ),
+        click.Option(
             ["--output", "-o"],
+            envvar="POSTDATE_OUTPUT",
             type=click.Choice(["table", "json", "jsonl"]),
             expose_value=False,
             callback=_keep("output"),
@@ -111,7 +228,40 @@ def shared_options() -> list[click.Option]:
             callback=_keep("retry_for"),
             help="How long to wait for a broker that is away.  [default: 5s]",
         ),
+        *credential_options(),
     ]
+
+
+def credential_options() -> list[click.Option]:
+    """How to trust the broker, and what to show it. The same for every command that talks to one."""
+    texts = {
+        "tls-ca": ("FILE", "Encrypt, and trust a broker that these certificates vouch for."),
+        "tls-cert": ("FILE", "The client's own certificate, with --tls-key."),
+        "tls-key": ("FILE", "The key of --tls-cert."),
+        "tls-server-name": ("NAME", "The name in the broker's certificate, if it is not the address's host."),
+        "token-file": ("FILE", "Show the broker the token in this file; or set POSTDATE_TOKEN."),
+    }
+    switches = {
+        "tls": "Encrypt, and trust a broker that the system's certificates vouch for.",
+        "allow-plaintext-token": "Send the token without encryption, through a network that is trusted.",
+    }
+    return [
+        *(_credential_option(name, help_, metavar=metavar) for name, (metavar, help_) in texts.items()),
+        *(_credential_option(name, help_, is_flag=True, default=None) for name, help_ in switches.items()),
+    ]
+
+
+def _credential_option(name: str, help_: str, **how: Any) -> click.Option:
+    attribute = name.replace("-", "_")
+    return click.Option(
+        [f"--{name}"],
+        envvar=f"POSTDATE_{attribute.upper()}",
+        expose_value=False,
+        callback=_keep(attribute),
+        help=help_,
+        show_envvar=True,
+        **how,
+    )
 
 
 class Command(click.Command):
@@ -119,6 +269,9 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.epilog = (
+            self.epilog or "Options of `postdate --help`, such as --output and --context, may stand here too."
+        )
         for option in shared_options():
             # An environment variable speaks once, on the outside, or it would undo a flag given there.
             option.envvar = None

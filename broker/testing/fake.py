@@ -1,0 +1,219 @@
+"""The real broker in a thread of this process, with a clock that can be set forward: the inside of `postdate.testing`.
+
+Everything is as in a broker of its own (gRPC on a loopback port, files in a folder), but for three things: its clocks
+run ahead of the machine's by as much as they were advanced, so do the timers of its loop, and no file is synced, since
+the folder goes with the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import Coroutine, Iterable
+from concurrent.futures import Future
+from dataclasses import astuple
+from typing import Any, TypeVar
+
+from pyroaring import BitMap
+
+from broker.config import BrokerConfig
+from broker.model import Entries
+from broker.runtime.clock import SystemClock
+from broker.runtime.vfs import LocalFile, LocalVfs
+from broker.server import Server
+from broker.topics.topic import Topic
+
+_T = TypeVar("_T")
+
+_MIB = 1 << 20
+_STOPS_MAX = 200
+"""How often one advance stops on its way at what comes due; what lies closer together comes due together."""
+_LOOK_SECONDS = 0.0005
+_QUIET_SECONDS = 0.1
+"""What could be delivered and is not for so long waits for something else: a key whose slot changes hands, say."""
+
+# (topic, subscription, consumer_id, message ids): what a consumer of this process keeps the leases of.
+Kept = tuple[str, str, str, list[tuple[int, int]]]
+
+
+class AdvancedClock:
+    """The machine's clocks and as much more as they were advanced by."""
+
+    def __init__(self) -> None:
+        self._system = SystemClock()
+        self.ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return self._system.now_ms() + self.ahead_ms
+
+    def monotonic_ns(self) -> int:
+        return self._system.monotonic_ns() + self.ahead_ms * 1_000_000
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """A loop whose timers go by the advanced clock: one step forward, and what lies in between is due."""
+
+    def __init__(self, clock: AdvancedClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def time(self) -> float:
+        return super().time() + self._clock.ahead_ms / 1000
+
+
+class _UnsyncedFile(LocalFile):
+    def sync(self) -> None: ...
+
+
+class _UnsyncedVfs(LocalVfs):
+    def open(self, path: str, *, create: bool = False) -> _UnsyncedFile:
+        return _UnsyncedFile(path, super().open(path, create=create)._fd)
+
+    def sync_dir(self, path: str) -> None: ...
+
+
+class FakeBroker:
+    """Started and stopped from any thread; whatever else is asked runs on the broker's own loop."""
+
+    def __init__(self) -> None:
+        self._clock = AdvancedClock()
+        self._folder = tempfile.TemporaryDirectory(prefix="postdate-fake-")
+        self._loop = _Loop(self._clock)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="postdate-fake-broker", daemon=True
+        )
+        self._server: Server | None = None
+        self.address = ""
+
+    def start(self) -> None:
+        self._thread.start()
+        try:
+            self.run(self._start()).result()
+        except BaseException:
+            self._end()
+            raise
+
+    def stop(self) -> None:
+        try:
+            if self._server is not None:
+                self.run(self._server.stop()).result()
+        finally:
+            self._end()
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def settled(self) -> None:
+        """Return once nothing is due that could be on its way to a consumer, and is not."""
+        since, before = self._loop.time(), None
+        for topic in list(self._topics()):
+            await topic.index.caught_up()
+        while self._is_busy():
+            state = [
+                astuple(subscription.counters)
+                for topic in self._topics()
+                for subscription in topic.subscriptions.values()
+            ]
+            if state != before:
+                since, before = self._loop.time(), state
+            elif self._loop.time() - since > _QUIET_SECONDS:
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def step(self, until_ms: int, step_ms_min: int, kept: Iterable[Kept]) -> bool:
+        """Go forward to what comes next, at most to `until_ms`; whether that is reached.
+
+        What is kept is held for as long as it takes, and a lease longer.
+        """
+        now_ms = self._clock.now_ms()
+        left_ms = max(0, until_ms - now_ms)
+        self._extend(kept, left_ms)
+        stop_ms = min((each for each in self._next_times_ms() if each > now_ms), default=until_ms)
+        step_ms = min(left_ms, max(stop_ms - now_ms, step_ms_min))
+        self._clock.ahead_ms += step_ms
+        for topic in self._topics():
+            for subscription in topic.subscriptions.values():
+                for consumer in subscription.consumers:
+                    subscription.heard(
+                        consumer
+                    )  # or those that said nothing meanwhile would count as hanging
+        await asyncio.sleep(0)
+        await self.settled()
+        return step_ms == left_ms
+
+    async def release(self, kept: Iterable[Kept]) -> None:
+        """What was kept on the way has an ordinary lease from now on."""
+        self._extend(kept, 0)
+
+    async def _start(self) -> None:
+        config = BrokerConfig(
+            data_dir=f"{self._folder.name}/data",
+            grpc_address="127.0.0.1:0",
+            http_address="127.0.0.1:0",
+            drain_grace_ms=100,
+            disk_reserve_bytes=0,
+            journal_segment_bytes=_MIB * 4,
+            request_bytes_max=_MIB * 4,
+            journal_spare_segments_max=1,
+        )
+        self._server = Server(config, vfs=_UnsyncedVfs(), clock=self._clock)
+        await self._server.start()
+        self.address = self._server.grpc_address
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._folder.cleanup()
+
+    def _topics(self) -> Iterable[Topic]:
+        assert self._server is not None
+        return self._server.broker.registry.topics.values()
+
+    def _is_busy(self) -> bool:
+        now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
+        for topic in self._topics():
+            due_ms = topic.index.next_due_ms()
+            if (due_ms is not None and due_ms <= now_ms) or topic.index.tracker.needs_load(now_ms):
+                return True
+            for subscription in topic.subscriptions.values():
+                deadline_ns = subscription.leases.next_deadline_ns()
+                if deadline_ns is not None and deadline_ns <= now_ns:
+                    return True
+                if any(consumer._waiting is not None for consumer in subscription.consumers):
+                    return True
+                takes = any(consumer.can_take for consumer in subscription.takers())
+                if takes and topic.subscription_counts(subscription).ready:
+                    return True
+        return False
+
+    def _next_times_ms(self) -> Iterable[int]:
+        """When something may happen by itself."""
+        now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
+        for topic in self._topics():
+            yield topic.index.next_due_ms() or now_ms
+            for subscription in topic.subscriptions.values():
+                yield subscription.redelivery.next_ms() or now_ms
+                deadline_ns = subscription.leases.next_deadline_ns()
+                if deadline_ns is not None:
+                    yield now_ms + (deadline_ns - now_ns) // 1_000_000 + 1
+
+    def _extend(self, kept: Iterable[Kept], by_ms: int) -> None:
+        for topic_name, name, consumer_id, ids in kept:
+            for topic in self._topics():
+                for subscription in topic.subscriptions.values():
+                    if (topic.name, subscription.name) == (topic_name, name):
+                        consumers = {each.consumer_id: each.lease_ms for each in subscription.consumers}
+                        lease_ms = consumers.get(consumer_id) or subscription.policy.lease_ms or 0
+                        subscription.extend(consumer_id, entries_of(ids), by_ms + lease_ms)
+
+
+def entries_of(ids: Iterable[tuple[int, int]]) -> Entries:
+    by_ledger: dict[int, list[int]] = {}
+    for ledger_id, entry_id in ids:
+        by_ledger.setdefault(ledger_id, []).append(entry_id)
+    return {ledger_id: BitMap(entry_ids) for ledger_id, entry_ids in by_ledger.items()}

@@ -1,0 +1,179 @@
+"""Calls a handler for each message of a subscription: `Subscription.run`.
+
+    taken -> (parked, while its key is busy) -> handled -> acked | nacked
+
+Invariants:
+  R1  At most `concurrency` handlers run. No more messages are taken than can run, but for those that are parked, of
+      which there are never more than the subscription's permits.
+  R2  With KEY_SHARED, messages of one key run one after the other, in the order in which they came.
+  R3  After a broken connection the broker gives out anew what was not acked. What is still being handled is not begun
+      a second time: the handler that runs settles both. What was parked is dropped, since it comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from postdate.message import Message
+from postdate.model import MessageId, SubscriptionType
+
+if TYPE_CHECKING:
+    from postdate.subscription import Subscription
+
+_log = logging.getLogger("postdate")
+
+Handler = Callable[[Message], Awaitable[object]]
+
+
+class Runner:
+    """One `Subscription.run`."""
+
+    def __init__(
+        self, subscription: Subscription, handler: Handler, *, concurrency: int, grace: timedelta
+    ) -> None:
+        if concurrency < 1:
+            raise ValueError("concurrency is at least 1")
+        if grace < timedelta(0):
+            raise ValueError("grace is negative")
+        self._subscription = subscription
+        self._handler = handler
+        self._concurrency = concurrency
+        self._grace_s = grace.total_seconds()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[MessageId, Message] = {}
+        self._again: dict[
+            MessageId, Message
+        ] = {}  # came anew while their first delivery is being handled (R3)
+        self._outlived: set[MessageId] = (
+            set()
+        )  # acked on a later connection than they came on: the latest one
+        self._outlived_connection = 0
+        self._parked: dict[str, deque[tuple[Message, int]]] = {}  # by key, for each key that is being handled
+        self._parked_count = 0
+
+    async def run(self) -> None:
+        """Take and handle until the subscription ends, then let the handlers that run finish."""
+        try:
+            while True:
+                await self._wait_room()
+                try:
+                    message = await anext(self._subscription)
+                except StopAsyncIteration:
+                    break
+                self._begin(message)
+            # At its limit, what was taken is handled, and in its own time.
+            while self._tasks and not self._subscription._stop_asked:
+                await self._subscription._wait_change()
+        finally:
+            self._subscription.stop()
+            await self._drain()
+
+    async def _wait_room(self) -> None:
+        subscription = self._subscription
+        while not subscription._stopped and (
+            len(self._tasks) >= self._concurrency or self._parked_count >= subscription._permits
+        ):
+            await subscription._wait_change()
+
+    def _begin(self, message: Message) -> None:
+        message_id = message.id
+        subscription = self._subscription
+        if message_id in self._outlived and self._outlived_connection == subscription._connection:
+            subscription.ack_nowait(message)  # sent to us before the broker heard that it is done
+            return
+        running = self._running.get(message_id)
+        if running is not None and not running._settled:
+            self._again[message_id] = message
+            subscription.keep(message)
+            return
+        key = message.key if subscription.effective_type is SubscriptionType.KEY_SHARED else ""
+        if key in self._parked:
+            subscription.keep(message)
+            self._parked[key].append((message, subscription._connection))
+            self._parked_count += 1
+            return
+        if key:
+            self._parked[key] = deque()
+        task = asyncio.get_running_loop().create_task(self._work(message, key), name="postdate-handler")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def _work(self, message: Message, key: str) -> None:
+        """Handle a message, and those of its key that came meanwhile."""
+        following: Message | None = message
+        try:
+            while following is not None:
+                await self._handle(following)
+                following = self._next_of(key)
+        finally:
+            if key:
+                self._parked_count -= len(self._parked.pop(key))
+
+    def _next_of(self, key: str) -> Message | None:
+        subscription = self._subscription
+        while (parked := self._parked.get(key)) and not subscription._stop_asked:
+            message, connection = parked.popleft()
+            self._parked_count -= 1
+            subscription.let_go(message)
+            if connection == subscription._connection and subscription._holds(message):
+                return message
+        return None
+
+    async def _handle(self, message: Message) -> None:
+        """Call the handler and settle the message; a failure of either is told to the log."""
+        message_id = message.id
+        connection = self._subscription._connection
+        is_handled = False
+        self._running[message_id] = message
+        try:
+            async with message.processing():
+                await self._handler(message)
+                is_handled = True
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            _log.warning("the handler of a message cancelled itself; it comes again: %r", message)
+        except Exception as error:
+            if is_handled:
+                _log.warning("a message was handled, but its ack failed: %r: %s", message, error)
+            else:
+                _log.warning("the handler of a message failed: %r", message, exc_info=error)
+        finally:
+            del self._running[message_id]
+            again = self._again.pop(message_id, None)
+            if again is not None:
+                self._subscription.let_go(again)
+            if is_handled and connection != self._subscription._connection:
+                self._note_outlived(message_id)
+
+    def _note_outlived(self, message_id: MessageId) -> None:
+        if self._outlived_connection != self._subscription._connection:
+            self._outlived_connection = self._subscription._connection
+            self._outlived.clear()
+        self._outlived.add(message_id)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            _log.error("a task of `run` failed; this is a bug", exc_info=fault)
+        self._subscription._changed.set()
+
+    async def _drain(self) -> None:
+        """Wait for the handlers that run; cancel those that take longer than the grace, or if cancelled again."""
+        if not self._tasks:
+            return
+        try:
+            _, late = await asyncio.wait(self._tasks, timeout=self._grace_s)
+            if late:
+                _log.warning("%d handlers did not end within the grace and are cancelled", len(late))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)

@@ -1,0 +1,116 @@
+"""How a client finds out that it speaks to the right broker, and shows who it is itself.
+
+What leaves this module is a channel and the metadata of each call; certificates and tokens are read here only.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+Token = str | Callable[[], str]
+"""A bearer token, or what returns the one to use now: it is called for each call and each new stream."""
+
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Alpine
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Red Hat
+    "/etc/ssl/cert.pem",  # BSD, macOS
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """An encrypted connection to a broker that proves its name. Files are PEM.
+
+    `ca_file` holds the certificates that are trusted to vouch for the broker; None: the system's. `cert_file` and
+    `key_file` are the client's own, for brokers that ask for one. `server_name` is the name in the broker's
+    certificate, where that is not the host of the address. The files are read once, when the client connects.
+    """
+
+    ca_file: str | os.PathLike[str] | None = None
+    cert_file: str | os.PathLike[str] | None = None
+    key_file: str | os.PathLike[str] | None = None
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("a client certificate needs both cert_file and key_file")
+
+
+class Credentials:
+    """The TLS settings and the token of one client."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls | None = None,
+        token: Token | None = None,
+        allow_plaintext_token: bool = False,
+    ) -> None:
+        if token is not None and tls is None and not allow_plaintext_token and not _is_loopback(address):
+            raise ValueError(
+                f"a token for {address} would be sent without encryption: give tls=postdate.Tls(...), "
+                "or allow_plaintext_token=True if the network between is trusted"
+            )
+        self._address = address
+        self._tls = tls
+        self._token = token
+
+    @property
+    def can_renew(self) -> bool:
+        """Whether the next call may show another token than the last one."""
+        return callable(self._token)
+
+    def open_channel(self, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
+        """A new channel. Raises OSError where a file of certificates cannot be read."""
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self._address, options=list(options))
+        given = list(options)
+        if self._tls.server_name is not None:
+            given.append(("grpc.ssl_target_name_override", self._tls.server_name))
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=_read(self._tls.ca_file) if self._tls.ca_file is not None else _system_roots(),
+            private_key=_read(self._tls.key_file),
+            certificate_chain=_read(self._tls.cert_file),
+        )
+        return grpc.aio.secure_channel(self._address, credentials, options=given)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with the next call."""
+        if self._token is None:
+            return ()
+        token = (self._token() if callable(self._token) else self._token).strip()
+        if not token or not token.isascii() or not token.isprintable() or " " in token:
+            # It is not shown: what is almost a token is almost a secret.
+            raise ValueError("the token is empty, or has characters that no token has")
+        return (("authorization", f"Bearer {token}"),)
+
+
+def _read(path: str | os.PathLike[str] | None) -> bytes | None:
+    if path is None:
+        return None
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _system_roots() -> bytes | None:
+    """What this machine trusts; None leaves gRPC to its own list."""
+    paths = (os.environ.get("SSL_CERT_FILE"), ssl.get_default_verify_paths().cafile, *_BUNDLES)
+    return next((_read(path) for path in paths if path and os.path.isfile(path)), None)
+
+
+def _is_loopback(address: str) -> bool:
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,141 @@
+"""Postdate without async: the names of `postdate`, with calls that block.
+
+with postdate.sync.connect("localhost:7650") as client:
+    with client.producer("orders") as producer:
+        producer.send(b"...", deliver_after=timedelta(minutes=15))
+    with client.subscribe("orders", "billing") as subscription:
+        for message in subscription:
+            with message.processing():
+                ...
+
+Any thread may use a client and all that is made from it. gRPC does not survive a fork: connect in the
+children only.
+
+Made by tools/generate_sync.py, as the modules beside it.
+"""
+
+from postdate.admin import (
+    IndexFinding,
+    ServerInfo,
+    ServerLimits,
+    SubscriptionDescription,
+    TopicCheck,
+    TopicDescription,
+)
+from postdate.backups import Backup
+from postdate.client import DEFAULT_ADDRESS
+from postdate.credentials import Tls
+from postdate.dead_letters import DeadLetter, DeadLetterChange
+from postdate.errors import (
+    AlreadyExists,
+    Closed,
+    DeadlineExceeded,
+    Disconnected,
+    FailedPrecondition,
+    Internal,
+    InvalidRequest,
+    LeaseLost,
+    LimitReached,
+    NotFound,
+    OutOfRange,
+    PartlyChanged,
+    PartlyStored,
+    PermissionDenied,
+    PostdateError,
+    Unauthenticated,
+    Unavailable,
+    Unsupported,
+)
+from postdate.model import (
+    IdRange,
+    InitialPosition,
+    MessageId,
+    OutgoingMessage,
+    Receipt,
+    Receipts,
+    SubscriptionType,
+)
+from postdate.policies import (
+    BucketPolicy,
+    DelayedDelivery,
+    OverdueAction,
+    SubscriptionPolicy,
+    TopicPolicy,
+    Tracker,
+)
+from postdate.scheduled import (
+    ChangeOutcome,
+    ChangeResult,
+    ScheduleChange,
+    ScheduledBar,
+    ScheduledCounts,
+    ScheduledMessage,
+    ScheduledState,
+)
+from postdate.stats import IndexStats, SubscriptionStats, TopicStats
+from postdate.sync.client import Client, connect
+from postdate.sync.message import Message
+from postdate.sync.producer import Producer
+from postdate.sync.pull import Received
+from postdate.sync.subscription import Subscription
+
+__all__ = [
+    "AlreadyExists",
+    "Backup",
+    "BucketPolicy",
+    "ChangeOutcome",
+    "ChangeResult",
+    "Client",
+    "Closed",
+    "connect",
+    "DEFAULT_ADDRESS",
+    "DeadLetter",
+    "DeadLetterChange",
+    "DeadlineExceeded",
+    "DelayedDelivery",
+    "Disconnected",
+    "FailedPrecondition",
+    "IdRange",
+    "IndexFinding",
+    "IndexStats",
+    "InitialPosition",
+    "Internal",
+    "InvalidRequest",
+    "LeaseLost",
+    "LimitReached",
+    "Message",
+    "MessageId",
+    "NotFound",
+    "OutgoingMessage",
+    "OutOfRange",
+    "OverdueAction",
+    "PartlyChanged",
+    "PartlyStored",
+    "PermissionDenied",
+    "PostdateError",
+    "Producer",
+    "Receipt",
+    "Receipts",
+    "Received",
+    "ScheduleChange",
+    "ScheduledBar",
+    "ScheduledCounts",
+    "ScheduledMessage",
+    "ScheduledState",
+    "ServerInfo",
+    "ServerLimits",
+    "Subscription",
+    "SubscriptionDescription",
+    "SubscriptionPolicy",
+    "SubscriptionStats",
+    "SubscriptionType",
+    "Tls",
+    "TopicCheck",
+    "TopicDescription",
+    "TopicPolicy",
+    "TopicStats",
+    "Tracker",
+    "Unauthenticated",
+    "Unavailable",
+    "Unsupported",
+]

@@ -1,0 +1,201 @@
+"""`postdate.client` without async. Made by tools/generate_sync.py."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from types import TracebackType
+
+from postdate import client as _client
+from postdate.admin import ServerInfo
+from postdate.client import DEFAULT_ADDRESS
+from postdate.credentials import Tls, Token
+from postdate.model import InitialPosition, SubscriptionType
+from postdate.stats import TopicStats
+from postdate.sync._portal import Portal, portal
+from postdate.sync.admin import Subscriptions, Topics
+from postdate.sync.backups import Backups
+from postdate.sync.dead_letters import DeadLetters
+from postdate.sync.producer import Producer
+from postdate.sync.pull import Received
+from postdate.sync.schedule import Schedule
+from postdate.sync.subscription import Subscription
+
+
+def connect(
+    address: str = DEFAULT_ADDRESS,
+    *,
+    tls: Tls | None = None,
+    token: Token | None = None,
+    allow_plaintext_token: bool = False,
+    retry_for: timedelta = timedelta(seconds=30),
+    rng: random.Random | None = None,
+) -> Client:
+    """A client of the broker at `address` (`host:port`), to be used as a context manager.
+
+    No connection is made before the first call needs one. `retry_for` is how long calls, sends and
+    the first connection of a subscription keep trying while the broker is away; a subscription
+    that was connected once keeps trying for as long as it is open.
+
+    `tls` encrypts the connection. `token` goes with every call and stream as a bearer token; where it is a
+    function, that is asked each time, so a token may be renewed. Without `tls` a token is sent to this machine
+    only, unless `allow_plaintext_token` says that the network is trusted: ValueError otherwise.
+    """
+    return Client(
+        _client.connect(
+            address,
+            tls=tls,
+            token=token,
+            allow_plaintext_token=allow_plaintext_token,
+            retry_for=retry_for,
+            rng=rng,
+        ),
+        portal(),
+    )
+
+
+class Client:
+    """One connection to a broker, shared by everything that is made from it."""
+
+    def __init__(self, inner: _client.Client, portal: Portal) -> None:
+        self._inner = inner
+        self._portal = portal
+
+    @property
+    def address(self) -> str:
+        return self._inner.address
+
+    def __enter__(self) -> Client:
+        self._portal.run(self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._portal.run(self._inner.__aexit__(kind, error, traceback))
+
+    def close(self) -> None:
+        """End the connection. Close producers and subscriptions before, or they are cut off."""
+        self._portal.run(self._inner.close())
+
+    @property
+    def topics(self) -> Topics:
+        """Create, get, update, list, verify and delete topics."""
+        return Topics(self._inner.topics, self._portal)
+
+    @property
+    def subscriptions(self) -> Subscriptions:
+        """Create, get, update, seek, skip, pause, resume, list and delete subscriptions."""
+        return Subscriptions(self._inner.subscriptions, self._portal)
+
+    @property
+    def backups(self) -> Backups:
+        """Create, list and delete backups on the broker's machine."""
+        return Backups(self._inner.backups, self._portal)
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """List, requeue and purge what subscriptions gave up."""
+        return DeadLetters(self._inner.dead_letters, self._portal)
+
+    @property
+    def schedule(self) -> Schedule:
+        """See, count, cancel and move what is pending."""
+        return Schedule(self._inner.schedule, self._portal)
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        linger: timedelta = timedelta(milliseconds=5),
+        batch_messages_max: int = 1000,
+        batch_bytes_max: int = 1024 * 1024,
+        in_flight_max: int = 8,
+        producer_name: str | None = None,
+    ) -> Producer:
+        """A producer of one topic, to be used as a context manager.
+
+        `linger` is how long a message may wait for others while earlier batches are on their way;
+        a lone message does not wait. At most `in_flight_max` batches are unanswered at a time.
+
+        With a `producer_name`, messages are numbered, and what lost its answer is sent again without being
+        stored twice. One producer at a time uses a name.
+        """
+        return Producer(
+            self._inner.producer(
+                topic,
+                linger=linger,
+                batch_messages_max=batch_messages_max,
+                batch_bytes_max=batch_bytes_max,
+                in_flight_max=in_flight_max,
+                producer_name=producer_name,
+            ),
+            self._portal,
+        )
+
+    def subscribe(
+        self,
+        topic: str,
+        name: str,
+        *,
+        type: SubscriptionType | None = None,
+        initial_position: InitialPosition | None = None,
+        permits: int = 1000,
+        lease: timedelta | None = None,
+        honor_delay: bool | None = None,
+        consumer_name: str = "",
+        limit: int | None = None,
+    ) -> Subscription:
+        """A consumer of a subscription, to be used as a context manager and iterated over.
+
+        None leaves a setting to the subscription, or to the broker where it is new: SHARED, from
+        LATEST. `permits` is how many messages the broker may send ahead of what was taken; `limit`
+        ends the iteration after that many, and no more are ever asked for.
+        """
+        return Subscription(
+            self._inner.subscribe(
+                topic,
+                name,
+                type=type,
+                initial_position=initial_position,
+                permits=permits,
+                lease=lease,
+                honor_delay=honor_delay,
+                consumer_name=consumer_name,
+                limit=limit,
+            ),
+            self._portal,
+        )
+
+    def receive(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        max_messages: int = 1,
+        wait: timedelta = timedelta(0),
+        lease: timedelta | None = None,
+        initial_position: InitialPosition | None = None,
+    ) -> Received:
+        """Take what is ready, or wait for it: the simple way, without a stream, SHARED only."""
+        return Received(
+            self._portal.run(
+                self._inner.receive(
+                    topic,
+                    subscription,
+                    max_messages=max_messages,
+                    wait=wait,
+                    lease=lease,
+                    initial_position=initial_position,
+                )
+            ),
+            self._portal,
+        )
+
+    def stats(self, *topics: str) -> tuple[TopicStats, ...]:
+        """Counts of these topics, by name; of all, if none is named."""
+        return self._portal.run(self._inner.stats(*topics))
+
+    def server_info(self) -> ServerInfo:
+        """Version, start time, clock and limits of the broker."""
+        return self._portal.run(self._inner.server_info())

@@ -1,0 +1,86 @@
+"""Tokens and TLS settings, before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import postdate
+from postdate.credentials import Credentials
+from tests.unit.client.fake_server import FakeBroker
+
+
+@pytest.mark.parametrize("address", ["broker:7650", "10.0.0.7:7650", "[2001:db8::1]:7650", "0.0.0.0:7650"])
+def test_token_is_not_sent_in_the_clear_to_another_machine(address: str) -> None:
+    with pytest.raises(ValueError, match="would be sent without encryption"):
+        postdate.connect(address, token="secret")
+    postdate.connect(address, token="secret", tls=postdate.Tls())
+    postdate.connect(address, token="secret", allow_plaintext_token=True)
+
+
+@pytest.mark.parametrize("address", ["localhost:7650", "127.0.0.9:7650", "[::1]:7650", "unix:/run/x"])
+def test_token_may_go_to_this_machine(address: str) -> None:
+    assert Credentials(address, token="secret").metadata() == (("authorization", "Bearer secret"),)
+
+
+def test_token_of_a_function_is_asked_for_each_time(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("one\n")
+    credentials = Credentials("localhost:1", token=file.read_text)
+    assert credentials.metadata() == (("authorization", "Bearer one"),)
+    file.write_text("two\n")
+    assert credentials.metadata() == (("authorization", "Bearer two"),)
+    assert credentials.can_renew
+
+
+@pytest.mark.parametrize("token", ["", "  ", "two words", "line\nbreak", "s\u00e9cret"])
+def test_what_is_no_token_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(ValueError, match="the token is empty") as caught:
+        Credentials("localhost:1", token=token).metadata()
+    assert not token.strip() or token not in str(caught.value)
+
+
+def test_certificate_needs_its_key() -> None:
+    with pytest.raises(ValueError, match="both cert_file and key_file"):
+        postdate.Tls(cert_file="client.pem")
+
+
+COMMANDS: list[tuple[tuple[str, ...], str]] = [
+    (("--address", "broker:1", "--token-file", "FILE"), "--tls or --tls-ca, or --allow-plaintext-token"),
+    (("--tls-cert", "FILE"), "both --tls-cert and --tls-key"),
+]
+
+
+@pytest.mark.parametrize(("options", "told"), COMMANDS)
+async def test_command_says_it_in_its_own_words(
+    postdate: Callable[..., Any], tmp_path: Path, options: tuple[str, ...], told: str
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret")
+    outcome = await postdate(*(str(file) if each == "FILE" else each for each in options), "stats")
+    assert outcome.code == 2
+    assert told in outcome.err
+    assert "secret" not in outcome.err
+
+
+async def test_command_shows_the_token_of_the_environment_or_of_a_file(
+    postdate: Callable[..., Any], broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("POSTDATE_TOKEN", "from-environment")
+    file = tmp_path / "token"
+    file.write_text("from-file\n")
+    assert (await postdate("stats")).code == 0
+    assert broker.authorizations[-1] == "Bearer from-environment"
+    assert (await postdate("--token-file", str(file), "stats")).code == 0
+    assert broker.authorizations[-1] == "Bearer from-file"
+    assert (await postdate("stats", "--token-file", str(file))).code == 0
+    assert broker.authorizations[-1] == "Bearer from-file"
+
+
+async def test_missing_file_is_named(postdate: Callable[..., Any]) -> None:
+    outcome = await postdate("--tls-ca", "/nowhere/ca.pem", "stats")
+    assert outcome.code == 1
+    assert "/nowhere/ca.pem" in outcome.err

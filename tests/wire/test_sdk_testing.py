@@ -1,0 +1,187 @@
+"""`postdate.testing`: three days pass when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import postdate
+import postdate.testing
+
+DAY = timedelta(days=1)
+HOUR = timedelta(hours=1)
+NOW = timedelta(0)
+EARLIEST = postdate.InitialPosition.EARLIEST
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[postdate.testing.FakeBroker]:
+    async with postdate.testing.broker() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def client(fake: postdate.testing.FakeBroker) -> AsyncIterator[postdate.Client]:
+    async with fake.client() as client:
+        yield client
+
+
+async def send(client: postdate.Client, *payloads: bytes, **options) -> None:
+    async with client.producer("t") as producer:
+        for payload in payloads:
+            await producer.send(payload, **options)
+
+
+async def take(subscription: postdate.Subscription) -> list[bytes]:
+    """What has arrived: no waiting."""
+    messages = await subscription.receive_many(timeout=NOW)
+    await subscription.ack_many(messages)
+    return [message.payload for message in messages]
+
+
+async def test_three_days_pass_at_once(fake, client):
+    began = time.monotonic()
+    async with client.subscribe("t", "s") as subscription:
+        await send(client, b"later", deliver_after=3 * DAY)
+        await fake.advance(3 * DAY - timedelta(minutes=1))
+        assert await take(subscription) == []
+        await fake.advance(timedelta(minutes=1))
+        assert await take(subscription) == [b"later"]
+    assert time.monotonic() - began < 5
+
+
+async def test_absolute_times_follow_the_machine(fake, client):
+    async with client.subscribe("t", "s") as subscription:
+        await send(client, b"x", deliver_at=datetime.now(UTC) + DAY)
+        assert abs(fake.now - datetime.now(UTC)) < timedelta(seconds=1)
+        await fake.advance(DAY)
+        assert await take(subscription) == [b"x"]
+        assert abs(fake.now - datetime.now(UTC) - DAY) < timedelta(seconds=1)
+
+
+async def test_all_that_comes_due_on_the_way_comes_in_order(fake, client):
+    async with client.subscribe("t", "s") as subscription:
+        for hours in (5, 1, 9, 3, 7):
+            await send(client, b"%d" % hours, deliver_after=hours * HOUR)
+        await fake.advance(8 * HOUR)
+        assert await take(subscription) == [b"1", b"3", b"5", b"7"]
+        await fake.advance(HOUR)
+        assert await take(subscription) == [b"9"]
+
+
+async def test_what_expires_after_it_was_due_is_delivered_before(fake, client):
+    async with client.subscribe("t", "s") as subscription:
+        await send(client, b"x", deliver_after=HOUR, ttl=HOUR)
+        await fake.advance(3 * DAY)
+        assert await take(subscription) == [b"x"]
+
+
+async def test_ttl_counts_the_time_that_passed(fake, client):
+    await client.topics.create("t")
+    await client.subscriptions.create("t", "s")
+    await send(client, b"short", ttl=HOUR)
+    await send(client, b"long", ttl=3 * HOUR)
+    await fake.advance(2 * HOUR)
+    async with client.subscribe("t", "s", limit=1) as subscription:
+        assert [message.payload async for message in subscription] == [b"long"]
+
+
+async def test_retry_comes_when_its_delay_has_passed(fake, client):
+    async with client.subscribe("t", "s") as subscription:
+        await send(client, b"x")
+        message = await anext(subscription)
+        await message.nack(6 * HOUR)
+        await fake.advance(5 * HOUR)
+        assert await subscription.receive_many(timeout=NOW) == []
+        await fake.advance(HOUR)
+        (again,) = await subscription.receive_many(timeout=NOW)
+        assert again.attempt == 2
+
+
+async def test_lease_of_what_was_forgotten_ends(fake, client):
+    async with client.subscribe("t", "s", lease=timedelta(minutes=1)) as subscription:
+        await send(client, b"x")
+        await anext(subscription)
+        await fake.advance(timedelta(minutes=1))
+        (again,) = await subscription.receive_many(timeout=timedelta(seconds=5))
+        assert again.attempt == 2
+
+
+async def test_leases_that_are_kept_do_not_end(fake, client):
+    async with client.subscribe("t", "s", lease=timedelta(minutes=1)) as subscription:
+        await send(client, b"first", b"second")
+        message = await anext(subscription)
+        async with message.processing():  # the other one waits to be taken
+            await fake.advance(3 * DAY)
+            (second,) = await subscription.receive_many(timeout=NOW)
+            assert (second.payload, second.attempt) == (b"second", 1)
+            await second.ack()
+            await fake.advance(timedelta(seconds=59))
+            assert await subscription.receive_many(timeout=NOW) == []
+    stats = (await client.stats("t"))[0].subscriptions[0]
+    assert (stats.ready_messages, stats.leased_messages) == (0, 0)
+
+
+async def test_pulled_messages_have_leases_too(fake, client):
+    await client.topics.create("t")
+    await client.subscriptions.create("t", "s")
+    await send(client, b"kept", b"forgotten")
+    first, _second = await client.receive("t", "s", max_messages=2, lease=timedelta(minutes=1))
+    async with first.processing():
+        await fake.advance(HOUR)
+        again = await client.receive("t", "s", max_messages=2, wait=timedelta(seconds=5))
+        assert [message.payload for message in again] == [b"forgotten"]
+
+
+async def test_handlers_are_called(fake, client):
+    seen: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def handle(message: postdate.Message) -> None:
+        await seen.put(message.payload)
+
+    async with client.subscribe("t", "s") as subscription:
+        running = asyncio.create_task(subscription.run(handle))
+        await send(client, b"x", deliver_after=3 * DAY)
+        await fake.advance(3 * DAY)
+        assert await asyncio.wait_for(seen.get(), 5) == b"x"
+        subscription.stop()
+        await running
+
+
+async def test_key_shared_and_many_due_times(fake, client):
+    kind = postdate.SubscriptionType.KEY_SHARED
+    async with client.subscribe("t", "s", type=kind) as subscription:
+        async with client.producer("t") as producer:
+            await producer.send_many(
+                [
+                    postdate.OutgoingMessage(b"%d" % n, key=str(n % 7), deliver_after=timedelta(minutes=n))
+                    for n in range(1, 2001)
+                ]
+            )
+        await fake.advance(2 * DAY)
+        got: list[bytes] = []
+        while found := await take(subscription):
+            got += found
+            await fake.advance(timedelta(milliseconds=1))
+        assert sorted(map(int, got)) == list(range(1, 2001))
+
+
+async def test_time_does_not_go_back(fake):
+    with pytest.raises(ValueError, match="by is negative"):
+        await fake.advance(-HOUR)
+
+
+async def test_cancel_and_move_by_the_fake_clock(fake, client):
+    async with client.subscribe("t", "s") as subscription:
+        await send(client, b"cancelled", deliver_after=DAY, schedule_key="a")
+        await send(client, b"moved", deliver_after=DAY, schedule_key="b")
+        await client.schedule.cancel("t", schedule_key="a")
+        await client.schedule.move("t", schedule_key="b", deliver_at=fake.now + 2 * DAY)
+        await fake.advance(DAY)
+        assert await take(subscription) == []
+        await fake.advance(DAY)
+        assert await take(subscription) == [b"moved"]
