@@ -35,6 +35,5 @@ def median(values: list[float]) -> float:
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
-
 def figures(row: Row, runs: list[dict[str, Any]]) -> list[float]:
     return [float(run[row.figure]) for run in runs]
