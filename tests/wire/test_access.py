@@ -15,6 +15,7 @@ import grpc
 import jwt
 import pytest
 import pytest_asyncio
+from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import Message as Proto
@@ -22,7 +23,9 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 import postdate
+from broker import cli
 from broker.config import BrokerConfig
+from broker.rpc.access_identity import parse_tokens
 from broker.rpc.access_rules import RULES, Rule, Topics
 from broker.server import Server
 from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
@@ -559,6 +562,57 @@ async def test_sdk_goes_on_with_a_new_token_and_loses_nothing(serve: Serve, file
         await eventually(lambda: set(got) == set(sent))
         consuming.cancel()
     assert wire.broker.counters.auth_failures["expired"] >= 2
+
+
+async def test_denied_request_on_a_produce_stream_is_answered_and_the_stream_goes_on(
+    serve: Serve, files: Files
+):
+    wire = await serve(**files.settings)
+    call_ = wire.producer.ProduceStream(metadata=bearer("shop-secret"))
+    for topic, reason in (("orders", ""), ("payroll", "PERMISSION_DENIED"), ("orders", "")):
+        await within(call_.write(batch(topic, b"x", request_id=7)))
+        answer = await within(call_.read())
+        assert answer.request_id == 7
+        assert (Refusal.of(answer.error).reason if answer.HasField("error") else "") == reason
+    assert list(wire.broker.registry.by_name) == ["orders"]
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+async def test_broker_commands_speak_tls_and_show_a_token(serve: Serve, files: Files, tmp_path: Path):
+    authority = Authority(tmp_path)
+    pair = authority.issue("server", is_local=True)
+    wire = await serve(**files.settings, tls_cert_file=pair.cert_file, tls_key_file=pair.key_file)
+    (tmp_path / "admin.token").write_text("admin-secret\n")
+
+    async def command(*arguments: str, **environ: str) -> Result:
+        given = ["--address", wire.server.grpc_address, *arguments[2:]]
+        return await asyncio.to_thread(CliRunner(env=environ).invoke, cli.main, [*arguments[:2], *given])
+
+    tls, token = ("--tls-ca", authority.ca_file), ("--token-file", str(tmp_path / "admin.token"))
+    made = await command("backup", "create", *tls, *token)
+    assert made.exit_code == 0, made.output
+    made = await command("backup", "list", POSTDATE_TLS_CA=authority.ca_file, POSTDATE_TOKEN="admin-secret")
+    assert made.exit_code == 0, made.output
+    refused_ = await command("backup", "create", *tls)
+    assert refused_.exit_code == 1
+    assert "wants to know who calls" in refused_.output
+    half = await command("backup", "create", "--tls-cert", pair.cert_file)
+    assert half.exit_code == 2
+    assert "--tls-key" in half.output
+
+
+def test_token_is_made_with_its_hash(tmp_path: Path):
+    made = CliRunner().invoke(cli.main, ["token", "create", "shop"])
+    token = made.stdout.strip()
+    assert len(token) == 43
+    [known] = parse_tokens(made.stderr)
+    assert known.principal == "shop"
+    assert known.sha256 == hashlib.sha256(token.encode()).digest()
+    assert token not in made.stderr
+    wrong = CliRunner().invoke(cli.main, ["token", "create", "a*"])
+    assert wrong.exit_code == 2
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
