@@ -34,11 +34,16 @@ CLASSES = {
 DOC_WIDTH = 108
 # What these classes offer to each other, and to nobody else, is listed in these protocols.
 INTERNAL = {"message": "Holder", "_link": "Peer"}
-IMPORTS = {"contextmanager": "contextlib", "Callable": "collections.abc", "Iterator": "collections.abc"}
+IMPORTS = {
+    "contextmanager": "contextlib",
+    "Callable": "collections.abc",
+    "Generator": "collections.abc",
+    "Iterator": "collections.abc",
+}
 
 PROCESSING = """
 @contextmanager
-def processing(self) -> Iterator[Message]:
+def processing(self) -> Generator[Message, None, None]:
     {docstring}
     with self._portal.entered(self._inner.processing()):
         yield self
@@ -117,7 +122,8 @@ def package() -> str:
         "        for message in subscription:\n"
         "            with message.processing():\n"
         "                ...\n\n"
-        "Any thread may use a client and all that is made from it. gRPC does not survive a fork: connect in the\nchildren only.\n\n"
+        "Any thread may use a client and all that is made from it. gRPC does not survive a fork: connect in the\n"
+        "children only.\n\n"
         'Made by tools/generate_sync.py, as the modules beside it.\n"""\n'
     ]
     for node in tree.body:

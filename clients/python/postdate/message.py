@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -133,7 +133,7 @@ class Message:
         await self._holder.settle(Verb("extend", lease_ms=lease_ms), (self.id,))
 
     @asynccontextmanager
-    async def processing(self) -> AsyncIterator[Message]:
+    async def processing(self) -> AsyncGenerator[Message, None]:
         """Ack it at the end of the block, nack it if the block raises; keep the lease meanwhile.
 
         The exception goes on. A message that the block settled itself is left as it is. The end

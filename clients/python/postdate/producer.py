@@ -175,7 +175,7 @@ class Producer:
             bytes_max=self._bytes_max,
         )
         self._seal()  # what was sent before goes before
-        batches = []
+        batches: list[ListBatch] = []
         offset = 0
         for request in requests:
             batches.append(batch := ListBatch(request, offset))

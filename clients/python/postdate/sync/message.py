@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
@@ -93,7 +93,7 @@ class Message:
         self._portal.run(self._inner.extend(lease))
 
     @contextmanager
-    def processing(self) -> Iterator[Message]:
+    def processing(self) -> Generator[Message, None, None]:
         """Ack it at the end of the block, nack it if the block raises; keep the lease meanwhile.
 
         The exception goes on. A message that the block settled itself is left as it is. The end
