@@ -35,7 +35,9 @@ DOC_WIDTH = 108
 # What these classes offer to each other, and to nobody else, is listed in these protocols.
 INTERNAL = {"message": "Holder", "_link": "Peer"}
 IMPORTS = {
+    "_trace": "postdate",
     "contextmanager": "contextlib",
+    "nullcontext": "contextlib",
     "Callable": "collections.abc",
     "Generator": "collections.abc",
     "Iterator": "collections.abc",
@@ -45,7 +47,11 @@ PROCESSING = """
 @contextmanager
 def processing(self) -> Generator[Message, None, None]:
     {docstring}
-    with self._portal.entered(self._inner.processing()):
+    tracing = _trace.tracing
+    with (
+        nullcontext() if tracing is None else tracing.processing(self._inner),
+        self._portal.entered(_message.Processing(self._inner, None)),
+    ):
         yield self
 """
 RUN = """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 
+from postdate import _trace
 from postdate import message as _message
 from postdate.model import MessageId
 from postdate.sync._portal import Portal
@@ -99,7 +100,11 @@ class Message:
         The exception goes on. A message that the block settled itself is left as it is. The end
         of the block awaits the confirmation; to have many acks share one, use `run`.
         """
-        with self._portal.entered(self._inner.processing()):
+        tracing = _trace.tracing
+        with (
+            nullcontext() if tracing is None else tracing.processing(self._inner),
+            self._portal.entered(_message.Processing(self._inner, None)),
+        ):
             yield self
 
     def __repr__(self) -> str:
