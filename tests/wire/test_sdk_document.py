@@ -91,3 +91,19 @@ async def stop_what_is_done(client: postdate.Client, fake: postdate.testing.Fake
         left = counts.ready_messages + counts.leased_messages + counts.scheduled_messages
         if not left and subscription._loop.is_running() and subscription.topic == "orders":
             subscription._loop.call_soon_threadsafe(subscription.stop)
+
+
+def test_every_exception_is_explained():
+    page = PAGE.read_text()
+    kinds = [
+        each
+        for each in vars(postdate).values()
+        if inspect.isclass(each) and issubclass(each, postdate.PostdateError)
+    ]
+    missing = [
+        kind.__name__
+        for kind in kinds
+        if f"`{kind.__name__}`" not in page and kind is not postdate.PostdateError
+    ]
+    assert kinds
+    assert not missing
