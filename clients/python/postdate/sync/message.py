@@ -98,7 +98,7 @@ class Message:
         """Ack it at the end of the block, nack it if the block raises; keep the lease meanwhile.
 
         The exception goes on. A message that the block settled itself is left as it is. The end
-        of the block awaits the confirmation; to have many acks share one, use `run`.
+        of the block waits for the confirmation; to have many acks share one, use `run`.
         """
         tracing = _trace.tracing
         with (
