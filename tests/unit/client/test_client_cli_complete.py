@@ -98,7 +98,7 @@ def test_every_command_takes_the_shared_options_and_says_what_it_does(
     assert {"--address", "--context", "--output", "--progress", "--retry-for"} <= options
     assert command.help and command.help.split("\n")[0].endswith((".", ":"))
     for param in command.params:
-        if isinstance(param, click.Option) and not param.hidden and not name.startswith("bench "):
+        if isinstance(param, click.Option) and not param.hidden:
             assert param.help or param.name in {"kind", "start"}, f"{name} {param.opts[0]}"
 
 

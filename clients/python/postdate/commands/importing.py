@@ -331,8 +331,8 @@ def _report(settings: Settings, result: _Import, *, dry_run: bool, skip_past: bo
     fields: dict[str, Any] = {
         "messages": result.messages,
         "past_due": result.past,
-        "first_due": None if result.first_due is None else result.first_due.isoformat(),
-        "last_due": None if result.last_due is None else result.last_due.isoformat(),
+        "first_due": None if result.first_due is None else result.first_due.astimezone(UTC).isoformat(),
+        "last_due": None if result.last_due is None else result.last_due.astimezone(UTC).isoformat(),
     }
     if dry_run:
         emit_one(settings, {"dry_run": True} | fields)
