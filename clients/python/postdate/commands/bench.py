@@ -31,7 +31,7 @@ _TICK_S = 0.01
 _PATIENCE_S = 10.0
 
 
-@click.group("bench", cls=Group)
+@click.group("bench", cls=Group, short_help="Simple loads, and the replay of a real log.")
 def bench() -> None:
     """Simple loads: produce, deliver, latency; and replay of a real log."""
 

@@ -28,7 +28,7 @@ from postdate.commands.values import DURATION
 _AT_ONCE = 1000
 
 
-@click.command("consume", cls=Command)
+@click.command("consume", cls=Command, short_help="Receive, print and acknowledge messages.")
 @click.argument("topic", type=TOPIC)
 @click.argument("subscription", type=SUBSCRIPTION)
 @click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")

@@ -110,7 +110,7 @@ class _Moved:
             self.refused.append({"member": member.decode(errors="backslashreplace")[:200], "why": why})
 
 
-@click.command("redis", cls=Command)
+@click.command("redis", cls=Command, short_help="The members of a sorted set of Redis.")
 @click.argument("topic", type=TOPIC)
 @click.argument("key", metavar="KEY")
 @click.option(

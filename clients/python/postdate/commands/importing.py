@@ -63,7 +63,12 @@ class _ImportGroup(Group):
 
 
 # Unknown here: options of `import TOPIC FILE` that stand before TOPIC.
-@click.group("import", cls=_ImportGroup, context_settings={"ignore_unknown_options": True})
+@click.group(
+    "import",
+    cls=_ImportGroup,
+    context_settings={"ignore_unknown_options": True},
+    short_help="Bring in pending messages: JSON lines, Redis.",
+)
 def import_() -> None:
     """Bring in messages that wait elsewhere: from JSON lines, or from Redis.
 
@@ -97,7 +102,7 @@ class _Import:
     highest: int = 0  # line that the broker is known to have, with all before it
 
 
-@import_.command("file")
+@import_.command("file", short_help="The messages of a file of JSON lines.")
 @click.argument("topic", type=TOPIC)
 @click.argument("path", metavar="FILE", type=click.Path(allow_dash=True, dir_okay=False, exists=True))
 @click.option("--dry-run", is_flag=True, help="Check every line, send nothing.")
