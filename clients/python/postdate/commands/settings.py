@@ -194,6 +194,7 @@ def shared_options() -> list[click.Option]:
         click.Option(
             ["--address"],
             envvar="POSTDATE_ADDRESS",
+            show_envvar=True,
             expose_value=False,
             callback=_keep("address"),
             help=f"Where the broker is, host:port.  [default: {postdate.DEFAULT_ADDRESS}]",
@@ -201,6 +202,7 @@ def shared_options() -> list[click.Option]:
         click.Option(
             ["--context"],
             envvar="POSTDATE_CONTEXT",
+            show_envvar=True,
             expose_value=False,
             callback=_keep("context"),
             shell_complete=complete_context,
@@ -209,6 +211,7 @@ def shared_options() -> list[click.Option]:
         click.Option(
             ["--output", "-o"],
             envvar="POSTDATE_OUTPUT",
+            show_envvar=True,
             type=click.Choice(["table", "json", "jsonl"]),
             expose_value=False,
             callback=_keep("output"),
