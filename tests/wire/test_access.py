@@ -429,6 +429,18 @@ async def test_denial_does_not_tell_what_exists(serve: Serve, files: Files):
         assert said[0] == said[1]
 
 
+@on_shared
+async def test_huge_name_is_refused_at_once_and_not_shown(guarded: tuple[Wire, Files]):
+    wire, _ = guarded
+    name = "orders-" + "x" * 5_000_000
+    asked = wire.admin.GetTopic(admin_pb2.GetTopicRequest(name=name), metadata=bearer("shop-secret"))
+    refusal = await refused(asked)
+    assert refusal.code is PERMISSION_DENIED
+    assert len(refusal.message) < 300
+    asked = wire.admin.GetTopic(admin_pb2.GetTopicRequest(name=name), metadata=bearer("admin-secret"))
+    assert (await refused(asked)).reason == "INVALID_NAME"
+
+
 async def test_lists_show_what_the_caller_may_see(serve: Serve, files: Files):
     wire = await serve(**files.settings)
     async with as_(wire, "admin-secret") as admin, as_(wire, "shop-secret") as shop:
