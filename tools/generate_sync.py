@@ -34,13 +34,24 @@ CLASSES = {
 DOC_WIDTH = 108
 # What these classes offer to each other, and to nobody else, is listed in these protocols.
 INTERNAL = {"message": "Holder", "_link": "Peer"}
-IMPORTS = {"contextmanager": "contextlib", "Callable": "collections.abc", "Iterator": "collections.abc"}
+IMPORTS = {
+    "_trace": "postdate",
+    "contextmanager": "contextlib",
+    "nullcontext": "contextlib",
+    "Callable": "collections.abc",
+    "Generator": "collections.abc",
+    "Iterator": "collections.abc",
+}
 
 PROCESSING = """
 @contextmanager
-def processing(self) -> Iterator[Message]:
+def processing(self) -> Generator[Message, None, None]:
     {docstring}
-    with self._portal.entered(self._inner.processing()):
+    tracing = _trace.tracing
+    with (
+        nullcontext() if tracing is None else tracing.processing(self._inner),
+        self._portal.entered(_message.Processing(self._inner, None)),
+    ):
         yield self
 """
 RUN = """
@@ -117,7 +128,8 @@ def package() -> str:
         "        for message in subscription:\n"
         "            with message.processing():\n"
         "                ...\n\n"
-        "Any thread may use a client and all that is made from it. gRPC does not survive a fork: connect in the\nchildren only.\n\n"
+        "Any thread may use a client and all that is made from it. gRPC does not survive a fork: connect in the\n"
+        "children only.\n\n"
         'Made by tools/generate_sync.py, as the modules beside it.\n"""\n'
     ]
     for node in tree.body:

@@ -220,7 +220,7 @@ class Subscription:
 
     async def ack_many(self, messages: Iterable[Message]) -> None:
         """Ack all of them; return when that is durable. Raises the first failure, if any."""
-        ids = []
+        ids: list[MessageId] = []
         for message in messages:
             message._settled = True
             ids.append(message.id)
