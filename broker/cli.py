@@ -36,7 +36,8 @@ def main() -> None:
 
 def _with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     for setting in reversed(SETTINGS):
-        text = f"{setting.spec.help} [{setting.variable}; default {setting.default}]"
+        default = setting.default if setting.default != "" else "not set"
+        text = f"{setting.spec.help} [{setting.variable}; default {default}]"
         command = click.option(setting.flag, setting.name, help=text, metavar=setting.spec.kind.value)(
             command
         )
@@ -69,7 +70,7 @@ def _run(config: BrokerConfig) -> int:
     from broker.server import Server  # noqa: PLC0415
 
     async def serve_until_stopped() -> int:
-        return await Server(config, ServiceNotifier(os.environ)).run()
+        return await Server(config, notifier=ServiceNotifier(os.environ)).run()
 
     # Before any thread begins, for all of them: a file or network thread that wakes must not push the event loop off
     # its core, which costs two context switches for each read, write and sync. On a free core nothing changes.

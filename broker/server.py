@@ -108,7 +108,12 @@ class Server:
         self._access = AccessControl(config, self.broker) if config.access_file else None
         self._grpc = self._build_grpc()
         collector = BrokerCollector(self._snapshot, version=self._version)
-        self._http = HttpServer(config.http_address, collector.render, lambda: self.broker.not_ready_because)
+        self._http = HttpServer(
+            config.http_address,
+            collector.render,
+            lambda: self.broker.not_ready_because,
+            pages=(self.broker, self._version),
+        )
         self.grpc_address = ""
         self.http_address = ""
 

@@ -28,10 +28,12 @@ INTRODUCTION = """\
 
 <!-- Written by `make protos` from the comments in protos/postdate/v1; a test compares the two. -->
 
-Every call and every field of package `postdate.v1`, generated from [the protos](../protos/postdate/v1), which are the contract.
+Every call and every field of package `postdate.v1`, generated from [the protos](../protos/postdate/v1), which are the
+contract.
 
-- Times are milliseconds since the Unix epoch in UTC, on the broker's clock, and end in `_at_ms` or `_time_ms`. Durations are
-  milliseconds and end in `_ms`. 0 is unset, unless a field is marked *optional*: that one tells unset from 0.
+- Times are milliseconds since the Unix epoch in UTC, on the broker's clock, and end in `_at_ms` or `_time_ms`.
+  Durations are milliseconds and end in `_ms`. 0 is unset, unless a field is marked *optional*: that one tells unset
+  from 0.
 - Errors carry a status code and a reason; [errors.md](errors.md) has all of them and what to do about each.
 - Names of topics and subscriptions are `[A-Za-z0-9][A-Za-z0-9._~-]{0,254}`.
 - Limits that are called defaults here are settings: [configuration.md](configuration.md).

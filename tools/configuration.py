@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.config import SETTINGS
-from broker.settings import show
+from broker.settings import Kind, show
 
 _PREFACE = """\
 # Configuration
@@ -46,12 +46,15 @@ def render_reference() -> str:
                 "| setting | default | range | meaning |",
                 "| --- | --- | --- | --- |",
             ]
-        if spec.high:
+        if spec.kind is Kind.SECRET:
+            allowed = f"{spec.low:.0f} characters or more"
+        elif spec.high:
             allowed = f"{show(spec.kind, spec.low)} to {show(spec.kind, spec.high)}"
         else:
             allowed = ", ".join(spec.choices) or spec.kind.value
-        default = f"`{show(spec.kind, setting.default)}`" if setting.default != "" else "none"
-        lines.append(f"| `{setting.name}` | {default} | {allowed} | {spec.help} |")
+        default = show(spec.kind, setting.default)
+        shown = f"`{default}`" if default else "not set"
+        lines.append(f"| `{setting.name}` | {shown} | {allowed} | {spec.help} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What the site (mkdocs.yml) needs besides docs/: pages that lie elsewhere, and links that hold on a git host and there.
+"""What the site (mkdocs.yml) needs besides docs/: pages that lie elsewhere, and links that hold there and on git hosts.
 
 In every document links are relative paths of the repository. On the site a link to another page leads to that page;
 one to anything else (code, protos, folders) is left as text, because the site does not have it.

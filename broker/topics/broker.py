@@ -107,7 +107,7 @@ class Broker:
             note=self.counters.note_compaction,
         )
         self._found_alive_ms = 0
-        self.disk_free_bytes = 0
+        self.disk_free_bytes = 0  # as of the last look
         self._disk_full = False
         self._draining = False
 
