@@ -22,6 +22,7 @@ PAGES = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security-policy.md",
     "clients/typescript/README.md": "typescript.md",
 }
 SOURCES = {page: source for source, page in PAGES.items()}
