@@ -204,12 +204,16 @@ class Container:
         """`command` replaces the image's CMD; with `beside` another container's network is shared."""
         self._image = image
         self._environ = {**image.environ, **environ, "HOME": "/data"}
+        # As an engine does: the names of this machine, and nobody else's.
+        hosts = WORK / "hosts"
+        hosts.write_text(f"127.0.0.1 localhost {os.uname().nodename}\n")
         mounts = [
             f"mount --bind {image.root} {image.root}",
             f"cd {image.root}",  # only now: a folder entered before lies below the mount
             "mount -t proc proc proc",
             "mount --rbind /dev dev",
             "mount -t tmpfs -o size=2g,mode=1777,nosuid,nodev tmpfs tmp",
+            f"mount --bind {hosts} etc/hosts",
             *(f"mount --bind {folder} .{place}" for place, folder in volumes.items()),
             "mount -o remount,bind,ro .",
             "ip link set lo up" if beside is None else ":",

@@ -6,6 +6,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -65,6 +66,20 @@ class HistogramStats:
     @property
     def count(self) -> int:
         return sum(self.counts)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Upper bounds as Prometheus writes them, and how many observations lay at or below each."""
+        bounds = (*map(str, self.bounds_seconds), "+Inf")
+        return list(zip(bounds, accumulate(self.counts), strict=True))
+
+    def plus(self, other: HistogramStats) -> HistogramStats:
+        """The observations of both; the bounds are the same."""
+        return HistogramStats(
+            self.bounds_seconds,
+            tuple(map(sum, zip(self.counts, other.counts, strict=True))),
+            self.sum_seconds + other.sum_seconds,
+            max(self.max_seconds, other.max_seconds),
+        )
 
 
 class LatenessHistogram:

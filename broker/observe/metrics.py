@@ -308,7 +308,7 @@ class _Row:
             self.next_due_ms = min(own, other.next_due_ms)
         self.oldest_ready_age_ms = max(self.oldest_ready_age_ms, other.oldest_ready_age_ms)
         if other.lateness is not _no_lateness:
-            self.lateness = _add_histograms(self.lateness, other.lateness)
+            self.lateness = self.lateness.plus(other.lateness)
 
 
 class BrokerCollector(Collector):
@@ -452,7 +452,7 @@ class BrokerCollector(Collector):
         for attribute, name, text in BROKER_HISTOGRAMS:
             stats = getattr(counters, attribute).stats()
             histogram = HistogramMetricFamily(f"postdate_{name}", text, labels=())
-            histogram.add_metric((), _cumulative(stats), stats.sum_seconds)
+            histogram.add_metric((), stats.cumulative(), stats.sum_seconds)
             yield histogram
 
 
@@ -563,7 +563,7 @@ def _lateness_parts(labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metri
         for row in some:
             # Most subscriptions of a large broker are idle: their twenty empty lines are left out.
             if row.lateness is not _no_lateness:
-                histogram.add_metric(row.labels, _cumulative(row.lateness), row.lateness.sum_seconds)
+                histogram.add_metric(row.labels, row.lateness.cumulative(), row.lateness.sum_seconds)
         yield histogram
 
 
@@ -572,21 +572,3 @@ def _sliced(rows: list[_Row], samples_per_row: int) -> Iterator[list[_Row]]:
     step = max(1, _SLICE_SAMPLES // samples_per_row)
     for start in range(0, max(1, len(rows)), step):
         yield rows[start : start + step]
-
-
-def _cumulative(stats: HistogramStats) -> list[tuple[str, float]]:
-    buckets: list[tuple[str, float]] = []
-    total = 0
-    for bound, count in zip((*map(str, stats.bounds_seconds), "+Inf"), stats.counts, strict=True):
-        total += count
-        buckets.append((bound, total))
-    return buckets
-
-
-def _add_histograms(left: HistogramStats, right: HistogramStats) -> HistogramStats:
-    return HistogramStats(
-        left.bounds_seconds,
-        tuple(map(sum, zip(left.counts, right.counts, strict=True))),
-        left.sum_seconds + right.sum_seconds,
-        max(left.max_seconds, right.max_seconds),
-    )
