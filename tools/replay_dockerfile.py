@@ -13,6 +13,7 @@ machine's apt.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -270,6 +271,9 @@ class Container:
 
     def kill(self) -> None:
         if self._process.poll() is None:
+            # Its first process, and all that are with it: `--kill-child` does not reach who changed its user.
+            with contextlib.suppress(IndexError, ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
             self._process.kill()
             self._process.wait()
 
