@@ -38,12 +38,14 @@ STEPS = 120
 MUTANT_SEEDS = 40
 FOUND_BY = {
     "what is owed": [3],
-    "what was moved": [31],
+    "what was moved": [37],
     "the same generation": [3],
     "outputs examined": [11],
+    "bytes are whole": [31],
+    "the bucket is compared": [9],
     "replayed files kept": [2],
     "the lease is current": [10],
-    "inputs are kept": [4],
+    "inputs are kept": [19],
 }
 """Seeds that have found a guard missing that most others do not need: asked first, to save time."""
 
