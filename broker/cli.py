@@ -258,6 +258,8 @@ def compact(connection: Settings, **options: Any) -> None:
     Exit code 0: done, or nothing to do; 1: something was refused or failed, the rest was done; 3: nothing could be
     done; 4: a broker uses the folder, or another compaction is under way.
     """
+    # Before gRPC is imported, or it writes a warning when Spark starts its JVM.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from broker.jobs.compact_command import CompactOptions, compact_command  # noqa: PLC0415
     from broker.rpc.compaction_client import RemoteDesk  # noqa: PLC0415
 

@@ -130,8 +130,8 @@ class _Shown:
         self._begun = time.monotonic()
 
     def progressed(self, done_bytes: int) -> None:
-        done, total = (size / _MIB for size in (done_bytes, self._total_bytes))
-        self._progress.tell(int(done), max(1, int(total)), "MiB")
+        part = done_bytes / max(1, self._total_bytes)
+        self._progress.show(part, f"{part:4.0%} of {_size(self._total_bytes)}")
 
     def finished(self, result: TopicResult) -> None:
         self.end_line()
@@ -143,7 +143,7 @@ class _Shown:
             click.echo(f"{result.topic}: ledger {ledger_id} stays as it was: {refusal.value}", err=True)
 
     def sum_up(self, results: Sequence[TopicResult]) -> None:
-        if not self._is_apply:
+        if not self._is_apply or not results:
             return
         committed = [result.committed for result in results if result.committed is not None]
         ledgers = sum(len(each.ledger_ids) for each in committed)

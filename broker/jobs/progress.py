@@ -20,17 +20,20 @@ class Progress:
         self._told_at = time.monotonic()
         self._shown = False
 
-    def tell(self, done: int, total: int, what: str = "tasks") -> None:
+    def tell(self, done: int, total: int) -> None:
+        """Of tasks."""
+        self.show(done / max(total, 1), f"{done}/{total} tasks")
+
+    def show(self, part: float, text: str) -> None:
+        """`part` of 1 is done; in words, `text` is."""
         if self._is_terminal:
-            filled = _BAR * done // max(total, 1)
-            sys.stderr.write(
-                f"\r{self._job} [{'#' * filled}{'.' * (_BAR - filled)}] {done:,}/{total:,} {what}"
-            )
+            filled = int(_BAR * part)
+            sys.stderr.write(f"\r{self._job} [{'#' * filled}{'.' * (_BAR - filled)}] {text}")
             sys.stderr.flush()
             self._shown = True
         elif time.monotonic() - self._told_at >= _PLAIN_SECONDS:
             self._told_at = time.monotonic()
-            click.echo(f"{self._job}: {done:,} of {total:,} {what} are done", err=True)
+            click.echo(f"{self._job}: {text} done", err=True)
 
     def end(self) -> None:
         """Leave the bar where it is: what is printed next begins a line."""

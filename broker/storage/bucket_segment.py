@@ -243,25 +243,25 @@ def pack_bits(values: UInt64Column, width: int) -> bytes:
 
 def unpack_bits(content: bytes, count: int, width: int) -> UInt64Column:
     """What `pack_bits` packed; `content` has exactly `packed_bytes(count, width)` bytes."""
-    values: UInt64Column = np.zeros(count, dtype=np.uint64)
+    values: UInt64Column | None = None
     shift = offset = 0
     for bits, dtype in _PARTS:
         if (width - shift) >= bits:
-            part = np.frombuffer(content, dtype, count, offset)
-            values |= part.astype(np.uint64) << np.uint64(shift)
-            offset += part.nbytes
+            part = np.frombuffer(content, dtype, count, offset).astype(np.uint64)
+            offset += count * dtype.itemsize
+            values = part if values is None else values | (part << np.uint64(shift))
             shift += bits
     rest = width - shift
     if rest:
         group_count = -(-count // _GROUP)
         padded = np.zeros((group_count, 8), dtype=np.uint8)
         padded[:, :rest] = np.frombuffer(content, np.uint8, group_count * rest, offset).reshape(-1, rest)
-        words = padded.view("<u8").reshape(-1).astype(np.uint64)
-        groups = np.empty((group_count, _GROUP), dtype=np.uint64)
-        mask = np.uint64((1 << rest) - 1)
-        for place in range(_GROUP):
-            groups[:, place] = (words >> np.uint64(place * rest)) & mask
-        values |= groups.reshape(-1)[:count] << np.uint64(shift)
+        # All places of all groups at once: one pass over what fits the cache instead of eight with strides.
+        groups = padded.view("<u8") >> (np.arange(_GROUP, dtype=np.uint64) * np.uint64(rest))
+        groups &= np.uint64((1 << rest) - 1)
+        low = groups.reshape(-1)[:count]
+        values = low if values is None else values | (low << np.uint64(shift))
+    assert values is not None, "a width of no bits"
     return values
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.errors import NotFound, PostdateError, Refused, Unavailable
+from broker.jobs.audit import AuditRequest, run_audit
 from broker.jobs.compact import CompactRequest, Tell, TopicResult, run_compact
 from broker.jobs.compact_plan import CompactLimits, TopicPlan, freed_bytes, plan_topic
 from broker.jobs.engine import InlineEngine
 from broker.jobs.rewrite import rewrite
+from broker.jobs.spark_session import SparkMissing
+from broker.jobs.values import Level
+from broker.jobs.work import R, U, Work
 from broker.storage.compaction_inputs import Outputs
 from broker.topics.compaction_values import (
     BucketCandidate,
@@ -22,6 +29,8 @@ from broker.topics.compaction_values import (
     LedgerCandidate,
 )
 from tests.harness import DATA_DIR, Node
+from tests.jobs.compacting import compact_offline
+from tests.jobs.folders import PINNED_IDS, die, flip, write_pinned_folder
 from tests.unit.topics.compaction_world import TOPIC, compact, fill, generations, run
 
 MIB = 1 << 20
@@ -62,6 +71,16 @@ def test_caps_take_the_oldest():
     assert planned(plan_topic(some, LIMITS, 350 * MIB)) == [1, 2, 3]
     assert planned(plan_topic(some, LIMITS, 0)) == []
     assert freed_bytes(DEAD) == 99 * MIB
+
+
+def test_what_caps_leave_is_counted_and_buckets_count_too():
+    some = ledgers(DEAD, DEAD, DEAD)
+    assert plan_topic(some, replace(LIMITS, ledgers_max=2), 1 << 40).left_count == 1
+    plan = plan_topic(some, LIMITS, 150 * MIB)
+    assert (planned(plan), plan.left_count, plan.read_bytes) == ([1], 2, 100 * MIB)
+    both = replace(buckets(10, 10, 10, 10), ledgers=some.ledgers[:1])
+    assert plan_topic(both, LIMITS, 104 * MIB).read_bytes == 104 * MIB
+    assert plan_topic(both, LIMITS, 103 * MIB).buckets == ()
 
 
 def buckets(*waiting: int) -> Candidates:
@@ -184,3 +203,91 @@ def test_a_ledger_of_which_nothing_would_go_is_left_alone():
         return node
 
     run(scenario)
+
+
+# -- on real files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    write_pinned_folder(tmp_path / "data", topics=2)
+    return tmp_path / "data"
+
+
+def is_clean(data: Path) -> bool:
+    return bool(run_audit(AuditRequest(str(data), Level.DEEP), InlineEngine(1))["outcome"] == "clean")
+
+
+def test_processes_share_topics(data: Path):
+    results = compact_offline(data, InlineEngine(2))
+    assert sorted(each.topic for each in results) == ["orders-0", "orders-1"]
+    for each in results:
+        assert each.committed is not None
+        assert len(each.committed.ledger_ids) == len(PINNED_IDS)
+        assert each.committed.bucket_swapped
+    assert is_clean(data)
+    assert compact_offline(data, InlineEngine(1)) == []  # there is nothing more to do
+
+
+def test_a_ledger_that_is_damaged_keeps_no_other_from_being_rewritten(data: Path):
+    flip(data / "topics/1/ledgers/2.0.times", 100)
+    results = {each.topic: each for each in compact_offline(data, InlineEngine(1))}
+    assert not results["orders-1"].error
+    assert "2.0.times" in results["orders-0"].error or "checksum" in results["orders-0"].error
+    committed = results["orders-0"].committed
+    assert committed is not None
+    assert committed.ledger_ids == (1, 3, 4, 5)
+
+
+def test_a_process_that_is_killed_leaves_everything_as_it_was(data: Path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("broker.jobs.engine.run_units", die)
+        results = compact_offline(data, InlineEngine(2))
+    assert [bool(each.error) and each.committed is None for each in results] == [True, True]
+    assert is_clean(data)
+    assert not any((data / "staging").iterdir())
+    assert all(each.committed for each in compact_offline(data, InlineEngine(1)))
+
+
+class _Hanging(InlineEngine):
+    """Works for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.begun, self.stopped = threading.Event(), threading.Event()
+
+    def run(self, work: Work[U, R], units: Sequence[U], tell: Any) -> Iterator[list[R]]:
+        self.begun.set()
+        self.stopped.wait(30)
+        yield []
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+def test_a_run_that_is_interrupted_gives_its_leases_back():
+    desk, engine = _Desk(), _Hanging()
+
+    async def scenario() -> None:
+        request = CompactRequest(apply=True, topics=("one", "two"))
+        running = asyncio.create_task(run_compact(desk, engine, request, Tell()))
+        await asyncio.to_thread(engine.begun.wait, 30)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(scenario())
+    assert desk.calls == ["begin one", "begin two", "abort one", "abort two"]
+    assert engine.stopped.is_set()
+
+
+def test_an_engine_that_cannot_start_leases_nothing():
+    desk = _Desk()
+
+    class _NoEngine(InlineEngine):
+        def start(self) -> None:
+            raise SparkMissing
+
+    with pytest.raises(SparkMissing):
+        asyncio.run(run_compact(desk, _NoEngine(), CompactRequest(apply=True, topics=("one",)), Tell()))
+    assert desk.calls == []

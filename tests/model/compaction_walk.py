@@ -13,9 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
+
+from pyroaring import BitMap
 
 from broker.errors import Corrupt, Fenced, InvalidRequest, NotFound, PostdateError, Refused
+from broker.jobs import rewrite as job_module
 from broker.jobs.rewrite import rewrite
 from broker.model import CANCELLED_MS, Position
 from broker.storage.blocks import KINDS
@@ -68,11 +73,35 @@ class Job:
     committed_in: int | None = None  # which life
 
 
+@contextlib.contextmanager
+def _careless() -> Iterator[None]:
+    """A job of another version, say: what it writes is whole, and lacks the first entry that is live, and of the index
+    what is due first."""
+    live_entries, merge_lent = job_module.live_entries, job_module.merge_lent
+
+    def all_but_one(*arguments: Any) -> BitMap:
+        live = live_entries(*arguments)
+        return live - BitMap([live.min()]) if live else live
+
+    async def merge_late(
+        storage: Any, topic_id: int, buckets: Any, frontier: tuple[int, int, int], executor: Any
+    ) -> Any:
+        later = (frontier[0] + HOUR_MS // 2, 0, 0)
+        return await merge_lent(storage, topic_id, buckets, later, executor)
+
+    job_module.live_entries, job_module.merge_lent = all_but_one, merge_late
+    try:
+        yield
+    finally:
+        job_module.live_entries, job_module.merge_lent = live_entries, merge_lent
+
+
 class CompactionWalk:
     """See the module's description."""
 
     def __init__(self, seed: int, clock: SimClock) -> None:
         self.rng = random.Random(seed)
+        self.faults = random.Random(seed)
         self.clock = clock
         config = small_config(
             ledger_entries_max=6,
@@ -89,6 +118,7 @@ class CompactionWalk:
         self.life = 0
         self.names = 0
         self.swapped = 0
+        self.merged = 0
         self.refused: list[str] = []
 
     async def run(self, steps: int) -> None:
@@ -164,8 +194,10 @@ class CompactionWalk:
             return
         job = self.rng.choice(waiting)
         folder = f"{DATA_DIR}/{job.lease.folder}"
+        is_wrong = self.faults.random() < 0.15
         try:
-            job.outputs = await rewrite(self.node.vfs, DATA_DIR, folder)
+            with _careless() if is_wrong else contextlib.nullcontext():
+                job.outputs = await rewrite(self.node.vfs, DATA_DIR, folder)
         except (PostdateError, OSError) as error:
             # Only a job whose lease has ended may find its inputs or its folder gone.
             if not job.is_over and job.lease in self.node.broker.compactions.leases():
@@ -176,7 +208,7 @@ class CompactionWalk:
             self._damage(folder, job.outputs)
 
     def _damage(self, folder: str, outputs: Outputs) -> None:
-        """What a disk or a wrong job may leave."""
+        """What a disk may leave."""
         if outputs.ledgers:
             output = self.rng.choice(outputs.ledgers)
             kind = self.rng.choice(KINDS)
@@ -214,6 +246,10 @@ class CompactionWalk:
             self.swapped += len(committed.ledger_ids)
             for ledger_id in committed.ledger_ids:
                 await self._look_at(ledger_id)
+            if committed.bucket_swapped:
+                self.merged += 1
+                if findings := (await self.node.broker.verify_topic(TOPIC)).findings:
+                    raise Violation(f"the index after a merge: {findings}")
 
     async def _abort(self) -> None:
         if self.jobs:

@@ -225,14 +225,15 @@ async def fill(broker: BrokerProcess, ledgers: int, entries: int, size: int) -> 
 
 async def test_one_message_due_next_year_does_not_keep_its_ledger(start: Start, tmp_path: Path):
     data_dir = tmp_path / "d"
-    settings = {**TINY, "ledger_entries_max": "1000", "ledger_bytes_max": "16MiB", **LARGE}
+    settings = {**TINY, **LARGE, "ledger_entries_max": "2000", "ledger_bytes_max": "16MiB"}
+    settings["batch_messages_max"] = "2000"
     broker = await (await start(data_dir=str(data_dir), **settings)).serving()
-    pending = await fill(broker, ledgers=5, entries=1000, size=1024)
+    pending = await fill(broker, ledgers=20, entries=2000, size=1024)
     await asyncio.sleep(1)  # checkpoints
     before = ledger_bytes(data_dir)
     status, output = await compact("--address", broker.grpc_address, "--reclaim-mib", "0")
     assert (status, ledger_bytes(data_dir)) == (0, before), output
-    assert "t: rewrite 5 ledgers" in output
+    assert "t: rewrite 20 ledgers" in output
     assert "--apply" in output
     status, output = await compact("--address", broker.grpc_address, "--apply", "--reclaim-mib", "0")
     assert status == 0, output
