@@ -85,6 +85,10 @@ class AccessControl:
         """What must be refreshed now and then."""
         return self._grants, self._authenticator
 
+    @property
+    def grants(self) -> Grants:
+        return self._grants.value
+
     def allow(self, principal: str, ask: Ask) -> bool:
         return self._grants.value.allow(principal, ask)
 
