@@ -46,7 +46,8 @@ log = get_logger(__name__)
 
 _END_SECONDS = 5.0
 """How long a stream that must end may take to answer what it has begun."""
-_CHECKED_AT_ONCE = 200
+_CHECKED_AT_ONCE = 20
+"""A signature takes a fraction of a millisecond, and deliveries wait meanwhile."""
 _LOGGED_MAX = 10
 _LOGGED_MS = 10_000
 _REASONS = {
