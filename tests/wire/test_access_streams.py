@@ -126,6 +126,10 @@ async def test_denied_request_on_a_produce_stream_is_answered_and_the_stream_goe
         assert answer.request_id == 7
         assert (Refusal.of(answer.error).reason if answer.HasField("error") else "") == reason
     assert list(wire.broker.registry.by_name) == ["orders"]
+    files.access(ACCESS.replace('"token:shop", ', ""))
+    await eventually(lambda: wire.broker.counters.security_reloads.get(("access", "ok"), 0) > 0)
+    await within(call_.write(batch("orders", b"x", request_id=8)))
+    assert Refusal.of((await within(call_.read())).error).reason == "PERMISSION_DENIED"
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
