@@ -340,5 +340,35 @@ def restore(backup_folder: str, data_dir: str) -> None:
     )
 
 
+@main.group()
+def token() -> None:
+    """Make static tokens for a broker's tokens_file."""
+
+
+@token.command("create")
+@click.argument("principal")
+def create_token(principal: str) -> None:
+    """Make a token for PRINCIPAL: the token goes to standard output, its lines for tokens_file to standard error.
+
+    \b
+    umask 077
+    postdate-broker token create billing >billing.token 2>>tokens.toml
+    """
+    import hashlib  # noqa: PLC0415
+    import secrets  # noqa: PLC0415
+
+    from broker.rpc.access_identity import parse_tokens  # noqa: PLC0415
+
+    secret = secrets.token_urlsafe(32)
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    lines = f'[[token]]\nprincipal = {json.dumps(principal)}\nsha256 = "{digest}"\n'
+    try:
+        parse_tokens(lines)
+    except ConfigError as error:
+        raise click.UsageError(f"{principal!r} cannot name a principal: {error}") from error
+    click.echo(lines, err=True)
+    click.echo(secret)
+
+
 if __name__ == "__main__":
     main()

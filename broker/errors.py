@@ -66,6 +66,18 @@ class Refused(PostdateError):
     reason = "FAILED_PRECONDITION"
 
 
+class Unauthenticated(PostdateError):
+    """Nobody knows who asks: what they showed is missing, wrong or has expired."""
+
+    reason = "CREDENTIALS_INVALID"
+
+
+class PermissionDenied(PostdateError):
+    """It is known who asks, and that they may not do that, whether or not there is such a thing."""
+
+    reason = "PERMISSION_DENIED"
+
+
 class Unsupported(PostdateError):
     """This version of the broker cannot honour the request, and says so instead of doing half of it."""
 

@@ -22,6 +22,8 @@ from broker.observe.lateness import LoopLagProbe
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCollector, BrokerSnapshot, SubscriptionSnapshot, TopicSnapshot
 from broker.rpc import admin, compaction, consumer, producer, schedule
+from broker.rpc.access import AccessControl, AccessInterceptor
+from broker.rpc.tls import ServerCertificates
 from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.vfs import LocalVfs, Vfs
 from broker.settings import split_address
@@ -32,6 +34,27 @@ log = get_logger(__name__)
 
 _THREAD_SWITCH_SECONDS = 0.0005
 """Threads share the interpreter in turns of 5 ms by default: a file thread would cost the whole lateness budget."""
+
+
+_GRPC_OPTIONS = {
+    "grpc.so_reuseport": 0,  # or a second broker would get half of the connections
+    # Equal: between a soft and a hard limit the refusal would be a matter of luck.
+    "grpc.max_metadata_size": 16_384,
+    "grpc.absolute_max_metadata_size": 16_384,
+    "grpc.max_concurrent_streams": 1_000,  # of one connection
+    "grpc.server_handshake_timeout_ms": 5_000,
+    "grpc.max_connection_idle_ms": 300_000,
+    # A peer that is cut off or frozen is noticed within 30 s, and one that pings more often than every 5 s is cut.
+    "grpc.keepalive_time_ms": 20_000,
+    "grpc.keepalive_timeout_ms": 10_000,
+    "grpc.keepalive_permit_without_calls": 1,
+    "grpc.http2.max_pings_without_data": 0,
+    "grpc.http2.ping_timeout_ms": 10_000,
+    "grpc.http2.min_ping_interval_without_data_ms": 5_000,
+    "grpc.http2.max_ping_strikes": 2,
+}
+_CALLS_MAX = 20_000
+"""Calls and streams at once, of all connections."""
 
 
 def broker_version() -> str:
@@ -70,6 +93,8 @@ class Server:
         self._schedule = schedule.ScheduleService(self.broker)
         self._compaction = compaction.CompactionService(self.broker)
         self._health = health_aio.HealthServicer()
+        self._tls = ServerCertificates(config, self.broker.counters) if config.tls_cert_file else None
+        self._access = AccessControl(config, self.broker) if config.access_file else None
         self._grpc = self._build_grpc()
         collector = BrokerCollector(self._snapshot, version=self._version)
         self._http = HttpServer(config.http_address, collector.render, lambda: self.broker.not_ready_because)
@@ -96,6 +121,8 @@ class Server:
         self.broker.start()
         probe = LoopLagProbe(self._clock, self.broker.counters.loop_lag)
         self.broker.supervisor.spawn("loop lag", probe.run())
+        if self._access is not None or self._tls is not None:
+            self.broker.supervisor.spawn("security files", self._watch_security())
         await self._grpc.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         log.info("Serving", version=self._version, grpc=self.grpc_address, http=self.http_address)
@@ -129,20 +156,20 @@ class Server:
     def _build_grpc(self) -> grpc.aio.Server:
         config = self.config
         options = [
-            ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", config.request_bytes_max),
             ("grpc.max_send_message_length", -1),
-            ("grpc.max_metadata_size", 16_384),
-            ("grpc.absolute_max_metadata_size", 16_384),
-            ("grpc.server_handshake_timeout_ms", 5_000),
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.http2.ping_timeout_ms", 10_000),
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            *_GRPC_OPTIONS.items(),
         ]
-        server = grpc.aio.server(options=options)
+        if config.tls_client_ca_file:
+            # A client whose authority is not trusted any more stays connected until its next handshake.
+            options += [
+                ("grpc.max_connection_age_ms", 3_600_000),
+                ("grpc.max_connection_age_grace_ms", 30_000),
+            ]
+        self._interceptors = [AccessInterceptor(self._access)] if self._access is not None else []
+        server = grpc.aio.server(
+            options=options, interceptors=self._interceptors, maximum_concurrent_rpcs=_CALLS_MAX
+        )
         names = []
         for name, service in (
             (producer.SERVICE, self._producer),
@@ -169,7 +196,10 @@ class Server:
                 address=self.config.grpc_address,
             )
         try:
-            port = self._grpc.add_insecure_port(self.config.grpc_address)
+            if self._tls is None:
+                port = self._grpc.add_insecure_port(self.config.grpc_address)
+            else:
+                port = self._grpc.add_secure_port(self.config.grpc_address, self._tls.credentials())
         except RuntimeError as error:
             port = 0
             cause: BaseException | None = error
@@ -182,6 +212,16 @@ class Server:
                 reason="ADDRESS_IN_USE",
             ) from cause
         self.grpc_address = f"{host}:{port}"
+
+    async def _watch_security(self) -> None:
+        """Take what changed of certificates, keys, tokens and rights, and end what they do not allow any more."""
+        watched = [self._tls.watched] if self._tls is not None else []
+        watched += self._access.watched if self._access is not None else ()
+        while True:
+            await asyncio.sleep(self.config.security_recheck_ms / 1000)
+            await asyncio.to_thread(lambda: [each.refresh() for each in watched])
+            if self._access is not None:
+                await self._access.recheck()
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         services = (producer, consumer, admin, schedule, compaction)

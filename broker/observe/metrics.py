@@ -29,11 +29,14 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from broker.observe.lateness import DurationHistogram, HistogramStats, LatenessHistogram
+from broker.observe.security_metrics import security_parts
 
 OTHER = "_other"
 """The label of all series beyond the limit, summed. No topic has this name: names begin otherwise."""
 
 REFUSAL_REASONS_MAX = 100
+AUTH_FAILURES = ("missing", "invalid", "expired", "denied")
+"""Why a caller was turned away, as `auth_failures` has it."""
 
 _SLICE_SAMPLES = 100
 _SLICE_ROWS = 50
@@ -106,6 +109,14 @@ class BrokerCounters:
     bucket_load: DurationHistogram = field(default_factory=DurationHistogram)
     refusals: dict[str, int] = field(default_factory=dict)
     index_operations: dict[tuple[str, str], int] = field(default_factory=dict)
+    auth_failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(AUTH_FAILURES, 0))
+    security_reloads: dict[tuple[str, str], int] = field(default_factory=dict)
+    tls_expires_at_seconds: int = 0
+
+    def note_security_reload(self, what: str, outcome: str) -> None:
+        """Count a change of certificates, keys, tokens or rights: ok, or failed, and then the old ones stay."""
+        key = (what, outcome)
+        self.security_reloads[key] = self.security_reloads.get(key, 0) + 1
 
     def note_rebuild(self) -> None:
         """Count an index that was built again from its ledgers."""
@@ -390,6 +401,7 @@ class BrokerCollector(Collector):
         for key, count in sorted(counters.index_operations.items()):
             operations.add_metric(key, count)
         yield operations
+        yield from security_parts(counters.auth_failures, counters.security_reloads)
         for name, text, value in (
             (
                 "ready",
@@ -397,6 +409,11 @@ class BrokerCollector(Collector):
                 int(snapshot.ready),
             ),
             ("recovery_seconds", "Time that the recovery at the last start took.", counters.recovery_seconds),
+            (
+                "tls_certificate_expiry_timestamp_seconds",
+                "When the broker's certificate expires, Unix time; 0: it has none.",
+                counters.tls_expires_at_seconds,
+            ),
             (
                 "backup_last_success_timestamp_seconds",
                 "When the last backup that was completed was begun, Unix time; 0: there is none.",

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from broker.config import check_name
 from broker.rpc.answers import Answers
 from broker.rpc.backups import BackupCalls
+from broker.rpc.caller import may_see
 from broker.rpc.calls import Handler, unary
 from broker.rpc.control import ControlCalls
 from broker.rpc.dead_letters import DeadLetterCalls
@@ -108,7 +109,9 @@ class AdminService:
 
     async def _list_topics(self, request: admin_pb2.ListTopicsRequest) -> Message:
         topics, token = page_by_name(
-            list(self._broker.registry.topics.values()), request.page_size, request.page_token
+            [topic for topic in self._broker.registry.topics.values() if may_see(topic.name)],
+            request.page_size,
+            request.page_token,
         )
         return admin_pb2.ListTopicsResponse(
             topics=[describe_topic(topic) for topic in topics], next_page_token=token

@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from broker.errors import InvalidRequest, PostdateError, Unavailable
+from broker.rpc.caller import check_request
 from broker.rpc.status import Context, abort
 from broker.topics.broker import Broker
 
@@ -48,7 +49,9 @@ def unary(
         try:
             if check is not None:
                 check(raw)
-            response = await call(parse(kind, raw))
+            request = parse(kind, raw)
+            check_request(request)
+            response = await call(request)
         except asyncio.CancelledError:
             raise
         except Exception as error:

@@ -10,6 +10,8 @@ from google.protobuf.message import Message
 
 from broker.config import check_name
 from broker.errors import InvalidRequest
+from broker.rpc.access_rules import Right
+from broker.rpc.caller import may_see
 from broker.rpc.calls import Handler, unary
 from broker.storage.compaction_inputs import LedgerOutput, Outputs
 from broker.topics.broker import Broker
@@ -102,7 +104,8 @@ class CompactionService:
         return pb.AbortCompactionResponse()
 
     async def _list(self, request: pb.ListCompactionsRequest) -> Message:
-        return pb.ListCompactionsResponse(compactions=[_describe(each) for each in self._desk.leases()])
+        leases = [each for each in self._desk.leases() if may_see(each.topic, frozenset({Right.COMPACT}))]
+        return pb.ListCompactionsResponse(compactions=[_describe(each) for each in leases])
 
 
 def _describe(lease: Lease) -> pb.Compaction:

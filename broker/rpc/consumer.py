@@ -11,6 +11,7 @@ import grpc
 
 from broker.config import check_name
 from broker.errors import InvalidRequest, Refused
+from broker.rpc.caller import check_request
 from broker.rpc.calls import END_OF_STREAM, Handler, parse, refuse, unary
 from broker.rpc.encode import encode_deliveries
 from broker.rpc.entries import check_initial_position, check_size, check_type, entries_of
@@ -88,6 +89,7 @@ class ConsumerService:
             frame = parse(consumer_pb2.SubscribeRequest, first)
             if frame.WhichOneof("frame") != "open":
                 raise InvalidRequest("The first frame must be open", field="open", reason="OPEN_EXPECTED")
+            check_request(frame.open)
             await self._run_session(frame.open, context)
         except asyncio.CancelledError:
             raise

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import grpc
 
 from broker.errors import PostdateError
+from broker.rpc.caller import CALLER, Caller
 from broker.rpc.calls import END_OF_STREAM, Handler, refuse
 from broker.rpc.decode import decode_produce, peek_request_id
 from broker.rpc.status import Context, to_status
@@ -43,7 +45,7 @@ class ProducerService:
         }
 
     async def _produce(self, raw: bytes, context: Context) -> bytes:
-        pending = await self._accept(raw)
+        pending = await self._accept(raw, CALLER.get())
         if pending.refusal is None:
             await self._wait_durable(pending)
         if pending.refusal is not None:
@@ -62,8 +64,13 @@ class ProducerService:
             await refuse(self._broker, context, failures.exceptions[0])
 
     async def _read_requests(self, context: Context, pending: asyncio.Queue[_Pending | None]) -> None:
-        while (raw := await context.read()) is not END_OF_STREAM:
-            await pending.put(await self._accept(raw))
+        caller = CALLER.get()
+        if caller is None:
+            while (raw := await context.read()) is not END_OF_STREAM:
+                await pending.put(await self._accept(raw, None))
+        else:
+            async for raw in _read_while_welcome(context, caller):
+                await pending.put(await self._accept(raw, caller))
         await pending.put(None)
 
     async def _write_answers(self, context: Context, pending: asyncio.Queue[_Pending | None]) -> None:
@@ -75,9 +82,11 @@ class ProducerService:
                 self._broker.counters.refuse(reason)
             await context.write(_answer(answer))
 
-    async def _accept(self, raw: bytes) -> _Pending:
+    async def _accept(self, raw: bytes, caller: Caller | None) -> _Pending:
         try:
             request = decode_produce(raw, self._broker.config)
+            if caller is not None:
+                caller.check(request, keep=False)
             pending = _Pending(request.request_id)
             pending.accepted = await self._broker.submit_batch(
                 request.topic, request.batch, replace=request.replace
@@ -100,6 +109,33 @@ class ProducerService:
             raise
         except Exception as error:
             pending.refusal = error
+
+
+async def _read_while_welcome(context: Context, caller: Caller) -> AsyncIterator[bytes]:
+    """The requests of a stream until it ends, or must end: what was read by then is still answered."""
+    reader = asyncio.current_task()
+    assert reader is not None
+    is_reading = False
+
+    def stop_reading() -> None:
+        if is_reading:  # and not in the middle of storing something
+            reader.cancel()
+
+    caller.when_ended = stop_reading
+    while not caller.must_end:
+        is_reading = True
+        try:
+            raw = await context.read()
+        except asyncio.CancelledError:
+            if not caller.must_end:
+                raise
+            reader.uncancel()
+            return
+        finally:
+            is_reading = False
+        if raw is END_OF_STREAM:
+            return
+        yield raw
 
 
 def _answer(pending: _Pending) -> bytes:

@@ -7,6 +7,7 @@ import asyncio
 from broker.config import check_name
 from broker.errors import InvalidRequest
 from broker.model import count_entries
+from broker.rpc.caller import may_see
 from broker.rpc.entries import api_type
 from broker.rpc.paging import check_page_size, decode_token, encode_token
 from broker.subscriptions.subscription import Subscription
@@ -30,7 +31,8 @@ async def get_stats(broker: Broker, request: admin_pb2.GetStatsRequest) -> admin
         check_name("topic", name, f"topics[{index}]")
     page_size = check_page_size(request.page_size) if request.page_size else _TOPICS_MAX
     after = decode_token(request.page_token)
-    names = [name for name in sorted(set(request.topics) or broker.registry.by_name) if name > after]
+    asked = set(request.topics) or filter(may_see, broker.registry.by_name)
+    names = [name for name in sorted(asked) if name > after]
     response = admin_pb2.GetStatsResponse()
     loop = asyncio.get_running_loop()
     patient_until = loop.time() + _EXACT_SECONDS

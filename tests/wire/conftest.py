@@ -244,6 +244,11 @@ class Wire:
         self.streams.append(Stream(self.consumer.Subscribe()))
         return self.streams[-1]
 
+    def stream_as(self, metadata: Any) -> Stream:
+        """A Subscribe stream that shows something."""
+        self.streams.append(Stream(self.consumer.Subscribe(metadata=metadata)))
+        return self.streams[-1]
+
     async def subscribe(
         self, topic: str, subscription: str = "s", permits: int = 1000, **fields: Any
     ) -> Stream:

@@ -175,6 +175,9 @@ def test_no_counter_is_forgotten() -> None:
         "recovery_seconds",
         "refusals",
         "index_operations",
+        "auth_failures",
+        "security_reloads",
+        "tls_expires_at_seconds",
     } == names(BrokerCounters)
 
 

@@ -124,6 +124,10 @@ def describe(error: postdate.PostdateError) -> str:
     text = " ".join(error.message.split())
     if isinstance(error, postdate.Unavailable) and not error.reason:
         text = f"the broker cannot be reached: {text}"
+        if "Socket closed" in text:  # how a port refuses who does not speak TLS, or has no certificate
+            text += "; perhaps it wants TLS (--tls-ca) or a client certificate (--tls-cert, --tls-key)"
+    if error.reason == "CREDENTIALS_MISSING":
+        text += "; give --token-file, or --tls-cert and --tls-key"
     facts = [fact for fact in (error.field, error.reason) if fact]
     return f"{text} ({', '.join(facts)})" if facts else text
 

@@ -1,0 +1,277 @@
+"""Access control: who calls, and whether they may.
+
+The interceptor finds out who calls before any service sees the call, and asks for what a method needs whatever is in
+its requests. What hangs on a request is asked by whoever decodes it, through `Caller`: `calls.unary`, the producer
+service for each batch, and the consumer service for the first frame of a stream. A method without a rule is denied;
+a unary answer for which nobody asked is a bug and is not given.
+
+A stream ends when what it showed has expired or was withdrawn, or when it may not do any more what it was allowed:
+`AccessControl.recheck` looks at all of them every few seconds.
+
+Without an access file there is no interceptor and no `Caller`, and nothing is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import stat
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from broker.config import BrokerConfig
+from broker.errors import PermissionDenied, PostdateError, Unauthenticated
+from broker.observe.logs import get_logger
+from broker.rpc.access_grants import Grants, parse_grants
+from broker.rpc.access_identity import (
+    Authenticator,
+    JwtRules,
+    Shown,
+    parse_algorithms,
+    parse_jwt_keys,
+    parse_tokens,
+)
+from broker.rpc.access_rules import RULES, Ask, Rule
+from broker.rpc.caller import CALLER, Caller
+from broker.rpc.calls import refuse
+from broker.rpc.status import Context
+from broker.rpc.watched_file import Watched, read_text
+from broker.settings import ConfigError
+from broker.topics.broker import Broker
+
+log = get_logger(__name__)
+
+_END_SECONDS = 5.0
+"""How long a stream that must end may take to answer what it has begun."""
+_CHECKED_AT_ONCE = 200
+_LOGGED_MAX = 10
+_LOGGED_MS = 10_000
+_REASONS = {
+    "CREDENTIALS_MISSING": "missing",
+    "CREDENTIALS_INVALID": "invalid",
+    "CREDENTIALS_EXPIRED": "expired",
+    "PERMISSION_DENIED": "denied",
+}
+
+Behavior = Callable[[Any, Context], Any]
+
+
+class AccessControl:
+    """The files in force, and the streams that were let in by them."""
+
+    def __init__(self, config: BrokerConfig, broker: Broker) -> None:
+        """Raises ConfigError where a file cannot be used."""
+        counters = broker.counters
+        self.broker = broker
+        self._uses_certificates = bool(config.tls_client_ca_file)
+        self._grants: Watched[Grants] = Watched(
+            "access", [config.access_file], lambda: _read_grants(config), counters
+        )
+        self._authenticator: Watched[Authenticator] = Watched(
+            "credentials",
+            [config.tokens_file, config.jwt_keys_file],
+            lambda: _read_authenticator(config),
+            counters,
+        )
+        self._live: set[Caller] = set()
+        self._logged = 0
+        self._logged_since_ms = 0
+
+    @property
+    def watched(self) -> Sequence[Watched[Any]]:
+        """What must be refreshed now and then."""
+        return self._grants, self._authenticator
+
+    def allow(self, principal: str, ask: Ask) -> bool:
+        return self._grants.value.allow(principal, ask)
+
+    def admit(self, rule: Rule | None, context: Context, *, is_stream: bool) -> Caller:
+        """Who makes this call, once that is known and the method is open to them. Raises what they are told."""
+        shown = self._shown(context)
+        peer = context.peer()
+        try:
+            identity = self._authenticator.value.identify(shown, self.broker.clock.now_ms())
+        except Unauthenticated as error:
+            self._note(error, "", peer)
+            raise
+        if rule is None:
+            raise PermissionDenied("This method is open to nobody")
+        caller = Caller(self, identity.principal, rule, peer, shown, is_stream=is_stream)
+        caller.check_always()
+        return caller
+
+    def enter(self, caller: Caller) -> None:
+        """A stream begins."""
+        self._live.add(caller)
+
+    def leave(self, caller: Caller) -> None:
+        """A stream has ended."""
+        self._live.discard(caller)
+
+    async def recheck(self) -> None:
+        """End the streams of those who would not be let in any more."""
+        for number, caller in enumerate(tuple(self._live), 1):
+            try:
+                self._recheck(caller)
+            except PostdateError as error:
+                caller.end(error)
+            if number % _CHECKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def note_denied(self, caller: Caller, error: PermissionDenied) -> None:
+        self._note(error, caller.principal, caller.peer)
+
+    def _recheck(self, caller: Caller) -> None:
+        try:
+            identity = self._authenticator.value.identify(caller.shown, self.broker.clock.now_ms())
+            if identity.principal != caller.principal:
+                raise Unauthenticated("The token is somebody else's now", reason="CREDENTIALS_INVALID")
+        except Unauthenticated as error:
+            self._note(error, caller.principal, caller.peer)
+            raise
+        caller.check_held()
+
+    def _shown(self, context: Context) -> Shown:
+        metadata: Any = context.invocation_metadata() or ()
+        authorizations = tuple(value for key, value in metadata if key == "authorization")
+        certificate: bytes | None = None
+        if self._uses_certificates and not authorizations:
+            certificate = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+        return Shown(authorizations, certificate)
+
+    def _note(self, error: PostdateError, principal: str, peer: str) -> None:
+        """Count it, and log it unless there is a flood. What was shown is not logged."""
+        reason = _REASONS[error.reason]
+        self.broker.counters.auth_failures[reason] += 1
+        now_ms = self.broker.clock.monotonic_ns() // 1_000_000
+        if now_ms - self._logged_since_ms >= _LOGGED_MS:
+            if self._logged > _LOGGED_MAX:
+                log.warning("More callers were turned away than are logged", count=self._logged - _LOGGED_MAX)
+            self._logged, self._logged_since_ms = 0, now_ms
+        self._logged += 1
+        if self._logged <= _LOGGED_MAX:
+            log.warning(
+                "A caller was turned away", reason=reason, why=error.message, principal=principal, peer=peer
+            )
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Stands before every method of every service, health and reflection included."""
+
+    def __init__(self, control: AccessControl) -> None:
+        self._control = control
+        self._guarded: dict[str, Any] = {}
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        method = details.method
+        if (guarded := self._guarded.get(method)) is None:
+            handler = await continuation(details)
+            if handler is None:  # no such method: gRPC says so, and there is nothing to guard
+                return None
+            guarded = self._guarded[method] = self._guard(method, handler)
+        return guarded
+
+    def _guard(self, method: str, handler: Any) -> Any:
+        rule = RULES.get(method)
+        if rule is None:
+            log.error("A method has no access rule, and is denied to all", method=method)
+        elif rule.is_public:
+            return handler
+        how = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(self._guard_unary(rule, handler.unary_unary), **how)
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(self._guard_stream(rule, handler.unary_stream), **how)
+        assert handler.stream_stream is not None, f"{method} is of a kind that no service here has"
+        return grpc.stream_stream_rpc_method_handler(self._guard_stream(rule, handler.stream_stream), **how)
+
+    def _guard_unary(self, rule: Rule | None, behavior: Behavior) -> Behavior:
+        control = self._control
+
+        async def guarded(request: Any, context: Context) -> Any:
+            try:
+                caller = control.admit(rule, context, is_stream=False)
+            except PostdateError as error:
+                await refuse(control.broker, context, error)
+                raise
+            CALLER.set(caller)  # the call is a task of its own
+            response = await behavior(request, context)
+            if not caller.is_checked:
+                await refuse(control.broker, context, AssertionError("nobody asked for a right"))
+            return response
+
+        return guarded
+
+    def _guard_stream(self, rule: Rule | None, behavior: Behavior) -> Behavior:
+        control = self._control
+
+        async def guarded(request: Any, context: Context) -> None:
+            try:
+                caller = control.admit(rule, context, is_stream=True)
+            except PostdateError as error:
+                await refuse(control.broker, context, error)
+                raise
+            CALLER.set(caller)
+            assert caller.ended is not None
+            control.enter(caller)
+            work = asyncio.ensure_future(_run(behavior, request, context))
+            try:
+                await asyncio.wait((work, caller.ended), return_when=asyncio.FIRST_COMPLETED)
+                if not work.done() and caller.when_ended is not None:
+                    await asyncio.wait({work}, timeout=_END_SECONDS)
+            finally:
+                control.leave(caller)
+                if not work.done():
+                    work.cancel()
+                    await asyncio.wait({work})
+            if not caller.must_end:
+                await work
+                return
+            if not work.cancelled():
+                work.exception()  # the stream is over: what became of it is not told any more
+            await refuse(control.broker, context, caller.ended.result())
+
+        return guarded
+
+
+async def _run(behavior: Behavior, request: Any, context: Context) -> None:
+    if not inspect.isasyncgenfunction(behavior):
+        await behavior(request, context)
+        return
+    async for response in behavior(request, context):
+        await context.write(response)
+
+
+def _read_grants(config: BrokerConfig) -> Grants:
+    grants: Grants = _parsed("access_file", config.access_file, parse_grants)
+    return grants
+
+
+def _read_authenticator(config: BrokerConfig) -> Authenticator:
+    tokens = _parsed("tokens_file", config.tokens_file, parse_tokens) if config.tokens_file else ()
+    if config.tokens_file and os.stat(config.tokens_file).st_mode & stat.S_IROTH:
+        log.warning("Every user of this machine can read the hashes of the tokens", path=config.tokens_file)
+    if not config.jwt_keys_file:
+        return Authenticator(tokens)
+    rules = JwtRules(
+        _parsed("jwt_keys_file", config.jwt_keys_file, parse_jwt_keys),
+        parse_algorithms(config.jwt_algorithms),
+        config.jwt_issuer,
+        config.jwt_audience,
+        config.jwt_leeway_ms,
+    )
+    return Authenticator(tokens, rules)
+
+
+def _parsed(setting: str, path: str, parse: Callable[[str], Any]) -> Any:
+    text = read_text(setting, path)
+    try:
+        return parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {path} cannot be used: {error}") from error

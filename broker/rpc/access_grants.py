@@ -1,0 +1,129 @@
+"""Who may do what: the access file, as an object that answers.
+
+    [[grant]]
+    principals = ["token:billing", "cert:spiffe://example.org/shop/*"]
+    topics = ["orders", "orders-*"]
+    rights = ["consume"]
+    subscriptions = ["billing"]      # optional: only these subscriptions of the topics
+
+In patterns `*` stands for any characters, and nothing else is special. What no grant allows is denied.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from broker.rpc.access_rules import Ask, Right, Topics
+from broker.settings import ConfigError
+
+_FIELDS = {"principals", "topics", "rights", "subscriptions"}
+_KINDS = ("token:", "jwt:", "cert:")
+_RIGHTS = {each.value: each for each in Right}
+_CACHED_PRINCIPALS = 10_000
+_NAME_CHARACTERS_MAX = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One `[[grant]]`."""
+
+    principals: re.Pattern[str]
+    topics: re.Pattern[str]
+    is_for_all_topics: bool
+    rights: frozenset[Right]
+    subscriptions: re.Pattern[str] | None
+
+    def allows(self, ask: Ask) -> bool:
+        """Whether this grant is enough for it, its principal aside."""
+        if self.rights.isdisjoint(ask.rights):
+            return False
+        if ask.topic is Topics.ANY:
+            return True
+        if ask.topic is Topics.ALL:
+            return self.is_for_all_topics and self.subscriptions is None
+        assert isinstance(ask.topic, str)
+        if not self.is_for_all_topics and not _matches(self.topics, ask.topic):
+            return False
+        if self.subscriptions is None or ask.subscription is None:
+            return True
+        return _matches(self.subscriptions, ask.subscription)
+
+
+class Grants:
+    """All grants of one reading of the file; immutable."""
+
+    def __init__(self, grants: tuple[Grant, ...]) -> None:
+        self._grants = grants
+        self._of = lru_cache(_CACHED_PRINCIPALS)(self._find)
+
+    def allow(self, principal: str, ask: Ask) -> bool:
+        return any(grant.allows(ask) for grant in self._of(principal))
+
+    def _find(self, principal: str) -> tuple[Grant, ...]:
+        return tuple(grant for grant in self._grants if grant.principals.fullmatch(principal))
+
+
+def parse_grants(text: str) -> Grants:
+    """Raises ConfigError that says which grant is wrong, and how."""
+    return Grants(
+        tuple(
+            _grant(f"grant {number}", fields) for number, fields in enumerate(read_tables(text, "grant"), 1)
+        )
+    )
+
+
+def read_tables(text: str, name: str) -> list[dict[str, Any]]:
+    """The `[[name]]` tables of a TOML file that has nothing else; ConfigError."""
+    try:
+        tables = tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"it is not TOML: {error}") from error
+    if unknown := sorted(tables.keys() - {name}):
+        raise ConfigError(f"it has {unknown[0]!r}, where only [[{name}]] is known")
+    found = tables.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise ConfigError(f"{name} must be written [[{name}]]")
+    return found
+
+
+def _grant(where: str, fields: dict[str, Any]) -> Grant:
+    if unknown := sorted(fields.keys() - _FIELDS):
+        raise ConfigError(f"{where} has {unknown[0]!r}, which is not known")
+    principals, topics, rights = (_texts(where, fields, name) for name in ("principals", "topics", "rights"))
+    subscriptions = _texts(where, fields, "subscriptions") if "subscriptions" in fields else None
+    for principal in principals:
+        if not principal.startswith(_KINDS) and principal != "*":
+            raise ConfigError(
+                f"{where} names principal {principal!r}: one begins with {', '.join(_KINDS)}, or is * for everybody "
+                "who is known"
+            )
+    for right in rights:
+        if right not in _RIGHTS:
+            raise ConfigError(f"{where} gives the right {right!r}; there are {', '.join(_RIGHTS)}")
+    return Grant(
+        _pattern(principals),
+        _pattern(topics),
+        "*" in topics,
+        frozenset(_RIGHTS[right] for right in rights),
+        _pattern(subscriptions) if subscriptions is not None else None,
+    )
+
+
+def _texts(where: str, fields: dict[str, Any], name: str) -> list[str]:
+    found = fields.get(name)
+    if not isinstance(found, list) or not found or not all(isinstance(each, str) and each for each in found):
+        raise ConfigError(f'{where} needs {name}, a list of texts such as {name} = ["*"]')
+    return found
+
+
+def _matches(pattern: re.Pattern[str], name: str) -> bool:
+    # Names are asked about before they are checked, and a pattern with many * takes long on a huge one.
+    return len(name) <= _NAME_CHARACTERS_MAX and pattern.fullmatch(name) is not None
+
+
+def _pattern(globs: list[str]) -> re.Pattern[str]:
+    return re.compile("|".join(".*".join(map(re.escape, glob.split("*"))) for glob in globs), re.DOTALL)

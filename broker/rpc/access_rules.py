@@ -1,0 +1,160 @@
+"""Which call needs which right, on what: one table for every method of every service.
+
+Nothing is allowed that is not in the table. Where the need hangs on what a request names, `Rule.of` finds it in the
+request once that is parsed; a stream is asked about its first frame, and a produce stream about each of its requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from broker.topics.broker import Broker
+
+
+class Right(Enum):
+    """What somebody may do with a topic."""
+
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    SCHEDULE = "schedule"
+    MANAGE = "manage"
+    COMPACT = "compact"
+
+
+class Topics(Enum):
+    """Instead of one topic."""
+
+    ANY = "any topic"  # whichever: the answer is about the broker, or shows only what the caller may see
+    ALL = "all topics, as a grant on * would allow"  # the pattern must be *
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One thing that a caller must be allowed: one of these rights, on a topic, or on one subscription of it."""
+
+    rights: frozenset[Right]
+    topic: str | Topics
+    subscription: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one method asks for: `always`, before it begins, and what its requests need, by `of`."""
+
+    always: tuple[Ask, ...] = ()
+    of: Callable[[Any, Broker], Iterable[Ask]] | None = None
+    is_public: bool = False
+
+
+def _any(*rights: Right) -> frozenset[Right]:
+    return frozenset(rights)
+
+
+EVERY_RIGHT = frozenset(Right)
+"""Whoever has one of them on a topic may see that it is there."""
+
+
+def _topic(*rights: Right, field: str = "topic") -> Rule:
+    needed = frozenset(rights)
+    return Rule(of=lambda request, _: (Ask(needed, getattr(request, field)),))
+
+
+def _subscription(*rights: Right, field: str = "subscription") -> Rule:
+    needed = frozenset(rights)
+    return Rule(of=lambda request, _: (Ask(needed, request.topic, getattr(request, field)),))
+
+
+def _settings_of_subscription(request: Any, _: Broker) -> Iterable[Ask]:
+    yield Ask(_any(Right.MANAGE), request.topic, request.name)
+    if request.policy.dead_letter_topic:  # or the right on one topic would be a way to write into every other
+        yield Ask(_any(Right.MANAGE), request.policy.dead_letter_topic)
+
+
+def _topics(*rights: Right) -> Rule:
+    needed = frozenset(rights)
+
+    def asks(request: Any, _: Broker) -> Iterable[Ask]:
+        return [Ask(needed, topic) for topic in request.topics] or [Ask(needed, Topics.ANY)]
+
+    return Rule(of=asks)
+
+
+def _of_compaction(request: Any, broker: Broker) -> Iterable[Ask]:
+    # An id that is not known any more may be a repeat of what was done; ids are random, so nothing is told by it.
+    held = (each.topic for each in broker.compactions.leases() if each.compaction_id == request.compaction_id)
+    return (Ask(_any(Right.COMPACT), next(held, Topics.ANY)),)
+
+
+def _always(*rights: Right, topic: Topics) -> Rule:
+    return Rule(always=(Ask(frozenset(rights), topic),))
+
+
+_PRODUCE, _CONSUME, _SCHEDULE = Right.PRODUCE, Right.CONSUME, Right.SCHEDULE
+_MANAGE, _COMPACT = Right.MANAGE, Right.COMPACT
+_SOMEBODY = _always(*EVERY_RIGHT, topic=Topics.ANY)
+
+_SERVICES: Mapping[str, Mapping[str, Rule]] = {
+    "postdate.v1.ProducerService": {
+        "Produce": _topic(_PRODUCE),
+        "ProduceStream": _topic(_PRODUCE),
+    },
+    "postdate.v1.ConsumerService": {
+        "Subscribe": _subscription(_CONSUME),
+        "Receive": _subscription(_CONSUME),
+        "Acknowledge": _subscription(_CONSUME),
+        "Nack": _subscription(_CONSUME),
+        "ExtendLease": _subscription(_CONSUME),
+    },
+    "postdate.v1.ScheduleService": {
+        "GetScheduled": _topic(_SCHEDULE),
+        "ListScheduled": _topic(_SCHEDULE),
+        "CountScheduled": _topics(_SCHEDULE),
+        "CancelScheduled": _topic(_SCHEDULE),
+        "Reschedule": _topic(_SCHEDULE),
+    },
+    "postdate.v1.AdminService": {
+        "CreateTopic": _topic(_MANAGE, field="name"),
+        "GetTopic": _topic(*EVERY_RIGHT, field="name"),
+        "UpdateTopic": _topic(_MANAGE, field="name"),
+        "DeleteTopic": _topic(_MANAGE, field="name"),
+        "ListTopics": _SOMEBODY,
+        "CreateSubscription": Rule(of=_settings_of_subscription),
+        "GetSubscription": _subscription(_CONSUME, _MANAGE, field="name"),
+        "UpdateSubscription": Rule(of=_settings_of_subscription),
+        "DeleteSubscription": _subscription(_MANAGE, field="name"),
+        "ListSubscriptions": _topic(_CONSUME, _MANAGE),
+        "Seek": _subscription(_MANAGE),
+        "SkipAll": _subscription(_MANAGE),
+        "Pause": _subscription(_MANAGE),
+        "Resume": _subscription(_MANAGE),
+        "ListDeadLetters": _subscription(_CONSUME, _MANAGE),
+        "RequeueDeadLetters": _subscription(_MANAGE),
+        "PurgeDeadLetters": _subscription(_MANAGE),
+        "GetStats": _topics(*EVERY_RIGHT),
+        "VerifyTopic": _topic(_MANAGE, field="name"),
+        "GetServerInfo": _SOMEBODY,
+        "CreateBackup": _always(_MANAGE, topic=Topics.ALL),
+        "ListBackups": _always(_MANAGE, topic=Topics.ALL),
+        "DeleteBackup": _always(_MANAGE, topic=Topics.ALL),
+    },
+    "postdate.v1.CompactionService": {
+        "BeginCompaction": _topic(_COMPACT),
+        "CommitCompaction": Rule(of=_of_compaction),
+        "AbortCompaction": Rule(of=_of_compaction),
+        "ListCompactions": _always(_COMPACT, topic=Topics.ANY),
+    },
+    "grpc.health.v1.Health": {
+        "Check": Rule(is_public=True),  # probes have no credentials, and it says no more than SERVING
+        "Watch": _SOMEBODY,
+        "List": _SOMEBODY,
+    },
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _SOMEBODY},
+}
+
+RULES: Mapping[str, Rule] = {
+    f"/{service}/{method}": rule for service, methods in _SERVICES.items() for method, rule in methods.items()
+}
+"""By the path of the method, as gRPC has it."""

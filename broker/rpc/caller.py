@@ -1,0 +1,121 @@
+"""Who makes the call that is being served, for whoever decodes what it asks for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from broker.errors import PermissionDenied, PostdateError
+from broker.rpc.access_identity import Shown
+from broker.rpc.access_rules import EVERY_RIGHT, Ask, Right, Rule, Topics
+from broker.topics.broker import Broker
+
+
+class Judge(Protocol):
+    """What a caller asks: `AccessControl`."""
+
+    @property
+    def broker(self) -> Broker: ...
+
+    def allow(self, principal: str, ask: Ask) -> bool:
+        """Whether a grant that is in force now is enough."""
+
+    def note_denied(self, caller: Caller, error: PermissionDenied) -> None:
+        """Count and log it."""
+
+
+class Caller:
+    """Who made one call, and what it may do."""
+
+    def __init__(
+        self, judge: Judge, principal: str, rule: Rule, peer: str, shown: Shown, *, is_stream: bool
+    ) -> None:
+        self.principal = principal
+        self.peer = peer
+        self.shown = shown
+        self.is_checked = rule.of is None
+        """Whether somebody has asked for what the requests need."""
+        self.ended: asyncio.Future[PostdateError] | None = (
+            asyncio.get_running_loop().create_future() if is_stream else None
+        )
+        """Of a stream: done once it must end, with what is to be said."""
+        self.when_ended: Callable[[], None] | None = None
+        """Set by a stream that answers what it has begun, and then ends by itself."""
+        self._judge = judge
+        self._rule = rule
+        self._held: list[Ask] = list(rule.always)
+
+    @property
+    def must_end(self) -> bool:
+        return self.ended is not None and self.ended.done()
+
+    def check_always(self) -> None:
+        """Ask for what the method needs whatever is in its requests. Raises PermissionDenied."""
+        for ask in self._rule.always:
+            self._require(ask)
+
+    def check(self, request: Any, *, keep: bool = True) -> None:
+        """Ask for what a request needs: PermissionDenied. With `keep`, a stream ends when that is withdrawn."""
+        self.is_checked = True
+        for ask in self._rule.of(request, self._judge.broker) if self._rule.of is not None else ():
+            self._require(ask)
+            if keep and self.ended is not None:
+                self._held.append(ask)
+
+    def check_held(self) -> None:
+        """Ask again for all that the stream was allowed."""
+        for ask in self._held:
+            self._require(ask)
+
+    def may(self, rights: frozenset[Right], topic: str) -> bool:
+        return self._judge.allow(self.principal, Ask(rights, topic))
+
+    def end(self, error: PostdateError) -> None:
+        """End the stream, once."""
+        assert self.ended is not None
+        if not self.ended.done():
+            self.ended.set_result(error)
+            if self.when_ended is not None:
+                self.when_ended()
+
+    def _require(self, ask: Ask) -> None:
+        if self._judge.allow(self.principal, ask):
+            return
+        rights = (
+            "see" if ask.rights == EVERY_RIGHT else " or ".join(sorted(each.value for each in ask.rights))
+        )
+        what = ask.topic.value if isinstance(ask.topic, Topics) else f"topic {_cut(ask.topic)}"
+        if ask.subscription is not None:
+            what = f"subscription {_cut(ask.subscription)} of {what}"
+        if not isinstance(ask.topic, Topics):
+            what += ", whether or not it exists"
+        error = PermissionDenied(
+            f"{self.principal} may not {rights} {what}",
+            principal=self.principal,
+            right=rights,
+        )
+        self._judge.note_denied(self, error)
+        raise error
+
+
+def _cut(name: str) -> str:
+    """A name as it may be shown: it was not checked yet, and may be of any length."""
+    return ascii(name if len(name) <= 64 else name[:64] + "...")
+
+
+CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+"""None where there is no access control, and for methods that are open to all."""
+
+
+def check_request(request: Any) -> None:
+    """Whether the caller may ask for this: PermissionDenied otherwise."""
+    if (caller := CALLER.get()) is not None:
+        caller.check(request)
+
+
+def may_see(topic: str, rights: frozenset[Right] = EVERY_RIGHT) -> bool:
+    """Whether a list may show this topic to the caller."""
+    caller = CALLER.get()
+    return caller is None or caller.may(rights, topic)

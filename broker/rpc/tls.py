@@ -1,0 +1,109 @@
+"""The broker's certificate, and whom it trusts to vouch for clients: checked when read, served anew when changed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from broker.config import BrokerConfig
+from broker.observe.metrics import BrokerCounters
+from broker.rpc.watched_file import Watched
+from broker.settings import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class _Certificates:
+    """One reading of the files, checked to fit together."""
+
+    expires_at_seconds: int
+    configuration: Any  # what gRPC takes
+
+
+class ServerCertificates:
+    """What the port proves itself with. gRPC asks at each handshake, from a thread of its own."""
+
+    def __init__(self, config: BrokerConfig, counters: BrokerCounters) -> None:
+        """Raises ConfigError where the files cannot be used."""
+        self._config = config
+        self._counters = counters
+        paths = [config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file]
+        self.watched: Watched[_Certificates] = Watched("tls", paths, self._read, counters)
+        self._served = self.watched.value
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For one port. TLS 1.2 and 1.3, which is gRPC's own choice."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._served.configuration,
+            self._next,
+            require_client_authentication=bool(self._config.tls_client_ca_file),
+        )
+
+    def _next(self) -> Any:
+        """What to serve from now on; None: what is served already."""
+        found = self.watched.value
+        if found is self._served:
+            return None
+        self._served = found
+        return found.configuration
+
+    def _read(self) -> _Certificates:
+        config = self._config
+        chain, key = _read("tls_cert_file", config.tls_cert_file), _read_key(config.tls_key_file)
+        certificate = _certificates("tls_cert_file", config.tls_cert_file, chain)[0]
+        _check_pair(config, certificate, key)
+        authorities: bytes | None = None
+        if config.tls_client_ca_file:
+            authorities = _read("tls_client_ca_file", config.tls_client_ca_file)
+            _certificates("tls_client_ca_file", config.tls_client_ca_file, authorities)
+        self._counters.tls_expires_at_seconds = int(certificate.not_valid_after_utc.timestamp())
+        return _Certificates(
+            self._counters.tls_expires_at_seconds,
+            grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authorities),
+        )
+
+
+def _check_pair(config: BrokerConfig, certificate: x509.Certificate, key: bytes) -> None:
+    try:
+        public = load_pem_private_key(key, password=None).public_key()
+    except (ValueError, TypeError) as error:  # TypeError: it is encrypted
+        raise ConfigError(
+            f"tls_key_file: {config.tls_key_file} is no private key without a password"
+        ) from error
+    form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if public.public_bytes(*form) != certificate.public_key().public_bytes(*form):
+        raise ConfigError(f"tls_key_file: {config.tls_key_file} is not the key of {config.tls_cert_file}")
+    now = datetime.now(UTC)
+    if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:
+        raise ConfigError(
+            f"tls_cert_file: {config.tls_cert_file} is valid from {certificate.not_valid_before_utc} to "
+            f"{certificate.not_valid_after_utc}, and not now"
+        )
+
+
+def _certificates(setting: str, path: str, pem: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise ConfigError(f"{setting}: {path} holds no certificate in PEM") from error
+
+
+def _read_key(path: str) -> bytes:
+    pem = _read("tls_key_file", path)
+    if os.stat(path).st_mode & stat.S_IROTH:
+        raise ConfigError(f"tls_key_file: every user can read {path}: take that right away with chmod o-r")
+    return pem
+
+
+def _read(setting: str, path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise ConfigError(f"{setting}: {path} cannot be read: {error.strerror}") from error
