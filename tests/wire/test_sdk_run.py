@@ -294,6 +294,16 @@ async def test_what_ends_the_subscription_is_raised(client: postdate.Client):
             await within(running)
 
 
+async def test_plain_handler_is_no_success(client: postdate.Client, caplog):
+    await send(client, [b"x"])
+
+    def handle(message: postdate.Message) -> None: ...
+
+    async with client.subscribe("t", "s", initial_position=EARLIEST, limit=1) as subscription:
+        await within(subscription.run(handle))  # type: ignore[arg-type]
+    assert "make it `async def`" in caplog.text
+
+
 async def test_senseless_limits_are_refused(client: postdate.Client):
     async def handle(message: postdate.Message) -> None: ...
 

@@ -148,6 +148,29 @@ def test_run_calls_handlers_in_threads(client, topic):
         assert [message.payload for message in subscription] == [b"7"]
 
 
+def test_async_handler_is_no_success(client, topic, caplog):
+    send(client, topic, 1)
+
+    async def handle(message: postdate.sync.Message) -> None: ...
+
+    with client.subscribe(topic, "s", initial_position=EARLIEST, limit=1) as subscription:
+        subscription.run(handle)
+    assert "postdate.sync takes plain ones" in caplog.text
+    with client.subscribe(topic, "s", limit=1) as subscription:
+        assert [message.attempt for message in subscription] == [2]
+
+
+def test_use_before_the_block_is_an_error(client, topic):
+    for use in (
+        lambda: next(client.subscribe(topic, "s")),
+        lambda: client.subscribe(topic, "s").receive_many(),
+        lambda: client.producer(topic).send(b"x"),
+        lambda: postdate.sync.connect().server_info(),
+    ):
+        with pytest.raises(RuntimeError, match="is used before `with"):
+            use()
+
+
 def test_closing_from_another_thread_ends_the_iteration(client, topic):
     send(client, topic, 1)
     subscription = client.subscribe(topic, "s", initial_position=EARLIEST)

@@ -421,6 +421,10 @@ class Subscription:
             self._stop()
 
     async def _wait_change(self) -> None:
+        if self._link is None:
+            raise RuntimeError(
+                "the subscription is used before `with client.subscribe(...) as subscription:`"
+            )
         self._changed.clear()
         await self._changed.wait()
 
