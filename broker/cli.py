@@ -36,7 +36,8 @@ def main() -> None:
 
 def _with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     for setting in reversed(SETTINGS):
-        text = f"{setting.spec.help} [{setting.variable}; default {setting.default}]"
+        default = setting.default if setting.default != "" else "not set"
+        text = f"{setting.spec.help} [{setting.variable}; default {default}]"
         command = click.option(setting.flag, setting.name, help=text, metavar=setting.spec.kind.value)(
             command
         )
@@ -65,10 +66,11 @@ def _run(config: BrokerConfig) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import uvloop  # noqa: PLC0415 - only a serving broker needs it, and gRPC's server beside it
 
+    from broker.runtime.notify import ServiceNotifier  # noqa: PLC0415
     from broker.server import Server  # noqa: PLC0415
 
     async def serve_until_stopped() -> int:
-        return await Server(config).run()
+        return await Server(config, notifier=ServiceNotifier(os.environ)).run()
 
     # Before any thread begins, for all of them: a file or network thread that wakes must not push the event loop off
     # its core, which costs two context switches for each read, write and sync. On a free core nothing changes.
@@ -192,7 +194,7 @@ def _with_connection(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(**given: Any) -> Any:
         from postdate.commands.settings import CommandFailed, Settings  # noqa: PLC0415 - brings gRPC
 
-        connection = Settings(**{name: given.pop(name) for name in _CONNECTION})
+        connection = Settings(**{name: given.pop(name) for name in _CONNECTION}, uses_contexts=False)
         try:
             return command(connection=connection, **given)
         except CommandFailed as error:
@@ -218,6 +220,8 @@ def _with_connection(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--offline", metavar="FOLDER", help="A stopped broker's data directory, instead of a broker.")
 @click.option("--data-dir", metavar="DIR", help="Where the broker's data directory is seen from here.")
 @click.option("--apply", is_flag=True, help="Do what is planned. Without it, nothing is changed.")
+@click.option("--engine", type=click.Choice(["spark", "inline"]), default="spark", show_default=True)
+@click.option("--master", help="Of Spark, such as spark://host:7077.", default="local[*]", show_default=True)
 @click.option("--topic", "topics", multiple=True, help="Only this topic; can be given several times.")
 @click.option(
     "--live-ratio",

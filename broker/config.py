@@ -16,6 +16,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from dataclasses import field as field_with
 from typing import Annotated, cast, get_type_hints
 
 from broker.errors import InvalidRequest
@@ -39,6 +40,7 @@ from broker.settings import (
     duration,
     factor,
     parse_setting,
+    secret,
     show,
     size,
     split_address,
@@ -49,6 +51,7 @@ from broker.settings import (
 CLIENT_VARIABLES = frozenset(
     {
         "POSTDATE_ADDRESS",
+        "POSTDATE_CONTEXT",
         "POSTDATE_OUTPUT",
         "POSTDATE_TLS",
         "POSTDATE_TLS_CA",
@@ -86,8 +89,18 @@ class BrokerConfig:
         str, address("Where producers, consumers and admin calls arrive. Port 0 picks one.")
     ] = "127.0.0.1:7650"
     http_address: Annotated[
-        str, address("Where /metrics, /livez and /readyz are served. Port 0 picks one.")
+        str, address("Where the pages, /metrics, /livez and /readyz are served. Port 0 picks one.")
     ] = "127.0.0.1:7680"
+    http_hosts: Annotated[
+        str,
+        text(
+            "Host names the pages answer to besides loopback and the address they listen on, with commas between them.",
+        ),
+    ] = ""
+    admin_token: Annotated[
+        str, secret(16, "Lets whoever logs in with it change things on the pages; without it they only show.")
+    ] = field_with(default="", repr=False)
+    audit_report_dir: Annotated[str, text("Folder of the audit's report, which the pages show.")] = ""
     reflection: Annotated[
         str, choice("gRPC reflection; auto: on if grpc_address is loopback.", "auto", "on", "off")
     ] = "auto"

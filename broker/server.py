@@ -16,8 +16,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from broker.config import BrokerConfig, is_loopback
+from broker.delayed.due_within import due_within
 from broker.errors import Fenced
 from broker.model import count_entries
+from broker.observe.horizons import HORIZONS
 from broker.observe.lateness import LoopLagProbe
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCollector, BrokerSnapshot, SubscriptionSnapshot, TopicSnapshot
@@ -25,6 +27,7 @@ from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessControl, AccessInterceptor
 from broker.rpc.tls import ServerCertificates
 from broker.runtime.clock import Clock, SystemClock
+from broker.runtime.notify import ServiceNotifier
 from broker.runtime.vfs import LocalVfs, Vfs
 from broker.settings import split_address
 from broker.topics.broker import Broker
@@ -67,8 +70,16 @@ def broker_version() -> str:
 class Server:
     """One broker on the network."""
 
-    def __init__(self, config: BrokerConfig, *, vfs: Vfs | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        notifier: ServiceNotifier | None = None,
+        vfs: Vfs | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.config = config
+        self._notifier = notifier or ServiceNotifier({})
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self._clock = clock or SystemClock()
@@ -97,7 +108,12 @@ class Server:
         self._access = AccessControl(config, self.broker) if config.access_file else None
         self._grpc = self._build_grpc()
         collector = BrokerCollector(self._snapshot, version=self._version)
-        self._http = HttpServer(config.http_address, collector.render, lambda: self.broker.not_ready_because)
+        self._http = HttpServer(
+            config.http_address,
+            collector.render,
+            lambda: self.broker.not_ready_because,
+            pages=(self.broker, self._version),
+        )
         self.grpc_address = ""
         self.http_address = ""
 
@@ -114,12 +130,13 @@ class Server:
     async def start(self) -> None:
         """Recover, then open the ports. Raises Fenced, Corrupt, ConfigError or OSError if that cannot be."""
         sys.setswitchinterval(_THREAD_SWITCH_SECONDS)
+        self._notifier.tell("STATUS=Recovering")
         self.broker.open()
         await self._bind_grpc()
         self._http.listen()
         self.http_address = self._http.address
         self.broker.start()
-        probe = LoopLagProbe(self._clock, self.broker.counters.loop_lag)
+        probe = LoopLagProbe(self._clock, self.broker.counters.loop_lag, stepped=self._note_clock_step)
         self.broker.supervisor.spawn("loop lag", probe.run())
         if self._access is not None or self._tls is not None:
             self.broker.supervisor.spawn("security files", self._watch_security())
@@ -127,10 +144,17 @@ class Server:
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         log.info("Serving", version=self._version, grpc=self.grpc_address, http=self.http_address)
         await self._http.start()
+        self._notifier.tell(
+            "READY=1", f"STATUS=Serving gRPC on {self.grpc_address}, HTTP on {self.http_address}"
+        )
+        self.broker.supervisor.spawn(
+            "service watchdog", self._notifier.keep_alive(lambda: self._failure is None)
+        )
 
     async def stop(self) -> None:
         """Drain: no new work, streams are told, what was accepted is finished and checkpointed."""
         log.info("Stopping")
+        self._notifier.tell("STOPPING=1", "STATUS=Draining")
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self.broker.drain()
         self._consumer.drain()
@@ -147,6 +171,10 @@ class Server:
         for executor in self._executors:
             executor.shutdown()
         log.info("Stopped")
+
+    def _note_clock_step(self, step_ms: int) -> None:
+        self.broker.counters.clock_steps += 1
+        log.warning("The wall clock was set", step_ms=step_ms)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
@@ -259,6 +287,14 @@ class Server:
             subscriptions_count=sum(len(topic.subscriptions) for topic in topics),
             journal_pending_bytes=broker.journal.pending_bytes,
             ready=broker.not_ready_because is None,
+            disk_free_bytes=broker.disk_free_bytes,
+            disk_reserve_bytes=self.config.disk_reserve_bytes,
+            due_within=(
+                due_within(
+                    topic.index.tracker, self._clock.now_ms(), [length_ms for _, length_ms in HORIZONS]
+                )
+                for topic in topics
+            ),
         )
 
     def _subscription_snapshots(self) -> Iterator[SubscriptionSnapshot]:

@@ -46,6 +46,7 @@ class Kind(Enum):
     SWITCH = "true, false"
     CHOICE = "choice"
     TEXT = "text"
+    SECRET = "secret"
     ADDRESS = "host:port"
 
 
@@ -109,6 +110,11 @@ def text(help: str) -> Spec:
     return Spec(Kind.TEXT, help)
 
 
+def secret(length_min: int, help: str) -> Spec:
+    """A text of at least so many characters that is never shown or logged; empty means not set."""
+    return Spec(Kind.SECRET, help, low=length_min)
+
+
 def address(help: str) -> Spec:
     return Spec(Kind.ADDRESS, help)
 
@@ -131,7 +137,8 @@ def parse_setting(setting: Setting, raw: object, source: str) -> Value:
         if isinstance(value, int) and abs(value) >> 64:
             raise ValueError("the number is too great")  # and would be too long to print
     except ValueError as error:
-        raise ConfigError(f"{source}: {setting.name} cannot be {_shorten(raw)}: {error}") from error
+        shown = "what was given" if setting.spec.kind is Kind.SECRET else _shorten(raw)
+        raise ConfigError(f"{source}: {setting.name} cannot be {shown}: {error}") from error
     try:
         check_range(setting, value)
     except ConfigError as error:
@@ -160,15 +167,28 @@ def check_range(setting: Setting, value: Value) -> None:
             if value not in spec.choices:
                 shown = show(spec.kind, value) if isinstance(value, bool) else _shorten(value)
                 raise ConfigError(f"{setting.name} must be {' or '.join(spec.choices)}, not {shown}")
-        case Kind.TEXT:
-            # Empty turns off what is off by default.
-            if not isinstance(value, str) or (setting.default and not value) or "\0" in value:
-                raise ConfigError(f"{setting.name} must not be empty or hold a zero byte")
+        case Kind.TEXT | Kind.SECRET:
+            _check_text(setting, value)
         case Kind.ADDRESS:
             try:
                 split_address(str(value))
             except ValueError as error:
                 raise ConfigError(f"{setting.name} cannot be {_shorten(value)}: {error}") from error
+
+
+def _check_text(setting: Setting, value: Value) -> None:
+    spec = setting.spec
+    if spec.kind is Kind.SECRET:
+        if not isinstance(value, str) or 0 < len(value) < spec.low:
+            raise ConfigError(f"{setting.name} must have at least {spec.low:.0f} characters")
+    # Empty turns off what is off by default.
+    elif not isinstance(value, str) or (setting.default and not value) or "\0" in value:
+        raise ConfigError(f"{setting.name} must not be empty or hold a zero byte")
+
+
+def parse_duration_ms(raw: str) -> int:
+    """A duration as settings are written, like 90s or 2h; ValueError says what is wrong."""
+    return int(_PARSERS[Kind.DURATION](raw))
 
 
 def _parse_quantity(units: Mapping[str, int], example: str) -> Callable[[object], int]:
@@ -235,6 +255,7 @@ _PARSERS: dict[Kind, Callable[[object], Value]] = {
     Kind.SWITCH: _parse_switch,
     Kind.CHOICE: _parse_choice,
     Kind.TEXT: _parse_text,
+    Kind.SECRET: _parse_text,
     Kind.ADDRESS: _parse_text,
 }
 
@@ -248,6 +269,8 @@ def show(kind: Kind, value: Value) -> str:
     """A value as a person would write it: the greatest unit that divides it, and that reads back the same."""
     units = {Kind.SIZE: ("GiB", "MiB", "KiB"), Kind.DURATION: ("d", "h", "m", "s")}.get(kind, ())
     scale = _SIZE_UNITS if kind is Kind.SIZE else _DURATION_UNITS
+    if kind is Kind.SECRET:
+        return "(set)" if value else ""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float) and kind in (Kind.SIZE, Kind.DURATION, Kind.COUNT):

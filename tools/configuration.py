@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.config import SETTINGS
-from broker.settings import show
+from broker.settings import Kind, show
 
 _PREFACE = """\
 # Configuration
@@ -21,9 +21,9 @@ postdate-broker serve --data-dir /var/lib/postdate
 
 Sizes are bytes or carry a unit: B, KiB, MiB, GiB, kB, MB, GB. Durations are milliseconds or carry a unit:
 ms, s, m, h, d. Switches are true or false. Unknown keys and other `POSTDATE_*` variables are refused, except
-those of the client command: `POSTDATE_ADDRESS`, `POSTDATE_OUTPUT`, `POSTDATE_TOKEN`, `POSTDATE_TOKEN_FILE`,
-`POSTDATE_TLS`, `POSTDATE_TLS_CA` and its like. (Kubernetes invents such variables for a service named `postdate`:
-set `enableServiceLinks: false` on the pod.)
+those of the client command: `POSTDATE_ADDRESS`, `POSTDATE_CONTEXT`, `POSTDATE_OUTPUT`, `POSTDATE_TOKEN`,
+`POSTDATE_TOKEN_FILE`, `POSTDATE_TLS`, `POSTDATE_TLS_CA` and its like. (Kubernetes invents such variables for a
+service named `postdate`: set `enableServiceLinks: false` on the pod.)
 
 Some settings must fit together, and are refused if they do not: the greatest message into a request and into
 a frame; a request into a journal file, the pending journal and a ledger; a batch into a ledger; what one
@@ -46,12 +46,15 @@ def render_reference() -> str:
                 "| setting | default | range | meaning |",
                 "| --- | --- | --- | --- |",
             ]
-        if spec.high:
+        if spec.kind is Kind.SECRET:
+            allowed = f"{spec.low:.0f} characters or more"
+        elif spec.high:
             allowed = f"{show(spec.kind, spec.low)} to {show(spec.kind, spec.high)}"
         else:
             allowed = ", ".join(spec.choices) or spec.kind.value
-        default = f"`{show(spec.kind, setting.default)}`" if setting.default != "" else "none"
-        lines.append(f"| `{setting.name}` | {default} | {allowed} | {spec.help} |")
+        default = show(spec.kind, setting.default)
+        shown = f"`{default}`" if default else "not set"
+        lines.append(f"| `{setting.name}` | {shown} | {allowed} | {spec.help} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,6 @@
-"""Generate the Python stubs from protos/, or check that the committed ones are what would be generated.
+"""Generate what comes of protos/, the Python stubs and docs/api.md, or check that what is committed is up to date.
+
+With --descriptors it writes the descriptor set of a release instead: what grpcurl and other tools read the API from.
 
 Runs in build/protos-venv (`make protos`, `make check`): grpcio-tools is pinned to an old release, so that
 what it generates loads under every protobuf runtime the package allows.
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import filecmp
 import re
+import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
@@ -20,31 +23,40 @@ from grpc_tools import protoc
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 STUBS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi")
+API_REFERENCE = Path("docs/api.md")
 STUB_FOLDERS = (Path("clients/python/postdate/v1"), Path("broker/storage/v1"))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail when the stubs are stale")
-    check = parser.parse_args().check
+    parser.add_argument("--check", action="store_true", help="change nothing; fail when something is stale")
+    parser.add_argument(
+        "--descriptors", type=Path, metavar="FILE", help="write the descriptor set, nothing else"
+    )
+    arguments = parser.parse_args()
+    if arguments.descriptors:
+        write_descriptors(arguments.descriptors)
+        return 0
+    check = arguments.check
     with tempfile.TemporaryDirectory() as folder:
         fresh = Path(folder)
         generate(fresh)
-        stale = [path for path in stub_paths(fresh) | stub_paths(ROOT) if differs(fresh / path, ROOT / path)]
+        known = {*stub_paths(fresh), *stub_paths(ROOT), API_REFERENCE}
+        stale = [path for path in known if differs(fresh / path, ROOT / path)]
         if check:
             for path in sorted(stale):
                 print(f"{path} is not what protos/ generates; run `make protos`", file=sys.stderr)
             if not stale:
-                print(f"Generated stubs match protos/ (grpcio-tools {version('grpcio-tools')}).")
+                print(f"Stubs and docs/api.md match protos/ (grpcio-tools {version('grpcio-tools')}).")
             return bool(stale)
         for path in stale:
             install(fresh / path, ROOT / path)
-        print(f"{len(stale)} stubs changed.")
+        print(f"{len(stale)} files changed.")
         return 0
 
 
 def generate(out: Path) -> None:
-    """Write every stub below `out`, at its path in the repository."""
+    """Write every stub and the API reference below `out`, at their paths in the repository."""
     include = files("grpc_tools") / "_proto"
     for folder in STUB_FOLDERS:
         (out / folder).mkdir(parents=True)
@@ -70,6 +82,22 @@ def generate(out: Path) -> None:
         f"--python_out={out}",
         f"--pyi_out={out}",
         *(f"broker/storage/v1/{path.name}" for path in records),
+    )
+    write_descriptors(out / "postdate.binpb")
+    (out / API_REFERENCE).parent.mkdir()
+    script = [sys.executable, str(ROOT / "tools/api_reference.py")]
+    subprocess.run([*script, str(out / "postdate.binpb"), str(out / API_REFERENCE)], check=True)
+
+
+def write_descriptors(path: Path) -> None:
+    """The calls and all they need, with their comments, as one FileDescriptorSet."""
+    run_protoc(
+        f"-I{PROTOS}",
+        f"-I{files('grpc_tools') / '_proto'}",
+        "--include_imports",
+        "--include_source_info",
+        f"--descriptor_set_out={path}",
+        *(str(each.relative_to(PROTOS)) for each in sorted(PROTOS.glob("postdate/v1/*.proto"))),
     )
 
 

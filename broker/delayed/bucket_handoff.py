@@ -17,7 +17,8 @@ from pyroaring import BitMap
 
 from broker.delayed.bucket_storage import BucketSnapshotStorage, SnapshotReader, SnapshotWriter
 from broker.delayed.bucket_tracker import BucketTracker
-from broker.delayed.bucket_writer import BucketWriter, NewBucket, NotNeeded, SegmentLimits, Source
+from broker.delayed.bucket_writer import BucketWriter, NotNeeded
+from broker.delayed.lent_buckets import SEGMENTS_FED, merge_sources
 from broker.delayed.sealed_bucket import BucketState, SealedBucket
 from broker.errors import Corrupt, PostdateError
 from broker.observe.logs import get_logger
@@ -64,24 +65,6 @@ def lend(tracker: BucketTracker, bucket_ids: Sequence[int]) -> Loan:
         tuple(set(bucket.discarded) for bucket in sources),
         tracker._generation,
     )
-
-
-def not_needed_of(buckets: InputBuckets, frontier: tuple[int, int, int]) -> NotNeeded:
-    """What need not be written of lent buckets; the same for whoever merges and whoever looks at the result."""
-    gone = dict.fromkeys(buckets.gone_ledger_ids, GONE)
-    return NotNeeded(frontier, {**buckets.amendments, **gone})
-
-
-async def merge_lent(
-    storage: BucketSnapshotStorage,
-    topic_id: int,
-    buckets: InputBuckets,
-    frontier: tuple[int, int, int],
-) -> BucketMetadata | None:
-    """Merge lent buckets into the one that they become; None if nothing of them is needed."""
-    sources = [SealedBucket(await storage.read_metadata(bucket_id)) for bucket_id in buckets.bucket_ids]
-    metadata, _ = await _merge(BucketWriter(storage, None), topic_id, buckets, frontier, sources)
-    return metadata
 
 
 async def adopt(tracker: BucketTracker, loan: Loan) -> bool:
@@ -131,26 +114,8 @@ def _is_current(tracker: BucketTracker, loan: Loan) -> bool:
 async def _check(tracker: BucketTracker, loan: Loan) -> tuple[BucketMetadata | None, NotNeeded]:
     """The metadata of what was handed in, which holds what its sources leave; raises Corrupt, Unavailable."""
     storage = _ReadOnly(tracker._storage, loan.buckets.new_bucket_id)
-    writer = BucketWriter(storage, tracker._writer._executor)
-    return await _merge(writer, tracker._topic_id, loan.buckets, loan.frontier, loan.sources)
-
-
-async def _merge(
-    writer: BucketWriter,
-    topic_id: int,
-    buckets: InputBuckets,
-    frontier: tuple[int, int, int],
-    sources: Sequence[SealedBucket],
-) -> tuple[BucketMetadata | None, NotNeeded]:
-    new = NewBucket(topic_id, buckets.new_bucket_id, sources[0].metadata.start, sources[-1].metadata.end)
-    not_needed = not_needed_of(buckets, frontier)
-    metadata = await writer.merge(
-        new,
-        [Source(bucket, frozenset()) for bucket in sources],
-        not_needed,
-        SegmentLimits(buckets.segment_time_step_ms, buckets.max_segment_entries),
-    )
-    return metadata, not_needed
+    writer = BucketWriter(storage, tracker._writer._executor, segments_fed=SEGMENTS_FED, reads_back=False)
+    return await merge_sources(writer, tracker._topic_id, loan.buckets, loan.frontier, loan.sources)
 
 
 class _ReadOnly:

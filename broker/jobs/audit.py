@@ -33,7 +33,9 @@ from broker.jobs.report import (
     encode_report,
     write_whole,
 )
-from broker.jobs.values import Level, Line
+from broker.jobs.units import AUDIT
+from broker.jobs.values import Level
+from broker.jobs.work import Line
 
 REPORT, FINDINGS_FILE, PAGE = "report.json", "findings.parquet", "report.html"
 
@@ -98,7 +100,7 @@ def _check(request: AuditRequest, folder: Folder, engine: Engine, tell: Tell) ->
     if plan.root is not None and len(plan.images) == len(plan.root.topics):
         journal = check_journal(folder, plan.root, plan.images)
     outcome = Outcome(plan, journal)
-    for results in engine.run(plan.units, tell):
+    for results in engine.run(AUDIT, plan.units, tell):
         outcome.results += results
     outcome.results.sort(key=lambda result: result.topic)
     return outcome

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from dataclasses import dataclass
 
 import click
 
 from broker.errors import Fenced, PostdateError
 from broker.jobs.audit import PAGE, AuditRequest, AuditRunning, run_audit
-from broker.jobs.engine import Engine, InlineEngine
+from broker.jobs.engines import choose_engine
 from broker.jobs.java import JavaMissing
 from broker.jobs.metrics import push, write_textfile
+from broker.jobs.progress import Progress
 from broker.jobs.report import ALREADY_RUNNING, INCOMPLETE, encode_report
-from broker.jobs.spark import SparkEngine
 from broker.jobs.spark_session import SparkMissing
-from broker.jobs.values import Level, Line, TopicFinding
+from broker.jobs.values import Level, TopicFinding
+from broker.jobs.work import Line
 
 _PRINTED = 50
-_PLAIN_SECONDS = 10.0  # between two lines of progress where there is no terminal
-_BAR = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +45,9 @@ def audit_command(options: AuditOptions) -> int:
     except ValueError as error:
         return _fail(str(error), os.EX_USAGE)
     request = AuditRequest(options.folder, Level(options.level), options.topics, sample, options.report_dir)
-    progress = _Progress()
+    progress = Progress("audit")
     try:
-        report = run_audit(request, _engine(options), progress.tell)
+        report = run_audit(request, choose_engine(options.engine, options.master), progress.tell)
     except (Fenced, AuditRunning) as error:
         return _fail(str(error), ALREADY_RUNNING)
     except (PostdateError, OSError, SparkMissing, JavaMissing) as error:
@@ -72,10 +70,6 @@ def parse_sample(text: str) -> float:
     if not 0 < part <= 1:
         raise ValueError(f"--sample {text}: give a percentage above 0 and up to 100, such as 5%")
     return part
-
-
-def _engine(options: AuditOptions) -> Engine:
-    return InlineEngine() if options.engine == "inline" else SparkEngine(options.master)
 
 
 def _print(report: Line, options: AuditOptions) -> None:
@@ -113,26 +107,3 @@ def _publish(report: Line, options: AuditOptions) -> int:
 def _fail(message: str, code: int) -> int:
     click.echo(f"audit: {message}", err=True)
     return code
-
-
-class _Progress:
-    """How far it is, on standard error: a bar on a terminal, now and then a line elsewhere."""
-
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._told_at = time.monotonic()
-        self._shown = False
-
-    def tell(self, done: int, total: int) -> None:
-        if self._is_terminal:
-            filled = _BAR * done // max(total, 1)
-            sys.stderr.write(f"\raudit [{'#' * filled}{'.' * (_BAR - filled)}] {done}/{total} tasks")
-            sys.stderr.flush()
-            self._shown = True
-        elif time.monotonic() - self._told_at >= _PLAIN_SECONDS:
-            self._told_at = time.monotonic()
-            click.echo(f"audit: {done} of {total} tasks are done", err=True)
-
-    def end(self) -> None:
-        if self._shown:
-            sys.stderr.write("\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -14,13 +14,17 @@ from broker.errors import Fenced, PostdateError
 from broker.jobs.compact import CompactRequest, Desk, Tell, TopicResult, run_compact
 from broker.jobs.compact_offline import open_offline
 from broker.jobs.compact_plan import CompactLimits, TopicPlan
+from broker.jobs.engine import Engine
+from broker.jobs.engines import choose_engine
+from broker.jobs.java import JavaMissing
+from broker.jobs.progress import Progress
+from broker.jobs.spark_session import SparkMissing
 from broker.rpc.compaction_client import RemoteDesk
 from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalVfs
 
 DONE, PARTLY, FAILED, ALREADY_RUNNING = 0, 1, 3, 4
 
-_BAR = 30
 _MIB = 1 << 20
 
 
@@ -38,6 +42,8 @@ class CompactOptions:
     reclaim_mib: int
     ledgers_max: int
     read_gib: int
+    engine: str
+    master: str
 
 
 def compact_command(options: CompactOptions) -> int:
@@ -48,14 +54,15 @@ def compact_command(options: CompactOptions) -> int:
         ledgers_max=options.ledgers_max,
         read_bytes_max=options.read_gib << 30,
     )
-    shown = _Shown(is_apply=options.apply)
+    engine = choose_engine(options.engine, options.master)
+    shown = _Shown(is_apply=options.apply, engine=engine.name)
     try:
         request = CompactRequest(options.apply, options.topics, limits)
-        results = asyncio.run(_run(options, request, shown))
+        results = asyncio.run(_run(options, request, engine, shown))
     except Fenced as error:
         click.echo(error.message, err=True)
         return ALREADY_RUNNING
-    except (PostdateError, OSError) as error:
+    except (PostdateError, OSError, SparkMissing, JavaMissing) as error:
         click.echo(str(error), err=True)
         return FAILED
     finally:
@@ -69,33 +76,35 @@ def compact_command(options: CompactOptions) -> int:
     return DONE if is_whole else PARTLY
 
 
-async def _run(options: CompactOptions, request: CompactRequest, shown: _Shown) -> list[TopicResult]:
-    vfs = LocalVfs()
+async def _run(
+    options: CompactOptions, request: CompactRequest, engine: Engine, shown: _Shown
+) -> list[TopicResult]:
     async with AsyncExitStack() as opened:
         desk: Desk
         if options.offline is not None:
             folder = options.offline.rstrip("/") or "/"
-            desk = await opened.enter_async_context(open_offline(vfs, SystemClock(), folder))
+            desk = await opened.enter_async_context(open_offline(LocalVfs(), SystemClock(), folder))
         else:
             desk = await opened.enter_async_context(options.connect(options.data_dir or ""))
-        return await run_compact(desk, vfs, request, shown.tell())
+        return await run_compact(desk, engine, request, shown.tell())
 
 
 class _Shown:
     """The plan on standard output, what happens on standard error."""
 
-    def __init__(self, *, is_apply: bool) -> None:
+    def __init__(self, *, is_apply: bool, engine: str) -> None:
         self._is_apply = is_apply
-        self._is_terminal = sys.stderr.isatty()
+        self._engine = engine
         self._total_bytes = 0
-        self._done_bytes = 0
-        self._has_line = False
+        self._progress = Progress("compact")
+        self._begun = time.monotonic()
+        self._start_up_seconds = 0.0
 
     def tell(self) -> Tell:
-        return Tell(self.planned, self.progressed, self.finished)
+        return Tell(self.planned, self.started, self.progressed, self.finished)
 
     def planned(self, plans: Sequence[TopicPlan]) -> None:
-        self._total_bytes = sum(plan.ledger_bytes for plan in plans)
+        self._total_bytes = sum(plan.read_bytes for plan in plans)
         for plan in plans:
             ledgers = plan.ledgers
             if ledgers:
@@ -107,18 +116,22 @@ class _Shown:
             if plan.buckets:
                 waiting = sum(each.waiting_count for each in plan.buckets)
                 click.echo(f"{plan.topic}: merge {len(plan.buckets)} buckets with {waiting} entries into one")
+            if plan.left_count:
+                click.echo(
+                    f"{plan.topic}: {plan.left_count} more ledgers are left for another run by its caps"
+                )
         if not plans:
             click.echo("Nothing is worth compacting.")
         elif not self._is_apply:
             click.echo("Nothing was changed. Run it with --apply to do this.")
 
+    def started(self, seconds: float) -> None:
+        self._start_up_seconds = seconds
+        self._begun = time.monotonic()
+
     def progressed(self, done_bytes: int) -> None:
-        self._done_bytes += done_bytes
-        if self._is_terminal:
-            part = min(1.0, self._done_bytes / max(1, self._total_bytes))
-            bar = "#" * int(part * _BAR)
-            click.echo(f"\r[{bar:<{_BAR}}] {part:4.0%} of {_size(self._total_bytes)}", err=True, nl=False)
-            self._has_line = True
+        done, total = (size / _MIB for size in (done_bytes, self._total_bytes))
+        self._progress.tell(int(done), max(1, int(total)), "MiB")
 
     def finished(self, result: TopicResult) -> None:
         self.end_line()
@@ -137,15 +150,15 @@ class _Shown:
         refused = sum(len(each.refused) for each in committed)
         merged = sum(each.bucket_swapped for each in committed)
         failed = sum(bool(result.error) for result in results)
+        seconds = time.monotonic() - self._begun
         click.echo(
             f"{ledgers} ledgers were rewritten, {refused} refused; buckets of {merged} topics were merged; "
-            f"{failed} topics failed. Old files go with the next checkpoint."
+            f"{failed} topics failed; {seconds:.1f} s on {self._engine} after {self._start_up_seconds:.1f} s of "
+            f"start-up. Old files go with the next checkpoint."
         )
 
     def end_line(self) -> None:
-        if self._has_line:
-            click.echo("", err=True)
-            self._has_line = False
+        self._progress.end()
 
 
 def _size(count: int) -> str:

@@ -10,12 +10,12 @@ from broker.topics.compaction_values import BucketCandidate, Candidates, LedgerC
 
 @dataclass(frozen=True, slots=True)
 class CompactLimits:
-    """When something is worth it, and how much a run does at most."""
+    """When something is worth it, and how much a run does at most (the caps of a night)."""
 
     live_ratio_max: float = 0.2  # a ledger of which more is live is left alone
     reclaim_bytes_min: int = 1 << 20  # a ledger that frees less is left alone, unless all of it goes
     ledgers_max: int = 1_000  # of a topic
-    read_bytes_max: int = 100 << 30  # of all topics
+    read_bytes_max: int = 100 << 30  # of all topics, ledgers and buckets
     bucket_entries_small: int = 50_000  # a bucket in which fewer wait is small
     buckets_min: int = 4  # so many neighbours are merged, or more
 
@@ -27,6 +27,7 @@ class TopicPlan:
     topic: str
     ledgers: tuple[LedgerCandidate, ...]
     buckets: tuple[BucketCandidate, ...]  # neighbours, to be merged into one
+    left_count: int = 0  # ledgers that are worth it, and are left for another night by the caps
 
     @property
     def is_empty(self) -> bool:
@@ -35,6 +36,11 @@ class TopicPlan:
     @property
     def ledger_bytes(self) -> int:
         return sum(each.disk_bytes for each in self.ledgers)
+
+    @property
+    def read_bytes(self) -> int:
+        """About how many bytes are read."""
+        return self.ledger_bytes + sum(each.disk_bytes for each in self.buckets)
 
     @property
     def freed_bytes(self) -> int:
@@ -51,7 +57,10 @@ def plan_topic(candidates: Candidates, limits: CompactLimits, budget_bytes: int)
             break
         budget_bytes -= each.disk_bytes
         chosen.append(each)
-    return TopicPlan(candidates.topic, tuple(chosen), _plan_buckets(candidates.buckets, limits))
+    buckets = _plan_buckets(candidates.buckets, limits)
+    if sum(each.disk_bytes for each in buckets) > budget_bytes:
+        buckets = ()
+    return TopicPlan(candidates.topic, tuple(chosen), buckets, len(worth) - len(chosen))
 
 
 def freed_bytes(ledger: LedgerCandidate) -> int:

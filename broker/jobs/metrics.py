@@ -13,7 +13,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge, generate_latest, pushadd_to_gateway
 
 from broker.jobs.report import CLEAN, WARNINGS, write_whole
-from broker.jobs.values import Line
+from broker.jobs.work import Line
 
 _LAST_SUCCESS = "postdate_audit_last_success_timestamp_seconds"
 _JOB = "postdate_audit"

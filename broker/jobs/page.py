@@ -7,7 +7,7 @@ from html import escape
 
 from broker.jobs.charts import Bar, bar_chart, group_days, group_evenly, stacked_bar
 from broker.jobs.page_style import STYLE
-from broker.jobs.values import Line
+from broker.jobs.work import Line
 
 _FINDINGS_SHOWN = 200
 _TOPICS_SHOWN = 100

@@ -71,17 +71,6 @@ def plan_audit(
     return plan
 
 
-def pack_units(units: Collection[Unit], task_count: int) -> list[list[Unit]]:
-    """Share units out among at most so many tasks of about one weight, the heaviest first."""
-    tasks: list[list[Unit]] = [[] for _ in range(min(task_count, len(units)))]
-    weights = [0] * len(tasks)
-    for unit in sorted(units, key=lambda unit: -unit.weight):
-        lightest = weights.index(min(weights))
-        tasks[lightest].append(unit)
-        weights[lightest] += unit.weight
-    return tasks
-
-
 def _read_topics(folder: Folder, plan: Plan) -> dict[int, str]:
     """The topics there are, by id. Without the root: those that there are folders of."""
     path = folder.layout.manifest

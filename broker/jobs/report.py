@@ -20,7 +20,8 @@ from pathlib import Path
 from broker.delayed.check import Finding, Kind, LedgerCounts, Severity
 from broker.jobs.journal import JournalResult
 from broker.jobs.plan import Plan
-from broker.jobs.values import Line, TopicFinding, UnitResult
+from broker.jobs.values import TopicFinding, UnitResult
+from broker.jobs.work import Line
 
 SCHEMA = "postdate.audit"
 SCHEMA_VERSION = 1

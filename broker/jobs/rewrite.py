@@ -1,21 +1,29 @@
 """What a compaction job does under one lease: rewrites ledgers and merges buckets, into the lease's folder.
 
-The core of every engine: no Spark, no network, no clock. It reads the files that `inputs` names, writes beside them,
-reads back what it wrote, and says what it hands in. It needs no lock: its inputs never change, and nobody else writes
-into its folder.
+The core of every engine: no Spark, no network, no clock. A unit is one ledger, or the merge of the buckets. It reads
+the files that `inputs` names, writes into a folder of its own, syncs, reads back what it wrote, and then moves it into
+the lease's folder. It needs no lock: its inputs never change, and what is written follows from them alone, so a unit
+that runs twice, one after the other or side by side, leaves the same bytes under the same names.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import secrets
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 from pyroaring import BitMap
 
-from broker.delayed.bucket_handoff import merge_lent
 from broker.delayed.bucket_storage import LocalBucketStorage, SnapshotReader, SnapshotWriter
-from broker.runtime.vfs import Vfs
+from broker.delayed.lent_buckets import merge_lent
+from broker.errors import PostdateError
+from broker.jobs.work import Line, Work
+from broker.runtime.steps import InThisThread
+from broker.runtime.vfs import LocalVfs, Vfs
 from broker.storage.bucket_snapshot import BucketMetadata
 from broker.storage.compaction_inputs import (
     INPUTS_FILE,
@@ -25,11 +33,80 @@ from broker.storage.compaction_inputs import (
     Outputs,
     decode_inputs,
 )
-from broker.storage.layout import Layout
+from broker.storage.layout import Layout, remove_tree
 from broker.storage.sparse_writer import check_generation, live_entries, open_source, write_generation
 
-Progress = Callable[[int], None]
-"""Told of each ledger that is done: its bytes before."""
+BUCKETS = 0
+"""In the place of a ledger's id: the unit that merges the buckets."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteUnit:
+    """One ledger, or the buckets, of a lease. Folders are whole paths, as seen from where the unit runs."""
+
+    data_dir: str
+    folder: str  # the lease's
+    ledger_id: int  # or BUCKETS
+    weight: int  # entries
+
+    def to_line(self) -> Line:
+        return asdict(self)
+
+    @classmethod
+    def from_line(cls, line: Line) -> RewriteUnit:
+        return cls(**line)
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteResult:
+    """What became of one unit. Without output and error, nothing of the ledger would go, and nothing was written."""
+
+    folder: str
+    ledger_id: int
+    output: LedgerOutput | None = None
+    error: str = ""
+
+    def to_line(self) -> Line:
+        return asdict(self)
+
+    @classmethod
+    def from_line(cls, line: Line) -> RewriteResult:
+        output = line["output"]
+        return cls(**{**line, "output": None if output is None else LedgerOutput(**output)})
+
+
+def rewrite_unit(unit: RewriteUnit) -> RewriteResult:
+    """Do one unit, on the disk. Blocks. Raises Corrupt for an input or output that is damaged, Unavailable, OSError."""
+    inputs = _inputs_of(unit.folder)
+    return asyncio.run(_rewrite(LocalVfs(), inputs, unit, secrets.token_hex(8)))
+
+
+def failed_unit(unit: RewriteUnit, error: BaseException) -> RewriteResult:
+    """Of a unit that could not be done."""
+    what = error.message if isinstance(error, PostdateError) else f"{type(error).__name__}: {error}"
+    return RewriteResult(unit.folder, unit.ledger_id, error=what)
+
+
+REWRITE = Work(rewrite_unit, failed_unit, RewriteUnit.from_line, RewriteResult.from_line)
+
+
+def outputs_of(results: Sequence[RewriteResult]) -> Outputs:
+    """What a job hands in of what went well."""
+    outputs = sorted(
+        (each.output for each in results if each.output is not None), key=lambda each: each.ledger_id
+    )
+    has_bucket = any(each.ledger_id == BUCKETS and not each.error for each in results)
+    return Outputs(tuple(outputs), has_bucket)
+
+
+async def rewrite(vfs: Vfs, data_dir: str, folder: str) -> Outputs:
+    """All units of a lease, one by one, on any disk; raises what a unit raises."""
+    inputs = read_inputs(vfs, folder)
+    ids = [each.capture.ledger_id for each in inputs.ledgers]
+    if inputs.buckets is not None:
+        ids.append(BUCKETS)
+    units = [RewriteUnit(data_dir, folder, ledger_id, 1) for ledger_id in ids]
+    return outputs_of([await _rewrite(vfs, inputs, unit, f"{unit.ledger_id}-aside") for unit in units])
 
 
 def read_inputs(vfs: Vfs, folder: str) -> CompactionInputs:
@@ -39,31 +116,44 @@ def read_inputs(vfs: Vfs, folder: str) -> CompactionInputs:
         return decode_inputs(file.pread(file.size(), 0), path)
 
 
-async def rewrite(vfs: Vfs, data_dir: str, folder: str, progress: Progress = lambda _: None) -> Outputs:
-    """Do all that a lease is about. Raises Corrupt for an input or output that is damaged, Unavailable, OSError.
-
-    `folder` is the lease's, as seen from here.
-    """
-    inputs = read_inputs(vfs, folder)
-    ledgers = []
-    for each in inputs.ledgers:
-        if (output := rewrite_ledger(vfs, data_dir, folder, inputs, each)) is not None:
-            ledgers.append(output)
-        progress(each.capture.data_bytes)
-    has_bucket = inputs.buckets is not None
-    if inputs.buckets is not None:
-        storage = _StagedBuckets(vfs, Layout(data_dir).buckets(inputs.topic_id), folder, inputs)
-        await merge_lent(storage, inputs.topic_id, inputs.buckets, inputs.frontier)
-    return Outputs(tuple(ledgers), has_bucket)
+@lru_cache(maxsize=2)
+def _inputs_of(folder: str) -> CompactionInputs:
+    """They name all ledgers of the lease, and a process does one after the other; a folder is of one lease for ever."""
+    return read_inputs(LocalVfs(), folder)
 
 
-def rewrite_ledger(
+async def _rewrite(vfs: Vfs, inputs: CompactionInputs, unit: RewriteUnit, attempt: str) -> RewriteResult:
+    # A name of its own: another attempt may be writing the same, and one that was cut short may have left its files.
+    aside = f"{unit.folder}/{attempt}"
+    vfs.make_dir(aside)
+    try:
+        output = None
+        if unit.ledger_id == BUCKETS:
+            await _merge_buckets(vfs, unit.data_dir, aside, inputs)
+        else:
+            ledger = next(each for each in inputs.ledgers if each.capture.ledger_id == unit.ledger_id)
+            output = _rewrite_ledger(vfs, unit.data_dir, aside, inputs, ledger)
+        for name in vfs.list_dir(aside):
+            vfs.rename(f"{aside}/{name}", f"{unit.folder}/{name}")
+        vfs.sync_dir(unit.folder)
+        return RewriteResult(unit.folder, unit.ledger_id, output)
+    finally:
+        with contextlib.suppress(OSError):  # it goes with the lease's folder
+            remove_tree(vfs, aside)
+
+
+async def _merge_buckets(vfs: Vfs, data_dir: str, aside: str, inputs: CompactionInputs) -> None:
+    assert inputs.buckets is not None
+    executor = InThisThread()
+    folder = Layout(data_dir).buckets(inputs.topic_id)
+    storage = _StagedBuckets(vfs, folder, aside, inputs.topic_id, inputs.buckets.new_bucket_id, executor)
+    await merge_lent(storage, inputs.topic_id, inputs.buckets, inputs.frontier, executor)
+
+
+def _rewrite_ledger(
     vfs: Vfs, data_dir: str, folder: str, inputs: CompactionInputs, ledger: InputLedger
 ) -> LedgerOutput | None:
-    """Write the generation of one ledger, and read it back; None if nothing of it would go.
-
-    A task of its own on a cluster.
-    """
+    """Write the generation of one ledger, and read it back; None if nothing of it would go."""
     source_folder = Layout(data_dir).ledgers(inputs.topic_id)
     target = ledger.capture.name(folder)._replace(generation=ledger.new_generation, sparse=True)
     with open_source(vfs, source_folder, ledger.capture, ledger.amendments) as source:
@@ -89,15 +179,16 @@ class _Homes:
 
 
 class _StagedBuckets:
-    """Reads the buckets of a topic, and writes one into the lease's folder."""
+    """Reads the buckets of a topic, and writes one into another folder."""
 
-    def __init__(self, vfs: Vfs, buckets: str, folder: str, inputs: CompactionInputs) -> None:
-        assert inputs.buckets is not None
+    def __init__(
+        self, vfs: Vfs, buckets: str, folder: str, topic_id: int, new_id: int, executor: Executor
+    ) -> None:
         self._homes = _Homes(
-            LocalBucketStorage(vfs, buckets, inputs.topic_id),
-            LocalBucketStorage(vfs, folder, inputs.topic_id),
+            LocalBucketStorage(vfs, buckets, topic_id, executor),
+            LocalBucketStorage(vfs, folder, topic_id, executor),
         )
-        self._new_id = inputs.buckets.new_bucket_id
+        self._new_id = new_id
 
     def _home(self, bucket_id: int) -> LocalBucketStorage:
         return self._homes.staged if bucket_id == self._new_id else self._homes.data

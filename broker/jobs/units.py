@@ -20,6 +20,7 @@ from broker.errors import Corrupt, PostdateError
 from broker.jobs.folder import ReadOnlyVfs, read_named
 from broker.jobs.messages import compare_messages
 from broker.jobs.values import LedgerLine, Level, TopicFinding, Unit, UnitResult
+from broker.jobs.work import Work
 from broker.model import Int64Column, RowColumn, ids_of
 from broker.runtime.vfs import Vfs
 from broker.storage.amendments import NONE, Amendments, decode_amendments
@@ -86,6 +87,8 @@ def _unconfirmed(each: TopicFinding) -> TopicFinding:
     finding = replace(each.finding, kind=Kind.UNCONFIRMED, what=f"{each.finding.kind}: {each.finding.what}")
     return replace(each, finding=finding)
 
+
+AUDIT = Work(audit_unit, failed_unit, Unit.from_line, UnitResult.from_line)
 
 _CONFIRMED = {kind for kind in Kind if kind not in (Kind.ORPHAN, Kind.STALE, Kind.PINNED, Kind.UNCONFIRMED)}
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from broker.delayed.check import Finding, Kind, LedgerCounts, LedgerFacts, Severity, Suspect
-
-Line = dict[str, Any]
+from broker.jobs.work import Line
 
 
 class Level(enum.StrEnum):

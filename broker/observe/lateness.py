@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -65,6 +67,20 @@ class HistogramStats:
     def count(self) -> int:
         return sum(self.counts)
 
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Upper bounds as Prometheus writes them, and how many observations lay at or below each."""
+        bounds = (*map(str, self.bounds_seconds), "+Inf")
+        return list(zip(bounds, accumulate(self.counts), strict=True))
+
+    def plus(self, other: HistogramStats) -> HistogramStats:
+        """The observations of both; the bounds are the same."""
+        return HistogramStats(
+            self.bounds_seconds,
+            tuple(map(sum, zip(self.counts, other.counts, strict=True))),
+            self.sum_seconds + other.sum_seconds,
+            max(self.max_seconds, other.max_seconds),
+        )
+
 
 class LatenessHistogram:
     """From due time to hand-out, of many messages at a time.
@@ -119,18 +135,40 @@ class DurationHistogram:
         )
 
 
-class LoopLagProbe:
-    """Measures how much later than asked the event loop calls back: what every delivery waits besides."""
+CLOCK_STEP_MS = 100
+"""A wall clock that went so much faster or slower than the monotonic one between two looks was set, not slewed."""
 
-    def __init__(self, clock: Clock, histogram: DurationHistogram, *, interval_ms: int = 250) -> None:
+
+class LoopLagProbe:
+    """Measures how much later than asked the event loop calls back: what every delivery waits besides.
+
+    `stepped` is told how many milliseconds the wall clock jumped, when it did.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        histogram: DurationHistogram,
+        *,
+        interval_ms: int = 250,
+        stepped: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._clock = clock
         self._histogram = histogram
         self._interval_ms = interval_ms
+        self._stepped = stepped
 
     async def run(self) -> None:
         """Measure until cancelled."""
+        apart_ms = self._wall_less_monotonic_ms()
         while True:
             asked_ns = self._clock.monotonic_ns() + self._interval_ms * 1_000_000
             await asyncio.sleep(self._interval_ms / 1000)
             # A loop rounds its timers to its own resolution, so it may also be a little early.
             self._histogram.observe(max(0, self._clock.monotonic_ns() - asked_ns) / 1e9)
+            before_ms, apart_ms = apart_ms, self._wall_less_monotonic_ms()
+            if abs(apart_ms - before_ms) >= CLOCK_STEP_MS:
+                self._stepped(apart_ms - before_ms)
+
+    def _wall_less_monotonic_ms(self) -> int:
+        return self._clock.now_ms() - self._clock.monotonic_ns() // 1_000_000

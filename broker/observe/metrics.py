@@ -28,6 +28,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from broker.observe.horizons import due_within_parts
 from broker.observe.lateness import DurationHistogram, HistogramStats, LatenessHistogram
 from broker.observe.security_metrics import security_parts
 
@@ -37,6 +38,9 @@ OTHER = "_other"
 REFUSAL_REASONS_MAX = 100
 AUTH_FAILURES = ("missing", "invalid", "expired", "denied")
 """Why a caller was turned away, as `auth_failures` has it."""
+
+COMPACTION_RESULTS = ("committed", "refused", "aborted", "expired")
+"""How a lease ended: all put in place; some of it refused; given back; neither before its time was over."""
 
 _SLICE_SAMPLES = 100
 _SLICE_ROWS = 50
@@ -100,6 +104,7 @@ class BrokerCounters:
     backup_last_ms: int = 0
     backup_last_seconds: float = 0.0
     backup_last_bytes: int = 0
+    clock_steps: int = 0
     recovery_seconds: float = 0.0
     journal_sync: DurationHistogram = field(default_factory=DurationHistogram)
     checkpoint: DurationHistogram = field(default_factory=DurationHistogram)
@@ -109,6 +114,7 @@ class BrokerCounters:
     bucket_load: DurationHistogram = field(default_factory=DurationHistogram)
     refusals: dict[str, int] = field(default_factory=dict)
     index_operations: dict[tuple[str, str], int] = field(default_factory=dict)
+    compactions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COMPACTION_RESULTS, 0))
     auth_failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(AUTH_FAILURES, 0))
     security_reloads: dict[tuple[str, str], int] = field(default_factory=dict)
     tls_expires_at_seconds: int = 0
@@ -128,6 +134,10 @@ class BrokerCounters:
         self.index_operations[key] = self.index_operations.get(key, 0) + 1
         histograms = {"seal": self.bucket_seal, "merge": self.bucket_merge, "load": self.bucket_load}
         histograms[operation].observe(seconds)
+
+    def note_compaction(self, result: str) -> None:
+        """Count the end of a compaction's lease; `result` is one of COMPACTION_RESULTS."""
+        self.compactions[result] += 1
 
     def refuse(self, reason: str) -> None:
         """Count a request that was answered with an error, by its `PostdateError.reason`."""
@@ -186,6 +196,9 @@ class BrokerSnapshot:
     subscriptions_count: int
     journal_pending_bytes: int = 0
     ready: bool = True
+    disk_free_bytes: int = 0
+    disk_reserve_bytes: int = 0
+    due_within: Iterable[tuple[int, ...]] = ()  # of each topic, aligned with HORIZONS
 
 
 Family = tuple[str, str]
@@ -249,6 +262,7 @@ BROKER_COUNTERS: tuple[Family, ...] = (
     ("backups", "Backups completed."),
     ("backup_failures", "Backups that failed."),
     ("schedule_key_lookups", "Schedule keys that were looked for beyond the filters in memory."),
+    ("clock_steps", "Times that the wall clock was seen to jump, in either direction."),
     ("schedule_key_rebuilds", "Lookups of schedule keys built again from the rows. Must stay 0."),
 )
 BROKER_HISTOGRAMS: tuple[tuple[str, str, str], ...] = (
@@ -294,7 +308,7 @@ class _Row:
             self.next_due_ms = min(own, other.next_due_ms)
         self.oldest_ready_age_ms = max(self.oldest_ready_age_ms, other.oldest_ready_age_ms)
         if other.lateness is not _no_lateness:
-            self.lateness = _add_histograms(self.lateness, other.lateness)
+            self.lateness = self.lateness.plus(other.lateness)
 
 
 class BrokerCollector(Collector):
@@ -346,6 +360,7 @@ class BrokerCollector(Collector):
         snapshot = self._snapshot()
         yield from self._broker_parts(snapshot)
         yield from self._process.collect()
+        yield from due_within_parts(snapshot.due_within)
         topics: list[_Row] = []
         yield from self._gather(map(_topic_row, snapshot.topics), (OTHER,), topics)
         yield from _count_parts(TOPIC_COUNTERS, ("topic",), topics)
@@ -401,6 +416,12 @@ class BrokerCollector(Collector):
         for key, count in sorted(counters.index_operations.items()):
             operations.add_metric(key, count)
         yield operations
+        compactions = CounterMetricFamily(
+            "postdate_compactions", "Compactions that ended, by result.", labels=("result",)
+        )
+        for result, count in counters.compactions.items():
+            compactions.add_metric((result,), count)
+        yield compactions
         yield from security_parts(counters.auth_failures, counters.security_reloads)
         for name, text, value in (
             (
@@ -422,6 +443,8 @@ class BrokerCollector(Collector):
             ("backup_last_duration_seconds", "Time that it took.", counters.backup_last_seconds),
             ("backup_last_bytes", "Bytes of its files, linked or copied.", counters.backup_last_bytes),
             ("journal_pending_bytes", "Bytes that wait for a sync.", snapshot.journal_pending_bytes),
+            ("disk_free_bytes", "Bytes free where the data directory lies.", snapshot.disk_free_bytes),
+            ("disk_reserve_bytes", "Produce is refused when less is free.", snapshot.disk_reserve_bytes),
             ("topics", "Topics.", snapshot.topics_count),
             ("subscriptions", "Subscriptions.", snapshot.subscriptions_count),
         ):
@@ -429,7 +452,7 @@ class BrokerCollector(Collector):
         for attribute, name, text in BROKER_HISTOGRAMS:
             stats = getattr(counters, attribute).stats()
             histogram = HistogramMetricFamily(f"postdate_{name}", text, labels=())
-            histogram.add_metric((), _cumulative(stats), stats.sum_seconds)
+            histogram.add_metric((), stats.cumulative(), stats.sum_seconds)
             yield histogram
 
 
@@ -540,7 +563,7 @@ def _lateness_parts(labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metri
         for row in some:
             # Most subscriptions of a large broker are idle: their twenty empty lines are left out.
             if row.lateness is not _no_lateness:
-                histogram.add_metric(row.labels, _cumulative(row.lateness), row.lateness.sum_seconds)
+                histogram.add_metric(row.labels, row.lateness.cumulative(), row.lateness.sum_seconds)
         yield histogram
 
 
@@ -549,21 +572,3 @@ def _sliced(rows: list[_Row], samples_per_row: int) -> Iterator[list[_Row]]:
     step = max(1, _SLICE_SAMPLES // samples_per_row)
     for start in range(0, max(1, len(rows)), step):
         yield rows[start : start + step]
-
-
-def _cumulative(stats: HistogramStats) -> list[tuple[str, float]]:
-    buckets: list[tuple[str, float]] = []
-    total = 0
-    for bound, count in zip((*map(str, stats.bounds_seconds), "+Inf"), stats.counts, strict=True):
-        total += count
-        buckets.append((bound, total))
-    return buckets
-
-
-def _add_histograms(left: HistogramStats, right: HistogramStats) -> HistogramStats:
-    return HistogramStats(
-        left.bounds_seconds,
-        tuple(map(sum, zip(left.counts, right.counts, strict=True))),
-        left.sum_seconds + right.sum_seconds,
-        max(left.max_seconds, right.max_seconds),
-    )

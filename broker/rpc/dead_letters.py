@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from google.protobuf.message import Message
 
 from broker.config import check_name
-from broker.errors import InvalidRequest, NotFound, OutOfRange
-from broker.model import Entries, Position, UInt32Column, count_entries, ids_of, without_entries
+from broker.errors import InvalidRequest, OutOfRange
+from broker.model import Entries, Position, count_entries, without_entries
 from broker.rpc.answers import Answers
 from broker.rpc.decode import ProduceEnvelope
 from broker.rpc.entries import entries_of, is_full_view
 from broker.rpc.paging import check_page_size, decode_token, encode_token
 from broker.rpc.session import DELAY_MS_MAX
 from broker.rpc.status import encode_failures
-from broker.settings import MIB
 from broker.subscriptions.failures import Failure
 from broker.subscriptions.subscription import Subscription
 from broker.topics import dead_letter_frames as frames
 from broker.topics.broker import Broker
-from broker.topics.dead_letters import Place
+from broker.topics.dead_letter_list import letters_after
 from broker.topics.topic import Topic
 from postdate.v1 import admin_pb2, message_pb2
 
@@ -54,20 +53,15 @@ class DeadLetterCalls:
         is_full = is_full_view(request.view)
         response = admin_pb2.ListDeadLettersResponse()
         room = self._broker.config.frame_bytes_max
-        rest = _rest_of(self._office.places(subscription), _position_of(request.page_token))
-        for topic, ledger_id, ids in rest:
-            at = 0
-            while at < len(ids):
-                if len(response.dead_letters) == count:
-                    return _cut(response)
-                wanted = ids[at : at + count - len(response.dead_letters)]
-                letters = await _read(topic, ledger_id, wanted, is_full)
-                for letter in letters:
-                    room -= letter.ByteSize()
-                    if room < 0 and response.dead_letters:  # the first one goes whatever its size
-                        return _cut(response)
-                    response.dead_letters.append(letter)
-                at += len(letters) or len(ids)
+        places, after = self._office.places(subscription), _position_of(request.page_token)
+        async for topic, position, frame in letters_after(places, after, count):
+            if len(response.dead_letters) == count:
+                return _cut(response)
+            letter = _letter(topic.name, position, frame, is_full)
+            room -= letter.ByteSize()
+            if room < 0 and response.dead_letters:  # the first one goes whatever its size
+                return _cut(response)
+            response.dead_letters.append(letter)
         return response
 
     async def _requeue(self, request: admin_pb2.RequeueDeadLettersRequest) -> Message:
@@ -147,34 +141,11 @@ def _position_of(page_token: str) -> Position:
     return Position(int(match[1]), int(match[2]))
 
 
-def _rest_of(places: Sequence[Place], after: Position) -> Iterator[tuple[Topic, int, UInt32Column]]:
-    """What comes after a page, ledger by ledger, oldest first."""
-    ledgers = [
-        (ledger_id, place.topic, bitmap) for place in places for ledger_id, bitmap in place.entries.items()
-    ]
-    for ledger_id, topic, bitmap in sorted(ledgers, key=lambda each: each[0]):
-        ids = ids_of(bitmap)
-        if ledger_id >= after.ledger_id:
-            yield topic, ledger_id, ids[ids > after.entry_id] if ledger_id == after.ledger_id else ids
-
-
 def _cut(response: admin_pb2.ListDeadLettersResponse) -> admin_pb2.ListDeadLettersResponse:
     """A page after which there is more."""
     last = response.dead_letters[-1].id
     response.next_page_token = encode_token(f"{last.ledger_id}.{last.entry_id}")
     return response
-
-
-async def _read(topic: Topic, ledger_id: int, ids: UInt32Column, is_full: bool) -> list[admin_pb2.DeadLetter]:
-    """The first letters of some, one at least; none if their ledger is gone."""
-    try:
-        _, _, stored = await topic.log.read(ledger_id, ids, MIB)
-    except NotFound:  # all of them were dealt with meanwhile
-        return []
-    return [
-        _letter(topic.name, Position(ledger_id, entry_id), frame, is_full)
-        for entry_id, frame in zip(ids.tolist(), stored, strict=False)
-    ]
 
 
 def _letter(topic: str, position: Position, frame: bytes, is_full: bool) -> admin_pb2.DeadLetter:

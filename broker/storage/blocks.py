@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -325,17 +325,30 @@ class LedgerProblem:
         return cls(error.path, error.offset, error.message, fault)
 
 
-def find_bad_times(path: str, first: int, rows: RowColumn, times: Int64Column) -> Iterator[LedgerProblem]:
+EntryName = Callable[[int], str]
+"""What to call the entry of a row."""
+
+
+def name_entry(row: int) -> str:
+    """Where every entry has a row."""
+    return f"entry {row}"
+
+
+def find_bad_times(
+    path: str, first: int, rows: RowColumn, times: Int64Column, name: EntryName = name_entry
+) -> Iterator[LedgerProblem]:
     delayed = (rows["flags"] & FLAG_DELAYED) != 0
     for index in np.flatnonzero(((times != 0) != delayed) | (times < 0)).tolist():
-        what = f"entry {first + index}: flag DELAYED and deliver_at_ms {times[index]} disagree"
+        what = f"{name(first + index)}: flag DELAYED and deliver_at_ms {times[index]} disagree"
         yield LedgerProblem(path, row_offset(first + index), what)
 
 
-def find_bad_offsets(path: str, first: int, rows: RowColumn, data_end: int | None) -> Iterator[LedgerProblem]:
+def find_bad_offsets(
+    path: str, first: int, rows: RowColumn, data_end: int | None, name: EntryName = name_entry
+) -> Iterator[LedgerProblem]:
     starts = rows["offset"].astype(np.int64)
     expected = np.roll(starts + rows["length"], 1)
     expected[0] = starts[0] if data_end is None else data_end
     for index in np.flatnonzero(starts != expected).tolist():
-        what = f"entry {first + index}: offset {starts[index]} does not continue {expected[index]}"
+        what = f"{name(first + index)}: offset {starts[index]} does not continue {expected[index]}"
         yield LedgerProblem(path, row_offset(first + index), what)

@@ -15,7 +15,7 @@ import numpy as np
 from google_crc32c import value
 
 from broker.errors import Corrupt
-from broker.model import ROW, Array, Int64Column, RowColumn
+from broker.model import ROW, Array, Int64Column, RowColumn, UInt32Column, ids_of
 from broker.runtime.vfs import File, Vfs
 from broker.storage.blocks import (
     BLOCK_ROWS,
@@ -23,6 +23,7 @@ from broker.storage.blocks import (
     HEADER_BYTES,
     TIME,
     TRAILER_BYTES,
+    EntryName,
     Fault,
     LedgerCapture,
     LedgerProblem,
@@ -32,6 +33,7 @@ from broker.storage.blocks import (
     find_bad_times,
     footer_bytes,
     frame_length,
+    name_entry,
     peek_row_count,
     row_offset,
     slice_frames,
@@ -98,9 +100,13 @@ def _find_problems(
         "times": CheckedColumn(TIME, row_count, None if capture.sealed else capture.times_crcs),
         "rows": CheckedColumn(ROW, row_count, None if capture.sealed else capture.rows_crcs),
     }
+    name: EntryName = name_entry
+    if capture.sparse is not None:
+        name = "row {}".format  # until it is known which entries are there
     if capture.sparse is not None and "times" in files:
         try:
-            read_present(files["times"], capture)
+            ids = ids_of(read_present(files["times"], capture))
+            name = _name_of(ids)
         except Corrupt as error:
             yield LedgerProblem.of(error)
     data_end: int | None = 0  # None: not known, the block before is damaged
@@ -123,11 +129,13 @@ def _find_problems(
             continue
         path = files["rows"].path
         if "times" in blocks:
-            yield from find_bad_times(path, first, rows, blocks["times"])
-        yield from find_bad_offsets(path, first, rows, data_end)
+            yield from find_bad_times(path, first, rows, blocks["times"], name)
+        yield from find_bad_offsets(path, first, rows, data_end, name)
         data_end = int(rows["offset"][-1]) + int(rows["length"][-1])
         if "data" in files:
-            yield from _find_bad_frames(files["data"], first, rows, blocks.get("times"), capture, compare)
+            yield from _find_bad_frames(
+                files["data"], first, rows, blocks.get("times"), capture, compare, name
+            )
     if data_end not in (None, capture.data_bytes):
         what = f"the last row ends at {data_end} of {capture.data_bytes} data bytes"
         yield LedgerProblem(files["rows"].path, row_offset(max(row_count - 1, 0)), what)
@@ -140,6 +148,7 @@ def _find_bad_frames(
     times: Int64Column | None,
     capture: LedgerCapture,
     compare: CompareFrames | None,
+    name: EntryName,
 ) -> Iterator[LedgerProblem]:
     starts = rows["offset"].astype(np.int64)
     ends = starts + rows["length"]
@@ -153,11 +162,21 @@ def _find_bad_frames(
         wrong = wrong_frames(frames, rows[low:high])
         for index in wrong.tolist():
             offset = HEADER_BYTES + int(starts[low + index])
-            yield LedgerProblem(file.path, offset, "a stored message is damaged", Fault.CHECKSUM)
+            yield LedgerProblem(
+                file.path,
+                offset,
+                f"{name(first + low + index)}: the stored message is damaged",
+                Fault.CHECKSUM,
+            )
         if compare is not None and times is not None and not len(wrong):
             for index, what in compare(first + low, frames, rows[low:high], times[low:high]):
                 offset = HEADER_BYTES + int(starts[low + index])
-                yield LedgerProblem(file.path, offset, f"row {first + low + index}: {what}")
+                yield LedgerProblem(file.path, offset, f"{name(first + low + index)}: {what}")
+
+
+def _name_of(ids: UInt32Column) -> EntryName:
+    """Of a sparse ledger, whose rows are those of the entries that are there."""
+    return lambda row: f"entry {ids[row]}"
 
 
 def dump_ledger(vfs: Vfs, path: str) -> Iterator[dict[str, Any]]:

@@ -46,7 +46,7 @@ class Consumer:
         self.draining = False
         self.paused = False  # as its subscription is
         self.ended = False  # its subscription begins elsewhere or has another rule: its client opens anew
-        self.starved = False  # of permits in bytes: the next message does not fit
+        self.starved = False  # of permits in bytes: the next message does not fit, and it holds something
         self.polls = False  # wants to know when there is nothing for it
         self.found_nothing = False
         self.closed_because: PostdateError | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyroaring import BitMap
@@ -34,7 +35,9 @@ class Leases:
       L2  Every held entry is in exactly one grant of its holder, so exactly one deadline is its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[str], None] = lambda consumer_id: None) -> None:
+        """`on_end` is told of a consumer that has just ceased to hold something, however that came about."""
+        self._on_end = on_end
         self.leased: Entries = {}
         self._held: dict[str, Entries] = {}
         self._grants: dict[str, deque[_Grant]] = {}
@@ -66,12 +69,14 @@ class Leases:
                 rest = without_entries(rest, mine)
                 remove_entries(self._held[consumer_id], mine)
                 self._prune(consumer_id)
+                self._on_end(consumer_id)
 
     def take_back(self, consumer_id: str, entries: Entries) -> None:
         """End this consumer's leases of entries that it holds; they may be leased again."""
         remove_entries(self.leased, entries)
         remove_entries(self._held[consumer_id], entries)
         self._ungrant(consumer_id, entries)
+        self._on_end(consumer_id)
 
     def extend(self, consumer_id: str, entries: Entries, deadline_ns: int) -> None:
         """Give entries that this consumer holds another deadline."""

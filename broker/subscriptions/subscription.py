@@ -10,6 +10,7 @@ Invariants:
   D2  An entry is in at most one of: leased, promised, queued for redelivery, parked after it came back.
   D3  Without consumers there is no chunk and no reader, only the cursor and the counts; and a dispatcher for as long as
       there are leases that Receive took.
+  D4  A consumer that is starved of bytes holds something: what it waits for is to be rid of it, or to grant more.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Subscription:
         self.changed = False  # since the cursor's file was written
         # volatile
         self.consumers: list[Consumer] = []
-        self.leases = Leases()
+        self.leases = Leases(self._lease_ended)
         self.promised: Entries = {}
         self.absences: tuple[Absence, ...] = ()
         """What came due in them is held back until it was found out what becomes of it."""
@@ -232,7 +233,7 @@ class Subscription:
         self.cursor = Cursor(record.start)
         self.attempts = Attempts()
         self.redelivery = Waiting()
-        self.leases = Leases()
+        self.leases = Leases(self._lease_ended)
         self.parked = {}
         # What is promised stays so: the records that name it were submitted after this one, and follow (D1).
         remove_entries(self.promised, self.giving_up)
@@ -331,8 +332,6 @@ class Subscription:
 
     async def acknowledge(self, entries: Entries) -> list[Failure]:
         """Settle entries; returns when that is durable. Failures name what can not have been sent here."""
-        for consumer in self.consumers:
-            consumer.starved = False
         entries, _, failures = self._there(entries)
         unknown = without_entries(entries, self._known(entries))
         if unknown:
@@ -398,6 +397,13 @@ class Subscription:
             entries = self.leases.held(consumer_id) if hung else late
             self.counters.lease_expired_messages += count_entries(entries)
             self._give_back_unasked(consumer_id, entries, ReturnReason.LEASE_EXPIRED)
+
+    def _lease_ended(self, consumer_id: str) -> None:
+        """A consumer holds less: a message that is larger than the bytes it has left may go to it now (D4)."""
+        for consumer in self.consumers:
+            if consumer.starved and consumer.consumer_id == consumer_id:
+                consumer.starved = False
+                self.work.set()
 
     def _hung(self, consumer_id: str, now_ns: int) -> bool:
         """Whether nothing was heard of a consumer for as long as its lease: then others go before it."""

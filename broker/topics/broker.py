@@ -104,8 +104,10 @@ class Broker:
             cleanup_ms=config.compaction_cleanup_ms,
             file_executor=file_executor,
             index_executor=index_executor,
+            note=self.counters.note_compaction,
         )
         self._found_alive_ms = 0
+        self.disk_free_bytes = 0  # as of the last look
         self._disk_full = False
         self._draining = False
 
@@ -403,7 +405,7 @@ class Broker:
             self._check_disk()
 
     def _check_disk(self) -> None:
-        free_bytes = self._vfs.free_bytes(self.config.data_dir)
+        self.disk_free_bytes = free_bytes = self._vfs.free_bytes(self.config.data_dir)
         full = free_bytes < self.config.disk_reserve_bytes
         if full != self._disk_full:
             self._disk_full = full

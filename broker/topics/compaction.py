@@ -109,7 +109,9 @@ class CompactionDesk:
         cleanup_ms: int,
         file_executor: Executor,
         index_executor: Executor,
+        note: Callable[[str], None],
     ) -> None:
+        self._note = note  # counts how leases ended
         self._registry = registry
         self._layout = layout
         self._vfs = vfs
@@ -196,6 +198,7 @@ class CompactionDesk:
         if held.committing is not None:
             raise Refused("The compaction is being committed", reason="COMPACTION_RUNNING")
         self._end(held)
+        self._note("aborted")
         await self._remove_folder(held.lease.folder)
 
     # -- commit ----------------------------------------------------------------------------------------------
@@ -230,6 +233,7 @@ class CompactionDesk:
         finally:
             self._end(held)
         committed = Committed(tuple(placed), refused, swapped)
+        self._note("refused" if refused or swapped != outputs.has_bucket else "committed")
         self._done[lease.compaction_id, lease.epoch] = committed
         while len(self._done) > _REMEMBERED:
             self._done.popitem(last=False)
@@ -411,6 +415,7 @@ class CompactionDesk:
         for held in list(self._held.values()):
             if held.lease.expires_at_ms <= now_ms and held.committing is None:
                 self._end(held)
+                self._note("expired")
 
     def _end(self, held: _Held) -> None:
         if self._held.pop(held.lease.compaction_id, None) is None:

@@ -74,10 +74,10 @@ def requeued_frame(frame: bytes) -> bytes:
 
 
 def _rewritten(frame: bytes, added: bytes) -> bytes:
-    message = memoryview(frame)[_body_at(frame) :]
+    message = memoryview(frame)[body_at(frame) :]
     kept = [
         message[start:end]
-        for number, start, content, end in _fields(message)
+        for number, start, content, end in fields_of(message)
         if number not in _OBEYED
         and not (number == _PROPERTIES and _name_of(message[content:end]) in _RESERVED_NAMES)
     ]
@@ -85,27 +85,28 @@ def _rewritten(frame: bytes, added: bytes) -> bytes:
     return b"".join((_FRAME_TAG, encode_varint(len(body)), body))
 
 
-def _body_at(frame: bytes) -> int:
+def body_at(frame: bytes) -> int:
+    """Where the message in a frame begins; raises Corrupt."""
     if frame[:1] != _FRAME_TAG:
         raise Corrupt("A stored frame does not begin as one")
-    length, at = _varint(memoryview(frame), 1)
+    length, at = varint_at(memoryview(frame), 1)
     if at + length != len(frame):
         raise Corrupt("A stored frame is not as long as it says")
     return at
 
 
-def _fields(message: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Each field: its number, where it starts, where its content starts, where it ends."""
+def fields_of(message: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Each field: its number, where it starts, where its content starts, where it ends. Raises Corrupt."""
     at = 0
     while at < len(message):
         start = at
-        tag, at = _varint(message, at)
+        tag, at = varint_at(message, at)
         kind = tag & 7
         content = at
         if kind == _VARINT:
-            _, at = _varint(message, at)
+            _, at = varint_at(message, at)
         elif kind == _LENGTH:
-            length, content = _varint(message, at)
+            length, content = varint_at(message, at)
             at = content + length
         elif kind in (_FIXED32, _FIXED64):
             at += 4 if kind == _FIXED32 else 8
@@ -119,7 +120,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int, int, int]]:
 def _name_of(entry: memoryview) -> bytes:
     """The name in an entry of `properties`; the last one counts, and without one it is empty."""
     name = b""
-    for number, _, content, end in _fields(entry):
+    for number, _, content, end in fields_of(entry):
         if number == 1:
             name = bytes(entry[content:end])
     return name
@@ -130,7 +131,7 @@ def _property(name: bytes, value: bytes) -> bytes:
     return b"".join((b"\x1a", encode_varint(len(entry)), entry))
 
 
-def _varint(octets: memoryview, at: int) -> tuple[int, int]:
+def varint_at(octets: memoryview, at: int) -> tuple[int, int]:
     """The varint at a place, and the place after it."""
     value = shift = 0
     while at < len(octets) and shift < 70:

@@ -61,6 +61,10 @@ class Schedule:
         """Messages whose time has not come, by due time; one bar if `width_ms` is 0. Reads no messages."""
         return await self._look.count(due, width_ms)
 
+    async def times(self, due: DueRange, limit: int) -> Int64Column | None:
+        """The due times of what waits in a range, exactly, rising; None if these are more than `limit`."""
+        return await self._look.times(due, limit)
+
     async def change(
         self, names: Sequence[Position] | Sequence[str], change: Change, *, dry_run: bool
     ) -> Sequence[Outcome]:

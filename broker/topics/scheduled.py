@@ -27,7 +27,7 @@ from broker.delayed.near import NO_COLUMNS, Columns, Key, concatenate
 from broker.delayed.scan import scan
 from broker.delayed.tracker import DelayedDeliveryTracker
 from broker.errors import InvalidRequest, NotFound, Unavailable
-from broker.model import CANCELLED_MS, ROW, Array, Position, RowColumn
+from broker.model import CANCELLED_MS, ROW, Array, Int64Column, Position, RowColumn
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
 from broker.storage.amendments import Amendments
@@ -180,6 +180,27 @@ class ScheduledLook:
         found = tracker.histogram(start_ms, end_ms, width_ms, floor_ms)
         bars = tuple((bar.start_ms, bar.count) for bar in found.bars)
         return ScheduledCounts(bars, found.before, found.after, found.is_exact and index.is_exact)
+
+    async def times(self, due: DueRange, limit: int) -> Int64Column | None:
+        """The due times of what waits in a range, rising; None if these are more than `limit`.
+
+        Exact where `count` is not. Reads segments of the index, and no messages.
+        """
+        wanted = _Wanted(due, "")
+        budget = YieldBudget(self._clock)
+        found = [NO_COLUMNS.deliver_at_ms]
+        at: Key | None = None
+        with self._keep_files():
+            await self._caught_up()
+            while True:
+                entries, at = await self._scan(wanted, at, _COUNT_STEP)
+                found.append(entries.deliver_at_ms)
+                limit -= len(entries)
+                if limit < 0:
+                    return None
+                if at is None:
+                    return np.concatenate(found)
+                await budget.spent()
 
     # -- going through the index -----------------------------------------------------------------------------
 

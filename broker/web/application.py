@@ -1,18 +1,38 @@
-"""The pages and answers of the HTTP edge. Imported late: what it needs takes a quarter of a second to load."""
+"""What answers requests of the HTTP edge. Imported late: what it needs takes a quarter of a second to load.
+
+The pages are loaded later still, when the first one is asked for: a broker that only machines look at never does.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+if TYPE_CHECKING:
+    from broker.topics.broker import Broker
+    from broker.web.site import Site
+
+_FORM_BYTES_MAX = 64 << 10
+
 
 def make_runner(
-    render_metrics: Callable[[], Awaitable[bytes]], readiness: Callable[[], str | None], *, stop_ms: int
+    render_metrics: Callable[[], Awaitable[bytes]],
+    readiness: Callable[[], str | None],
+    *,
+    pages: tuple[Broker, str] | None,
+    listen_host: str,
+    stop_ms: int,
 ) -> web.AppRunner:
-    """What answers requests; `readiness` returns None when the broker is ready, else why it is not, in a line."""
+    """What answers requests; `readiness` returns None when the broker is ready, else why it is not, in a line.
+
+    `pages`: the broker that they show, and its version; None: there are none.
+    """
 
     async def metrics(_request: web.Request) -> web.Response:
         return web.Response(body=await render_metrics(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
@@ -25,10 +45,12 @@ def make_runner(
         reason = readiness()
         return _line(200, "ok") if reason is None else _line(503, reason)
 
-    app = web.Application()
+    app = web.Application(client_max_size=_FORM_BYTES_MAX)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/livez", livez)
     app.router.add_get("/readyz", readyz)
+    if pages is not None:
+        app.router.add_route("*", "/{path:.*}", _LatePages(*pages, listen_host).answer)
     app.on_response_prepare.append(_hide_versions)
     return web.AppRunner(
         app,
@@ -37,6 +59,25 @@ def make_runner(
         handler_cancellation=True,
         shutdown_timeout=stop_ms / 1000,
     )
+
+
+class _LatePages:
+    """The pages, loaded when the first one is asked for."""
+
+    def __init__(self, broker: Broker, version: str, listen_host: str) -> None:
+        self._broker = broker
+        self._version = version
+        self._listen_host = listen_host
+        self._site: Site | None = None
+        self._loading = asyncio.Lock()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        async with self._loading:
+            if self._site is None:
+                # In a thread: the loop delivers meanwhile.
+                site = await asyncio.to_thread(importlib.import_module, "broker.web.site")
+                self._site = await site.make_site(self._broker, self._version, self._listen_host)
+        return await self._site.answer(request)
 
 
 def _line(status: int, text: str) -> web.Response:

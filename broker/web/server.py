@@ -1,4 +1,4 @@
-"""The HTTP edge: metrics and health for machines. Read-only and open to all: bind it to a private address."""
+"""The HTTP edge: metrics and health for machines, open to all; and pages for operators, guarded (`guard.py`)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from broker.settings import ConfigError, split_address
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from broker.topics.broker import Broker
+
 _BACKLOG = 128
 
 
 class HttpServer:
-    """Serves /metrics, /livez and /readyz.
+    """Serves /metrics, /livez and /readyz, and the pages of a broker if there is one.
 
     `listen` takes the port; whoever connects waits until `start`, which loads what answers. So a broker that
     delivers first and starts this afterwards is ready sooner, and still fails early where the port is taken.
@@ -32,8 +34,11 @@ class HttpServer:
         render_metrics: Callable[[], Awaitable[bytes]],
         readiness: Callable[[], str | None],
         *,
+        pages: tuple[Broker, str] | None = None,
         stop_ms: int = 500,
     ) -> None:
+        """`pages`: the broker that they show, and its version."""
+        self._pages = pages
         self._stop_ms = stop_ms
         self._host, self._port = split_address(address)
         self._render_metrics = render_metrics
@@ -73,7 +78,13 @@ class HttpServer:
         application = await asyncio.to_thread(importlib.import_module, "broker.web.application")
         from aiohttp import web  # noqa: PLC0415 - loaded by now
 
-        runner = application.make_runner(self._render_metrics, self._readiness, stop_ms=self._stop_ms)
+        runner = application.make_runner(
+            self._render_metrics,
+            self._readiness,
+            pages=self._pages,
+            listen_host=self._host,
+            stop_ms=self._stop_ms,
+        )
         await runner.setup()
         try:
             for each in self._sockets:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCKS = ("requirements.txt", "requirements-dev.txt", "requirements-protos.txt")
+LOCKS = ("requirements.txt", "requirements-jobs.txt", "requirements-dev.txt", "requirements-protos.txt")
 LINE = re.compile(
     r"""
       \s*\#.*
-    | [a-z0-9.-]+ == [A-Za-z0-9.]+ (\ ;\ [a-z_]+\ [!=<>]+\ '[A-Za-z0-9.]+')* \ \\
+    | [a-z0-9.-]+ == [A-Za-z0-9.]+ (\ (;|and)\ [a-z_]+\ [!=<>]+\ '[A-Za-z0-9.]+')* \ \\
     | \ {4}--hash=sha256:[0-9a-f]{64} (\ \\)?
     """,
     re.VERBOSE,
@@ -40,7 +40,9 @@ def test_every_pin_has_hashes(name):
 
 
 def test_development_runs_what_production_runs():
-    assert pins("requirements.txt").items() <= pins("requirements-dev.txt").items()
+    """And the nightly jobs have the broker's own versions, for they read its files."""
+    assert pins("requirements.txt").items() <= pins("requirements-jobs.txt").items()
+    assert pins("requirements-jobs.txt").items() <= pins("requirements-dev.txt").items()
 
 
 def test_every_dependency_is_pinned():
@@ -49,6 +51,10 @@ def test_every_dependency_is_pinned():
     run = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["broker"]]
     for lock, wanted in (
         ("requirements.txt", [*run, *groups["build"]]),
+        (
+            "requirements-jobs.txt",
+            [*run, *project["project"]["optional-dependencies"]["spark"], *groups["build"]],
+        ),
         ("requirements-dev.txt", [item for item in groups["dev"] if isinstance(item, str)]),
         ("requirements-protos.txt", groups["protos"]),
     ):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 from pyroaring import BitMap
 
-from broker.model import Int64Column
+from broker.model import Int64Column, Position
 from broker.runtime.vfs import Vfs
 from broker.storage.amendments import NONE
 from broker.storage.manifest import TopicImage, decode_topic, encode_topic
@@ -92,7 +93,7 @@ def change_manifest(path: Path, topic_id: int = 1, **changes: object) -> TopicIm
     return image
 
 
-def die(_: object) -> None:
+def die(*_: object) -> None:
     """A task whose process is killed."""
     os._exit(9)
 
@@ -102,3 +103,32 @@ def flip(path: Path, offset: int) -> None:
     content = bytearray(path.read_bytes())
     content[offset] ^= 1
     path.write_bytes(content)
+
+
+PINNED_IDS = (1, 2, 3, 4, 5)
+"""Of `write_pinned_folder`: the ledgers of which little is live. One more takes entries."""
+
+DUE_ID = 20
+"""Of each of them: the entry that is due and was not acknowledged."""
+
+
+def write_pinned_folder(path: Path | str, topics: int = 1) -> None:
+    """Topics whose ledgers are mostly delivered, and whose buckets are small: what compaction is for."""
+    now_ms = time.time_ns() // 1_000_000
+    with FolderWriter(str(path), frontier_ms=now_ms - 86_400_000) as folder:
+        for topic in range(topics):
+            ids = [topic * 10 + each for each in (*PINNED_IDS, PINNED_IDS[-1] + 1)]
+            ledgers = []
+            settled = {}
+            mark = Position(ids[0], 6)  # a cursor names nothing at or before its mark
+            for ledger_id in ids:
+                random = np.random.default_rng(ledger_id)
+                times = now_ms - 3_600_000 - random.integers(0, 40_000_000, ROWS)
+                times[::3] = 0
+                times[7::50] = now_ms + random.integers(3_600_000, 86_400_000, len(times[7::50]))
+                ledgers.append(StoredLedger(ledger_id, times))
+                done = np.flatnonzero(times < now_ms)
+                done = done[done > mark.entry_id] if ledger_id == mark.ledger_id else done
+                settled[ledger_id] = BitMap(done[done != DUE_ID].tolist())
+            billing = StoredSubscription("billing", settled, mark)
+            folder.add_topic(f"orders-{topic}", ledgers, [billing], ledgers_per_bucket=1)

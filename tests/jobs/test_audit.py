@@ -19,10 +19,11 @@ from broker.delayed.check import Kind, Severity
 from broker.errors import Fenced, NotFound
 from broker.jobs import units
 from broker.jobs.audit import AuditRequest, run_audit
-from broker.jobs.engine import InlineEngine, run_units
+from broker.jobs.engine import InlineEngine
 from broker.jobs.folder import ReadOnlyVfs, open_folder
-from broker.jobs.plan import pack_units, plan_audit
-from broker.jobs.values import Level, Line, TopicFinding, Unit, UnitResult
+from broker.jobs.plan import plan_audit
+from broker.jobs.values import Level, TopicFinding, Unit, UnitResult
+from broker.jobs.work import Line, pack_units, run_units
 from broker.model import LEDGER_ID_MAX, START
 from broker.runtime.vfs import LocalVfs
 from broker.storage.amendments import HEADER_BYTES as AMENDMENTS_HEADER_BYTES
@@ -127,7 +128,7 @@ def test_results_travel_as_json(tmp_path: Path) -> None:
     with open_folder(str(tmp_path / "data")) as folder:
         (unit,) = plan_audit(folder, (), Level.STANDARD).units
     assert Unit.from_line(json.loads(json.dumps(unit.to_line()))) == unit
-    (result,) = run_units([unit])
+    (result,) = run_units(units.AUDIT, [unit])
     assert result.findings and result.ledgers
     assert UnitResult.from_line(json.loads(json.dumps(result.to_line()))) == result
 
@@ -263,7 +264,7 @@ def test_rows_that_were_not_made_of_their_messages_are_found_by_deep_alone(tmp_p
     report = audit(tmp_path / "data", Level.DEEP)
     assert kinds(report) == {"bad_rows"}
     texts = [line["what"] for line in report["findings"]]
-    assert [text.split(":")[0] for text in texts] == ["row 5", "row 7"]
+    assert [text.split(":")[0] for text in texts] == ["entry 5", "entry 7"]
     assert f"its row says deliver_at_ms {times[7]}, its message {asked[7]}" in texts[1]
 
 
@@ -395,7 +396,7 @@ def test_a_task_that_dies_does_not_end_the_run(whole: Path, monkeypatch: pytest.
             raise RuntimeError("a bug")
         return right(unit)
 
-    monkeypatch.setattr("broker.jobs.engine.audit_unit", wrong)
+    monkeypatch.setattr("broker.jobs.audit.AUDIT", dataclasses.replace(units.AUDIT, run=wrong))
     report = audit(whole)
     assert report["exit_code"] == 3
     assert [(line["kind"], line["topic"]) for line in report["findings"]] == [("not_checked", "mails")]

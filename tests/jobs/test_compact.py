@@ -11,9 +11,9 @@ import pytest
 from broker.errors import NotFound, PostdateError, Refused, Unavailable
 from broker.jobs.compact import CompactRequest, Tell, TopicResult, run_compact
 from broker.jobs.compact_plan import CompactLimits, TopicPlan, freed_bytes, plan_topic
+from broker.jobs.engine import InlineEngine
 from broker.jobs.rewrite import rewrite
 from broker.storage.compaction_inputs import Outputs
-from broker.testing.mem_vfs import MemVfs
 from broker.topics.compaction_values import (
     BucketCandidate,
     Candidates,
@@ -105,7 +105,7 @@ class _Desk:
     async def begin(self, topic: str, ledger_ids: Sequence[int], bucket_ids: Sequence[int]) -> Lease:
         self.calls.append(f"begin {topic}")
         self._fail(topic, "bad begin", Refused("busy", reason="COMPACTION_RUNNING"))
-        return Lease("x", 1, topic, 1, tuple(ledger_ids), tuple(bucket_ids), "staging/x", 0)
+        return Lease(topic, 1, topic, 1, tuple(ledger_ids), tuple(bucket_ids), f"staging/{topic}", 0)
 
     async def commit(self, lease: Lease, outputs: Outputs) -> Committed:
         raise Unavailable("gone")
@@ -120,7 +120,7 @@ class _Desk:
 
 
 def run_with(desk: _Desk, request: CompactRequest) -> list[TopicResult]:
-    return asyncio.run(run_compact(desk, MemVfs(), request, Tell()))
+    return asyncio.run(run_compact(desk, InlineEngine(1), request, Tell()))
 
 
 def test_one_bad_topic_does_not_sink_the_run():

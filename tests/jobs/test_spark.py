@@ -1,4 +1,4 @@
-"""The audit on Spark: on one machine, on a cluster in processes of its own, and on a standalone cluster."""
+"""The jobs on Spark: on one machine, on a cluster in processes of its own, and on a standalone cluster."""
 
 from __future__ import annotations
 
@@ -14,11 +14,24 @@ from broker.cli import main
 from broker.jobs.audit import AuditRequest, run_audit
 from broker.jobs.datasource import PostdateDataSource
 from broker.jobs.engine import InlineEngine
+from broker.jobs.rewrite import outputs_of
 from broker.jobs.spark import SparkEngine
 from broker.jobs.spark_session import JobSession
-from broker.jobs.values import Level, Line
+from broker.jobs.values import Level
+from broker.jobs.work import Line
+from tests.jobs.compacting import Leased, compact_offline, contents, lease_all, run_all
 from tests.jobs.conftest import needs_java, session_on, standalone
-from tests.jobs.folders import LEDGER_IDS, ROWS, SETTLED, WRONG, times_of, write_folder, write_wrong_folder
+from tests.jobs.folders import (
+    LEDGER_IDS,
+    PINNED_IDS,
+    ROWS,
+    SETTLED,
+    WRONG,
+    times_of,
+    write_folder,
+    write_pinned_folder,
+    write_wrong_folder,
+)
 
 MASTERS = ["local[2]", "local-cluster[2,1,1024]", "standalone"]
 
@@ -82,7 +95,7 @@ def test_executors_use_the_code_that_was_sent(session: JobSession) -> None:
 def test_a_job_that_dies_is_told_and_not_taken_for_clean(
     session: JobSession, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.jobs.spark._task", lambda tasks: lambda batches: iter(["no batch"]))
+    monkeypatch.setattr("broker.jobs.spark._task", lambda *_: lambda batches: iter(["no batch"]))
     report = run_audit(AuditRequest(str(folders["whole"])), SparkEngine(session.master, session))
     assert report["exit_code"] == 3
     assert {line["kind"] for line in report["findings"]} == {"not_checked"}
@@ -119,6 +132,70 @@ def test_tables_hold_what_is_stored(session: JobSession, folders: dict[str, Path
     assert counts == dict.fromkeys(("billing", "audit"), len(range(SETTLED, ROWS, SETTLED)) * len(LEDGER_IDS))
     with pytest.raises(ValueError, match="no table"):
         PostdateDataSource({"path": "x", "table": "payloads"}).schema()
+
+
+# -- compaction ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def leased(tmp_path_factory: pytest.TempPathFactory) -> Leased:
+    return lease_all(tmp_path_factory.mktemp("leased"))
+
+
+@pytest.fixture(scope="module")
+def rewritten(leased: Leased) -> dict[str, bytes]:
+    """What the inline engine leaves in the folder of the lease."""
+    folder = leased.copy("inline")
+    results = run_all(InlineEngine(2), leased.units(folder))
+    assert [each.error for each in results] == [""] * len(results)
+    assert len(outputs_of(results).ledgers) == len(PINNED_IDS)
+    return contents(folder)
+
+
+def test_spark_writes_the_bytes_that_the_inline_engine_writes(
+    session: JobSession, leased: Leased, rewritten: dict[str, bytes], tmp_path: Path
+) -> None:
+    folder = leased.copy(tmp_path.name)
+    results = run_all(SparkEngine(session.master, session), leased.units(folder))
+    assert [each.error for each in results] == [""] * len(results)
+    assert [each.present_count for each in outputs_of(results).ledgers] == [
+        each.present_count for each in outputs_of(run_all(InlineEngine(1), leased.units(folder))).ledgers
+    ]
+    assert contents(folder) == rewritten
+
+
+def test_a_task_that_runs_twice_changes_nothing(
+    session: JobSession, leased: Leased, rewritten: dict[str, bytes], tmp_path: Path
+) -> None:
+    folder = leased.copy(tmp_path.name)
+    results = run_all(SparkEngine(session.master, session), leased.units(folder) * 3)
+    assert {each.error for each in results} == {""}
+    assert contents(folder) == rewritten
+
+
+def test_topics_are_compacted_on_spark_and_the_audit_is_clean(session: JobSession, tmp_path: Path) -> None:
+    write_pinned_folder(tmp_path / "data", topics=3)
+    done = compact_offline(tmp_path / "data", SparkEngine(session.master, session))
+    assert [each.error for each in done] == [""] * 3
+    for each in done:
+        assert each.committed is not None
+        assert (len(each.committed.ledger_ids), each.committed.refused) == (len(PINNED_IDS), {})
+        assert each.committed.bucket_swapped
+    report = run_audit(AuditRequest(str(tmp_path / "data"), Level.DEEP), SparkEngine(session.master, session))
+    assert (report["outcome"], report["findings"]) == ("clean", [])
+
+
+def test_the_compact_command_runs_on_spark(tmp_path: Path) -> None:
+    needs_java(tmp_path)
+    write_pinned_folder(tmp_path / "data")
+    command = ["compact", "--offline", str(tmp_path / "data"), "--apply", "--master", "local[2]"]
+    result = CliRunner().invoke(main, [*command, "--reclaim-mib", "0", "--live-ratio", "0.9"])
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    assert "5 ledgers were rewritten, 0 refused; buckets of 1 topics were merged" in result.output
+    assert "on spark local[2]" in result.output
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_runs_on_spark(tmp_path: Path) -> None:

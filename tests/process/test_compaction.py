@@ -48,6 +48,8 @@ class JobProcess:
             "-m",
             "broker.cli",
             "compact",
+            "--engine",
+            "inline",
             *arguments,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -82,7 +84,7 @@ def _begun(data_dir: Path) -> bool:
 
 
 def _writing(data_dir: Path) -> bool:
-    return any(data_dir.glob("staging/*/*.times"))
+    return any(data_dir.glob("staging/*/*/*.times"))
 
 
 def _moving(data_dir: Path) -> bool:

@@ -298,6 +298,18 @@ MUTATIONS = (
         "            if False:\n",
     ),
     _bug(
+        "who waits for bytes is forgotten when its leases end",
+        "broker.subscriptions.leases",
+        "        self._ungrant(consumer_id, entries)\n        self._on_end(consumer_id)\n",
+        "        self._ungrant(consumer_id, entries)\n",
+    ),
+    _bug(
+        "who waits for bytes is not woken when its leases end",
+        _SUBSCRIPTION,
+        "                consumer.starved = False\n                self.work.set()\n",
+        "                consumer.starved = False\n",
+    ),
+    _bug(
         "what was lost is overtaken while it comes back",
         _KEYS,
         "        if not came_back and not self._coming and not self._back:\n",

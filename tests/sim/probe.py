@@ -113,3 +113,6 @@ class Probe:
                 queued = len(subscription.replay)
                 require(bool(subscription.consumers) or not queued, "P6", "a replay queue without a consumer")
                 require(subscription.counters.early_deliveries == 0, "P2", "early deliveries were counted")
+                for consumer in subscription.consumers:
+                    held = not consumer.starved or subscription.leases.held(consumer.consumer_id)
+                    require(bool(held), "D4", f"{consumer.consumer_id} waits for bytes and holds nothing")

@@ -10,8 +10,8 @@ import pytest
 
 from broker.jobs.compact import CompactRequest, Tell, run_compact
 from broker.jobs.compact_plan import CompactLimits
+from broker.jobs.engine import InlineEngine
 from broker.rpc.compaction_client import RemoteDesk
-from broker.runtime.vfs import LocalVfs
 from postdate.credentials import Credentials
 from postdate.v1 import compaction_pb2 as pb
 from postdate.v1 import compaction_pb2_grpc, consumer_pb2
@@ -105,8 +105,10 @@ async def test_a_whole_hand_off(serve: Serve, tmp_path: Path):
         assert again.reason == "COMPACTION_RUNNING"
         await desk.abort(lease)
         request = CompactRequest(apply=True, limits=CompactLimits(reclaim_bytes_min=0))
-        (result,) = await run_compact(desk, LocalVfs(), request, Tell())
+        (result,) = await run_compact(desk, InlineEngine(1), request, Tell())
         assert result.committed is not None
         assert result.committed.ledger_ids == (candidate.ledger_id,)
+        ended = wire.server.broker.counters.compactions
+        assert ended == {"committed": 1, "refused": 0, "aborted": 1, "expired": 0}
         (candidate,) = (await desk.candidates("t")).ledgers
         assert (candidate.generation, candidate.entry_count, candidate.present_count) == (1, 5_000, 1)

@@ -9,11 +9,16 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 from google.protobuf import descriptor_pool, json_format, message_factory
+from google.protobuf.field_mask_pb2 import FieldMask
 
 from tests.wire.conftest import Message, Refusal, Wire, now_ms, on_shared, within
 
 ROOT = Path(__file__).parents[2]
 LINE = re.compile(r"grpcurl -plaintext -d '(\{.*\})' (?:\\\n +)?localhost:7650 ([\w.]+)/(\w+)")
+# grpcurl takes a field mask as the message that it is; its JSON is a string.
+MASK = re.compile(r'"update_mask":\{"paths":\["(\w+)"\]\}')
+PAGES = ("README.md", "docs/scheduling.md", "docs/other-languages.md")
+SERVICES = ("ProducerService", "ConsumerService", "ScheduleService", "AdminService")
 TOKEN = '"page_token":"..."'
 
 
@@ -26,15 +31,29 @@ class Shown(NamedTuple):
 
 
 def shown() -> list[Shown]:
-    texts = ((ROOT / name).read_text() for name in ("README.md", "docs/scheduling.md"))
+    texts = ((ROOT / name).read_text() for name in PAGES)
     found = [match.groups() for text in texts for match in LINE.finditer(text)]
-    assert len(found) >= 19
+    assert len(found) >= 40
     arithmetic = re.compile(r"'\$\(\(NOW \+ (\d+)\)\)'")
     return [
-        Shown(service, method, arithmetic.sub(lambda each: str(now_ms() + int(each[1])), body))
+        Shown(service, method, arithmetic.sub(lambda each: str(now_ms() + int(each[1])), plain_mask(body)))
         for body, service, method in found
         if TOKEN not in body  # which stands for one that came before
     ]
+
+
+def plain_mask(body: str) -> str:
+    return MASK.sub(
+        lambda each: f'"update_mask":"{json_format.MessageToJson(FieldMask(paths=[each[1]]))[1:-1]}"', body
+    )
+
+
+def test_every_call_has_a_line():
+    page = (ROOT / "docs/other-languages.md").read_text()
+    found = set(re.findall(r"localhost:7650 postdate\.v1\.(\w+/\w+)", page))
+    pool = descriptor_pool.Default()
+    methods = (pool.FindServiceByName(f"postdate.v1.{service}").methods for service in SERVICES)
+    assert found == {f"{each.containing_service.name}/{each.name}" for group in methods for each in group}
 
 
 @pytest.mark.parametrize("line", shown(), ids=lambda line: f"{line.method} {line.body}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 import postdate
 from broker.config import BrokerConfig
+from broker.rpc.answers import Answers
 from broker.server import Server
 from postdate import cli
 from postdate._settlement import Verb
@@ -283,6 +284,58 @@ async def test_broker_that_restarts_is_found_again(tmp_path: Path) -> None:
             assert second.payload == b"meanwhile"  # and `before` does not come again
             await second.ack()
             assert await subscription.receive_many(timeout=timedelta(milliseconds=100)) == []
+    finally:
+        await within(server.stop())
+
+
+Call = Callable[[postdate.Client], Awaitable[Any]]
+
+CHANGES: dict[str, tuple[Call, Call, list[str]]] = {
+    "create a topic": (lambda c: c.topics.create("new"), lambda c: c.topics.delete("new"), ["s"]),
+    "delete a topic": (lambda c: c.topics.delete("t"), lambda c: c.topics.create("t"), []),
+    "create a subscription": (
+        lambda c: c.subscriptions.create("t", "new"),
+        lambda c: c.subscriptions.delete("t", "new"),
+        ["s"],
+    ),
+    "delete a subscription": (
+        lambda c: c.subscriptions.delete("t", "s"),
+        lambda c: c.subscriptions.create("t", "s"),
+        ["s"],
+    ),
+}
+"""A change; what somebody else does after it, which works only if it was made; and the subscriptions that are left."""
+
+
+@pytest.mark.parametrize(("change", "undo", "left"), CHANGES.values(), ids=CHANGES)
+async def test_change_that_a_dying_broker_made_is_neither_repeated_nor_called_a_failure(
+    change: Call, undo: Call, left: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, never = asyncio.Event(), asyncio.Event()
+    once = Answers.once
+
+    async def lose_answer(self: Answers, topic: str, request: Any, call: Any) -> Any:
+        await once(self, topic, request, call)
+        made.set()
+        await never.wait()
+
+    server = await start(tmp_path, "127.0.0.1:0")
+    address = server.grpc_address
+    try:
+        async with postdate.connect(address) as client:
+            await client.subscriptions.create("t", "s")
+            with monkeypatch.context() as patch:
+                patch.setattr(Answers, "once", lose_answer)
+                asked = asyncio.ensure_future(change(client))
+                await within(made.wait())
+            await within(server.stop())
+            server = await start(tmp_path, address)
+            async with postdate.connect(address) as other:
+                await within(undo(other))
+            with pytest.raises(postdate.Disconnected, match="may have happened or not"):
+                await within(asked)
+            assert [each.name for each in await client.topics.list()] == ["t"]
+            assert [each.name for each in await client.subscriptions.list("t")] == left
     finally:
         await within(server.stop())
 

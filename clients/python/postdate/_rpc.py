@@ -185,8 +185,8 @@ class Rpc:
     ) -> ResponseT:
         """One unary call, tried again while the broker is unavailable, up to `retry_for`.
 
-        For calls that may be repeated: most changes carry a request id, and messages that were handed to
-        a lost answer come back when their lease ends. The broker forgets request ids when it restarts.
+        For calls that may be repeated: those that change nothing, an acknowledgement, and a pull, as messages that
+        were handed to a lost answer come back when their lease ends.
         """
         return await self._call(method, request, wait_s, once=False)
 
@@ -196,7 +196,8 @@ class Rpc:
         """One unary call that is not made again where the first one may have had its effect.
 
         Up to `retry_for` it waits for a connection, and for a broker that says that it has done nothing.
-        If the connection breaks later: `Disconnected`.
+        If the connection breaks later: `Disconnected`. For every change: a broker that restarted has forgotten the
+        request id, and a repeat would delete what somebody has made meanwhile, or meet its own effect.
         """
         return await self._call(method, request, wait_s, once=True)
 

@@ -102,7 +102,11 @@ class ServerInfo:
 
 
 class Topics:
-    """`client.topics`."""
+    """`client.topics`.
+
+    A change waits, up to `retry_for`, for a broker that is away, and is not repeated where it may have happened:
+    then it raises `Disconnected`, and `get` tells.
+    """
 
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc
@@ -112,7 +116,7 @@ class Topics:
         request = admin_pb2.CreateTopicRequest(name=name, request_id=uuid.uuid4().hex)
         if policy is not None:
             request.policy.CopyFrom(topic_policy_proto(policy))
-        response = await self._rpc.call(self._rpc.admin.CreateTopic, request)
+        response = await self._rpc.call_once(self._rpc.admin.CreateTopic, request)
         return _topic(response.topic)
 
     async def get(self, name: str) -> TopicDescription:
@@ -132,7 +136,7 @@ class Topics:
             update_mask=topic_mask(changes),
             request_id=uuid.uuid4().hex,
         )
-        response = await self._rpc.call(self._rpc.admin.UpdateTopic, request)
+        response = await self._rpc.call_once(self._rpc.admin.UpdateTopic, request)
         return _topic(response.topic)
 
     async def list(self) -> tuple[TopicDescription, ...]:
@@ -164,11 +168,11 @@ class Topics:
     async def delete(self, name: str) -> None:
         """Delete a topic with its messages and subscriptions."""
         request = admin_pb2.DeleteTopicRequest(name=name, request_id=uuid.uuid4().hex)
-        await self._rpc.call(self._rpc.admin.DeleteTopic, request)
+        await self._rpc.call_once(self._rpc.admin.DeleteTopic, request)
 
 
 class Subscriptions:
-    """`client.subscriptions`."""
+    """`client.subscriptions`. Changes of which the answer is lost are not repeated: see `Topics`."""
 
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc
@@ -190,7 +194,7 @@ class Subscriptions:
             request.initial_position = cast(consumer_pb2.InitialPosition, initial_position.value)
         if policy is not None:
             request.policy.CopyFrom(subscription_policy_proto(policy))
-        response = await self._rpc.call(self._rpc.admin.CreateSubscription, request)
+        response = await self._rpc.call_once(self._rpc.admin.CreateSubscription, request)
         return _subscription(response.subscription)
 
     async def get(self, topic: str, name: str) -> SubscriptionDescription:
@@ -213,7 +217,7 @@ class Subscriptions:
             update_mask=subscription_mask(changes),
             request_id=uuid.uuid4().hex,
         )
-        response = await self._rpc.call(self._rpc.admin.UpdateSubscription, request)
+        response = await self._rpc.call_once(self._rpc.admin.UpdateSubscription, request)
         return _subscription(response.subscription)
 
     async def seek(self, topic: str, name: str, to: MessageId | datetime | InitialPosition) -> MessageId:
@@ -221,8 +225,7 @@ class Subscriptions:
 
         To a message, to the first one produced at or after a time that has passed, or to either end of the log.
         Its consumers are disconnected and come back by themselves; what they hold is theirs no more, and an ack
-        that is confirmed after the seek counts after it. Returns the first position that is owed. It is not repeated
-        where it may have happened: then `Disconnected`.
+        that is confirmed after the seek counts after it. Returns the first position that is owed.
         """
         request = admin_pb2.SeekRequest(topic=topic, subscription=name, request_id=uuid.uuid4().hex)
         if isinstance(to, InitialPosition):
@@ -235,10 +238,7 @@ class Subscriptions:
         return MessageId(response.position.ledger_id, response.position.entry_id)
 
     async def skip_all(self, topic: str, name: str) -> int:
-        """Settle all that it is owed now, scheduled messages too; returns how many that were.
-
-        A repeat would settle what came since, so there is none: `Disconnected` where it may have happened.
-        """
+        """Settle all that it is owed now, scheduled messages too; returns how many that were."""
         request = admin_pb2.SkipAllRequest(topic=topic, subscription=name, request_id=uuid.uuid4().hex)
         response = await self._rpc.call_once(self._rpc.admin.SkipAll, request)
         return int(response.skipped_messages)
@@ -246,13 +246,13 @@ class Subscriptions:
     async def pause(self, topic: str, name: str) -> SubscriptionDescription:
         """Deliver nothing until `resume`, across restarts too. Consumers stay, and what they hold can be acked."""
         request = admin_pb2.PauseRequest(topic=topic, subscription=name, request_id=uuid.uuid4().hex)
-        response = await self._rpc.call(self._rpc.admin.Pause, request)
+        response = await self._rpc.call_once(self._rpc.admin.Pause, request)
         return _subscription(response.subscription)
 
     async def resume(self, topic: str, name: str) -> SubscriptionDescription:
         """Deliver again."""
         request = admin_pb2.ResumeRequest(topic=topic, subscription=name, request_id=uuid.uuid4().hex)
-        response = await self._rpc.call(self._rpc.admin.Resume, request)
+        response = await self._rpc.call_once(self._rpc.admin.Resume, request)
         return _subscription(response.subscription)
 
     async def list(self, topic: str) -> tuple[SubscriptionDescription, ...]:
@@ -269,7 +269,7 @@ class Subscriptions:
     async def delete(self, topic: str, name: str) -> None:
         """Delete a subscription; its consumers are disconnected."""
         request = admin_pb2.DeleteSubscriptionRequest(topic=topic, name=name, request_id=uuid.uuid4().hex)
-        await self._rpc.call(self._rpc.admin.DeleteSubscription, request)
+        await self._rpc.call_once(self._rpc.admin.DeleteSubscription, request)
 
 
 async def get_server_info(rpc: Rpc) -> ServerInfo:

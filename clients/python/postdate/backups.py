@@ -36,7 +36,7 @@ class Backup:
 
 
 class Backups:
-    """`client.backups`."""
+    """`client.backups`. Changes of which the answer is lost raise `Disconnected`; `list` tells what came of them."""
 
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc
@@ -47,7 +47,7 @@ class Backups:
         `FailedPrecondition` while another one is made or deleted. Who stops waiting does not stop the backup.
         """
         request = admin_pb2.CreateBackupRequest(label=label, request_id=uuid.uuid4().hex)
-        response = await self._rpc.call(self._rpc.admin.CreateBackup, request, wait_s=_CREATE_S)
+        response = await self._rpc.call_once(self._rpc.admin.CreateBackup, request, wait_s=_CREATE_S)
         return _backup(response.backup)
 
     async def list(self) -> tuple[Backup, ...]:
@@ -64,7 +64,7 @@ class Backups:
     async def delete(self, name: str) -> None:
         """Delete a backup; `NotFound` if there is none of that name."""
         request = admin_pb2.DeleteBackupRequest(name=name, request_id=uuid.uuid4().hex)
-        await self._rpc.call(self._rpc.admin.DeleteBackup, request, wait_s=_DELETE_S)
+        await self._rpc.call_once(self._rpc.admin.DeleteBackup, request, wait_s=_DELETE_S)
 
 
 def _backup(backup: admin_pb2.Backup) -> Backup:

@@ -13,10 +13,27 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from postdate.commands import admin, bench, consume, dlq, produce, replay, schedule
+from postdate.commands import (
+    admin,
+    bench,
+    check,
+    completion,
+    consume,
+    contexts,
+    dlq,
+    export,
+    importing,
+    produce,
+    replay,
+    schedule,
+    tail,
+)
+from postdate.commands.config_file import ContextError
 from postdate.commands.output import plain
 from postdate.commands.settings import (
+    EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_NOT_FOUND,
     CommandFailed,
     Group,
     Settings,
@@ -34,7 +51,11 @@ def _version() -> str:
         return "unknown"
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]}, params=shared_options())
+@click.group(
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    params=shared_options(),
+)
 @click.version_option(_version(), prog_name="postdate")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
@@ -44,13 +65,20 @@ def cli(ctx: click.Context) -> None:
 
 cli.add_command(produce.produce)
 cli.add_command(consume.consume)
+cli.add_command(tail.tail)
 cli.add_command(admin.topic)
 cli.add_command(admin.subscription)
 cli.add_command(schedule.schedule)
 cli.add_command(dlq.dlq)
+cli.add_command(export.export)
+cli.add_command(importing.import_)
 cli.add_command(admin.stats)
+cli.add_command(admin.info)
+cli.add_command(check.check)
 bench.bench.add_command(replay.replay)
 cli.add_command(bench.bench)
+cli.add_command(contexts.context)
+cli.add_command(completion.completion)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -63,6 +91,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except CommandFailed as error:
         return _say(error.message, error.code)
+    except ContextError as error:
+        return _say(str(error), EXIT_NOT_FOUND if error.is_unknown else EXIT_FAILED)
     except PostdateError as error:
         return _say(describe(error), exit_code(error))
     except BrokenPipeError:

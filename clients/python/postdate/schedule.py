@@ -29,8 +29,7 @@ from postdate.scheduled import (
 from postdate.v1 import message_pb2, schedule_pb2
 
 NAMES_MAX = 5_000  # ids or keys in a call, and messages in a page of changes; the broker's default
-_PAGE_SIZE = 1_000
-_FULL_PAGE_SIZE = 100  # payloads may be large; the broker ends a page before it is too large all the same
+_PAGE_SIZE = 1_000  # the broker ends a page of large payloads before
 _IN_FLIGHT = 4
 _CHANGE_S = 120.0  # how long a call about thousands may take, beyond what any call may
 
@@ -81,10 +80,9 @@ class Schedule:
         request = schedule_pb2.ListScheduledRequest(
             topic=topic, due=_due(start, end), key_prefix=key_prefix, view=_view(payloads)
         )
-        most = _FULL_PAGE_SIZE if payloads else _PAGE_SIZE
         left = limit
         while left is None or left > 0:
-            request.page_size = most if left is None else min(most, left)
+            request.page_size = _PAGE_SIZE if left is None else min(_PAGE_SIZE, left)
             response = await self._rpc.call(self._rpc.schedule.ListScheduled, request)
             for scheduled in response.scheduled:
                 yield scheduled_message(scheduled, payloads)

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,10 +50,11 @@ class Outcome:
 
 @pytest.fixture(name="postdate")
 def command(
-    broker: FakeBroker, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[..., Any]:
     """Runs the command in a thread: it has a loop of its own, and the broker lives in ours."""
     monkeypatch.setenv("POSTDATE_ADDRESS", f"127.0.0.1:{broker.port}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("COLUMNS", raising=False)
     # Signal handlers belong to the main thread; here the command runs in another.
     monkeypatch.setattr(asyncio.BaseEventLoop, "add_signal_handler", lambda *_: None, raising=False)
@@ -60,8 +62,15 @@ def command(
 
     async def run(*arguments: str) -> Outcome:
         capfd.readouterr()
-        code = await asyncio.to_thread(cli.run, arguments)
+        code = await asyncio.to_thread(_code_of, arguments)
         out, err = capfd.readouterr()
         return Outcome(code, out, err)
 
     return run
+
+
+def _code_of(arguments: tuple[str, ...]) -> int:
+    try:
+        return cli.run(arguments)
+    except SystemExit as end:  # click's own, when it completes for a shell
+        return int(end.code or 0)

@@ -37,6 +37,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         if request.name in self.topics:
             await abort(context, status("ALREADY_EXISTS", "TOPIC_EXISTS", "there is one"))
         self.topic(request.name).policy.CopyFrom(request.policy)
+        await self._lose_answer(context)
         return admin_pb2.CreateTopicResponse(topic=self._topic(request.name))
 
     async def GetTopic(self, request: admin_pb2.GetTopicRequest, context: Any) -> Any:
@@ -48,11 +49,13 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         await self._hear(request, context)
         await self._need(request.name, context)
         _update(self.topics[request.name].policy, request.policy, request.update_mask)
+        await self._lose_answer(context)
         return admin_pb2.UpdateTopicResponse(topic=self._topic(request.name))
 
     async def DeleteTopic(self, request: admin_pb2.DeleteTopicRequest, context: Any) -> Any:
         await self._need(request.name, context)
         del self.topics[request.name]
+        await self._lose_answer(context)
         return admin_pb2.DeleteTopicResponse()
 
     async def ListTopics(self, request: admin_pb2.ListTopicsRequest, context: Any) -> Any:
@@ -65,6 +68,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         subscription.type = request.type
         subscription.policy.CopyFrom(request.policy)
         described = self._described(request.topic, request.name)
+        await self._lose_answer(context)
         return admin_pb2.CreateSubscriptionResponse(subscription=described)
 
     async def GetSubscription(self, request: admin_pb2.GetSubscriptionRequest, context: Any) -> Any:
@@ -78,11 +82,13 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         if "honor_delay" in request.update_mask.paths:
             self._turn_out()
         described = self._described(request.topic, request.name)
+        await self._lose_answer(context)
         return admin_pb2.UpdateSubscriptionResponse(subscription=described)
 
     async def DeleteSubscription(self, request: admin_pb2.DeleteSubscriptionRequest, context: Any) -> Any:
         await self._need(request.topic, context, request.name)
         del self.topics[request.topic].subscriptions[request.name]
+        await self._lose_answer(context)
         return admin_pb2.DeleteSubscriptionResponse()
 
     async def ListSubscriptions(self, request: admin_pb2.ListSubscriptionsRequest, context: Any) -> Any:
@@ -116,12 +122,14 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
     async def Pause(self, request: admin_pb2.PauseRequest, context: Any) -> Any:
         (await self._asked(request, request.subscription, context)).paused = True
         described = self._described(request.topic, request.subscription)
+        await self._lose_answer(context)
         return admin_pb2.PauseResponse(subscription=described)
 
     async def Resume(self, request: admin_pb2.ResumeRequest, context: Any) -> Any:
         (await self._asked(request, request.subscription, context)).paused = False
         self._change()
         described = self._described(request.topic, request.subscription)
+        await self._lose_answer(context)
         return admin_pb2.ResumeResponse(subscription=described)
 
     async def ListDeadLetters(self, request: admin_pb2.ListDeadLettersRequest, context: Any) -> Any:
@@ -160,6 +168,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
             duration_ms=1500,
         )
         self.backups[name] = made
+        await self._lose_answer(context)
         return admin_pb2.CreateBackupResponse(backup=made)
 
     async def ListBackups(self, request: admin_pb2.ListBackupsRequest, context: Any) -> Any:
@@ -172,6 +181,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         await self._hear(request, context)
         if self.backups.pop(request.name, None) is None:
             await abort(context, status("NOT_FOUND", "BACKUP_NOT_FOUND", f"no {request.name}"))
+        await self._lose_answer(context)
         return admin_pb2.DeleteBackupResponse()
 
     async def GetStats(self, request: admin_pb2.GetStatsRequest, context: Any) -> Any:

@@ -139,6 +139,16 @@ async def test_consume_that_falls_short_says_so(broker: FakeBroker, postdate: Ru
     assert (short.code, short.json, short.err) == (5, [], "postdate: 0 of 2 messages came\n")
 
 
+async def test_consume_waits_for_as_many_as_it_was_asked_for(
+    broker: FakeBroker, postdate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postdate.commands.consume._IDLE", timedelta(milliseconds=1))
+    await postdate("produce", "t", "--payload", "late", "--delay", "100ms")
+    assert (await postdate("consume", "t", "s")).out == ""
+    seen = await postdate("consume", "t", "s", "--count", "1")
+    assert (seen.code, seen.out.endswith(" 7:0 late\n")) == (0, True)
+
+
 async def test_stats(broker: FakeBroker, postdate: Run) -> None:
     await postdate("produce", "t", "--payload", "x", "--at", "2100-01-01T00:00:00Z")
     await postdate("consume", "t", "s", "--idle", "0")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.observe.lateness import (
+    CLOCK_STEP_MS,
     DURATION_BOUNDS_SECONDS,
     LATENESS_BOUNDS_MS,
     DurationHistogram,
@@ -81,3 +82,17 @@ def test_the_probe_measures_how_late_the_loop_calls_back_whatever_the_wall_clock
         return histogram.stats().sum_seconds, histogram.stats().count
 
     assert run_sim(scenario, 1) == (0.07, 20)
+
+
+def test_the_probe_tells_of_a_clock_that_was_set() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> list[int]:
+        steps: list[int] = []
+        probe = asyncio.create_task(LoopLagProbe(clock, DurationHistogram(), stepped=steps.append).run())
+        await asyncio.sleep(1)
+        for step_ms in (-3_600_000, 250, CLOCK_STEP_MS - 1):  # the last one may be a clock that is slewed
+            clock.step(step_ms)
+            await asyncio.sleep(1)
+        probe.cancel()
+        return steps
+
+    assert run_sim(scenario, 1) == [-3_600_000, 250]

@@ -12,10 +12,12 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from broker.observe.horizons import HORIZONS
 from broker.observe.lateness import LatenessHistogram
 from broker.observe.metrics import (
     BROKER_COUNTERS,
     BROKER_HISTOGRAMS,
+    COMPACTION_RESULTS,
     DROPPED_REASONS,
     OTHER,
     REFUSAL_REASONS_MAX,
@@ -144,6 +146,24 @@ def test_of_ages_the_greatest_stands_for_the_rest_and_pauses_are_counted() -> No
     assert value(samples, "postdate_dead_letter_messages", topic=OTHER, subscription=OTHER) == 9
 
 
+def test_what_comes_due_is_summed_over_topics_by_horizon() -> None:
+    of = replace(snapshot(), due_within=iter([(1, 2, 3, 4, 5), (0, 0, 0, 10, 20)]))
+    samples = parse(render(of))
+    within = [value(samples, "postdate_due_within_messages", within=name) for name, _ in HORIZONS]
+    assert within == [1, 2, 3, 14, 25]
+    assert [name for name, _ in HORIZONS] == ["1m", "10m", "1h", "1d", "7d"]
+
+
+def test_compactions_are_there_before_the_first_one_ends() -> None:
+    counters = BrokerCounters()
+    counters.note_compaction("refused")
+    samples = parse(render(snapshot(counters=counters)))
+    ended = {
+        result: value(samples, "postdate_compactions_total", result=result) for result in COMPACTION_RESULTS
+    }
+    assert ended == {"committed": 0, "refused": 1, "aborted": 0, "expired": 0}
+
+
 def test_a_summed_series_leaves_the_live_counters_alone() -> None:
     topics = [topic(f"t{i}", produced=1) for i in range(4)]
     for _ in range(2):
@@ -175,6 +195,7 @@ def test_no_counter_is_forgotten() -> None:
         "recovery_seconds",
         "refusals",
         "index_operations",
+        "compactions",
         "auth_failures",
         "security_reloads",
         "tls_expires_at_seconds",
@@ -207,6 +228,8 @@ def test_names_pass_the_rules_of_promtool() -> None:
                 "le",
                 "version",
                 "python_version",
+                "result",
+                "within",
             }
 
 

@@ -174,6 +174,25 @@ async def test_a_flipped_byte_anywhere_is_found() -> None:
     assert verify_ledger(book.vfs, FOLDER, generation.capture) == []
 
 
+async def test_what_is_wrong_is_told_of_the_entry_and_not_of_the_row() -> None:
+    book, capture = await sealed_book(30)
+    generation = rewrite(book, capture, [4, 11, 20])
+    name = generation.capture.name(FOLDER)
+    flip_byte(book.vfs, name.path("data"), file_lengths(generation.capture)["data"] - 1)
+    (problem,) = verify_ledger(book.vfs, FOLDER, generation.capture)
+    assert problem.what == "entry 20: the stored message is damaged"
+    compared = verify_ledger(
+        book.vfs, FOLDER, generation.capture, compare=lambda first, *_: [(0, "odd")] if first == 0 else []
+    )
+    assert [each.what for each in compared] == [problem.what]  # frames of a damaged run are not compared
+    flip_byte(book.vfs, name.path("data"), file_lengths(generation.capture)["data"] - 1)
+    (problem,) = verify_ledger(book.vfs, FOLDER, generation.capture, compare=lambda *_: [(1, "odd")])
+    assert problem.what == "entry 11: odd"
+    flip_byte(book.vfs, name.path("times"), file_lengths(generation.capture)["times"] - 1)
+    found = verify_ledger(book.vfs, FOLDER, generation.capture, compare=lambda *_: [(1, "odd")])
+    assert "row 1: odd" in [each.what for each in found]  # which entries are there is not known
+
+
 async def test_a_cut_file_is_found() -> None:
     book, capture = await sealed_book(6)
     generation = rewrite(book, capture, [1, 2, 5])

@@ -1,4 +1,4 @@
-"""`postdate topic`, `postdate subscription`, `postdate stats`."""
+"""`postdate topic`, `postdate subscription`, `postdate stats`, `postdate info`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 import postdate
+from postdate.commands.completion import SUBSCRIPTION, TOPIC
 from postdate.commands.output import emit_one, emit_rows, plain, record
 from postdate.commands.policies import (
     changes_buckets,
@@ -55,7 +56,7 @@ def create_topic(settings: Settings, /, name: str, **options: Any) -> None:
 
 
 @topic.command("update")
-@click.argument("name")
+@click.argument("name", type=TOPIC)
 @topic_options
 @inherit_topic_option
 @click.pass_obj
@@ -73,7 +74,7 @@ def update_topic(settings: Settings, /, name: str, inherit: tuple[str, ...], **o
 
 
 @topic.command("get")
-@click.argument("name")
+@click.argument("name", type=TOPIC)
 @click.pass_obj
 def get_topic(settings: Settings, name: str) -> None:
     """Show a topic and the policy in force."""
@@ -99,7 +100,7 @@ def list_topics(settings: Settings) -> None:
 
 
 @topic.command("verify")
-@click.argument("name")
+@click.argument("name", type=TOPIC)
 @click.pass_obj
 def verify_topic(settings: Settings, name: str) -> None:
     """Compare a topic's index with its messages while it delivers; exit code 6 if they differ."""
@@ -115,7 +116,7 @@ def verify_topic(settings: Settings, name: str) -> None:
 
 
 @topic.command("delete")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", type=TOPIC, nargs=-1, required=True, metavar="NAME...")
 @click.pass_obj
 def delete_topics(settings: Settings, names: tuple[str, ...]) -> None:
     """Delete topics with their messages and subscriptions."""
@@ -127,13 +128,13 @@ def delete_topics(settings: Settings, names: tuple[str, ...]) -> None:
     run(work())
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, short_help="Create, show, change, seek, pause, delete.")
 def subscription() -> None:
     """Create, show, change, list and delete subscriptions; seek, skip, pause and resume."""
 
 
 @subscription.command("create")
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.argument("name")
 @click.option("--type", "kind", type=click.Choice([each.name.lower() for each in postdate.SubscriptionType]))
 @click.option("--from", "start", type=click.Choice(["earliest", "latest"]), help="Where it begins.")
@@ -159,8 +160,8 @@ def create_subscription(
 
 
 @subscription.command("update")
-@click.argument("topic")
-@click.argument("name")
+@click.argument("topic", type=TOPIC)
+@click.argument("name", type=SUBSCRIPTION)
 @subscription_options
 @inherit_subscription_option
 @click.pass_obj
@@ -179,8 +180,8 @@ def update_subscription(
 
 
 @subscription.command("seek")
-@click.argument("topic")
-@click.argument("name")
+@click.argument("topic", type=TOPIC)
+@click.argument("name", type=SUBSCRIPTION)
 @click.argument("to", type=TARGET, metavar="earliest|latest|TIME|ID")
 @click.pass_obj
 def seek(
@@ -200,8 +201,8 @@ def seek(
 
 
 @subscription.command("skip-all")
-@click.argument("topic")
-@click.argument("name")
+@click.argument("topic", type=TOPIC)
+@click.argument("name", type=SUBSCRIPTION)
 @click.pass_obj
 def skip_all(settings: Settings, topic: str, name: str) -> None:
     """Settle all that a subscription is owed now, scheduled messages too."""
@@ -215,8 +216,8 @@ def skip_all(settings: Settings, topic: str, name: str) -> None:
 
 
 @subscription.command("pause")
-@click.argument("topic")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("topic", type=TOPIC)
+@click.argument("names", type=SUBSCRIPTION, nargs=-1, required=True, metavar="NAME...")
 @click.pass_obj
 def pause(settings: Settings, topic: str, names: tuple[str, ...]) -> None:
     """Stop delivery on subscriptions of TOPIC until they are resumed, across restarts too."""
@@ -229,8 +230,8 @@ def pause(settings: Settings, topic: str, names: tuple[str, ...]) -> None:
 
 
 @subscription.command("resume")
-@click.argument("topic")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("topic", type=TOPIC)
+@click.argument("names", type=SUBSCRIPTION, nargs=-1, required=True, metavar="NAME...")
 @click.pass_obj
 def resume(settings: Settings, topic: str, names: tuple[str, ...]) -> None:
     """Deliver on paused subscriptions of TOPIC again."""
@@ -243,8 +244,8 @@ def resume(settings: Settings, topic: str, names: tuple[str, ...]) -> None:
 
 
 @subscription.command("get")
-@click.argument("topic")
-@click.argument("name")
+@click.argument("topic", type=TOPIC)
+@click.argument("name", type=SUBSCRIPTION)
 @click.pass_obj
 def get_subscription(settings: Settings, topic: str, name: str) -> None:
     """Show a subscription and the policy in force."""
@@ -258,7 +259,7 @@ def get_subscription(settings: Settings, topic: str, name: str) -> None:
 
 
 @subscription.command("list")
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.pass_obj
 def list_subscriptions(settings: Settings, topic: str) -> None:
     """List the subscriptions of TOPIC."""
@@ -272,8 +273,8 @@ def list_subscriptions(settings: Settings, topic: str) -> None:
 
 
 @subscription.command("delete")
-@click.argument("topic")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("topic", type=TOPIC)
+@click.argument("names", type=SUBSCRIPTION, nargs=-1, required=True, metavar="NAME...")
 @click.pass_obj
 def delete_subscriptions(settings: Settings, topic: str, names: tuple[str, ...]) -> None:
     """Delete subscriptions of TOPIC; their consumers are disconnected."""
@@ -285,8 +286,21 @@ def delete_subscriptions(settings: Settings, topic: str, names: tuple[str, ...])
     run(work())
 
 
-@click.command("stats", cls=Command)
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.command("info", cls=Command)
+@click.pass_obj
+def info(settings: Settings) -> None:
+    """Show the broker: its version, name, clock and limits."""
+
+    async def work() -> postdate.ServerInfo:
+        async with settings.client() as client:
+            return await client.server_info()
+
+    found = run(work())
+    emit_one(settings, {"address": settings.address} | record(found))
+
+
+@click.command("stats", cls=Command, short_help="Count what is scheduled, ready, held, given up.")
+@click.argument("topics", type=TOPIC, nargs=-1, metavar="[TOPIC]...")
 @click.pass_obj
 def stats(settings: Settings, topics: tuple[str, ...]) -> None:
     """Show what is scheduled, ready and held, how old the oldest is, and what was given up."""

@@ -6,12 +6,14 @@ import asyncio
 import json
 import signal
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import click
 
 import postdate
+from postdate.commands.completion import SUBSCRIPTION, TOPIC
 from postdate.commands.output import emit_lines, message_record, plain, progress_bar
 from postdate.commands.settings import (
     EXIT_INTERRUPTED,
@@ -24,15 +26,18 @@ from postdate.commands.settings import (
 from postdate.commands.values import DURATION
 
 _AT_ONCE = 1000
+_IDLE = timedelta(seconds=2)
 
 
-@click.command("consume", cls=Command)
-@click.argument("topic")
-@click.argument("subscription")
+@click.command("consume", cls=Command, short_help="Receive, print and acknowledge messages.")
+@click.argument("topic", type=TOPIC)
+@click.argument("subscription", type=SUBSCRIPTION)
 @click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
 @click.option("--follow", is_flag=True, help="Go on until interrupted.")
 @click.option(
-    "--idle", type=DURATION, default="2s", show_default=True, help="Stop when nothing came for so long."
+    "--idle",
+    type=DURATION,
+    help="Stop when nothing came for so long.  [default: 2s, or never with --count or --follow]",
 )
 @click.option(
     "--type",
@@ -53,7 +58,7 @@ _AT_ONCE = 1000
 def consume(settings: Settings, /, topic: str, subscription: str, **options: Any) -> None:
     """Receive messages of SUBSCRIPTION of TOPIC, print and acknowledge them.
 
-    Without --count and --follow it takes what is due, and stops when nothing came for a while.
+    With --count it waits until so many came; without --count and --follow it stops when nothing came for a while.
     """
     taken, interrupted = run(_consume(settings, topic, subscription, options))
     count = options["count"]
@@ -68,6 +73,8 @@ async def _consume(
 ) -> tuple[int, bool]:
     count: int | None = options["count"]
     idle: timedelta | None = None if options["follow"] else options["idle"]
+    if idle is None and count is None and not options["follow"]:
+        idle = _IDLE
     interrupted = False
     async with settings.client() as client:
         consumer = client.subscribe(
@@ -101,7 +108,7 @@ async def _print_all(
     ack: bool,
 ) -> int:
     taken = 0
-    printer = _Printer(settings.output)
+    printer = Printer(settings.output, message_line)
     with progress_bar(settings) as progress:
         bar = progress.add_task("received", total=count)
         while messages := await consumer.receive_many(_AT_ONCE, timeout=idle):
@@ -115,11 +122,12 @@ async def _print_all(
     return taken
 
 
-class _Printer:
+class Printer:
     """Prints messages as they come; a JSON document is one array."""
 
-    def __init__(self, output: str) -> None:
+    def __init__(self, output: str, line: Callable[[postdate.Message], str]) -> None:
         self._output = output
+        self._line = line
         self._first = True
 
     def print(self, messages: list[postdate.Message]) -> None:
@@ -131,7 +139,7 @@ class _Printer:
                 sys.stdout.write(("[\n" if self._first else ",\n") + text)
                 self._first = False
         else:
-            sys.stdout.write("".join(map(_line, messages)))
+            sys.stdout.write("".join(map(self._line, messages)))
         sys.stdout.flush()
 
     def end(self) -> None:
@@ -140,7 +148,8 @@ class _Printer:
             sys.stdout.flush()
 
 
-def _line(message: postdate.Message) -> str:
+def message_line(message: postdate.Message) -> str:
+    """A message on one line of a terminal, its due time first."""
     key = f" key={plain(message.key)}" if message.key else ""
     again = f" attempt={message.attempt}" if message.attempt > 1 else ""
     payload = plain(message.payload.decode(errors="backslashreplace"))

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 import postdate
+from postdate.commands.completion import SUBSCRIPTION, TOPIC
 from postdate.commands.output import emit_lines, emit_one, emit_rows, payload_fields, progress_bar
 from postdate.commands.settings import EXIT_PARTLY, CommandFailed, Group, Settings, describe, run
 from postdate.commands.values import DURATION, MESSAGE_ID
@@ -22,14 +23,14 @@ _IDS = click.argument("ids", nargs=-1, type=MESSAGE_ID, metavar="[ID]...")
 _ALL = click.option("--all", "every", is_flag=True, help="All of them.")
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, short_help="List, requeue and purge what was given up.")
 def dlq() -> None:
     """List, requeue and purge dead letters: messages that a subscription gave up."""
 
 
 @dlq.command("list")
-@click.argument("topic")
-@click.argument("subscription")
+@click.argument("topic", type=TOPIC)
+@click.argument("subscription", type=SUBSCRIPTION)
 @click.option("--limit", type=click.IntRange(1), help="Show so many, oldest first.  [default: all]")
 @click.option("--payload", is_flag=True, help="Show what is in them too.")
 @click.pass_obj
@@ -58,8 +59,8 @@ def list_dead_letters(
 
 
 @dlq.command("requeue")
-@click.argument("topic")
-@click.argument("subscription")
+@click.argument("topic", type=TOPIC)
+@click.argument("subscription", type=SUBSCRIPTION)
 @_IDS
 @_ALL
 @click.option("--yes", is_flag=True, help="With --all: really.")
@@ -88,8 +89,8 @@ def requeue(
 
 
 @dlq.command("purge")
-@click.argument("topic")
-@click.argument("subscription")
+@click.argument("topic", type=TOPIC)
+@click.argument("subscription", type=SUBSCRIPTION)
 @_IDS
 @_ALL
 @click.option("--yes", is_flag=True, help="Really.")

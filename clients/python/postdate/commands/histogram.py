@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import postdate
+from postdate.commands.completion import TOPIC
 from postdate.commands.output import emit_lines, emit_one, stdout_width
 from postdate.commands.settings import Command, Settings, run
 from postdate.commands.values import DURATION, WHEN, counted, local_time, local_zone, show_duration
@@ -34,7 +35,7 @@ _WIDTHS = (
 
 
 @click.command("histogram", cls=Command)
-@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.argument("topics", type=TOPIC, nargs=-1, required=True, metavar="TOPIC...")
 @click.option(
     "--from", "start", type=WHEN, metavar="WHEN", help="Due at this time or later: 15m (from now), or a time."
 )

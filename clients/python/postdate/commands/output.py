@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -79,7 +80,10 @@ def emit_rows(
     else:
         table = Table(title=escape(plain(title)) or None, title_justify="left")
         for column in columns:
-            numeric = any(isinstance(row.get(column), int | float) for row in rows)
+            numeric = any(
+                isinstance(value := row.get(column), int | float) and not isinstance(value, bool)
+                for row in rows
+            )
             table.add_column(
                 column.replace("_", " "),
                 justify="right" if numeric else "left",
@@ -88,7 +92,21 @@ def emit_rows(
             )
         for row in rows:
             table.add_row(*(show(row.get(column)) for column in columns))
-        _console().print(table)
+        console = _console()
+        boundless = console.options.update(width=100_000)
+        if rows and Measurement.get(console, boundless, table).minimum > console.width:
+            _print_blocks(console, rows, columns, title)
+        else:
+            console.print(table)
+
+
+def _print_blocks(console: Console, rows: Sequence[Record], columns: Sequence[str], title: str) -> None:
+    """Where words of a table would be broken over lines: a block of lines for each row."""
+    if title:
+        console.print(escape(plain(title)), style="italic")
+    for row in rows:
+        console.print(_facts({column: row.get(column) for column in columns}))
+        console.print()
 
 
 def emit_one(settings: Settings, fields: Record) -> None:
@@ -98,10 +116,16 @@ def emit_one(settings: Settings, fields: Record) -> None:
     elif settings.output == "jsonl":
         emit_lines([fields])
     else:
-        table = Table(show_header=False, box=None, pad_edge=False)
-        for name, value in fields.items():
-            table.add_row(name.replace("_", " "), show(value))
-        _console().print(table)
+        _console().print(_facts(fields))
+
+
+def _facts(fields: Record) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in fields.items():
+        table.add_row(name.replace("_", " "), show(value))
+    return table
 
 
 def emit_lines(rows: Iterable[Record]) -> None:

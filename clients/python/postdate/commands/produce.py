@@ -13,6 +13,7 @@ import click
 from rich.progress import Progress, TaskID
 
 import postdate
+from postdate.commands.completion import TOPIC
 from postdate.commands.output import emit_lines, emit_one, progress_bar
 from postdate.commands.settings import (
     EXIT_PARTLY,
@@ -29,8 +30,8 @@ _AHEAD = 8  # batches on their way at once
 _READ_BYTES = 256 * 1024
 
 
-@click.command("produce", cls=Command)
-@click.argument("topic")
+@click.command("produce", cls=Command, short_help="Send messages, now or for later.")
+@click.argument("topic", type=TOPIC)
 @click.option("--payload", help="Send this text.")
 @click.option(
     "--file", "path", type=click.Path(allow_dash=True), help="Send each line of this file; - is stdin."

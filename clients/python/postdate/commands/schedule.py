@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import postdate
+from postdate.commands.completion import TOPIC
 from postdate.commands.histogram import histogram
 from postdate.commands.output import (
     emit_lines,
@@ -53,13 +54,13 @@ _IDS = click.argument("ids", nargs=-1, type=MESSAGE_ID, metavar="[ID]...")
 _KEYS = click.option(
     "--schedule-key", "-k", "keys", multiple=True, help="The message with this schedule key. Repeatable."
 )
-_FROM = click.option(
+FROM = click.option(
     "--from", "start", type=WHEN, metavar="WHEN", help="Due at this time or later: 15m (from now), or a time."
 )
-_UNTIL = click.option(
+UNTIL = click.option(
     "--until", "end", type=WHEN, metavar="WHEN", help="Due before this time: 15m (from now), or a time."
 )
-_PREFIX = click.option("--key-prefix", "prefix", default="", help="With a schedule key that begins so.")
+PREFIX = click.option("--key-prefix", "prefix", default="", help="With a schedule key that begins so.")
 _ALL = click.option("--all", "every", is_flag=True, help="All that are waiting.")
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; say what would come of it.")
 _YES = click.option("--yes", is_flag=True, help="With --from, --until, --key-prefix or --all: really.")
@@ -74,10 +75,10 @@ schedule.add_command(histogram)
 
 
 @schedule.command("list")
-@click.argument("topic")
-@_FROM
-@_UNTIL
-@_PREFIX
+@click.argument("topic", type=TOPIC)
+@FROM
+@UNTIL
+@PREFIX
 @click.option("--limit", type=click.IntRange(1), default=_LIMIT, show_default=True, help="Show so many.")
 @click.option("--all", "every", is_flag=True, help="Show all, however many.")
 @click.option("--payload", is_flag=True, help="Show what is in them too.")
@@ -133,7 +134,7 @@ def list_scheduled(
 
 
 @schedule.command("get")
-@click.argument("topic")
+@click.argument("topic", type=TOPIC)
 @click.argument("id", required=False, type=MESSAGE_ID)
 @click.option("--schedule-key", "-k", "key", default="", help="The message with this schedule key.")
 @click.option("--payload", is_flag=True, help="Show what is in it too.")
@@ -207,7 +208,7 @@ class _Chosen:
 def _choice(command: Callable[..., None]) -> Callable[..., None]:
     """The arguments and options that say which messages."""
     for option in reversed(
-        (click.argument("topic"), _IDS, _KEYS, _FROM, _UNTIL, _PREFIX, _ALL, _DRY_RUN, _YES)
+        (click.argument("topic", type=TOPIC), _IDS, _KEYS, FROM, UNTIL, PREFIX, _ALL, _DRY_RUN, _YES)
     ):
         command = option(command)
     return command

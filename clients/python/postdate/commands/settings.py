@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 import postdate
+from postdate.commands.config_file import ContextError, Contexts
 from postdate.commands.values import DURATION
 from postdate.credentials import Credentials, Token
 
@@ -35,6 +37,10 @@ class Settings:
     output: str = "table"
     progress: bool | None = None
     retry_for: timedelta = timedelta(seconds=5)
+    context: str = ""
+    given: dict[str, str] = field(default_factory=dict)
+    """Which of these were given, and where: by an `option` or in the `environment`."""
+    uses_contexts: bool = True
 
     tls: bool = False
     tls_ca: str | None = None
@@ -45,6 +51,7 @@ class Settings:
     allow_plaintext_token: bool = False
 
     def client(self) -> postdate.Client:
+        self.apply_context()
         try:
             return postdate.connect(
                 self.address,
@@ -55,6 +62,29 @@ class Settings:
             )
         except ValueError as error:
             raise CommandFailed(_in_options(str(error)), EXIT_USAGE) from error
+
+    def apply_context(self) -> str:
+        """Fill in what the chosen context says and nothing stronger does; its name, if there is one.
+
+        From the strongest: options; the context of --context; the environment; the context of POSTDATE_CONTEXT, or
+        the current one. An address that is given is a broker of its own: the files and the token of a context that
+        nobody named go to that context's broker only.
+        """
+        if not self.uses_contexts:
+            return ""
+        is_named = self.given.get("context") == "option"
+        if "POSTDATE_TOKEN" in os.environ:
+            self.given.setdefault("token_file", "environment")
+        if "address" in self.given and not is_named:
+            return ""
+        contexts = Contexts.read()
+        name = self.context or contexts.current
+        if name:
+            for key, value in contexts.get(name).items():
+                source = self.given.get(key)
+                if source is None or (source == "environment" and is_named):
+                    setattr(self, key, value)
+        return name
 
     def credentials(self) -> Credentials:
         """The same, for calls that the SDK does not have."""
@@ -138,12 +168,24 @@ def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 def _keep(name: str) -> Any:
-    def callback(ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         if value is not None:
-            setattr(ctx.ensure_object(Settings), name, value)
+            settings = ctx.ensure_object(Settings)
+            setattr(settings, name, value)
+            # Read by name: the parameter may have been declared under another.
+            is_environment = ctx.get_parameter_source(param.name or "") is ParameterSource.ENVIRONMENT
+            settings.given[name] = "environment" if is_environment else "option"
         return value
 
     return callback
+
+
+def complete_context(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """The names of contexts, for the shell."""
+    try:
+        return sorted(name for name in Contexts.read().by_name if name.startswith(incomplete))
+    except ContextError:
+        return []
 
 
 def shared_options() -> list[click.Option]:
@@ -152,12 +194,24 @@ def shared_options() -> list[click.Option]:
         click.Option(
             ["--address"],
             envvar="POSTDATE_ADDRESS",
+            show_envvar=True,
             expose_value=False,
             callback=_keep("address"),
             help=f"Where the broker is, host:port.  [default: {postdate.DEFAULT_ADDRESS}]",
         ),
         click.Option(
+            ["--context"],
+            envvar="POSTDATE_CONTEXT",
+            show_envvar=True,
+            expose_value=False,
+            callback=_keep("context"),
+            shell_complete=complete_context,
+            help="Which broker, by the name that `postdate context add` gave it.",
+        ),
+        click.Option(
             ["--output", "-o"],
+            envvar="POSTDATE_OUTPUT",
+            show_envvar=True,
             type=click.Choice(["table", "json", "jsonl"]),
             expose_value=False,
             callback=_keep("output"),
@@ -218,6 +272,9 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.epilog = (
+            self.epilog or "Options of `postdate --help`, such as --output and --context, may stand here too."
+        )
         for option in shared_options():
             # An environment variable speaks once, on the outside, or it would undo a flag given there.
             option.envvar = None

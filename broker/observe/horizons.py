@@ -1,0 +1,35 @@
+"""How much comes due within the next minute, hour, day and week: one series for each, over all topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
+from broker.settings import DAY_MS, HOUR_MS, MINUTE_MS
+
+HORIZONS: tuple[tuple[str, int], ...] = (
+    ("1m", MINUTE_MS),
+    ("10m", 10 * MINUTE_MS),
+    ("1h", HOUR_MS),
+    ("1d", DAY_MS),
+    ("7d", 7 * DAY_MS),
+)
+"""The value of the label `within`, and the milliseconds that it stands for; rising."""
+
+
+def due_within_parts(counts: Iterable[tuple[int, ...]]) -> Iterator[Metric | None]:
+    """Sum the counts of the topics, each aligned with HORIZONS; None after each of them is a pause."""
+    totals = [0] * len(HORIZONS)
+    for of_topic in counts:
+        totals = [total + count for total, count in zip(totals, of_topic, strict=True)]
+        yield None
+    # Not "le", which Prometheus keeps for histograms.
+    gauge = GaugeMetricFamily(
+        "postdate_due_within_messages",
+        "Scheduled messages of all topics that come due within this time from now, about.",
+        labels=("within",),
+    )
+    for (name, _), total in zip(HORIZONS, totals, strict=True):
+        gauge.add_metric((name,), total)
+    yield gauge

@@ -1,0 +1,38 @@
+"""The dead letters of a subscription in the order of their ids, from a place on: what lists of them are made of."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from broker.errors import NotFound
+from broker.model import Position, UInt32Column, ids_of
+from broker.settings import MIB
+from broker.topics.dead_letters import Place
+from broker.topics.topic import Topic
+
+
+async def letters_after(
+    places: Sequence[Place], after: Position, step: int
+) -> AsyncIterator[tuple[Topic, Position, bytes]]:
+    """Each letter as it is stored, with the topic that holds it; `step` of them are read at once, by bytes fewer."""
+    for topic, ledger_id, ids in _rest_of(places, after):
+        at = 0
+        while at < len(ids):
+            try:
+                _, _, stored = await topic.log.read(ledger_id, ids[at : at + step], MIB)
+            except NotFound:  # all of them were dealt with meanwhile
+                break
+            for entry_id, frame in zip(ids[at:].tolist(), stored, strict=False):
+                yield topic, Position(ledger_id, entry_id), frame
+            at += len(stored)
+
+
+def _rest_of(places: Sequence[Place], after: Position) -> Iterator[tuple[Topic, int, UInt32Column]]:
+    """What comes after a page, ledger by ledger, oldest first."""
+    ledgers = [
+        (ledger_id, place.topic, bitmap) for place in places for ledger_id, bitmap in place.entries.items()
+    ]
+    for ledger_id, topic, bitmap in sorted(ledgers, key=lambda each: each[0]):
+        ids = ids_of(bitmap)
+        if ledger_id >= after.ledger_id:
+            yield topic, ledger_id, ids[ids > after.entry_id] if ledger_id == after.ledger_id else ids

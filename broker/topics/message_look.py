@@ -1,0 +1,118 @@
+"""One message, whatever became of it, for an operator: what is stored, and where it stands for each subscription.
+
+Nothing is decided here; what is said was so at the moment after the message was read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from broker.errors import NotFound
+from broker.model import CANCELLED_MS, Entries, Position
+from broker.storage.sparse_files import GONE_FRAME
+from broker.subscriptions.subscription import Subscription
+from broker.topics.topic import Topic
+
+
+class MessageState(Enum):
+    """Where a message stands for all subscriptions together."""
+
+    WAITING = "waiting"  # its time has not come
+    DUE = "due"  # it may be delivered, or was
+    CANCELLED = "cancelled"
+
+
+class OwedState(Enum):
+    """Where a message stands for one subscription."""
+
+    BEFORE_START = "begins after it"
+    SETTLED = "settled"
+    LEASED = "with a consumer"
+    RETURNED = "waits to be sent again"
+    WAITING = "waits for its time"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class OwedMessage:
+    """A message as one subscription has it."""
+
+    subscription: str
+    state: OwedState
+    attempts: int  # deliveries that ended without success
+
+
+@dataclass(frozen=True, slots=True)
+class LookedMessage:
+    """A message that is stored."""
+
+    position: Position
+    state: MessageState
+    deliver_at_ms: int  # effective; 0: it was not delayed, or is cancelled
+    publish_time_ms: int
+    expire_at_ms: int  # 0: never
+    revision: int  # how often it was moved
+    frame: bytes
+    owed: tuple[OwedMessage, ...]
+    more_subscriptions: int  # that are left out
+
+
+async def look_at(topic: Topic, position: Position, subscriptions_max: int) -> LookedMessage:
+    """What is known of a message; NotFound if it is not stored any more, or never was."""
+    ledger_id, entry_id = position
+    if entry_id >= (topic.log.entry_count(ledger_id) or 0):
+        raise _not_there(topic, position)
+    ids = np.array([entry_id], dtype=np.uint32)
+    with topic.log.keep_files():
+        times, rows, frames = await topic.log.read(ledger_id, ids, 1)
+    if frames[0] == GONE_FRAME or topic.log.entry_count(ledger_id) is None:
+        raise _not_there(topic, position)
+    time = int(topic.log.effective_now(ledger_id, ids, times)[0])
+    amendments = topic.log.amendments.get(ledger_id)
+    is_waiting = topic.frontier_ms < time < CANCELLED_MS
+    subscriptions = sorted(topic.subscriptions.values(), key=lambda each: each.name)
+    return LookedMessage(
+        position=position,
+        state=MessageState.CANCELLED
+        if time >= CANCELLED_MS
+        else MessageState.WAITING
+        if is_waiting
+        else MessageState.DUE,
+        deliver_at_ms=time if time < CANCELLED_MS else 0,
+        publish_time_ms=int(rows["publish_time_ms"][0]),
+        expire_at_ms=int(rows["expire_at_ms"][0]),
+        revision=0 if amendments is None else int(amendments.revisions_of(ids)[0]),
+        frame=frames[0],
+        owed=tuple(
+            _owed(each, position, is_waiting=is_waiting) for each in subscriptions[:subscriptions_max]
+        ),
+        more_subscriptions=max(0, len(subscriptions) - subscriptions_max),
+    )
+
+
+def _owed(subscription: Subscription, position: Position, *, is_waiting: bool) -> OwedMessage:
+    def among(entries: Entries) -> bool:
+        return position.entry_id in entries.get(position.ledger_id, ())
+
+    if position < subscription.cursor.start:
+        state = OwedState.BEFORE_START
+    elif subscription.cursor.is_settled(position) or among(subscription.promised):
+        state = OwedState.SETTLED
+    elif among(subscription.leases.leased):
+        state = OwedState.LEASED
+    elif is_waiting and subscription.honors_delay:
+        state = OwedState.WAITING
+    elif among(subscription.redelivery.queued):
+        state = OwedState.RETURNED
+    else:
+        state = OwedState.READY
+    ids = np.array([position.entry_id], dtype=np.uint32)
+    attempts = int(subscription.attempts.counts(position.ledger_id, ids)[0])
+    return OwedMessage(subscription.name, state, attempts)
+
+
+def _not_there(topic: Topic, position: Position) -> NotFound:
+    return NotFound(f"Topic {topic.name!r} has no message {position.ledger_id}:{position.entry_id}")

@@ -1,0 +1,224 @@
+"""Cancel, send now and move: of one message at once, of all that match a filter after a look at how many these are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import cast
+from urllib.parse import urlencode
+
+from aiohttp import web
+
+from broker.observe.logs import get_logger
+from broker.topics.schedule_values import (
+    Cancel,
+    Change,
+    ChangeResult,
+    Move,
+    Outcome,
+    OutcomeColumns,
+    PageMark,
+)
+from broker.topics.topic import Topic
+from broker.web.jobs import Job
+from broker.web.refusals import Refusal
+from broker.web.render import duration
+from broker.web.scheduled import message_link
+from broker.web.search import Search, form_time, parse_change
+from broker.web.site import Visit, parse_position, see_other
+
+log = get_logger(__name__)
+
+_PAGE = 2_000
+_PATIENCE_SECONDS = 1.5
+"""A change that ends within it is told on the page it came from; others have a page of their own."""
+_COUNT_SECONDS = 8.0
+_EXAMPLES = 5
+
+_VERBS = {"cancel": "cancel", "now": "send now", "move": "move"}
+_DONE = {"cancel": "Cancelled", "now": "Sent now", "move": "Moved"}
+
+
+async def change_message(visit: Visit) -> web.Response:
+    """POST /topics/{topic}/messages/{id}"""
+    visit.broker.check_serving()
+    topic = visit.topic()
+    position = parse_position(visit.params["id"])
+    if position is None:
+        raise Refusal("That is not an id.", 404)
+    action, change = visit.form.get("action", ""), parse_change(visit.form)
+    (outcome,) = await topic.schedule.change([position], change, dry_run=False)
+    log.info(
+        "An operator changed a message on the pages",
+        topic=topic.name,
+        message=visit.params["id"],
+        action=action,
+        result=outcome.result.name,
+    )
+    kind, text = _told(action, visit.params["id"], outcome)
+    is_there = outcome.result is not ChangeResult.NOT_FOUND
+    to = message_link(topic.name, position) if is_there else Search.of({"topic": topic.name}).link()
+    return visit.done(kind, text, to)
+
+
+def _told(action: str, name: str, outcome: Outcome) -> tuple[str, str]:
+    match outcome.result:
+        case ChangeResult.DONE:
+            to = f" to {form_time(outcome.deliver_at_ms).replace('T', ' ')} UTC" if action == "move" else ""
+            return "done", f"{_DONE[action]}: {name}{to}."
+        case ChangeResult.ALREADY_DELIVERED:
+            return (
+                "nothing",
+                f"Nothing was changed: {name} was already delivered to {', '.join(outcome.delivered_to[:5])}.",
+            )
+        case ChangeResult.ALREADY_CANCELLED:
+            return "nothing", f"Nothing was changed: {name} was already cancelled."
+        case _:
+            return "nothing", f"Nothing was changed: {name} was not found."
+
+
+# -- all that match a filter ---------------------------------------------------------------------------------
+
+
+async def show_change(visit: Visit) -> web.Response:
+    """GET /scheduled/change?topic=&prefix=&from=&until=&action=: what would be changed."""
+    if not visit.may_change:
+        raise Refusal("Log in to change anything.", 403)
+    search, topic, change = _asked(visit, visit.query)
+    matched, is_exact = await _count(topic, search, change)
+    examples = (await topic.schedule.page(search.due, search.prefix, None, _EXAMPLES)).scheduled
+    action = visit.query["action"]
+    return await visit.page(
+        "change.html",
+        search=search,
+        action=action,
+        verb=_VERBS[action],
+        words=_words(change),
+        matched=matched,
+        is_exact=is_exact,
+        examples=[
+            (
+                f"{each.position.ledger_id}:{each.position.entry_id}",
+                message_link(topic.name, each.position),
+                each.schedule_key,
+                each.deliver_at_ms,
+            )
+            for each in examples
+        ],
+        fields=search.fields() | {name: visit.query.get(name, "") for name in ("action", "how", "at", "by")},
+    )
+
+
+async def start_change(visit: Visit) -> web.Response:
+    """POST /scheduled/change: the change that was shown and confirmed."""
+    visit.broker.check_serving()
+    search, topic, change = _asked(visit, visit.form)
+    action = visit.form["action"]
+    expected = int(visit.form["matched"]) if visit.form.get("matched", "").isdigit() else 0
+    log.info(
+        "An operator changes messages on the pages", **search.fields(), action=action, change=repr(change)
+    )
+
+    async def work(job: Job) -> None:
+        mark: PageMark | None = None
+        while True:
+            page = await topic.schedule.change_matching(
+                search.due, search.prefix, change, _PAGE, mark, dry_run=False
+            )
+            job.results += _results(page.outcomes)
+            mark = page.next
+            if mark is None:
+                return
+            await asyncio.sleep(0)  # deliveries come first
+
+    job = visit.site.jobs.start(f"{_VERBS[action]} in {topic.name}", search.link(), expected, work)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await job.done.wait()
+    if not job.done.is_set():
+        return see_other(f"/changes/{job.job_id}?" + urlencode({"action": action}))
+    return visit.done(*summary(action, job), search.link())
+
+
+async def show_job(visit: Visit) -> web.Response:
+    """GET /changes/{job}?action="""
+    job = visit.site.jobs.find(visit.params["job"])
+    if job is None:
+        raise Refusal(
+            "Nothing is known of that change: it ended some time ago, or the broker restarted.", 404
+        )
+    action = visit.query.get("action", "")
+    kind, text = summary(action if action in _DONE else "move", job)
+    return await visit.page(
+        "job.html",
+        title=job.title,
+        back=job.back,
+        started_ms=job.started_ms,
+        is_done=job.done.is_set(),
+        looked_at=job.looked_at,
+        expected=job.expected,
+        kind=kind,
+        text=text,
+    )
+
+
+def summary(action: str, job: Job) -> tuple[str, str]:
+    """What came of a change, with counts."""
+    done, delivered, missing, cancelled = (
+        job.results[each]
+        for each in (
+            ChangeResult.DONE,
+            ChangeResult.ALREADY_DELIVERED,
+            ChangeResult.NOT_FOUND,
+            ChangeResult.ALREADY_CANCELLED,
+        )
+    )
+    text = f"{_DONE[action]}: {done:,}. Already delivered: {delivered:,}. Not found: {missing:,}."
+    if cancelled:
+        text += f" Already cancelled: {cancelled:,}."
+    if job.failure:
+        return "failed", f"It ended early: {job.failure} {text}"
+    return ("done" if done else "nothing"), text
+
+
+def _asked(visit: Visit, given: Mapping[str, str]) -> tuple[Search, Topic, Change]:
+    search = Search.of(given)
+    if not search.topic:
+        raise Refusal("Choose a topic: a filter belongs to one.")
+    return search, visit.broker.registry.topic(search.topic), parse_change(given)
+
+
+async def _count(topic: Topic, search: Search, change: Change) -> tuple[int, bool]:
+    """How many messages match, and whether that is exact: a count that takes long ends with what the index knows."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_COUNT_SECONDS):
+            page = await topic.schedule.change_matching(
+                search.due, search.prefix, change, 1, None, dry_run=True
+            )
+            return page.matched, True
+    counts = await topic.schedule.count(search.due, 0)
+    return sum(messages for _, messages in counts.bars), False
+
+
+def _results(outcomes: object) -> Counter[ChangeResult]:
+    columns = cast(OutcomeColumns, outcomes)  # changes by filter are columns
+    return Counter(
+        {ChangeResult(number): count for number, count in Counter(columns.results.tolist()).items()}
+    )
+
+
+def _words(change: Change) -> str:
+    """What a change does, after "This will move 12 messages"."""
+    if isinstance(change, Cancel):
+        return "Nobody gets them."
+    assert isinstance(change, Move)
+    if change.deliver_at_ms is not None:
+        return f"All of them to {form_time(change.deliver_at_ms).replace('T', ' ')} UTC."
+    if change.shift_ms is not None:
+        way = "later" if change.shift_ms >= 0 else "earlier"
+        return f"Each {duration(abs(change.shift_ms))} {way}."
+    if change.deliver_after_ms:
+        return f"All of them to {duration(change.deliver_after_ms)} from now on."
+    return "All of them become due at once."

@@ -1,0 +1,181 @@
+"""Dead letters: where they are, what they say, requeue and purge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode
+
+from aiohttp import web
+from pyroaring import BitMap
+
+from broker.model import Entries, Position, common_entries, count_entries
+from broker.observe.logs import get_logger
+from broker.runtime.supervise import YieldBudget
+from broker.subscriptions.subscription import Subscription
+from broker.topics import dead_letter_frames as names
+from broker.topics.dead_letter_list import letters_after
+from broker.topics.stored_message import read_message
+from broker.topics.topic import Topic
+from broker.web.refusals import Refusal
+from broker.web.scheduled import message_link, preview
+from broker.web.site import Visit, parse_position
+
+log = get_logger(__name__)
+
+_PAGE = 50
+_SUBSCRIPTIONS_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class LetterRow:
+    """A dead letter."""
+
+    id: str
+    link: str
+    original_id: str
+    attempts: str
+    reason: str
+    time_ms: int
+    key: str
+    preview: str
+
+
+async def show_all(visit: Visit) -> web.Response:
+    """GET /dead-letters: the subscriptions that have any"""
+    broker = visit.broker
+    budget = YieldBudget(broker.clock)
+    found: list[tuple[int, str, str]] = []
+    for topic in list(broker.registry.topics.values()):
+        for subscription in list(topic.subscriptions.values()):
+            if subscription.dead_letters:
+                count = count_entries(broker.dead_letters.still_held(subscription))
+                if count:
+                    found.append((count, topic.name, subscription.name))
+            await budget.spent()
+    found.sort(key=lambda each: (-each[0], each[1:]))
+    return await visit.page(
+        "dead_letters.html",
+        total=sum(count for count, _, _ in found),
+        rows=[
+            (count, topic, name, page_link(topic, name))
+            for count, topic, name in found[:_SUBSCRIPTIONS_SHOWN]
+        ],
+        more=max(0, len(found) - _SUBSCRIPTIONS_SHOWN),
+    )
+
+
+async def show_letters(visit: Visit) -> web.Response:
+    """GET /dead-letters/{topic}/{name}?after="""
+    topic, subscription = _named(visit)
+    office = visit.broker.dead_letters
+    text = visit.query.get("after", "")
+    after = parse_position(text) if text else Position(0, 0)
+    if after is None:
+        raise Refusal("The page begins at a place that is none.")
+    places = office.places(subscription)
+    found: list[tuple[str, Position, bytes]] = []
+    is_more = False
+    async for place, position, frame in letters_after(places, after, _PAGE):
+        if len(found) == _PAGE:
+            is_more = True
+            break
+        found.append((place.name, position, frame))
+    here = page_link(topic.name, subscription.name)
+    last = f"{found[-1][1].ledger_id}:{found[-1][1].entry_id}" if found else ""
+    return await visit.page(
+        "letters.html",
+        topic=topic.name,
+        name=subscription.name,
+        here_link=here,
+        total=sum(count_entries(place.entries) for place in places),
+        holders=sorted({place.topic.name for place in places}),
+        rows=await asyncio.to_thread(_rows, found),
+        next_link=f"{here}?" + urlencode({"after": last}) if is_more else "",
+        first_link=here if text else "",
+    )
+
+
+async def show_purge(visit: Visit) -> web.Response:
+    """GET /dead-letters/{topic}/{name}/purge?id=: what a purge of one letter, or of all, would drop"""
+    topic, subscription = _named(visit)
+    held = visit.broker.dead_letters.still_held(subscription)
+    name = visit.query.get("id", "")
+    chosen = _chosen(name)
+    return await visit.page(
+        "purge.html",
+        topic=topic.name,
+        name=subscription.name,
+        id=name,
+        count=count_entries(held if chosen is None else common_entries(held, chosen)),
+        here_link=page_link(topic.name, subscription.name),
+    )
+
+
+async def change_letters(visit: Visit) -> web.Response:
+    """POST /dead-letters/{topic}/{name}: requeue or purge one letter, or all"""
+    visit.broker.check_serving()
+    topic, subscription = _named(visit)
+    office, form = visit.broker.dead_letters, visit.form
+    chosen = _chosen(form.get("id", ""))
+    action = form.get("action")
+    if action == "requeue":
+        moved = await office.requeue(subscription, chosen, 0)
+        text = f"Requeued: {count_entries(moved):,}."
+    elif action == "purge":
+        moved = await office.purge(subscription, chosen)
+        text = f"Purged: {count_entries(moved):,}."
+    else:
+        raise Refusal("Say what to do: requeue or purge.")
+    count = count_entries(moved)
+    if chosen is not None and not count:
+        text += " Not found: 1."
+    log.info(
+        "An operator dealt with dead letters on the pages",
+        topic=topic.name,
+        subscription=subscription.name,
+        action=action,
+        messages=count,
+    )
+    return visit.done("done" if count else "nothing", text, page_link(topic.name, subscription.name))
+
+
+def page_link(topic: str, subscription: str) -> str:
+    return f"/dead-letters/{quote(topic)}/{quote(subscription)}"
+
+
+def _named(visit: Visit) -> tuple[Topic, Subscription]:
+    topic = visit.topic()
+    return topic, topic.subscription(visit.params["name"])
+
+
+def _chosen(text: str) -> Entries | None:
+    """The letter that a form names; None: all of them."""
+    if not text:
+        return None
+    position = parse_position(text)
+    if position is None:
+        raise Refusal("That is not an id.")
+    return {position.ledger_id: BitMap([position.entry_id])}
+
+
+def _rows(found: Sequence[tuple[str, Position, bytes]]) -> list[LetterRow]:
+    rows = []
+    for holder, position, frame in found:
+        message = read_message(frame)
+        facts = message.properties
+        time_text = facts.get(names.TIME_MS, "")
+        rows.append(
+            LetterRow(
+                id=f"{position.ledger_id}:{position.entry_id}",
+                link=message_link(holder, position),
+                original_id=f"{facts.get(names.LEDGER_ID, '?')}:{facts.get(names.ENTRY_ID, '?')}",
+                attempts=facts.get(names.ATTEMPTS, "?"),
+                reason=facts.get(names.REASON, ""),
+                time_ms=int(time_text) if time_text.isdigit() else 0,
+                key=message.key,
+                preview=preview(message.payload),
+            )
+        )
+    return rows

@@ -1,0 +1,185 @@
+"""Who may see the pages, and who may change things on them. No I/O.
+
+    every page    the Host is ours: a foreign name that was made to point here (DNS rebinding) gets nothing
+    reading       open on loopback; elsewhere, or for what came through a proxy, to who has logged in
+    every change  a session, a form of ours (its CSRF token), and a browser that says the form is of this origin
+
+Sessions are in memory: a restart of the broker logs everybody out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from broker.config import is_loopback
+from broker.runtime.clock import Clock
+
+SESSION_SECONDS = 8 * 3_600
+SESSION_COOKIE = "postdate_session"
+FORM_COOKIE = "postdate_login"
+
+_SESSIONS_MAX = 1_000
+_FLASHES_MAX = 10
+_FAILURE_SECONDS = 60
+_FAILURES_MAX = 5
+"""Wrong tokens within a minute from one address, after which it has to wait."""
+_FAILURES_OF_ALL_MAX = 30
+_ADDRESSES_MAX = 1_000
+_FORWARDING_HEADERS = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
+
+
+@dataclass(frozen=True, slots=True)
+class Flash:
+    """What the next page says about the change that led to it."""
+
+    kind: str  # done, nothing or failed
+    text: str
+
+
+@dataclass(slots=True)
+class Session:
+    """Somebody who has logged in."""
+
+    csrf: str
+    ends_ns: int
+    flashes: list[Flash] = field(default_factory=list)
+
+    def tell(self, flash: Flash) -> None:
+        self.flashes = [*self.flashes, flash][-_FLASHES_MAX:]
+
+    def take_flashes(self) -> list[Flash]:
+        flashes, self.flashes = self.flashes, []
+        return flashes
+
+
+class Guard:
+    """See the module's description."""
+
+    def __init__(self, admin_token: str, http_hosts: str, listen_host: str, clock: Clock) -> None:
+        self._token = _digest(admin_token) if admin_token else b""
+        self._names = {name.strip().lower() for name in http_hosts.split(",") if name.strip()}
+        self._names.add(listen_host.lower())
+        self._is_local = is_loopback(listen_host)
+        self._clock = clock
+        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._failures: OrderedDict[str, deque[int]] = OrderedDict()
+        self._failures_of_all: deque[int] = deque()
+        self._form_key = secrets.token_bytes(32)
+
+    @property
+    def can_log_in(self) -> bool:
+        """Whether there is a token to log in with."""
+        return bool(self._token)
+
+    # -- what a request says of itself -----------------------------------------------------------------------
+
+    def knows_host(self, host_header: str, own_ip: str) -> bool:
+        """Whether a request is meant for us: for loopback, the address it came to, or a name that was configured."""
+        host = host_name(host_header)
+        return host in self._names or is_loopback(host) or (bool(own_ip) and _same_ip(host, own_ip))
+
+    def may_read(self, host_header: str, headers: Mapping[str, str], session: Session | None) -> bool:
+        """Whether pages are shown: to anybody on this machine, to who has logged in elsewhere."""
+        if session is not None:
+            return True
+        # What a proxy passes on comes from this machine as well, and is meant for another name or says so.
+        is_passed_on = any(name in headers for name in _FORWARDING_HEADERS)
+        return self._is_local and not is_passed_on and is_loopback(host_name(host_header))
+
+    # -- logging in ------------------------------------------------------------------------------------------
+
+    def retry_after_seconds(self, address: str) -> int:
+        """How long this address has to wait before it may try another token; 0: it may now."""
+        now_ns = self._clock.monotonic_ns()
+        waits = [0]
+        own = self._failures.get(address, deque())
+        for failures, most in ((own, _FAILURES_MAX), (self._failures_of_all, _FAILURES_OF_ALL_MAX)):
+            while failures and now_ns - failures[0] >= _FAILURE_SECONDS * 10**9:
+                failures.popleft()
+            if len(failures) >= most:
+                waits.append(_FAILURE_SECONDS - (now_ns - failures[0]) // 10**9)
+        return max(waits)
+
+    def log_in(self, token: str, address: str) -> str | None:
+        """The id of a new session if the token is right. Call only while `retry_after_seconds` is 0."""
+        if not self._token or not hmac.compare_digest(_digest(token), self._token):
+            now_ns = self._clock.monotonic_ns()
+            self._failures.setdefault(address, deque()).append(now_ns)
+            self._failures.move_to_end(address)
+            self._failures_of_all.append(now_ns)
+            while len(self._failures) > _ADDRESSES_MAX:
+                self._failures.popitem(last=False)
+            return None
+        self._failures.pop(address, None)
+        session_id = secrets.token_urlsafe(32)
+        ends_ns = self._clock.monotonic_ns() + SESSION_SECONDS * 10**9
+        self._sessions[_digest(session_id)] = Session(secrets.token_urlsafe(32), ends_ns)
+        while len(self._sessions) > _SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+        return session_id
+
+    def session(self, session_id: str) -> Session | None:
+        """The session of that id, if it has not ended."""
+        key = _digest(session_id)
+        session = self._sessions.get(key)
+        if session is not None and self._clock.monotonic_ns() >= session.ends_ns:
+            del self._sessions[key]
+            return None
+        return session
+
+    def log_out(self, session_id: str) -> None:
+        self._sessions.pop(_digest(session_id), None)
+
+    # -- forms -----------------------------------------------------------------------------------------------
+
+    def login_form_token(self, nonce: str) -> str:
+        """What the login form holds for a browser with this cookie: there is no session yet to bind it to."""
+        return hmac.new(self._form_key, nonce.encode(), hashlib.sha256).hexdigest()
+
+
+def is_own_form(given: str, expected: str) -> bool:
+    """Whether a form holds the token that was put into it."""
+    return hmac.compare_digest(given.encode(), expected.encode())
+
+
+def is_same_origin(headers: Mapping[str, str]) -> bool:
+    """Whether a browser says that a form was sent from one of our pages. Whoever says nothing is no browser.
+
+    The scheme is not compared: behind a proxy it is not ours.
+    """
+    site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin")
+    if site is None and origin is None:
+        return False
+    if site is not None and site != "same-origin":
+        return False
+    return origin is None or urlsplit(origin).netloc.lower() == headers.get("Host", "").lower()
+
+
+def host_name(host_header: str) -> str:
+    """The host of a Host header, without its port."""
+    host = host_header.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _same_ip(host: str, own_ip: str) -> bool:
+    try:
+        own = ipaddress.ip_address(own_ip.partition("%")[0])
+        if isinstance(own, ipaddress.IPv6Address) and own.ipv4_mapped is not None:
+            own = own.ipv4_mapped
+        return ipaddress.ip_address(host) == own
+    except ValueError:
+        return False
+
+
+def _digest(secret: str) -> bytes:
+    # Of equal length whatever was given, so that comparing takes the same time; and no id lies about in memory.
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,215 @@
+"""The overview: is it on time, what is next, what needs somebody."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+from weakref import WeakKeyDictionary
+
+from aiohttp import web
+
+from broker.model import count_entries
+from broker.observe.lateness import HistogramStats
+from broker.runtime.supervise import YieldBudget
+from broker.subscriptions.subscription import Subscription
+from broker.topics.broker import Broker
+from broker.topics.topic import Topic
+from broker.web.site import Visit
+from broker.web.timeline import bar_links, chart_of
+from broker.web.windows import window
+
+_ATTENTION_MAX = 8
+_RATE_SECONDS_MIN = 4.0
+_RATE_SECONDS_MAX = 120.0
+_SAMPLES_MAX = 60
+_LATE_MS = 1_000
+"""Later than this at the 99th percentile is worth a colour."""
+_READY_WITHOUT_CONSUMERS = 1
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over all topics and subscriptions at a moment."""
+
+    at_ns: int
+    topics: int = 0
+    subscriptions: int = 0
+    pending: int = 0
+    ready: int = 0
+    leased: int = 0
+    consumers: int = 0
+    dead_letters: int = 0
+    early: int = 0
+    produced: int = 0
+    delivered: int = 0
+    acked: int = 0
+    data_bytes: int = 0
+    rebuilds: int = 0
+    next_due_ms: int | None = None
+    next_due_topic: str = ""
+    lateness: list[int] = field(default_factory=list)
+    lateness_max_ms: float = 0.0
+    attention: list[tuple[str, str, str]] = field(default_factory=list)  # (link, name, what)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Messages a second over the last moments that somebody looked, or since the start."""
+
+    produced: float
+    delivered: float
+    acked: float
+    seconds: float
+    lateness: HistogramStats | None  # of that time
+
+
+_samples: WeakKeyDictionary[Broker, deque[Totals]] = WeakKeyDictionary()
+"""What earlier looks found: rates are told from them, so that nothing is measured while nobody looks."""
+
+
+async def show_overview(visit: Visit) -> web.Response:
+    """GET /"""
+    broker = visit.broker
+    now_ms = broker.clock.now_ms()
+    totals, bounds = await _sum(broker)
+    lateness = _stats(totals.lateness, bounds, totals.lateness_max_ms)
+    samples = _samples.setdefault(broker, deque(maxlen=_SAMPLES_MAX))
+    rates = _rates(totals, samples, (now_ms - broker.started_ms) / 1000, bounds)
+    if not samples or (totals.at_ns - samples[-1].at_ns) / 1e9 >= 1.0:
+        samples.append(totals)
+    journal = broker.journal.stats()
+    counters = broker.counters
+    shown = window("hour", now_ms)
+    counted, chart = await chart_of(visit, list(broker.registry.topics.values()), shown, height=150)
+    return await visit.page(
+        "overview.html",
+        totals=totals,
+        lateness=lateness,
+        p50=quantile_ms(lateness, 0.5),
+        p99=quantile_ms(lateness, 0.99),
+        recent=rates.lateness,
+        recent_p99=quantile_ms(rates.lateness, 0.99) if rates.lateness else 0.0,
+        rates=rates,
+        state=_state(broker, totals, rates.lateness or lateness),
+        not_ready=broker.not_ready_because,
+        started_ms=broker.started_ms,
+        broker_id=broker.broker_id,
+        journal=journal,
+        journal_failed=broker.journal.failed is not None,
+        sync_p50=quantile_ms(counters.journal_sync.stats(), 0.5),
+        sync_p99=quantile_ms(counters.journal_sync.stats(), 0.99),
+        lag_p50=quantile_ms(counters.loop_lag.stats(), 0.5),
+        lag_p99=quantile_ms(counters.loop_lag.stats(), 0.99),
+        lag_max=counters.loop_lag.stats().max_seconds * 1000,
+        free_bytes=broker.disk_free_bytes,
+        reserve_bytes=broker.config.disk_reserve_bytes,
+        backup_ms=counters.backup_last_ms,
+        chart=chart,
+        link_of=bar_links(shown, ""),
+        tally=counted,
+    )
+
+
+def quantile_ms(stats: HistogramStats, part: float) -> float:
+    """The bound of the histogram below which that part of all lies; the maximum where that is less."""
+    wanted, seen = stats.count * part, 0
+    for bound, count in zip(stats.bounds_seconds, stats.counts, strict=False):
+        seen += count
+        if seen >= wanted:
+            return min(bound, stats.max_seconds) * 1000
+    return stats.max_seconds * 1000
+
+
+async def _sum(broker: Broker) -> tuple[Totals, tuple[float, ...]]:
+    totals = Totals(broker.clock.monotonic_ns())
+    budget = YieldBudget(broker.clock)
+    bounds: tuple[float, ...] = ()
+    for topic in list(broker.registry.topics.values()):
+        totals.topics += 1
+        totals.pending += topic.index.scheduled_count()
+        totals.produced += topic.counters.produced_messages
+        totals.data_bytes += topic.log.data_bytes
+        totals.rebuilds += topic.index.rebuilds
+        next_ms = topic.index.next_due_ms()
+        if next_ms is not None and (totals.next_due_ms is None or next_ms < totals.next_due_ms):
+            totals.next_due_ms, totals.next_due_topic = next_ms, topic.name
+        for subscription in list(topic.subscriptions.values()):
+            bounds = _add(totals, broker, topic, subscription)
+            await budget.spent()
+        await budget.spent()
+    return totals, bounds
+
+
+def _add(totals: Totals, broker: Broker, topic: Topic, subscription: Subscription) -> tuple[float, ...]:
+    counts, counters = topic.subscription_counts(subscription), subscription.counters
+    letters = count_entries(broker.dead_letters.still_held(subscription))
+    totals.subscriptions += 1
+    totals.ready += counts.ready
+    totals.leased += counts.leased
+    totals.consumers += len(subscription.consumers)
+    totals.dead_letters += letters
+    totals.early += counters.early_deliveries
+    totals.delivered += counters.delivered_messages
+    totals.acked += counters.acked_messages
+    stats = counters.lateness.stats()
+    if stats.max_seconds or any(stats.counts):
+        totals.lateness = [
+            a + b for a, b in zip(totals.lateness or [0] * len(stats.counts), stats.counts, strict=True)
+        ]
+        totals.lateness_max_ms = max(totals.lateness_max_ms, stats.max_seconds * 1000)
+    if len(totals.attention) < _ATTENTION_MAX:
+        _note(totals, topic, subscription, counts.ready, letters)
+    return stats.bounds_seconds
+
+
+def _note(totals: Totals, topic: Topic, subscription: Subscription, ready: int, letters: int) -> None:
+    """What somebody should look at."""
+    place, name = f"/topics/{quote(topic.name)}", f"{topic.name} / {subscription.name}"
+    if subscription.counters.early_deliveries:
+        totals.attention.append((place, name, "delivered before its time: this must never happen"))
+    if subscription.paused:
+        totals.attention.append((place, name, f"paused, {ready:,} ready"))
+    elif (
+        ready >= _READY_WITHOUT_CONSUMERS
+        and not subscription.consumers
+        and subscription.name != "dead-letters"
+    ):
+        totals.attention.append((place, name, f"{ready:,} ready and nobody consumes"))
+    if letters:
+        link = f"/dead-letters/{quote(topic.name)}/{quote(subscription.name)}"
+        totals.attention.append((link, name, f"{letters:,} dead letter{'s' if letters > 1 else ''}"))
+
+
+def _stats(counts: Sequence[int], bounds: tuple[float, ...], max_ms: float) -> HistogramStats:
+    return HistogramStats(bounds, tuple(counts) or (0,) * (len(bounds) + 1), 0.0, max_ms / 1000)
+
+
+def _rates(now: Totals, samples: deque[Totals], uptime_seconds: float, bounds: tuple[float, ...]) -> Rates:
+    """From the oldest earlier look that is not too old."""
+    for each in samples:
+        seconds = (now.at_ns - each.at_ns) / 1e9
+        if _RATE_SECONDS_MIN <= seconds <= _RATE_SECONDS_MAX:
+            counts = [
+                a - b for a, b in zip(now.lateness, each.lateness or [0] * len(now.lateness), strict=True)
+            ]
+            is_sound = (
+                counts and min(counts) >= 0 and sum(counts)
+            )  # else something was deleted, or nothing was sent
+            return Rates(
+                max(0, now.produced - each.produced) / seconds,
+                max(0, now.delivered - each.delivered) / seconds,
+                max(0, now.acked - each.acked) / seconds,
+                seconds,
+                _stats(counts, bounds, now.lateness_max_ms) if is_sound else None,
+            )
+    seconds = max(uptime_seconds, 1.0)
+    return Rates(now.produced / seconds, now.delivered / seconds, now.acked / seconds, seconds, None)
+
+
+def _state(broker: Broker, totals: Totals, lateness: HistogramStats) -> str:
+    """good, late or bad."""
+    if totals.early or broker.not_ready_because is not None:
+        return "bad"
+    return "late" if quantile_ms(lateness, 0.99) > _LATE_MS else "good"

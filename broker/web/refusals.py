@@ -1,0 +1,12 @@
+"""Why a page is not shown, or a form not taken."""
+
+from __future__ import annotations
+
+
+class Refusal(Exception):
+    """Says so to whoever asked; `status` is HTTP's."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status

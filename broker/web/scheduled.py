@@ -1,0 +1,204 @@
+"""The list of what is scheduled, and one message."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+from urllib.parse import quote
+
+from aiohttp import web
+
+from broker.errors import NotFound
+from broker.model import Position
+from broker.topics.message_look import look_at
+from broker.topics.schedule_values import Scheduled
+from broker.topics.stored_message import StoredMessage, read_message
+from broker.topics.topic import Topic
+from broker.web.refusals import Refusal
+from broker.web.search import Search, form_time
+from broker.web.site import Visit, parse_position, see_other
+from broker.web.tally import tally
+
+_PAGE = 50
+_TOPICS_MERGED = 50
+"""Without a topic the next messages are shown of so many topics: those whose turn comes first."""
+_TOPICS_OFFERED = 500
+_PREVIEW_CHARS = 120
+_PAYLOAD_SHOWN = 64 << 10
+_HEX_SHOWN = 4 << 10
+_SUBSCRIPTIONS_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One message of a list."""
+
+    topic: str
+    id: str
+    link: str
+    schedule_key: str
+    deliver_at_ms: int
+    publish_time_ms: int
+    revision: int
+    size: int
+    preview: str
+
+
+async def show_scheduled(visit: Visit) -> web.Response:
+    """GET /scheduled?topic=&id=&key=&prefix=&from=&until=&after="""
+    broker = visit.broker
+    search = Search.of(visit.query)
+    if search.topic and (search.id or search.key):
+        return await _find_one(visit, search)
+    if search.id or search.key:
+        raise Refusal("An id or a key belongs to a topic: choose one.")
+    following = None
+    if search.topic:
+        topic = broker.registry.topic(search.topic)
+        topics = [topic]
+        page = await topic.schedule.page(search.due, search.prefix, search.after, _PAGE)
+        found = [(topic.name, each) for each in page.scheduled]
+        following = page.next
+    else:
+        topics = list(broker.registry.topics.values())
+        found = await _first_of_all(topics, search)
+    counted = None
+    if not search.prefix:  # only the index is counted, and that knows no keys
+        whole = await tally(topics, search.due, search.due.end_ms - search.due.start_ms, broker.clock)
+        counted = (whole.within, whole.is_exact)
+    return await visit.page(
+        "scheduled.html",
+        search=search,
+        start=form_time(search.start_ms),
+        end=form_time(search.end_ms),
+        topics=offered_topics(visit),
+        rows=await asyncio.to_thread(_rows, found),
+        counted=counted,
+        next_link=search.link(following) if following is not None else "",
+        first_link=search.link() if search.after is not None else "",
+        is_capped=not search.topic and len(found) == _PAGE,
+    )
+
+
+async def show_message(visit: Visit) -> web.Response:
+    """GET /topics/{topic}/messages/{id}"""
+    topic = visit.topic()
+    position = parse_position(visit.params["id"])
+    if position is None:
+        raise Refusal("That is not an id: ids look like 7:1234.", 404)
+    looked = await look_at(topic, position, _SUBSCRIPTIONS_SHOWN)
+    message, body = await asyncio.to_thread(_taken_apart, looked.frame)
+    return await visit.page(
+        "message.html",
+        topic=topic.name,
+        id=visit.params["id"],
+        looked=looked,
+        message=message,
+        body=body,
+        size=len(looked.frame),
+        at=form_time(looked.deliver_at_ms),
+    )
+
+
+def offered_topics(visit: Visit) -> list[str]:
+    """Topics to choose from; of more than can be offered, the first ones by name."""
+    return nsmallest(_TOPICS_OFFERED, visit.broker.registry.by_name)
+
+
+def message_link(topic: str, position: Position) -> str:
+    return f"/topics/{quote(topic)}/messages/{position.ledger_id}:{position.entry_id}"
+
+
+async def _find_one(visit: Visit, search: Search) -> web.Response:
+    topic = visit.broker.registry.topic(search.topic)
+    name: Position | str | None = search.key
+    if search.id:
+        name = parse_position(search.id)
+        if name is None:
+            raise Refusal("That is not an id: ids look like 7:1234.")
+        return see_other(message_link(topic.name, name))
+    assert name
+    try:
+        found = await topic.schedule.get(name)
+    except NotFound:
+        raise Refusal(f"No message of {topic.name} waits under the key {search.key[:200]!r}.", 404) from None
+    return see_other(message_link(topic.name, found.position))
+
+
+async def _first_of_all(topics: Sequence[Topic], search: Search) -> list[tuple[str, Scheduled]]:
+    """The next messages of several topics, soonest first."""
+    waiting = [topic for topic in topics if topic.index.scheduled_count()]
+    soonest = nsmallest(_TOPICS_MERGED, waiting, key=lambda topic: topic.index.next_due_ms() or 0)
+    found: list[tuple[str, Scheduled]] = []
+    for topic in soonest:
+        page = await topic.schedule.page(search.due, search.prefix, None, _PAGE)
+        found += [(topic.name, each) for each in page.scheduled]
+    return nsmallest(_PAGE, found, key=lambda each: (each[1].deliver_at_ms, each[0], each[1].position))
+
+
+def _rows(found: Sequence[tuple[str, Scheduled]]) -> list[Row]:
+    return [
+        Row(
+            topic=topic,
+            id=f"{each.position.ledger_id}:{each.position.entry_id}",
+            link=message_link(topic, each.position),
+            schedule_key=each.schedule_key,
+            deliver_at_ms=each.deliver_at_ms,
+            publish_time_ms=each.publish_time_ms,
+            revision=each.revision,
+            size=len(each.frame),
+            preview=preview(read_message(each.frame).payload),
+        )
+        for topic, each in found
+    ]
+
+
+def preview(payload: bytes) -> str:
+    """The beginning of a payload in one line; its size if it is no text."""
+    part = payload[: 4 * _PREVIEW_CHARS]
+    text = part.decode("utf-8", "ignore")
+    if not payload or "\0" in text or len(text) < len(part) // 4:
+        return f"{len(payload):,} bytes"
+    line = " ".join(text.split())
+    return line if len(line) <= _PREVIEW_CHARS else f"{line[:_PREVIEW_CHARS]}…"
+
+
+def _taken_apart(frame: bytes) -> tuple[StoredMessage, dict[str, str | int | bool]]:
+    message = read_message(frame)
+    # The template is handed what it shows and no more: payloads may be large.
+    return replace(message, payload=b""), payload_views(message.payload)
+
+
+def payload_views(payload: bytes) -> dict[str, str | int | bool]:
+    """A payload as JSON, text and hexadecimal, as far as it is that; and what was left out."""
+    shown = payload[:_PAYLOAD_SHOWN]
+    views: dict[str, str | int | bool] = {
+        "size": len(payload),
+        "is_cut": len(payload) > len(shown),
+        "json": "",
+        "text": "",
+    }
+    try:
+        text = shown.decode("utf-8", "strict" if len(payload) == len(shown) else "ignore")
+        if text.isprintable() or all(each.isprintable() or each in "\n\r\t" for each in text):
+            views["text"] = text
+            if text.lstrip()[:1] in ("{", "[") and not views["is_cut"]:
+                views["json"] = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except (UnicodeDecodeError, ValueError, RecursionError):
+        pass  # what it is not is left empty
+    views["hex"] = hex_dump(payload[:_HEX_SHOWN])
+    views["is_hex_cut"] = len(payload) > _HEX_SHOWN
+    return views
+
+
+def hex_dump(octets: bytes) -> str:
+    """Sixteen bytes a line: offset, hexadecimal, and characters that can be shown."""
+    lines = []
+    for at in range(0, len(octets), 16):
+        part = octets[at : at + 16]
+        text = "".join(chr(each) if 32 <= each < 127 else "." for each in part)
+        lines.append(f"{at:06x}  {part.hex(' '):<47}  {text}")
+    return "\n".join(lines)

@@ -1,0 +1,335 @@
+"""The pages: which there are, and what each request goes through before and after one is made.
+
+    Host -> session -> may it read? -> (POST: origin, form) -> a page, or a change and a redirect
+
+Pages get values and templates make HTML of them, in a thread: the loop delivers meanwhile. What the broker refuses is
+a page that says why; a change that it refuses is told on the page that the form was on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlencode
+
+from aiohttp import web
+
+from broker.config import is_loopback
+from broker.errors import InvalidRequest, LimitReached, NotFound, PostdateError, Refused, Unavailable
+from broker.model import Position
+from broker.observe.logs import get_logger
+from broker.topics.broker import Broker
+from broker.topics.topic import Topic
+from broker.web.guard import (
+    FORM_COOKIE,
+    SESSION_COOKIE,
+    SESSION_SECONDS,
+    Flash,
+    Guard,
+    Session,
+    host_name,
+    is_own_form,
+    is_same_origin,
+)
+from broker.web.jobs import Jobs
+from broker.web.refusals import Refusal
+from broker.web.render import Renderer, StaticFile, load_static
+
+log = get_logger(__name__)
+
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    # Not no-referrer: browsers would send forms with `Origin: null`.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+_STATUSES: tuple[tuple[type[PostdateError], int], ...] = (
+    (NotFound, 404),
+    (InvalidRequest, 400),
+    (Refused, 409),
+    (LimitReached, 429),
+    (Unavailable, 503),
+)
+
+
+def _status_of(error: PostdateError) -> int:
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+
+
+_POSITION = re.compile(r"([0-9]{1,15}):([0-9]{1,10})", re.ASCII)
+
+
+@dataclass(slots=True)
+class Visit:
+    """One request to a page."""
+
+    site: Site
+    request: web.Request
+    params: Mapping[str, str]  # of the path
+    session: Session | None
+    form: Mapping[str, str] = field(default_factory=dict)  # of a POST, after it passed the guard
+
+    @property
+    def broker(self) -> Broker:
+        return self.site.broker
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        return self.request.query
+
+    @property
+    def may_change(self) -> bool:
+        return self.session is not None
+
+    def topic(self) -> Topic:
+        """The topic that the path names."""
+        return self.broker.registry.topic(self.params["topic"])
+
+    async def page(self, template: str, *, status: int = 200, **values: object) -> web.Response:
+        """A page with what all of them show besides."""
+        session, guard = self.session, self.site.guard
+        text = await self.site.renderer.render(
+            template,
+            values
+            | {
+                "path": self.request.path,
+                "here": self.request.path_qs,
+                "may_change": self.may_change,
+                "can_log_in": guard.can_log_in,
+                "csrf": session.csrf if session else "",
+                "flashes": session.take_flashes() if session else [],
+                "version": self.site.version,
+                "now_ms": self.broker.clock.now_ms(),
+            },
+        )
+        return web.Response(status=status, text=text, content_type="text/html", charset="utf-8")
+
+    def done(self, kind: str, text: str, to: str) -> web.Response:
+        """The answer to a change: what came of it is told on the page it goes to."""
+        if self.session is not None:
+            self.session.tell(Flash(kind, text))
+        return see_other(to)
+
+
+Handler = Callable[[Visit], Awaitable[web.Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A page, or a change."""
+
+    method: str
+    path: re.Pattern[str]
+    handler: Handler
+
+
+def route(method: str, path: str, handler: Handler) -> Route:
+    """`path` has its variable parts in braces: none of them holds a slash."""
+    pattern = re.sub(r"\\\{([a-z]+)\\\}", r"(?P<\1>[^/]+)", re.escape(path))
+    return Route(method, re.compile(pattern), handler)
+
+
+class Site:
+    """See the module's description."""
+
+    def __init__(self, broker: Broker, version: str, listen_host: str, routes: list[Route]) -> None:
+        config = broker.config
+        self.broker = broker
+        self.version = version
+        self.guard = Guard(config.admin_token, config.http_hosts, listen_host, broker.clock)
+        self.jobs = Jobs(broker.clock, broker.supervisor.spawn)
+        self.renderer = Renderer()
+        self._listens_locally = is_loopback(listen_host)
+        self._static = load_static()
+        self._routes = [
+            *routes,
+            route("GET", "/login", _show_login),
+            route("POST", "/login", _log_in),
+            route("POST", "/logout", _log_out),
+        ]
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """The answer to a request, whatever it is."""
+        response = await self._answer(request)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        if response.status == 200 and request.path.startswith("/static/"):
+            response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+        return response
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        session = self.guard.session(request.cookies.get(SESSION_COOKIE, ""))
+        visit = Visit(self, request, {}, session)
+        if not self.guard.knows_host(request.headers.get("Host", ""), _own_ip(request)):
+            return await self._refuse_host(visit)
+        if request.path.startswith("/static/"):
+            return self._serve_static(request)
+        if not self.guard.may_read(request.headers.get("Host", ""), request.headers, session):
+            if not self.guard.can_log_in:
+                return await visit.page("locked.html", status=403, is_local=self._listens_locally)
+            if request.path != "/login":
+                return see_other("/login?" + urlencode({"next": request.path_qs}))
+        try:
+            return await self._dispatch(visit)
+        except (PostdateError, Refusal) as error:
+            status = error.status if isinstance(error, Refusal) else _status_of(error)
+            if request.method == "POST" and session is not None:
+                return visit.done("failed", error.message, local_path(visit.form.get("back", "/")))
+            return await visit.page("error.html", status=status, message=error.message, code=status)
+
+    async def _dispatch(self, visit: Visit) -> web.Response:
+        method = "GET" if visit.request.method == "HEAD" else visit.request.method
+        is_there = False
+        for each in self._routes:
+            match = each.path.fullmatch(visit.request.path)
+            if match is None:
+                continue
+            is_there = True
+            if each.method == method:
+                visit.params = match.groupdict()
+                if method == "POST":
+                    refusal = await self._check_form(visit)
+                    if refusal is not None:
+                        return refusal
+                return await each.handler(visit)
+        if is_there:
+            return await visit.page(
+                "error.html", status=405, message="This page takes no such request.", code=405
+            )
+        return await visit.page("error.html", status=404, message="There is no such page.", code=404)
+
+    async def _check_form(self, visit: Visit) -> web.Response | None:
+        """Why a form is refused; None: it is ours."""
+        request = visit.request
+        if not is_same_origin(request.headers):
+            return await self._refuse_form(visit, "It was not sent from one of these pages.")
+        if request.content_type != "application/x-www-form-urlencoded":
+            return await self._refuse_form(visit, "It is not a form.")
+        form = {name: value for name, value in (await request.post()).items() if isinstance(value, str)}
+        if request.path == "/login":
+            nonce = request.cookies.get(FORM_COOKIE, "")
+            expected = self.guard.login_form_token(nonce) if nonce else ""
+        elif visit.session is None:
+            return await visit.page("error.html", status=403, message="Log in to change anything.", code=403)
+        else:
+            expected = visit.session.csrf
+        if not expected or not is_own_form(form.get("csrf", ""), expected):
+            return await self._refuse_form(
+                visit, "It is out of date: go back, load the page again and repeat it."
+            )
+        visit.form = form
+        return None
+
+    async def _refuse_form(self, visit: Visit, why: str) -> web.Response:
+        log.warning("A form was refused", path=visit.request.path, why=why)
+        return await visit.page("error.html", status=403, message=f"The form was refused. {why}", code=403)
+
+    async def _refuse_host(self, visit: Visit) -> web.Response:
+        shown = host_name(visit.request.headers.get("Host", ""))[:100]
+        return await visit.page("host.html", status=421, host=shown)
+
+    def _serve_static(self, request: web.Request) -> web.Response:
+        found: StaticFile | None = self._static.get(request.path.removeprefix("/static/"))
+        if found is None or request.method not in ("GET", "HEAD"):
+            return web.Response(status=404, text="There is no such file.\n")
+        return web.Response(body=found.body, content_type=found.content_type, charset="utf-8")
+
+
+# -- logging in ----------------------------------------------------------------------------------------------
+
+
+async def _show_login(visit: Visit) -> web.Response:
+    if visit.session is not None:
+        return see_other("/")
+    guard = visit.site.guard
+    if not guard.can_log_in:
+        return await visit.page("read_only.html")
+    nonce = secrets.token_urlsafe(24)
+    response = await visit.page(
+        "login.html",
+        form_token=guard.login_form_token(nonce),
+        next=local_path(visit.query.get("next", "/")),
+        refused=visit.query.get("refused", ""),
+    )
+    _set_cookie(visit.request, response, FORM_COOKIE, nonce, 3_600)
+    return response
+
+
+async def _log_in(visit: Visit) -> web.Response:
+    guard, address = visit.site.guard, visit.request.remote or ""
+    to = local_path(visit.form.get("next", "/"))
+    wait = guard.retry_after_seconds(address)
+    session_id = None if wait else guard.log_in(visit.form.get("token", ""), address)
+    if session_id is None:
+        log.warning("A login to the pages failed", address=address, too_many=bool(wait))
+        response = see_other("/login?" + urlencode({"refused": wait or "token", "next": to}))
+        if wait:
+            response.headers["Retry-After"] = str(wait)
+        return response
+    log.info("Somebody logged in to the pages", address=address)
+    response = see_other(to)
+    _set_cookie(visit.request, response, SESSION_COOKIE, session_id, SESSION_SECONDS)
+    response.del_cookie(FORM_COOKIE, path="/")
+    return response
+
+
+async def _log_out(visit: Visit) -> web.Response:
+    visit.site.guard.log_out(visit.request.cookies.get(SESSION_COOKIE, ""))
+    response = see_other("/")
+    response.del_cookie(SESSION_COOKIE, path="/")
+    return response
+
+
+def _set_cookie(request: web.Request, response: web.Response, name: str, value: str, seconds: int) -> None:
+    is_https = request.secure or request.headers.get("X-Forwarded-Proto", "") == "https"
+    response.set_cookie(
+        name, value, max_age=seconds, path="/", httponly=True, samesite="Strict", secure=is_https
+    )
+
+
+# -- small things that pages share ---------------------------------------------------------------------------
+
+
+def see_other(to: str) -> web.Response:
+    return web.Response(status=303, headers={"Location": to})
+
+
+def local_path(path: str) -> str:
+    """A path of ours to go to; the first page for what leads elsewhere."""
+    is_ours = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if is_ours else "/"
+
+
+def parse_position(text: str) -> Position | None:
+    """An id as it is shown, `ledger:entry`."""
+    match = _POSITION.fullmatch(text.strip())
+    return Position(int(match[1]), int(match[2])) if match else None
+
+
+def _own_ip(request: web.Request) -> str:
+    transport = request.transport
+    place = transport.get_extra_info("sockname") if transport is not None else None
+    return str(place[0]) if isinstance(place, tuple) else ""
+
+
+async def make_site(broker: Broker, version: str, listen_host: str) -> Site:
+    """Load and compile everything, in a thread."""
+
+    def make() -> Site:
+        from broker.web.routes import ROUTES  # noqa: PLC0415 - the pages are loaded when the first one is asked for
+
+        return Site(broker, version, listen_host, ROUTES)
+
+    return await asyncio.to_thread(make)

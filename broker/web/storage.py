@@ -1,0 +1,150 @@
+"""What lies on disk: the ledgers and the buckets of each topic, and how much of them is still of use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from urllib.parse import quote, urlencode
+
+from aiohttp import web
+
+from broker.runtime.supervise import YieldBudget
+from broker.storage.ledger import Ledger
+from broker.topics.compaction_candidates import ledger_candidate
+from broker.topics.topic import Topic
+from broker.web.refusals import Refusal
+from broker.web.site import Visit
+
+_TOPICS_SHOWN = 100
+_LEDGERS_PAGE = 50
+_BUCKETS_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """A ledger."""
+
+    ledger_id: int
+    generation: int
+    is_sealed: bool
+    entries: int
+    live: int
+    disk_bytes: int
+    first_publish_ms: int
+    last_due_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRow:
+    """A sealed bucket of the index."""
+
+    bucket_id: int
+    entries: int
+    waiting: int
+    disk_bytes: int
+    segments: int
+    next_ms: int | None
+    last_ms: int
+
+
+async def show_storage(visit: Visit) -> web.Response:
+    """GET /storage: the topics that take the most room"""
+    broker = visit.broker
+    budget = YieldBudget(broker.clock)
+    found: list[tuple[int, str, int, int, int]] = []
+    for topic in list(broker.registry.topics.values()):
+        index = topic.index.tracker.stats()
+        found.append(
+            (topic.log.data_bytes, topic.name, topic.log.ledger_count, index.disk_bytes, index.bucket_count)
+        )
+        await budget.spent()
+    largest = nlargest(_TOPICS_SHOWN, found)
+    journal = broker.journal.stats()
+    return await visit.page(
+        "storage.html",
+        rows=[(name, f"/storage/{quote(name)}", *rest, data) for data, name, *rest in largest],
+        more=max(0, len(found) - len(largest)),
+        data_bytes=sum(each[0] for each in found),
+        index_bytes=sum(each[3] for each in found),
+        journal=journal,
+        segment_bytes=broker.config.journal_segment_bytes,
+        free_bytes=broker.disk_free_bytes,
+        reserve_bytes=broker.config.disk_reserve_bytes,
+        removed=broker.counters.removed_ledgers,
+        compacted=broker.counters.compacted_ledgers,
+        reclaimed=broker.counters.reclaimed_bytes,
+    )
+
+
+async def show_topic_storage(visit: Visit) -> web.Response:
+    """GET /storage/{topic}?after="""
+    topic = visit.topic()
+    text = visit.query.get("after", "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise Refusal("The page begins at a ledger that is none.")
+    after = int(text)
+    budget = YieldBudget(visit.broker.clock)
+    rows: list[LedgerRow] = []
+    next_link = ""
+    here = f"/storage/{quote(topic.name)}"
+    for ledger in list(topic.log):
+        if ledger.name.ledger_id <= after:
+            continue
+        if len(rows) == _LEDGERS_PAGE:
+            next_link = f"{here}?" + urlencode({"after": rows[-1].ledger_id})
+            break
+        if topic.log.find(ledger.name.ledger_id) is not None:
+            rows.append(_ledger_row(topic, ledger))
+        await budget.spent()
+    buckets = _bucket_rows(topic)
+    return await visit.page(
+        "topic_storage.html",
+        topic=topic.name,
+        ledgers=rows,
+        ledger_count=topic.log.ledger_count,
+        data_bytes=topic.log.data_bytes,
+        buckets=buckets[:_BUCKETS_SHOWN],
+        bucket_count=len(buckets),
+        index=topic.index.tracker.stats(),
+        next_link=next_link,
+        first_link=here if after else "",
+    )
+
+
+def _ledger_row(topic: Topic, ledger: Ledger) -> LedgerRow:
+    facts = topic.ledger_facts[ledger.name.ledger_id]
+    candidate = ledger_candidate(topic, ledger)
+    # A topic that never had a subscription keeps everything for its first one.
+    settled = candidate.settled_count if topic.next_subscription_id > 1 else 0
+    return LedgerRow(
+        ledger_id=ledger.name.ledger_id,
+        generation=ledger.name.generation,
+        is_sealed=ledger.sealed,
+        entries=ledger.entry_count,
+        live=candidate.present_count - settled,
+        disk_bytes=ledger.disk_bytes,
+        first_publish_ms=facts.first_publish_ms,
+        last_due_ms=facts.last_due_ms,
+    )
+
+
+def _bucket_rows(topic: Topic) -> Sequence[BucketRow]:
+    upkeep = topic.index.upkeep
+    if upkeep is None:
+        return ()
+    rows = []
+    for bucket in upkeep.buckets():
+        first = bucket.first_waiting_key
+        rows.append(
+            BucketRow(
+                bucket_id=bucket.bucket_id,
+                entries=bucket.metadata.count,
+                waiting=bucket.waiting,
+                disk_bytes=bucket.disk_bytes(),
+                segments=bucket.segment_count,
+                next_ms=first[0] if first is not None else None,
+                last_ms=bucket.last_key[0],
+            )
+        )
+    return rows

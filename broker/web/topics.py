@@ -1,0 +1,254 @@
+"""Topics and their subscriptions: counts, consumers, settings in force; pause, resume and skip."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from heapq import nsmallest
+from urllib.parse import quote, urlencode
+
+from aiohttp import web
+
+from broker.errors import Refused
+from broker.model import count_entries
+from broker.observe.logs import get_logger
+from broker.settings import Kind, show
+from broker.storage.policy import SubscriptionPolicy, TopicPolicy
+from broker.subscriptions.subscription import TYPE_NAMES, Subscription
+from broker.topics import control
+from broker.topics.broker import Broker
+from broker.topics.dead_letter_frames import dead_letter_topic_name
+from broker.topics.topic import Topic
+from broker.web.overview import quantile_ms
+from broker.web.site import Visit
+
+log = get_logger(__name__)
+
+_PAGE = 50
+_CONSUMERS_SHOWN = 20
+_ENUMS: dict[str, Sequence[str]] = {
+    "tracker": ("inherited", "bucket", "memory"),
+    "delayed_delivery": ("inherited", "enabled", "disabled"),
+    "overdue_action": ("inherited", "deliver", "expire", "dead_letter"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRow:
+    """A topic in the list."""
+
+    name: str
+    scheduled: int
+    next_due_ms: int | None
+    subscriptions: int
+    ready: int
+    leased: int
+    consumers: int
+    data_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRow:
+    """A connected consumer."""
+
+    name: str
+    permits: int
+    leased: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRow:
+    """A subscription, and who consumes from it."""
+
+    name: str
+    type: str
+    paused: bool
+    honors_delay: bool
+    ready: int
+    leased: int
+    scheduled: int
+    dead_letters: int
+    oldest_age_ms: int
+    late_p99_ms: float
+    delivered: int
+    early: int
+    consumers: Sequence[ConsumerRow]
+    consumer_count: int
+    permits: int
+    settings: Sequence[tuple[str, str, bool]]
+
+
+async def show_topics(visit: Visit) -> web.Response:
+    """GET /topics?q=&after="""
+    broker = visit.broker
+    wanted, after = visit.query.get("q", "").strip(), visit.query.get("after", "")
+    names = [name for name in broker.registry.by_name if name > after and wanted.lower() in name.lower()]
+    page = nsmallest(_PAGE, names)
+    return await visit.page(
+        "topics.html",
+        q=wanted,
+        rows=[_topic_row(broker.registry.by_name[name]) for name in page],
+        count=len(broker.registry.by_name),
+        next_link="/topics?" + urlencode({"q": wanted, "after": page[-1]}) if len(names) > len(page) else "",
+        first_link="/topics?" + urlencode({"q": wanted}) if after else "",
+    )
+
+
+async def show_topic(visit: Visit) -> web.Response:
+    """GET /topics/{topic}?after="""
+    topic, broker = visit.topic(), visit.broker
+    after = visit.query.get("after", "")
+    found = [each for each in topic.subscriptions.values() if each.name > after]
+    page = nsmallest(_PAGE, found, key=lambda each: each.name)
+    index = topic.index.tracker.stats()
+    counters = topic.counters
+    here = f"/topics/{quote(topic.name)}"
+    return await visit.page(
+        "topic.html",
+        topic=topic.name,
+        row=_topic_row(topic),
+        created_ms=topic.create_time_ms,
+        produced=counters.produced_messages,
+        cancelled=counters.cancelled_messages,
+        moved=counters.moved_messages,
+        last_due_ms=index.last_due_ms,
+        ledgers=topic.log.ledger_count,
+        buckets=index.bucket_count,
+        index_bytes=index.disk_bytes,
+        subscriptions=[_subscription_row(broker, topic, each) for each in page],
+        settings_rows=_settings(topic.policy, topic.own_policy),
+        next_link=here + "?" + urlencode({"after": page[-1].name}) if len(found) > len(page) else "",
+        first_link=here if after else "",
+    )
+
+
+async def change_subscription(visit: Visit) -> web.Response:
+    """POST /topics/{topic}/subscriptions/{name}: pause or resume"""
+    visit.broker.check_serving()
+    topic = visit.topic()
+    subscription = topic.subscription(visit.params["name"])
+    paused = visit.form.get("action") == "pause"
+    await control.pause(topic, subscription, paused=paused)
+    log.info(
+        "An operator paused or resumed a subscription on the pages",
+        topic=topic.name,
+        subscription=subscription.name,
+        paused=paused,
+    )
+    done = "Paused" if paused else "Resumed"
+    return visit.done("done", f"{done}: {subscription.name}.", f"/topics/{quote(topic.name)}")
+
+
+async def show_skip(visit: Visit) -> web.Response:
+    """GET /topics/{topic}/subscriptions/{name}/skip: what skipping would skip"""
+    topic = visit.topic()
+    subscription = topic.subscription(visit.params["name"])
+    return await visit.page(
+        "skip.html",
+        topic=topic.name,
+        name=subscription.name,
+        owed=subscription.unsettled_count(),
+        scheduled=topic.subscription_counts(subscription).scheduled,
+    )
+
+
+async def skip_all(visit: Visit) -> web.Response:
+    """POST /topics/{topic}/subscriptions/{name}/skip"""
+    visit.broker.check_serving()
+    topic = visit.topic()
+    subscription = topic.subscription(visit.params["name"])
+    skipped = await control.skip_all(topic, subscription)
+    log.info(
+        "An operator skipped messages on the pages",
+        topic=topic.name,
+        subscription=subscription.name,
+        messages=skipped,
+    )
+    text = f"Skipped for {subscription.name}: {skipped:,}. It begins with the next message that is stored."
+    return visit.done("done" if skipped else "nothing", text, f"/topics/{quote(topic.name)}")
+
+
+def _topic_row(topic: Topic) -> TopicRow:
+    counts = [topic.subscription_counts(each) for each in topic.subscriptions.values()]
+    return TopicRow(
+        name=topic.name,
+        scheduled=topic.index.scheduled_count(),
+        next_due_ms=topic.index.next_due_ms(),
+        subscriptions=len(topic.subscriptions),
+        ready=sum(each.ready for each in counts),
+        leased=sum(each.leased for each in counts),
+        consumers=sum(len(each.consumers) for each in topic.subscriptions.values()),
+        data_bytes=topic.log.data_bytes,
+    )
+
+
+def _subscription_row(broker: Broker, topic: Topic, subscription: Subscription) -> SubscriptionRow:
+    subscription.expire_leases()  # without consumers nobody does it
+    counts = topic.subscription_counts(subscription)
+    in_force = subscription.policy
+    with contextlib.suppress(Refused):  # the names are too long for one of their own
+        place = dead_letter_topic_name(topic.name, subscription.name, in_force)
+        in_force = replace(in_force, dead_letter_topic=place)
+    consumers = list(subscription.consumers)
+    held = {
+        each.consumer_id: count_entries(subscription.leases.held(each.consumer_id))
+        for each in consumers[:_CONSUMERS_SHOWN]
+    }
+    return SubscriptionRow(
+        name=subscription.name,
+        type=TYPE_NAMES[subscription.type],
+        paused=subscription.paused,
+        honors_delay=subscription.honors_delay,
+        ready=counts.ready,
+        leased=counts.leased,
+        scheduled=counts.scheduled,
+        dead_letters=count_entries(broker.dead_letters.still_held(subscription)),
+        oldest_age_ms=topic.counts.known_oldest_age_ms(subscription, counts),
+        late_p99_ms=quantile_ms(subscription.counters.lateness.stats(), 0.99),
+        delivered=subscription.counters.delivered_messages,
+        early=subscription.counters.early_deliveries,
+        consumers=[
+            ConsumerRow(
+                name=each.name or each.consumer_id,
+                permits=each.permits,
+                leased=held[each.consumer_id],
+                state=_state(each.draining, each.silent, each.permits),
+            )
+            for each in consumers[:_CONSUMERS_SHOWN]
+        ],
+        consumer_count=len(consumers),
+        permits=sum(each.permits for each in consumers),
+        settings=_settings(in_force, subscription.image.policy),
+    )
+
+
+def _state(draining: bool, silent: bool, permits: int) -> str:
+    if draining:
+        return "draining"
+    return "silent" if silent else "takes more" if permits > 0 else "has no permits"
+
+
+def _settings(
+    in_force: TopicPolicy | SubscriptionPolicy, own: TopicPolicy | SubscriptionPolicy
+) -> list[tuple[str, str, bool]]:
+    """Each setting in force: its name, its value, and whether it was set here rather than inherited."""
+    return [
+        (each.name, _shown(each.name)(getattr(in_force, each.name)), getattr(own, each.name) is not None)
+        for each in fields(in_force)
+    ]
+
+
+def _shown(name: str) -> Callable[[object], str]:
+    def text(value: object) -> str:
+        if value is None:
+            return "none"
+        if name in _ENUMS and isinstance(value, int):
+            return _ENUMS[name][value]
+        if isinstance(value, bool) or not isinstance(value, int):
+            return str(value).lower() if isinstance(value, bool) else str(value)
+        kind = Kind.DURATION if name.endswith("_ms") else Kind.SIZE if "bytes" in name else Kind.COUNT
+        return f"{value:,}" if kind is Kind.COUNT else show(kind, value)
+
+    return text

@@ -1,0 +1,114 @@
+"""`postdate context`: brokers by name, kept in a file of the user."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from postdate.commands.config_file import CONNECTION, Contexts
+from postdate.commands.output import emit_one, emit_rows
+from postdate.commands.settings import EXIT_FAILED, CommandFailed, Group, Settings, complete_context
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+
+@click.group(cls=Group)
+def context() -> None:
+    """Name brokers, and say which one is meant."""
+
+
+@context.command("add")
+@click.argument("name")
+@click.option("--use", is_flag=True, help="Make it the current one.")
+@click.option("--force", is_flag=True, help="Replace one of that name.")
+@click.pass_obj
+def add_context(settings: Settings, name: str, use: bool, force: bool) -> None:
+    """Keep the connection options given here, --address for one, under NAME.
+
+    Files are named, never copied: the context holds no secret.
+    """
+    if not _NAME.fullmatch(name):
+        raise click.UsageError(
+            "a name has letters, digits, '.', '_' and '-', and begins with one of the first two"
+        )
+    contexts = Contexts.read()
+    if name in contexts.by_name and not force:
+        raise CommandFailed(f"there is a context {name} already; --force replaces it", EXIT_FAILED)
+    values = {key: getattr(settings, key) for key in CONNECTION if settings.given.get(key) == "option"}
+    if "address" not in values:
+        raise click.UsageError("say where the broker is: --address HOST:PORT")
+    for key, value in values.items():
+        if CONNECTION[key] == "file":
+            # Relative paths would mean another file in another folder.
+            values[key] = str(Path(value).expanduser().absolute())
+    contexts.by_name[name] = values
+    if use:
+        contexts.current = name
+    contexts.write()
+    _show(settings, _row(contexts, name))
+
+
+@context.command("use")
+@click.argument("name", shell_complete=complete_context)
+@click.pass_obj
+def use_context(settings: Settings, name: str) -> None:
+    """Make NAME the context that holds where nothing else is said."""
+    contexts = Contexts.read()
+    contexts.get(name)
+    contexts.current = name
+    contexts.write()
+    _show(settings, _row(contexts, name))
+
+
+@context.command("list")
+@click.pass_obj
+def list_contexts(settings: Settings) -> None:
+    """List all contexts."""
+    contexts = Contexts.read()
+    rows = [_row(contexts, name) for name in sorted(contexts.by_name)]
+    emit_rows(settings, rows, ["name", "current", "address"])
+
+
+@context.command("show")
+@click.argument("name", required=False, shell_complete=complete_context)
+@click.pass_obj
+def show_context(settings: Settings, name: str | None) -> None:
+    """Show NAME, or how the next command would connect."""
+    if name is not None:
+        _show(settings, _row(Contexts.read(), name))
+        return
+    chosen = settings.apply_context()
+    values = {key: getattr(settings, key, None) for key in CONNECTION}
+    _show(settings, {"context": chosen or None} | values)
+
+
+@context.command("remove")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_context)
+def remove_contexts(names: tuple[str, ...]) -> None:
+    """Forget contexts."""
+    contexts = Contexts.read()
+    for name in names:
+        contexts.get(name)
+    for name in names:
+        contexts.by_name.pop(name, None)
+        if contexts.current == name:
+            contexts.current = ""
+    contexts.write()
+
+
+def _show(settings: Settings, fields: dict[str, Any]) -> None:
+    if settings.output == "table":  # most of it is not set
+        fields = {
+            key: value
+            for key, value in fields.items()
+            if value not in {None, False} or key in {"context", "current"}
+        }
+    emit_one(settings, fields)
+
+
+def _row(contexts: Contexts, name: str) -> dict[str, Any]:
+    values = contexts.get(name)
+    return {"name": name, "current": name == contexts.current} | {key: values.get(key) for key in CONNECTION}

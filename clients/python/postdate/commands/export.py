@@ -1,0 +1,59 @@
+"""`postdate export`: pending messages as JSON lines."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from datetime import UTC, datetime
+
+import click
+
+from postdate.commands.completion import TOPIC
+from postdate.commands.message_lines import end_line, header_line, message_line
+from postdate.commands.output import progress_bar
+from postdate.commands.schedule import FROM, PREFIX, UNTIL
+from postdate.commands.settings import Command, Settings, run
+from postdate.commands.values import counted
+
+_LINES = 1000  # written together
+
+
+@click.command("export", cls=Command, short_help="Write pending messages as JSON lines.")
+@click.argument("topic", type=TOPIC)
+@FROM
+@UNTIL
+@PREFIX
+@click.pass_obj
+def export(settings: Settings, topic: str, start: datetime | None, end: datetime | None, prefix: str) -> None:
+    """Write the messages of TOPIC that wait to stdout, as JSON lines that `postdate import` reads.
+
+    It is a copy: nothing is taken away. What becomes due meanwhile is delivered and left out, and what is moved
+    meanwhile may be missed or come twice, so export what is due later than the export takes: --from 10m.
+    """
+    run(_export(settings, topic, start, end, prefix))
+
+
+async def _export(
+    settings: Settings, topic: str, start: datetime | None, end: datetime | None, prefix: str
+) -> None:
+    async with settings.client() as client:
+        info = await client.server_info()
+        counts = await client.schedule.count(topic, start=start, end=end)
+        found = client.schedule.list(topic, start=start, end=end, key_prefix=prefix, payloads=True)
+        written = 0
+        with progress_bar(settings) as progress:
+            # How many have a prefix is not known beforehand.
+            bar = progress.add_task("exported", total=None if prefix else counts.messages)
+            lines = [header_line(uuid.uuid4().hex, topic, info.broker_id, datetime.now(UTC))]
+            async for message in found:
+                lines.append(message_line(message))
+                written += 1
+                if len(lines) == _LINES:
+                    sys.stdout.write("".join(lines))
+                    lines.clear()
+                    progress.update(bar, completed=written)
+            lines.append(end_line(written))
+            sys.stdout.write("".join(lines))
+            sys.stdout.flush()
+            progress.update(bar, completed=written)
+    click.echo(f"exported {counted(written, 'message')} of {topic}", err=True)
