@@ -105,6 +105,9 @@ class FakeBroker:
         return self._clock.now_ms()
 
     def run(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
+        if self._loop.is_closed():
+            work.close()
+            raise RuntimeError("the fake broker was stopped before")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def settled(self) -> None:

@@ -180,6 +180,26 @@ async def test_stopping_lets_handlers_finish_and_gives_the_rest_back(client: pos
     assert len(rest) == 7
 
 
+async def test_others_need_not_wait_for_handlers_that_finish(client: postdate.Client):
+    await send(client, [b"x"] * 10)
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def handle(message: postdate.Message) -> None:
+        begun.set()
+        await go.wait()
+
+    async with client.subscribe("t", "s", initial_position=EARLIEST) as subscription:
+        running = asyncio.create_task(subscription.run(handle, concurrency=1))
+        await within(begun.wait())
+        subscription.stop()
+        async with client.subscribe("t", "s", limit=9) as other:
+            assert len([await message.ack() async for message in other]) == 9
+        assert not running.done()
+        go.set()
+        await within(running)
+    assert await ready(client) == 0
+
+
 async def test_handlers_that_outlast_the_grace_are_cancelled_and_nacked(client: postdate.Client):
     await send(client, [b"x"])
     begun = asyncio.Event()
@@ -272,6 +292,16 @@ async def test_what_ends_the_subscription_is_raised(client: postdate.Client):
         await client.topics.delete("t")
         with pytest.raises(postdate.PostdateError):
             await within(running)
+
+
+async def test_plain_handler_is_no_success(client: postdate.Client, caplog):
+    await send(client, [b"x"])
+
+    def handle(message: postdate.Message) -> None: ...
+
+    async with client.subscribe("t", "s", initial_position=EARLIEST, limit=1) as subscription:
+        await within(subscription.run(handle))  # type: ignore[arg-type]
+    assert "make it `async def`" in caplog.text
 
 
 async def test_senseless_limits_are_refused(client: postdate.Client):

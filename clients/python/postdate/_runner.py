@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -133,7 +134,10 @@ class Runner:
         self._running[message_id] = message
         try:
             async with message.processing():
-                await self._handler(message)
+                outcome = self._handler(message)
+                if not inspect.isawaitable(outcome):
+                    raise TypeError("the handler returned without anything to await: make it `async def`")
+                await outcome
                 is_handled = True
         except asyncio.CancelledError:
             task = asyncio.current_task()

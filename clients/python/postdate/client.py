@@ -199,5 +199,5 @@ class Client:
     @property
     def _rpc(self) -> Rpc:
         if self._rpc_or_none is None:
-            raise RuntimeError("use `async with postdate.connect(...) as client`")
+            raise RuntimeError("the client is used before `with connect(...) as client:`")
         return self._rpc_or_none

@@ -206,7 +206,7 @@ class Producer:
 
     def _open(self) -> tuple[Pipeline, asyncio.AbstractEventLoop]:
         if self._pipeline is None or self._loop is None:
-            raise RuntimeError("use `async with client.producer(...) as producer`")
+            raise RuntimeError("the producer is used before `with client.producer(...) as producer:`")
         if self._closed:
             raise Closed("the producer is closed")
         return self._pipeline, self._loop

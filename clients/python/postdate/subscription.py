@@ -24,6 +24,7 @@ from postdate.model import InitialPosition, MessageId, SubscriptionType
 from postdate.v1 import consumer_pb2
 
 _KEEP = Verb("extend")  # by the consumer's own lease
+_AT_ONCE = Verb("nack", redeliver_after_ms=1)
 
 entered: WeakSet[Subscription] = WeakSet()
 """Those of this process, for `postdate.testing`: it has to know what they hold."""
@@ -91,6 +92,7 @@ class Subscription:
         self._consumer_id = ""
         self._connected = False
         self._stopped = False  # no more will be handed out
+        self._gives_back = False  # what was not taken, when it is stopped, and not only when it is closed
         self._stop_asked = False  # by `stop`, and not because the limit was reached
         self._error: PostdateError | None = None
         self._changed = asyncio.Event()  # messages arrived, or the state did change
@@ -184,11 +186,12 @@ class Subscription:
 
         `stop`, a `limit` that is reached, SIGTERM (in the main thread, if nobody else handles it) and a
         cancellation stop it: handlers that run have `grace` to finish and are cancelled then. What was not begun
-        goes back to the broker when the subscription is closed. It returns then; cancelled, it raises
-        `CancelledError`. A second cancellation cancels the handlers at once. It raises what ends the subscription
-        for good, such as `NotFound`.
+        goes back to the broker, of a SHARED subscription at once, of another when it is closed. It returns then;
+        cancelled, it raises `CancelledError`. A second cancellation cancels the handlers at once. It raises what
+        ends the subscription for good, such as `NotFound`.
         """
         runner = Runner(self, handler, concurrency=concurrency, grace=grace)
+        self._gives_back = self._type is SubscriptionType.SHARED  # the other types keep an order
         with stopping_on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self.stop)):
             await runner.run()
 
@@ -249,6 +252,9 @@ class Subscription:
     def stop(self) -> None:
         """Take no more: iteration ends, what was not taken goes back, acks still count."""
         self._stop_asked = True
+        if self._gives_back and self._connected and self._ready:
+            # Handlers that run may take long to finish, and others could have these meanwhile.
+            self._settlements.add(_AT_ONCE, [message.id for message in self._ready])
         self._stop()
         self._drain = True
         self._wake()
@@ -415,6 +421,10 @@ class Subscription:
             self._stop()
 
     async def _wait_change(self) -> None:
+        if self._link is None:
+            raise RuntimeError(
+                "the subscription is used before `with client.subscribe(...) as subscription:`"
+            )
         self._changed.clear()
         await self._changed.wait()
 

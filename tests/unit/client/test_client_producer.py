@@ -311,7 +311,7 @@ async def test_abandoned_send_is_withdrawn_while_it_has_not_left() -> None:
 
 
 async def test_producer_outside_its_block_is_a_mistake(client: postdate.Client) -> None:
-    with pytest.raises(RuntimeError, match="async with"):
+    with pytest.raises(RuntimeError, match="is used before `with"):
         await client.producer("t").send(b"x")
-    with pytest.raises(RuntimeError, match="async with"):
+    with pytest.raises(RuntimeError, match="is used before `with"):
         await postdate.connect("127.0.0.1:1").stats()

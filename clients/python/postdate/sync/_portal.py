@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextvars
+import inspect
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
@@ -181,11 +182,14 @@ def portal() -> Portal:
 
 
 def _without_exit(handler: Callable[[Message], object], message: Message) -> None:
-    """In a thread, `sys.exit` would end the loop and nothing else."""
+    """In a thread, `sys.exit` would end the loop and nothing else; what an `async def` returns would never run."""
     try:
-        handler(message)
+        outcome = handler(message)
     except (SystemExit, KeyboardInterrupt) as error:
         raise RuntimeError(f"a handler raised {error!r}; `Subscription.stop` ends `run`") from error
+    if inspect.iscoroutine(outcome):
+        outcome.close()
+        raise TypeError("the handler is an async function, and was not run: postdate.sync takes plain ones")
 
 
 async def _next(messages: AsyncIterator[_T]) -> _T | object:

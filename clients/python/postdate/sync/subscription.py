@@ -84,9 +84,9 @@ class Subscription:
 
         `stop`, a `limit` that is reached, SIGTERM (in the main thread, if nobody else handles it) and Ctrl-C stop
         it: handlers that run have `grace` to finish and are waited for no longer then. What was not begun goes back
-        to the broker when the subscription is closed. It returns then; interrupted by Ctrl-C, it raises
-        `KeyboardInterrupt`. A second Ctrl-C does not wait for them. It raises what ends the subscription for good,
-        such as `NotFound`.
+        to the broker, of a SHARED subscription at once, of another when it is closed. It returns then; interrupted
+        by Ctrl-C, it raises `KeyboardInterrupt`. A second Ctrl-C does not wait for them. It raises what ends the
+        subscription for good, such as `NotFound`.
         """
         self._portal.run_handlers(
             lambda handle: self._inner.run(handle, concurrency=concurrency, grace=grace),
