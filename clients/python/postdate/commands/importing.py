@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO
 
 import click
+from click.shell_completion import CompletionItem
 from rich.progress import Progress
 
 import postdate
@@ -57,6 +58,10 @@ class _ImportGroup(Group):
         if args[0] not in self.commands:
             args = ["file", *args]
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+        topic = click.Argument(["topic"], type=TOPIC)
+        return [*super().shell_complete(ctx, incomplete), *topic.shell_complete(ctx, incomplete)]
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return ["TOPIC FILE | redis TOPIC KEY", "[OPTIONS]"]
