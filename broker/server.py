@@ -53,6 +53,11 @@ _GRPC_OPTIONS = {
     "grpc.http2.min_ping_interval_without_data_ms": 5_000,
     "grpc.http2.max_ping_strikes": 2,
 }
+_MTLS_OPTIONS = {
+    # A client whose authority is not trusted any more stays connected until its next handshake.
+    "grpc.max_connection_age_ms": 3_600_000,
+    "grpc.max_connection_age_grace_ms": 30_000,
+}
 _CALLS_MAX = 20_000
 """Calls and streams at once, of all connections."""
 
@@ -161,11 +166,7 @@ class Server:
             *_GRPC_OPTIONS.items(),
         ]
         if config.tls_client_ca_file:
-            # A client whose authority is not trusted any more stays connected until its next handshake.
-            options += [
-                ("grpc.max_connection_age_ms", 3_600_000),
-                ("grpc.max_connection_age_grace_ms", 30_000),
-            ]
+            options += _MTLS_OPTIONS.items()
         self._interceptors = [AccessInterceptor(self._access)] if self._access is not None else []
         server = grpc.aio.server(
             options=options, interceptors=self._interceptors, maximum_concurrent_rpcs=_CALLS_MAX

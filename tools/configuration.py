@@ -29,7 +29,8 @@ Some settings must fit together, and are refused if they do not: the greatest me
 a frame; a request into a journal file, the pending journal and a ledger; a batch into a ledger; what one
 dispatcher step reads (`read_batch_entries`) into one acknowledgement (`ack_entries_max`), and the failures
 of a whole acknowledgement, 192 bytes each, into a frame; `lease_ms` into `lease_ms_max`;
-`initial_backoff_ms` into `max_backoff_ms`.
+`initial_backoff_ms` into `max_backoff_ms`. What the settings of security need of each other is in
+[security.md](security.md).
 """
 
 

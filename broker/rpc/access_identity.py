@@ -23,6 +23,7 @@ from typing import Any
 
 import jwt
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
@@ -103,9 +104,9 @@ class Authenticator:
     def identify(self, shown: Shown, now_ms: int) -> Identity:
         """Raises Unauthenticated."""
         if shown.authorizations:
-            shown_bytes = "\0".join(shown.authorizations).encode("utf-8", "surrogateescape")
+            shown_bytes = b"token " + "\0".join(shown.authorizations).encode("utf-8", "surrogateescape")
         elif shown.certificate is not None:
-            shown_bytes = shown.certificate
+            shown_bytes = b"cert " + shown.certificate
         else:
             raise Unauthenticated(
                 "This broker wants to know who calls: send a token as authorization metadata, or use a client "
@@ -211,7 +212,7 @@ def parse_jwt_keys(text: str) -> tuple[JwtKey, ...]:
     """Public keys of a JWKS or PEM file; ConfigError. Keys of other kinds are left out, but one must be there."""
     try:
         keys = _jwks(json.loads(text)) if text.lstrip().startswith("{") else _pem_keys(text)
-    except (ValueError, TypeError, AttributeError, jwt.PyJWTError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, UnsupportedAlgorithm, jwt.PyJWTError) as error:
         raise ConfigError(f"it is neither a JWKS nor PEM with public keys: {error}") from error
     if not keys:
         raise ConfigError("it has no public key to check signatures with")
@@ -297,7 +298,7 @@ def identity_of_certificate(pem: bytes) -> Identity:
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         name = _name_in(certificate)
-    except (ValueError, x509.DuplicateExtension) as error:
+    except (ValueError, x509.DuplicateExtension, x509.InvalidVersion) as error:
         raise _invalid("The client certificate cannot be read") from error
     expires_at_ms = int(certificate.not_valid_after_utc.timestamp() * 1000)
     return Identity(f"cert:{_checked_name(name)}", expires_at_ms)

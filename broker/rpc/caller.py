@@ -19,6 +19,10 @@ class Judge(Protocol):
     @property
     def broker(self) -> Broker: ...
 
+    @property
+    def grants(self) -> object:
+        """Those in force now; another object once they have changed."""
+
     def allow(self, principal: str, ask: Ask) -> bool:
         """Whether a grant that is in force now is enough."""
 
@@ -46,6 +50,8 @@ class Caller:
         self._judge = judge
         self._rule = rule
         self._held: list[Ask] = list(rule.always)
+        self._allowed_by: object = None
+        self._allowed_topic = ""
 
     @property
     def must_end(self) -> bool:
@@ -56,13 +62,17 @@ class Caller:
         for ask in self._rule.always:
             self._require(ask)
 
-    def check(self, request: Any, *, keep: bool = True) -> None:
-        """Ask for what a request needs: PermissionDenied. With `keep`, a stream ends when that is withdrawn."""
-        self.is_checked = True
-        for ask in self._rule.of(request, self._judge.broker) if self._rule.of is not None else ():
-            self._require(ask)
-            if keep and self.ended is not None:
-                self._held.append(ask)
+    def check(self, request: Any) -> None:
+        """Ask for what a request needs: PermissionDenied. A stream ends when that is withdrawn."""
+        self._held += self._checked(request)
+
+    def check_batch(self, request: Any) -> None:
+        """Ask for what one batch of a produce stream needs: PermissionDenied. The stream goes on."""
+        # Batch after batch goes to one topic: under the same grants it is asked for once.
+        grants, topic = self._judge.grants, request.topic
+        if grants is not self._allowed_by or topic != self._allowed_topic:
+            self._checked(request)
+            self._allowed_by, self._allowed_topic = grants, topic
 
     def check_held(self) -> None:
         """Ask again for all that the stream was allowed."""
@@ -79,6 +89,13 @@ class Caller:
             self.ended.set_result(error)
             if self.when_ended is not None:
                 self.when_ended()
+
+    def _checked(self, request: Any) -> list[Ask]:
+        self.is_checked = True
+        asks = list(self._rule.of(request, self._judge.broker)) if self._rule.of is not None else []
+        for ask in asks:
+            self._require(ask)
+        return asks
 
     def _require(self, ask: Ask) -> None:
         if self._judge.allow(self.principal, ask):

@@ -86,7 +86,7 @@ class ProducerService:
         try:
             request = decode_produce(raw, self._broker.config)
             if caller is not None:
-                caller.check(request, keep=False)
+                caller.check_batch(request)
             pending = _Pending(request.request_id)
             pending.accepted = await self._broker.submit_batch(
                 request.topic, request.batch, replace=request.replace

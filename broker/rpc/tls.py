@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from broker.config import BrokerConfig
@@ -72,7 +73,7 @@ class ServerCertificates:
 def _check_pair(config: BrokerConfig, certificate: x509.Certificate, key: bytes) -> None:
     try:
         public = load_pem_private_key(key, password=None).public_key()
-    except (ValueError, TypeError) as error:  # TypeError: it is encrypted
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it is encrypted
         raise ConfigError(
             f"tls_key_file: {config.tls_key_file} is no private key without a password"
         ) from error

@@ -43,7 +43,7 @@ class Watched(Generic[T]):
         self._stamps = stamps
         try:
             self.value = self._make()
-        except ConfigError as error:
+        except Exception as error:  # whatever is wrong with a file must not stop a broker that serves
             self._counters.note_security_reload(self.what, "failed")
             log.error(
                 "Changed security files cannot be used; the old ones stay in force",

@@ -6,8 +6,10 @@ Times are made short where the broker's own would make a test wait.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,6 +17,7 @@ import pytest
 
 from broker import server as server_module
 from postdate.v1 import admin_pb2
+from tests.certificates import Authority
 from tests.wire.conftest import Serve, Wire, batch, within
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -71,9 +74,9 @@ class Raw:
 
 
 @asynccontextmanager
-async def raw(wire: Wire, *, greet: bool = True) -> AsyncIterator[Raw]:
+async def raw(wire: Wire, *, greet: bool = True, **tls: Any) -> AsyncIterator[Raw]:
     host, _, port = wire.server.grpc_address.rpartition(":")
-    connection = Raw(*await asyncio.open_connection(host, int(port)))
+    connection = Raw(*await asyncio.open_connection(host, int(port), **tls))
     try:
         if greet:
             await connection.send(PREFACE, frame(SETTINGS))
@@ -121,6 +124,40 @@ async def test_connections_that_stay_silent_are_closed(serve: Serve, monkeypatch
         await silent.until_closed()
         await slow.until_closed()
     await serves(wire)
+
+
+async def test_connections_that_begin_no_handshake_are_closed(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    option(monkeypatch, "grpc.server_handshake_timeout_ms", 200)
+    pair = Authority(tmp_path).issue("server", is_local=True)
+    wire = await serve(tls_cert_file=pair.cert_file, tls_key_file=pair.key_file)
+    async with raw(wire, greet=False) as silent, raw(wire, greet=False) as slow:
+        await slow.send(b"\x16\x03\x01")  # the beginning of a ClientHello
+        await silent.until_closed()
+        await slow.until_closed()
+
+
+async def test_connections_of_clients_with_certificates_end_in_time(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(
+        server_module,
+        "_MTLS_OPTIONS",
+        {"grpc.max_connection_age_ms": 200, "grpc.max_connection_age_grace_ms": 200},
+    )
+    authority = Authority(tmp_path)
+    pair, own = authority.issue("server", is_local=True), authority.issue("client", common_name="billing")
+    wire = await serve(
+        tls_cert_file=pair.cert_file, tls_key_file=pair.key_file, tls_client_ca_file=authority.ca_file
+    )
+    context = ssl.create_default_context(cafile=authority.ca_file)
+    context.load_cert_chain(own.cert_file, own.key_file)
+    context.set_alpn_protocols(["h2"])
+    async with raw(wire, ssl=context, server_hostname="localhost") as connection:
+        await connection.send(frame(HEADERS, END_HEADERS, 1, CALL))  # a call that never ends by itself
+        await connection.until(GOAWAY)
+        await connection.until_closed()
 
 
 async def test_connections_without_calls_are_closed(serve: Serve, monkeypatch: pytest.MonkeyPatch):
