@@ -126,6 +126,40 @@ async def test_moved_members_leave_redis_once_they_are_stored(
     assert len(await waiting(client)) == 700
 
 
+async def test_a_move_that_was_killed_is_gone_on_with(
+    client: postdate.Client, run: Run, source: redis.Redis, server: str, wire: Wire
+) -> None:
+    members = {f"{number}": due_s() for number in range(4000)}
+    source.zadd("jobs", members)
+    await client.topics.update("t", max_produce_rate=1500)  # so slow that there is a middle
+    command = (
+        "-m",
+        "postdate.cli",
+        "--address",
+        wire.server.grpc_address,
+        "import",
+        "redis",
+        "t",
+        "jobs",
+        "--move",
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, "--url", server)
+    async with asyncio.timeout(20):
+        while source.zcard("jobs") == 4000:
+            assert process.returncode is None
+            await asyncio.sleep(0.01)
+    process.kill()
+    await process.wait()
+    left = {member.decode() for member in source.zrange("jobs", 0, -1)}
+    there = {(each.payload or b"").decode() for each in await waiting(client)}
+    assert 0 < len(left) < 4000
+    assert left | there == members.keys()  # whatever left Redis is stored
+    await client.topics.update("t", max_produce_rate=0)
+    assert (await run("t", "jobs", "--move"))[0] == 0
+    found = [(each.payload or b"").decode() for each in await waiting(client)]
+    assert (source.zcard("jobs"), len(found), set(found)) == (0, 4000, members.keys())
+
+
 async def test_a_member_that_is_scheduled_anew_meanwhile_stays(
     client: postdate.Client, run: Run, source: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +227,7 @@ async def test_what_is_due_already_comes_at_once_or_stays(
     [
         (("nope", "jobs"), 3, "TOPIC_NOT_FOUND"),
         (("t", "text"), 1, "WRONGTYPE"),
+        (("t", "typo"), 0, "Redis has nothing under typo"),
         (("t", "seconds"), 1, "cannot be messages"),
         (("t", "jobs", "--url", "nonsense"), 2, "--url"),
         (("t", "jobs", "--url", "unix:///nope"), 4, "Redis cannot be reached"),

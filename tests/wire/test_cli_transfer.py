@@ -172,6 +172,25 @@ async def test_a_schedule_key_that_waits_already_is_named_or_replaced(
     assert sorted(each.payload or b"" for each in await waiting(client, "t")) == [b"new", b"newer"]
 
 
+async def test_what_is_refused_in_the_middle_can_be_mended(
+    client: postdate.Client, run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    file_of(path, 1500, soon())
+    lines = path.read_text().splitlines(keepends=True)
+    bad = lines[1301].replace("}", ', "schedule_key": "taken"}')
+    path.write_text("".join([*lines[:1301], bad, *lines[1302:]]))
+    async with client.producer("t") as producer:
+        await producer.send(b"holder", deliver_at=soon(), schedule_key="taken")
+    code, _, err = await run("import", "t", str(path))
+    assert (code, "line 1,302" in err, "SCHEDULE_KEY_TAKEN" in err) == (5, True, True)
+    assert "at least 1,000 messages of 1,500 are stored, run it again" in err
+    path.write_text("".join(lines))
+    code, out, _ = await run("import", "t", str(path), "-o", "json")
+    assert (code, json.loads(out)["stored_before"], json.loads(out)["stored"]) == (0, 1000, 500)
+    assert (await client.schedule.count("t")).messages == 1501
+
+
 async def test_nothing_is_sent_of_a_file_that_is_wrong(
     client: postdate.Client, run: Run, tmp_path: Path
 ) -> None:

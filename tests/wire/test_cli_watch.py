@@ -1,4 +1,4 @@
-"""`postdate check` and `postdate tail` with a real broker."""
+"""`postdate check` and `postdate tail` with a real broker, and contexts with one that wants TLS and knows its users."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ import postdate
 from postdate import cli
 from postdate.commands import tail
 from postdate.commands.check import Limits, judge
-from tests.wire.conftest import Wire, within
+from tests.certificates import Authority
+from tests.wire.conftest import Serve, Wire, within
 
 Run = Callable[..., Awaitable[tuple[int, str, str]]]
 
@@ -187,3 +189,29 @@ async def test_the_live_view_is_a_line_a_message(client: postdate.Client) -> Non
     table = tail.upcoming("t", 1, found, now)
     cells = [list(column.cells)[0] for column in table.columns]  # noqa: RUF015
     assert cells[1:] == ["1h", "1:0", "k", "evil\\x1b[2J\\[bold]"]
+
+
+# -- contexts --------------------------------------------------------------------------------------------------
+
+
+async def test_a_context_reaches_a_broker_with_tls(
+    serve: Serve, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("POSTDATE_ADDRESS", raising=False)
+    authority = Authority(tmp_path)
+    pair = authority.issue("server", is_local=True)
+    wire = await serve(tls_cert_file=pair.cert_file, tls_key_file=pair.key_file)
+
+    async def run(*arguments: str) -> int:
+        return await asyncio.to_thread(cli.run, (*arguments, "--retry-for", "0"))
+
+    address = ("--address", wire.server.grpc_address)
+    assert await run("context", "add", "safe", *address, "--tls-ca", str(authority.ca_file), "--use") == 0
+    assert await run("context", "add", "plain", *address) == 0
+    assert await run("check") == 0
+    assert await run("topic", "list", "--context", "plain") == 4
+    assert await run("topic", "list", *address) == 4  # an address alone has no certificate
+    capfd.readouterr()
+    assert await run("info", "-o", "json") == 0
+    assert json.loads(capfd.readouterr().out)["address"] == wire.server.grpc_address

@@ -184,6 +184,8 @@ async def test_names_are_completed_from_the_broker(
         ("postdate topic get o --output j", ["json", "jsonl"]),
         ("postdate context use ", ["dev"]),
         ("postdate topic ver", ["verify"]),
+        ("postdate import o", ["orders", "others"]),
+        ("postdate import r", ["redis"]),
         ("postdate --address 127.0.0.1:1 topic get ", []),
     ):
         assert await completed(postdate, monkeypatch, line) == offers, line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -32,7 +32,7 @@ from postdate.commands.settings import (
     describe,
     run,
 )
-from postdate.commands.values import TARGET
+from postdate.commands.values import TARGET, local_time, local_zone
 
 
 @click.group(cls=Group)
@@ -313,8 +313,11 @@ def stats(settings: Settings, topics: tuple[str, ...]) -> None:
     if settings.output != "table":
         emit_rows(settings, [record(each) for each in found], [])
         return
-    columns = ["topic", "scheduled_messages", "scheduled_bytes", "next_due_time", "ledgers", "storage_bytes"]
-    emit_rows(settings, [record(each) for each in found], columns, "Topics")
+    columns = ["topic", "scheduled_messages", "scheduled_bytes", "next_due", "ledgers", "storage_bytes"]
+    rows = [
+        record(each) | {"next_due": each.next_due_time and local_time(each.next_due_time)} for each in found
+    ]
+    emit_rows(settings, rows, columns, f"Topics, times in {local_zone(datetime.now(UTC))}")
     rows = [_counts(each.topic, one) for each in found for one in each.subscriptions]
     columns = ["topic", "subscription", "type", "ready", "oldest_ready", "leased", "scheduled"]
     emit_rows(settings, rows, [*columns, "dead_letters", "consumers", "paused"], "Subscriptions")

@@ -1,13 +1,14 @@
 """`postdate import TOPIC FILE`: pending messages from JSON lines.
 
-Messages go in the order of the file, one batch at a time, from a producer named after the file's `id`, under the
-number of their line. So the broker itself knows what of a file it has: there are no holes below the greatest number, a
+Messages go in the order of the file, one batch at a time, from a producer named after the file, under the number of
+their line. So the broker itself knows what of a file it has: there are no holes below the greatest number, a
 repeat is answered as one, and what it remembers only by that number (SEQUENCE_TOO_OLD) is passed over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import re
 import shutil
@@ -20,6 +21,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO
 
 import click
+from click.shell_completion import CompletionItem
 from rich.progress import Progress
 
 import postdate
@@ -58,6 +60,10 @@ class _ImportGroup(Group):
             args = ["file", *args]
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+        topic = click.Argument(["topic"], type=TOPIC)
+        return [*super().shell_complete(ctx, incomplete), *topic.shell_complete(ctx, incomplete)]
+
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return ["TOPIC FILE | redis TOPIC KEY", "[OPTIONS]"]
 
@@ -91,7 +97,7 @@ class _Line:
 class _Import:
     """What became of the file."""
 
-    id: str
+    producer_name: str
     messages: int = 0
     past: int = 0
     first_due: datetime | None = None
@@ -186,7 +192,9 @@ def _check(
     file: BinaryIO, limits: postdate.ServerLimits, policy: postdate.TopicPolicy, progress: Progress
 ) -> _Import:
     """Read the whole file; BadLine names the first line that is wrong, or that the broker would refuse."""
-    result = _Import(read_header(file.readline(LINE_BYTES_MAX)).id)
+    # With the first message, for people who write files by hand use an id twice.
+    id, first = read_header(file.readline(LINE_BYTES_MAX)), file.readline(LINE_BYTES_MAX)
+    result = _Import(f"postdate-import-{id}-{hashlib.sha256(first).hexdigest()[:8]}")
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     now = datetime.now(UTC)
@@ -259,7 +267,7 @@ async def _send(
     batches = _batches(file, messages_max)
     async with client.producer(
         topic,
-        producer_name=f"postdate-import-{result.id}",
+        producer_name=result.producer_name,
         batch_messages_max=messages_max,
         batch_bytes_max=_REQUEST_BYTES,
         in_flight_max=1,
@@ -349,6 +357,8 @@ def _report(settings: Settings, result: _Import, *, dry_run: bool, skip_past: bo
             "skipped_past_due": result.skipped_past,
         }
         emit_one(settings, fields | counts)
+        if result.messages and result.stored_before == result.messages:
+            click.echo("nothing was sent: the topic got all of this file before", err=True)
     if result.past and not skip_past:
         would = "would be" if dry_run else "is" if result.past == 1 else "are"
         click.echo(

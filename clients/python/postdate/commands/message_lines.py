@@ -15,7 +15,6 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -51,14 +50,6 @@ class BadLine(ValueError):
         self.number = number
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """The first line. `id` names the export for good: what was imported of it is known by it."""
-
-    id: str
-    topic: str = ""
-
-
 def header_line(id: str, topic: str, broker_id: str, time: datetime) -> str:
     fields = {_BEGIN: VERSION, "id": id, "topic": topic, "broker_id": broker_id, "time": time.isoformat()}
     return json.dumps(fields) + "\n"
@@ -91,7 +82,8 @@ def message_line(message: ScheduledMessage) -> str:
     return json.dumps(fields) + "\n"
 
 
-def read_header(line: bytes) -> Header:
+def read_header(line: bytes) -> str:
+    """The export's id, which names it for good: what was imported of it is known by it."""
     if not line:
         raise BadLine(1, "the file is empty")
     fields = _object(1, line)
@@ -99,10 +91,10 @@ def read_header(line: bytes) -> Header:
         raise BadLine(1, f'the file does not begin with {{"{_BEGIN}": {VERSION}, "id": "..."}}')
     if fields[_BEGIN] != VERSION or isinstance(fields[_BEGIN], bool):
         raise BadLine(1, f"this is version {fields[_BEGIN]!r} of the format; version {VERSION} is known here")
-    name, topic = fields.get("id"), fields.get("topic", "")
+    name = fields.get("id")
     if not isinstance(name, str) or not _ID.fullmatch(name):
         raise BadLine(1, "id names the file for good: up to 64 letters, digits, '.', '_' and '-'")
-    return Header(name, topic if isinstance(topic, str) else "")
+    return name
 
 
 def read_messages(lines: Iterable[bytes]) -> Iterator[tuple[int, int, OutgoingMessage]]:
