@@ -13,6 +13,7 @@ machine's apt.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -35,6 +36,8 @@ BASE_IMAGE = re.compile(r"python:3\.11(\.\d+)?-slim-bookworm")
 # debootstrap does not find who provides python3.11-distutils.
 BASE_PACKAGES = "python3.11,python3.11-venv,python3-distutils,ca-certificates"
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+CARRIED_OUT = {"RUN", "COPY", "ENV", "WORKDIR", "USER", "ENTRYPOINT", "CMD", "HEALTHCHECK"}
+NOTED = {"VOLUME", "EXPOSE", "STOPSIGNAL"}  # they mean something to an engine only
 USER = "10001:10001"
 READY_SECONDS = 60
 # What a step may know of this machine: how packages are fetched.
@@ -87,6 +90,8 @@ def parse(text: str) -> dict[str, Stage]:
                 raise ReplayError(f"FROM {rest} is not understood")
             name = match[2] or str(len(stages))
             stages[name] = Stage(name, match[1])
+        elif keyword not in CARRIED_OUT | NOTED:
+            raise ReplayError(f"the instruction {keyword} is not understood")
         elif not stages:
             raise ReplayError(f"{keyword} comes before FROM")
         else:
@@ -143,10 +148,6 @@ def carry_out(step: Step, image: Image, built: dict[str, Image]) -> None:
             image.command = json.loads(step.text)
         case "HEALTHCHECK":
             image.healthcheck = json.loads(step.text.partition("CMD ")[2])
-        case "VOLUME" | "EXPOSE" | "STOPSIGNAL":
-            pass
-        case _:
-            raise ReplayError(f"the instruction {step.keyword} is not understood")
 
 
 def copy(text: str, image: Image, built: dict[str, Image]) -> None:
@@ -270,6 +271,9 @@ class Container:
 
     def kill(self) -> None:
         if self._process.poll() is None:
+            # Its first process, and all that are with it: `--kill-child` does not reach who changed its user.
+            with contextlib.suppress(IndexError, ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
             self._process.kill()
             self._process.wait()
 

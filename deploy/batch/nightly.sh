@@ -4,17 +4,18 @@
 # DATA_DIR (/data); SPARK_MASTER a cluster (local[2]); PUSHGATEWAY, if set, takes the audit's metrics.
 # Exit status: 0 all done, 1 compaction was refused in part, else that of the step that failed.
 set -u
+master=${SPARK_MASTER:-local[2]}
 
 say() { echo "nightly: $*" >&2; }
 
 work() {
     folder=$(postdate-broker backup create nightly) || { say "there is no backup, so nothing to audit"; return 3; }
-    postdate-broker audit "$folder" --master "${SPARK_MASTER:-local[2]}" --level standard --report "${REPORTS:-/reports}" \
+    postdate-broker audit "$folder" --master "$master" --level standard --report "${REPORTS:-/reports}" \
         ${PUSHGATEWAY:+--pushgateway "$PUSHGATEWAY"}
     code=$?
     # 1 is warnings only. Where an audit found damage nothing is rewritten: somebody should look first.
     [ "$code" -le 1 ] || { say "the audit ended with $code: no compaction tonight"; return "$code"; }
-    postdate-broker compact --data-dir "${DATA_DIR:-/data}" --apply
+    postdate-broker compact --data-dir "${DATA_DIR:-/data}" --master "$master" --apply
 }
 
 case ${1:-now} in

@@ -215,7 +215,7 @@ def test_a_night_is_backup_audit_and_compaction(tmp_path):
     assert calls == [
         "backup create nightly",
         "audit /data/backups/b --master spark://m:7077 --level standard --report /reports --pushgateway http://p:9091",
-        "compact --data-dir /data --apply",
+        "compact --data-dir /data --master spark://m:7077 --apply",
     ]
 
 
