@@ -31,6 +31,7 @@ from broker.runtime.notify import ServiceNotifier
 from broker.runtime.vfs import LocalVfs, Vfs
 from broker.settings import split_address
 from broker.topics.broker import Broker
+from broker.topics.topic import Topic
 from broker.web.server import HttpServer
 
 log = get_logger(__name__)
@@ -290,13 +291,14 @@ class Server:
             ready=broker.not_ready_because is None,
             disk_free_bytes=broker.disk_free_bytes,
             disk_reserve_bytes=self.config.disk_reserve_bytes,
-            due_within=(
-                due_within(
-                    topic.index.tracker, self._clock.now_ms(), [length_ms for _, length_ms in HORIZONS]
-                )
-                for topic in topics
-            ),
+            due_within=self._due_within(topics),
         )
+
+    def _due_within(self, topics: list[Topic]) -> Iterator[tuple[str, int]]:
+        names, durations_ms = zip(*HORIZONS, strict=True)
+        for topic in topics:
+            counts = due_within(topic.index.tracker, self._clock.now_ms(), durations_ms)
+            yield from zip(names, counts, strict=True)
 
     def _subscription_snapshots(self) -> Iterator[SubscriptionSnapshot]:
         for topic in list(self.broker.registry.topics.values()):

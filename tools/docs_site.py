@@ -28,6 +28,8 @@ PAGES = {
 SOURCES = {page: source for source, page in PAGES.items()}
 
 _LINK = re.compile(r"\[(?P<text>[^\]\[]*)\]\((?P<path>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)")
+_ROW = re.compile(r"^\|.*$", re.MULTILINE)
+_CODE = re.compile(r"`[^`]*`")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -37,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    return site_links(markdown, page.file.src_uri)
+    return plain_pipes(site_links(markdown, page.file.src_uri))
 
 
 def site_links(markdown: str, page: str) -> str:
@@ -62,6 +64,11 @@ def site_links(markdown: str, page: str) -> str:
         return f"[{text}]({path}{match['anchor'] or ''})"
 
     return _LINK.sub(replaced, markdown)
+
+
+def plain_pipes(markdown: str) -> str:
+    """A git host wants a bar that is part of code in a table escaped; here it would show the backslash."""
+    return _ROW.sub(lambda row: _CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), markdown)
 
 
 def title(source: Path) -> str:

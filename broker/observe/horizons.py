@@ -18,11 +18,11 @@ HORIZONS: tuple[tuple[str, int], ...] = (
 """The value of the label `within`, and the milliseconds that it stands for; rising."""
 
 
-def due_within_parts(counts: Iterable[tuple[int, ...]]) -> Iterator[Metric | None]:
-    """Sum the counts of the topics, each aligned with HORIZONS; None after each of them is a pause."""
-    totals = [0] * len(HORIZONS)
-    for of_topic in counts:
-        totals = [total + count for total, count in zip(totals, of_topic, strict=True)]
+def due_within_parts(counts: Iterable[tuple[str, int]]) -> Iterator[Metric | None]:
+    """Sum counts by horizon; None after each of them is a pause."""
+    totals = dict.fromkeys((name for name, _ in HORIZONS), 0)
+    for name, count in counts:
+        totals[name] += count
         yield None
     # Not "le", which Prometheus keeps for histograms.
     gauge = GaugeMetricFamily(
@@ -30,6 +30,6 @@ def due_within_parts(counts: Iterable[tuple[int, ...]]) -> Iterator[Metric | Non
         "Scheduled messages of all topics that come due within this time from now, about.",
         labels=("within",),
     )
-    for (name, _), total in zip(HORIZONS, totals, strict=True):
+    for name, total in totals.items():
         gauge.add_metric((name,), total)
     yield gauge

@@ -198,7 +198,7 @@ class BrokerSnapshot:
     ready: bool = True
     disk_free_bytes: int = 0
     disk_reserve_bytes: int = 0
-    due_within: Iterable[tuple[int, ...]] = ()  # of each topic, aligned with HORIZONS
+    due_within: Iterable[tuple[str, int]] = ()  # a name of HORIZONS, and the count of one topic
 
 
 Family = tuple[str, str]

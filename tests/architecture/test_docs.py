@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tools.docs_site import PAGES, site_links
+from tools.docs_site import PAGES, plain_pipes, site_links
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE_URL = "https://postdate.dev/"
@@ -84,3 +84,7 @@ def test_runbook_addresses_of_alerts_are_on_the_site(site: Path):
 )
 def test_links_hold_on_the_site(page: str, link: str, shown: str):
     assert site_links(link, page) == shown
+
+
+def test_bars_in_code_are_shown_as_they_are():
+    assert plain_pipes("| `a\\|b` | c \\| d |\n`x\\|y`\n") == "| `a|b` | c \\| d |\n`x\\|y`\n"

@@ -61,7 +61,7 @@ def test_systemd_understands_the_unit(tmp_path):
 
 
 def test_the_unit_is_closed():
-    command = [
+    command: list[str | Path] = [
         need_systemd(),
         "security",
         "--offline=true",

@@ -33,4 +33,4 @@ def test_due_within(delays, counts):
     if delays:
         times = NOW + np.array(delays, dtype=np.int64)
         tracker.add(1, np.arange(len(times), dtype=np.uint32), times)
-    assert due_within(tracker, NOW, DURATIONS) == counts
+    assert tuple(due_within(tracker, NOW, DURATIONS)) == counts
