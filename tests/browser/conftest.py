@@ -15,15 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright import sync_api as playwright
 
 import postdate
 from tests.programs import need_program
-
-playwright = (
-    pytest.importorskip("playwright.sync_api")
-    if not os.environ.get("CI")
-    else __import__("playwright.sync_api").sync_api
-)
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "the-token-of-the-browser-tests"
