@@ -52,7 +52,6 @@ def running_broker(folder: Path, report: Path) -> Iterator[tuple[str, str]]:
         "POSTDATE_INITIAL_BACKOFF_MS": "0",
         "POSTDATE_LEDGER_ENTRIES_MAX": "6000",
         "POSTDATE_MIN_INDEX_COUNT": "5000",
-        "POSTDATE_SEAL_AFTER_MS": "1s",
         "POSTDATE_BATCH_MESSAGES_MAX": "1000",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}",
     }
@@ -281,9 +280,10 @@ async def prepare(address: str, report: Path) -> None:
         async with working(client):
             await fill(client)
             await wait_settled(client)
-        await client.subscriptions.pause("invoices", "ledger")
-        backup = await client.backups.create("nightly")
-    await asyncio.to_thread(audit, Path(backup.path), report)
+            await client.subscriptions.pause("invoices", "ledger")
+            backup = await client.backups.create("nightly")
+            await asyncio.to_thread(audit, Path(backup.path), report)
+            await wait_settled(client)
 
 
 def pages_to_take(topic_page: str) -> list[tuple[str, str, str, bool]]:

@@ -37,6 +37,7 @@ from broker.web.guard import (
 from broker.web.jobs import Jobs
 from broker.web.refusals import Refusal
 from broker.web.render import Renderer, StaticFile, load_static
+from broker.web.tally import Tallies
 
 log = get_logger(__name__)
 
@@ -150,6 +151,7 @@ class Site:
         self.version = version
         self.guard = Guard(config.admin_token, config.http_hosts, listen_host, broker.clock)
         self.jobs = Jobs(broker.clock, broker.supervisor.spawn)
+        self.tallies = Tallies(broker.clock)
         self.renderer = Renderer()
         self._listens_locally = is_loopback(listen_host)
         self._static = load_static()

@@ -1,0 +1,269 @@
+"""The pages in a real browser, with a real broker behind them: as an operator uses them."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tests.browser.conftest import DESKTOP, PHONE, Shop, Window
+
+PAGES = {
+    "/": "Nothing was delivered yet|On time|Late.*",
+    "/timeline": ".+",
+    "/timeline?unit=year": r"\d+ to \d+",
+    "/timeline?unit=hour&topic=orders": ".+",
+    "/scheduled": "All topics",
+    "/scheduled?topic=orders": "orders",
+    "/topics": "Topics",
+    "/topics/orders": "orders",
+    "/topics/orders/messages/1:1": "Message 1:1.*",
+    "/topics/orders/subscriptions/billing/skip": "This will skip .*",
+    "/scheduled/change?topic=orders&action=now": "This will send now .*",
+    "/dead-letters": "Dead letters",
+    "/dead-letters/jobs/work": "work",
+    "/dead-letters/jobs/work/purge": "This will purge .*",
+    "/storage": "Storage",
+    "/storage/orders": "orders",
+    "/audit": "No folder of reports is set",
+}
+
+
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_every_page_fits_its_screen_and_the_console_is_silent(operator: Window, viewport: dict[str, int]):
+    page = operator.page
+    page.set_viewport_size(viewport)
+    for path, heading in PAGES.items():
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert operator.go(path).status == 200, path
+            assert re.fullmatch(heading, operator.heading), (path, operator.heading)
+        assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], path
+        unnamed = page.evaluate(
+            """[...document.querySelectorAll("input:not([type=hidden]), select")]
+                 .filter(each => !each.labels.length && !each.ariaLabel).map(each => each.outerHTML)"""
+        )
+        assert not unnamed, path
+        assert not page.evaluate(
+            "[...document.querySelectorAll('table')].filter(t => !t.querySelector('th[scope]')).length"
+        ), path
+    assert not operator.complaints
+
+
+def test_light_and_dark_are_readable(window: Window):
+    """Text against what it stands on, as WCAG counts it: at least 4.5."""
+    ratio = """
+        names => {
+            const style = getComputedStyle(document.documentElement);
+            const light = name => {
+                const canvas = document.createElement("canvas").getContext("2d");
+                canvas.fillStyle = style.getPropertyValue(name).trim();
+                canvas.fillRect(0, 0, 1, 1);
+                const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(
+                    c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+                return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+            };
+            const [a, b] = names.map(light).sort();
+            return (b + 0.05) / (a + 0.05);
+        }"""
+    window.go("/")
+    pairs = [(ink, ground) for ink in ("--ink", "--soft", "--accent") for ground in ("--bg", "--card")]
+    pairs += [(f"--{name}", f"--{name}-soft") for name in ("good", "warn", "bad", "accent")]
+    for scheme in ("light", "dark"):
+        window.page.emulate_media(color_scheme=scheme)
+        found = {pair: window.page.evaluate(ratio, list(pair)) for pair in pairs}
+        assert {pair: value for pair, value in found.items() if value < 4.5} == {}, scheme
+
+
+def test_from_the_timeline_to_a_message_bar_by_bar(operator: Window):
+    page = operator.page
+    operator.go("/timeline?unit=year&topic=orders")
+    for unit in ("month", "day", "hour", "minute", "second"):
+        page.locator(".chart a").first.click()
+        page.wait_for_url(f"**/timeline?unit={unit}*")
+    page.locator(".chart a").first.click()
+    page.wait_for_url("**/scheduled?*")
+    page.locator("tbody a").first.click()
+    page.wait_for_url("**/messages/*")
+    assert operator.heading.startswith("Message 1:")
+    assert "order/" in page.inner_text("main")
+    assert "<b>& ü</b>" in page.inner_text("pre")
+    assert not operator.complaints
+
+
+def test_the_timeline_goes_by_keyboard(operator: Window):
+    page = operator.page
+    operator.go("/timeline?unit=hour&topic=orders")
+    page.locator(".chart a").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/timeline?unit=minute*")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent").strip() == "Skip to content"
+
+
+def test_zooming_out_and_going_on(operator: Window):
+    page = operator.page
+    operator.go("/timeline?unit=minute&start=2027-03-04T05:00&topic=orders")
+    assert page.inner_text(".crumbs").split() == ["All", "2027", "March", "4"]
+    page.click("text=Zoom out")
+    page.wait_for_url("**/timeline?unit=hour*")
+    assert operator.heading == "Thursday 4 March 2027"
+    page.click("text=Later")
+    page.wait_for_url("**2027-03-05*")
+    page.select_option("#topic", "")  # submits by itself
+    page.wait_for_url(lambda url: "topic=orders" not in url)
+
+
+def test_a_message_is_cancelled_and_another_moved(operator: Window, shop: Shop):
+    page = operator.page
+    operator.go("/scheduled?topic=orders&key=order/010")
+    page.click("summary:has-text('Cancel')")
+    page.click("text=for good")
+    assert re.fullmatch(r"Cancelled: 1:\d+\.", operator.flash)
+    assert "cancelled" in operator.heading
+    operator.go("/scheduled?topic=orders&key=order/011")
+    page.click("summary:has-text('Move')")
+    page.select_option("#how", "at")
+    page.fill("#at", "2031-05-06T07:08:09")
+    page.click("button:has-text('Move 1:')")
+    assert operator.flash.endswith("to 2031-05-06 07:08:09 UTC.")
+    moved = shop.do(lambda client: client.schedule.get("orders", schedule_key="order/011"))
+    assert moved.deliver_at.year == 2031 and moved.revision == 1
+
+
+def test_a_wrong_time_is_told_and_nothing_is_moved(operator: Window):
+    page = operator.page
+    operator.go("/scheduled?topic=orders&key=order/012")
+    page.click("summary:has-text('Move')")
+    page.fill("#by", "soon")
+    page.click("button:has-text('Move 1:')")
+    assert "is not a duration" in operator.flash
+    assert operator.heading.startswith("Message 1:")
+
+
+def test_all_that_match_are_counted_then_cancelled(operator: Window, shop: Shop):
+    page = operator.page
+    operator.go("/scheduled?topic=orders")
+    page.fill("#prefix", "order/2")
+    page.click("button:has-text('Search')")
+    page.click("summary:has-text('Change all')")
+    page.click("button:has-text('Cancel…')")
+    assert operator.heading == "This will cancel 100 messages"
+    page.click("button:has-text('Cancel 100 messages')")
+    assert operator.flash == "Cancelled: 100. Already delivered: 0. Not found: 0."
+    assert "Nothing here." in page.inner_text("main")
+
+    async def left(client):
+        return [each.schedule_key async for each in client.schedule.list("orders", key_prefix="order/2")]
+
+    assert shop.do(left) == []
+
+
+def test_a_subscription_is_paused_and_resumed(operator: Window, shop: Shop):
+    page = operator.page
+    operator.go("/topics/orders")
+    page.click("button:has-text('Pause')")
+    assert operator.flash == "Paused: billing."
+    assert shop.do(lambda client: client.subscriptions.get("orders", "billing")).paused
+    page.click("button:has-text('Resume')")
+    assert operator.flash == "Resumed: billing."
+
+
+def test_dead_letters_are_requeued_and_purged(operator: Window, shop: Shop):
+    page = operator.page
+    operator.go("/dead-letters")
+    page.get_by_role("link", name="work", exact=True).click()
+    page.get_by_role("button", name=re.compile("^Requeue [0-9]+:[0-9]+$")).first.click()
+    assert operator.flash == "Requeued: 1."
+    page.get_by_role("link", name=re.compile("^Purge [0-9]+:[0-9]+$")).first.click()
+    page.click("button:has-text('Purge 1 dead letter')")
+    assert operator.flash == "Purged: 1."
+    assert "2 dead letters" in page.inner_text("main")
+    (jobs,) = shop.do(lambda client: client.stats("jobs"))
+    assert jobs.subscriptions[0].ready_messages == 1
+
+
+def test_login_logout_and_reading_without(window: Window):
+    page = window.page
+    window.go("/topics/orders")
+    assert page.locator("button:has-text('Pause')").count() == 0
+    window.go("/login")
+    page.fill("#token", "not the token at all")
+    page.click("button:has-text('Log in')")
+    assert "not the admin token" in window.flash
+    window.log_in()
+    window.go("/topics/orders")
+    assert page.locator("button:has-text('Pause')").count() == 1
+    page.click("text=Log out")
+    page.wait_for_selector("text=Log in")
+
+
+def test_a_form_from_elsewhere_or_with_another_token_is_refused(operator: Window, shop: Shop):
+    page = operator.page
+    operator.go("/topics/orders")
+    page.evaluate("document.querySelector('form[action$=\"/billing\"] [name=csrf]').value = 'guessed'")
+    page.click("button:has-text('Pause')")
+    assert "The form was refused" in operator.heading
+    form = (
+        f'<form method="post" action="http://{shop.http}/topics/orders/subscriptions/billing">'
+        '<input name="action" value="pause"><button>Win a prize</button></form>'
+    )
+    for origin in (
+        "http://evil.example/",
+        f"http://{shop.http.rpartition(':')[0]}:9/",
+    ):  # another site; another port
+        page.route(origin, lambda route: route.fulfill(body=form, content_type="text/html"))
+        page.goto(origin)
+        page.click("button")
+        page.wait_for_url(f"http://{shop.http}/**")
+        assert "The form was refused. It was not sent from one of these pages." in operator.heading
+    assert not shop.do(lambda client: client.subscriptions.get("orders", "billing")).paused
+
+
+def test_it_cannot_be_framed_and_answers_to_no_other_name(window: Window, shop: Shop):
+    request = urllib.request.Request(f"http://{shop.http}/", headers={"Host": "evil.example"})
+    with pytest.raises(urllib.error.HTTPError, match="421"):
+        urllib.request.urlopen(request)
+    headers = window.go("/").headers
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+
+
+def test_times_can_be_local_and_stay_so(browser, shop: Shop):
+    context = browser.new_context(
+        viewport=DESKTOP, base_url=f"http://{shop.http}", timezone_id="Asia/Kolkata"
+    )
+    page = context.new_page()
+    page.goto("/scheduled?topic=orders")
+    utc = page.inner_text("tbody time >> nth=0")
+    page.click("#zone")
+    local = page.inner_text("tbody time >> nth=0")
+    assert (
+        utc.endswith("UTC") and not local.endswith("UTC") and local[14:16] != utc[14:16]
+    )  # half an hour apart
+    page.goto("/topics/orders")
+    assert page.inner_text("#zone") == "Local time"
+    context.close()
+
+
+def test_everything_works_without_scripts(browser, shop: Shop):
+    context = browser.new_context(java_script_enabled=False, base_url=f"http://{shop.http}")
+    page = context.new_page()
+    page.goto("/timeline?unit=hour")
+    page.select_option("#topic", "orders")
+    page.click("button:has-text('Show')")
+    assert "topic=orders" in page.url
+    page.goto("/")
+    assert page.locator("#zone").is_hidden()
+    context.close()
+
+
+def test_the_overview_keeps_up_by_itself(window: Window):
+    page = window.page
+    page.clock.install()
+    window.go("/")
+    page.evaluate("document.querySelector('.tiles').dataset.old = '1'")
+    page.clock.fast_forward(5_500)
+    page.wait_for_selector(".tiles:not([data-old])")
+    assert not window.complaints
