@@ -26,7 +26,12 @@ from broker.model import FLAG_DELAYED, ROW, ids_of
 from broker.storage.amendments import NONE, decode_amendments
 from broker.storage.bucket_snapshot import Ordinals, decode_entries
 from broker.storage.layout import Layout
-from broker.storage.ledger_files import CheckedColumn, open_checked
+from broker.storage.ledger_files import (
+    open_checked,
+)
+from broker.storage.ledger_reads import (
+    CheckedColumn,
+)
 from broker.storage.manifest import (
     LedgerImage,
     SubscriptionImage,

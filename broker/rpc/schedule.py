@@ -17,9 +17,7 @@ from broker.rpc.entries import is_full_view
 from broker.rpc.paging import check_page_size
 from broker.rpc.schedule_answers import (
     encode_outcomes,
-    fill_scheduled,
-    message_of,
-    put_scheduled,
+    encode_scheduled,
 )
 from broker.rpc.schedule_requests import Filter, Limits, Named, due_range, is_possible, move_of
 from broker.rpc.schedule_tokens import decode_mark, decode_place, encode_mark, encode_place, fingerprint
@@ -63,18 +61,16 @@ class ScheduleService:
 
     # -- what is pending -------------------------------------------------------------------------------------
 
-    async def _get(self, request: schedule_pb2.GetScheduledRequest) -> Message:
+    async def _get(self, request: schedule_pb2.GetScheduledRequest) -> bytes:
         is_full = is_full_view(request.view)
         name = self._name_of(request)
         topic = self._topic(request.topic)
         if not is_possible(name):
             raise NotFound("No message has this id", reason="SCHEDULED_NOT_FOUND")
         found = await topic.schedule.get(name)
-        response = schedule_pb2.GetScheduledResponse()
-        fill_scheduled(response.scheduled, found, message_of(found.frame), is_full=is_full)
-        return response
+        return encode_scheduled([found], self._broker.config.frame_bytes_max, is_full=is_full)[0]
 
-    async def _list(self, request: schedule_pb2.ListScheduledRequest) -> Message:
+    async def _list(self, request: schedule_pb2.ListScheduledRequest) -> bytes:
         count = check_page_size(request.page_size)
         is_full = is_full_view(request.view)
         due = due_range(request.due, "due")
@@ -83,12 +79,11 @@ class ScheduleService:
         start = decode_place(request.page_token, print_)
         topic = self._topic(request.topic)
         page = await topic.schedule.page(due, request.key_prefix, start, count)
-        response = schedule_pb2.ListScheduledResponse()
-        frame_bytes_max = self._broker.config.frame_bytes_max
-        cut = put_scheduled(response, page.scheduled, frame_bytes_max, is_full=is_full)
+        encoded, cut = encode_scheduled(page.scheduled, self._broker.config.frame_bytes_max, is_full=is_full)
+        rest = schedule_pb2.ListScheduledResponse()
         if (next_ := cut or page.next) is not None:
-            response.next_page_token = encode_place(print_, next_)
-        return response
+            rest.next_page_token = encode_place(print_, next_)
+        return encoded + bytes(rest.SerializeToString())
 
     async def _count(self, request: schedule_pb2.CountScheduledRequest) -> Message:
         topics = self._topics(request.topics)

@@ -14,11 +14,14 @@ from broker.rpc.decode import ProduceEnvelope
 from broker.rpc.encode import put_varints, varint_width
 from broker.storage.varint import encode_varint
 from broker.topics.schedule_values import Outcome, OutcomeColumns, Scheduled
-from postdate.v1 import schedule_pb2
+from postdate.v1 import message_pb2, schedule_pb2
 
 _REST_BYTES = 1 << 10
 """What an answer holds besides its list: counts and a token."""
 _NAME_HEAD_BYTES = 3
+_ITEM_HEAD_BYTES = 5
+_ITEM_TAG = b"\x0a"  # GetScheduledResponse.scheduled, ListScheduledResponse.scheduled
+_MESSAGE_TAG = b"\x42"  # ScheduledMessage.message
 _FEW = 16
 """Up to so many outcomes, writing them one by one costs less than the NumPy calls that many share."""
 
@@ -106,46 +109,38 @@ def _put_outcomes(
             item.delivered_to.extend(_fitting(names, share))
 
 
-def put_scheduled(
-    response: schedule_pb2.ListScheduledResponse,
-    scheduled: Sequence[Scheduled],
-    frame_bytes_max: int,
-    *,
-    is_full: bool,
-) -> Key | None:
-    """Add messages to a page; where the next page begins if they do not all fit. The first one always goes in."""
+def encode_scheduled(
+    scheduled: Sequence[Scheduled], frame_bytes_max: int, *, is_full: bool
+) -> tuple[bytes, Key | None]:
+    """Messages as `repeated ScheduledMessage scheduled = 1`, and where the next page begins if they do not all fit.
+
+    The first one always goes in.
+    """
     room = frame_bytes_max - _REST_BYTES
-    frames = ProduceEnvelope.FromString(b"".join(each.frame for each in scheduled)).messages
-    for each, message in zip(scheduled, frames, strict=True):
-        item = response.scheduled.add()
-        fill_scheduled(item, each, message, is_full=is_full)
-        room -= item.ByteSize() + 5
-        if room < 0 and len(response.scheduled) > 1:
-            del response.scheduled[-1]
-            return (each.deliver_at_ms, *each.position)
-    return None
-
-
-def fill_scheduled(
-    item: schedule_pb2.ScheduledMessage, scheduled: Scheduled, message: bytes, *, is_full: bool
-) -> None:
-    """Describe one message; `message` is what its frame holds."""
-    item.id.ledger_id, item.id.entry_id = scheduled.position
-    item.schedule_key = scheduled.schedule_key
-    item.deliver_at_ms = scheduled.deliver_at_ms
-    item.publish_time_ms = scheduled.publish_time_ms
-    item.state = cast("schedule_pb2.ScheduledState", scheduled.state.value)  # the numbers are the same
-    item.revision = scheduled.revision
-    item.size_bytes = len(scheduled.frame)
-    item.message.MergeFromString(message)
-    if not is_full:
-        item.message.ClearField("payload")
-
-
-def message_of(frame: bytes) -> bytes:
-    """The message in a stored frame."""
-    (message,) = ProduceEnvelope.FromString(frame).messages
-    return bytes(message)
+    messages = ProduceEnvelope.FromString(b"".join([each.frame for each in scheduled])).messages
+    parts: list[bytes] = []
+    head, rest = schedule_pb2.ScheduledMessage(), message_pb2.Message()  # for all: each sets every field
+    id_ = head.id
+    for each, message in zip(scheduled, messages, strict=True):
+        id_.ledger_id, id_.entry_id = each.position
+        head.schedule_key = each.schedule_key
+        head.deliver_at_ms = each.deliver_at_ms
+        head.publish_time_ms = each.publish_time_ms
+        head.state = cast("schedule_pb2.ScheduledState", each.state.value)  # the numbers are the same
+        head.revision = each.revision
+        head.size_bytes = len(each.frame)
+        if is_full:
+            shown = message
+        else:
+            rest.ParseFromString(message)
+            rest.ClearField("payload")
+            shown = rest.SerializeToString()
+        encoded = b"".join((head.SerializeToString(), _MESSAGE_TAG, encode_varint(len(shown)), shown))
+        room -= len(encoded) + _ITEM_HEAD_BYTES
+        if room < 0 and parts:
+            return b"".join(parts), (each.deliver_at_ms, *each.position)
+        parts += (_ITEM_TAG, encode_varint(len(encoded)), encoded)
+    return b"".join(parts), None
 
 
 def _fitting(names: Sequence[str], room: int) -> Sequence[str]:

@@ -32,10 +32,20 @@ from broker.errors import StorageFailed
 from broker.model import ROW, Array, EntryColumns, Int64Column, RowColumn, UInt32Column
 from broker.runtime.vfs import Vfs
 from broker.storage.blocks import TIME, BlockChecksums, LedgerCapture, LedgerName, is_contiguous, slice_frames
-from broker.storage.ledger_files import LedgerFiles, LedgerStorage, OpenFiles, frames_within
+from broker.storage.ledger_files import (
+    LedgerFiles,
+    LedgerStorage,
+    OpenFiles,
+)
+from broker.storage.ledger_reads import (
+    frames_within,
+)
 from broker.storage.sparse_files import SparseFiles
 
 _T = TypeVar("_T")
+
+Messages = tuple[RowColumn, list[bytes]]
+"""Rows of entries, as they were stored, and the frames of the first ones."""
 
 _ENTRY_BYTES = TIME.itemsize + ROW.itemsize
 _CRC_BYTES = 2 * 4
@@ -255,10 +265,27 @@ class Ledger:
             if stored_count == len(entry_ids):
                 return stored
             times = _joined((stored.times, times), TIME)
-            rows = _joined((stored.rows, rows), ROW)
-            is_whole = len(stored.frames) == stored_count
-            frames = (stored.frames + frames if is_whole else stored.frames)[: frames_within(rows, bytes_max)]
+            rows, frames = _joined_messages((stored.rows, stored.frames), (rows, frames), bytes_max)
         return EntryColumns(self.name.ledger_id, entry_ids, times, rows, frames)
+
+    def message_reader(self, entry_ids: UInt32Column, bytes_max: int) -> Callable[[int], Messages]:
+        """As `read`, without the times: what to call in the read thread, with what is left of `bytes_max` then."""
+        stored_count = self._split(entry_ids)
+        stored_ids, storage, data_bytes = entry_ids[:stored_count], self._storage, self._written_bytes
+        # What the tail gives up before the thread reads is already in hand (L1).
+        _, rows, frames = self._tail.read(entry_ids[stored_count:], bytes_max)
+
+        def read(bytes_left: int) -> Messages:
+            if not stored_count:
+                return rows, frames[: frames_within(rows, bytes_left)]
+            stored = storage.read_messages(stored_ids, data_bytes, bytes_left)
+            is_all = stored_count == len(entry_ids)
+            return stored if is_all else _joined_messages(stored, (rows, frames), bytes_left)
+
+        return read
+
+    async def in_read_thread(self, function: Callable[[], _T]) -> _T:
+        return await self._read(function)
 
     def delete(self, vfs: Vfs) -> None:
         """Blocking, for the file thread: remove the files. Nothing may be appended or flushed any more."""
@@ -332,6 +359,12 @@ class Ledger:
         if entry_ids[0] >= self._written_count:
             return 0
         return int(np.searchsorted(entry_ids, self._written_count))
+
+
+def _joined_messages(stored: Messages, recent: Messages, bytes_max: int) -> Messages:
+    rows = _joined((stored[0], recent[0]), ROW)
+    is_whole = len(stored[1]) == len(stored[0])
+    return rows, (stored[1] + recent[1] if is_whole else stored[1])[: frames_within(rows, bytes_max)]
 
 
 def _restore_checksums(found: LedgerCapture | None) -> tuple[BlockChecksums, BlockChecksums]:

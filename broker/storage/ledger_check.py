@@ -40,9 +40,11 @@ from broker.storage.blocks import (
     split_runs,
 )
 from broker.storage.ledger_files import (
-    CheckedColumn,
     check_length,
     open_checked,
+)
+from broker.storage.ledger_reads import (
+    CheckedColumn,
     read_exactly,
     read_footer,
     wrong_frames,

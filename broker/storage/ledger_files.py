@@ -18,37 +18,34 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
-from google_crc32c import value
 from pyroaring import BitMap
 
 from broker.errors import Corrupt, MissingFile, NotFound, StorageFailed, Unavailable, WrongSize
 from broker.model import ROW, Array, EntryColumns, Int64Column, RowColumn, UInt32Column
 from broker.runtime.vfs import Buffer, File, Vfs
 from broker.storage.blocks import (
-    BLOCK_ROWS,
     HEADER_BYTES,
     KINDS,
     TIME,
-    BlockChecksums,
     LedgerCapture,
     LedgerName,
-    block_count,
-    decode_footer,
     decode_header,
     file_lengths,
-    footer_bytes,
-    is_contiguous,
-    slice_frames,
-    split_runs,
+)
+from broker.storage.ledger_reads import (
+    RESTORE,
+    CheckedColumn,
+    ReadHandles,
+    WarmFile,
+    column_at,
+    frames_within,
+    read_frames,
 )
 
 OPEN_LEDGERS = 256
-
-_RESTORE = "Restore this topic from a backup, or run `postdate-broker verify` to see what is left"
 
 
 class LedgerStorage(Protocol):
@@ -73,52 +70,15 @@ class LedgerStorage(Protocol):
 
     def read(self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int) -> EntryColumns: ...
 
+    def read_messages(
+        self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int
+    ) -> tuple[RowColumn, list[bytes]]: ...
+
     def read_nowait(
         self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int
     ) -> EntryColumns | None: ...
 
     def delete(self, vfs: Vfs) -> None: ...
-
-
-class Readable(Protocol):
-    """A file as far as reading goes."""
-
-    @property
-    def path(self) -> str: ...
-
-    def size(self) -> int: ...
-
-    def pread(self, length: int, offset: int) -> bytes: ...
-
-
-class WarmFile:
-    """A file of which only what is in memory can be read; raises BlockingIOError for the rest."""
-
-    __slots__ = ("_file",)
-
-    def __init__(self, file: File) -> None:
-        self._file = file
-
-    @property
-    def path(self) -> str:
-        return self._file.path
-
-    def pread(self, length: int, offset: int) -> bytes:
-        block = self._file.pread_nowait(length, offset)
-        if block is None:
-            raise BlockingIOError
-        return block
-
-    def size(self) -> int:
-        return self._file.size()
-
-
-class ReadHandles(NamedTuple):
-    """The files of one ledger as far as reading goes."""
-
-    data: Readable
-    times: Readable
-    rows: Readable
 
 
 class Handles:
@@ -259,94 +219,14 @@ def open_checked(vfs: Vfs, name: LedgerName, kind: str) -> File:
     try:
         file = vfs.open(path)
     except FileNotFoundError as error:
-        raise MissingFile("a file of a ledger is missing", path=path, offset=0, advice=_RESTORE) from error
+        raise MissingFile("a file of a ledger is missing", path=path, offset=0, advice=RESTORE) from error
     try:
         if decode_header(file.pread(HEADER_BYTES, 0), path) != name.header(kind):
-            raise Corrupt("a ledger file belongs to another ledger", path=path, offset=0, advice=_RESTORE)
+            raise Corrupt("a ledger file belongs to another ledger", path=path, offset=0, advice=RESTORE)
     except BaseException:
         file.close()
         raise
     return file
-
-
-class CheckedColumn:
-    """Reads one column file; of the rows found at start it verifies each block when it is first read.
-
-    What this process wrote itself needs no second look: it lies in the page cache as it was written.
-    """
-
-    def __init__(
-        self, dtype: npt.DTypeLike, restored_count: int = 0, crcs: Sequence[int] | None = None
-    ) -> None:
-        self._dtype = np.dtype(dtype)
-        self._restored_count = restored_count
-        # None: in the footer, read when first needed. Two threads may both read it, and find the same.
-        self._checksums = None if crcs is None else BlockChecksums(self._dtype.itemsize, restored_count, crcs)
-        self._verified = bytearray(block_count(restored_count))  # one byte a block; a thread only ever sets 1
-
-    def read(self, file: Readable, first: int, count: int) -> Array:
-        """`count` consecutive rows, read only."""
-        itemsize = self._dtype.itemsize
-        column = np.frombuffer(
-            read_exactly(file, count * itemsize, HEADER_BYTES + first * itemsize), self._dtype
-        )
-        if first < self._restored_count:
-            end_block = block_count(min(first + count, self._restored_count))
-            block = self._verified.find(0, first // BLOCK_ROWS, end_block)
-            while block >= 0:
-                low, high = block * BLOCK_ROWS - first, self._block_end(block) - first
-                self._verify(file, block, column[low:high] if low >= 0 and high <= count else None)
-                block = self._verified.find(0, block + 1, end_block)
-        return column
-
-    def read_at(self, file: Readable, entry_ids: UInt32Column) -> Array:
-        """The rows of rising ids: neighbours with one read, so that a row in vain saves a call."""
-        if 0 in self._verified:
-            for block in np.unique(entry_ids[entry_ids < self._restored_count] // BLOCK_ROWS).tolist():
-                if not self._verified[block]:
-                    self._verify(file, block, None)
-        itemsize = self._dtype.itemsize
-        ids = entry_ids.astype(np.int64)
-        firsts = split_runs(ids * itemsize, (ids + 1) * itemsize)
-        ends = np.append(firsts[1:], len(ids))
-        run_ids, run_ends = ids[firsts], ids[ends - 1] + 1
-        places = ids - np.repeat(run_ids, ends - firsts)
-        found: Array = np.empty(len(ids), self._dtype)
-        runs = zip(firsts.tolist(), ends.tolist(), run_ids.tolist(), run_ends.tolist(), strict=True)
-        for low, high, run_id, run_end in runs:
-            block = read_exactly(file, (run_end - run_id) * itemsize, HEADER_BYTES + run_id * itemsize)
-            # "clip" only because it writes to `out` without a copy; no place is out of bounds.
-            np.frombuffer(block, self._dtype).take(places[low:high], out=found[low:high], mode="clip")
-        found.flags.writeable = False
-        return found
-
-    def _block_end(self, block: int) -> int:
-        return min((block + 1) * BLOCK_ROWS, self._restored_count)
-
-    def _verify(self, file: Readable, block: int, rows: Array | None) -> None:
-        checksums = self._checksums or self._load_footer(file)
-        itemsize = self._dtype.itemsize
-        first, end = block * BLOCK_ROWS, self._block_end(block)
-        offset = HEADER_BYTES + first * itemsize
-        found = read_exactly(file, (end - first) * itemsize, offset) if rows is None else rows
-        if not checksums.verify(block, found):
-            raise Corrupt("rows of a ledger are damaged", path=file.path, offset=offset, advice=_RESTORE)
-        self._verified[block] = 1
-
-    def _load_footer(self, file: Readable) -> BlockChecksums:
-        self._checksums = read_footer(file, self._dtype.itemsize, self._restored_count)
-        return self._checksums
-
-
-def read_footer(file: Readable, itemsize: int, entry_count: int) -> BlockChecksums:
-    """The footer of a column that the manifest names as sealed with `entry_count` entries."""
-    offset = HEADER_BYTES + entry_count * itemsize
-    checksums = decode_footer(
-        read_exactly(file, footer_bytes(entry_count), offset), itemsize, file.path, offset
-    )
-    if checksums.row_count != entry_count:
-        raise Corrupt("a footer counts other rows than the manifest", path=file.path, offset=offset)
-    return checksums
 
 
 class ReadAccess:
@@ -450,6 +330,13 @@ class LedgerFiles:
         with self._access.reading() as handles:
             return self._read(handles.for_reading(), entry_ids, data_bytes, bytes_max)
 
+    def read_messages(
+        self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int
+    ) -> tuple[RowColumn, list[bytes]]:
+        """As `read`, without the times."""
+        with self._access.reading() as handles:
+            return self._read_messages(handles.for_reading(), entry_ids, data_bytes, bytes_max)
+
     def read_nowait(self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int) -> EntryColumns | None:
         """As `read`, for the event loop: None unless the files are open and what is read of them is in memory."""
         if (handles := self._access.pin_nowait()) is None:
@@ -465,9 +352,14 @@ class LedgerFiles:
         self, handles: ReadHandles, entry_ids: UInt32Column, data_bytes: int, bytes_max: int
     ) -> EntryColumns:
         times = column_at(self._times, handles.times, entry_ids)
-        rows = column_at(self._rows, handles.rows, entry_ids)
-        frames = read_frames(handles, rows[: frames_within(rows, bytes_max)], data_bytes)
+        rows, frames = self._read_messages(handles, entry_ids, data_bytes, bytes_max)
         return EntryColumns(self.name.ledger_id, entry_ids, times, rows, frames)
+
+    def _read_messages(
+        self, handles: ReadHandles, entry_ids: UInt32Column, data_bytes: int, bytes_max: int
+    ) -> tuple[RowColumn, list[bytes]]:
+        rows = column_at(self._rows, handles.rows, entry_ids)
+        return rows, read_frames(handles, rows[: frames_within(rows, bytes_max)], data_bytes)
 
     def delete(self, vfs: Vfs) -> None:
         """Remove the files. Reads that have begun finish; the caller syncs the folder."""
@@ -484,53 +376,6 @@ class LedgerFiles:
         except OSError as error:
             path = self.name.path("*")
             raise StorageFailed(f"a ledger could not be written ({path}): {error}", path=path) from error
-
-
-def column_at(column: CheckedColumn, file: Readable, places: UInt32Column) -> Array:
-    """The rows at rising places, one at least."""
-    if is_contiguous(places):
-        return column.read(file, int(places[0]), len(places))
-    return column.read_at(file, places)
-
-
-def read_frames(handles: ReadHandles, rows: RowColumn, data_bytes: int) -> list[bytes]:
-    """The frames of rows, one at least, that follow each other in the files; checked (F3)."""
-    starts = rows["offset"].astype(np.int64)
-    ends = starts + rows["length"]
-    # The rows passed their checksum once, but may have been read again from a failing disk since.
-    if int(ends[-1]) > data_bytes or (starts[1:] < ends[:-1]).any():
-        raise Corrupt("offsets of a ledger's rows are damaged", path=handles.rows.path, offset=HEADER_BYTES)
-    firsts = split_runs(starts, ends)
-    run_starts = starts[firsts]
-    run_ends = ends[np.append(firsts[1:], len(ends)) - 1]
-    file = handles.data
-    runs = zip(run_starts.tolist(), run_ends.tolist(), strict=True)
-    parts = (read_exactly(file, end - start, HEADER_BYTES + start) for start, end in runs)
-    frames = slice_frames(parts, run_starts, firsts, starts, ends)
-    wrong = wrong_frames(frames, rows)
-    if len(wrong):
-        offset = HEADER_BYTES + int(starts[wrong[0]])
-        raise Corrupt("a stored message is damaged", path=file.path, offset=offset, advice=_RESTORE)
-    return frames
-
-
-def frames_within(rows: RowColumn, bytes_max: int) -> int:
-    """How many of the first frames `bytes_max` allows; one at least."""
-    return max(1, int(rows["length"].cumsum(dtype=np.int64).searchsorted(bytes_max, "right")))
-
-
-def wrong_frames(frames: list[bytes], rows: RowColumn) -> npt.NDArray[np.int64]:
-    """Which frames are not those their rows were made for."""
-    return np.flatnonzero(np.fromiter(map(value, frames), np.uint32, len(frames)) != rows["crc"])
-
-
-def read_exactly(file: Readable, length: int, offset: int) -> bytes:
-    block = file.pread(length, offset)
-    if len(block) != length:
-        raise Corrupt(
-            "a ledger file is shorter than it should be", path=file.path, offset=offset, advice=_RESTORE
-        )
-    return block
 
 
 def _buffers(columns: Sequence[Array]) -> list[Buffer]:
@@ -562,4 +407,4 @@ def check_length(file: File, length: int, exact: bool) -> None:
     size = file.size()
     if size < length or (exact and size > length):
         what = f"a ledger file holds {size} bytes where the manifest names {length}"
-        raise WrongSize(what, path=file.path, offset=size, advice=_RESTORE)
+        raise WrongSize(what, path=file.path, offset=size, advice=RESTORE)

@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -30,7 +31,7 @@ from broker.model import (
     remove_entries,
 )
 from broker.storage.amendments import GONE, NONE, Amendments
-from broker.storage.ledger import Ledger
+from broker.storage.ledger import Ledger, Messages
 from broker.storage.records import Produced
 
 _T = TypeVar("_T")
@@ -323,6 +324,32 @@ class TopicLog:
         times = self._effective(ledger_id, lambda: entry_ids, columns.times)
         return times, with_expiry_moved(columns.rows, columns.times, times), columns.frames
 
+    async def read_messages(
+        self, parts: Sequence[tuple[int, UInt32Column]], bytes_max: int
+    ) -> list[Messages | None]:
+        """Of each part, a ledger and rising entry ids, the messages; None if the ledger is gone.
+
+        Frames come as long as something is left of `bytes_max`. All is read in one go, in the read thread: where
+        messages lie scattered over hundreds of ledgers, a hop for each would cost more than reading them.
+        """
+        found: list[Messages | None] = [None] * len(parts)
+        left = [at for at, (ledger_id, _) in enumerate(parts) if ledger_id in self._ledgers]
+        while left:
+            ledgers = [self._ledgers[parts[at][0]] for at in left]
+            readers = [
+                ledger.message_reader(parts[at][1], bytes_max)
+                for at, ledger in zip(left, ledgers, strict=True)
+            ]
+            read = await ledgers[0].in_read_thread(partial(_read_all, readers, bytes_max))
+            again = []
+            for at, ledger, messages in zip(left, ledgers, read, strict=True):
+                found[at] = messages
+                now = self._ledgers.get(parts[at][0])
+                if messages is None and now is not None and now is not ledger:
+                    again.append(at)  # its files went, as another generation took its place
+            left = again
+        return found
+
     def is_current(
         self, ledger_ids: Int64Column, entry_ids: UInt32Column, times: Int64Column
     ) -> npt.NDArray[np.bool_]:
@@ -373,6 +400,21 @@ class TopicLog:
         self._runs.append((first, end))
         if len(self._runs) > _RUNS_MAX:
             self._runs_floor = self._runs.popleft()[1]
+
+
+def _read_all(readers: Sequence[Callable[[int], Messages]], bytes_max: int) -> list[Messages | None]:
+    """Blocks."""
+    found: list[Messages | None] = []
+    for read in readers:
+        try:
+            messages = read(max(bytes_max, 1))
+        except NotFound:
+            found.append(None)
+            continue
+        # One frame comes in any case, and hundreds of ledgers may have large ones.
+        found.append(messages if bytes_max > 0 else (messages[0], []))
+        bytes_max -= sum(map(len, messages[1]))
+    return found
 
 
 def with_expiry_moved(rows: RowColumn, times: Int64Column, effective: Int64Column) -> RowColumn:

@@ -20,11 +20,13 @@ from broker.model import CANCELLED_MS, ROW, EntryColumns, Int64Column, RowColumn
 from broker.runtime.vfs import Vfs
 from broker.storage.blocks import HEADER_BYTES, TIME, LedgerCapture, LedgerName, footer_bytes
 from broker.storage.ledger_files import (
-    CheckedColumn,
     Handles,
     OpenFiles,
-    Readable,
     ReadAccess,
+)
+from broker.storage.ledger_reads import (
+    CheckedColumn,
+    Readable,
     ReadHandles,
     column_at,
     frames_within,
@@ -101,6 +103,12 @@ class SparseFiles:
     def read(self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int) -> EntryColumns:
         with self._access.reading() as handles:
             return self._read(handles.for_reading(), self._present(handles), entry_ids, data_bytes, bytes_max)
+
+    def read_messages(
+        self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int
+    ) -> tuple[RowColumn, list[bytes]]:
+        columns = self.read(entry_ids, data_bytes, bytes_max)
+        return columns.rows, columns.frames
 
     def read_nowait(self, entry_ids: UInt32Column, data_bytes: int, bytes_max: int) -> EntryColumns | None:
         if (handles := self._access.pin_nowait()) is None:

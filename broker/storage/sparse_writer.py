@@ -38,7 +38,14 @@ from broker.storage.blocks import (
 )
 from broker.storage.disk_errors import disk_errors
 from broker.storage.ledger_check import verify_ledger
-from broker.storage.ledger_files import LedgerFiles, LedgerStorage, OpenFiles, read_footer
+from broker.storage.ledger_files import (
+    LedgerFiles,
+    LedgerStorage,
+    OpenFiles,
+)
+from broker.storage.ledger_reads import (
+    read_footer,
+)
 from broker.storage.log import with_expiry_moved
 from broker.storage.sparse import as_bitmap, encode_present
 from broker.storage.sparse_files import SparseFiles, read_present

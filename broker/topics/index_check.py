@@ -30,7 +30,12 @@ from broker.runtime.vfs import Vfs
 from broker.storage.amendments import NONE, Amendments
 from broker.storage.blocks import TIME, LedgerCapture
 from broker.storage.bucket_snapshot import BucketMetadata, Ordinals, decode_entries
-from broker.storage.ledger_files import CheckedColumn, open_checked
+from broker.storage.ledger_files import (
+    open_checked,
+)
+from broker.storage.ledger_reads import (
+    CheckedColumn,
+)
 from broker.storage.sparse_files import read_present
 
 ENTRIES_MAX = 16_000_000

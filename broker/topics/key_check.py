@@ -17,7 +17,12 @@ from broker.storage.blocks import TIME, LedgerCapture
 from broker.storage.key_run import NO_KEYS, KeyColumns, join_keys
 from broker.storage.key_run_dump import read_key_run
 from broker.storage.layout import Layout
-from broker.storage.ledger_files import CheckedColumn, open_checked
+from broker.storage.ledger_files import (
+    open_checked,
+)
+from broker.storage.ledger_reads import (
+    CheckedColumn,
+)
 from broker.storage.manifest import TopicImage
 from broker.storage.named_files import ledger_capture
 from broker.storage.sparse_files import read_present

@@ -36,9 +36,8 @@ class DueRange(NamedTuple):
     end_ms: int = TIME_MS_MAX + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """A pending message."""
+class Scheduled(NamedTuple):
+    """A pending message. A tuple, as a page has a thousand of them."""
 
     position: Position
     schedule_key: str  # empty: none

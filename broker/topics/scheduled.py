@@ -26,7 +26,7 @@ from broker.delayed.bucket_upkeep import BucketUpkeep
 from broker.delayed.near import NO_COLUMNS, Columns, Key, concatenate
 from broker.delayed.scan import scan
 from broker.delayed.tracker import DelayedDeliveryTracker
-from broker.errors import InvalidRequest, NotFound, Unavailable
+from broker.errors import InvalidRequest, Unavailable
 from broker.model import CANCELLED_MS, ROW, Array, Int64Column, Position, RowColumn
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
@@ -43,6 +43,8 @@ LOOKED_MAX = 20_000
 
 _UNASKED_BYTES = 1 << 20
 _KEY_STEP = 4_096
+_LEDGERS_AT_ONCE = 256
+"""Ledgers that the read thread is asked for in one go: others wait for it meanwhile."""
 _COUNT_STEP = 32_768
 _INDEXED_SECONDS_MAX = 10.0
 _REBUILDS_MAX = 3
@@ -297,15 +299,14 @@ class ScheduledLook:
         order = places[np.lexsort((entries.entry_ids[places], entries.ledger_ids[places]))]
         ledger_ids = entries.ledger_ids[order]
         begins = np.flatnonzero(np.concatenate(([True], ledger_ids[1:] != ledger_ids[:-1])))
-        for part in np.split(order, begins[1:]):
-            try:
-                _, part_rows, part_frames = await self._log.read(
-                    int(entries.ledger_ids[part[0]]), entries.entry_ids[part], max(bytes_max, 1)
-                )
-            except NotFound:  # the ledger is gone: nothing of it is pending
-                continue
-            rows[part] = part_rows
-            if bytes_max > 0:  # one frame comes in any case, and a thousand ledgers may have large ones
+        parts = np.split(order, begins[1:])
+        named = [(int(entries.ledger_ids[part[0]]), entries.entry_ids[part]) for part in parts]
+        for first in range(0, len(parts), _LEDGERS_AT_ONCE):
+            found = await self._log.read_messages(named[first : first + _LEDGERS_AT_ONCE], bytes_max)
+            for part, messages in zip(parts[first:], found, strict=False):
+                if messages is None:  # the ledger is gone: nothing of it is pending
+                    continue
+                rows[part], part_frames = messages
                 for place, frame in zip(part.tolist(), part_frames, strict=False):
                     frames[place] = frame
                     bytes_max -= len(frame)

@@ -24,7 +24,6 @@ from postdate.scheduled import (
     ScheduledCounts,
     ScheduledMessage,
     change_outcome,
-    scheduled_message,
 )
 from postdate.v1 import message_pb2, schedule_pb2
 
@@ -61,7 +60,7 @@ class Schedule:
         else:
             request.schedule_key = schedule_key
         response = await self._rpc.call(self._rpc.schedule.GetScheduled, request)
-        return scheduled_message(response.scheduled, payload)
+        return ScheduledMessage(response.scheduled, payload)
 
     async def list(
         self,
@@ -85,7 +84,7 @@ class Schedule:
             request.page_size = _PAGE_SIZE if left is None else min(_PAGE_SIZE, left)
             response = await self._rpc.call(self._rpc.schedule.ListScheduled, request)
             for scheduled in response.scheduled:
-                yield scheduled_message(scheduled, payloads)
+                yield ScheduledMessage(scheduled, payloads)
             if left is not None:
                 left -= len(response.scheduled)
             if not response.next_page_token:

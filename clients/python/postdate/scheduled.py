@@ -35,23 +35,89 @@ class ChangeResult(enum.Enum):
     """It was cancelled before."""
 
 
-@dataclass(frozen=True, slots=True)
 class ScheduledMessage:
-    """A pending message. `payload` is None unless it was asked for; `revision` counts how often it was moved."""
+    """A pending message, as it was when it was asked for.
 
-    id: MessageId
-    schedule_key: str
-    deliver_at: datetime
-    publish_time: datetime
-    state: ScheduledState
-    revision: int
-    size_bytes: int
-    key: str
-    properties: Mapping[str, str]
-    ttl: timedelta | None
-    event_time: datetime | None
-    traceparent: str
-    payload: bytes | None
+    What a page of a list holds is decoded when it is looked at.
+    """
+
+    __slots__ = ("_has_payload", "_scheduled")
+
+    def __init__(self, scheduled: schedule_pb2.ScheduledMessage, has_payload: bool) -> None:
+        self._scheduled = scheduled
+        self._has_payload = has_payload
+
+    @property
+    def id(self) -> MessageId:
+        id_ = self._scheduled.id
+        return MessageId(id_.ledger_id, id_.entry_id)
+
+    @property
+    def schedule_key(self) -> str:
+        """The producer's name for it; empty if it has none."""
+        return self._scheduled.schedule_key
+
+    @property
+    def deliver_at(self) -> datetime:
+        return moment(self._scheduled.deliver_at_ms)
+
+    @property
+    def publish_time(self) -> datetime:
+        """When the broker accepted it, on the broker's clock."""
+        return moment(self._scheduled.publish_time_ms)
+
+    @property
+    def state(self) -> ScheduledState:
+        return ScheduledState(self._scheduled.state)
+
+    @property
+    def revision(self) -> int:
+        """How often it was moved."""
+        return self._scheduled.revision
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in the broker's log."""
+        return self._scheduled.size_bytes
+
+    @property
+    def key(self) -> str:
+        return self._scheduled.message.key
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        return MappingProxyType(dict(self._scheduled.message.properties))
+
+    @property
+    def ttl(self) -> timedelta | None:
+        ttl_ms = self._scheduled.message.ttl_ms
+        return span(ttl_ms) if ttl_ms else None
+
+    @property
+    def event_time(self) -> datetime | None:
+        """When the event happened, as the producer said."""
+        return moment_or_none(self._scheduled.message.event_time_ms)
+
+    @property
+    def traceparent(self) -> str:
+        return self._scheduled.message.traceparent
+
+    @property
+    def payload(self) -> bytes | None:
+        """None unless it was asked for."""
+        return self._scheduled.message.payload if self._has_payload else None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ScheduledMessage):
+            return NotImplemented
+        return self._scheduled == other._scheduled and self._has_payload == other._has_payload
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        key = f", schedule_key {self.schedule_key!r}" if self.schedule_key else ""
+        return f"<ScheduledMessage {self.id}{key}, due {self.deliver_at.isoformat()}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +190,4 @@ def change_outcome(outcome: schedule_pb2.ChangeOutcome) -> ChangeOutcome:
         result=ChangeResult(outcome.result),
         deliver_at=moment_or_none(outcome.deliver_at_ms),
         delivered_to=tuple(outcome.delivered_to),
-    )
-
-
-def scheduled_message(scheduled: schedule_pb2.ScheduledMessage, with_payload: bool) -> ScheduledMessage:
-    message = scheduled.message
-    return ScheduledMessage(
-        id=MessageId(scheduled.id.ledger_id, scheduled.id.entry_id),
-        schedule_key=scheduled.schedule_key,
-        deliver_at=moment(scheduled.deliver_at_ms),
-        publish_time=moment(scheduled.publish_time_ms),
-        state=ScheduledState(scheduled.state),
-        revision=scheduled.revision,
-        size_bytes=scheduled.size_bytes,
-        key=message.key,
-        properties=MappingProxyType(dict(message.properties)),
-        ttl=span(message.ttl_ms) if message.ttl_ms else None,
-        event_time=moment_or_none(message.event_time_ms),
-        traceparent=message.traceparent,
-        payload=message.payload if with_payload else None,
     )

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.errors import NotFound, StorageFailed, Unavailable
+from broker.errors import Corrupt, NotFound, StorageFailed, Unavailable
 from broker.model import ROW, Int64Column, RowColumn
 from broker.runtime.vfs import LocalVfs
+from broker.storage import ledger_reads
 from broker.storage.blocks import HEADER_BYTES, KINDS
 from broker.storage.ledger import Ledger
 from broker.storage.ledger_check import dump_ledger
@@ -89,6 +90,32 @@ async def test_entries_far_apart_in_large_files_are_found() -> None:
     await book.check(0, 1, 2, 900, 4095, 4096, 8000, 8001, 14_999)
     await book.check(*sorted(random.Random(1).sample(range(15_000), 500)))
     await book.check(*range(4000, 9000))
+
+
+@pytest.mark.parametrize("few", [0, 1, 16])
+async def test_few_entries_read_one_by_one_are_those_that_are_read_together(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_reads, "FEW", few)
+    book = Book(new_vfs())
+    book.append(200)
+    book.append(200, size=50)
+    await book.ledger.flush()
+    rng = random.Random(3)
+    for count in (1, 2, 3, 8, 16, 17):
+        await book.check(*sorted(rng.sample(range(400), count)))
+        await book.check(*range(150, 150 + count))
+    entry_ids = ids([3, 200, 210])
+    found = await book.ledger.read(entry_ids, 60)
+    assert found.frames == book.frames[3:4]
+    handles = book.open_files.pin(book.name)
+    rows = found.rows.copy()
+    for name, wrong in (("crc", rows["crc"][1] ^ 1), ("offset", 1 << 30), ("offset", 0)):
+        damaged = rows.copy()
+        damaged[name][1] = wrong
+        with pytest.raises(Corrupt):
+            ledger_reads.read_frames(handles.for_reading(), damaged, book.ledger.data_bytes)
+    book.open_files.unpin(handles)
 
 
 async def test_times_nowait_answers_only_from_memory() -> None:

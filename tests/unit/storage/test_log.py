@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
+from google_crc32c import value
 
 from broker.errors import NotFound
-from broker.model import ROW, START, Position
+from broker.model import ROW, START, Position, UInt32Column
+from broker.storage.amendments import NONE
 from broker.storage.blocks import LedgerName
 from broker.storage.ledger import Ledger
 from broker.storage.ledger_files import OpenFiles
@@ -19,9 +23,13 @@ from broker.testing.mem_vfs import MemVfs
 EXECUTOR = ThreadPoolExecutor(1)
 
 
-def make_log() -> TopicLog:
-    open_files = OpenFiles(MemVfs())
-    return TopicLog(lambda ledger_id: Ledger(LedgerName("ledgers", 1, ledger_id, 0), open_files, EXECUTOR))
+def make_log(read_executor: ThreadPoolExecutor = EXECUTOR) -> TopicLog:
+    vfs = MemVfs()
+    vfs.make_dir("ledgers")
+    open_files = OpenFiles(vfs)
+    return TopicLog(
+        lambda ledger_id: Ledger(LedgerName("ledgers", 1, ledger_id, 0), open_files, EXECUTOR, read_executor)
+    )
 
 
 def append(log: TopicLog, ledger_id: int, count: int, due_ms: int = 0) -> None:
@@ -29,8 +37,13 @@ def append(log: TopicLog, ledger_id: int, count: int, due_ms: int = 0) -> None:
     rows = np.zeros(count, dtype=ROW)
     rows["length"] = 2
     rows["offset"] = 2 * np.arange(first, first + count)
+    rows["crc"] = value(b"xy")
     times = np.full(count, due_ms, dtype=np.int64)
     log.append(Produced(1, ledger_id, first, 5, times, rows, b"xy" * count))
+
+
+def column(*entry_ids: int) -> UInt32Column:
+    return np.array(entry_ids, dtype=np.uint32)
 
 
 @pytest.fixture
@@ -118,3 +131,65 @@ def test_who_reads_keeps_files():
     with log.keep_files(), log.keep_files():
         assert log.keeps_files
     assert not log.keeps_files
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.calls = 0
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return super().submit(*args, **kwargs)
+
+
+async def test_messages_of_many_ledgers_are_read_in_one_go():
+    reads = CountingExecutor()
+    log = make_log(reads)
+    for ledger_id, count in ((2, 3), (5, 40), (7, 4)):
+        append(log, ledger_id, count)
+    for ledger in log:
+        await ledger.flush()
+    append(log, 7, 2)  # these are in memory alone
+    wanted = [(2, column(0, 2)), (3, column(0)), (5, column(*range(1, 40, 2))), (7, column(3, 5))]
+    found = await log.read_messages(wanted, 1 << 20)
+    assert reads.calls == 1
+    assert found[1] is None  # there is no such ledger
+    for (ledger_id, entry_ids), messages in zip(wanted, found, strict=True):
+        if messages is not None:
+            _, rows, frames = await log.read(ledger_id, entry_ids, 1 << 20)
+            assert messages[0].tolist() == rows.tolist()
+            assert messages[1] == frames
+
+
+@pytest.mark.parametrize(
+    ("bytes_max", "counts"), [(0, [0, 0, 0]), (1, [1, 0, 0]), (3, [1, 1, 0]), (5, [2, 1, 0]), (99, [3, 2, 4])]
+)
+async def test_messages_come_with_frames_while_bytes_are_left(
+    log: TopicLog, bytes_max: int, counts: list[int]
+):
+    for ledger in log:
+        await ledger.flush()
+    parts = [(2, column(0, 1, 2)), (5, column(0, 1)), (7, column(0, 1, 2, 3))]
+    found = await log.read_messages(parts, bytes_max)
+    assert [len(messages[0]) for messages in found if messages] == [3, 2, 4]
+    assert [len(messages[1]) for messages in found if messages] == counts
+
+
+async def test_messages_of_a_generation_that_went_are_read_from_its_successor(log: TopicLog):
+    for ledger in log:
+        await ledger.flush()
+    old = next(iter(log))
+    files = EXECUTOR.submit(old._storage.delete, MemVfs())
+    new = Ledger(LedgerName("ledgers", 1, 2, 1), OpenFiles(MemVfs()), EXECUTOR)
+    rows = np.zeros(3, dtype=ROW)
+    rows["length"], rows["offset"] = 2, [0, 2, 4]
+    new.append(0, np.zeros(3, dtype=np.int64), rows, b"abcdef")
+    files.result()
+    reading = asyncio.ensure_future(log.read_messages([(2, column(0, 2)), (5, column(1))], 99))
+    await asyncio.sleep(0)
+    log.swap(new, NONE)
+    found = await reading
+    assert [messages and messages[1] for messages in found] == [[b"ab", b"ef"], [b"xy"]]
+    log.drop(2)
+    assert (await log.read_messages([(2, column(0))], 99)) == [None]

@@ -1,0 +1,228 @@
+"""Reading the files of a ledger: rows and frames, checked (F2 and F3 of `ledger_files`).
+
+Everything blocks, but for what a `WarmFile` is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from google_crc32c import value
+
+from broker.errors import Corrupt
+from broker.model import Array, RowColumn, UInt32Column
+from broker.runtime.vfs import File
+from broker.storage.blocks import (
+    BLOCK_ROWS,
+    HEADER_BYTES,
+    BlockChecksums,
+    block_count,
+    decode_footer,
+    footer_bytes,
+    is_contiguous,
+    slice_frames,
+    split_runs,
+)
+
+RESTORE = "Restore this topic from a backup, or run `postdate-broker verify` to see what is left"
+
+FEW = 16
+"""Up to so many entries, reading one by one costs less than the NumPy calls that many share."""
+
+
+class Readable(Protocol):
+    """A file as far as reading goes."""
+
+    @property
+    def path(self) -> str: ...
+
+    def size(self) -> int: ...
+
+    def pread(self, length: int, offset: int) -> bytes: ...
+
+
+class WarmFile:
+    """A file of which only what is in memory can be read; raises BlockingIOError for the rest."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    @property
+    def path(self) -> str:
+        return self._file.path
+
+    def pread(self, length: int, offset: int) -> bytes:
+        block = self._file.pread_nowait(length, offset)
+        if block is None:
+            raise BlockingIOError
+        return block
+
+    def size(self) -> int:
+        return self._file.size()
+
+
+class ReadHandles(NamedTuple):
+    """The files of one ledger as far as reading goes."""
+
+    data: Readable
+    times: Readable
+    rows: Readable
+
+
+class CheckedColumn:
+    """Reads one column file; of the rows found at start it verifies each block when it is first read.
+
+    What this process wrote itself needs no second look: it lies in the page cache as it was written.
+    """
+
+    def __init__(
+        self, dtype: npt.DTypeLike, restored_count: int = 0, crcs: Sequence[int] | None = None
+    ) -> None:
+        self._dtype = np.dtype(dtype)
+        self._restored_count = restored_count
+        # None: in the footer, read when first needed. Two threads may both read it, and find the same.
+        self._checksums = None if crcs is None else BlockChecksums(self._dtype.itemsize, restored_count, crcs)
+        self._verified = bytearray(block_count(restored_count))  # one byte a block; a thread only ever sets 1
+
+    def read(self, file: Readable, first: int, count: int) -> Array:
+        """`count` consecutive rows, read only."""
+        itemsize = self._dtype.itemsize
+        column = np.frombuffer(
+            read_exactly(file, count * itemsize, HEADER_BYTES + first * itemsize), self._dtype
+        )
+        if first < self._restored_count:
+            end_block = block_count(min(first + count, self._restored_count))
+            block = self._verified.find(0, first // BLOCK_ROWS, end_block)
+            while block >= 0:
+                low, high = block * BLOCK_ROWS - first, self._block_end(block) - first
+                self._verify(file, block, column[low:high] if low >= 0 and high <= count else None)
+                block = self._verified.find(0, block + 1, end_block)
+        return column
+
+    def read_at(self, file: Readable, entry_ids: UInt32Column) -> Array:
+        """The rows of rising ids: neighbours with one read, so that a row in vain saves a call."""
+        if 0 in self._verified:
+            for block in np.unique(entry_ids[entry_ids < self._restored_count] // BLOCK_ROWS).tolist():
+                if not self._verified[block]:
+                    self._verify(file, block, None)
+        itemsize = self._dtype.itemsize
+        if len(entry_ids) <= FEW:
+            offsets = [HEADER_BYTES + entry_id * itemsize for entry_id in entry_ids.tolist()]
+            return np.frombuffer(b"".join([read_exactly(file, itemsize, at) for at in offsets]), self._dtype)
+        ids = entry_ids.astype(np.int64)
+        firsts = split_runs(ids * itemsize, (ids + 1) * itemsize)
+        ends = np.append(firsts[1:], len(ids))
+        run_ids, run_ends = ids[firsts], ids[ends - 1] + 1
+        places = ids - np.repeat(run_ids, ends - firsts)
+        found: Array = np.empty(len(ids), self._dtype)
+        runs = zip(firsts.tolist(), ends.tolist(), run_ids.tolist(), run_ends.tolist(), strict=True)
+        for low, high, run_id, run_end in runs:
+            block = read_exactly(file, (run_end - run_id) * itemsize, HEADER_BYTES + run_id * itemsize)
+            # "clip" only because it writes to `out` without a copy; no place is out of bounds.
+            np.frombuffer(block, self._dtype).take(places[low:high], out=found[low:high], mode="clip")
+        found.flags.writeable = False
+        return found
+
+    def _block_end(self, block: int) -> int:
+        return min((block + 1) * BLOCK_ROWS, self._restored_count)
+
+    def _verify(self, file: Readable, block: int, rows: Array | None) -> None:
+        checksums = self._checksums or self._load_footer(file)
+        itemsize = self._dtype.itemsize
+        first, end = block * BLOCK_ROWS, self._block_end(block)
+        offset = HEADER_BYTES + first * itemsize
+        found = read_exactly(file, (end - first) * itemsize, offset) if rows is None else rows
+        if not checksums.verify(block, found):
+            raise Corrupt("rows of a ledger are damaged", path=file.path, offset=offset, advice=RESTORE)
+        self._verified[block] = 1
+
+    def _load_footer(self, file: Readable) -> BlockChecksums:
+        self._checksums = read_footer(file, self._dtype.itemsize, self._restored_count)
+        return self._checksums
+
+
+def read_footer(file: Readable, itemsize: int, entry_count: int) -> BlockChecksums:
+    """The footer of a column that the manifest names as sealed with `entry_count` entries."""
+    offset = HEADER_BYTES + entry_count * itemsize
+    checksums = decode_footer(
+        read_exactly(file, footer_bytes(entry_count), offset), itemsize, file.path, offset
+    )
+    if checksums.row_count != entry_count:
+        raise Corrupt("a footer counts other rows than the manifest", path=file.path, offset=offset)
+    return checksums
+
+
+def column_at(column: CheckedColumn, file: Readable, places: UInt32Column) -> Array:
+    """The rows at rising places, one at least."""
+    if is_contiguous(places):
+        return column.read(file, int(places[0]), len(places))
+    return column.read_at(file, places)
+
+
+def read_frames(handles: ReadHandles, rows: RowColumn, data_bytes: int) -> list[bytes]:
+    """The frames of rows, one at least, that follow each other in the files; checked (F3)."""
+    if len(rows) <= FEW:
+        return _read_few(handles, rows, data_bytes)
+    starts = rows["offset"].astype(np.int64)
+    ends = starts + rows["length"]
+    if int(ends[-1]) > data_bytes or (starts[1:] < ends[:-1]).any():
+        raise _damaged_offsets(handles)
+    firsts = split_runs(starts, ends)
+    run_starts = starts[firsts]
+    run_ends = ends[np.append(firsts[1:], len(ends)) - 1]
+    file = handles.data
+    runs = zip(run_starts.tolist(), run_ends.tolist(), strict=True)
+    parts = (read_exactly(file, end - start, HEADER_BYTES + start) for start, end in runs)
+    frames = slice_frames(parts, run_starts, firsts, starts, ends)
+    wrong = wrong_frames(frames, rows)
+    if len(wrong):
+        raise _damaged_frame(file, int(starts[wrong[0]]))
+    return frames
+
+
+def _read_few(handles: ReadHandles, rows: RowColumn, data_bytes: int) -> list[bytes]:
+    file, frames, end = handles.data, [], 0
+    facts = zip(rows["offset"].tolist(), rows["length"].tolist(), rows["crc"].tolist(), strict=True)
+    for start, length, crc in facts:
+        if start < end or (end := start + length) > data_bytes:
+            raise _damaged_offsets(handles)
+        frame = read_exactly(file, length, HEADER_BYTES + start)
+        if value(frame) != crc:
+            raise _damaged_frame(file, start)
+        frames.append(frame)
+    return frames
+
+
+def _damaged_offsets(handles: ReadHandles) -> Corrupt:
+    # The rows passed their checksum once, but may have been read again from a failing disk since.
+    what = "offsets of a ledger's rows are damaged"
+    return Corrupt(what, path=handles.rows.path, offset=HEADER_BYTES)
+
+
+def _damaged_frame(file: Readable, start: int) -> Corrupt:
+    what = "a stored message is damaged"
+    return Corrupt(what, path=file.path, offset=HEADER_BYTES + start, advice=RESTORE)
+
+
+def frames_within(rows: RowColumn, bytes_max: int) -> int:
+    """How many of the first frames `bytes_max` allows; one at least."""
+    return max(1, int(rows["length"].cumsum(dtype=np.int64).searchsorted(bytes_max, "right")))
+
+
+def wrong_frames(frames: list[bytes], rows: RowColumn) -> npt.NDArray[np.int64]:
+    """Which frames are not those their rows were made for."""
+    return np.flatnonzero(np.fromiter(map(value, frames), np.uint32, len(frames)) != rows["crc"])
+
+
+def read_exactly(file: Readable, length: int, offset: int) -> bytes:
+    block = file.pread(length, offset)
+    if len(block) != length:
+        raise Corrupt(
+            "a ledger file is shorter than it should be", path=file.path, offset=offset, advice=RESTORE
+        )
+    return block
