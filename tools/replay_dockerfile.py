@@ -152,7 +152,7 @@ def carry_out(step: Step, image: Image, built: dict[str, Image]) -> None:
 
 def copy(text: str, image: Image, built: dict[str, Image]) -> None:
     words = text.split()
-    options = dict(word[2:].split("=", 1) for word in words if word.startswith("--"))
+    options = dict(word[2:].partition("=")[::2] for word in words if word.startswith("--"))
     *sources, goal = [word for word in words if not word.startswith("--")]
     if unknown := options.keys() - {"from", "chmod"}:
         raise ReplayError(f"COPY does not know {', '.join(unknown)}")
@@ -387,7 +387,11 @@ def replay(names: Sequence[str]) -> None:
         volumes[place].mkdir()
         os.chown(volumes[place], *map(int, USER.split(":")))
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-    environ = compose["broker"]["environment"]
+    environ = {
+        # Compose fills in variables: ${NAME:-what else}.
+        key: re.sub(r"\$\{(\w+):-(.*?)\}", lambda found: os.environ.get(found[1], found[2]), value)
+        for key, value in compose["broker"]["environment"].items()
+    }
     broker = Container(images["broker"], {"/data": volumes["/data"]}, environ)
     try:
         try_broker(broker)
