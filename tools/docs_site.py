@@ -1,7 +1,8 @@
 """What the site (mkdocs.yml) needs besides docs/: pages that lie elsewhere, and links that hold there and on git hosts.
 
-In every document links are relative paths of the repository. On the site a link to another page leads to that page;
-one to anything else (code, protos, folders) is left as text, because the site does not have it.
+In every document links are relative paths of the repository. On the site a link to another page leads to that page,
+and shows its title where its text was the file's name; one to anything else (code, protos, folders) is left as text,
+because the site does not have it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ PAGES = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security-policy.md",
     "clients/typescript/README.md": "typescript.md",
 }
 SOURCES = {page: source for source, page in PAGES.items()}
@@ -44,15 +46,23 @@ def site_links(markdown: str, page: str) -> str:
 
     def replaced(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(folder, match["path"]))
+        text = match["text"]
         if (ROOT / target / "README.md").is_file():
             target += "/README.md"
+        source = ROOT / target
         if target in PAGES:
             target = f"docs/{PAGES[target]}"
-        elif not (ROOT / target).exists():
+        elif not source.exists():
             return match[0]  # mkdocs says that it is broken
-        elif not target.startswith("docs/") or (ROOT / target).is_dir():
-            return match["text"]
+        elif not target.startswith("docs/") or source.is_dir():
+            return text
+        if text.endswith(".md") and posixpath.basename(text) == posixpath.basename(match["path"]):
+            text = title(source)
         path = posixpath.relpath(target.removeprefix("docs/"), posixpath.dirname(page))
-        return f"[{match['text']}]({path}{match['anchor'] or ''})"
+        return f"[{text}]({path}{match['anchor'] or ''})"
 
     return _LINK.sub(replaced, markdown)
+
+
+def title(source: Path) -> str:
+    return next(line[2:].strip() for line in source.read_text().splitlines() if line.startswith("# "))

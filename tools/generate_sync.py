@@ -32,15 +32,28 @@ CLASSES = {
     "Subscription": "subscription",
 }
 DOC_WIDTH = 108
+used: set[str] = set()
+"""The patterns of WORDS that were met; one that no longer is would let asyncio's words through."""
 # What these classes offer to each other, and to nobody else, is listed in these protocols.
 INTERNAL = {"message": "Holder", "_link": "Peer"}
-IMPORTS = {"contextmanager": "contextlib", "Callable": "collections.abc", "Iterator": "collections.abc"}
+IMPORTS = {
+    "_trace": "postdate",
+    "contextmanager": "contextlib",
+    "nullcontext": "contextlib",
+    "Callable": "collections.abc",
+    "Generator": "collections.abc",
+    "Iterator": "collections.abc",
+}
 
 PROCESSING = """
 @contextmanager
-def processing(self) -> Iterator[Message]:
+def processing(self) -> Generator[Message, None, None]:
     {docstring}
-    with self._portal.entered(self._inner.processing()):
+    tracing = _trace.tracing
+    with (
+        nullcontext() if tracing is None else tracing.processing(self._inner),
+        self._portal.entered(_message.Processing(self._inner, None)),
+    ):
         yield self
 """
 RUN = """
@@ -55,16 +68,15 @@ def run(self, handler: Callable[[Message], object], {rest}) -> None:
 """
 WORDS = [
     (r"an async context manager", "a context manager"),
-    (r"async (with|for)", r"\1"),
+    (r"of the block awaits the confirmation", "of the block waits for the confirmation"),
     (r"several tasks may do so at once", "several threads may do so at once"),
     (r"in one task\.", "in one thread."),
     (r"to have many acks share one, process in several tasks", "to have many acks share one, use `run`"),
     (r"cancelled, it raises `CancelledError`", "interrupted by Ctrl-C, it raises `KeyboardInterrupt`"),
-    (r"and a\s+cancellation stop it", "and Ctrl-C stop it"),
+    (r"and a cancellation stop it", "and Ctrl-C stop it"),
     (r"and are cancelled then", "and are waited for no longer then"),
-    (r"A second cancellation cancels\s+the handlers at once\.", "A second Ctrl-C does not wait for them."),
+    (r"A second cancellation cancels the handlers at once\.", "A second Ctrl-C does not wait for them."),
     (r"Call `handler` for each message", "Call `handler` in a thread for each message"),
-    (r"both push back by awaiting", "both push back by blocking"),
 ]
 
 
@@ -89,6 +101,9 @@ def generate() -> dict[str, str]:
     """The text of each module."""
     modules = {f"{name}.py": module(name) for name in sorted(set(CLASSES.values()))}
     modules["__init__.py"] = package()
+    unused = [pattern for pattern, _ in WORDS if pattern not in used]
+    if unused:
+        sys.exit(f"WORDS that are in no docstring any more: {unused}")
     return {name: formatted(text, name) for name, text in modules.items()}
 
 
@@ -117,7 +132,8 @@ def package() -> str:
         "        for message in subscription:\n"
         "            with message.processing():\n"
         "                ...\n\n"
-        "Any thread may use a client and all that is made from it. gRPC does not survive a fork: connect in the\nchildren only.\n\n"
+        "Any thread may use a client and all that is made from it. gRPC does not survive a fork: connect in the\n"
+        "children only.\n\n"
         'Made by tools/generate_sync.py, as the modules beside it.\n"""\n'
     ]
     for node in tree.body:
@@ -324,7 +340,9 @@ def doc(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
         return ""
     text = text.split("\n\nInvariants:")[0]
     for pattern, words in WORDS:
-        text = re.sub(pattern, words, text)
+        text, count = re.subn(pattern.replace(" ", r"\s+"), words, text)
+        if count:
+            used.add(pattern)
     if max(map(len, text.splitlines())) > DOC_WIDTH:
         text = "\n\n".join(fill(paragraph, DOC_WIDTH) for paragraph in text.split("\n\n"))
     quoted = f'"""{text}\n"""' if "\n" in text else f'"""{text}"""'

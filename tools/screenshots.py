@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -26,6 +27,8 @@ import postdate
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 ADMIN_TOKEN = "a token for pictures only"
+
+Outgoing = postdate.OutgoingMessage
 
 _DAY = 86_400.0
 _ORDERS = 24_000
@@ -105,88 +108,109 @@ async def fill(client: postdate.Client) -> None:
     """What a shop leaves behind in a morning."""
     rng = random.Random(7)
     now = datetime.now(UTC)
-    message = postdate.OutgoingMessage
-    batches: dict[str, list[postdate.OutgoingMessage]] = {
-        "orders": [
-            message(
-                _payload(
-                    order=f"A-{100_000 + i}",
-                    action="close if unpaid",
-                    shop=rng.randint(1, 40),
-                    total=round(rng.uniform(8, 420), 2),
-                    currency="EUR",
-                ),
-                key=f"shop-{rng.randint(1, 40)}",
-                properties={"source": "checkout", "version": "3"},
-                deliver_at=_working_hours(rng, now, 27),
-                schedule_key=f"order/A-{100_000 + i}",
-            )
-            for i in range(_ORDERS)
-        ],
-        "mails": [
-            message(
-                _payload(to=f"customer{i}@example.org", template=rng.choice(["cart", "review", "survey"])),
-                deliver_at=_working_hours(rng, now, 24),
-                schedule_key=f"mail/{rng.choice(['cart', 'review', 'survey'])}/{i}",
-            )
-            for i in range(_MAILS)
-        ],
-        "invoices": [
-            message(
-                _payload(invoice=f"2026-{i:05}", reminder=1 + i % 3),
-                deliver_at=now
-                + timedelta(
-                    days=rng.choice([3, 7, 10, 14, 21]),
-                    hours=rng.choice([8, 9]),
-                    seconds=rng.random() * 5_400,
-                ),
-            )
-            for i in range(_INVOICES)
-        ],
-        "payment-retries": [
-            message(
-                _payload(payment=f"pay_{i:06x}", attempt=1 + i % 5),
-                deliver_at=now + timedelta(seconds=20 + rng.expovariate(1 / 21_600)),
-            )
-            for i in range(_RETRIES)
-        ],
-        "trials": [
-            message(
-                _payload(account=i, action="trial ends"),
-                deliver_at=now + timedelta(days=rng.triangular(1, 30, 14)),
-            )
-            for i in range(_TRIALS)
-        ],
-        "webhooks": [
-            message(
-                _payload(partner=i % 4, event="order.closed", order=f"A-{90_000 + i}"),
-                properties={"endpoint": f"https://partner{i % 4}.example/hooks"},
-            )
-            for i in range(60)
-        ],
-    }
-    for topic, messages in batches.items():
+    for topic, messages in (
+        ("orders", _orders(rng, now)),
+        ("mails", _mails(rng, now)),
+        ("invoices", _invoices(rng, now)),
+        ("payment-retries", _retries(rng, now)),
+        ("trials", _trials(rng, now)),
+        ("webhooks", _webhooks()),
+    ):
         async with client.producer(topic) as producer:
             for first in range(0, len(messages), 1_000):
                 await producer.send_many(messages[first : first + 1_000])
-    await send_due_soon(client)
 
 
-async def send_due_soon(client: postdate.Client) -> None:
-    """What comes due while pictures are taken, and what waits for a consumer."""
+def _orders(rng: random.Random, now: datetime) -> list[Outgoing]:
+    """Most are to be closed some day if unpaid; of the older ones many are done."""
+    return [
+        Outgoing(
+            _payload(
+                order=f"A-{100_000 + i}",
+                action="close if unpaid",
+                shop=rng.randint(1, 40),
+                total=round(rng.uniform(8, 420), 2),
+                currency="EUR",
+            ),
+            key=f"shop-{rng.randint(1, 40)}",
+            properties={"source": "checkout", "version": "3"},
+            deliver_at=_working_hours(rng, now, 27) if rng.random() < 0.15 + 0.85 * i / _ORDERS else None,
+            schedule_key=f"order/A-{100_000 + i}",
+        )
+        for i in range(_ORDERS)
+    ]
+
+
+def _mails(rng: random.Random, now: datetime) -> list[Outgoing]:
+    return [
+        Outgoing(
+            _payload(to=f"customer{i}@example.org", template=template),
+            deliver_at=_working_hours(rng, now, 24),
+            schedule_key=f"mail/{template}/{i}",
+        )
+        for i in range(_MAILS)
+        for template in (rng.choice(["cart", "review", "survey"]),)
+    ]
+
+
+def _invoices(rng: random.Random, now: datetime) -> list[Outgoing]:
+    """Reminders go out in the mornings of a few days."""
+    morning = now.replace(hour=8, minute=0, second=0, microsecond=0)
+    return [
+        Outgoing(
+            _payload(invoice=f"2026-{i:05}", reminder=1 + i % 3),
+            deliver_at=morning + timedelta(days=rng.choice([3, 7, 10, 14, 21]), seconds=rng.random() * 5_400),
+        )
+        for i in range(_INVOICES)
+    ]
+
+
+def _retries(rng: random.Random, now: datetime) -> list[Outgoing]:
+    return [
+        Outgoing(
+            _payload(payment=f"pay_{i:06x}", attempt=1 + i % 5),
+            deliver_at=now + timedelta(seconds=90 + rng.expovariate(1 / 21_600)),
+        )
+        for i in range(_RETRIES)
+    ]
+
+
+def _trials(rng: random.Random, now: datetime) -> list[Outgoing]:
+    return [
+        Outgoing(
+            _payload(account=i, action="trial ends"),
+            deliver_at=now + timedelta(days=rng.triangular(1, 30, 14)),
+        )
+        for i in range(_TRIALS)
+    ]
+
+
+def _webhooks() -> list[Outgoing]:
+    """One partner in four never answers."""
+    return [
+        Outgoing(
+            _payload(partner=i % 4, event="order.closed", order=f"A-{90_000 + i}"),
+            properties={"endpoint": f"https://partner{i % 4}.example/hooks"},
+        )
+        for i in range(48)
+    ]
+
+
+async def keep_ordering(client: postdate.Client) -> None:
+    """Orders come in, and each has something due a little later."""
     async with client.producer("orders") as producer:
-        for i in range(40):
-            await producer.send(
-                _payload(order=f"A-{99_000 + i}"), deliver_after=timedelta(milliseconds=200 + 25 * i)
-            )
-    async with client.producer("mails") as producer:
-        for i in range(25):
-            await producer.send(_payload(to=f"early{i}@example.org"), key=f"{i}")
+        for i in itertools.count(1):
+            sent = [
+                Outgoing(_payload(order=f"B-{i}-{each}"), deliver_after=timedelta(seconds=2))
+                for each in range(12)
+            ]
+            await producer.send_many(sent)
+            await asyncio.sleep(0.1)
 
 
-async def consume(client: postdate.Client, topic: str, name: str, fail: bool = False) -> None:
+async def consume(client: postdate.Client, topic: str, name: str, worker: str, fail: bool = False) -> None:
     """A consumer that works, or one that never manages."""
-    async with client.subscribe(topic, name) as subscription:
+    async with client.subscribe(topic, name, consumer_name=worker) as subscription:
         async for each in subscription:
             if fail and b'"partner": 3' in each.payload:
                 await each.nack(reason="partner3 answers 503")
@@ -195,32 +219,37 @@ async def consume(client: postdate.Client, topic: str, name: str, fail: bool = F
 
 
 @contextlib.asynccontextmanager
-async def working(client: postdate.Client) -> AsyncIterator[None]:
+async def working(client: postdate.Client, *, busy: bool = False) -> AsyncIterator[None]:
     """Consumers at work for as long as pictures are taken."""
     tasks = [
         asyncio.create_task(consume(client, *each))
         for each in (
-            ("orders", "fulfilment"),
-            ("orders", "fulfilment"),
-            ("orders", "analytics"),
-            ("payment-retries", "payments"),
+            ("orders", "fulfilment", "worker-1"),
+            ("orders", "fulfilment", "worker-2"),
+            ("orders", "analytics", "warehouse"),
+            ("payment-retries", "payments", "retrier"),
+            ("mails", "sender", "smtp-1"),
+            ("trials", "crm", "crm-sync"),
+            ("webhooks", "partners", "hooks", True),
         )
     ]
-    failing = asyncio.create_task(consume(client, "webhooks", "partners", fail=True))
+    if busy:
+        tasks.append(asyncio.create_task(keep_ordering(client)))
     try:
         yield
     finally:
-        for task in (*tasks, failing):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, failing, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def wait_settled(client: postdate.Client) -> None:
     """Until the consumers have done what is due, and given up what they must."""
-    for _ in range(200):
-        (webhooks,) = await client.stats("webhooks")
-        (partners,) = webhooks.subscriptions
-        if not partners.ready_messages and not partners.leased_messages and not partners.scheduled_messages:
+    for _ in range(600):
+        topics = await client.stats("orders", "webhooks")
+        if not sum(
+            each.ready_messages + each.leased_messages for topic in topics for each in topic.subscriptions
+        ):
             return
         await asyncio.sleep(0.1)
 
@@ -289,6 +318,8 @@ async def take_pictures(http: str) -> None:
         await page.goto(f"http://{http}/login")
         await page.fill("#token", ADMIN_TOKEN)
         await page.click("button.primary")
+        await page.goto(f"http://{http}/")  # a first look: rates are told from two, some seconds apart
+        await page.wait_for_timeout(6_000)
         await page.goto(f"http://{http}/scheduled?topic=orders&prefix=order/A-10")
         message = await page.get_attribute("tbody a", "href") or "/"
         for name, path, colours, is_phone in pages_to_take(message):
@@ -301,13 +332,13 @@ async def take_pictures(http: str) -> None:
         await browser.close()
 
 
-async def run(grpc: str, http: str, report: Path, *, serve: bool) -> None:
-    await prepare(grpc, report)
-    async with postdate.connect(grpc) as client, working(client):
+async def show(grpc: str, http: str, *, serve: bool) -> None:
+    """Let consumers work, and take the pictures."""
+    async with postdate.connect(grpc) as client, working(client, busy=True):
         if serve:
             print(f"http://{http}  token: {ADMIN_TOKEN}", flush=True)
             await asyncio.Event().wait()
-        await asyncio.sleep(5)  # rates are told from two looks some seconds apart
+        await asyncio.sleep(10)
         await take_pictures(http)
 
 
@@ -318,12 +349,13 @@ def main() -> None:
     )
     serve = arguments.parse_args().serve
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "audit"
-        with (
-            running_broker(Path(folder) / "data", report) as (grpc, http),
-            contextlib.suppress(KeyboardInterrupt),
-        ):
-            asyncio.run(run(grpc, http, report, serve=serve))
+        data, report = Path(folder) / "data", Path(folder) / "audit"
+        with contextlib.suppress(KeyboardInterrupt):
+            with running_broker(data, report) as (grpc, _):
+                asyncio.run(prepare(grpc, report))
+            # Another life of the broker: that a shop was poured into it in seconds is not what its counters tell.
+            with running_broker(data, report) as (grpc, http):
+                asyncio.run(show(grpc, http, serve=serve))
 
 
 if __name__ == "__main__":

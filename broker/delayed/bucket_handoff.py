@@ -18,7 +18,7 @@ from pyroaring import BitMap
 from broker.delayed.bucket_storage import BucketSnapshotStorage, SnapshotReader, SnapshotWriter
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_writer import BucketWriter, NotNeeded
-from broker.delayed.lent_buckets import merge_sources
+from broker.delayed.lent_buckets import SEGMENTS_FED, merge_sources
 from broker.delayed.sealed_bucket import BucketState, SealedBucket
 from broker.errors import Corrupt, PostdateError
 from broker.observe.logs import get_logger
@@ -114,7 +114,7 @@ def _is_current(tracker: BucketTracker, loan: Loan) -> bool:
 async def _check(tracker: BucketTracker, loan: Loan) -> tuple[BucketMetadata | None, NotNeeded]:
     """The metadata of what was handed in, which holds what its sources leave; raises Corrupt, Unavailable."""
     storage = _ReadOnly(tracker._storage, loan.buckets.new_bucket_id)
-    writer = BucketWriter(storage, tracker._writer._executor)
+    writer = BucketWriter(storage, tracker._writer._executor, segments_fed=SEGMENTS_FED, reads_back=False)
     return await merge_sources(writer, tracker._topic_id, loan.buckets, loan.frontier, loan.sources)
 
 

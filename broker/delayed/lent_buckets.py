@@ -12,6 +12,9 @@ from broker.storage.amendments import GONE
 from broker.storage.bucket_snapshot import BucketMetadata
 from broker.storage.compaction_inputs import InputBuckets
 
+SEGMENTS_FED = 8
+"""Of each source at once: 160 KB of memory each."""
+
 
 async def merge_lent(
     storage: BucketSnapshotStorage,
@@ -22,7 +25,9 @@ async def merge_lent(
 ) -> BucketMetadata | None:
     """Merge lent buckets into the one that they become, and read it back; None if nothing of them is needed."""
     sources = [SealedBucket(await storage.read_metadata(bucket_id)) for bucket_id in buckets.bucket_ids]
-    metadata, _ = await merge_sources(BucketWriter(storage, executor), topic_id, buckets, frontier, sources)
+    metadata, _ = await merge_sources(
+        BucketWriter(storage, executor, segments_fed=SEGMENTS_FED), topic_id, buckets, frontier, sources
+    )
     return metadata
 
 

@@ -11,7 +11,7 @@ Invariants:
   G1  A plan names at least two adjacent buckets, so every merge leaves fewer.
   G2  While there are more than `max_buckets`, there is a plan.
   G3  `MergeRuns.step` returns rows that lie after all that it returned before, each once.
-  G4  At most one bucket segment of each source is in memory.
+  G4  What is in memory of a source is one part of it, as it was fed.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import stat
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -253,6 +255,8 @@ def _read_grants(config: BrokerConfig) -> Grants:
 
 def _read_authenticator(config: BrokerConfig) -> Authenticator:
     tokens = _parsed("tokens_file", config.tokens_file, parse_tokens) if config.tokens_file else ()
+    if config.tokens_file and os.stat(config.tokens_file).st_mode & stat.S_IROTH:
+        log.warning("Every user of this machine can read the hashes of the tokens", path=config.tokens_file)
     if not config.jwt_keys_file:
         return Authenticator(tokens)
     rules = JwtRules(

@@ -165,7 +165,7 @@ def _identity_of_jwt(token: str, rules: JwtRules) -> Identity:
         claims = _verified(token, header, rules)
     except jwt.ExpiredSignatureError as error:
         raise Unauthenticated("The token has expired", reason="CREDENTIALS_EXPIRED") from error
-    except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as error:
+    except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
         # Which check failed is for the log of whoever made the token, and a help for whoever forges one.
         raise _invalid("The token is not one that this broker takes") from error
     expires_at_ms = int(claims["exp"]) * 1000 + rules.leeway_ms

@@ -27,8 +27,8 @@ class Right(Enum):
 class Topics(Enum):
     """Instead of one topic."""
 
-    ANY = "some topic"  # whichever: the answer is about the broker, or shows only what the caller may see
-    ALL = "all topics"  # the pattern must be *
+    ANY = "any topic"  # whichever: the answer is about the broker, or shows only what the caller may see
+    ALL = "all topics, as a grant on * would allow"  # the pattern must be *
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from broker.errors import PermissionDenied, PostdateError
 from broker.rpc.access_identity import Shown
-from broker.rpc.access_rules import EVERY_RIGHT, Ask, Right, Rule
+from broker.rpc.access_rules import EVERY_RIGHT, Ask, Right, Rule, Topics
 from broker.topics.broker import Broker
 
 
@@ -86,16 +86,23 @@ class Caller:
         rights = (
             "see" if ask.rights == EVERY_RIGHT else " or ".join(sorted(each.value for each in ask.rights))
         )
-        what = f"topic {ask.topic!r}" if isinstance(ask.topic, str) else ask.topic.value
+        what = ask.topic.value if isinstance(ask.topic, Topics) else f"topic {_cut(ask.topic)}"
         if ask.subscription is not None:
-            what = f"subscription {ask.subscription!r} of {what}"
+            what = f"subscription {_cut(ask.subscription)} of {what}"
+        if not isinstance(ask.topic, Topics):
+            what += ", whether or not it exists"
         error = PermissionDenied(
-            f"{self.principal} may not {rights} {what}, whether or not it exists",
+            f"{self.principal} may not {rights} {what}",
             principal=self.principal,
             right=rights,
         )
         self._judge.note_denied(self, error)
         raise error
+
+
+def _cut(name: str) -> str:
+    """A name as it may be shown: it was not checked yet, and may be of any length."""
+    return ascii(name if len(name) <= 64 else name[:64] + "...")
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,19 @@ def _read_report(folder: Path) -> tuple[dict[str, Any] | None, str]:
             "started_at",
         )
         shown = {name: report[name] for name in names}
+        shown["stored_ms"], shown["started_ms"] = (
+            _time_ms(report["stored_at"]),
+            _time_ms(report["started_at"]),
+        )
         shown["findings"] = report["findings"][:_FINDINGS_SHOWN]
         shown["topics"] = sorted(report["topics"], key=lambda each: -each["pending"])[:_FINDINGS_SHOWN]
     except (ValueError, KeyError, TypeError):
         return None, "The report cannot be read: it is damaged, or no report."
     return shown, ""
+
+
+def _time_ms(text: str | None) -> int:
+    return int(datetime.fromisoformat(text).timestamp() * 1000) if text else 0
 
 
 def _read_file(path: Path) -> bytes | None:

@@ -58,7 +58,9 @@ async def change_message(visit: Visit) -> web.Response:
         result=outcome.result.name,
     )
     kind, text = _told(action, visit.params["id"], outcome)
-    return visit.done(kind, text, message_link(topic.name, position))
+    is_there = outcome.result is not ChangeResult.NOT_FOUND
+    to = message_link(topic.name, position) if is_there else Search.of({"topic": topic.name}).link()
+    return visit.done(kind, text, to)
 
 
 def _told(action: str, name: str, outcome: Outcome) -> tuple[str, str]:

@@ -15,6 +15,7 @@ SERIES_MAX = 5
 
 _HEIGHT = 260
 _BAR_MIN = 3.0
+_PART_MIN = 0.05
 _LABELS_MAX = 12
 
 
@@ -148,8 +149,8 @@ def _parts(counts: Sequence[tuple[int, int]], top: int, height: int) -> list[Par
     parts: list[Part] = []
     y = float(height)
     for series, count in counts:
-        if count:
-            y -= count * scale
+        y -= count * scale
+        if count * scale >= _PART_MIN:
             parts.append(Part(series, round(y, 2), round(count * scale, 2)))
     return parts
 

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 from aiohttp import web
 from pyroaring import BitMap
 
-from broker.model import Entries, Position, count_entries
+from broker.model import Entries, Position, common_entries, count_entries
 from broker.observe.logs import get_logger
 from broker.runtime.supervise import YieldBudget
 from broker.subscriptions.subscription import Subscription
@@ -98,12 +98,18 @@ async def show_letters(visit: Visit) -> web.Response:
 
 
 async def show_purge(visit: Visit) -> web.Response:
-    """GET /dead-letters/{topic}/{name}/purge: what a purge of all would drop"""
+    """GET /dead-letters/{topic}/{name}/purge?id=: what a purge of one letter, or of all, would drop"""
     topic, subscription = _named(visit)
-    count = count_entries(visit.broker.dead_letters.still_held(subscription))
-    here = page_link(topic.name, subscription.name)
+    held = visit.broker.dead_letters.still_held(subscription)
+    name = visit.query.get("id", "")
+    chosen = _chosen(name)
     return await visit.page(
-        "purge.html", topic=topic.name, name=subscription.name, count=count, here_link=here
+        "purge.html",
+        topic=topic.name,
+        name=subscription.name,
+        id=name,
+        count=count_entries(held if chosen is None else common_entries(held, chosen)),
+        here_link=page_link(topic.name, subscription.name),
     )
 
 

@@ -68,7 +68,9 @@ def test_runbook_addresses_of_alerts_are_on_the_site(site: Path):
     [
         ("index.md", "[a](docs/errors.md#reasons)", "[a](errors.md#reasons)"),
         ("index.md", "![a](docs/images/logo.svg)", "![a](images/logo.svg)"),
+        ("index.md", "[docs/errors.md](docs/errors.md)", "[Errors](errors.md)"),
         ("concepts.md", "[a](../ARCHITECTURE.md)", "[a](architecture.md)"),
+        ("concepts.md", "[ARCHITECTURE.md](../ARCHITECTURE.md)", "[How Postdate works](architecture.md)"),
         ("decisions/README.md", "[a](../benchmarks.md)", "[a](../benchmarks.md)"),
         ("index.md", "[a](docs/decisions)", "[a](decisions/README.md)"),
         ("typescript.md", "[a](../../protos/postdate/v1) [b](src/client.ts)", "a b"),

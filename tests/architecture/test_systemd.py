@@ -67,7 +67,7 @@ def test_the_unit_is_closed():
         "--offline=true",
         f"--threshold={EXPOSURE_MAX * 10:.0f}",
         "--no-pager",
-        UNIT,
+        str(UNIT),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -50,6 +50,9 @@ CASES = [
     Case("bad address", ("--grpc-address", "7650"), arguments=("--grpc-address=7650",)),
     Case("settings that do not fit together", ("journal_segment_bytes", "request_bytes_max"), arguments=("--journal-segment-bytes=1MiB",)),
     Case("address of another machine", ("grpc", "203.0.113.9"), arguments=("--grpc-address=203.0.113.9:0",)),
+    Case("plaintext beyond this machine", ("0.0.0.0:0", "POSTDATE_ALLOW_PLAINTEXT=true", "tls_cert_file"), arguments=("--grpc-address=0.0.0.0:0",)),
+    Case("certificate that is not there", ("tls_cert_file", "/nowhere.pem", "No such file"), arguments=("--tls-cert-file=/nowhere.pem", "--tls-key-file=/nowhere.key")),
+    Case("rights and nobody to have them", ("access_file", "tokens_file"), arguments=("--access-file=/nowhere.toml",)),
     Case("HTTP address of another machine", ("http_address", "203.0.113.9"), arguments=("--http-address=203.0.113.9:0",)),
 ]  # fmt: skip
 

@@ -24,6 +24,8 @@ from tests.sim.model import Message, Model, SubscriptionModel, require
 from tests.sim.world import Life, Violation
 
 PAYLOAD_BYTES_MAX = 3_000
+MOMENT_MS = 2_000
+"""Many messages of many batches are due at multiples of this."""
 
 
 class Payloads:
@@ -44,8 +46,7 @@ def random_messages(rng: random.Random, payloads: Payloads, now_ms: int, *, long
     kinds = rng.choice(
         (("none",), ("after",), ("soon",), ("at",), ("none", "after", "soon", "at", "past", "long"))
     )
-    # Many messages of many batches meet at the same moment.
-    moment_ms = (now_ms // 2_000 + rng.randint(1, 3)) * 2_000
+    moment_ms = (now_ms // MOMENT_MS + rng.randint(1, 3)) * MOMENT_MS
     keys = rng.choice((("",), ("", "a", "b"), ("a",), ("a", "b", "c", "d", "e", "f")))
     messages = []
     for _ in range(count):

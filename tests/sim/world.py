@@ -102,13 +102,18 @@ class Wall:
         self.peaks.append((self._loop.now_us(), self.now_ms()))
 
 
+_FOLDERS_OF_INDEXES = {"buckets", "keys"}
+"""What lies there is never the only place of anything: a file that cannot be written stays in memory, and another one
+is tried later."""
+
+
 class DiskFaults(FaultPlan):
     """Faults of one life's disk; besides errors, its end before a chosen change."""
 
     def __init__(self, on_death: Callable[[], None], now_us: Callable[[], int]) -> None:
         super().__init__()
         self.changes_left: int | None = None
-        self.refused_us: int | None = None  # when a change was refused first
+        self.refused_us: int | None = None  # when a change was refused first that the broker must end for
         self._now_us = now_us
         self._on_death = on_death
         self._dead = False
@@ -123,7 +128,8 @@ class DiskFaults(FaultPlan):
                 self._on_death()
                 raise ProcessDied
         fault = super().take(kind, path)
-        if fault is not None and kind not in ("open", "read", "list_dir") and self.refused_us is None:
+        is_change = kind not in ("open", "read", "list_dir") and not _FOLDERS_OF_INDEXES & {*path.split("/")}
+        if fault is not None and is_change and self.refused_us is None:
             self.refused_us = self._now_us()
         return fault
 

@@ -163,6 +163,7 @@ def test_unknown_names_are_refused_and_the_near_one_is_suggested(tmp_path: Path)
 def test_variables_of_the_client_and_of_others_are_left_alone() -> None:
     environ = {"POSTDATE_ADDRESS": "h:1", "POSTDATE_OUTPUT": "json", "PATH": "/bin", "POSTDATED": "1"}
     assert load({}, environ) == BrokerConfig()
+    assert load({}, {"POSTDATE_TOKEN": "x", "POSTDATE_TLS_CA": "ca.pem"}) == BrokerConfig()
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,8 @@ from broker.rpc.access_rules import RULES, Rule, Topics
 from broker.server import Server
 from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
 from tests.certificates import Authority
-from tests.wire.conftest import Refusal, Serve, Wire, batch, eventually, on_shared, refused, within
+from tests.wire.access_files import AUDIENCE, ISSUER, Files, bearer
+from tests.wire.conftest import Refusal, Serve, Wire, on_shared, refused, within
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 PERMISSION_DENIED = grpc.StatusCode.PERMISSION_DENIED
@@ -40,78 +39,6 @@ METHODS: dict[str, Any] = {
 }
 PUBLIC = ["/grpc.health.v1.Health/Check"]
 GUARDED = sorted(set(METHODS) - set(PUBLIC))
-ISSUER, AUDIENCE = "https://issuer.example", "postdate"
-
-ACCESS = """
-[[grant]]
-principals = ["token:admin"]
-topics = ["*"]
-rights = ["produce", "consume", "schedule", "manage", "compact"]
-
-[[grant]]
-principals = ["token:shop", "jwt:shop-*"]
-topics = ["orders", "orders-*"]
-rights = ["produce"]
-
-[[grant]]
-principals = ["token:billing", "cert:spiffe://example.org/billing"]
-topics = ["orders"]
-rights = ["consume"]
-subscriptions = ["billing"]
-"""
-
-
-@dataclass
-class Files:
-    """What says who is who and who may what."""
-
-    folder: Path
-    key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
-
-    def __post_init__(self) -> None:
-        self.access(ACCESS)
-        self.tokens(
-            admin="admin-secret", shop="shop-secret", billing="billing-secret", nobody="nobody-secret"
-        )
-        public = jwt.algorithms.ECAlgorithm.to_jwk(self.key.public_key(), as_dict=True)
-        (self.folder / "keys.json").write_text(
-            f'{{"keys": [{{"kid": "k1", {str(public)[1:-1]}}}]}}'.replace("'", '"')
-        )
-
-    def access(self, text: str) -> None:
-        self._replace("access.toml", text)
-
-    def tokens(self, **tokens: str) -> None:
-        tables = [
-            f'[[token]]\nprincipal = "{name}"\nsha256 = "{hashlib.sha256(token.encode()).hexdigest()}"\n'
-            for name, token in tokens.items()
-        ]
-        self._replace("tokens.toml", "\n".join(tables))
-
-    def jwt(self, *, key: Any = None, algorithm: str = "ES256", **claims: Any) -> str:
-        given = {"sub": "shop-1", "iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 60} | claims
-        return jwt.encode(
-            {name: value for name, value in given.items() if value is not None},
-            self.key if key is None else key,
-            algorithm=algorithm,
-            headers={"kid": "k1"},
-        )
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {
-            "access_file": str(self.folder / "access.toml"),
-            "tokens_file": str(self.folder / "tokens.toml"),
-            "jwt_keys_file": str(self.folder / "keys.json"),
-            "jwt_issuer": ISSUER,
-            "jwt_audience": AUDIENCE,
-            "jwt_leeway_ms": 0,
-            "security_recheck_ms": 20,
-        }
-
-    def _replace(self, name: str, text: str) -> None:
-        (self.folder / f"{name}.new").write_text(text)
-        (self.folder / f"{name}.new").replace(self.folder / name)
 
 
 @pytest.fixture
@@ -137,10 +64,6 @@ async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
     yield wire, files
     await wire.disconnect()
     await within(wire.stop())
-
-
-def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {token}"),)
 
 
 def request_of(method: Any) -> Proto:
@@ -429,6 +352,18 @@ async def test_denial_does_not_tell_what_exists(serve: Serve, files: Files):
         assert said[0] == said[1]
 
 
+@on_shared
+async def test_huge_name_is_refused_at_once_and_not_shown(guarded: tuple[Wire, Files]):
+    wire, _ = guarded
+    name = "orders-" + "x" * 5_000_000
+    asked = wire.admin.GetTopic(admin_pb2.GetTopicRequest(name=name), metadata=bearer("shop-secret"))
+    refusal = await refused(asked)
+    assert refusal.code is PERMISSION_DENIED
+    assert len(refusal.message) < 300
+    asked = wire.admin.GetTopic(admin_pb2.GetTopicRequest(name=name), metadata=bearer("admin-secret"))
+    assert (await refused(asked)).reason == "INVALID_NAME"
+
+
 async def test_lists_show_what_the_caller_may_see(serve: Serve, files: Files):
     wire = await serve(**files.settings)
     async with as_(wire, "admin-secret") as admin, as_(wire, "shop-secret") as shop:
@@ -462,123 +397,3 @@ def test_every_rule_says_what_it_is_about():
 
 def _asks_for(rule: Rule, topic: Topics) -> bool:
     return any(ask.topic is topic for ask in rule.always)
-
-
-# -- streams that are open ---------------------------------------------------------------------------------------------
-
-
-async def test_right_that_is_withdrawn_ends_the_stream(serve: Serve, files: Files):
-    wire = await serve(**files.settings)
-    stream = wire.stream_as(bearer("billing-secret"))
-    await stream.open("orders", "billing")
-    files.access(ACCESS.replace('"token:billing", ', ""))
-    refusal = await stream.refusal()
-    assert (refusal.code, refusal.reason) == (PERMISSION_DENIED, "PERMISSION_DENIED")
-    await eventually(lambda: not wire.broker.registry.topic("orders").subscription("billing").consumers)
-
-
-async def test_token_that_is_withdrawn_ends_the_stream(serve: Serve, files: Files):
-    wire = await serve(**files.settings)
-    stream = wire.stream_as(bearer("billing-secret"))
-    await stream.open("orders", "billing")
-    files.tokens(billing="another-secret")
-    refusal = await stream.refusal()
-    assert (refusal.code, refusal.reason) == (UNAUTHENTICATED, "CREDENTIALS_INVALID")
-
-
-async def test_change_that_takes_nothing_away_ends_no_stream(serve: Serve, files: Files):
-    wire = await serve(**files.settings)
-    stream = wire.stream_as(bearer("billing-secret"))
-    await stream.open("orders", "billing")
-    files.access(ACCESS.replace('"token:shop", ', ""))
-    await eventually(lambda: wire.broker.counters.security_reloads.get(("access", "ok"), 0) > 0)
-    await stream.stays_quiet()
-
-
-async def test_token_that_expires_ends_streams_and_what_was_taken_is_answered(serve: Serve, files: Files):
-    wire = await serve(**files.settings)
-    produce = wire.producer.ProduceStream(metadata=bearer(files.jwt(exp=time.time() + 2)))
-    await within(produce.write(batch("orders", b"1", request_id=1)))
-    assert (await within(produce.read())).request_id == 1
-    health = wire.channel.unary_stream(
-        "/grpc.health.v1.Health/Watch",
-        health_pb2.HealthCheckRequest.SerializeToString,
-        health_pb2.HealthCheckResponse.FromString,
-    )(health_pb2.HealthCheckRequest(), metadata=bearer(files.jwt(exp=time.time() + 2)))
-    await within(health.read())
-    assert (await refused(_read_on(produce))).reason == "CREDENTIALS_EXPIRED"
-    assert (await refused(_read_on(health))).reason == "CREDENTIALS_EXPIRED"
-
-
-async def _read_on(call_: Any) -> None:
-    while (await call_.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-        pass
-
-
-async def test_sdk_goes_on_with_a_new_token_and_loses_nothing(serve: Serve, files: Files):
-    files.access(
-        ACCESS + '[[grant]]\nprincipals = ["jwt:*"]\ntopics = ["*"]\nrights = ["produce", "consume"]\n'
-    )
-    wire = await serve(**files.settings)
-    asked: list[str] = []
-
-    def token() -> str:
-        asked.append(files.jwt(exp=int(time.time()) + 2))
-        return asked[-1]
-
-    got: list[bytes] = []
-    sent: list[bytes] = []
-    async with (
-        postdate.connect(wire.server.grpc_address, token=token) as client,
-        client.subscribe("orders", "billing") as subscription,
-        client.producer("orders") as producer,
-    ):
-
-        async def consume() -> None:
-            async for message in subscription:
-                got.append(message.payload)
-                await message.ack()
-
-        consuming = asyncio.ensure_future(consume())
-        while len(asked) < 4:  # both streams were opened again
-            sent.append(b"%d" % len(sent))
-            await within(producer.send(sent[-1]))
-            await asyncio.sleep(0.01)
-        await eventually(lambda: set(got) == set(sent))
-        consuming.cancel()
-    assert wire.broker.counters.auth_failures["expired"] >= 2
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
-async def test_broken_rules_change_nothing_and_are_logged_and_counted(
-    serve: Serve, files: Files, caplog: pytest.LogCaptureFixture
-):
-    wire = await serve(**files.settings)
-    stream = wire.stream_as(bearer("billing-secret"))
-    await stream.open("orders", "billing")
-    files.access("[[grant]]\nprincipals = 3\n")
-    await eventually(lambda: wire.broker.counters.security_reloads.get(("access", "failed"), 0) > 0)
-    assert "Changed security files cannot be used; the old ones stay in force" in caplog.messages
-    await stream.stays_quiet()
-    await within(wire.admin.GetServerInfo(admin_pb2.GetServerInfoRequest(), metadata=bearer("shop-secret")))
-    files.access(ACCESS)
-    await eventually(lambda: wire.broker.counters.security_reloads.get(("access", "ok"), 0) > 0)
-
-
-async def test_failures_are_counted_and_logged_with_limits(
-    serve: Serve, files: Files, caplog: pytest.LogCaptureFixture
-):
-    wire = await serve(**files.settings)
-    for _ in range(30):
-        await refusal_of(wire, "/postdate.v1.AdminService/GetServerInfo", bearer("wrong-secret"))
-    await refusal_of(wire, "/postdate.v1.AdminService/GetServerInfo", bearer("nobody-secret"))
-    text = (await wire.server._http._render_metrics()).decode()
-    assert 'postdate_auth_failures_total{reason="invalid"} 30.0' in text
-    assert 'postdate_auth_failures_total{reason="denied"} 1.0' in text
-    told = [record for record in caplog.records if record.message == "A caller was turned away"]
-    assert 1 <= len(told) <= 10
-    fields: dict[str, object] = vars(told[0])["fields"]
-    assert str(fields["peer"]).startswith("ipv4:127.0.0.1:")
-    assert "wrong-secret" not in caplog.text + str([vars(record) for record in caplog.records])

@@ -7,11 +7,13 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 import postdate
 from tests.wire.conftest import Wire, eventually, within
+from tests.wire.test_sdk_with_broker import start
 
 EARLIEST = postdate.InitialPosition.EARLIEST
 SOON = timedelta(milliseconds=1)
@@ -216,6 +218,45 @@ async def test_second_cancellation_cancels_the_handlers(client: postdate.Client)
         with pytest.raises(asyncio.CancelledError):
             await within(running)
         assert cancelled.is_set()
+
+
+async def test_handler_that_outlives_its_connection_is_not_begun_again(tmp_path: Path):
+    server = await start(tmp_path, "127.0.0.1:0")
+    begun: list[tuple[bytes, int]] = []
+    go = asyncio.Event()
+
+    async def handle(message: postdate.Message) -> None:
+        begun.append((message.payload, message.attempt))
+        if message.payload == b"long":
+            await go.wait()
+
+    try:
+        async with (
+            postdate.connect(server.grpc_address) as client,
+            client.subscribe("t", "s", initial_position=EARLIEST) as subscription,
+        ):
+            await send(client, [b"long"])
+            running = asyncio.create_task(subscription.run(handle))
+            await eventually(lambda: len(begun) == 1)
+            consumer_id = subscription.consumer_id
+            address = server.grpc_address
+            await within(server.stop())
+            server = await start(tmp_path, address)
+            async with asyncio.timeout(20):
+                while subscription.consumer_id == consumer_id:
+                    await asyncio.sleep(0.01)
+            await send(client, [b"other"])  # comes behind what is given out anew
+            await eventually(lambda: len(begun) == 2)
+            go.set()
+            async with asyncio.timeout(10):
+                while (await client.stats("t"))[0].subscriptions[0].leased_messages:
+                    await asyncio.sleep(0.01)
+            subscription.stop()
+            await within(running)
+            assert await ready(client) == 0
+    finally:
+        await within(server.stop())
+    assert [payload for payload, _ in begun] == [b"long", b"other"]
 
 
 async def test_what_ends_the_subscription_is_raised(client: postdate.Client):

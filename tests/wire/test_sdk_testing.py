@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -11,6 +13,7 @@ import pytest
 
 import postdate
 import postdate.testing
+from postdate.testing.fixtures import fake_broker, sync_fake_broker  # noqa: F401 (fixtures)
 
 DAY = timedelta(days=1)
 HOUR = timedelta(hours=1)
@@ -185,3 +188,34 @@ async def test_cancel_and_move_by_the_fake_clock(fake, client):
         assert await take(subscription) == []
         await fake.advance(DAY)
         assert await take(subscription) == [b"moved"]
+
+
+async def test_fixture_for_asyncio(fake_broker):  # noqa: F811
+    async with fake_broker.client() as client, client.subscribe("t", "s") as subscription:
+        await send(client, b"x", deliver_after=DAY)
+        await fake_broker.advance(DAY)
+        assert await take(subscription) == [b"x"]
+
+
+def test_fixture_without_asyncio(sync_fake_broker):  # noqa: F811
+    with sync_fake_broker.client() as client, client.subscribe("t", "s") as subscription:
+        with client.producer("t") as producer:
+            producer.send(b"x", deliver_after=DAY)
+        sync_fake_broker.advance(DAY)
+        assert [message.payload for message in subscription.receive_many(timeout=NOW)] == [b"x"]
+
+
+def test_what_is_missing_is_said():
+    program = "import sys; sys.modules['numpy'] = None; import postdate.testing as t; t.start_inside()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "pip install 'postdate[broker]'" in done.stderr.splitlines()[-1]
+
+
+async def test_two_brokers_have_times_of_their_own():
+    async with postdate.testing.broker() as first, postdate.testing.broker() as second:
+        await first.advance(3 * DAY)
+        assert first.now - second.now > 2 * DAY
+        async with second.client() as client, client.subscribe("t", "s") as subscription:
+            await send(client, b"x", deliver_after=DAY)
+            await first.advance(3 * DAY)
+            assert await take(subscription) == []

@@ -52,6 +52,10 @@ for (const select of document.querySelectorAll("select[data-submit]")) {
   for (const button of select.form.querySelectorAll("button:not([name])")) button.hidden = true;
 }
 
+// On a phone the pages' names are wider than the screen: the present one is brought into sight.
+const here = document.querySelector(".top nav [aria-current]");
+if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.offsetLeft - 40;
+
 const live = document.getElementById("live");
 if (live) {
   setInterval(async () => {

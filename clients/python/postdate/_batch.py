@@ -11,7 +11,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Protocol, cast
 
 from postdate._numbering import refuse_number
 from postdate._time import duration_ms, epoch_ms
@@ -42,12 +42,14 @@ class Batch(Protocol):
     @property
     def abandoned(self) -> bool:
         """Whether nobody waits for it any more."""
+        ...
 
     def stored(self, ranges: Sequence[IdRange]) -> None:
         """Nothing can lose it any more."""
 
     def refused(self, error: PostdateError) -> Sequence[Batch]:
         """Nothing of it was stored. Returns the innocent rest, to be tried again."""
+        ...
 
     def failed(self, error: PostdateError) -> None:
         """There will be no answer."""
@@ -214,7 +216,7 @@ def list_requests(
 
     `number` gives a message its sequence id, if the producer has a name.
     """
-    requests = []
+    requests: list[producer_pb2.ProduceRequest] = []
     request = _like(empty)
     add = request.messages.add
     count = size = 0
@@ -272,7 +274,7 @@ def properties_bytes(properties: Mapping[str, str]) -> int:
 def _check_properties(properties: object) -> None:
     if not isinstance(properties, Mapping):
         raise TypeError(f"properties must be a mapping of str to str, not {type(properties).__name__}")
-    for name, value in properties.items():
+    for name, value in cast(Mapping[object, object], properties).items():
         _check_texts(**{f"a name in properties, {name!r},": name, f"properties[{name!r}]": value})
 
 

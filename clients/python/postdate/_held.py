@@ -127,7 +127,7 @@ class Held:
             self._arm()
 
     def _ask(self, messages: Iterable[Message], now: float) -> None:
-        ids = []
+        ids: list[MessageId] = []
         for message in messages:
             message_id = message.id
             if message_id not in self._asked:

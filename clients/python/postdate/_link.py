@@ -40,6 +40,7 @@ class Peer(Protocol):
 
     def open_frame(self) -> consumer_pb2.SubscribeRequest:
         """The first frame of a new connection, with its permits."""
+        ...
 
     def next_frame(self) -> consumer_pb2.SubscribeRequest | None:
         """The next frame to send, if there is one."""

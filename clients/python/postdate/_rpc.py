@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
+import grpc.aio
 from google.protobuf.message import Message as Proto
 
 from postdate._backoff import Backoff
@@ -158,15 +159,15 @@ class Rpc:
         credentials: Credentials | None = None,
     ) -> None:
         self.address = address
-        self.retry_for_s = retry_for.total_seconds()
+        self.retry_for_s: float = retry_for.total_seconds()
         self._rng = rng
-        self.credentials = credentials or Credentials(address)
+        self.credentials: Credentials = credentials or Credentials(address)
         self._channel = self.credentials.open_channel(_CHANNEL_OPTIONS)
         self._closed = False
-        self._producer = _stub(producer_pb2_grpc.ProducerServiceStub, self._channel)
-        self.consumer = _stub(consumer_pb2_grpc.ConsumerServiceStub, self._channel)
-        self.admin = _stub(admin_pb2_grpc.AdminServiceStub, self._channel)
-        self.schedule = _stub(schedule_pb2_grpc.ScheduleServiceStub, self._channel)
+        self._producer: Any = _stub(producer_pb2_grpc.ProducerServiceStub, self._channel)
+        self.consumer: Any = _stub(consumer_pb2_grpc.ConsumerServiceStub, self._channel)
+        self.admin: Any = _stub(admin_pb2_grpc.AdminServiceStub, self._channel)
+        self.schedule: Any = _stub(schedule_pb2_grpc.ScheduleServiceStub, self._channel)
 
     def backoff(self) -> Backoff:
         return Backoff(self._rng)

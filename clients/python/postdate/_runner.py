@@ -111,8 +111,9 @@ class Runner:
                 await self._handle(following)
                 following = self._next_of(key)
         finally:
-            if key:
-                self._parked_count -= len(self._parked.pop(key))
+            for left, _ in self._parked.pop(key, ()):
+                self._parked_count -= 1
+                self._subscription.let_go(left)
 
     def _next_of(self, key: str) -> Message | None:
         subscription = self._subscription

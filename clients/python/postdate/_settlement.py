@@ -105,7 +105,7 @@ class Gathered:
             for ledger_id, entry_ids in self.columns.items()
             for entry_id in entry_ids
         ]
-        parts = []
+        parts: list[Gathered] = []
         for start in range(0, len(ids), ids_max):
             part = Gathered(self.verb)
             part.add(ids[start : start + ids_max])
@@ -285,7 +285,7 @@ class Settlements:
 
     def barriers(self, make: Callable[[], Done]) -> list[Done]:
         """Futures that are done when all that was asked for until now is confirmed or given up."""
-        futures = []
+        futures: list[Done] = []
         for gathered in [*self._sent.values(), *self._full, self.acks, *self._gathered.values()]:
             if gathered.columns:
                 barrier = make()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -13,7 +13,7 @@ _stops: list[Callable[[], object]] = []
 
 
 @contextmanager
-def stopping_on_sigterm(stop: Callable[[], object]) -> Iterator[None]:
+def stopping_on_sigterm(stop: Callable[[], object]) -> Generator[None, None, None]:
     """Within the block, SIGTERM calls `stop`, which must not wait. A program that handles SIGTERM itself is left alone.
 
     Handlers belong to the main thread; elsewhere the block does nothing unless one in the main thread has begun.

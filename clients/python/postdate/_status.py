@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import grpc
+import grpc.aio
 from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
@@ -71,21 +72,22 @@ def _error(code: str, status: status_pb2.Status) -> errors.PostdateError:
     reason, field, retry_after = "", "", None
     metadata: dict[str, str] = {}
     for detail in status.details:
+        kind = detail.TypeName()
         try:
-            if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            if kind == "google.rpc.ErrorInfo":
                 info = error_details_pb2.ErrorInfo.FromString(detail.value)
                 if info.domain == _DOMAIN:  # others, such as a proxy, use other words
                     reason, metadata = info.reason, dict(info.metadata)
-            elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+            elif kind == "google.rpc.BadRequest":
                 violations = error_details_pb2.BadRequest.FromString(detail.value).field_violations
                 field = violations[0].field if violations else ""
-            elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            elif kind == "google.rpc.RetryInfo":
                 delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
                 retry_after = timedelta(seconds=delay.seconds, microseconds=delay.nanos // 1000)
         except DecodeError:
             continue  # one garbled detail must not hide the others
-    kind = errors.LeaseLost if reason == "LEASE_LOST" else _TYPES.get(code, errors.Internal)
-    return kind(
+    error = errors.LeaseLost if reason == "LEASE_LOST" else _TYPES.get(code, errors.Internal)
+    return error(
         status.message or code,
         code=code,
         reason=reason,

@@ -51,7 +51,11 @@ def _version() -> str:
         return "unknown"
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]}, params=shared_options())
+@click.group(
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    params=shared_options(),
+)
 @click.version_option(_version(), prog_name="postdate")
 @click.pass_context
 def cli(ctx: click.Context) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import grpc.aio
 
 Token = str | Callable[[], str]
 """A bearer token, or what returns the one to use now: it is called for each call and each new stream."""

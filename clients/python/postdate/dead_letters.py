@@ -48,7 +48,7 @@ class DeadLetterChange:
     """How many dead letters were requeued or purged, and which of those that were named were not."""
 
     count: int
-    failures: Mapping[MessageId, PostdateError] = field(default_factory=dict)
+    failures: Mapping[MessageId, PostdateError] = field(default_factory=dict[MessageId, PostdateError])
 
 
 class DeadLetters:

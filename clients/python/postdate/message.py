@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import Protocol
 
+from postdate import _trace
 from postdate._settlement import ACK, Verb
 from postdate._time import duration_ms, moment, moment_or_none, span
 from postdate.model import MessageId
@@ -21,6 +22,8 @@ class Holder(Protocol):
     """Whoever received the message and can tell the broker what became of it."""
 
     topic: str
+    name: str
+    """Of its subscription."""
 
     async def settle(self, verb: Verb, ids: Sequence[MessageId]) -> None:
         """Return when the broker has confirmed it."""
@@ -132,29 +135,52 @@ class Message:
         lease_ms = 0 if lease is None else max(1, duration_ms(lease, "lease"))
         await self._holder.settle(Verb("extend", lease_ms=lease_ms), (self.id,))
 
-    @asynccontextmanager
-    async def processing(self) -> AsyncIterator[Message]:
+    def processing(self) -> AbstractAsyncContextManager[Message]:
         """Ack it at the end of the block, nack it if the block raises; keep the lease meanwhile.
 
         The exception goes on. A message that the block settled itself is left as it is. The end
         of the block awaits the confirmation; to have many acks share one, process in several tasks.
         """
-        self._holder.keep(self)
-        try:
-            yield self
-        except BaseException as error:
-            if not self._settled:
-                # What the block raised is what the caller must see, and a cancelled task must end
-                # soon. If the nack fails, the lease ends and the message comes back all the same.
-                self._settled = True
-                reason = f"{type(error).__name__}: {error}"[:_REASON_CHARS_MAX]
-                reason = reason.encode(errors="replace").decode()  # names of files may be no UTF-8
-                self._holder.settle_nowait(Verb("nack", reason=reason), (self.id,))
-            raise
-        finally:
-            self._holder.let_go(self)
-        if not self._settled:
-            await self.ack()
+        return Processing(self, None if _trace.tracing is None else _trace.tracing.processing(self))
 
     def __repr__(self) -> str:
         return f"<Message {self.id} of {self.topic!r}, attempt {self.attempt}, {len(self.payload)} bytes>"
+
+
+class Processing(AbstractAsyncContextManager[Message]):
+    """The block of `Message.processing`, with a span around what is in it if there is tracing."""
+
+    __slots__ = ("_message", "_span")
+
+    def __init__(self, message: Message, span: AbstractContextManager[None] | None) -> None:
+        self._message = message
+        self._span = span
+
+    async def __aenter__(self) -> Message:
+        message = self._message
+        message._holder.keep(message)
+        if self._span is not None:
+            self._span.__enter__()
+        return message
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        message = self._message
+        if self._span is not None:
+            self._span.__exit__(kind, error, traceback)
+        message._holder.let_go(message)
+        if message._settled:
+            return
+        if error is None:
+            await message.ack()
+            return
+        # What the block raised is what the caller must see, and a cancelled task must end
+        # soon. If the nack fails, the lease ends and the message comes back all the same.
+        message._settled = True
+        reason = f"{type(error).__name__}: {error}"[:_REASON_CHARS_MAX]
+        reason = reason.encode(errors="replace").decode()  # names of files may be no UTF-8
+        message._holder.settle_nowait(Verb("nack", reason=reason), (message.id,))

@@ -97,7 +97,7 @@ class Receipts(Sequence[Receipt]):
     """The receipts of one `send_many`, in the order of the list, kept as ranges of ids."""
 
     def __init__(self, ranges: Sequence[IdRange]) -> None:
-        self.ranges = tuple(ranges)
+        self.ranges: tuple[IdRange, ...] = tuple(ranges)
         self._ends = list(accumulate(ids.id_count for ids in self.ranges))
 
     def __len__(self) -> int:

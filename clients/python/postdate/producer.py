@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 
+from postdate import _trace
 from postdate._batch import (
     MESSAGE_OVERHEAD_BYTES,
     ListBatch,
@@ -142,6 +143,8 @@ class Producer:
         if batch is None:
             batch = self._begin(pipeline, loop, replace)
         future: asyncio.Future[Receipt] = loop.create_future()
+        if _trace.tracing is not None:
+            _trace.tracing.sent(self.topic, message, future)
         batch.add(message, size, future)
         if len(batch.futures) >= self._messages_max or batch.size >= self._bytes_max:
             self._seal()
@@ -174,8 +177,16 @@ class Producer:
             messages_max=self._messages_max,
             bytes_max=self._bytes_max,
         )
+        if _trace.tracing is None:
+            return await self._send_requests(pipeline, requests)
+        with _trace.tracing.sending_many(self.topic, requests):
+            return await self._send_requests(pipeline, requests)
+
+    async def _send_requests(
+        self, pipeline: Pipeline, requests: Sequence[producer_pb2.ProduceRequest]
+    ) -> Receipts:
         self._seal()  # what was sent before goes before
-        batches = []
+        batches: list[ListBatch] = []
         offset = 0
         for request in requests:
             batches.append(batch := ListBatch(request, offset))

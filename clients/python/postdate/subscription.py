@@ -183,9 +183,10 @@ class Subscription:
         Leases are kept however long it takes. With KEY_SHARED, messages of one key run one after the other.
 
         `stop`, a `limit` that is reached, SIGTERM (in the main thread, if nobody else handles it) and a
-        cancellation stop it: handlers that run have `grace` to finish and are cancelled then, and what was not begun
-        goes back to the broker. It returns then; cancelled, it raises `CancelledError`. A second cancellation cancels
-        the handlers at once. It raises what ends the subscription for good, such as `NotFound`.
+        cancellation stop it: handlers that run have `grace` to finish and are cancelled then. What was not begun
+        goes back to the broker when the subscription is closed. It returns then; cancelled, it raises
+        `CancelledError`. A second cancellation cancels the handlers at once. It raises what ends the subscription
+        for good, such as `NotFound`.
         """
         runner = Runner(self, handler, concurrency=concurrency, grace=grace)
         with stopping_on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self.stop)):
@@ -220,7 +221,7 @@ class Subscription:
 
     async def ack_many(self, messages: Iterable[Message]) -> None:
         """Ack all of them; return when that is durable. Raises the first failure, if any."""
-        ids = []
+        ids: list[MessageId] = []
         for message in messages:
             message._settled = True
             ids.append(message.id)

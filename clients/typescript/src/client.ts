@@ -48,8 +48,10 @@ export class Postdate {
   readonly #schedule: InstanceType<typeof v1.ScheduleService>;
   readonly #timeoutMs: number;
 
-  constructor(address = "127.0.0.1:7650", { timeoutMs = 10_000 } = {}) {
-    const credentials = grpc.credentials.createInsecure();
+  constructor(
+    address = "127.0.0.1:7650",
+    { timeoutMs = 10_000, credentials = grpc.credentials.createInsecure() } = {},
+  ) {
     this.#producers = new v1.ProducerService(address, credentials, CHANNEL);
     this.#consumers = new v1.ConsumerService(address, credentials, CHANNEL);
     this.#schedule = new v1.ScheduleService(address, credentials, CHANNEL);
@@ -91,6 +93,18 @@ export class Postdate {
   #deadline(): grpc.CallOptions {
     return { deadline: Date.now() + this.#timeoutMs };
   }
+}
+
+/** For a broker with TLS: the certificate of its authority, and a token if it asks for one. */
+export function secured(ca: Buffer, token?: string): grpc.ChannelCredentials {
+  const channel = grpc.credentials.createSsl(ca);
+  if (token === undefined) return channel;
+  const bearer = grpc.credentials.createFromMetadataGenerator((_, done) => {
+    const metadata = new grpc.Metadata();
+    metadata.set("authorization", `Bearer ${token}`);
+    done(null, metadata);
+  });
+  return grpc.credentials.combineChannelCredentials(channel, bearer);
 }
 
 /** A message, delivered; to be settled with `ack` or `nack` before its lease ends. */

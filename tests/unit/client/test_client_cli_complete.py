@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from broker.cli import main as broker_cli
 from postdate.cli import cli
 from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
 from tests.unit.client.fake_server import FakeBroker
+from tools.cli_reference import render_reference
 
 Run = Callable[..., Any]
 
@@ -96,7 +98,7 @@ def test_every_command_takes_the_shared_options_and_says_what_it_does(
     assert {"--address", "--context", "--output", "--progress", "--retry-for"} <= options
     assert command.help and command.help.split("\n")[0].endswith((".", ":"))
     for param in command.params:
-        if isinstance(param, click.Option) and not param.hidden and not name.startswith("bench "):
+        if isinstance(param, click.Option) and not param.hidden:
             assert param.help or param.name in {"kind", "start"}, f"{name} {param.opts[0]}"
 
 
@@ -148,6 +150,11 @@ async def test_every_command_that_prints_has_its_json(
         assert (
             done.json is not None if output == "json" else all(isinstance(each, dict) for each in done.lines)
         )
+
+
+def test_the_reference_is_current() -> None:
+    document = (Path(__file__).parents[3] / "docs" / "cli-reference.md").read_text()
+    assert document == render_reference(), "run: python -m tools.cli_reference > docs/cli-reference.md"
 
 
 # -- the shell -------------------------------------------------------------------------------------------------

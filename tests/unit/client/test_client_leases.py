@@ -30,6 +30,7 @@ LOST = status("FAILED_PRECONDITION", "LEASE_LOST", "it went back")
 class Consumer:
     """A holder on virtual time, and what it asked to have extended, and when."""
 
+    name = "s"
     topic = "t"
 
     def __init__(self, loop: SimLoop) -> None:

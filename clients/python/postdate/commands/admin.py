@@ -128,7 +128,7 @@ def delete_topics(settings: Settings, names: tuple[str, ...]) -> None:
     run(work())
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, short_help="Create, show, change, seek, pause, delete.")
 def subscription() -> None:
     """Create, show, change, list and delete subscriptions; seek, skip, pause and resume."""
 
@@ -299,7 +299,7 @@ def info(settings: Settings) -> None:
     emit_one(settings, {"address": settings.address} | record(found))
 
 
-@click.command("stats", cls=Command)
+@click.command("stats", cls=Command, short_help="Count what is scheduled, ready, held, given up.")
 @click.argument("topics", type=TOPIC, nargs=-1, metavar="[TOPIC]...")
 @click.pass_obj
 def stats(settings: Settings, topics: tuple[str, ...]) -> None:

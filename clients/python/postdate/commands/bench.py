@@ -11,7 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from rich.progress import Progress
 import postdate
 from postdate._time import epoch_ms
 from postdate.commands.output import emit_one, progress_bar
+from postdate.commands.replay import forget
 from postdate.commands.settings import EXIT_CHECK_FAILED, CommandFailed, Group, Settings, run
 from postdate.commands.tally import percentile
 from postdate.commands.values import DURATION, RATE
@@ -30,17 +31,23 @@ _TICK_S = 0.01
 _PATIENCE_S = 10.0
 
 
-@click.group("bench", cls=Group)
+@click.group("bench", cls=Group, short_help="Simple loads, and the replay of a real log.")
 def bench() -> None:
     """Simple loads: produce, deliver, latency; and replay of a real log."""
 
 
 @bench.command("produce")
-@click.option("--messages", type=click.IntRange(1), default=200_000, show_default=True)
+@click.option("--messages", type=click.IntRange(1), default=200_000, show_default=True, help="How many.")
 @click.option("--size", type=click.IntRange(0), default=100, show_default=True, help="Bytes of a payload.")
-@click.option("--batch", type=click.IntRange(1), default=1000, show_default=True, help="1 sends singly.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    help="Messages of a call; 1 sends singly.",
+)
 @click.option("--tasks", type=click.IntRange(1), default=4, show_default=True, help="Senders at once.")
-@click.option("--delay", type=DURATION, default="1h", show_default=True)
+@click.option("--delay", type=DURATION, default="1h", show_default=True, help="Of the messages.")
 @click.option("--topic", help="Use this topic and keep it.")
 @click.pass_obj
 def produce(settings: Settings, /, topic: str | None, **options: Any) -> None:
@@ -55,9 +62,15 @@ def produce(settings: Settings, /, topic: str | None, **options: Any) -> None:
 
 
 @bench.command("deliver")
-@click.option("--messages", type=click.IntRange(1), default=200_000, show_default=True)
+@click.option("--messages", type=click.IntRange(1), default=200_000, show_default=True, help="How many.")
 @click.option("--size", type=click.IntRange(0), default=100, show_default=True, help="Bytes of a payload.")
-@click.option("--permits", type=click.IntRange(1), default=4000, show_default=True)
+@click.option(
+    "--permits",
+    type=click.IntRange(1),
+    default=4000,
+    show_default=True,
+    help="Messages sent ahead of what was taken.",
+)
 @click.option("--topic", help="Use this topic and keep it.")
 @click.pass_obj
 def deliver(settings: Settings, topic: str | None, messages: int, size: int, permits: int) -> None:
@@ -65,9 +78,10 @@ def deliver(settings: Settings, topic: str | None, messages: int, size: int, per
 
     async def work() -> float:
         async with _topic(settings, topic) as (client, name):
-            await client.subscriptions.create(
-                name, _SUBSCRIPTION, initial_position=postdate.InitialPosition.EARLIEST
-            )
+            with suppress(postdate.AlreadyExists):  # of a run before, on a topic that is kept
+                await client.subscriptions.create(
+                    name, _SUBSCRIPTION, initial_position=postdate.InitialPosition.EARLIEST
+                )
             load = {"messages": messages, "size": size, "batch": 1000, "tasks": 4}
             await _load(settings, client, name, delay=timedelta(0), **load)
             return await _drain(settings, client, name, messages, permits)
@@ -78,8 +92,8 @@ def deliver(settings: Settings, topic: str | None, messages: int, size: int, per
 
 @bench.command("latency")
 @click.option("--rate", type=RATE, default="1000", show_default=True, help="Messages a second.")
-@click.option("--delay", type=DURATION, default="5s", show_default=True)
-@click.option("--duration", type=DURATION, default="10s", show_default=True)
+@click.option("--delay", type=DURATION, default="5s", show_default=True, help="Of the messages.")
+@click.option("--duration", type=DURATION, default="10s", show_default=True, help="How long to send.")
 @click.option("--size", type=click.IntRange(0), default=100, show_default=True, help="Bytes of a payload.")
 @click.option("--topic", help="Use this topic and keep it.")
 @click.pass_obj
@@ -108,7 +122,7 @@ async def _topic(settings: Settings, name: str | None) -> AsyncIterator[tuple[po
             yield client, topic
         finally:
             if name is None:
-                await client.topics.delete(topic)
+                await forget(client, topic)
 
 
 async def _load(

@@ -111,7 +111,7 @@ class Verdict:
         }
 
 
-@click.command("check", cls=Command)
+@click.command("check", cls=Command, short_help="For monitors: one line, and exit code 0 or 6.")
 @click.argument("names", type=TOPIC, nargs=-1, metavar="[TOPIC[/SUBSCRIPTION]]...")
 @click.option(
     "--max-lateness", type=DURATION, help="Of topics: how long what is due may wait for the broker itself."

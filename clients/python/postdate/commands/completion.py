@@ -43,7 +43,7 @@ _HINTS = {
 }
 
 
-@click.command("completion", cls=Command)
+@click.command("completion", cls=Command, short_help="Print the script that a shell completes with.")
 @click.argument("shell", type=click.Choice(list(_SHELLS)))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:

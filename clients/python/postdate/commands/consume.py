@@ -29,7 +29,7 @@ _AT_ONCE = 1000
 _IDLE = timedelta(seconds=2)
 
 
-@click.command("consume", cls=Command)
+@click.command("consume", cls=Command, short_help="Receive, print and acknowledge messages.")
 @click.argument("topic", type=TOPIC)
 @click.argument("subscription", type=SUBSCRIPTION)
 @click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")

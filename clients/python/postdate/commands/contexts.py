@@ -48,7 +48,7 @@ def add_context(settings: Settings, name: str, use: bool, force: bool) -> None:
     if use:
         contexts.current = name
     contexts.write()
-    emit_one(settings, _row(contexts, name))
+    _show(settings, _row(contexts, name))
 
 
 @context.command("use")
@@ -60,7 +60,7 @@ def use_context(settings: Settings, name: str) -> None:
     contexts.get(name)
     contexts.current = name
     contexts.write()
-    emit_one(settings, _row(contexts, name))
+    _show(settings, _row(contexts, name))
 
 
 @context.command("list")
@@ -78,11 +78,11 @@ def list_contexts(settings: Settings) -> None:
 def show_context(settings: Settings, name: str | None) -> None:
     """Show NAME, or how the next command would connect."""
     if name is not None:
-        emit_one(settings, _row(Contexts.read(), name))
+        _show(settings, _row(Contexts.read(), name))
         return
     chosen = settings.apply_context()
     values = {key: getattr(settings, key, None) for key in CONNECTION}
-    emit_one(settings, {"context": chosen or None} | values)
+    _show(settings, {"context": chosen or None} | values)
 
 
 @context.command("remove")
@@ -97,6 +97,16 @@ def remove_contexts(names: tuple[str, ...]) -> None:
         if contexts.current == name:
             contexts.current = ""
     contexts.write()
+
+
+def _show(settings: Settings, fields: dict[str, Any]) -> None:
+    if settings.output == "table":  # most of it is not set
+        fields = {
+            key: value
+            for key, value in fields.items()
+            if value not in {None, False} or key in {"context", "current"}
+        }
+    emit_one(settings, fields)
 
 
 def _row(contexts: Contexts, name: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _IDS = click.argument("ids", nargs=-1, type=MESSAGE_ID, metavar="[ID]...")
 _ALL = click.option("--all", "every", is_flag=True, help="All of them.")
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, short_help="List, requeue and purge what was given up.")
 def dlq() -> None:
     """List, requeue and purge dead letters: messages that a subscription gave up."""
 

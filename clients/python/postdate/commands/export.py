@@ -18,7 +18,7 @@ from postdate.commands.values import counted
 _LINES = 1000  # written together
 
 
-@click.command("export", cls=Command)
+@click.command("export", cls=Command, short_help="Write pending messages as JSON lines.")
 @click.argument("topic", type=TOPIC)
 @FROM
 @UNTIL

@@ -19,7 +19,7 @@ import click
 import postdate
 from postdate._time import moment
 from postdate.commands.completion import TOPIC
-from postdate.commands.output import emit_one, emit_rows, progress_bar
+from postdate.commands.output import emit_one, emit_rows, plain, progress_bar
 from postdate.commands.schedule import FROM, UNTIL
 from postdate.commands.sending import send_patiently
 from postdate.commands.settings import (
@@ -92,6 +92,7 @@ class _Moved:
 
     stored: int = 0
     removed: int = 0
+    outside_range: int = 0
     skipped_past: int = 0
     past: int = 0
     refused: list[dict[str, Any]] = field(default_factory=list)
@@ -109,7 +110,7 @@ class _Moved:
             self.refused.append({"member": member.decode(errors="backslashreplace")[:200], "why": why})
 
 
-@click.command("redis", cls=Command)
+@click.command("redis", cls=Command, short_help="The members of a sorted set of Redis.")
 @click.argument("topic", type=TOPIC)
 @click.argument("key", metavar="KEY")
 @click.option(
@@ -145,13 +146,16 @@ def import_redis(settings: Settings, /, topic: str, key: str, url: str, **option
         key, options["unit"], options["payload_field"], options["key_field"], options["schedule_key_field"]
     )
     moved = run(_import(settings, topic, url, mapping, options))
-    fields = {"members": moved.stored + moved.skipped_past + moved.refused_count, "past_due": moved.past}
-    fields |= {"would_be_stored" if options["dry_run"] else "stored": moved.stored}
-    fields |= {
-        "removed": moved.removed,
+    left_out = {
+        "outside_range": moved.outside_range,
         "skipped_past_due": moved.skipped_past,
         "refused": moved.refused_count,
     }
+    stored = "would_be_stored" if options["dry_run"] else "stored"
+    counts = {"past_due": moved.past, stored: moved.stored, "removed": moved.removed}
+    fields: dict[str, Any] = {"members": moved.stored + sum(left_out.values())} | counts | left_out
+    if not fields["members"]:
+        click.echo(plain(f"Redis has nothing under {key}"), err=True)
     if settings.output == "table":
         emit_one(settings, fields)
         if moved.refused:
@@ -253,6 +257,7 @@ def _batch(
         due = message.deliver_at
         assert due is not None
         if (start is not None and due < start) or (end is not None and due >= end):
+            moved.outside_range += 1
             continue
         if due <= now:
             moved.past += 1

@@ -63,7 +63,12 @@ class _ImportGroup(Group):
 
 
 # Unknown here: options of `import TOPIC FILE` that stand before TOPIC.
-@click.group("import", cls=_ImportGroup, context_settings={"ignore_unknown_options": True})
+@click.group(
+    "import",
+    cls=_ImportGroup,
+    context_settings={"ignore_unknown_options": True},
+    short_help="Bring in pending messages: JSON lines, Redis.",
+)
 def import_() -> None:
     """Bring in messages that wait elsewhere: from JSON lines, or from Redis.
 
@@ -97,7 +102,7 @@ class _Import:
     highest: int = 0  # line that the broker is known to have, with all before it
 
 
-@import_.command("file")
+@import_.command("file", short_help="The messages of a file of JSON lines.")
 @click.argument("topic", type=TOPIC)
 @click.argument("path", metavar="FILE", type=click.Path(allow_dash=True, dir_okay=False, exists=True))
 @click.option("--dry-run", is_flag=True, help="Check every line, send nothing.")
@@ -331,8 +336,8 @@ def _report(settings: Settings, result: _Import, *, dry_run: bool, skip_past: bo
     fields: dict[str, Any] = {
         "messages": result.messages,
         "past_due": result.past,
-        "first_due": None if result.first_due is None else result.first_due.isoformat(),
-        "last_due": None if result.last_due is None else result.last_due.isoformat(),
+        "first_due": None if result.first_due is None else result.first_due.astimezone(UTC).isoformat(),
+        "last_due": None if result.last_due is None else result.last_due.astimezone(UTC).isoformat(),
     }
     if dry_run:
         emit_one(settings, {"dry_run": True} | fields)

@@ -30,7 +30,7 @@ _AHEAD = 8  # batches on their way at once
 _READ_BYTES = 256 * 1024
 
 
-@click.command("produce", cls=Command)
+@click.command("produce", cls=Command, short_help="Send messages, now or for later.")
 @click.argument("topic", type=TOPIC)
 @click.option("--payload", help="Send this text.")
 @click.option(

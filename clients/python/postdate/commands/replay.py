@@ -94,7 +94,7 @@ async def _replay(settings: Settings, topic: str, under_way: _Run, *, delete: bo
                 await _send_and_receive(client, topic, under_way, progress)
             finally:
                 if delete:
-                    await _forget(client, topic)
+                    await forget(client, topic)
 
 
 async def _send_and_receive(client: postdate.Client, topic: str, under_way: _Run, progress: Progress) -> None:
@@ -171,7 +171,8 @@ async def _receive(subscription: postdate.Subscription, under_way: _Run, progres
     await subscription.wait_confirmed()
 
 
-async def _forget(client: postdate.Client, topic: str) -> None:
+async def forget(client: postdate.Client, topic: str) -> None:
+    """Delete a topic that was for one run only. What went wrong before it says more than why this fails."""
     try:
         await client.topics.delete(topic)
     except (postdate.NotFound, postdate.Unavailable):

@@ -154,8 +154,8 @@ def describe(error: postdate.PostdateError) -> str:
     text = " ".join(error.message.split())
     if isinstance(error, postdate.Unavailable) and not error.reason:
         text = f"the broker cannot be reached: {text}"
-        if "Socket closed" in text:  # what a port that expects TLS makes of a client that does not speak it
-            text += "; if it wants TLS, give --tls-ca"
+        if "Socket closed" in text:  # how a port refuses who does not speak TLS, or has no certificate
+            text += "; perhaps it wants TLS (--tls-ca) or a client certificate (--tls-cert, --tls-key)"
     if error.reason == "CREDENTIALS_MISSING":
         text += "; give --token-file, or --tls-cert and --tls-key"
     facts = [fact for fact in (error.field, error.reason) if fact]
@@ -194,6 +194,7 @@ def shared_options() -> list[click.Option]:
         click.Option(
             ["--address"],
             envvar="POSTDATE_ADDRESS",
+            show_envvar=True,
             expose_value=False,
             callback=_keep("address"),
             help=f"Where the broker is, host:port.  [default: {postdate.DEFAULT_ADDRESS}]",
@@ -201,6 +202,7 @@ def shared_options() -> list[click.Option]:
         click.Option(
             ["--context"],
             envvar="POSTDATE_CONTEXT",
+            show_envvar=True,
             expose_value=False,
             callback=_keep("context"),
             shell_complete=complete_context,
@@ -209,6 +211,7 @@ def shared_options() -> list[click.Option]:
         click.Option(
             ["--output", "-o"],
             envvar="POSTDATE_OUTPUT",
+            show_envvar=True,
             type=click.Choice(["table", "json", "jsonl"]),
             expose_value=False,
             callback=_keep("output"),

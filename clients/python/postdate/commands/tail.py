@@ -31,7 +31,7 @@ _REFRESH_S = 0.5
 _ROWS_AROUND = 5  # lines of the screen that are not messages
 
 
-@click.command("tail", cls=Command)
+@click.command("tail", cls=Command, short_help="Follow a topic; its subscriptions do not notice.")
 @click.argument("topic", type=TOPIC)
 @click.option(
     "--produced", is_flag=True, help="Show messages when the broker stores them, not when they are due."

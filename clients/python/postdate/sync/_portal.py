@@ -11,7 +11,7 @@ import atexit
 import contextvars
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
@@ -97,7 +97,7 @@ class Portal:
                 return
 
     @contextmanager
-    def entered(self, block: AbstractAsyncContextManager[_T]) -> Iterator[_T]:
+    def entered(self, block: AbstractAsyncContextManager[_T]) -> Generator[_T, None, None]:
         """An async context manager around a block of this thread."""
         value = self.run(_enter(block))
         try:
@@ -119,8 +119,8 @@ class Portal:
         threads = ThreadPoolExecutor(max(1, concurrency), thread_name_prefix="postdate-handler")
 
         async def handle(message: Message) -> None:
-            context = contextvars.copy_context()
-            await self._loop.run_in_executor(threads, context.run, _without_exit, handler, message)
+            call = partial(_without_exit, handler, message)
+            await self._loop.run_in_executor(threads, contextvars.copy_context().run, call)
 
         try:
             with stopping_on_sigterm(partial(self._loop.call_soon_threadsafe, stop)):

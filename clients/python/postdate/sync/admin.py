@@ -22,7 +22,11 @@ from postdate.sync._portal import Portal
 
 
 class Topics:
-    """`client.topics`."""
+    """`client.topics`.
+
+    A change waits, up to `retry_for`, for a broker that is away, and is not repeated where it may have
+    happened: then it raises `Disconnected`, and `get` tells.
+    """
 
     def __init__(self, inner: _admin.Topics, portal: Portal) -> None:
         self._inner = inner
@@ -57,7 +61,7 @@ class Topics:
 
 
 class Subscriptions:
-    """`client.subscriptions`."""
+    """`client.subscriptions`. Changes of which the answer is lost are not repeated: see `Topics`."""
 
     def __init__(self, inner: _admin.Subscriptions, portal: Portal) -> None:
         self._inner = inner
@@ -92,18 +96,14 @@ class Subscriptions:
     def seek(self, topic: str, name: str, to: MessageId | datetime | InitialPosition) -> MessageId:
         """Move it: everything from there on is owed again, settled or not, and nothing before it is.
 
-        To a message, to the first one produced at or after a time that has passed, or to either end of the log. Its
-        consumers are disconnected and come back by themselves; what they hold is theirs no more, and an ack that is
-        confirmed after the seek counts after it. Returns the first position that is owed. It is not repeated where
-        it may have happened: then `Disconnected`.
+        To a message, to the first one produced at or after a time that has passed, or to either end of the log.
+        Its consumers are disconnected and come back by themselves; what they hold is theirs no more, and an ack
+        that is confirmed after the seek counts after it. Returns the first position that is owed.
         """
         return self._portal.run(self._inner.seek(topic, name, to))
 
     def skip_all(self, topic: str, name: str) -> int:
-        """Settle all that it is owed now, scheduled messages too; returns how many that were.
-
-        A repeat would settle what came since, so there is none: `Disconnected` where it may have happened.
-        """
+        """Settle all that it is owed now, scheduled messages too; returns how many that were."""
         return self._portal.run(self._inner.skip_all(topic, name))
 
     def pause(self, topic: str, name: str) -> SubscriptionDescription:

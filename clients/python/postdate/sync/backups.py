@@ -8,7 +8,7 @@ from postdate.sync._portal import Portal
 
 
 class Backups:
-    """`client.backups`."""
+    """`client.backups`. Changes of which the answer is lost raise `Disconnected`; `list` tells what came of them."""
 
     def __init__(self, inner: _backups.Backups, portal: Portal) -> None:
         self._inner = inner

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 
+from postdate import _trace
 from postdate import message as _message
 from postdate.model import MessageId
 from postdate.sync._portal import Portal
@@ -93,13 +94,17 @@ class Message:
         self._portal.run(self._inner.extend(lease))
 
     @contextmanager
-    def processing(self) -> Iterator[Message]:
+    def processing(self) -> Generator[Message, None, None]:
         """Ack it at the end of the block, nack it if the block raises; keep the lease meanwhile.
 
         The exception goes on. A message that the block settled itself is left as it is. The end
-        of the block awaits the confirmation; to have many acks share one, use `run`.
+        of the block waits for the confirmation; to have many acks share one, use `run`.
         """
-        with self._portal.entered(self._inner.processing()):
+        tracing = _trace.tracing
+        with (
+            nullcontext() if tracing is None else tracing.processing(self._inner),
+            self._portal.entered(_message.Processing(self._inner, None)),
+        ):
             yield self
 
     def __repr__(self) -> str:

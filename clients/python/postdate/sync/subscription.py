@@ -83,9 +83,10 @@ class Subscription:
         Leases are kept however long it takes. With KEY_SHARED, messages of one key run one after the other.
 
         `stop`, a `limit` that is reached, SIGTERM (in the main thread, if nobody else handles it) and Ctrl-C stop
-        it: handlers that run have `grace` to finish and are waited for no longer then, and what was not begun goes
-        back to the broker. It returns then; interrupted by Ctrl-C, it raises `KeyboardInterrupt`. A second Ctrl-C
-        does not wait for them. It raises what ends the subscription for good, such as `NotFound`.
+        it: handlers that run have `grace` to finish and are waited for no longer then. What was not begun goes back
+        to the broker when the subscription is closed. It returns then; interrupted by Ctrl-C, it raises
+        `KeyboardInterrupt`. A second Ctrl-C does not wait for them. It raises what ends the subscription for good,
+        such as `NotFound`.
         """
         self._portal.run_handlers(
             lambda handle: self._inner.run(handle, concurrency=concurrency, grace=grace),

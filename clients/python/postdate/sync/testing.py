@@ -7,7 +7,7 @@ with postdate.sync.testing.broker() as fake, fake.client() as client:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
@@ -48,7 +48,7 @@ class FakeBroker:
 
 
 @contextmanager
-def broker() -> Iterator[FakeBroker]:
+def broker() -> Generator[FakeBroker, None, None]:
     """A broker of its own for a test, with nothing in it."""
     inside = _testing.start_inside()
     try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -110,7 +110,7 @@ class FakeBroker:
 
 
 @asynccontextmanager
-async def broker() -> AsyncIterator[FakeBroker]:
+async def broker() -> AsyncGenerator[FakeBroker, None]:
     """A broker of its own for a test, with nothing in it. It starts in a few dozen milliseconds."""
     inside = start_inside()
     try:

@@ -75,7 +75,7 @@ class TopicPolicy(_message.Message):
     overdue_action: OverdueAction
     dedup_window_ms: int
     dedup_entries: int
-    def __init__(self, tracker: _Optional[_Union[Tracker, str]] = ..., tick_ms: _Optional[int] = ..., max_delay_ms: _Optional[int] = ..., default_ttl_ms: _Optional[int] = ..., ledger_max_age_ms: _Optional[int] = ..., ledger_max_bytes: _Optional[int] = ..., ledger_max_entries: _Optional[int] = ..., buckets: _Optional[_Union[BucketPolicy, _Mapping]] = ..., delayed_delivery: _Optional[_Union[DelayedDelivery, str]] = ..., retention_ms: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., max_pending_messages: _Optional[int] = ..., max_pending_bytes: _Optional[int] = ..., max_produce_rate: _Optional[int] = ..., overdue_action: _Optional[_Union[OverdueAction, str]] = ..., dedup_window_ms: _Optional[int] = ..., dedup_entries: _Optional[int] = ...) -> None: ...
+    def __init__(self, tracker: _Optional[_Union[Tracker, str]] = ..., tick_ms: _Optional[int] = ..., max_delay_ms: _Optional[int] = ..., default_ttl_ms: _Optional[int] = ..., ledger_max_age_ms: _Optional[int] = ..., ledger_max_bytes: _Optional[int] = ..., ledger_max_entries: _Optional[int] = ..., buckets: _Optional[_Union[BucketPolicy, _Mapping[str, object]]] = ..., delayed_delivery: _Optional[_Union[DelayedDelivery, str]] = ..., retention_ms: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., max_pending_messages: _Optional[int] = ..., max_pending_bytes: _Optional[int] = ..., max_produce_rate: _Optional[int] = ..., overdue_action: _Optional[_Union[OverdueAction, str]] = ..., dedup_window_ms: _Optional[int] = ..., dedup_entries: _Optional[int] = ...) -> None: ...
 
 class BucketPolicy(_message.Message):
     __slots__ = ("max_buckets", "min_index_count", "seal_after_ms", "ledgers_per_bucket", "segment_time_step_ms", "max_segment_entries")
@@ -121,7 +121,7 @@ class Topic(_message.Message):
     policy: TopicPolicy
     effective_policy: TopicPolicy
     create_time_ms: int
-    def __init__(self, name: _Optional[str] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping]] = ..., effective_policy: _Optional[_Union[TopicPolicy, _Mapping]] = ..., create_time_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping[str, object]]] = ..., effective_policy: _Optional[_Union[TopicPolicy, _Mapping[str, object]]] = ..., create_time_ms: _Optional[int] = ...) -> None: ...
 
 class Subscription(_message.Message):
     __slots__ = ("topic", "name", "type", "policy", "effective_policy", "create_time_ms", "paused")
@@ -139,7 +139,7 @@ class Subscription(_message.Message):
     effective_policy: SubscriptionPolicy
     create_time_ms: int
     paused: bool
-    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., type: _Optional[_Union[_consumer_pb2.SubscriptionType, str]] = ..., policy: _Optional[_Union[SubscriptionPolicy, _Mapping]] = ..., effective_policy: _Optional[_Union[SubscriptionPolicy, _Mapping]] = ..., create_time_ms: _Optional[int] = ..., paused: bool = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., type: _Optional[_Union[_consumer_pb2.SubscriptionType, str]] = ..., policy: _Optional[_Union[SubscriptionPolicy, _Mapping[str, object]]] = ..., effective_policy: _Optional[_Union[SubscriptionPolicy, _Mapping[str, object]]] = ..., create_time_ms: _Optional[int] = ..., paused: bool = ...) -> None: ...
 
 class CreateTopicRequest(_message.Message):
     __slots__ = ("name", "policy", "request_id")
@@ -149,13 +149,13 @@ class CreateTopicRequest(_message.Message):
     name: str
     policy: TopicPolicy
     request_id: str
-    def __init__(self, name: _Optional[str] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping[str, object]]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class CreateTopicResponse(_message.Message):
     __slots__ = ("topic",)
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     topic: Topic
-    def __init__(self, topic: _Optional[_Union[Topic, _Mapping]] = ...) -> None: ...
+    def __init__(self, topic: _Optional[_Union[Topic, _Mapping[str, object]]] = ...) -> None: ...
 
 class GetTopicRequest(_message.Message):
     __slots__ = ("name",)
@@ -167,7 +167,7 @@ class GetTopicResponse(_message.Message):
     __slots__ = ("topic",)
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     topic: Topic
-    def __init__(self, topic: _Optional[_Union[Topic, _Mapping]] = ...) -> None: ...
+    def __init__(self, topic: _Optional[_Union[Topic, _Mapping[str, object]]] = ...) -> None: ...
 
 class UpdateTopicRequest(_message.Message):
     __slots__ = ("name", "policy", "update_mask", "request_id")
@@ -179,13 +179,13 @@ class UpdateTopicRequest(_message.Message):
     policy: TopicPolicy
     update_mask: _field_mask_pb2.FieldMask
     request_id: str
-    def __init__(self, name: _Optional[str] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping[str, object]]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping[str, object]]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class UpdateTopicResponse(_message.Message):
     __slots__ = ("topic",)
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     topic: Topic
-    def __init__(self, topic: _Optional[_Union[Topic, _Mapping]] = ...) -> None: ...
+    def __init__(self, topic: _Optional[_Union[Topic, _Mapping[str, object]]] = ...) -> None: ...
 
 class DeleteTopicRequest(_message.Message):
     __slots__ = ("name", "request_id")
@@ -213,7 +213,7 @@ class ListTopicsResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[Topic]
     next_page_token: str
-    def __init__(self, topics: _Optional[_Iterable[_Union[Topic, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, topics: _Optional[_Iterable[_Union[Topic, _Mapping[str, object]]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class CreateSubscriptionRequest(_message.Message):
     __slots__ = ("topic", "name", "type", "initial_position", "policy", "request_id")
@@ -229,13 +229,13 @@ class CreateSubscriptionRequest(_message.Message):
     initial_position: _consumer_pb2.InitialPosition
     policy: SubscriptionPolicy
     request_id: str
-    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., type: _Optional[_Union[_consumer_pb2.SubscriptionType, str]] = ..., initial_position: _Optional[_Union[_consumer_pb2.InitialPosition, str]] = ..., policy: _Optional[_Union[SubscriptionPolicy, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., type: _Optional[_Union[_consumer_pb2.SubscriptionType, str]] = ..., initial_position: _Optional[_Union[_consumer_pb2.InitialPosition, str]] = ..., policy: _Optional[_Union[SubscriptionPolicy, _Mapping[str, object]]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class CreateSubscriptionResponse(_message.Message):
     __slots__ = ("subscription",)
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     subscription: Subscription
-    def __init__(self, subscription: _Optional[_Union[Subscription, _Mapping]] = ...) -> None: ...
+    def __init__(self, subscription: _Optional[_Union[Subscription, _Mapping[str, object]]] = ...) -> None: ...
 
 class GetSubscriptionRequest(_message.Message):
     __slots__ = ("topic", "name")
@@ -249,7 +249,7 @@ class GetSubscriptionResponse(_message.Message):
     __slots__ = ("subscription",)
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     subscription: Subscription
-    def __init__(self, subscription: _Optional[_Union[Subscription, _Mapping]] = ...) -> None: ...
+    def __init__(self, subscription: _Optional[_Union[Subscription, _Mapping[str, object]]] = ...) -> None: ...
 
 class UpdateSubscriptionRequest(_message.Message):
     __slots__ = ("topic", "name", "policy", "update_mask", "request_id")
@@ -263,13 +263,13 @@ class UpdateSubscriptionRequest(_message.Message):
     policy: SubscriptionPolicy
     update_mask: _field_mask_pb2.FieldMask
     request_id: str
-    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., policy: _Optional[_Union[SubscriptionPolicy, _Mapping]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., policy: _Optional[_Union[SubscriptionPolicy, _Mapping[str, object]]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping[str, object]]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class UpdateSubscriptionResponse(_message.Message):
     __slots__ = ("subscription",)
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     subscription: Subscription
-    def __init__(self, subscription: _Optional[_Union[Subscription, _Mapping]] = ...) -> None: ...
+    def __init__(self, subscription: _Optional[_Union[Subscription, _Mapping[str, object]]] = ...) -> None: ...
 
 class DeleteSubscriptionRequest(_message.Message):
     __slots__ = ("topic", "name", "request_id")
@@ -301,7 +301,7 @@ class ListSubscriptionsResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     subscriptions: _containers.RepeatedCompositeFieldContainer[Subscription]
     next_page_token: str
-    def __init__(self, subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping[str, object]]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class SeekRequest(_message.Message):
     __slots__ = ("topic", "subscription", "id", "publish_time_ms", "initial_position", "request_id")
@@ -317,13 +317,13 @@ class SeekRequest(_message.Message):
     publish_time_ms: int
     initial_position: _consumer_pb2.InitialPosition
     request_id: str
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., id: _Optional[_Union[_message_pb2.MessageId, _Mapping]] = ..., publish_time_ms: _Optional[int] = ..., initial_position: _Optional[_Union[_consumer_pb2.InitialPosition, str]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., publish_time_ms: _Optional[int] = ..., initial_position: _Optional[_Union[_consumer_pb2.InitialPosition, str]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class SeekResponse(_message.Message):
     __slots__ = ("position",)
     POSITION_FIELD_NUMBER: _ClassVar[int]
     position: _message_pb2.MessageId
-    def __init__(self, position: _Optional[_Union[_message_pb2.MessageId, _Mapping]] = ...) -> None: ...
+    def __init__(self, position: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ...) -> None: ...
 
 class SkipAllRequest(_message.Message):
     __slots__ = ("topic", "subscription", "request_id")
@@ -355,7 +355,7 @@ class PauseResponse(_message.Message):
     __slots__ = ("subscription",)
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     subscription: Subscription
-    def __init__(self, subscription: _Optional[_Union[Subscription, _Mapping]] = ...) -> None: ...
+    def __init__(self, subscription: _Optional[_Union[Subscription, _Mapping[str, object]]] = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
     __slots__ = ("topic", "subscription", "request_id")
@@ -371,7 +371,7 @@ class ResumeResponse(_message.Message):
     __slots__ = ("subscription",)
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     subscription: Subscription
-    def __init__(self, subscription: _Optional[_Union[Subscription, _Mapping]] = ...) -> None: ...
+    def __init__(self, subscription: _Optional[_Union[Subscription, _Mapping[str, object]]] = ...) -> None: ...
 
 class ListDeadLettersRequest(_message.Message):
     __slots__ = ("topic", "subscription", "view", "page_size", "page_token")
@@ -393,7 +393,7 @@ class ListDeadLettersResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     dead_letters: _containers.RepeatedCompositeFieldContainer[DeadLetter]
     next_page_token: str
-    def __init__(self, dead_letters: _Optional[_Iterable[_Union[DeadLetter, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, dead_letters: _Optional[_Iterable[_Union[DeadLetter, _Mapping[str, object]]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class DeadLetter(_message.Message):
     __slots__ = ("id", "dead_letter_topic", "original_id", "delivery_attempts", "reason", "dead_letter_time_ms", "payload_bytes", "message")
@@ -413,7 +413,7 @@ class DeadLetter(_message.Message):
     dead_letter_time_ms: int
     payload_bytes: int
     message: _message_pb2.Message
-    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping]] = ..., dead_letter_topic: _Optional[str] = ..., original_id: _Optional[_Union[_message_pb2.MessageId, _Mapping]] = ..., delivery_attempts: _Optional[int] = ..., reason: _Optional[str] = ..., dead_letter_time_ms: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., message: _Optional[_Union[_message_pb2.Message, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., dead_letter_topic: _Optional[str] = ..., original_id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., delivery_attempts: _Optional[int] = ..., reason: _Optional[str] = ..., dead_letter_time_ms: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., message: _Optional[_Union[_message_pb2.Message, _Mapping[str, object]]] = ...) -> None: ...
 
 class RequeueDeadLettersRequest(_message.Message):
     __slots__ = ("topic", "subscription", "entries", "all", "deliver_after_ms", "request_id")
@@ -429,7 +429,7 @@ class RequeueDeadLettersRequest(_message.Message):
     all: bool
     deliver_after_ms: int
     request_id: str
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ..., all: bool = ..., deliver_after_ms: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ..., all: bool = ..., deliver_after_ms: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class RequeueDeadLettersResponse(_message.Message):
     __slots__ = ("requeued_messages", "failures")
@@ -437,7 +437,7 @@ class RequeueDeadLettersResponse(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     requeued_messages: int
     failures: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.EntryFailure]
-    def __init__(self, requeued_messages: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[_consumer_pb2.EntryFailure, _Mapping]]] = ...) -> None: ...
+    def __init__(self, requeued_messages: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[_consumer_pb2.EntryFailure, _Mapping[str, object]]]] = ...) -> None: ...
 
 class PurgeDeadLettersRequest(_message.Message):
     __slots__ = ("topic", "subscription", "entries", "all", "request_id")
@@ -451,7 +451,7 @@ class PurgeDeadLettersRequest(_message.Message):
     entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
     all: bool
     request_id: str
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ..., all: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ..., all: bool = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class PurgeDeadLettersResponse(_message.Message):
     __slots__ = ("purged_messages", "failures")
@@ -459,7 +459,7 @@ class PurgeDeadLettersResponse(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     purged_messages: int
     failures: _containers.RepeatedCompositeFieldContainer[_consumer_pb2.EntryFailure]
-    def __init__(self, purged_messages: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[_consumer_pb2.EntryFailure, _Mapping]]] = ...) -> None: ...
+    def __init__(self, purged_messages: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[_consumer_pb2.EntryFailure, _Mapping[str, object]]]] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
     __slots__ = ("topics", "page_size", "page_token")
@@ -477,7 +477,7 @@ class GetStatsResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedCompositeFieldContainer[TopicStats]
     next_page_token: str
-    def __init__(self, topics: _Optional[_Iterable[_Union[TopicStats, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicStats, _Mapping[str, object]]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class TopicStats(_message.Message):
     __slots__ = ("topic", "scheduled_messages", "scheduled_bytes", "next_due_time_ms", "last_due_time_ms", "ledgers", "storage_bytes", "index", "subscriptions")
@@ -499,7 +499,7 @@ class TopicStats(_message.Message):
     storage_bytes: int
     index: IndexStats
     subscriptions: _containers.RepeatedCompositeFieldContainer[SubscriptionStats]
-    def __init__(self, topic: _Optional[str] = ..., scheduled_messages: _Optional[int] = ..., scheduled_bytes: _Optional[int] = ..., next_due_time_ms: _Optional[int] = ..., last_due_time_ms: _Optional[int] = ..., ledgers: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., index: _Optional[_Union[IndexStats, _Mapping]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., scheduled_messages: _Optional[int] = ..., scheduled_bytes: _Optional[int] = ..., next_due_time_ms: _Optional[int] = ..., last_due_time_ms: _Optional[int] = ..., ledgers: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., index: _Optional[_Union[IndexStats, _Mapping[str, object]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping[str, object]]]] = ...) -> None: ...
 
 class IndexStats(_message.Message):
     __slots__ = ("buckets", "loaded_entries", "memory_bytes", "disk_bytes", "rebuilds")
@@ -561,7 +561,7 @@ class VerifyTopicResponse(_message.Message):
     settled: int
     finding_count: int
     findings: _containers.RepeatedCompositeFieldContainer[IndexFinding]
-    def __init__(self, buckets: _Optional[int] = ..., ledgers: _Optional[int] = ..., entries: _Optional[int] = ..., pending: _Optional[int] = ..., stale: _Optional[int] = ..., settled: _Optional[int] = ..., finding_count: _Optional[int] = ..., findings: _Optional[_Iterable[_Union[IndexFinding, _Mapping]]] = ...) -> None: ...
+    def __init__(self, buckets: _Optional[int] = ..., ledgers: _Optional[int] = ..., entries: _Optional[int] = ..., pending: _Optional[int] = ..., stale: _Optional[int] = ..., settled: _Optional[int] = ..., finding_count: _Optional[int] = ..., findings: _Optional[_Iterable[_Union[IndexFinding, _Mapping[str, object]]]] = ...) -> None: ...
 
 class IndexFinding(_message.Message):
     __slots__ = ("kind", "text", "count")
@@ -585,7 +585,7 @@ class CreateBackupResponse(_message.Message):
     __slots__ = ("backup",)
     BACKUP_FIELD_NUMBER: _ClassVar[int]
     backup: Backup
-    def __init__(self, backup: _Optional[_Union[Backup, _Mapping]] = ...) -> None: ...
+    def __init__(self, backup: _Optional[_Union[Backup, _Mapping[str, object]]] = ...) -> None: ...
 
 class Backup(_message.Message):
     __slots__ = ("name", "label", "path", "broker_id", "create_time_ms", "lsn", "topics", "files", "bytes", "copied_bytes", "duration_ms")
@@ -627,7 +627,7 @@ class ListBackupsResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     backups: _containers.RepeatedCompositeFieldContainer[Backup]
     next_page_token: str
-    def __init__(self, backups: _Optional[_Iterable[_Union[Backup, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, backups: _Optional[_Iterable[_Union[Backup, _Mapping[str, object]]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class DeleteBackupRequest(_message.Message):
     __slots__ = ("name", "request_id")
@@ -657,7 +657,7 @@ class GetServerInfoResponse(_message.Message):
     start_time_ms: int
     broker_time_ms: int
     limits: ServerLimits
-    def __init__(self, version: _Optional[str] = ..., broker_id: _Optional[str] = ..., start_time_ms: _Optional[int] = ..., broker_time_ms: _Optional[int] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., broker_id: _Optional[str] = ..., start_time_ms: _Optional[int] = ..., broker_time_ms: _Optional[int] = ..., limits: _Optional[_Union[ServerLimits, _Mapping[str, object]]] = ...) -> None: ...
 
 class ServerLimits(_message.Message):
     __slots__ = ("payload_bytes_max", "key_bytes_max", "schedule_key_bytes_max", "properties_count_max", "properties_bytes_max", "batch_messages_max", "ack_entries_max")

@@ -46,7 +46,7 @@ class BeginCompactionResponse(_message.Message):
     ledgers: _containers.RepeatedCompositeFieldContainer[LedgerCandidate]
     buckets: _containers.RepeatedCompositeFieldContainer[BucketCandidate]
     data_dir: str
-    def __init__(self, compaction: _Optional[_Union[Compaction, _Mapping]] = ..., ledgers: _Optional[_Iterable[_Union[LedgerCandidate, _Mapping]]] = ..., buckets: _Optional[_Iterable[_Union[BucketCandidate, _Mapping]]] = ..., data_dir: _Optional[str] = ...) -> None: ...
+    def __init__(self, compaction: _Optional[_Union[Compaction, _Mapping[str, object]]] = ..., ledgers: _Optional[_Iterable[_Union[LedgerCandidate, _Mapping[str, object]]]] = ..., buckets: _Optional[_Iterable[_Union[BucketCandidate, _Mapping[str, object]]]] = ..., data_dir: _Optional[str] = ...) -> None: ...
 
 class Compaction(_message.Message):
     __slots__ = ("compaction_id", "epoch", "topic", "ledger_ids", "bucket_ids", "folder", "expires_at_ms")
@@ -104,7 +104,7 @@ class CommitCompactionRequest(_message.Message):
     epoch: int
     ledgers: _containers.RepeatedCompositeFieldContainer[LedgerOutput]
     has_bucket: bool
-    def __init__(self, compaction_id: _Optional[str] = ..., epoch: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[LedgerOutput, _Mapping]]] = ..., has_bucket: bool = ...) -> None: ...
+    def __init__(self, compaction_id: _Optional[str] = ..., epoch: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[LedgerOutput, _Mapping[str, object]]]] = ..., has_bucket: bool = ...) -> None: ...
 
 class LedgerOutput(_message.Message):
     __slots__ = ("ledger_id", "data_bytes", "present_count", "present_bytes")
@@ -128,7 +128,7 @@ class CommitCompactionResponse(_message.Message):
     refused: _containers.RepeatedCompositeFieldContainer[RefusedOutput]
     bucket_swapped: bool
     is_repeat: bool
-    def __init__(self, ledger_ids: _Optional[_Iterable[int]] = ..., refused: _Optional[_Iterable[_Union[RefusedOutput, _Mapping]]] = ..., bucket_swapped: bool = ..., is_repeat: bool = ...) -> None: ...
+    def __init__(self, ledger_ids: _Optional[_Iterable[int]] = ..., refused: _Optional[_Iterable[_Union[RefusedOutput, _Mapping[str, object]]]] = ..., bucket_swapped: bool = ..., is_repeat: bool = ...) -> None: ...
 
 class RefusedOutput(_message.Message):
     __slots__ = ("ledger_id", "refusal")
@@ -158,4 +158,4 @@ class ListCompactionsResponse(_message.Message):
     __slots__ = ("compactions",)
     COMPACTIONS_FIELD_NUMBER: _ClassVar[int]
     compactions: _containers.RepeatedCompositeFieldContainer[Compaction]
-    def __init__(self, compactions: _Optional[_Iterable[_Union[Compaction, _Mapping]]] = ...) -> None: ...
+    def __init__(self, compactions: _Optional[_Iterable[_Union[Compaction, _Mapping[str, object]]]] = ...) -> None: ...

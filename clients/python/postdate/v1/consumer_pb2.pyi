@@ -45,7 +45,7 @@ class SubscribeRequest(_message.Message):
     nack: Nack
     extend: Extend
     drain: Drain
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., permits: _Optional[_Union[Permits, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    def __init__(self, open: _Optional[_Union[Open, _Mapping[str, object]]] = ..., permits: _Optional[_Union[Permits, _Mapping[str, object]]] = ..., ack: _Optional[_Union[Ack, _Mapping[str, object]]] = ..., nack: _Optional[_Union[Nack, _Mapping[str, object]]] = ..., extend: _Optional[_Union[Extend, _Mapping[str, object]]] = ..., drain: _Optional[_Union[Drain, _Mapping[str, object]]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "permits", "lease_ms", "honor_delay")
@@ -65,7 +65,7 @@ class Open(_message.Message):
     permits: Permits
     lease_ms: int
     honor_delay: bool
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., initial_position: _Optional[_Union[InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., permits: _Optional[_Union[Permits, _Mapping]] = ..., lease_ms: _Optional[int] = ..., honor_delay: bool = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., initial_position: _Optional[_Union[InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., permits: _Optional[_Union[Permits, _Mapping[str, object]]] = ..., lease_ms: _Optional[int] = ..., honor_delay: bool = ...) -> None: ...
 
 class Permits(_message.Message):
     __slots__ = ("messages", "bytes")
@@ -81,7 +81,7 @@ class Ack(_message.Message):
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
-    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ...) -> None: ...
 
 class Nack(_message.Message):
     __slots__ = ("request_id", "entries", "redeliver_after_ms", "dead_letter", "reason")
@@ -95,7 +95,7 @@ class Nack(_message.Message):
     redeliver_after_ms: int
     dead_letter: bool
     reason: str
-    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ..., redeliver_after_ms: _Optional[int] = ..., dead_letter: bool = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ..., redeliver_after_ms: _Optional[int] = ..., dead_letter: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Extend(_message.Message):
     __slots__ = ("request_id", "entries", "lease_ms")
@@ -105,7 +105,7 @@ class Extend(_message.Message):
     request_id: int
     entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
     lease_ms: int
-    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ()
@@ -123,7 +123,7 @@ class SubscribeResponse(_message.Message):
     confirmed: Confirmed
     heartbeat: Heartbeat
     draining: Draining
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping[str, object]]] = ..., batch: _Optional[_Union[Batch, _Mapping[str, object]]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping[str, object]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping[str, object]]] = ..., draining: _Optional[_Union[Draining, _Mapping[str, object]]] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("consumer_id", "lease_ms", "heartbeat_ms", "type", "honor_delay", "ack_entries_max")
@@ -145,7 +145,7 @@ class Batch(_message.Message):
     __slots__ = ("deliveries",)
     DELIVERIES_FIELD_NUMBER: _ClassVar[int]
     deliveries: _containers.RepeatedCompositeFieldContainer[Delivery]
-    def __init__(self, deliveries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
+    def __init__(self, deliveries: _Optional[_Iterable[_Union[Delivery, _Mapping[str, object]]]] = ...) -> None: ...
 
 class Delivery(_message.Message):
     __slots__ = ("id", "message", "publish_time_ms", "deliver_at_ms", "delivery_attempt")
@@ -159,7 +159,7 @@ class Delivery(_message.Message):
     publish_time_ms: int
     deliver_at_ms: int
     delivery_attempt: int
-    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping]] = ..., message: _Optional[_Union[_message_pb2.Message, _Mapping]] = ..., publish_time_ms: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ..., delivery_attempt: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., message: _Optional[_Union[_message_pb2.Message, _Mapping[str, object]]] = ..., publish_time_ms: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ..., delivery_attempt: _Optional[int] = ...) -> None: ...
 
 class Confirmed(_message.Message):
     __slots__ = ("request_id", "failures")
@@ -167,7 +167,7 @@ class Confirmed(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     failures: _containers.RepeatedCompositeFieldContainer[EntryFailure]
-    def __init__(self, request_id: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[EntryFailure, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[EntryFailure, _Mapping[str, object]]]] = ...) -> None: ...
 
 class EntryFailure(_message.Message):
     __slots__ = ("id", "error")
@@ -175,7 +175,7 @@ class EntryFailure(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     id: _message_pb2.MessageId
     error: _status_pb2.Status
-    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping[str, object]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("broker_time_ms", "ready_messages", "next_due_time_ms")
@@ -219,7 +219,7 @@ class ReceiveResponse(_message.Message):
     deliveries: _containers.RepeatedCompositeFieldContainer[Delivery]
     consumer_id: str
     next_due_time_ms: int
-    def __init__(self, deliveries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ..., consumer_id: _Optional[str] = ..., next_due_time_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, deliveries: _Optional[_Iterable[_Union[Delivery, _Mapping[str, object]]]] = ..., consumer_id: _Optional[str] = ..., next_due_time_ms: _Optional[int] = ...) -> None: ...
 
 class AcknowledgeRequest(_message.Message):
     __slots__ = ("topic", "subscription", "entries")
@@ -229,13 +229,13 @@ class AcknowledgeRequest(_message.Message):
     topic: str
     subscription: str
     entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ...) -> None: ...
 
 class AcknowledgeResponse(_message.Message):
     __slots__ = ("failures",)
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     failures: _containers.RepeatedCompositeFieldContainer[EntryFailure]
-    def __init__(self, failures: _Optional[_Iterable[_Union[EntryFailure, _Mapping]]] = ...) -> None: ...
+    def __init__(self, failures: _Optional[_Iterable[_Union[EntryFailure, _Mapping[str, object]]]] = ...) -> None: ...
 
 class NackRequest(_message.Message):
     __slots__ = ("topic", "subscription", "consumer_id", "entries", "redeliver_after_ms", "dead_letter", "reason")
@@ -253,13 +253,13 @@ class NackRequest(_message.Message):
     redeliver_after_ms: int
     dead_letter: bool
     reason: str
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., consumer_id: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ..., redeliver_after_ms: _Optional[int] = ..., dead_letter: bool = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., consumer_id: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ..., redeliver_after_ms: _Optional[int] = ..., dead_letter: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class NackResponse(_message.Message):
     __slots__ = ("failures",)
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     failures: _containers.RepeatedCompositeFieldContainer[EntryFailure]
-    def __init__(self, failures: _Optional[_Iterable[_Union[EntryFailure, _Mapping]]] = ...) -> None: ...
+    def __init__(self, failures: _Optional[_Iterable[_Union[EntryFailure, _Mapping[str, object]]]] = ...) -> None: ...
 
 class ExtendLeaseRequest(_message.Message):
     __slots__ = ("topic", "subscription", "consumer_id", "entries", "lease_ms")
@@ -273,10 +273,10 @@ class ExtendLeaseRequest(_message.Message):
     consumer_id: str
     entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
     lease_ms: int
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., consumer_id: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., consumer_id: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
 class ExtendLeaseResponse(_message.Message):
     __slots__ = ("failures",)
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     failures: _containers.RepeatedCompositeFieldContainer[EntryFailure]
-    def __init__(self, failures: _Optional[_Iterable[_Union[EntryFailure, _Mapping]]] = ...) -> None: ...
+    def __init__(self, failures: _Optional[_Iterable[_Union[EntryFailure, _Mapping[str, object]]]] = ...) -> None: ...

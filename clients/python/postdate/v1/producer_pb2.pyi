@@ -20,7 +20,7 @@ class ProduceRequest(_message.Message):
     producer_name: str
     request_id: int
     replace: bool
-    def __init__(self, topic: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_message_pb2.Message, _Mapping]]] = ..., producer_name: _Optional[str] = ..., request_id: _Optional[int] = ..., replace: bool = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_message_pb2.Message, _Mapping[str, object]]]] = ..., producer_name: _Optional[str] = ..., request_id: _Optional[int] = ..., replace: bool = ...) -> None: ...
 
 class ProduceResponse(_message.Message):
     __slots__ = ("request_id", "ids", "publish_time_ms", "error")
@@ -32,4 +32,4 @@ class ProduceResponse(_message.Message):
     ids: _containers.RepeatedCompositeFieldContainer[_message_pb2.IdRange]
     publish_time_ms: int
     error: _status_pb2.Status
-    def __init__(self, request_id: _Optional[int] = ..., ids: _Optional[_Iterable[_Union[_message_pb2.IdRange, _Mapping]]] = ..., publish_time_ms: _Optional[int] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., ids: _Optional[_Iterable[_Union[_message_pb2.IdRange, _Mapping[str, object]]]] = ..., publish_time_ms: _Optional[int] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping[str, object]]] = ...) -> None: ...

@@ -44,7 +44,7 @@ class ScheduleFilter(_message.Message):
     KEY_PREFIX_FIELD_NUMBER: _ClassVar[int]
     due: TimeRange
     key_prefix: str
-    def __init__(self, due: _Optional[_Union[TimeRange, _Mapping]] = ..., key_prefix: _Optional[str] = ...) -> None: ...
+    def __init__(self, due: _Optional[_Union[TimeRange, _Mapping[str, object]]] = ..., key_prefix: _Optional[str] = ...) -> None: ...
 
 class Selector(_message.Message):
     __slots__ = ("entries", "schedule_keys", "filter")
@@ -54,7 +54,7 @@ class Selector(_message.Message):
     entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
     schedule_keys: _containers.RepeatedScalarFieldContainer[str]
     filter: ScheduleFilter
-    def __init__(self, entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping]]] = ..., schedule_keys: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[ScheduleFilter, _Mapping]] = ...) -> None: ...
+    def __init__(self, entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ..., schedule_keys: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[ScheduleFilter, _Mapping[str, object]]] = ...) -> None: ...
 
 class ScheduledMessage(_message.Message):
     __slots__ = ("id", "schedule_key", "deliver_at_ms", "publish_time_ms", "state", "revision", "size_bytes", "message")
@@ -74,7 +74,7 @@ class ScheduledMessage(_message.Message):
     revision: int
     size_bytes: int
     message: _message_pb2.Message
-    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping]] = ..., schedule_key: _Optional[str] = ..., deliver_at_ms: _Optional[int] = ..., publish_time_ms: _Optional[int] = ..., state: _Optional[_Union[ScheduledState, str]] = ..., revision: _Optional[int] = ..., size_bytes: _Optional[int] = ..., message: _Optional[_Union[_message_pb2.Message, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., schedule_key: _Optional[str] = ..., deliver_at_ms: _Optional[int] = ..., publish_time_ms: _Optional[int] = ..., state: _Optional[_Union[ScheduledState, str]] = ..., revision: _Optional[int] = ..., size_bytes: _Optional[int] = ..., message: _Optional[_Union[_message_pb2.Message, _Mapping[str, object]]] = ...) -> None: ...
 
 class GetScheduledRequest(_message.Message):
     __slots__ = ("topic", "id", "schedule_key", "view")
@@ -86,13 +86,13 @@ class GetScheduledRequest(_message.Message):
     id: _message_pb2.MessageId
     schedule_key: str
     view: _message_pb2.MessageView
-    def __init__(self, topic: _Optional[str] = ..., id: _Optional[_Union[_message_pb2.MessageId, _Mapping]] = ..., schedule_key: _Optional[str] = ..., view: _Optional[_Union[_message_pb2.MessageView, str]] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., schedule_key: _Optional[str] = ..., view: _Optional[_Union[_message_pb2.MessageView, str]] = ...) -> None: ...
 
 class GetScheduledResponse(_message.Message):
     __slots__ = ("scheduled",)
     SCHEDULED_FIELD_NUMBER: _ClassVar[int]
     scheduled: ScheduledMessage
-    def __init__(self, scheduled: _Optional[_Union[ScheduledMessage, _Mapping]] = ...) -> None: ...
+    def __init__(self, scheduled: _Optional[_Union[ScheduledMessage, _Mapping[str, object]]] = ...) -> None: ...
 
 class ListScheduledRequest(_message.Message):
     __slots__ = ("topic", "due", "key_prefix", "view", "page_size", "page_token")
@@ -108,7 +108,7 @@ class ListScheduledRequest(_message.Message):
     view: _message_pb2.MessageView
     page_size: int
     page_token: str
-    def __init__(self, topic: _Optional[str] = ..., due: _Optional[_Union[TimeRange, _Mapping]] = ..., key_prefix: _Optional[str] = ..., view: _Optional[_Union[_message_pb2.MessageView, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., due: _Optional[_Union[TimeRange, _Mapping[str, object]]] = ..., key_prefix: _Optional[str] = ..., view: _Optional[_Union[_message_pb2.MessageView, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListScheduledResponse(_message.Message):
     __slots__ = ("scheduled", "next_page_token")
@@ -116,7 +116,7 @@ class ListScheduledResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     scheduled: _containers.RepeatedCompositeFieldContainer[ScheduledMessage]
     next_page_token: str
-    def __init__(self, scheduled: _Optional[_Iterable[_Union[ScheduledMessage, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, scheduled: _Optional[_Iterable[_Union[ScheduledMessage, _Mapping[str, object]]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class CountScheduledRequest(_message.Message):
     __slots__ = ("topics", "due", "width_ms")
@@ -126,7 +126,7 @@ class CountScheduledRequest(_message.Message):
     topics: _containers.RepeatedScalarFieldContainer[str]
     due: TimeRange
     width_ms: int
-    def __init__(self, topics: _Optional[_Iterable[str]] = ..., due: _Optional[_Union[TimeRange, _Mapping]] = ..., width_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, topics: _Optional[_Iterable[str]] = ..., due: _Optional[_Union[TimeRange, _Mapping[str, object]]] = ..., width_ms: _Optional[int] = ...) -> None: ...
 
 class CountScheduledResponse(_message.Message):
     __slots__ = ("buckets", "before", "after", "exact")
@@ -138,7 +138,7 @@ class CountScheduledResponse(_message.Message):
     before: int
     after: int
     exact: bool
-    def __init__(self, buckets: _Optional[_Iterable[_Union[ScheduledCount, _Mapping]]] = ..., before: _Optional[int] = ..., after: _Optional[int] = ..., exact: bool = ...) -> None: ...
+    def __init__(self, buckets: _Optional[_Iterable[_Union[ScheduledCount, _Mapping[str, object]]]] = ..., before: _Optional[int] = ..., after: _Optional[int] = ..., exact: bool = ...) -> None: ...
 
 class ScheduledCount(_message.Message):
     __slots__ = ("start_ms", "messages", "bytes")
@@ -164,7 +164,7 @@ class CancelScheduledRequest(_message.Message):
     request_id: str
     page_size: int
     page_token: str
-    def __init__(self, topic: _Optional[str] = ..., selector: _Optional[_Union[Selector, _Mapping]] = ..., dry_run: bool = ..., request_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., selector: _Optional[_Union[Selector, _Mapping[str, object]]] = ..., dry_run: bool = ..., request_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class CancelScheduledResponse(_message.Message):
     __slots__ = ("outcomes", "matched", "next_page_token")
@@ -174,7 +174,7 @@ class CancelScheduledResponse(_message.Message):
     outcomes: _containers.RepeatedCompositeFieldContainer[ChangeOutcome]
     matched: int
     next_page_token: str
-    def __init__(self, outcomes: _Optional[_Iterable[_Union[ChangeOutcome, _Mapping]]] = ..., matched: _Optional[int] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[ChangeOutcome, _Mapping[str, object]]]] = ..., matched: _Optional[int] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class RescheduleRequest(_message.Message):
     __slots__ = ("topic", "selector", "deliver_at_ms", "deliver_after_ms", "shift_ms", "dry_run", "request_id", "page_size", "page_token")
@@ -196,7 +196,7 @@ class RescheduleRequest(_message.Message):
     request_id: str
     page_size: int
     page_token: str
-    def __init__(self, topic: _Optional[str] = ..., selector: _Optional[_Union[Selector, _Mapping]] = ..., deliver_at_ms: _Optional[int] = ..., deliver_after_ms: _Optional[int] = ..., shift_ms: _Optional[int] = ..., dry_run: bool = ..., request_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., selector: _Optional[_Union[Selector, _Mapping[str, object]]] = ..., deliver_at_ms: _Optional[int] = ..., deliver_after_ms: _Optional[int] = ..., shift_ms: _Optional[int] = ..., dry_run: bool = ..., request_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class RescheduleResponse(_message.Message):
     __slots__ = ("outcomes", "matched", "next_page_token")
@@ -206,7 +206,7 @@ class RescheduleResponse(_message.Message):
     outcomes: _containers.RepeatedCompositeFieldContainer[ChangeOutcome]
     matched: int
     next_page_token: str
-    def __init__(self, outcomes: _Optional[_Iterable[_Union[ChangeOutcome, _Mapping]]] = ..., matched: _Optional[int] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[ChangeOutcome, _Mapping[str, object]]]] = ..., matched: _Optional[int] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ChangeOutcome(_message.Message):
     __slots__ = ("id", "schedule_key", "result", "deliver_at_ms", "delivered_to")
@@ -220,4 +220,4 @@ class ChangeOutcome(_message.Message):
     result: ChangeResult
     deliver_at_ms: int
     delivered_to: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping]] = ..., schedule_key: _Optional[str] = ..., result: _Optional[_Union[ChangeResult, str]] = ..., deliver_at_ms: _Optional[int] = ..., delivered_to: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., schedule_key: _Optional[str] = ..., result: _Optional[_Union[ChangeResult, str]] = ..., deliver_at_ms: _Optional[int] = ..., delivered_to: _Optional[_Iterable[str]] = ...) -> None: ...

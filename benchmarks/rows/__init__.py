@@ -1,0 +1,10 @@
+"""The rows of the table: which figure of which scenario, and what it is to reach."""
+
+from __future__ import annotations
+
+from benchmarks.rows import broker, index, jobs, sharing
+from benchmarks.rows.row import Row, figures, median
+
+__all__ = ["ROWS", "Row", "figures", "median"]
+
+ROWS = (*broker.ROWS, *index.ROWS, *sharing.ROWS, *jobs.ROWS)

@@ -1,0 +1,81 @@
+"""The programs in examples/ do what they say, on a broker whose clock runs ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import postdate.testing
+
+ROOT = Path(__file__).parents[2]
+LIMIT_SECONDS = 20.0
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[postdate.testing.FakeBroker]:
+    async with postdate.testing.broker() as fake:
+        yield fake
+
+
+async def start(fake: postdate.testing.FakeBroker, *arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}",
+            "POSTDATE_ADDRESS": fake.address,
+            "PYTHONUNBUFFERED": "1",
+        },
+    )
+
+
+async def test_quickstart(fake: postdate.testing.FakeBroker):
+    program = await start(fake, "examples/quickstart.py")
+    assert program.stdout is not None
+    async with asyncio.timeout(LIMIT_SECONDS):
+        assert b"due in two seconds" in await program.stdout.readline()
+        await fake.advance(timedelta(seconds=2))
+        out, err = await program.communicate()
+    assert b"'close order 17 unless it is paid' came" in out, err.decode()
+    assert program.returncode == 0
+
+
+@pytest.mark.parametrize("worker", ["worker.py", "sync_worker.py"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_worker_handles_and_ends_well(
+    fake: postdate.testing.FakeBroker, worker: str, number: signal.Signals
+):
+    async with fake.client() as client:
+        await client.topics.create("orders")
+        await client.subscriptions.create("orders", "billing")
+        async with client.producer("orders") as producer:
+            await producer.send(b"order 17")
+        program = await start(fake, f"examples/{worker}", "orders", "billing")
+        assert program.stdout is not None
+        async with asyncio.timeout(LIMIT_SECONDS):
+            assert b"attempt 1: order 17" in await program.stdout.readline()
+            program.send_signal(number)
+            _, err = await program.communicate()
+        assert (program.returncode, err.decode()) == (0, "")
+        (stats,) = await client.stats("orders")
+        assert (stats.subscriptions[0].ready_messages, stats.subscriptions[0].leased_messages) == (0, 0)
+
+
+async def test_example_of_tests_passes(fake: postdate.testing.FakeBroker):
+    program = await start(
+        fake, "-m", "pytest", "-q", "-p", "no:cacheprovider", "examples/test_with_fake_broker.py"
+    )
+    async with asyncio.timeout(LIMIT_SECONDS):
+        out, err = await program.communicate()
+    assert program.returncode == 0, out.decode() + err.decode()

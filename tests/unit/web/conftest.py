@@ -1,0 +1,125 @@
+"""A broker in this process with its pages on a real socket."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from broker.config import BrokerConfig
+from broker.model import Position
+from broker.runtime.clock import SystemClock
+from broker.runtime.vfs import LocalVfs
+from broker.topics.broker import Broker
+from broker.web.server import HttpServer
+from tests.harness import Outgoing, batch_of, positions_of
+
+TOKEN = "a-token-of-some-length"
+
+
+@dataclass
+class Pages:
+    """The pages, as a browser meets them."""
+
+    broker: Broker
+    server: HttpServer
+    session: aiohttp.ClientSession
+
+    async def get(self, path: str, *, status: int = 200, **headers: str) -> str:
+        """The HTML of a page."""
+        async with self.session.get(path, headers=_names(headers), allow_redirects=False) as response:
+            assert response.status == status, await response.text()
+            return await response.text()
+
+    async def post(
+        self,
+        path: str,
+        *,
+        follow: bool = True,
+        status: int = 200,
+        csrf: str | None = None,
+        headers: dict[str, str] | None = None,
+        **form: str,
+    ) -> str:
+        """The HTML of the page that a form leads to; sent as a browser sends it, unless headers say otherwise."""
+        if csrf is None:
+            csrf = await self.csrf()
+        sent = (
+            {"Origin": f"http://{self.server.address}", "Sec-Fetch-Site": "same-origin"}
+            if headers is None
+            else headers
+        )
+        async with self.session.post(
+            path, data={"csrf": csrf, **form}, headers=sent, allow_redirects=follow
+        ) as response:
+            assert response.status == status, await response.text()
+            return await response.text()
+
+    async def csrf(self, path: str = "/") -> str:
+        """The token that this session's forms hold."""
+        found = re.search(r'name="csrf" value="([^"]+)"', await self.get(path))
+        return found[1] if found else ""
+
+    async def log_in(self, token: str = TOKEN) -> str:
+        return await self.post("/login", csrf=await self.csrf("/login"), token=token, next="/")
+
+    async def produce(self, topic: str, *messages: Outgoing) -> list[Position]:
+        accepted = await self.broker.submit_batch(topic, batch_of(topic, messages, self.broker.config))
+        await accepted.durable
+        return positions_of(accepted.ids)
+
+
+def _names(headers: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+MakePages = Callable[..., Awaitable[Pages]]
+
+
+@pytest.fixture
+async def make_pages(tmp_path: Path) -> AsyncIterator[MakePages]:
+    """Makes a broker with pages; takes its settings."""
+    stack = AsyncExitStack()
+
+    async def make(**settings: object) -> Pages:
+        settings = {"admin_token": TOKEN, "http_address": "127.0.0.1:0", **settings}
+        config = BrokerConfig(data_dir=str(tmp_path / "data"), **settings)  # type: ignore[arg-type]
+        executors = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(4)]
+        broker = Broker(
+            config,
+            vfs=LocalVfs(),
+            clock=SystemClock(),
+            rng=random.Random(0),
+            journal_executor=executors[0],
+            file_executor=executors[1],
+            read_executor=executors[2],
+            index_executor=executors[3],
+            on_failure=lambda error: None,
+        )
+        broker.open()
+        broker.start()
+        stack.push_async_callback(broker.stop)
+        server = HttpServer(
+            config.http_address, _no_metrics, lambda: broker.not_ready_because, pages=(broker, "1.2.3")
+        )
+        server.listen()
+        await server.start()
+        stack.push_async_callback(server.stop)
+        address = server.address.replace("0.0.0.0", "127.0.0.1")
+        jar = aiohttp.CookieJar(unsafe=True)  # addresses may have cookies, too
+        session = await stack.enter_async_context(aiohttp.ClientSession(f"http://{address}", cookie_jar=jar))
+        return Pages(broker, server, session)
+
+    async with stack:
+        yield make
+
+
+async def _no_metrics() -> bytes:
+    return b"postdate_up 1\n"

@@ -1,0 +1,363 @@
+"""The pages of a real broker: what they show is escaped, who changes things is known, every change is told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from pyroaring import BitMap
+
+from broker.storage.policy import SubscriptionPolicy
+from broker.subscriptions.subscription import SHARED
+from broker.web.windows import start_name
+from tests.harness import EARLIEST, LATEST, Outgoing
+from tests.unit.web.conftest import TOKEN, MakePages, Pages
+
+HOUR_MS = 3_600_000
+NASTY = "\"><script>alert(1)</script>'&{{7*7}}"
+PATHS = [
+    "/",
+    "/timeline",
+    "/timeline?unit=second",
+    "/scheduled",
+    "/scheduled?topic=orders",
+    "/topics",
+    "/topics/orders",
+    "/dead-letters",
+    "/dead-letters/orders/billing",
+    "/storage",
+    "/storage/orders",
+    "/audit",
+    "/login",
+]
+
+
+async def filled(make_pages: MakePages, **settings: object) -> Pages:
+    pages = await make_pages(**settings)
+    topic = await pages.broker.registry.topic_or_create("orders")
+    await topic.create_subscription("billing", SHARED, EARLIEST, SubscriptionPolicy())
+    await pages.produce(
+        "orders",
+        *(
+            Outgoing(b'{"n": %d}' % i, deliver_after_ms=HOUR_MS + i * 1_000, schedule_key=f"order/{i}")
+            for i in range(20)
+        ),
+    )
+    return pages
+
+
+async def test_every_page_is_guarded_by_its_headers_and_runs_nothing_inline(make_pages):
+    pages = await filled(make_pages)
+    await pages.log_in()
+    for path in [*PATHS[:-1], "/nowhere", "/scheduled?from=soon", "/static/style.css", "/static/none"]:
+        async with pages.session.get(path) as response:
+            text = await response.text()
+            policy = response.headers["Content-Security-Policy"]
+            assert (
+                policy.startswith("default-src 'none'")
+                and "unsafe" not in policy
+                and "frame-ancestors 'none'" in policy
+            )
+            assert response.headers["X-Frame-Options"] == "DENY"
+            assert response.headers["X-Content-Type-Options"] == "nosniff"
+            assert response.headers["Referrer-Policy"] == "same-origin"
+            assert response.headers["Server"] == "postdate"
+            assert ("no-store" in response.headers["Cache-Control"]) is (path != "/static/style.css")
+        if response.content_type == "text/html":
+            assert not re.search(
+                r"<script(?![^>]*src=\"/static/)|\son[a-z]+=|\sstyle=|<style|https?://(?!www\.w3\.org)", text
+            ), path
+            assert TOKEN not in text
+
+
+async def test_what_producers_write_is_escaped(make_pages):
+    pages = await make_pages()
+    keyed = Outgoing(NASTY.encode(), deliver_after_ms=HOUR_MS, schedule_key=NASTY, key=NASTY)
+    (position,) = await pages.produce("orders", keyed)
+    for path in (
+        "/scheduled?topic=orders",
+        f"/topics/orders/messages/{position.ledger_id}:{position.entry_id}",
+    ):
+        text = await pages.get(path)
+        assert "<script>alert" not in text and "&lt;script&gt;alert(1)" in text and "{{7*7}}" in text
+    for path in (f"/scheduled?topic=orders&prefix={quote(NASTY)}", f"/topics?q={quote(NASTY)}"):
+        assert "<script>alert" not in await pages.get(path)
+    for path in (
+        f"/scheduled?topic={quote(NASTY)}",
+        f"/topics/{quote(NASTY)}",
+        f"/scheduled?from={quote(NASTY)}",
+    ):
+        text = await pages.get(path, status=404 if "from" not in path else 400)
+        assert "<script>alert" not in text
+
+
+async def test_payloads_are_shown_as_what_they_are(make_pages):
+    pages = await make_pages()
+    json_id, text_id, binary_id, empty_id = await pages.produce(
+        "orders",
+        *(
+            Outgoing(payload, deliver_after_ms=HOUR_MS)
+            for payload in (b'{"a":[1,2]}', "grüße\n".encode(), b"\0\xff\x80", b"")
+        ),
+    )
+
+    async def page(position):
+        return await pages.get(f"/topics/orders/messages/{position.ledger_id}:{position.entry_id}")
+
+    assert "&#34;a&#34;: [" in await page(json_id)
+    assert "grüße" in await page(text_id)
+    assert "00 ff 80" in await page(binary_id)
+    assert "Empty." in await page(empty_id)
+
+
+async def test_another_host_name_gets_nothing_but_machines_do(make_pages):
+    pages = await filled(make_pages, http_hosts="postdate.example")
+    text = await pages.get("/scheduled?topic=orders", status=421, Host="evil.example")
+    assert "evil.example" in text and "order/1" not in text
+    await pages.get("/static/style.css", status=421, Host="evil.example")
+    assert await pages.get("/metrics", Host="evil.example") == "postdate_up 1\n"
+    assert await pages.get("/livez", Host="evil.example") == "ok\n"
+
+
+async def test_without_a_token_pages_only_show(make_pages):
+    pages = await filled(make_pages, admin_token="")
+    for path in PATHS:
+        assert '<form method="post"' not in await pages.get(path), path
+    assert "read only" in (await pages.get("/login")).lower()
+    await pages.post("/topics/orders/subscriptions/billing", csrf="x", action="pause", status=403)
+    assert not pages.broker.registry.topic("orders").subscription("billing").paused
+
+
+async def test_beyond_this_machine_pages_need_a_login_to_read(make_pages):
+    pages = await filled(make_pages, http_address="0.0.0.0:0")
+    for path in PATHS[:-1]:
+        await pages.get(path, status=303)
+    assert "Admin token" in await pages.get("/login")
+    assert await pages.get("/metrics") == "postdate_up 1\n"
+    address = pages.session._base_url
+    assert address is not None
+    headers = {"Origin": f"http://{address.authority}", "Sec-Fetch-Site": "same-origin"}
+    text = await pages.post(
+        "/login", csrf=await pages.csrf("/login"), headers=headers, token=TOKEN, next="/topics"
+    )
+    assert "orders" in text
+
+
+async def test_beyond_this_machine_without_a_token_one_page_says_so(make_pages):
+    pages = await filled(make_pages, http_address="0.0.0.0:0", admin_token="")
+    for path in PATHS:
+        text = await pages.get(path, status=403)
+        assert "POSTDATE_ADMIN_TOKEN" in text and "order/1" not in text
+    assert await pages.get("/readyz") == "ok\n"
+
+
+async def test_what_came_through_a_proxy_needs_a_login(make_pages):
+    pages = await filled(make_pages, http_hosts="postdate.example")
+    await pages.get("/topics", status=303, Host="postdate.example")
+    await pages.get("/topics", status=303, X_Forwarded_For="203.0.113.9")
+
+
+async def test_logging_in_and_out(make_pages):
+    pages = await filled(make_pages)
+    assert "not the admin token" in await pages.log_in("wrong")
+    assert "Log out" in await pages.log_in()
+    cookie = next(each for each in pages.session.cookie_jar if each.key == "postdate_session")
+    assert (
+        cookie["httponly"]
+        and cookie["samesite"] == "Strict"
+        and not cookie["secure"]
+        and int(cookie["max-age"]) <= 8 * 3600
+    )
+    assert "Log in" in await pages.post("/logout")
+
+
+async def test_cookies_are_secure_behind_https(make_pages):
+    pages = await filled(make_pages)
+    csrf = await pages.csrf("/login")
+    headers = {"Origin": f"http://{pages.server.address}", "X-Forwarded-Proto": "https"}
+    async with pages.session.post(
+        "/login", data={"csrf": csrf, "token": TOKEN}, headers=headers, allow_redirects=False
+    ) as response:
+        assert "Secure" in response.headers["Set-Cookie"]
+
+
+async def test_guessing_the_token_has_to_wait(make_pages):
+    pages = await filled(make_pages)
+    for _ in range(5):
+        assert "not the admin token" in await pages.log_in("wrong")
+    assert "Too many" in await pages.log_in()
+    assert "Log out" not in await pages.get("/")
+
+
+@pytest.mark.parametrize(
+    ("headers", "csrf"),
+    [
+        ({}, None),
+        ({"Origin": "http://evil.example"}, None),
+        ({"Origin": "null"}, None),
+        ({"Sec-Fetch-Site": "cross-site"}, None),
+        (None, "wrong"),
+        (None, ""),
+    ],
+)  # fmt: skip
+async def test_forms_that_are_not_ours_change_nothing(make_pages, headers, csrf):
+    pages = await filled(make_pages)
+    await pages.log_in()
+    text = await pages.post(
+        "/topics/orders/subscriptions/billing", csrf=csrf, headers=headers, action="pause", status=403
+    )
+    assert "The form was refused" in text
+    assert not pages.broker.registry.topic("orders").subscription("billing").paused
+
+
+async def test_another_sessions_token_does_not_do(make_pages):
+    pages = await filled(make_pages)
+    await pages.log_in()
+    csrf = await pages.csrf()
+    pages.session.cookie_jar.clear()
+    await pages.log_in()
+    await pages.post("/topics/orders/subscriptions/billing", csrf=csrf, action="pause", status=403)
+
+
+async def test_reading_changes_nothing_whatever_the_method(make_pages):
+    pages = await filled(make_pages)
+    await pages.log_in()
+    assert "takes no such request" in await pages.get("/logout", status=405)
+    async with pages.session.head("/topics") as response:
+        assert response.status == 200 and not await response.read()
+    async with pages.session.put("/topics/orders/subscriptions/billing") as response:
+        assert response.status == 405
+
+
+async def test_one_message_is_cancelled_moved_or_sent(make_pages):
+    pages = await filled(make_pages)
+    await pages.log_in()
+    schedule = pages.broker.registry.topic("orders").schedule
+    place = "/topics/orders/messages/1:0"
+    assert "Moved: 1:0 to 2030-01-01 00:00:00 UTC." in await pages.post(
+        place, action="move", how="at", at="2030-01-01T00:00"
+    )
+    assert "is not a time" in await pages.post(place, action="move", how="at", at="soon", back=place)
+    assert "Cancelled: 1:0." in await pages.post(place, action="cancel")
+    assert "was already cancelled" in await pages.post(place, action="cancel")
+    assert "Sent now: 1:1." in await pages.post("/topics/orders/messages/1:1", action="now")
+    assert (await schedule.get("order/2")).position == (1, 2)
+    assert "was not found" in await pages.post("/topics/orders/messages/9:9", action="cancel")
+
+
+async def test_all_that_match_are_counted_first_and_changed_after(make_pages):
+    pages = await filled(make_pages)
+    await pages.log_in()
+    text = await pages.get("/scheduled/change?topic=orders&prefix=order/1&action=cancel")
+    assert "This will cancel 11 messages" in text
+    topic = pages.broker.registry.topic("orders")
+    assert topic.index.scheduled_count() == 20
+    text = await pages.post(
+        "/scheduled/change", topic="orders", prefix="order/1", action="cancel", matched="11"
+    )
+    assert "Cancelled: 11. Already delivered: 0. Not found: 0." in text
+    assert topic.index.scheduled_count() == 9
+    text = await pages.post("/scheduled/change", topic="orders", action="move", how="by", by="1d")
+    assert "Moved: 9." in text
+
+
+async def test_a_change_of_all_needs_a_topic_and_a_login(make_pages):
+    pages = await filled(make_pages)
+    assert "Log in" in await pages.get("/scheduled/change?topic=orders&action=cancel", status=403)
+    await pages.log_in()
+    assert "Choose a topic" in await pages.get("/scheduled/change?action=cancel", status=400)
+    assert "beyond this topic" not in await pages.get("/scheduled/change?topic=orders&action=now")
+
+
+async def test_the_timeline_shows_messages_where_they_are_due(make_pages):
+    pages = await filled(make_pages)
+    found = await pages.broker.registry.topic("orders").schedule.get("order/7")
+    minute = found.deliver_at_ms - found.deliver_at_ms % 60_000
+    text = await pages.get(f"/timeline?unit=second&start={start_name('second', minute)}")
+    second = found.deliver_at_ms - found.deliver_at_ms % 1_000
+    link = f"/scheduled?from={second}&amp;until={second + 1000}"
+    assert link in text
+    assert "order/7" in await pages.get(link.replace("&amp;", "&"))
+
+
+async def test_lists_go_on_where_the_page_before_ended(make_pages):
+    pages = await make_pages()
+    await pages.produce(
+        "orders", *(Outgoing(b"x", deliver_after_ms=HOUR_MS + i, schedule_key=f"k{i:03}") for i in range(120))
+    )
+    keys: list[str] = []
+    link: str | None = "/scheduled?topic=orders"
+    while link is not None:
+        text = await pages.get(link)
+        keys += re.findall(r">(k[0-9]{3})<", text)
+        following = re.search(r'href="([^"]+)" rel="next"', text)
+        link = following[1].replace("&amp;", "&") if following else None
+    assert keys == [f"k{i:03}" for i in range(120)]
+
+
+async def test_pause_resume_and_skip(make_pages):
+    pages = await filled(make_pages)
+    await pages.log_in()
+    place = "/topics/orders/subscriptions/billing"
+    subscription = pages.broker.registry.topic("orders").subscription("billing")
+    assert "Paused: billing." in await pages.post(place, action="pause")
+    assert subscription.paused
+    assert "Resumed: billing." in await pages.post(place, action="resume")
+    assert not subscription.paused
+    assert "This will skip 20 messages" in await pages.get(f"{place}/skip")
+    assert "Skipped for billing: 20." in await pages.post(f"{place}/skip")
+    assert subscription.unsettled_count() == 0
+
+
+async def test_dead_letters_are_requeued_and_purged(make_pages):
+    pages = await make_pages()
+    topic = await pages.broker.registry.topic_or_create("jobs")
+    subscription = await topic.create_subscription(
+        "work", SHARED, LATEST, SubscriptionPolicy(max_delivery_attempts=1)
+    )
+    ids = await pages.produce("jobs", *(Outgoing(b"job %d" % i) for i in range(3)))
+    await subscription.give_up({ids[0].ledger_id: BitMap([each.entry_id for each in ids])}, "broken <b>")
+    await pages.log_in()
+    place = "/dead-letters/jobs/work"
+    assert "3 messages given up" in await pages.get("/dead-letters")
+    text = await pages.get(place)
+    assert "broken &lt;b&gt;" in text and "job 2" in text
+    letter = re.search(r'name="id" value="([0-9:]+)"', text)
+    assert letter is not None
+    assert "Requeued: 1." in await pages.post(place, action="requeue", id=letter[1])
+    assert "Not found: 1." in await pages.post(place, action="requeue", id=letter[1])
+    assert "This will purge 2 dead letters" in await pages.get(f"{place}/purge")
+    assert "Purged: 2." in await pages.post(place, action="purge")
+    assert "No dead letters" in await pages.get(place)
+
+
+async def test_the_audit_report_is_shown_in_a_sandbox(make_pages, tmp_path: Path):
+    folder = tmp_path / "report"
+    pages = await make_pages(audit_report_dir=str(folder))
+    assert "There is no report in the folder yet" in await pages.get("/audit")
+    await pages.get("/audit/report.html", status=404)
+    folder.mkdir()
+    (folder / "report.json").write_text("[]")
+    assert "cannot be read" in await pages.get("/audit")
+    (folder / "report.html").write_text("<h1>Report</h1>")
+    async with pages.session.get("/audit/report.html") as response:
+        assert response.headers["Content-Security-Policy"].startswith("sandbox; default-src 'none'")
+        assert await response.text() == "<h1>Report</h1>"
+
+
+async def test_a_refusal_of_the_broker_is_told_on_the_page_of_the_form(make_pages):
+    pages = await filled(make_pages)
+    await pages.log_in()
+    text = await pages.post("/topics/orders/subscriptions/nobody", action="pause", back="/topics/orders")
+    assert "nobody" in text and 'class="flash failed"' in text and "billing" in text
+
+
+async def test_a_broker_that_drains_changes_nothing(make_pages):
+    pages = await filled(make_pages)
+    await pages.log_in()
+    csrf = await pages.csrf()
+    pages.broker.drain()
+    text = await pages.post("/topics/orders/messages/1:0", csrf=csrf, action="cancel", back="/topics")
+    assert "draining" in text
