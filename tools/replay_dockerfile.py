@@ -40,6 +40,15 @@ CARRIED_OUT = {"RUN", "COPY", "ENV", "WORKDIR", "USER", "ENTRYPOINT", "CMD", "HE
 NOTED = {"VOLUME", "EXPOSE", "STOPSIGNAL"}  # they mean something to an engine only
 USER = "10001:10001"
 READY_SECONDS = 60
+# Listening on all addresses, the pages are for who has logged in; that they say so shows that their files are there.
+LOCKED_PAGE = """
+import urllib.error, urllib.request
+try:
+    answer = urllib.request.urlopen("http://127.0.0.1:7680/", timeout=10)
+except urllib.error.HTTPError as error:
+    answer = error
+print(answer.status, answer.headers.get_content_type())
+"""
 # What a step may know of this machine: how packages are fetched.
 PASSED = re.compile(r"(PIP_|SSL_|REQUESTS_CA|CURL_CA)\w*|\w+_proxy|\w+_PROXY")
 PASSED_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs")
@@ -152,7 +161,7 @@ def carry_out(step: Step, image: Image, built: dict[str, Image]) -> None:
 
 def copy(text: str, image: Image, built: dict[str, Image]) -> None:
     words = text.split()
-    options = dict(word[2:].split("=", 1) for word in words if word.startswith("--"))
+    options = dict(word[2:].partition("=")[::2] for word in words if word.startswith("--"))
     *sources, goal = [word for word in words if not word.startswith("--")]
     if unknown := options.keys() - {"from", "chmod"}:
         raise ReplayError(f"COPY does not know {', '.join(unknown)}")
@@ -293,6 +302,8 @@ def try_broker(broker: Container) -> None:
     for place in ("/opt/postdate/x", "/usr/x", "/etc/x", "/x"):
         if broker.execute("sh", "-c", f"touch {place} && echo written", check=False):
             raise ReplayError(f"{place} could be written")
+    if broker.execute("python", "-c", LOCKED_PAGE).strip() != "403 text/html":
+        raise ReplayError("the pages are not locked, or not in the image")
     broker.execute("postdate", "produce", "orders", "--payload", "close order 17", "--delay", "2s")
     started = time.monotonic()
     consume = ("postdate", "consume", "orders", "billing", "--from", "earliest", "--count", "1")
@@ -387,7 +398,11 @@ def replay(names: Sequence[str]) -> None:
         volumes[place].mkdir()
         os.chown(volumes[place], *map(int, USER.split(":")))
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-    environ = compose["broker"]["environment"]
+    environ = {
+        # Compose fills in variables: ${NAME:-what else}.
+        key: re.sub(r"\$\{(\w+):-(.*?)\}", lambda found: os.environ.get(found[1], found[2]), value)
+        for key, value in compose["broker"]["environment"].items()
+    }
     broker = Container(images["broker"], {"/data": volumes["/data"]}, environ)
     try:
         try_broker(broker)
