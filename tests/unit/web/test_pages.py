@@ -222,6 +222,15 @@ async def test_another_sessions_token_does_not_do(make_pages):
     await pages.post("/topics/orders/subscriptions/billing", csrf=csrf, action="pause", status=403)
 
 
+async def test_a_form_that_is_too_large_is_refused_under_the_same_headers(make_pages):
+    pages = await filled(make_pages)
+    await pages.log_in()
+    headers = {"Origin": f"http://{pages.server.address}"}
+    async with pages.session.post("/logout", data={"csrf": "x" * 100_000}, headers=headers) as response:
+        assert response.status == 413
+        assert response.headers["X-Frame-Options"] == "DENY"
+
+
 async def test_reading_changes_nothing_whatever_the_method(make_pages):
     pages = await filled(make_pages)
     await pages.log_in()
