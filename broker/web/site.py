@@ -164,7 +164,10 @@ class Site:
 
     async def answer(self, request: web.Request) -> web.Response:
         """The answer to a request, whatever it is."""
-        response = await self._answer(request)
+        try:
+            response = await self._answer(request)
+        except web.HTTPException as error:  # what the library refuses: a form that is too large
+            response = web.Response(status=error.status, text=f"{error.reason}\n")
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
         if response.status == 200 and request.path.startswith("/static/"):
