@@ -22,6 +22,10 @@ _SPARE = 1.25
 """How many more entries than wanted are looked for: times are never spread quite evenly."""
 
 
+_READS_AT_ONCE = 64
+"""Segments that are asked for together: the read thread need not wait for the loop between them."""
+
+
 @dataclass(frozen=True, slots=True)
 class UnreadSegments:
     """Segments that a look may have to read: their borders in due time, aligned, and how to read one."""
@@ -55,15 +59,16 @@ async def scan(
     wanted = limit
     while True:
         until_ms = waiting.expected_until(parts, wanted, start[0], end[0])
-        for read in waiting.take_until(until_ms):
-            parts.append(_between(await read(), start, end))
-            await asyncio.sleep(0)  # a storage that answers from memory never lets others run
+        reads = waiting.take_until(until_ms)
+        for first in range(0, len(reads), _READS_AT_ONCE):
+            found = await asyncio.gather(*(read() for read in reads[first : first + _READS_AT_ONCE]))
+            parts += [_between(columns, start, end) for columns in found]
         complete = min(end, (waiting.first_ms, 0, 0)) if len(waiting) else end
-        found = concatenate([part.part(rows_before(part, complete)) for part in parts])
-        if len(found) > limit or complete == end:
+        inside = concatenate([part.part(rows_before(part, complete)) for part in parts])
+        if len(inside) > limit or complete == end:
             break
         wanted += limit
-    rows = sort_unique(found)
+    rows = sort_unique(inside)
     if len(rows) > limit:
         return Page(rows.part(slice(0, limit)), rows.key(limit), is_last=False)
     return Page(rows, complete, is_last=complete == end)

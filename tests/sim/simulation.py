@@ -27,7 +27,7 @@ from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_loop import Latency
 from broker.topics.topic import Topic
-from tests.harness import DAY_MS, EARLIEST, LATEST
+from tests.harness import DAY_MS, EARLIEST, LATEST, Outgoing
 from tests.sim.endings import drain_everything, end_life, open_life
 from tests.sim.model import Creation, Model, SubscriptionModel, TopicModel, require
 from tests.sim.probe import Probe
@@ -356,14 +356,24 @@ class Simulation:
         self.world.count["clock steps forward" if ms > 0 else "clock steps back"] += 1
 
     async def _freeze_clock(self) -> None:
-        wall = self.world.wall
-        if self.rng.random() < 0.5:  # at a moment at which messages are due
-            await asyncio.sleep((MOMENT_MS - wall.now_ms() % MOMENT_MS) / 1000)
-        if not wall.is_frozen:
-            wall.freeze()
-            self.world.trace("the clock stands still")
-            self.world.count["clock freezes"] += 1
-            self.world.loop.call_later(self.rng.uniform(0, 6), self._thaw_clock, self.rng.random() < 0.5)
+        wall, watched = self.world.wall, [each for each in self.model.subscriptions() if each.attached]
+        if wall.is_frozen:
+            return
+        seconds = self.rng.uniform(0, 6)
+        is_at_due = bool(watched) and self.rng.random() < 0.5
+        if is_at_due:
+            now_ms = wall.now_ms()
+            moment_ms = now_ms - now_ms % MOMENT_MS + MOMENT_MS
+            asks = [Outgoing(self._payloads.next(), deliver_at_ms=moment_ms)]
+            self.life.spawn(produce(self.life, self.model, self.rng.choice(watched).topic.name, asks))
+            await asyncio.sleep((moment_ms - now_ms) / 1000)
+            seconds += 4
+        wall.freeze()
+        self.world.trace("the clock stands still")
+        self.world.count["clock freezes"] += 1
+        self.world.loop.call_later(seconds, self._thaw_clock, self.rng.random() < 0.5)
+        if is_at_due:  # what is due at this very moment must be delivered while it lasts
+            await asyncio.sleep(seconds)
 
     def _thaw_clock(self, catch_up: bool) -> None:
         self.world.trace("the clock ticks again")
