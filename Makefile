@@ -26,7 +26,7 @@ PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --require-hash
 SOURCES := broker clients/python benchmarks examples tests tools
 
 .PHONY: help setup run test check check-format check-lint check-types check-imports check-protos \
-        demo audit bench sim docs descriptors protos format lock clean
+        demo audit bench sim image-test docs descriptors protos format lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -83,6 +83,9 @@ bench: setup ## measure throughput, latency, recovery and memory (several minute
 
 sim: setup ## run the simulation: SEED=n, and COUNT=m seeds from there
 	@$(PY) -m tests.sim --seed $(SEED) --count $(COUNT) $(ARGS)
+
+image-test: setup ## carry out deploy/Dockerfile in a bootstrapped Debian and try both images (root; several minutes)
+	@$(PY) -m tools.replay_dockerfile $(ARGS)
 
 # Without --quiet: it would swallow the warnings that --strict counts.
 docs: setup ## build the documents as a site in build/site
