@@ -26,7 +26,7 @@ PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --require-hash
 SOURCES := broker clients/python benchmarks examples tests tools
 
 .PHONY: help setup run test check check-format check-lint check-types check-imports check-protos \
-        demo audit bench sim image-test docs descriptors protos format lock clean
+        demo audit bench sim image-test docs descriptors protos generated format lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -59,6 +59,7 @@ check-lint: setup
 
 check-types: setup
 	@$(PY) -m mypy
+	@$(PY) tools/check_sdk_types.py
 
 check-imports: setup
 	@.venv/bin/lint-imports --no-logo --cache-dir build/import-linter
@@ -95,8 +96,14 @@ descriptors: build/protos-venv/.ready ## write the API's descriptor set to dist/
 	@mkdir -p dist
 	@$(PROTOS_PY) tools/generate_protos.py --descriptors dist/postdate.binpb
 
-protos: build/protos-venv/.ready ## regenerate the stubs from protos/
+protos: build/protos-venv/.ready ## regenerate the stubs and docs/api.md from protos/
 	@$(PROTOS_PY) tools/generate_protos.py
+
+generated: setup ## regenerate postdate.sync, dashboards, and the pages of commands and settings
+	@$(PY) tools/generate_sync.py
+	@$(PY) -m tools.dashboards
+	@$(PY) -m tools.cli_reference > docs/cli-reference.md
+	@$(PY) -m tools.configuration > docs/configuration.md
 
 # The generator wants another protobuf than the broker, so it has an environment of its own.
 ifneq ($(shell test -x $(PROTOS_PY) && cat build/protos-venv/.ready 2>/dev/null),$(CURDIR))
