@@ -122,15 +122,16 @@ async def start_change(visit: Visit) -> web.Response:
     )
 
     async def work(job: Job) -> None:
-        mark: PageMark | None = None
+        # From the first place on: without one, all that match are counted before the first is changed.
+        mark = PageMark((0, 0, 0), topic.applied_lsn)
         while True:
             page = await topic.schedule.change_matching(
                 search.due, search.prefix, change, _PAGE, mark, dry_run=False
             )
             job.results += _results(page.outcomes)
-            mark = page.next
-            if mark is None:
+            if page.next is None or job.is_stopped:
                 return
+            mark = page.next
             await asyncio.sleep(0)  # deliveries come first
 
     job = visit.site.jobs.start(f"{_VERBS[action]} in {topic.name}", search.link(), expected, work)
@@ -154,6 +155,7 @@ async def show_job(visit: Visit) -> web.Response:
     return await visit.page(
         "job.html",
         title=job.title,
+        action=action,
         back=job.back,
         started_ms=job.started_ms,
         is_done=job.done.is_set(),
@@ -162,6 +164,18 @@ async def show_job(visit: Visit) -> web.Response:
         kind=kind,
         text=text,
     )
+
+
+async def stop_job(visit: Visit) -> web.Response:
+    """POST /changes/{job}: change no more"""
+    job = visit.site.jobs.find(visit.params["job"])
+    if job is None:
+        raise Refusal("Nothing is known of that change.", 404)
+    job.is_stopped = True
+    await job.done.wait()  # for the messages it is at
+    action = visit.form.get("action", "")
+    log.info("An operator stopped a change on the pages", change=job.title)
+    return visit.done(*summary(action if action in _DONE else "move", job), job.back)
 
 
 def summary(action: str, job: Job) -> tuple[str, str]:
@@ -178,6 +192,8 @@ def summary(action: str, job: Job) -> tuple[str, str]:
     text = f"{_DONE[action]}: {done:,}. Already delivered: {delivered:,}. Not found: {missing:,}."
     if cancelled:
         text += f" Already cancelled: {cancelled:,}."
+    if job.is_stopped:
+        text = f"It was stopped. {text}"
     if job.failure:
         return "failed", f"It ended early: {job.failure} {text}"
     return ("done" if done else "nothing"), text
@@ -192,14 +208,17 @@ def _asked(visit: Visit, given: Mapping[str, str]) -> tuple[Search, Topic, Chang
 
 async def _count(topic: Topic, search: Search, change: Change) -> tuple[int, bool]:
     """How many messages match, and whether that is exact: a count that takes long ends with what the index knows."""
+    counts = await topic.schedule.count(search.due, 0)
+    within = sum(messages for _, messages in counts.bars)
+    if counts.is_exact and not search.prefix:
+        return within, True
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_COUNT_SECONDS):
             page = await topic.schedule.change_matching(
                 search.due, search.prefix, change, 1, None, dry_run=True
             )
             return page.matched, True
-    counts = await topic.schedule.count(search.due, 0)
-    return sum(messages for _, messages in counts.bars), False
+    return within, False
 
 
 def _results(outcomes: object) -> Counter[ChangeResult]:

@@ -31,6 +31,7 @@ class Job:
     started_ms: int
     results: Counter[ChangeResult] = field(default_factory=Counter)
     failure: str = ""
+    is_stopped: bool = False  # somebody has seen enough
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

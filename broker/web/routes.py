@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.web import audit, dead_letters, storage, topics
-from broker.web.changes import change_message, show_change, show_job, start_change
+from broker.web.changes import change_message, show_change, show_job, start_change, stop_job
 from broker.web.overview import show_overview
 from broker.web.scheduled import show_message, show_scheduled
 from broker.web.site import Route, route
@@ -16,6 +16,7 @@ ROUTES: list[Route] = [
     route("GET", "/scheduled/change", show_change),
     route("POST", "/scheduled/change", start_change),
     route("GET", "/changes/{job}", show_job),
+    route("POST", "/changes/{job}", stop_job),
     route("GET", "/topics/{topic}/messages/{id}", show_message),
     route("POST", "/topics/{topic}/messages/{id}", change_message),
     route("GET", "/topics", topics.show_topics),

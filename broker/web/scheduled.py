@@ -20,7 +20,6 @@ from broker.topics.topic import Topic
 from broker.web.refusals import Refusal
 from broker.web.search import Search, form_time
 from broker.web.site import Visit, parse_position, see_other
-from broker.web.tally import tally
 
 _PAGE = 50
 _TOPICS_MERGED = 50
@@ -65,10 +64,7 @@ async def show_scheduled(visit: Visit) -> web.Response:
     else:
         topics = list(broker.registry.topics.values())
         found = await _first_of_all(topics, search)
-    counted = None
-    if not search.prefix:  # only the index is counted, and that knows no keys
-        whole = await tally(topics, search.due, search.due.end_ms - search.due.start_ms, broker.clock)
-        counted = (whole.within, whole.is_exact)
+    counted = await _count(visit, topics, search)
     return await visit.page(
         "scheduled.html",
         search=search,
@@ -126,6 +122,16 @@ async def _find_one(visit: Visit, search: Search) -> web.Response:
     except NotFound:
         raise Refusal(f"No message of {topic.name} waits under the key {search.key[:200]!r}.", 404) from None
     return see_other(message_link(topic.name, found.position))
+
+
+async def _count(visit: Visit, topics: Sequence[Topic], search: Search) -> tuple[int, bool] | None:
+    """How many messages the list has, and whether that is exact; None where only reading them would tell."""
+    if search.prefix:
+        return None
+    if not search.is_narrowed:
+        return sum(topic.index.scheduled_count() for topic in topics), True
+    whole = await visit.site.tallies.of(topics, search.due, search.due.end_ms - search.due.start_ms)
+    return whole.within, whole.is_exact
 
 
 async def _first_of_all(topics: Sequence[Topic], search: Search) -> list[tuple[str, Scheduled]]:

@@ -37,6 +37,7 @@ from broker.web.guard import (
 from broker.web.jobs import Jobs
 from broker.web.refusals import Refusal
 from broker.web.render import Renderer, StaticFile, load_static
+from broker.web.tally import Tallies
 
 log = get_logger(__name__)
 
@@ -150,6 +151,7 @@ class Site:
         self.version = version
         self.guard = Guard(config.admin_token, config.http_hosts, listen_host, broker.clock)
         self.jobs = Jobs(broker.clock, broker.supervisor.spawn)
+        self.tallies = Tallies(broker.clock)
         self.renderer = Renderer()
         self._listens_locally = is_loopback(listen_host)
         self._static = load_static()
@@ -162,7 +164,10 @@ class Site:
 
     async def answer(self, request: web.Request) -> web.Response:
         """The answer to a request, whatever it is."""
-        response = await self._answer(request)
+        try:
+            response = await self._answer(request)
+        except web.HTTPException as error:  # what the library refuses: a form that is too large
+            response = web.Response(status=error.status, text=f"{error.reason}\n")
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
         if response.status == 200 and request.path.startswith("/static/"):

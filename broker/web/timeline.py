@@ -19,6 +19,7 @@ _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 _AHEAD_MS = 366 * _DAY_MS
 _MOST = 0.9
 """The first look shows this part of all messages, if a window does."""
+_TOPICS_LOOKED_AT = 100
 _TOPICS_LISTED = 50
 _TOPICS_OFFERED = 200
 
@@ -68,7 +69,8 @@ async def chart_of(
 ) -> tuple[Tally, Chart]:
     """What is due in a window."""
     clock = visit.broker.clock
-    counted = await tally(topics, DueRange(shown.start_ms, shown.end_ms), shown.count_width_ms, clock)
+    due = DueRange(shown.start_ms, shown.end_ms)
+    counted = await visit.site.tallies.of(topics, due, shown.count_width_ms)
     counts = [(topic.index.scheduled_count(), topic.name) for topic in visit.broker.registry.topics.values()]
     coloured = [name for count, name in nlargest(SERIES_MAX, counts) if count]
     return counted, draw(shown, counted.bars, coloured, clock.now_ms(), height)
@@ -87,6 +89,8 @@ def timeline_link(unit: str, start: str, topic: str) -> str:
 
 async def _first_unit(visit: Visit, topics: list[Topic], now_ms: int) -> str:
     """The narrowest window from now on that shows most of what is due."""
+    if sum(topic.index.scheduled_count() > 0 for topic in topics) > _TOPICS_LOOKED_AT:
+        return "day"
     hour_ms = now_ms - now_ms % _HOUR_MS
     ahead = DueRange(hour_ms, hour_ms + _AHEAD_MS)
     counted = await tally(topics, ahead, _HOUR_MS, visit.broker.clock)

@@ -22,6 +22,7 @@ ALLOWED = {
     "google.rpc": ("broker.rpc",),
     "postdate": ("broker.rpc", "broker.server", "broker.cli"),
     "aiohttp": ("broker.web", "broker.server", "broker.observe"),
+    "jinja2": ("broker.web",),
     "prometheus_client": ("broker.web", "broker.server", "broker.observe", "broker.jobs"),
     "pyspark": ("broker.jobs",),
 }

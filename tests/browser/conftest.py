@@ -15,15 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright import sync_api as playwright
 
 import postdate
 from tests.programs import need_program
-
-playwright = (
-    pytest.importorskip("playwright.sync_api")
-    if not os.environ.get("CI")
-    else __import__("playwright.sync_api").sync_api
-)
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "the-token-of-the-browser-tests"
@@ -78,7 +73,7 @@ async def fill(client: postdate.Client) -> None:
         await asyncio.sleep(0.02)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     need_program("chromium")
     settings = {
@@ -113,7 +108,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
             process.kill()
 
 
-@pytest.fixture(scope="session")
+# Not for the session: as long as Playwright's loop lives in this thread, no test of another folder has one.
+@pytest.fixture(scope="module")
 def browser(shop: Shop) -> Iterator[Any]:
     arguments = [
         "--no-sandbox",

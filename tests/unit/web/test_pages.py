@@ -11,6 +11,7 @@ from pyroaring import BitMap
 
 from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.subscription import SHARED
+from broker.web import changes
 from broker.web.windows import start_name
 from tests.harness import EARLIEST, LATEST, Outgoing
 from tests.unit.web.conftest import TOKEN, MakePages, Pages
@@ -221,6 +222,15 @@ async def test_another_sessions_token_does_not_do(make_pages):
     await pages.post("/topics/orders/subscriptions/billing", csrf=csrf, action="pause", status=403)
 
 
+async def test_a_form_that_is_too_large_is_refused_under_the_same_headers(make_pages):
+    pages = await filled(make_pages)
+    await pages.log_in()
+    headers = {"Origin": f"http://{pages.server.address}"}
+    async with pages.session.post("/logout", data={"csrf": "x" * 100_000}, headers=headers) as response:
+        assert response.status == 413
+        assert response.headers["X-Frame-Options"] == "DENY"
+
+
 async def test_reading_changes_nothing_whatever_the_method(make_pages):
     pages = await filled(make_pages)
     await pages.log_in()
@@ -261,6 +271,29 @@ async def test_all_that_match_are_counted_first_and_changed_after(make_pages):
     assert topic.index.scheduled_count() == 9
     text = await pages.post("/scheduled/change", topic="orders", action="move", how="by", by="1d")
     assert "Moved: 9." in text
+
+
+async def test_a_long_change_has_a_page_and_can_be_stopped(make_pages, monkeypatch):
+    monkeypatch.setattr(changes, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(changes, "_PAGE", 1)
+    pages = await make_pages()
+    await pages.produce("orders", *(Outgoing(b"x", deliver_after_ms=HOUR_MS + i) for i in range(2_000)))
+    await pages.log_in()
+    async with pages.session.get("/") as response:
+        csrf = re.search(r'name="csrf" value="([^"]+)"', await response.text())
+    assert csrf is not None
+    headers = {"Origin": f"http://{pages.server.address}"}
+    form = {"csrf": csrf[1], "topic": "orders", "action": "cancel", "matched": "2000"}
+    async with pages.session.post("/scheduled/change", data=form, headers=headers) as response:
+        place, text = response.url.path, await response.text()
+    assert "Under way" in text and "of 2,000" in text and "Stop it" in text
+    text = await pages.post(place, action="cancel")
+    told = re.search(r"It was stopped. Cancelled: ([0-9,]+)", text)
+    assert told is not None
+    left = pages.broker.registry.topic("orders").index.scheduled_count()
+    assert left == 2_000 - int(told[1].replace(",", "")) > 0
+    assert "Done" in await pages.get(place)
+    assert "Nothing is known of that change" in await pages.get("/changes/other", status=404)
 
 
 async def test_a_change_of_all_needs_a_topic_and_a_login(make_pages):
