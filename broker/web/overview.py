@@ -15,6 +15,7 @@ from broker.observe.lateness import HistogramStats
 from broker.runtime.supervise import YieldBudget
 from broker.subscriptions.subscription import Subscription
 from broker.topics.broker import Broker
+from broker.topics.dead_letter_frames import HOLDER_NAME
 from broker.topics.topic import Topic
 from broker.web.site import Visit
 from broker.web.timeline import bar_links, chart_of
@@ -26,7 +27,6 @@ _RATE_SECONDS_MAX = 120.0
 _SAMPLES_MAX = 60
 _LATE_MS = 1_000
 """Later than this at the 99th percentile is worth a colour."""
-_READY_WITHOUT_CONSUMERS = 1
 
 
 @dataclass(slots=True)
@@ -146,7 +146,10 @@ def _add(totals: Totals, broker: Broker, topic: Topic, subscription: Subscriptio
     counts, counters = topic.subscription_counts(subscription), subscription.counters
     letters = count_entries(broker.dead_letters.still_held(subscription))
     totals.subscriptions += 1
-    totals.ready += counts.ready
+    if (
+        subscription.name != HOLDER_NAME
+    ):  # what it holds waits for an operator, and is counted as dead letters
+        totals.ready += counts.ready
     totals.leased += counts.leased
     totals.consumers += len(subscription.consumers)
     totals.dead_letters += letters
@@ -171,11 +174,7 @@ def _note(totals: Totals, topic: Topic, subscription: Subscription, ready: int, 
         totals.attention.append((place, name, "delivered before its time: this must never happen"))
     if subscription.paused:
         totals.attention.append((place, name, f"paused, {ready:,} ready"))
-    elif (
-        ready >= _READY_WITHOUT_CONSUMERS
-        and not subscription.consumers
-        and subscription.name != "dead-letters"
-    ):
+    elif ready and not subscription.consumers and subscription.name != HOLDER_NAME:
         totals.attention.append((place, name, f"{ready:,} ready and nobody consumes"))
     if letters:
         link = f"/dead-letters/{quote(topic.name)}/{quote(subscription.name)}"

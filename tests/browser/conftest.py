@@ -73,7 +73,7 @@ async def fill(client: postdate.Client) -> None:
         await asyncio.sleep(0.02)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     need_program("chromium")
     settings = {
@@ -108,7 +108,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
             process.kill()
 
 
-@pytest.fixture(scope="session")
+# Not for the session: as long as Playwright's loop lives in this thread, no test of another folder has one.
+@pytest.fixture(scope="module")
 def browser(shop: Shop) -> Iterator[Any]:
     arguments = [
         "--no-sandbox",
