@@ -19,7 +19,7 @@ from broker.config import SETTINGS, BrokerConfig, load_config
 from broker.errors import Corrupt, Fenced, PostdateError
 from broker.observe.logs import configure_logging
 from broker.runtime.vfs import LocalVfs
-from broker.settings import ConfigError
+from broker.settings import ConfigError, Kind
 
 if TYPE_CHECKING:
     from postdate.backups import Backups
@@ -36,6 +36,8 @@ def main() -> None:
 
 def _with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     for setting in reversed(SETTINGS):
+        if setting.spec.kind is Kind.SECRET:
+            continue  # every user of the machine can read command lines
         default = setting.default if setting.default != "" else "not set"
         text = f"{setting.spec.help} [{setting.variable}; default {default}]"
         command = click.option(setting.flag, setting.name, help=text, metavar=setting.spec.kind.value)(

@@ -19,6 +19,8 @@ POSTDATE_DATA_DIR=/var/lib/postdate       # environment
 postdate-broker serve --data-dir /var/lib/postdate
 ```
 
+A secret has no flag, for every user of a machine can read command lines.
+
 Sizes are bytes or carry a unit: B, KiB, MiB, GiB, kB, MB, GB. Durations are milliseconds or carry a unit:
 ms, s, m, h, d. Switches are true or false. Unknown keys and other `POSTDATE_*` variables are refused, except
 those of the client command: `POSTDATE_ADDRESS`, `POSTDATE_CONTEXT`, `POSTDATE_OUTPUT`, `POSTDATE_TOKEN`,

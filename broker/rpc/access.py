@@ -5,8 +5,8 @@ its requests. What hangs on a request is asked by whoever decodes it, through `C
 service for each batch, and the consumer service for the first frame of a stream. A method without a rule is denied;
 a unary answer for which nobody asked is a bug and is not given.
 
-A stream ends when what it showed has expired or was withdrawn, or when it may not do any more what it was allowed:
-`AccessControl.recheck` looks at all of them every few seconds.
+A stream, or a call that waits, ends when what it showed has expired or was withdrawn, or when it may not do any more
+what it was allowed: `AccessControl.recheck` looks at all of them every few seconds.
 
 Without an access file there is no interceptor and no `Caller`, and nothing is asked.
 """
@@ -93,7 +93,7 @@ class AccessControl:
     def allow(self, principal: str, ask: Ask) -> bool:
         return self._grants.value.allow(principal, ask)
 
-    def admit(self, rule: Rule | None, context: Context, *, is_stream: bool) -> Caller:
+    def admit(self, rule: Rule | None, context: Context, *, is_long: bool) -> Caller:
         """Who makes this call, once that is known and the method is open to them. Raises what they are told."""
         shown = self._shown(context)
         peer = context.peer()
@@ -104,16 +104,16 @@ class AccessControl:
             raise
         if rule is None:
             raise PermissionDenied("This method is open to nobody")
-        caller = Caller(self, identity.principal, rule, peer, shown, is_stream=is_stream)
+        caller = Caller(self, identity.principal, rule, peer, shown, is_long=is_long)
         caller.check_always()
         return caller
 
     def enter(self, caller: Caller) -> None:
-        """A stream begins."""
+        """A stream, or a call that waits, begins."""
         self._live.add(caller)
 
     def leave(self, caller: Caller) -> None:
-        """A stream has ended."""
+        """It has ended."""
         self._live.discard(caller)
 
     async def recheck(self) -> None:
@@ -198,15 +198,23 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def _guard_unary(self, rule: Rule | None, behavior: Behavior) -> Behavior:
         control = self._control
+        waits = rule is not None and rule.waits
 
         async def guarded(request: Any, context: Context) -> Any:
             try:
-                caller = control.admit(rule, context, is_stream=False)
+                caller = control.admit(rule, context, is_long=waits)
             except PostdateError as error:
                 await refuse(control.broker, context, error)
                 raise
             CALLER.set(caller)  # the call is a task of its own
-            response = await behavior(request, context)
+            if waits:
+                work = asyncio.ensure_future(behavior(request, context))
+                await self._until_ended(caller, work)
+                if work.cancelled() and caller.ended is not None and caller.must_end:
+                    await refuse(control.broker, context, caller.ended.result())
+                response = work.result()
+            else:
+                response = await behavior(request, context)
             if not caller.is_checked:
                 await refuse(control.broker, context, AssertionError("nobody asked for a right"))
             return response
@@ -218,23 +226,14 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         async def guarded(request: Any, context: Context) -> None:
             try:
-                caller = control.admit(rule, context, is_stream=True)
+                caller = control.admit(rule, context, is_long=True)
             except PostdateError as error:
                 await refuse(control.broker, context, error)
                 raise
             CALLER.set(caller)
-            assert caller.ended is not None
-            control.enter(caller)
             work = asyncio.ensure_future(_run(behavior, request, context))
-            try:
-                await asyncio.wait((work, caller.ended), return_when=asyncio.FIRST_COMPLETED)
-                if not work.done() and caller.when_ended is not None:
-                    await asyncio.wait({work}, timeout=_END_SECONDS)
-            finally:
-                control.leave(caller)
-                if not work.done():
-                    work.cancel()
-                    await asyncio.wait({work})
+            await self._until_ended(caller, work)
+            assert caller.ended is not None
             if not caller.must_end:
                 await work
                 return
@@ -243,6 +242,20 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             await refuse(control.broker, context, caller.ended.result())
 
         return guarded
+
+    async def _until_ended(self, caller: Caller, work: asyncio.Future[Any]) -> None:
+        """Return once the work is done, or had to end and was cancelled."""
+        assert caller.ended is not None
+        self._control.enter(caller)
+        try:
+            await asyncio.wait((work, caller.ended), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and caller.when_ended is not None:
+                await asyncio.wait({work}, timeout=_END_SECONDS)
+        finally:
+            self._control.leave(caller)
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
 
 
 async def _run(behavior: Behavior, request: Any, context: Context) -> None:

@@ -47,6 +47,8 @@ class Rule:
     always: tuple[Ask, ...] = ()
     of: Callable[[Any, Broker], Iterable[Ask]] | None = None
     is_public: bool = False
+    waits: bool = False
+    """Of a unary method: its answer may come long after it was allowed, so it ends like a stream."""
 
 
 def _any(*rights: Right) -> frozenset[Right]:
@@ -55,6 +57,8 @@ def _any(*rights: Right) -> frozenset[Right]:
 
 EVERY_RIGHT = frozenset(Right)
 """Whoever has one of them on a topic may see that it is there."""
+SHOW_SUBSCRIPTION = _any(Right.CONSUME, Right.MANAGE)
+"""Whoever has one of them on a subscription may see its settings."""
 
 
 def _topic(*rights: Right, field: str = "topic") -> Rule:
@@ -62,9 +66,9 @@ def _topic(*rights: Right, field: str = "topic") -> Rule:
     return Rule(of=lambda request, _: (Ask(needed, getattr(request, field)),))
 
 
-def _subscription(*rights: Right, field: str = "subscription") -> Rule:
+def _subscription(*rights: Right, field: str = "subscription", waits: bool = False) -> Rule:
     needed = frozenset(rights)
-    return Rule(of=lambda request, _: (Ask(needed, request.topic, getattr(request, field)),))
+    return Rule(of=lambda request, _: (Ask(needed, request.topic, getattr(request, field)),), waits=waits)
 
 
 def _settings_of_subscription(request: Any, _: Broker) -> Iterable[Ask]:
@@ -103,7 +107,7 @@ _SERVICES: Mapping[str, Mapping[str, Rule]] = {
     },
     "postdate.v1.ConsumerService": {
         "Subscribe": _subscription(_CONSUME),
-        "Receive": _subscription(_CONSUME),
+        "Receive": _subscription(_CONSUME, waits=True),
         "Acknowledge": _subscription(_CONSUME),
         "Nack": _subscription(_CONSUME),
         "ExtendLease": _subscription(_CONSUME),
@@ -122,10 +126,10 @@ _SERVICES: Mapping[str, Mapping[str, Rule]] = {
         "DeleteTopic": _topic(_MANAGE, field="name"),
         "ListTopics": _SOMEBODY,
         "CreateSubscription": Rule(of=_settings_of_subscription),
-        "GetSubscription": _subscription(_CONSUME, _MANAGE, field="name"),
+        "GetSubscription": _subscription(*SHOW_SUBSCRIPTION, field="name"),
         "UpdateSubscription": Rule(of=_settings_of_subscription),
         "DeleteSubscription": _subscription(_MANAGE, field="name"),
-        "ListSubscriptions": _topic(_CONSUME, _MANAGE),
+        "ListSubscriptions": _topic(*SHOW_SUBSCRIPTION),
         "Seek": _subscription(_MANAGE),
         "SkipAll": _subscription(_MANAGE),
         "Pause": _subscription(_MANAGE),

@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from broker.config import check_name
+from broker.rpc.access_rules import SHOW_SUBSCRIPTION
 from broker.rpc.answers import Answers
 from broker.rpc.backups import BackupCalls
 from broker.rpc.caller import may_see
@@ -159,7 +160,15 @@ class AdminService:
     async def _list_subscriptions(self, request: admin_pb2.ListSubscriptionsRequest) -> Message:
         check_name("topic", request.topic, "topic")
         topic = self._broker.registry.topic(request.topic)
-        found, token = page_by_name(list(topic.subscriptions.values()), request.page_size, request.page_token)
+        found, token = page_by_name(
+            [
+                each
+                for each in topic.subscriptions.values()
+                if may_see(topic.name, SHOW_SUBSCRIPTION, each.name)
+            ],
+            request.page_size,
+            request.page_token,
+        )
         return admin_pb2.ListSubscriptionsResponse(
             subscriptions=[describe_subscription(topic, subscription) for subscription in found],
             next_page_token=token,

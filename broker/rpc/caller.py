@@ -34,7 +34,7 @@ class Caller:
     """Who made one call, and what it may do."""
 
     def __init__(
-        self, judge: Judge, principal: str, rule: Rule, peer: str, shown: Shown, *, is_stream: bool
+        self, judge: Judge, principal: str, rule: Rule, peer: str, shown: Shown, *, is_long: bool
     ) -> None:
         self.principal = principal
         self.peer = peer
@@ -42,9 +42,9 @@ class Caller:
         self.is_checked = rule.of is None
         """Whether somebody has asked for what the requests need."""
         self.ended: asyncio.Future[PostdateError] | None = (
-            asyncio.get_running_loop().create_future() if is_stream else None
+            asyncio.get_running_loop().create_future() if is_long else None
         )
-        """Of a stream: done once it must end, with what is to be said."""
+        """Of a stream, or a call that waits: done once it must end, with what is to be said."""
         self.when_ended: Callable[[], None] | None = None
         """Set by a stream that answers what it has begun, and then ends by itself."""
         self._judge = judge
@@ -79,8 +79,8 @@ class Caller:
         for ask in self._held:
             self._require(ask)
 
-    def may(self, rights: frozenset[Right], topic: str) -> bool:
-        return self._judge.allow(self.principal, Ask(rights, topic))
+    def may(self, ask: Ask) -> bool:
+        return self._judge.allow(self.principal, ask)
 
     def end(self, error: PostdateError) -> None:
         """End the stream, once."""
@@ -132,7 +132,7 @@ def check_request(request: Any) -> None:
         caller.check(request)
 
 
-def may_see(topic: str, rights: frozenset[Right] = EVERY_RIGHT) -> bool:
-    """Whether a list may show this topic to the caller."""
+def may_see(topic: str, rights: frozenset[Right] = EVERY_RIGHT, subscription: str | None = None) -> bool:
+    """Whether a list may show this topic, or this subscription of it, to the caller."""
     caller = CALLER.get()
-    return caller is None or caller.may(rights, topic)
+    return caller is None or caller.may(Ask(rights, topic, subscription))

@@ -55,6 +55,7 @@ async def _topic_stats(broker: Broker, topic: Topic) -> admin_pb2.TopicStats:
     subscriptions = [
         await _subscription_stats(broker, topic, subscription)
         for subscription in sorted(topic.subscriptions.values(), key=lambda each: each.name)
+        if may_see(topic.name, subscription=subscription.name)
     ]
     index, scheduled = topic.index.tracker.stats(), topic.index.scheduled_count()
     return admin_pb2.TopicStats(

@@ -7,9 +7,11 @@ from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker import cli
 from broker.config import SETTINGS, BrokerConfig, check_name, is_loopback, load_config
 from broker.errors import InvalidRequest
 from broker.settings import MIB, ConfigError, Kind, split_address
@@ -64,6 +66,15 @@ def test_every_setting_can_be_given_by_every_source(tmp_path: Path) -> None:
         assert load({setting.flag.removeprefix("--"): given_value}) == BrokerConfig()
         assert load({}, {setting.variable: given_value}) == BrokerConfig()
         assert load(path=toml(tmp_path, f'{setting.name} = "{given_value}"')) == BrokerConfig()
+
+
+def test_secrets_are_no_options_where_every_user_of_the_machine_could_read_them() -> None:
+    shown = CliRunner().invoke(cli.main, ["serve", "--help"]).output
+    secrets = [setting for setting in SETTINGS if setting.spec.kind is Kind.SECRET]
+    assert [setting.flag for setting in SETTINGS if setting.flag not in shown] == [
+        each.flag for each in secrets
+    ]
+    assert secrets
 
 
 @pytest.mark.parametrize(

@@ -376,6 +376,18 @@ async def test_lists_show_what_the_caller_may_see(serve: Serve, files: Files):
             await within(shop.stats("orders", "secret"))
 
 
+async def test_subscriptions_that_no_grant_is_for_are_in_no_list(serve: Serve, files: Files):
+    wire = await serve(**files.settings)
+    async with as_(wire, "admin-secret") as admin, as_(wire, "billing-secret") as billing:
+        for name in ("audit", "billing"):
+            await within(admin.subscriptions.create("orders", name))
+        assert [each.name for each in await within(billing.subscriptions.list("orders"))] == ["billing"]
+        assert [each.name for each in (await within(billing.stats("orders")))[0].subscriptions] == ["billing"]
+    async with as_(wire, "shop-secret") as shop:  # its right is on the topic as a whole
+        shown = (await within(shop.stats("orders")))[0].subscriptions
+        assert [each.name for each in shown] == ["audit", "billing"]
+
+
 async def test_dead_letter_topic_is_no_way_into_other_topics(serve: Serve, files: Files):
     files.access('[[grant]]\nprincipals = ["token:shop"]\ntopics = ["orders"]\nrights = ["manage"]\n')
     wire = await serve(**files.settings)

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 import postdate
 from broker import cli
 from broker.rpc.access_identity import parse_tokens
-from postdate.v1 import admin_pb2
+from postdate.v1 import admin_pb2, consumer_pb2
 from tests.certificates import Authority
 from tests.wire.access_files import ACCESS, Files, bearer
 from tests.wire.conftest import Refusal, Serve, batch, eventually, refused, within
@@ -50,6 +50,29 @@ async def test_token_that_is_withdrawn_ends_the_stream(serve: Serve, files: File
     files.tokens(billing="another-secret")
     refusal = await stream.refusal()
     assert (refusal.code, refusal.reason) == (UNAUTHENTICATED, "CREDENTIALS_INVALID")
+
+
+@pytest.mark.parametrize("what", ["right", "token"])
+async def test_receive_that_waits_ends_when_it_may_not_go_on(serve: Serve, files: Files, what: str):
+    wire = await serve(**files.settings)
+    request = admin_pb2.CreateSubscriptionRequest(topic="orders", name="billing")
+    await within(wire.admin.CreateSubscription(request, metadata=bearer("admin-secret")))
+    topic = wire.broker.registry.topic("orders")
+    subscription = topic.subscription("billing")
+    call = wire.consumer.Receive(
+        consumer_pb2.ReceiveRequest(topic="orders", subscription="billing", wait_ms=60_000),
+        metadata=bearer("billing-secret"),
+    )
+    await eventually(lambda: bool(subscription.consumers))
+    if what == "right":
+        files.access(ACCESS.replace('"token:billing", ', ""))
+    else:
+        files.tokens(shop="shop-secret", billing="another-secret")
+    refusal = await refused(call)
+    assert refusal.reason == ("PERMISSION_DENIED" if what == "right" else "CREDENTIALS_INVALID")
+    assert not subscription.consumers
+    await within(wire.producer.Produce(batch("orders", b"x"), metadata=bearer("shop-secret")))
+    await eventually(lambda: topic.subscription_counts(subscription).ready == 1)  # for whoever may have it
 
 
 async def test_change_that_takes_nothing_away_ends_no_stream(serve: Serve, files: Files):

@@ -99,7 +99,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has enough. Python would complain once more while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        why = error.strerror or str(error)
+        return _say(f"{why}: {error.filename}" if error.filename is not None else why, 1)
+    except ValueError as error:
         return _say(str(error), 1)
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted", EXIT_INTERRUPTED)

@@ -55,6 +55,7 @@ class Credentials:
         token: Token | None = None,
         allow_plaintext_token: bool = False,
     ) -> None:
+        check_address(address)
         if token is not None and tls is None and not allow_plaintext_token and not _is_loopback(address):
             raise ValueError(
                 f"a token for {address} would be sent without encryption: give tls=postdate.Tls(...), "
@@ -92,6 +93,19 @@ class Credentials:
             # It is not shown: what is almost a token is almost a secret.
             raise ValueError("the token is empty, or has characters that no token has")
         return (("authorization", f"Bearer {token}"),)
+
+
+def check_address(address: str) -> None:
+    """Raise ValueError unless this is host:port, or the path of a socket.
+
+    gRPC itself takes a port modulo 65,536 and a name without one for a port of its own choice: for another broker.
+    """
+    if address.startswith("unix:"):
+        return
+    host, _, port = address.rpartition(":")
+    is_port = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16
+    if not is_port or not host or any(each.isspace() for each in address):
+        raise ValueError(f"{address!r} is no address: give host:port, for example 127.0.0.1:7650")
 
 
 def _read(path: str | os.PathLike[str] | None) -> bytes | None:

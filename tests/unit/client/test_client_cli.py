@@ -172,6 +172,8 @@ async def test_deleting_several_goes_on_after_a_failure(broker: FakeBroker, post
     [
         (["produce", "t", "--delay", "5x", "--payload", "x"], 2, "not a duration"),
         (["produce", "t", "--at", "2030-01-01T00:00:00", "--payload", "x"], 2, "no time zone"),
+        (["produce", "t", "--at", "2030-01-01", "--payload", "x"], 2, "write 2030-01-01T00:00:00Z for UTC"),
+        (["check", "t/"], 2, "names no subscription"),
         (["produce", "t", "--at", "2030-01-01T00:00:00Z", "--delay", "1s", "--payload", "x"], 2, "not both"),
         (["produce", "t", "--file", "/nope"], 2, "No such file"),
         (["produce", "t", "--file", "x", "--payload", "x"], 2, "not both"),

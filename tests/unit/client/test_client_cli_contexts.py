@@ -128,3 +128,8 @@ async def test_files_are_kept_by_name_and_not_lent_to_another_broker(
     assert await shown("--context", "prod") == ("prod:1", ca, token, True)
     monkeypatch.setenv("POSTDATE_ADDRESS", "env:1")
     assert await shown() == ("env:1", None, None, False)
+
+
+async def test_a_file_that_cannot_be_read_is_named(postdate: Run) -> None:
+    told = await postdate("--token-file", "nowhere", "info")
+    assert (told.code, told.err) == (1, "postdate: No such file or directory: nowhere\n")

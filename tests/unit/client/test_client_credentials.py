@@ -84,3 +84,17 @@ async def test_missing_file_is_named(postdate: Callable[..., Any]) -> None:
     outcome = await postdate("--tls-ca", "/nowhere/ca.pem", "stats")
     assert outcome.code == 1
     assert "/nowhere/ca.pem" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "address", ["", "broker", ":7650", "broker:", "broker:0", "broker:73186", "a b:1", "broker:٧"]
+)
+async def test_what_is_no_address_is_refused_by_the_sdk_and_in_a_context(
+    postdate: Callable[..., Any], address: str
+) -> None:
+    with pytest.raises(ValueError, match="is no address"):
+        Credentials(address)
+    told = await postdate("context", "add", "typo", "--address", address)
+    assert (told.code, "is no address" in told.err) == (2, True)
+    told = await postdate("--address", address, "info")
+    assert (told.code, "is no address" in told.err) == (2, True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from types import MappingProxyType
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postdate import MessageId, OutgoingMessage, ScheduledMessage, ScheduledState
+from postdate import OutgoingMessage, ScheduledMessage
 from postdate.commands.message_lines import (
     BadLine,
     end_line,
@@ -18,29 +17,27 @@ from postdate.commands.message_lines import (
     read_header,
     read_messages,
 )
+from postdate.v1 import message_pb2, schedule_pb2
 
 NOW = datetime(2026, 11, 22, 10, 0, 0, 123000, tzinfo=UTC)
 HEADER = header_line("some-id", "orders", "broker", NOW)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-MOMENT = st.integers(0, 4_000_000_000_000).map(
-    lambda ms: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
-)
+MOMENT_MS = st.integers(0, 4_000_000_000_000)
 MESSAGES = st.builds(
-    ScheduledMessage,
-    id=st.builds(MessageId, st.integers(1, 9), st.integers(0, 9)),
+    schedule_pb2.ScheduledMessage,
+    id=st.builds(message_pb2.MessageId, ledger_id=st.integers(1, 9), entry_id=st.integers(0, 9)),
     schedule_key=TEXT,
-    deliver_at=MOMENT,
-    publish_time=MOMENT,
-    state=st.just(ScheduledState.WAITING),
-    revision=st.just(0),
-    size_bytes=st.just(0),
-    key=TEXT,
-    properties=st.dictionaries(TEXT, TEXT, max_size=3).map(MappingProxyType),
-    ttl=st.none() | st.integers(1, 10**12).map(lambda ms: timedelta(milliseconds=ms)),
-    event_time=st.none() | MOMENT,
-    traceparent=TEXT,
-    payload=st.binary(max_size=50),
-)
+    deliver_at_ms=MOMENT_MS,
+    message=st.builds(
+        message_pb2.Message,
+        key=TEXT,
+        properties=st.dictionaries(TEXT, TEXT, max_size=3),
+        ttl_ms=st.integers(0, 10**12),
+        event_time_ms=MOMENT_MS,
+        traceparent=TEXT,
+        payload=st.binary(max_size=50),
+    ),
+).map(lambda scheduled: ScheduledMessage(scheduled, has_payload=True))
 
 
 def read(*lines: str) -> list[OutgoingMessage]:
@@ -125,6 +122,7 @@ def test_a_bad_header_is_said(header: str, says: str) -> None:
         (['{"payload": "x", "deliver_at": 5}\n'], 2, "deliver_at is a time"),
         (['{"payload": "x", "deliver_at": "soon"}\n'], 2, "is not a time"),
         (['{"payload": "x", "deliver_at": "2026-12-24T18:00:00"}\n'], 2, "no time zone"),
+        (['{"payload": "x", "deliver_at": "1969-12-31T23:59:59Z"}\n'], 2, "deliver_at is before 1970"),
         ([f'{{{AT}, "payload": "x", "delay": 5}}\n'], 2, "no field 'delay'"),
         ([f'{{{AT}, "payload": "x", "key": null}}\n'], 2, "key is a text"),
         ([f'{{{AT}, "payload": "x", "ttl_ms": 0}}\n'], 2, "ttl_ms"),

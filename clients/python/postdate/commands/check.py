@@ -133,6 +133,9 @@ def check(ctx: click.Context, /, names: tuple[str, ...], **limits: Any) -> None:
     All topics and subscriptions are looked at, or those named. Without limits it is enough that the broker answers and
     has them. A broker that cannot be reached is a 6 too.
     """
+    for name in names:
+        if name.endswith("/"):  # a script's variable was empty: the topic alone would pass for it
+            raise click.UsageError(f"{name!r} names no subscription: write TOPIC or TOPIC/SUBSCRIPTION")
     settings = ctx.ensure_object(Settings)
     verdict = run(_check(settings, names, Limits(**limits)))
     if settings.output == "table":

@@ -11,6 +11,7 @@ import click
 from postdate.commands.config_file import CONNECTION, Contexts
 from postdate.commands.output import emit_one, emit_rows
 from postdate.commands.settings import EXIT_FAILED, CommandFailed, Group, Settings, complete_context
+from postdate.credentials import check_address
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
@@ -40,6 +41,10 @@ def add_context(settings: Settings, name: str, use: bool, force: bool) -> None:
     values = {key: getattr(settings, key) for key in CONNECTION if settings.given.get(key) == "option"}
     if "address" not in values:
         raise click.UsageError("say where the broker is: --address HOST:PORT")
+    try:
+        check_address(values["address"])
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     for key, value in values.items():
         if CONNECTION[key] == "file":
             # Relative paths would mean another file in another folder.

@@ -15,7 +15,7 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from postdate.commands.values import parse_time
@@ -29,6 +29,7 @@ LINE_BYTES_MAX = 64 << 20
 _BEGIN, _END = "postdate_export", "postdate_export_end"
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _MS = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXTS = ("key", "schedule_key", "traceparent")
 _KNOWN = {
     "source_id",
@@ -135,7 +136,10 @@ def _message(number: int, fields: dict[str, Any]) -> OutgoingMessage:
         unknown = sorted(fields.keys() - _KNOWN)[0]
         raise BadLine(number, f"a message has no field {unknown!r}; it has {', '.join(sorted(_KNOWN))}")
     try:
-        message = OutgoingMessage(_payload(fields), deliver_at=_time(fields, "deliver_at"))
+        payload, deliver_at = _payload(fields), _time(fields, "deliver_at")
+        if deliver_at < _EPOCH:
+            raise ValueError("deliver_at is before 1970, which no broker takes")
+        message = OutgoingMessage(payload, deliver_at=deliver_at)
         for name in _TEXTS:
             if name in fields:
                 setattr(message, name, _text(name, fields[name]))

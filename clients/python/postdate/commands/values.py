@@ -43,7 +43,8 @@ def parse_time(text: str) -> datetime:
     except ValueError:
         raise ValueError(f"{text!r} is not a time; write 2026-12-24T18:00:00+01:00") from None
     if when.tzinfo is None:
-        raise ValueError(f"{text!r} has no time zone; write {text}Z for UTC, or {text}+01:00")
+        full = when.isoformat()
+        raise ValueError(f"{text!r} has no time zone; write {full}Z for UTC, or {full}+01:00")
     return when
 
 
