@@ -20,7 +20,7 @@ FIRST_DELIVERY_SECONDS = 10.0
 
 
 async def settle(load: Load, broker: object, seconds: float = 15.0) -> None:
-    """Consume until nothing that was promised is missing."""
+    """Consume until nothing that was promised is missing, and of what was stored without an answer nothing either."""
     tasks = [asyncio.ensure_future(load.consume(broker, name)) for name in SUBSCRIPTIONS]  # type: ignore[arg-type]
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and any(load.missing(name) for name in SUBSCRIPTIONS):
@@ -28,7 +28,8 @@ async def settle(load: Load, broker: object, seconds: float = 15.0) -> None:
     for name in SUBSCRIPTIONS:
         missing = sorted(load.missing(name))
         assert not missing, f"{name}: {len(missing)} answered messages are gone, {missing[:5]}"
-    await asyncio.sleep(0.2)  # what was stored and not answered arrives too
+    while time.monotonic() < deadline and any(load.torn_batches(name) for name in SUBSCRIPTIONS):
+        await asyncio.sleep(0.02)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
