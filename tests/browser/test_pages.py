@@ -269,6 +269,12 @@ def test_the_overview_keeps_up_by_itself(window: Window):
     page.clock.fast_forward(5_500)
     page.wait_for_selector(".tiles:not([data-old])")
     assert not window.complaints
+    page.route("**/", lambda route: route.abort())
+    page.clock.fast_forward(5_500)
+    page.get_by_text("The broker does not answer").wait_for()
+    page.unroute("**/")
+    page.clock.fast_forward(5_500)
+    page.get_by_text("The broker does not answer").wait_for(state="detached")
 
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
