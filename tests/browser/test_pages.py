@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import urllib.error
 import urllib.request
+from datetime import timedelta
 
 import pytest
 
+import postdate
 from tests.browser.conftest import DESKTOP, PHONE, Shop, Window
 
 PAGES = {
@@ -267,3 +269,30 @@ def test_the_overview_keeps_up_by_itself(window: Window):
     page.clock.fast_forward(5_500)
     page.wait_for_selector(".tiles:not([data-old])")
     assert not window.complaints
+    page.route("**/", lambda route: route.abort())
+    page.clock.fast_forward(5_500)
+    page.get_by_text("The broker does not answer").wait_for()
+    page.unroute("**/")
+    page.clock.fast_forward(5_500)
+    page.get_by_text("The broker does not answer").wait_for(state="detached")
+
+
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_the_longest_names_fit_as_well(operator: Window, shop: Shop, viewport: dict[str, int]):
+    topic, subscription = "t" * 255, "s" * 200
+
+    async def name(client: postdate.Client) -> None:
+        if topic not in [each.name for each in await client.topics.list()]:
+            await client.subscriptions.create(topic, subscription)
+            async with client.producer(topic) as producer:
+                await producer.send(b"", deliver_after=timedelta(hours=1), schedule_key="long")
+
+    shop.do(name)
+    page = operator.page
+    page.set_viewport_size(viewport)
+    operator.go(f"/scheduled?topic={topic}")
+    message = page.locator("table a", has_text=":").first.get_attribute("href")
+    paths = ["/", "/timeline", "/scheduled", f"/timeline?topic={topic}", "/topics", f"/topics/{topic}"]
+    for path in [*paths, message, "/storage", f"/storage/{topic}", "/dead-letters"]:
+        assert operator.go(path).status == 200, path
+        assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], path

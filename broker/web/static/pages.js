@@ -58,16 +58,23 @@ if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.o
 
 const live = document.getElementById("live");
 if (live) {
+  const away = document.createElement("p");
+  away.className = "flash failed";
+  away.role = "status";
+  away.textContent = "The broker does not answer. What is shown is what it said last.";
   setInterval(async () => {
     if (document.hidden || live.contains(document.activeElement)) return;
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const fresh = page.getElementById("live");
-      if (answer.ok && fresh) live.replaceChildren(...fresh.childNodes);
+      if (!answer.ok || !fresh) throw new Error("not the page");
+      live.replaceChildren(...fresh.childNodes);
+      away.remove();
       showTimes();
     } catch {
-      // The broker is away for a moment: what is shown stays.
+      // What is shown stays, but nobody shall take it for how things are.
+      live.before(away);
     }
   }, Number(live.dataset.refresh) * 1000);
 }
