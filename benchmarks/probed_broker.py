@@ -25,7 +25,7 @@ _PATH = os.environ.pop("BENCHMARK_LAG_FILE")
 class _CloseProbe:
     """In the place of `broker.observe.lateness.LoopLagProbe`."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
     async def run(self) -> None:

@@ -18,7 +18,7 @@ from pyroaring import BitMap
 from broker.delayed.bucket_storage import BucketSnapshotStorage, SnapshotReader, SnapshotWriter
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_writer import BucketWriter, NotNeeded
-from broker.delayed.lent_buckets import SEGMENTS_FED, merge_sources
+from broker.delayed.lent_buckets import merge_sources
 from broker.delayed.sealed_bucket import BucketState, SealedBucket
 from broker.errors import Corrupt, PostdateError
 from broker.observe.logs import get_logger
@@ -27,6 +27,9 @@ from broker.storage.bucket_snapshot import BucketMetadata, encode_metadata
 from broker.storage.compaction_inputs import InputBuckets
 
 log = get_logger(__name__)
+
+_REST = 4.0
+"""How long the check of a bucket that was handed in rests, by how long it works: a fifth of a core is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,8 @@ def _is_current(tracker: BucketTracker, loan: Loan) -> bool:
 async def _check(tracker: BucketTracker, loan: Loan) -> tuple[BucketMetadata | None, NotNeeded]:
     """The metadata of what was handed in, which holds what its sources leave; raises Corrupt, Unavailable."""
     storage = _ReadOnly(tracker._storage, loan.buckets.new_bucket_id)
-    writer = BucketWriter(storage, tracker._writer._executor, segments_fed=SEGMENTS_FED, reads_back=False)
+    # In small steps and with rests, unlike a job: producers and consumers are served meanwhile.
+    writer = BucketWriter(storage, tracker._writer._executor, reads_back=False, rest=_REST)
     return await merge_sources(writer, tracker._topic_id, loan.buckets, loan.frontier, loan.sources)
 
 
