@@ -114,6 +114,38 @@ async def test_payloads_are_shown_as_what_they_are(make_pages):
     assert "Empty." in await page(empty_id)
 
 
+UNSEEN = "\u202d\u202e\u2066\u2069\u200e\u200f\u061c\u200b\ufeff\u00ad\u2028\x1b\x85"
+
+
+async def test_what_turns_or_hides_text_is_shown_escaped(make_pages):
+    pages = await make_pages()
+    sly = f"a{UNSEEN}\n\tb"
+    payload = b'{"a": "\\u202egnp\\ud800", "b": "' + "\u202e\u2067".encode() + b'\\n"}\n'
+    (position,) = await pages.produce(
+        "orders",
+        Outgoing(
+            payload, deliver_after_ms=HOUR_MS, schedule_key=sly, key=sly, properties=((sly, f"{sly}!"),)
+        ),
+    )
+    await pages.produce("orders", Outgoing(sly.encode(), deliver_after_ms=HOUR_MS))
+    shown = r"a\u202d\u202e\u2066\u2069\u200e\u200f\u061c\u200b\ufeff\xad\u2028\x1b\x85\n\tb"
+    prefix = quote(sly)
+    await pages.log_in()
+    for path, count in (
+        ("/scheduled?topic=orders", 1),
+        (f"/scheduled?topic=orders&prefix={prefix}", 2),
+        (f"/scheduled/change?topic=orders&prefix={prefix}&action=cancel", 2),
+        (f"/topics/orders/messages/{position.ledger_id}:{position.entry_id}", 4),
+    ):
+        text = await pages.get(path)
+        assert text.count(shown) == count, path
+        inputs = re.compile(r'value="[^"]*"')  # are sent back as they are
+        assert not set(UNSEEN) & set(inputs.sub("", text)), path
+    assert r"\u202egnp\ud800" in text  # as JSON
+    assert "{\n  &#34;a&#34;" in text  # its lines are lines
+    assert r"&#34;b&#34;: &#34;\u202e\u2067\n" in text
+
+
 async def test_another_host_name_gets_nothing_but_machines_do(make_pages):
     pages = await filled(make_pages, http_hosts="postdate.example")
     text = await pages.get("/scheduled?topic=orders", status=421, Host="evil.example")
