@@ -77,6 +77,7 @@ class Outgoing:
     key: str = ""
     sequence_id: int = 0
     schedule_key: str = ""
+    properties: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ def batch_of(topic: str, messages: Sequence[Outgoing], config: BrokerConfig, pro
             key=each.key,
             sequence_id=each.sequence_id,
             schedule_key=each.schedule_key,
+            properties=dict(each.properties),
         )
     return decode_produce(request.SerializeToString(), config).batch
 

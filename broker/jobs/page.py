@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from broker.delayed.check.findings import time_text
 from broker.jobs.charts import Bar, bar_chart, group_days, group_evenly, stacked_bar
 from broker.jobs.page_style import STYLE
 from broker.jobs.work import Line
@@ -99,7 +100,8 @@ def _finding(line: Line) -> str:
     ]
     where = ", ".join(filter(None, [f"topic {line['topic']}" if line["topic"] else "", *places]))
     suspects = ", ".join(
-        f"entry {each['entry_id']}" + (f" (due {each['expected_ms']})" if each["expected_ms"] else "")
+        f"entry {each['entry_id']}"
+        + (f" (due {time_text(each['expected_ms'])})" if each["expected_ms"] else "")
         for each in line["suspects"]
     )
     details = f"<small>{escape(suspects)}</small>" if suspects else ""

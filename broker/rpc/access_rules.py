@@ -58,7 +58,7 @@ def _any(*rights: Right) -> frozenset[Right]:
 EVERY_RIGHT = frozenset(Right)
 """Whoever has one of them on a topic may see that it is there."""
 SHOW_SUBSCRIPTION = _any(Right.CONSUME, Right.MANAGE)
-"""Whoever has one of them on a subscription may see its settings."""
+"""Whoever has one of them on a subscription may see it, with its settings and counts."""
 
 
 def _topic(*rights: Right, field: str = "topic") -> Rule:

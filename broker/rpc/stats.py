@@ -7,6 +7,7 @@ import asyncio
 from broker.config import check_name
 from broker.errors import InvalidRequest
 from broker.model import count_entries
+from broker.rpc.access_rules import SHOW_SUBSCRIPTION
 from broker.rpc.caller import may_see
 from broker.rpc.entries import api_type
 from broker.rpc.paging import check_page_size, decode_token, encode_token
@@ -55,7 +56,7 @@ async def _topic_stats(broker: Broker, topic: Topic) -> admin_pb2.TopicStats:
     subscriptions = [
         await _subscription_stats(broker, topic, subscription)
         for subscription in sorted(topic.subscriptions.values(), key=lambda each: each.name)
-        if may_see(topic.name, subscription=subscription.name)
+        if may_see(topic.name, SHOW_SUBSCRIPTION, subscription.name)
     ]
     index, scheduled = topic.index.tracker.stats(), topic.index.scheduled_count()
     return admin_pb2.TopicStats(

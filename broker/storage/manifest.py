@@ -40,6 +40,14 @@ from broker.storage.v1 import manifest_pb2 as pb
 MAGIC_BROKER = b"PDMB"
 MAGIC_TOPIC = b"PDMT"
 MAGIC_CURSOR = b"PDMC"
+_NAMES = {
+    MAGIC_BROKER: "broker manifest",
+    MAGIC_TOPIC: "topic manifest",
+    MAGIC_CURSOR: "cursor",
+    b"PDMP": "file of producers",
+    b"PDMI": "file of compaction inputs",
+}
+"""All that is framed as manifests are, as errors call it."""
 VERSION = 1
 CONTENT_BYTES_MAX = 1 << 30
 FRAME_BYTES = 16
@@ -519,26 +527,30 @@ def decode_framed(magic: bytes, framed: bytes, path: str, message: _M, image_of:
         return image_of(message)
     except (DecodeError, ValueError) as error:
         raise Corrupt(
-            f"A manifest holds what none can hold: {error}", path=path, offset=FRAME_BYTES, advice=_ADVICE
+            f"A {_NAMES[magic]} holds what none can hold: {error}",
+            path=path,
+            offset=FRAME_BYTES,
+            advice=_ADVICE,
         ) from error
 
 
 def _unframe(magic: bytes, framed: bytes, path: str) -> bytes:
+    name = _NAMES[magic]
     if len(framed) < FRAME_BYTES:
-        raise Corrupt("A manifest is too short", path=path, offset=0, advice=_ADVICE)
+        raise Corrupt(f"A {name} is too short", path=path, offset=0, advice=_ADVICE)
     found, version, zero, length, crc = _FRAME.unpack_from(framed)
     if found != magic:
-        raise Corrupt("A manifest does not begin with its magic bytes", path=path, offset=0, advice=_ADVICE)
+        raise Corrupt(f"A {name} does not begin with its magic bytes", path=path, offset=0, advice=_ADVICE)
     if version != VERSION:
         raise Corrupt(
-            f"A manifest has version {version}, this broker knows {VERSION}",
+            f"A {name} has version {version}, this broker knows {VERSION}",
             path=path,
             offset=4,
             advice="Start the version of the broker that wrote it.",
         )
     content = framed[FRAME_BYTES:]
     if any(zero) or length > CONTENT_BYTES_MAX or length != len(content) or crc != _crc(version, content):
-        raise Corrupt("A manifest's checksum does not match", path=path, offset=8, advice=_ADVICE)
+        raise Corrupt(f"A {name}'s checksum does not match", path=path, offset=8, advice=_ADVICE)
     return content
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,10 @@ _HERE = Path(__file__).parent
 _CONTENT_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _DATES_END_MS = 253_402_300_800_000
 """The year 10000, which dates do not reach; delivery times do."""
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Control characters, those that turn or hide text among them; halves of characters; ends of lines and paragraphs."""
+_JOINERS = "\u200c\u200d"
+"""Unseen as well, but Persian is spelled with them, and people are made of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class Renderer:
             "ago": ago,
             "percent": percent,
             "plural": plural,
+            "visible": visible,
+            "visible_lines": lambda text: visible(text, "\n\r\t"),
         }
         for name in self._environment.list_templates(extensions=["html"]):
             self._environment.get_template(name)
@@ -125,3 +132,19 @@ def percent(part: float, whole: float) -> str:
 def plural(count: int, one: str, many: str = "") -> str:
     """`1 message`, `2,000 messages`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def visible(text: str, kept: str = "") -> str:
+    """A text that somebody sent, with what is no character to be seen written as `\\u202e`, but for what is `kept`.
+
+    What turns the direction of text, or hides in it, could make one key look like another.
+    """
+    if text.isprintable():
+        return text
+    kept += _JOINERS
+    return "".join(
+        each.encode("unicode_escape").decode()
+        if unicodedata.category(each) in _UNSEEN and each not in kept
+        else each
+        for each in text
+    )

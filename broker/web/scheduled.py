@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
@@ -189,7 +190,7 @@ def payload_views(payload: bytes) -> dict[str, str | int | bool]:
     }
     try:
         text = shown.decode("utf-8", "strict" if len(payload) == len(shown) else "ignore")
-        if text.isprintable() or all(each.isprintable() or each in "\n\r\t" for each in text):
+        if text.isprintable() or not any(_is_control(each) for each in text):
             views["text"] = text
             if text.lstrip()[:1] in ("{", "[") and not views["is_cut"]:
                 views["json"] = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
@@ -198,6 +199,11 @@ def payload_views(payload: bytes) -> dict[str, str | int | bool]:
     views["hex"] = hex_dump(payload[:_HEX_SHOWN])
     views["is_hex_cut"] = len(payload) > _HEX_SHOWN
     return views
+
+
+def _is_control(character: str) -> bool:
+    """Whether it has no place in a text; what only turns or hides text is shown escaped."""
+    return unicodedata.category(character) == "Cc" and character not in "\n\r\t"
 
 
 def hex_dump(octets: bytes) -> str:

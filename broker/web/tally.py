@@ -35,7 +35,8 @@ class Tally:
     bars: dict[str, Sequence[tuple[int, int]]] = field(default_factory=dict)  # of topics that have any
     before: int = 0
     after: int = 0
-    is_exact: bool = True
+    is_exact: bool = True  # the bars
+    is_outside_exact: bool = True  # what lies before and after
     not_indexed: int = 0  # topics whose index is being built
 
     @property
@@ -86,7 +87,8 @@ async def tally(topics: Iterable[Topic], due: DueRange, width_ms: int, clock: Cl
         except Unavailable:
             found.not_indexed += 1
             continue
-        bars, is_exact = counts.bars, counts.is_exact
+        bars, before, after, is_exact = counts.bars, counts.before, counts.after, counts.is_exact
+        is_outside_exact = is_exact
         within = max(_READ_ENTRIES_MIN, sum(messages for _, messages in bars))
         if not is_exact and within <= room:
             room -= within
@@ -95,10 +97,27 @@ async def tally(topics: Iterable[Topic], due: DueRange, width_ms: int, clock: Cl
                 starts, messages = np.unique((times - due.start_ms) // width_ms, return_counts=True)
                 bars = list(zip((starts * width_ms + due.start_ms).tolist(), messages.tolist(), strict=True))
                 is_exact = True
+                before, after, is_outside_exact = _outside(topic, due, before, len(times))
         if bars:
             found.bars[topic.name] = bars
-        found.before += counts.before
-        found.after += counts.after
+        found.before += before
+        found.after += after
         found.is_exact &= is_exact
+        found.is_outside_exact &= is_outside_exact
         await budget.spent()
     return found
+
+
+def _outside(topic: Topic, due: DueRange, before: int, within: int) -> tuple[int, int, bool]:
+    """What is due before and after a range in which there are exactly `within`, and whether that is exact.
+
+    The three add up to what is scheduled. `before` is the estimate; it counts where there is something on both sides.
+    """
+    outside = max(0, topic.index.scheduled_count() - within)
+    next_ms, last_ms = topic.index.next_due_ms(), topic.index.tracker.stats().last_due_ms
+    if next_ms is None or next_ms >= due.start_ms:
+        return 0, outside, topic.index.is_exact
+    if last_ms is not None and last_ms < due.end_ms:
+        return outside, 0, topic.index.is_exact
+    before = min(before, outside)
+    return before, outside - before, not outside

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
@@ -195,6 +196,15 @@ def test_the_page_loads_and_runs_nothing(folders: dict[str, Path], tmp_path: Pat
         assert not page.tags & {"script", "link", "img", "iframe"}
         assert "://" not in text.replace("data:", "")
         assert "default-src 'none'" in text
+
+
+def test_the_page_says_in_utc_when_an_entry_is_due(folders: dict[str, Path], tmp_path: Path) -> None:
+    result = audit(folders["wrong"], "--report", tmp_path)
+    due = re.compile(r"\(due (\d{13}) = (20\d\d-\d\d-\d\dT[0-9:.]{12}Z)")
+    for text in ((tmp_path / "report.html").read_text(), result.output):
+        found = due.search(text)
+        assert found, text
+        assert datetime.fromisoformat(found[2]).timestamp() * 1000 == int(found[1])
 
 
 def test_names_cannot_become_markup(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -383,8 +383,11 @@ async def test_subscriptions_that_no_grant_is_for_are_in_no_list(serve: Serve, f
             await within(admin.subscriptions.create("orders", name))
         assert [each.name for each in await within(billing.subscriptions.list("orders"))] == ["billing"]
         assert [each.name for each in (await within(billing.stats("orders")))[0].subscriptions] == ["billing"]
-    async with as_(wire, "shop-secret") as shop:  # its right is on the topic as a whole
-        shown = (await within(shop.stats("orders")))[0].subscriptions
+    async with as_(wire, "shop-secret") as shop:  # who produces may see the topic, and not who consumes
+        (counts,) = await within(shop.stats("orders"))
+        assert (counts.topic, list(counts.subscriptions)) == ("orders", [])
+    async with as_(wire, "admin-secret") as admin:
+        shown = (await within(admin.stats("orders")))[0].subscriptions
         assert [each.name for each in shown] == ["audit", "billing"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +66,9 @@ _SEVERITIES = {
     Kind.PINNED: Severity.WARNING,
 }
 
+_DATES_END_MS = 253_402_300_800_000
+"""The year 10000, which dates do not reach; delivery times do."""
+
 
 class Suspect(NamedTuple):
     """One entry that a finding names."""
@@ -99,12 +103,20 @@ class Finding:
         return f"{self.kind}: {where + ': ' if where else ''}{self.what}{': ' + named if named else ''}"
 
 
+def time_text(time_ms: int) -> str:
+    """A time in milliseconds, as files have it, and in UTC, for people."""
+    if not 0 <= time_ms < _DATES_END_MS:
+        return str(time_ms)
+    at = datetime(1970, 1, 1) + timedelta(milliseconds=time_ms)
+    return f"{time_ms} = {at.isoformat(timespec='milliseconds')}Z"
+
+
 def _describe(suspect: Suspect) -> str:
     facts = []
     if suspect.expected_ms is not None:
-        facts.append(f"due {suspect.expected_ms}")
+        facts.append(f"due {time_text(suspect.expected_ms)}")
     if suspect.found_ms is not None:
-        facts.append(f"indexed for {suspect.found_ms}")
+        facts.append(f"indexed for {time_text(suspect.found_ms)}")
     if suspect.bucket_ids:
         facts.append(f"in {'bucket' if len(suspect.bucket_ids) == 1 else 'buckets'} ")
         facts[-1] += " and ".join(map(str, suspect.bucket_ids))

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from postdate import Unavailable
 from postdate.commands import output
+from postdate.commands.settings import describe
 from postdate.commands.values import parse_duration, parse_rate, parse_time, show_duration
 from tests.unit.client.fake_server import FakeBroker
 from tests.unit.client.fake_values import status
@@ -306,3 +308,20 @@ def test_cells_of_a_table() -> None:
         "-",
         "a, b",
     ]
+
+
+@pytest.mark.parametrize(
+    ("message", "is_told"),
+    [
+        (
+            "failed to connect: ipv4:127.0.0.1:7650: Failed to connect to remote host: Connection refused",
+            True,
+        ),
+        ("no connection to 127.0.0.1:7650", True),
+        ("no connection to broker.example:7650", False),
+        ("recvmsg:Socket closed ipv4:127.0.0.1:7650", False),  # something is there
+    ],
+)
+def test_who_has_no_broker_is_told_how_to_start_one(message: str, is_told: bool) -> None:
+    told = describe(Unavailable(message, code="UNAVAILABLE"))
+    assert ("postdate-broker serve" in told) is is_told

@@ -28,6 +28,7 @@ from broker.delayed.check import (
     plan_passes,
     settled_by_all,
 )
+from broker.delayed.check.findings import time_text
 from broker.model import LEDGER_ID_MAX, START, Position
 from broker.storage.bucket_snapshot import BucketMetadata, LedgerSpan, SegmentColumns
 from tests.unit.delayed.index_world import (
@@ -364,7 +365,8 @@ def test_a_finding_names_the_first_entries_and_counts_all() -> None:
     assert (finding.kind, finding.count, finding.ledger_id) == (Kind.LOST, 20, 3)
     assert [suspect.entry_id for suspect in finding.suspects] == [0, 1]
     assert str(finding) == (
-        "lost: ledger 3: pending, but in no bucket: entry 0 (due 1003), entry 1 (due 1010) and 18 more"
+        "lost: ledger 3: pending, but in no bucket: entry 0 (due 1003 = 1970-01-01T00:00:01.003Z), "
+        "entry 1 (due 1010 = 1970-01-01T00:00:01.010Z) and 18 more"
     )
 
 
@@ -376,7 +378,13 @@ def test_a_finding_says_which_buckets_hold_an_entry_and_for_when() -> None:
     assert duplicate.suspects[0].bucket_ids == (1, 2)
     (suspect,) = wrong.suspects
     assert (suspect.expected_ms, suspect.found_ms, suspect.bucket_ids) == (1_047, 1_048, (2,))
-    assert str(wrong).endswith("entry 6 (due 1047, indexed for 1048, in bucket 2)")
+    due, found = "1047 = 1970-01-01T00:00:01.047Z", "1048 = 1970-01-01T00:00:01.048Z"
+    assert str(wrong).endswith(f"entry 6 (due {due}, indexed for {found}, in bucket 2)")
+
+
+def test_a_time_beyond_all_dates_is_told_as_a_number() -> None:
+    assert time_text(253_402_300_799_999) == "253402300799999 = 9999-12-31T23:59:59.999Z"
+    assert time_text(253_402_300_800_000) == "253402300800000"
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------

@@ -397,7 +397,7 @@ def test_the_command_prints_lines_and_tells_damage_by_its_exit_code(tmp_path: Pa
     path.write_bytes(FILES["broker-v1.manifest"][:-1])
     damaged = CliRunner().invoke(main, ["dump", str(path)])
     assert damaged.exit_code == 1
-    assert "Error: A manifest's checksum does not match" in damaged.output
+    assert "Error: A broker manifest's checksum does not match" in damaged.output
     path.write_bytes(b"hello")
     assert CliRunner().invoke(main, ["dump", str(path)]).exit_code == 1
     absent = CliRunner().invoke(main, ["dump", str(tmp_path / "y")])

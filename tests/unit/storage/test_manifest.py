@@ -17,6 +17,7 @@ from pyroaring import BitMap
 from broker.errors import Corrupt
 from broker.model import LEDGER_ID_MAX, START, Position
 from broker.storage.blocks import block_count
+from broker.storage.compaction_inputs import MAGIC_INPUTS, decode_inputs
 from broker.storage.manifest import (
     FRAME_BYTES,
     ID_MAX,
@@ -38,6 +39,7 @@ from broker.storage.manifest import (
     encode_topic,
     frame_content,
 )
+from broker.storage.producers_file import MAGIC_PRODUCERS, decode_producers
 from broker.storage.v1 import manifest_pb2 as pb
 from tests.golden import make
 from tests.unit.storage.test_policy import subscription_policies, topic_policies
@@ -304,6 +306,25 @@ def test_one_kind_is_not_taken_for_another() -> None:
             if other != magic:
                 with pytest.raises(Corrupt):
                     decoder(framed, "")
+
+
+@pytest.mark.parametrize(
+    ("decode", "magic", "name"),
+    [
+        (decode_broker, MAGIC_BROKER, "broker manifest"),
+        (decode_topic, MAGIC_TOPIC, "topic manifest"),
+        (decode_cursor, MAGIC_CURSOR, "cursor"),
+        (decode_producers, MAGIC_PRODUCERS, "file of producers"),
+        (decode_inputs, MAGIC_INPUTS, "file of compaction inputs"),
+    ],
+)
+def test_an_error_names_what_is_damaged(decode: Decoder, magic: bytes, name: str) -> None:
+    framed = bytearray(frame_content(magic, b"content"))
+    framed[-1] ^= 1
+    with pytest.raises(Corrupt, match=f"A {name}'s checksum does not match"):
+        decode(bytes(framed), "")
+    with pytest.raises(Corrupt, match=f"A {name} holds what none can hold"):
+        decode(frame_content(magic, b"content"), "")
 
 
 def test_a_later_version_says_so() -> None:

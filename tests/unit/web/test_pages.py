@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from urllib.parse import quote
@@ -111,6 +112,38 @@ async def test_payloads_are_shown_as_what_they_are(make_pages):
     assert "grüße" in await page(text_id)
     assert "00 ff 80" in await page(binary_id)
     assert "Empty." in await page(empty_id)
+
+
+UNSEEN = "\u202d\u202e\u2066\u2069\u200e\u200f\u061c\u200b\ufeff\u00ad\u2028\x1b\x85"
+
+
+async def test_what_turns_or_hides_text_is_shown_escaped(make_pages):
+    pages = await make_pages()
+    sly = f"a{UNSEEN}\n\tb"
+    payload = b'{"a": "\\u202egnp\\ud800", "b": "' + "\u202e\u2067".encode() + b'\\n"}\n'
+    (position,) = await pages.produce(
+        "orders",
+        Outgoing(
+            payload, deliver_after_ms=HOUR_MS, schedule_key=sly, key=sly, properties=((sly, f"{sly}!"),)
+        ),
+    )
+    await pages.produce("orders", Outgoing(sly.encode(), deliver_after_ms=HOUR_MS))
+    shown = r"a\u202d\u202e\u2066\u2069\u200e\u200f\u061c\u200b\ufeff\xad\u2028\x1b\x85\n\tb"
+    prefix = quote(sly)
+    await pages.log_in()
+    for path, count in (
+        ("/scheduled?topic=orders", 1),
+        (f"/scheduled?topic=orders&prefix={prefix}", 2),
+        (f"/scheduled/change?topic=orders&prefix={prefix}&action=cancel", 2),
+        (f"/topics/orders/messages/{position.ledger_id}:{position.entry_id}", 4),
+    ):
+        text = await pages.get(path)
+        assert text.count(shown) == count, path
+        inputs = re.compile(r'value="[^"]*"')  # are sent back as they are
+        assert not set(UNSEEN) & set(inputs.sub("", text)), path
+    assert r"\u202egnp\ud800" in text  # as JSON
+    assert "{\n  &#34;a&#34;" in text  # its lines are lines
+    assert r"&#34;b&#34;: &#34;\u202e\u2067\n" in text
 
 
 async def test_another_host_name_gets_nothing_but_machines_do(make_pages):
@@ -313,6 +346,27 @@ async def test_the_timeline_shows_messages_where_they_are_due(make_pages):
     link = f"/scheduled?from={second}&amp;until={second + 1000}"
     assert link in text
     assert "order/7" in await pages.get(link.replace("&amp;", "&"))
+
+
+async def test_the_timeline_counts_every_message_once_though_the_index_is_sealed(make_pages):
+    pages = await make_pages(
+        min_index_count=100, ledger_entries_max=100, seal_after_ms=20, max_delay_ms=40_000 * 24 * HOUR_MS
+    )
+    near, far = [HOUR_MS + i * 60_000 for i in range(310)], [30_000 * 24 * HOUR_MS + i for i in range(3)]
+    await pages.produce("orders", *(Outgoing(b"x", deliver_after_ms=each) for each in near + far))
+    index = pages.broker.registry.topic("orders").index
+    async with asyncio.timeout(10):
+        while not index.tracker.stats().bucket_count:
+            await asyncio.sleep(0.01)
+    now_ms = pages.broker.clock.now_ms()
+    for unit, start_ms in (("day", now_ms), ("hour", now_ms), ("minute", now_ms + 3 * HOUR_MS)):
+        text = await pages.get(f"/timeline?unit={unit}&start={start_name(unit, start_ms)}")
+        shown = re.search(r"<b>(about )?(\d+)</b>.*in this window(, .*)?\.\n", text)
+        assert shown, text
+        outside = re.findall(r", (about )?(\d+) (before|after) it", shown[3] or "")
+        assert int(shown[2]) + sum(int(count) for _, count, _ in outside) == len(near + far)
+        assert not shown[1]
+        assert bool(outside[0][0]) is (unit == "minute")  # something lies on both sides of it
 
 
 async def test_lists_go_on_where_the_page_before_ended(make_pages):

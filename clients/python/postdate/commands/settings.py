@@ -156,6 +156,8 @@ def describe(error: postdate.PostdateError) -> str:
         text = f"the broker cannot be reached: {text}"
         if "Socket closed" in text:  # how a port refuses who does not speak TLS, or has no certificate
             text += "; perhaps it wants TLS (--tls-ca) or a client certificate (--tls-cert, --tls-key)"
+        elif postdate.DEFAULT_ADDRESS in text:  # where a broker listens that was just installed
+            text += "; postdate-broker serve starts one here, --address or a context names another"
     if error.reason == "CREDENTIALS_MISSING":
         text += "; give --token-file, or --tls-cert and --tls-key"
     facts = [fact for fact in (error.field, error.reason) if fact]
