@@ -18,7 +18,7 @@ from pyroaring import BitMap
 from broker.delayed.bucket_storage import BucketSnapshotStorage, SnapshotReader, SnapshotWriter
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_writer import BucketWriter, NotNeeded
-from broker.delayed.lent_buckets import merge_sources
+from broker.delayed.lent_buckets import SEGMENTS_FED, merge_sources
 from broker.delayed.sealed_bucket import BucketState, SealedBucket
 from broker.errors import Corrupt, PostdateError
 from broker.observe.logs import get_logger
@@ -29,7 +29,7 @@ from broker.storage.compaction_inputs import InputBuckets
 log = get_logger(__name__)
 
 _REST = 4.0
-"""How long the check of a bucket that was handed in rests, by how long it works: a fifth of a core is enough."""
+"""How long the check of a bucket that was handed in rests, by how long it works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,10 @@ def lend(tracker: BucketTracker, bucket_ids: Sequence[int]) -> Loan:
     )
 
 
-async def adopt(tracker: BucketTracker, loan: Loan) -> bool:
+async def adopt(tracker: BucketTracker, loan: Loan, *, is_alone: bool) -> bool:
     """Put a bucket that was written to its final name in the place of its sources; whether that was done.
 
-    If it was not, its file goes with the next manifest, and the sources stay.
+    If it was not, its file goes with the next manifest, and the sources stay. `is_alone`: nobody is served meanwhile.
     """
     bucket_id, sources = loan.buckets.new_bucket_id, list(loan.sources)
     if not _is_current(tracker, loan):
@@ -84,7 +84,7 @@ async def adopt(tracker: BucketTracker, loan: Loan) -> bool:
     tracker._is_merging = True
     merged: SealedBucket | None = None
     try:
-        metadata, left_out = await _check(tracker, loan)
+        metadata, left_out = await _check(tracker, loan, is_alone)
         if metadata is not None:
             merged = await tracker._open(metadata)
         if loan.generation != tracker._generation:  # no await from here on (B6, B7)
@@ -114,11 +114,19 @@ def _is_current(tracker: BucketTracker, loan: Loan) -> bool:
     return tuple(tracker._buckets[at : at + len(loan.sources)]) == loan.sources
 
 
-async def _check(tracker: BucketTracker, loan: Loan) -> tuple[BucketMetadata | None, NotNeeded]:
+async def _check(
+    tracker: BucketTracker, loan: Loan, is_alone: bool
+) -> tuple[BucketMetadata | None, NotNeeded]:
     """The metadata of what was handed in, which holds what its sources leave; raises Corrupt, Unavailable."""
     storage = _ReadOnly(tracker._storage, loan.buckets.new_bucket_id)
-    # In small steps and with rests, unlike a job: producers and consumers are served meanwhile.
-    writer = BucketWriter(storage, tracker._writer._executor, reads_back=False, rest=_REST)
+    # Whoever serves producers and consumers takes small steps, with rests.
+    writer = BucketWriter(
+        storage,
+        tracker._writer._executor,
+        segments_fed=SEGMENTS_FED if is_alone else 1,
+        reads_back=False,
+        rest=0.0 if is_alone else _REST,
+    )
     return await merge_sources(writer, tracker._topic_id, loan.buckets, loan.frontier, loan.sources)
 
 

@@ -118,9 +118,9 @@ class BucketUpkeep:
         """Lend adjacent buckets to somebody who merges them; see `bucket_handoff`."""
         return lend(self._tracker, bucket_ids)
 
-    async def adopt(self, loan: Loan) -> bool:
+    async def adopt(self, loan: Loan, *, is_alone: bool) -> bool:
         """Put what was made of lent buckets in their place, if they still stand; whether it was."""
-        adopted = await self._noted("merge", adopt(self._tracker, loan))
+        adopted = await self._noted("merge", adopt(self._tracker, loan, is_alone=is_alone))
         self._changed()
         return adopted
 

@@ -208,6 +208,7 @@ class Broker:
 
         What came due in the broker's absence stays so: this was not a sign of life.
         """
+        self.compactions.is_alone = True
         self.checkpointer.last_alive_ms = self._found_alive_ms
         self.supervisor.spawn("journal", self.journal.run())
         self.supervisor.spawn("ledger tails", self._tail_writer.run())

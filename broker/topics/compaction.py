@@ -111,6 +111,7 @@ class CompactionDesk:
         index_executor: Executor,
         note: Callable[[str], None],
     ) -> None:
+        self.is_alone = False  # nobody is served beside this
         self._note = note  # counts how leases ended
         self._registry = registry
         self._layout = layout
@@ -324,7 +325,7 @@ class CompactionDesk:
             await self._in_file_thread(
                 partial(self._move_bucket, f"{self._path(held.lease.folder)}/{name}", topic.topic_id, name)
             )
-        return await upkeep.adopt(loan)
+        return await upkeep.adopt(loan, is_alone=self.is_alone)
 
     # -- leases ----------------------------------------------------------------------------------------------
 

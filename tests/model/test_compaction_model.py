@@ -104,7 +104,7 @@ def _trusting(
     )
 
 
-async def _unchecked(tracker: BucketTracker, loan: bucket_handoff.Loan) -> Any:
+async def _unchecked(tracker: BucketTracker, loan: bucket_handoff.Loan, is_alone: bool) -> Any:
     """Takes the bucket for what it says it is."""
     metadata = await tracker._storage.read_metadata(loan.buckets.new_bucket_id)
     return metadata, NotNeeded(loan.frontier, {})

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
 
-from broker.delayed import bucket_writer
 from broker.delayed.bucket_writer import BucketWriter, NewBucket, NotNeeded, SegmentLimits, Source
 from broker.delayed.near import Columns
 from broker.delayed.sealed_bucket import SealedBucket
@@ -46,7 +46,7 @@ async def test_after_each_step_it_waits_as_many_times_as_long(monkeypatch: pytes
         assert metadata is not None
         sources.append(Source(SealedBucket(metadata), frozenset()))
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    monkeypatch.setattr(bucket_writer.time, "perf_counter_ns", perf_counter_ns)
+    monkeypatch.setattr(time, "perf_counter_ns", perf_counter_ns)
     merged = await writer.merge(
         NewBucket(TOPIC_ID, 3, Position(1, 0), Position(2, COUNT)), sources, not_needed, limits
     )
