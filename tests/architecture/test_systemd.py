@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from broker.config import SETTINGS, BrokerConfig
+from tests.programs import need_program
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy/systemd"
 UNIT = FOLDER / "postdate-broker.service"
 OPTIONS = re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE)
 FIRST = dict(reversed(OPTIONS))
 EXPOSURE_MAX = 2.0
-
-
-def need_systemd() -> str:
-    program = shutil.which("systemd-analyze")
-    if program is None:
-        pytest.skip("systemd-analyze is not installed")
-    return program
 
 
 def test_the_unit_waits_to_be_told():
@@ -56,13 +47,18 @@ def test_systemd_understands_the_unit(tmp_path):
     # The program need not be installed where this runs; whatever is at its place will do.
     unit = tmp_path / UNIT.name
     unit.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text(), flags=re.MULTILINE))
-    done = subprocess.run([need_systemd(), "verify", unit], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [need_program("systemd-analyze", "systemd"), "verify", unit],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_unit_is_closed():
     command: list[str | Path] = [
-        need_systemd(),
+        need_program("systemd-analyze", "systemd"),
         "security",
         "--offline=true",
         f"--threshold={EXPOSURE_MAX * 10:.0f}",
