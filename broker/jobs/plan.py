@@ -16,6 +16,7 @@ from broker.errors import Corrupt, NotFound, PostdateError
 from broker.jobs.folder import Folder, read_named
 from broker.jobs.values import Level, TopicFinding, Unit
 from broker.model import LEDGER_ID_MAX
+from broker.runtime.vfs import list_if_there
 from broker.storage.bucket_snapshot import BucketMetadata
 from broker.storage.manifest import BrokerImage, TopicImage, decode_broker, decode_topic
 from broker.topics.index_check import estimate_entries
@@ -92,7 +93,7 @@ def _read_topics(folder: Folder, plan: Plan) -> dict[int, str]:
 
 def _numbered(folder: Folder) -> list[int]:
     path = folder.layout.topics
-    names = folder.vfs.list_dir(path) if folder.vfs.exists(path) else []
+    names = list_if_there(folder.vfs, path)
     return sorted(int(name) for name in names if name.isdigit())
 
 
@@ -104,7 +105,7 @@ def _orphans(folder: Folder, topics: Collection[int]) -> Iterator[TopicFinding]:
         (layout.topics, set(map(str, topics))),
         (layout.staging, set()),
     ):
-        for name in folder.vfs.list_dir(parent) if folder.vfs.exists(parent) else []:
+        for name in list_if_there(folder.vfs, parent):
             if name not in named:
                 finding = Finding(Kind.ORPHAN, "nothing names this")
                 yield TopicFinding("", finding, f"{parent}/{name}")

@@ -22,7 +22,7 @@ from broker.jobs.messages import compare_messages
 from broker.jobs.values import LedgerLine, Level, TopicFinding, Unit, UnitResult
 from broker.jobs.work import Work
 from broker.model import Int64Column, RowColumn, ids_of
-from broker.runtime.vfs import Vfs
+from broker.runtime.vfs import Vfs, list_if_there, size_if_there
 from broker.storage.amendments import NONE, Amendments, decode_amendments
 from broker.storage.blocks import LedgerCapture, block_count, file_lengths
 from broker.storage.key_run_files import LocalKeyRuns
@@ -201,7 +201,7 @@ class _UnitAudit:
         self._check_key_runs(image)
         self._result.bucket_count = len(image.bucket_ids)
         paths = [f"{layout.buckets(image.topic_id)}/{bucket_id}.bucket" for bucket_id in image.bucket_ids]
-        self._result.bucket_bytes = sum(map(self._file_bytes, paths))
+        self._result.bucket_bytes = sum(size_if_there(self._vfs, path) for path in paths)
 
     def _check_key_runs(self, image: TopicImage) -> None:
         known = len(self._result.findings)
@@ -223,18 +223,9 @@ class _UnitAudit:
                 self._add(Finding(Kind.STATE, what), self._layout.keys(image.topic_id))
 
     def _find_orphans(self, folder: str, named: set[str]) -> None:
-        for name in self._vfs.list_dir(folder) if self._vfs.exists(folder) else []:
+        for name in list_if_there(self._vfs, folder):
             if name not in named:
                 self._add(Finding(Kind.ORPHAN, "no manifest names this file"), f"{folder}/{name}")
-
-    def _file_bytes(self, path: str) -> int:
-        if not self._vfs.exists(path):
-            return 0
-        file = self._vfs.open(path)
-        try:
-            return file.size()
-        finally:
-            file.close()
 
     def _read_cursor(self, image: TopicImage, subscription: SubscriptionImage) -> CursorView:
         """What a subscription has settled; of a cursor that cannot be read, what lies before its mark."""

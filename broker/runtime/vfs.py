@@ -234,6 +234,22 @@ class LocalVfs:
         return LocalFile(path, fd)
 
 
+def list_if_there(vfs: Vfs, folder: str) -> list[str]:
+    """The names in a folder; none if there is no such folder."""
+    return vfs.list_dir(folder) if vfs.exists(folder) else []
+
+
+def size_if_there(vfs: Vfs, path: str) -> int:
+    """A file's length in bytes; 0 if there is no such file."""
+    if not vfs.exists(path):
+        return 0
+    file = vfs.open(path)
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
 def replace_file(vfs: Vfs, path: str, parts: Sequence[Buffer]) -> None:
     """Replace a file in one atomic, durable step: write aside, sync, rename, sync the directory.
 

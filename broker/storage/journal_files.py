@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from broker.errors import Corrupt
 from broker.runtime.clock import Clock
-from broker.runtime.vfs import Buffer, File, Vfs
+from broker.runtime.vfs import Buffer, File, Vfs, list_if_there
 from broker.storage.frame import encode_group
 from broker.storage.segment import (
     ADVICE,
@@ -166,7 +166,7 @@ class JournalFiles:
                 self._file = None
 
     def _list(self) -> None:
-        names = self._vfs.list_dir(self._folder) if self._vfs.exists(self._folder) else []
+        names = list_if_there(self._vfs, self._folder)
         self._segments = sorted(int(match[1], 16) for match in map(SEGMENT_NAME.fullmatch, names) if match)
         spares = [match for match in map(SPARE_NAME.fullmatch, names) if match]
         self._spares = [f"{self._folder}/{match[0]}" for match in spares]

@@ -35,7 +35,7 @@ from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
 from broker.runtime.steps import run_step
-from broker.runtime.vfs import File, Vfs, replace_file
+from broker.runtime.vfs import File, Vfs, list_if_there, replace_file
 from broker.storage.backup_marker import (
     Backup,
     backup_name,
@@ -476,7 +476,7 @@ def _rename(vfs: Vfs, source: str, target: str) -> None:
 
 def _read_markers(vfs: Vfs, folder: str) -> list[Backup]:
     found: list[Backup] = []
-    for name in vfs.list_dir(folder) if vfs.exists(folder) else []:
+    for name in list_if_there(vfs, folder):
         if not is_backup_name(name):
             continue
         try:

@@ -15,7 +15,7 @@ from broker.delayed.bucket_storage import LocalBucketStorage
 from broker.delayed.check import CursorView, IndexState
 from broker.errors import Corrupt, Fenced, NotFound
 from broker.runtime.clock import SystemClock
-from broker.runtime.vfs import Vfs
+from broker.runtime.vfs import Vfs, list_if_there, size_if_there
 from broker.storage.amendments import NONE, Amendments, decode_amendments
 from broker.storage.blocks import KINDS, LedgerCapture, file_lengths
 from broker.storage.journal_files import SEGMENT_NAME, SPARE_NAME, JournalFiles
@@ -189,7 +189,7 @@ class _Verification:
             return
         for kind, length in file_lengths(capture).items():
             path = f"{folder}/{capture.ledger_id}.{capture.generation}.{kind}"
-            surplus = self._file_bytes(path) - (length if capture.entry_count else 0)
+            surplus = size_if_there(self._vfs, path) - (length if capture.entry_count else 0)
             if surplus > 0:
                 self._notes.add(
                     f"{surplus} bytes follow what the manifest names; the next start cuts them ({path})"
@@ -310,16 +310,7 @@ class _Verification:
                 self._notes.add(f"No manifest names this ({folder}/{name})")
 
     def _names(self, folder: str) -> list[str]:
-        return self._vfs.list_dir(folder) if self._vfs.exists(folder) else []
-
-    def _file_bytes(self, path: str) -> int:
-        if not self._vfs.exists(path):
-            return 0
-        file = self._vfs.open(path)
-        try:
-            return file.size()
-        finally:
-            file.close()
+        return list_if_there(self._vfs, folder)
 
 
 def _check_record(history: History, lsn: int, record_type: int, body: memoryview) -> Iterator[str]:
