@@ -68,7 +68,7 @@ check-imports: setup
 check-protos: build/protos-venv/.ready
 	@$(PROTOS_PY) tools/generate_protos.py --check
 	@if command -v $(BUF) >/dev/null; then \
-	    $(BUF) lint && $(BUF) format --diff --exit-code --exclude-path protos/google \
+	    $(BUF) lint && $(BUF) format --diff --exit-code --exclude-path third_party \
 	        && echo "Proto lint and format pass."; \
 	else echo "Proto lint and format left out: buf is not installed."; fi
 
@@ -96,7 +96,7 @@ descriptors: build/protos-venv/.ready ## write the API's descriptor set to dist/
 	@mkdir -p dist
 	@$(PROTOS_PY) tools/generate_protos.py --descriptors dist/postdate.binpb
 
-protos: build/protos-venv/.ready ## regenerate the stubs and docs/api.md from protos/
+protos: build/protos-venv/.ready ## regenerate the stubs and docs/api.md from the protos
 	@$(PROTOS_PY) tools/generate_protos.py
 
 generated: setup ## regenerate postdate.sync, dashboards, and the pages of commands and settings
@@ -118,7 +118,7 @@ build/protos-venv/.ready: requirements-protos.txt | setup
 format: setup ## format the code, sort imports, fix what can be fixed
 	@$(PY) -m ruff check --fix $(SOURCES)
 	@$(PY) -m ruff format $(SOURCES)
-	@if command -v $(BUF) >/dev/null; then $(BUF) format --write --exclude-path protos/google; fi
+	@if command -v $(BUF) >/dev/null; then $(BUF) format --write --exclude-path third_party; fi
 
 # Universal, so that one file serves every platform; without any index host, so that every index serves it.
 # What is pinned stays pinned unless it must move: ARGS="--upgrade" or ARGS="--upgrade-package aiohttp".

@@ -1,4 +1,4 @@
-"""Generate what comes of protos/, the Python stubs and docs/api.md, or check that what is committed is up to date.
+"""Generate what comes of the protos, the Python stubs and docs/api.md, or check that what is committed is up to date.
 
 With --descriptors it writes the descriptor set of a release instead: what grpcurl and other tools read the API from.
 
@@ -22,6 +22,8 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
+THIRD_PARTY = ROOT / "third_party"
+RECORDS = ROOT / "storage-protos/postdate/storage/v1"
 STUBS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi")
 API_REFERENCE = Path("docs/api.md")
 STUB_FOLDERS = (Path("clients/python/postdate/v1"), Path("broker/storage/v1"))
@@ -45,9 +47,9 @@ def main() -> int:
         stale = [path for path in known if differs(fresh / path, ROOT / path)]
         if check:
             for path in sorted(stale):
-                print(f"{path} is not what protos/ generates; run `make protos`", file=sys.stderr)
+                print(f"{path} is not what the protos generate; run `make protos`", file=sys.stderr)
             if not stale:
-                print(f"Stubs and docs/api.md match protos/ (grpcio-tools {version('grpcio-tools')}).")
+                print(f"Stubs and docs/api.md match the protos (grpcio-tools {version('grpcio-tools')}).")
             return bool(stale)
         for path in stale:
             install(fresh / path, ROOT / path)
@@ -57,14 +59,12 @@ def main() -> int:
 
 def generate(out: Path) -> None:
     """Write every stub and the API reference below `out`, at their paths in the repository."""
-    include = files("grpc_tools") / "_proto"
     for folder in STUB_FOLDERS:
         (out / folder).mkdir(parents=True)
     sdk = out / "clients/python"
     services = sorted(PROTOS.glob("postdate/v1/*.proto"))
     run_protoc(
-        f"-I{PROTOS}",
-        f"-I{include}",
+        *includes(),
         f"--python_out={sdk}",
         f"--pyi_out={sdk}",
         f"--grpc_python_out={sdk}",
@@ -75,13 +75,11 @@ def generate(out: Path) -> None:
         write_grpc_pyi(path, sdk / "postdate/v1" / f"{path.stem}_pb2_grpc")
     # A module of generated code knows itself by the path it was generated from, so the on-disk records are
     # presented to protoc under the path of the package that holds them.
-    records = sorted(PROTOS.glob("postdate/storage/v1/*.proto"))
     run_protoc(
-        f"-Ibroker/storage/v1={PROTOS / 'postdate/storage/v1'}",
-        f"-I{include}",
+        f"-Ibroker/storage/v1={RECORDS}",
         f"--python_out={out}",
         f"--pyi_out={out}",
-        *(f"broker/storage/v1/{path.name}" for path in records),
+        *(f"broker/storage/v1/{path.name}" for path in sorted(RECORDS.glob("*.proto"))),
     )
     write_descriptors(out / "postdate.binpb")
     (out / API_REFERENCE).parent.mkdir()
@@ -92,13 +90,17 @@ def generate(out: Path) -> None:
 def write_descriptors(path: Path) -> None:
     """The calls and all they need, with their comments, as one FileDescriptorSet."""
     run_protoc(
-        f"-I{PROTOS}",
-        f"-I{files('grpc_tools') / '_proto'}",
+        *includes(),
         "--include_imports",
         "--include_source_info",
         f"--descriptor_set_out={path}",
         *(str(each.relative_to(PROTOS)) for each in sorted(PROTOS.glob("postdate/v1/*.proto"))),
     )
+
+
+def includes() -> list[str]:
+    """Where what the API names lies: its own protos, google/rpc, google/protobuf."""
+    return [f"-I{folder}" for folder in (PROTOS, THIRD_PARTY, files("grpc_tools") / "_proto")]
 
 
 def run_protoc(*arguments: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 GENCODE = (6, 31, 1)
+PROTOS = ("protos", "storage-protos")
 MESSAGES = sorted(
     [*ROOT.glob("clients/python/postdate/v1/*_pb2.py"), *ROOT.glob("broker/storage/v1/*_pb2.py")]
 )
@@ -24,7 +25,7 @@ def project():
 
 
 def test_every_proto_has_stubs():
-    protos = {path.stem for path in (ROOT / "protos/postdate").rglob("*.proto")}
+    protos = {path.stem for folder in PROTOS for path in (ROOT / folder).rglob("*.proto")}
     assert {path.stem.removesuffix("_pb2") for path in MESSAGES} == protos
     assert all(path.with_suffix(".pyi").exists() for path in [*MESSAGES, *SERVICES])
 
@@ -65,3 +66,23 @@ def test_sync_classes_are_those_of_the_asyncio_ones():
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_proto_of_the_api_names_its_package_in_each_language():
+    """Without these a generator for Go stops, and one for Java or C# writes what nobody would."""
+    for path in sorted((ROOT / "protos").rglob("*.proto")):
+        options = dict(re.findall(r"^option (\w+) = (.+);$", path.read_text(), re.MULTILINE))
+        assert options == {
+            "csharp_namespace": '"Postdate.V1"',
+            "go_package": '"postdate.dev/go/v1;postdatev1"',
+            "java_multiple_files": "true",
+            "java_outer_classname": f'"{path.stem.capitalize()}Proto"',
+            "java_package": '"dev.postdate.v1"',
+        }, path
+
+
+def test_what_a_client_generates_from_is_the_api_alone():
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "protos").rglob("*.proto")}
+    assert folders == {"protos/postdate/v1"}, (
+        "records on disk lie in storage-protos, what is imported in third_party"
+    )

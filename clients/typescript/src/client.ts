@@ -23,11 +23,11 @@ import type { SubscribeResponse__Output } from "./generated/postdate/v1/Subscrib
 import type { ProtoGrpcType as ProducerProto } from "./generated/producer.js";
 import type { ProtoGrpcType as ScheduleProto } from "./generated/schedule.js";
 
-const PROTOS = fileURLToPath(new URL("../../../protos", import.meta.url));
+const PROTOS = ["protos", "third_party"].map((name) => fileURLToPath(new URL(`../../../${name}`, import.meta.url)));
 
 // These say the same as the flags of `npm run generate`, or the types would lie. Times and ids stay below 2 ** 53.
 const definitions = loadSync(["producer", "consumer", "schedule"].map((name) => `postdate/v1/${name}.proto`), {
-  includeDirs: [PROTOS],
+  includeDirs: PROTOS,
   longs: Number,
   enums: String,
   defaults: true,
