@@ -99,11 +99,12 @@ descriptors: build/protos-venv/.ready ## write the API's descriptor set to dist/
 protos: build/protos-venv/.ready ## regenerate the stubs and docs/api.md from the protos
 	@$(PROTOS_PY) tools/generate_protos.py
 
-generated: setup ## regenerate postdate.sync, dashboards, and the pages of commands and settings
+generated: setup ## regenerate postdate.sync, dashboards, the pages of commands and settings, the table of rights
 	@$(PY) tools/generate_sync.py
 	@$(PY) -m tools.dashboards
 	@$(PY) -m tools.cli_reference > docs/cli-reference.md
 	@$(PY) -m tools.configuration > docs/configuration.md
+	@$(PY) -m tools.access_table
 
 # The generator wants another protobuf than the broker, so it has an environment of its own.
 ifneq ($(shell test -x $(PROTOS_PY) && cat build/protos-venv/.ready 2>/dev/null),$(CURDIR))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from broker.rpc.access_rules import Ask, Right, Topics
+from broker.rpc.access_rules import SUBSCRIPTION_RIGHTS, Ask, Right, Subscriptions, Topics
 from broker.settings import ConfigError
 
 _FIELDS = {"principals", "topics", "rights", "subscriptions"}
@@ -48,9 +48,10 @@ class Grant:
         assert isinstance(ask.topic, str)
         if not self.is_for_all_topics and not _matches(self.topics, ask.topic):
             return False
-        if self.subscriptions is None or ask.subscription is None:
+        if self.subscriptions is None or ask.subscription is Subscriptions.ANY:
             return True
-        return _matches(self.subscriptions, ask.subscription)
+        # What is about the topic itself would reach every other subscription of it too.
+        return ask.subscription is not None and _matches(self.subscriptions, ask.subscription)
 
 
 class Grants:
@@ -104,6 +105,11 @@ def _grant(where: str, fields: dict[str, Any]) -> Grant:
     for right in rights:
         if right not in _RIGHTS:
             raise ConfigError(f"{where} gives the right {right!r}; there are {', '.join(_RIGHTS)}")
+        if subscriptions is not None and _RIGHTS[right] not in SUBSCRIPTION_RIGHTS:
+            raise ConfigError(
+                f"{where} limits {right!r} to subscriptions, which are not what it is about: give it in a grant of "
+                "its own"
+            )
     return Grant(
         _pattern(principals),
         _pattern(topics),

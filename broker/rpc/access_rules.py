@@ -31,13 +31,20 @@ class Topics(Enum):
     ALL = "all topics, as a grant on * would allow"  # the pattern must be *
 
 
+class Subscriptions(Enum):
+    """Instead of one subscription."""
+
+    ANY = "any subscription"  # whichever: the answer is that the topic is there, or shows only what the caller may see
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One thing that a caller must be allowed: one of these rights, on a topic, or on one subscription of it."""
 
     rights: frozenset[Right]
     topic: str | Topics
-    subscription: str | None = None
+    subscription: str | Subscriptions | None = None
+    """None: it is about the topic itself, which a grant for some of its subscriptions never allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +64,21 @@ def _any(*rights: Right) -> frozenset[Right]:
 
 EVERY_RIGHT = frozenset(Right)
 """Whoever has one of them on a topic may see that it is there."""
-SHOW_SUBSCRIPTION = _any(Right.CONSUME, Right.MANAGE)
+SUBSCRIPTION_RIGHTS = _any(Right.CONSUME, Right.MANAGE)
+"""What a grant may give on some subscriptions of a topic; the others are about a topic as a whole."""
+SHOW_SUBSCRIPTION = SUBSCRIPTION_RIGHTS
 """Whoever has one of them on a subscription may see it, with its settings and counts."""
 
 
 def _topic(*rights: Right, field: str = "topic") -> Rule:
     needed = frozenset(rights)
     return Rule(of=lambda request, _: (Ask(needed, getattr(request, field)),))
+
+
+def _shown(*rights: Right, field: str) -> Rule:
+    """To see a topic, which a grant for one of its subscriptions is enough for."""
+    needed = frozenset(rights)
+    return Rule(of=lambda request, _: (Ask(needed, getattr(request, field), Subscriptions.ANY),))
 
 
 def _subscription(*rights: Right, field: str = "subscription", waits: bool = False) -> Rule:
@@ -77,11 +92,11 @@ def _settings_of_subscription(request: Any, _: Broker) -> Iterable[Ask]:
         yield Ask(_any(Right.MANAGE), request.policy.dead_letter_topic)
 
 
-def _topics(*rights: Right) -> Rule:
+def _topics(*rights: Right, subscription: Subscriptions | None = None) -> Rule:
     needed = frozenset(rights)
 
     def asks(request: Any, _: Broker) -> Iterable[Ask]:
-        return [Ask(needed, topic) for topic in request.topics] or [Ask(needed, Topics.ANY)]
+        return [Ask(needed, topic, subscription) for topic in request.topics] or [Ask(needed, Topics.ANY)]
 
     return Rule(of=asks)
 
@@ -121,7 +136,7 @@ _SERVICES: Mapping[str, Mapping[str, Rule]] = {
     },
     "postdate.v1.AdminService": {
         "CreateTopic": _topic(_MANAGE, field="name"),
-        "GetTopic": _topic(*EVERY_RIGHT, field="name"),
+        "GetTopic": _shown(*EVERY_RIGHT, field="name"),
         "UpdateTopic": _topic(_MANAGE, field="name"),
         "DeleteTopic": _topic(_MANAGE, field="name"),
         "ListTopics": _SOMEBODY,
@@ -129,7 +144,7 @@ _SERVICES: Mapping[str, Mapping[str, Rule]] = {
         "GetSubscription": _subscription(*SHOW_SUBSCRIPTION, field="name"),
         "UpdateSubscription": Rule(of=_settings_of_subscription),
         "DeleteSubscription": _subscription(_MANAGE, field="name"),
-        "ListSubscriptions": _topic(*SHOW_SUBSCRIPTION),
+        "ListSubscriptions": _shown(*SHOW_SUBSCRIPTION, field="topic"),
         "Seek": _subscription(_MANAGE),
         "SkipAll": _subscription(_MANAGE),
         "Pause": _subscription(_MANAGE),
@@ -137,7 +152,7 @@ _SERVICES: Mapping[str, Mapping[str, Rule]] = {
         "ListDeadLetters": _subscription(_CONSUME, _MANAGE),
         "RequeueDeadLetters": _subscription(_MANAGE),
         "PurgeDeadLetters": _subscription(_MANAGE),
-        "GetStats": _topics(*EVERY_RIGHT),
+        "GetStats": _topics(*EVERY_RIGHT, subscription=Subscriptions.ANY),
         "VerifyTopic": _topic(_MANAGE, field="name"),
         "GetServerInfo": _SOMEBODY,
         "CreateBackup": _always(_MANAGE, topic=Topics.ALL),

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from broker.errors import PermissionDenied, PostdateError
 from broker.rpc.access_identity import Shown
-from broker.rpc.access_rules import EVERY_RIGHT, Ask, Right, Rule, Topics
+from broker.rpc.access_rules import EVERY_RIGHT, Ask, Right, Rule, Subscriptions, Topics
 from broker.topics.broker import Broker
 
 
@@ -104,7 +104,7 @@ class Caller:
             "see" if ask.rights == EVERY_RIGHT else " or ".join(sorted(each.value for each in ask.rights))
         )
         what = ask.topic.value if isinstance(ask.topic, Topics) else f"topic {_cut(ask.topic)}"
-        if ask.subscription is not None:
+        if isinstance(ask.subscription, str):
             what = f"subscription {_cut(ask.subscription)} of {what}"
         if not isinstance(ask.topic, Topics):
             what += ", whether or not it exists"
@@ -132,7 +132,11 @@ def check_request(request: Any) -> None:
         caller.check(request)
 
 
-def may_see(topic: str, rights: frozenset[Right] = EVERY_RIGHT, subscription: str | None = None) -> bool:
+def may_see(
+    topic: str,
+    rights: frozenset[Right] = EVERY_RIGHT,
+    subscription: str | Subscriptions | None = Subscriptions.ANY,
+) -> bool:
     """Whether a list may show this topic, or this subscription of it, to the caller."""
     caller = CALLER.get()
     return caller is None or caller.may(Ask(rights, topic, subscription))

@@ -104,7 +104,9 @@ class CompactionService:
         return pb.AbortCompactionResponse()
 
     async def _list(self, request: pb.ListCompactionsRequest) -> Message:
-        leases = [each for each in self._desk.leases() if may_see(each.topic, frozenset({Right.COMPACT}))]
+        leases = [
+            each for each in self._desk.leases() if may_see(each.topic, frozenset({Right.COMPACT}), None)
+        ]
         return pb.ListCompactionsResponse(compactions=[_describe(each) for each in leases])
 
 

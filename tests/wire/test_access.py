@@ -15,7 +15,6 @@ import pytest
 import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf import descriptor_pool, message_factory
-from google.protobuf.message import Message as Proto
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -23,20 +22,14 @@ import postdate
 from broker.config import BrokerConfig
 from broker.rpc.access_rules import RULES, Rule, Topics
 from broker.server import Server
-from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
+from postdate.v1 import admin_pb2
 from tests.certificates import Authority
 from tests.wire.access_files import AUDIENCE, ISSUER, Files, bearer
 from tests.wire.conftest import Refusal, Serve, Wire, on_shared, refused, within
+from tools.access_table import METHODS, request_of
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 PERMISSION_DENIED = grpc.StatusCode.PERMISSION_DENIED
-FILES = (admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2, health_pb2, reflection_pb2)
-METHODS: dict[str, Any] = {
-    f"/{service.full_name}/{method.name}": method
-    for module in FILES
-    for service in module.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
 PUBLIC = ["/grpc.health.v1.Health/Check"]
 GUARDED = sorted(set(METHODS) - set(PUBLIC))
 
@@ -66,25 +59,10 @@ async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
     await within(wire.stop())
 
 
-def request_of(method: Any) -> Proto:
-    """A request that names a topic and a subscription, if it can name them: whether they exist must not matter."""
-    kind = message_factory.GetMessageClass(method.input_type)
-    request = kind()
-    target = request.open if method.name == "Subscribe" else request
-    for name, value in (("topic", "orders"), ("subscription", "s"), ("name", "orders")):
-        found = target.DESCRIPTOR.fields_by_name.get(name)
-        if found is not None and found.type == found.TYPE_STRING:
-            setattr(target, name, value)
-    if "topics" in target.DESCRIPTOR.fields_by_name:
-        target.topics.append("orders")
-    if "messages" in target.DESCRIPTOR.fields_by_name:
-        target.messages.add(payload=b"x")
-    return request
-
-
-async def call(wire: Wire, path: str, metadata: Any = ()) -> Any:
+async def call(wire: Wire, path: str, metadata: Any = (), request: Any = None) -> Any:
     """Call any method with one request; the first answer."""
     method = METHODS[path]
+    request = request_of(method) if request is None else request
     pool: Any = descriptor_pool.Default()
     assert pool.FindMethodByName(path[1:].replace("/", "."))
     answer = message_factory.GetMessageClass(method.output_type)
@@ -94,25 +72,25 @@ async def call(wire: Wire, path: str, metadata: Any = ()) -> Any:
         (True, True): wire.channel.stream_stream,
     }
     multi = kinds[method.client_streaming, method.server_streaming](
-        path, type(request_of(method)).SerializeToString, answer.FromString
+        path, type(request).SerializeToString, answer.FromString
     )
     if not method.server_streaming:
-        return await within(multi(request_of(method), metadata=metadata))
+        return await within(multi(request, metadata=metadata))
     if not method.client_streaming:
-        stream = multi(request_of(method), metadata=metadata)
+        stream = multi(request, metadata=metadata)
     else:
         stream = multi(metadata=metadata)
-        await within(stream.write(request_of(method)))
+        await within(stream.write(request))
     try:
         first = await within(stream.read())
         if getattr(first, "error", None) is not None and first.HasField("error"):  # a produce stream goes on
-            raise _Answered(Refusal.of(first.error))
+            raise Answered(Refusal.of(first.error))
         return first
     finally:
         stream.cancel()
 
 
-class _Answered(Exception):
+class Answered(Exception):
     """A refusal within an answer."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -120,10 +98,10 @@ class _Answered(Exception):
         self.refusal = refusal
 
 
-async def refusal_of(wire: Wire, path: str, metadata: Any = ()) -> Refusal:
+async def refusal_of(wire: Wire, path: str, metadata: Any = (), request: Any = None) -> Refusal:
     try:
-        return await refused(call(wire, path, metadata))
-    except _Answered as answered:
+        return await refused(call(wire, path, metadata, request))
+    except Answered as answered:
         return answered.refusal
 
 

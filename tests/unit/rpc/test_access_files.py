@@ -23,13 +23,13 @@ from broker.rpc.access_identity import (
     parse_jwt_keys,
     parse_tokens,
 )
-from broker.rpc.access_rules import Ask, Right, Topics
+from broker.rpc.access_rules import Ask, Right, Subscriptions, Topics
 from broker.settings import ConfigError
 
 HASH = "ab" * 32
 
 
-def ask(right: str, topic: str | Topics, subscription: str | None = None) -> Ask:
+def ask(right: str, topic: str | Topics, subscription: str | Subscriptions | None = None) -> Ask:
     return Ask(frozenset({Right(right)}), topic, subscription)
 
 
@@ -43,7 +43,12 @@ GRANTS = parse_grants(
     [[grant]]
     principals = ["cert:spiffe://example.org/*"]
     topics = ["orders", "eu.*.orders"]
-    rights = ["produce", "consume"]
+    rights = ["produce"]
+
+    [[grant]]
+    principals = ["cert:spiffe://example.org/*"]
+    topics = ["orders", "eu.*.orders"]
+    rights = ["consume", "manage"]
     subscriptions = ["billing*"]
 
     [[grant]]
@@ -60,6 +65,7 @@ ALLOWED: list[tuple[str, Ask]] = [
     ("cert:spiffe://example.org/a", ask("produce", "orders")),
     ("cert:spiffe://example.org/a", ask("produce", "eu.west.orders")),
     ("cert:spiffe://example.org/a/b", ask("consume", "orders", "billing-2")),
+    ("cert:spiffe://example.org/a", ask("consume", "orders", Subscriptions.ANY)),
     ("cert:spiffe://example.org/a", ask("consume", Topics.ANY)),
     ("jwt:whoever", ask("produce", "public")),
 ]
@@ -74,7 +80,14 @@ DENIED: list[tuple[str, Ask]] = [
     ("cert:spiffe://example.org/a", ask("produce", "orders\n")),
     ("cert:spiffe://example.org/a", ask("consume", "orders", "audit")),
     ("cert:spiffe://example.org/a", ask("produce", Topics.ALL)),
-    ("cert:spiffe://example.org/a", ask("manage", Topics.ANY)),
+    (
+        "cert:spiffe://example.org/a",
+        ask("manage", "orders"),
+    ),  # a grant for subscriptions is none for their topic
+    ("cert:spiffe://example.org/a", ask("consume", "orders")),
+    ("cert:spiffe://example.org/a", ask("consume", "orders2", Subscriptions.ANY)),
+    ("cert:spiffe://example.org/a", ask("manage", Topics.ALL)),
+    ("cert:spiffe://example.org/a", ask("schedule", Topics.ANY)),
     ("jwt:whoever", ask("consume", "public")),
 ]
 
@@ -104,6 +117,10 @@ WRONG: list[tuple[str, str]] = [
     (
         '[[grant]]\nprincipals = ["token:a"]\ntopics = ["t"]\nrights = ["admin"]\n',
         "the right 'admin'; there are",
+    ),
+    (
+        '[[grant]]\nprincipals = ["token:a"]\ntopics = ["t"]\nrights = ["produce"]\nsubscriptions = ["s"]\n',
+        "grant 1 limits 'produce' to subscriptions",
     ),
     (
         '[[grant]]\nprincipals = ["token:a"]\ntopics = ["t"]\nrights = ["produce"]\nsubscription = ["s"]\n',
