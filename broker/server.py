@@ -13,7 +13,6 @@ from importlib.metadata import PackageNotFoundError, version
 import grpc
 from grpc_health.v1 import _async as health_aio  # its public name, health.aio, is made at run time
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from broker.config import BrokerConfig, is_loopback
 from broker.delayed.due_within import due_within
@@ -25,6 +24,7 @@ from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCollector, BrokerSnapshot, SubscriptionSnapshot, TopicSnapshot
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessControl, AccessInterceptor
+from broker.rpc.reflection import add_reflection
 from broker.rpc.tls import ServerCertificates
 from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.notify import ServiceNotifier
@@ -213,9 +213,7 @@ class Server:
             server.add_generic_rpc_handlers((handler,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if config.reflection_enabled:
-            reflection.enable_server_reflection(
-                (*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
-            )
+            add_reflection((*names, health.SERVICE_NAME), server)
         return server
 
     async def _bind_grpc(self) -> None:

@@ -36,6 +36,8 @@ METHODS: dict[str, Any] = {
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
+# Reflection is served by two names, and the library has the older one.
+METHODS |= {path.replace("v1alpha", "v1"): method for path, method in METHODS.items() if "v1alpha" in path}
 """Every method of every service, by its path, as a descriptor."""
 
 
@@ -90,11 +92,15 @@ def _lines() -> Iterator[str]:
     yield "| method | " + " | ".join(f"`{right}`" for right in rights) + " |"
     yield "| --- |" + " --- |" * len(rights)
     for path in METHODS:
-        service, method = path.rpartition("/")[0].rpartition(".")[2], path.rpartition("/")[2]
         cells = (
             ["everybody"] * len(rights) if RULES[path].is_public else [least_scope(path, r) for r in Right]
         )
-        yield f"| {service}.{method} | " + " | ".join(cells) + " |"
+        yield f"| {row_name(path)} | " + " | ".join(cells) + " |"
+
+
+def row_name(path: str) -> str:
+    """What the table calls a method."""
+    return path[1:].removeprefix("postdate.v1.").replace("/", ".")
 
 
 def replaced(document: str) -> str:

@@ -170,6 +170,7 @@ _SERVICES: Mapping[str, Mapping[str, Rule]] = {
         "Watch": _SOMEBODY,
         "List": _SOMEBODY,
     },
+    "grpc.reflection.v1.ServerReflection": {"ServerReflectionInfo": _SOMEBODY},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _SOMEBODY},
 }
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = {
     "grpc": ("broker.rpc", "broker.server"),
     "grpc_health": ("broker.rpc", "broker.server"),
-    "grpc_reflection": ("broker.rpc", "broker.server"),
+    "grpc_reflection": ("broker.rpc",),
     "google.protobuf": ("broker.rpc", "broker.storage"),
     "google.rpc": ("broker.rpc",),
     "postdate": ("broker.rpc", "broker.server", "broker.cli"),

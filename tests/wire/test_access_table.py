@@ -17,7 +17,7 @@ from broker.server import Server
 from tests.wire.access_files import Files, bearer
 from tests.wire.conftest import Wire, on_shared, within
 from tests.wire.test_access import Answered, call
-from tools.access_table import DOCUMENT, METHODS, SCOPES, grant_of, replaced, request_of
+from tools.access_table import DOCUMENT, METHODS, SCOPES, grant_of, replaced, request_of, row_name
 
 HOLDERS = {
     f"{right.value}-{scope.replace(' ', '-')}": (right, scope, grant)
@@ -25,7 +25,7 @@ HOLDERS = {
     if (grant := grant_of(right, scope, f"token:{right.value}-{scope.replace(' ', '-')}")) is not None
 }
 """One principal for each grant that there can be: one right, in one scope."""
-_ROW = re.compile(r"\| (\w+\.\w+) \|(.*)\|")
+_ROW = re.compile(r"\| ([\w.]+\.\w+) \|(.*)\|")
 
 
 def documented() -> dict[str, dict[Right, str]]:
@@ -78,8 +78,7 @@ def test_document_has_the_table_of_the_code() -> None:
 @on_shared
 @pytest.mark.parametrize("path", METHODS)
 async def test_real_calls_are_answered_as_the_table_says(guarded: Wire, path: str) -> None:
-    service, _, method = path[1:].partition("/")
-    cells = documented()[f"{service.rpartition('.')[2]}.{method}"]
+    cells = documented()[row_name(path)]
     scopes = list(SCOPES)
     for name, (right, scope, _) in HOLDERS.items():
         cell = cells[right]

@@ -10,8 +10,9 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from broker.config import BrokerConfig
 from broker.errors import Fenced
@@ -377,27 +378,42 @@ async def test_health_of_a_service_that_is_none_is_not_found(wire: Wire):
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def reflected(wire: Wire, **request: str) -> reflection_pb2.ServerReflectionResponse:
-    stub = reflection_pb2_grpc.ServerReflectionStub(wire.channel)
-    call = stub.ServerReflectionInfo()
+async def reflected(
+    wire: Wire, version: str = "v1", **request: str
+) -> reflection_pb2.ServerReflectionResponse:
+    call = wire.channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        reflection_pb2.ServerReflectionResponse.FromString,
+    )()
     await within(call.write(reflection_pb2.ServerReflectionRequest(**request)))
     answer = await within(call.read())
     call.cancel()
     return answer
 
 
-async def test_reflection_lists_and_describes_the_services(wire: Wire):
-    listed = {each.name for each in (await reflected(wire, list_services="")).list_services_response.service}
-    assert {*SERVICES, "grpc.health.v1.Health"} <= listed
-    for service in SERVICES:
-        answer = await reflected(wire, file_containing_symbol=service)
-        assert answer.file_descriptor_response.file_descriptor_proto
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_lists_and_describes_the_services(wire: Wire, version: str):
+    answer = await reflected(wire, version, list_services="")
+    listed = {each.name for each in answer.list_services_response.service}
+    reflections = {f"grpc.reflection.{each}.ServerReflection" for each in ("v1", "v1alpha")}
+    assert {*SERVICES, "grpc.health.v1.Health", *reflections} <= listed
+    for service in listed:
+        answer = await reflected(wire, version, file_containing_symbol=service)
+        pool = DescriptorPool()
+        for each in reversed(
+            answer.file_descriptor_response.file_descriptor_proto
+        ):  # what is needed comes last
+            pool.AddSerializedFile(each)
+        described = pool.FindServiceByName(service)
+        assert described.methods
 
 
-async def test_reflection_can_be_switched_off(serve: Serve):
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_can_be_switched_off(serve: Serve, version: str):
     wire = await serve(reflection="off")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await reflected(wire, list_services="")
+        await reflected(wire, version, list_services="")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
