@@ -7,6 +7,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
@@ -66,19 +67,23 @@ class Answers:
                 self._forget(next(iter(self._answers)))
             known = _Answer(now_ms + _REMEMBERED_MS, fingerprint, asyncio.ensure_future(call()))
             self._answers[key] = known
+            # Not by who waits for it: everybody may have gone by then.
+            known.response.add_done_callback(partial(self._note, key, known))
         elif known.fingerprint != fingerprint:
             raise InvalidRequest(
                 "This request_id was used for another request", field="request_id", reason="REQUEST_ID_REUSED"
             )
-        try:
-            response = cast("R", await asyncio.shield(known.response))
-        except Exception:
-            if self._answers.get(key) is known:
-                self._forget(key)  # what failed may be tried again
-            raise
-        if self._answers.get(key) is known and not known.response_bytes:
-            self._weigh(known, response)
-        return response
+        return cast("R", await asyncio.shield(known.response))
+
+    def _note(self, key: _Key, answer: _Answer, response: asyncio.Future[Any]) -> None:
+        """Weigh an answer that has come; what failed may be tried again."""
+        failed = response.cancelled() or response.exception() is not None
+        if self._answers.get(key) is not answer:
+            return
+        if failed:
+            self._forget(key)
+        else:
+            self._weigh(answer, response.result())
 
     def _weigh(self, answer: _Answer, response: Message | bytes) -> None:
         """Count the bytes of an answer, and forget the oldest answers if they are too many."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -132,19 +132,9 @@ class Backups:
                 )
 
     async def create(self, label: str) -> Backup:
-        """Make a backup; returns when it is complete and durable. A caller who goes away does not stop it."""
+        """Make a backup; returns when it is complete and durable."""
         check_label(label)
-        if self._busy:
-            raise _running()
-        self._busy = True
-        done: asyncio.Future[Backup] = asyncio.get_running_loop().create_future()
-        done.add_done_callback(_look_at)
-        try:
-            self._task = self._spawn("backup", self._run(label, done))
-        except BaseException:
-            self._busy = False
-            raise
-        return await asyncio.shield(done)
+        return await self._do("backup", lambda: self._make(label))
 
     async def list(self) -> list[Backup]:
         """All complete backups in the folder, the oldest first."""
@@ -153,46 +143,60 @@ class Backups:
     async def delete(self, name: str) -> None:
         """Delete a backup."""
         check_backup_name(name)
-        if self._busy:
-            raise _running()
-        self._busy = True
-        try:
-            async with self._alone():
-                if not await self._in_thread(lambda: self._vfs.exists(self.path(name))):
-                    raise NotFound(f"There is no backup {name!r}", reason="BACKUP_NOT_FOUND")
-                await self._delete(name)
-        finally:
-            self._busy = False
+        await self._do("deletion of a backup", lambda: self._delete_alone(name))
 
     async def stop(self) -> None:
-        """Give up a backup that is being made; the next start removes what there is of it."""
+        """Give up what is being made or deleted; the next start removes what there is of it."""
         # Not cancelled: a checkpoint that is cut short leaves a longer replay to the next start.
         self._stopping = True
         if self._task is not None and not self._task.done():
             await asyncio.wait([self._task])
 
-    # -- making one ------------------------------------------------------------------------------------------
+    # -- one at a time ---------------------------------------------------------------------------------------
 
-    async def _run(self, label: str, done: asyncio.Future[Backup]) -> None:
+    async def _do(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Do what nothing else may be done beside, to its end: a caller who goes away neither stops it nor takes the
+        folder's lock along."""
+        if self._busy:
+            raise _running()
+        self._busy = True
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(_look_at)
         try:
-            backup = await self._make(label)
+            self._task = self._spawn(what, self._run(work, done))
+        except BaseException:
+            self._busy = False
+            raise
+        return await asyncio.shield(done)
+
+    async def _run(self, work: Callable[[], Awaitable[T]], done: asyncio.Future[T]) -> None:
+        try:
+            result = await work()
         except asyncio.CancelledError:
             _fail(done, Unavailable("The broker is stopping", reason="DRAINING"))
             raise
         except BaseException as error:
-            self._counters.backup_failures += 1
-            log.error("A backup failed", label=label, error=error)
             _fail(done, error)
             # Of a backup's own failures nothing is lost. What else there is came from the checkpoint, or is a bug.
             if not isinstance(error, PostdateError) or isinstance(error, StorageFailed):
                 raise
         else:
             if not done.done():
-                done.set_result(backup)
+                done.set_result(result)
         finally:
             self._busy = False
 
+    # -- making one ------------------------------------------------------------------------------------------
+
     async def _make(self, label: str) -> Backup:
+        try:
+            return await self._make_and_prune(label)
+        except Exception as error:
+            self._counters.backup_failures += 1
+            log.error("A backup failed", label=label, error=error)
+            raise
+
+    async def _make_and_prune(self, label: str) -> Backup:
         started_ns = self._clock.monotonic_ns()
         async with self._alone():
             await self._remove_unfinished()
@@ -310,6 +314,12 @@ class Backups:
             else:
                 log.info("An old backup was deleted", name=name)
 
+    async def _delete_alone(self, name: str) -> None:
+        async with self._alone():
+            if not await self._in_thread(lambda: self._vfs.exists(self.path(name))):
+                raise NotFound(f"There is no backup {name!r}", reason="BACKUP_NOT_FOUND")
+            await self._delete(name)
+
     async def _delete(self, name: str) -> None:
         path = self.path(name)
         # From here on it is no backup, whatever is left of it.
@@ -406,12 +416,12 @@ def _running() -> Refused:
     return Refused("A backup is being made or deleted; one at a time", reason="BACKUP_RUNNING")
 
 
-def _fail(done: asyncio.Future[Backup], error: BaseException) -> None:
+def _fail(done: asyncio.Future[T], error: BaseException) -> None:
     if not done.done():
         done.set_exception(error)
 
 
-def _look_at(done: asyncio.Future[Backup]) -> None:
+def _look_at(done: asyncio.Future[T]) -> None:
     """Perhaps nobody waits for it any more."""
     if not done.cancelled():
         done.exception()

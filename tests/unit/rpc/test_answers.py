@@ -100,3 +100,42 @@ async def test_a_repeat_waits_for_the_answer_that_is_on_its_way_and_a_failure_is
     gate.set()
     assert {type(each) for each in await asyncio.gather(*calls, return_exceptions=True)} == {NotFound}
     assert (count, await answers.once("t", request, change), count) == (1, b"x", 2)
+
+
+async def _cancel_first(asked: Asked, request_id: str, size: int) -> None:
+    """A caller who goes away before the answer comes, which comes all the same."""
+    call = asyncio.ensure_future(asked.once(request_id, size))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.wait([call])
+    await asyncio.sleep(0)
+
+
+async def test_answers_for_callers_who_went_away_are_counted_too(asked: Asked):
+    for i in range(9):
+        await _cancel_first(asked, f"{i}", 8 * MIB)
+    assert asked.count == 9
+    await asked.once("8", 8 * MIB)
+    assert asked.count == 9
+    await asked.once("0", 8 * MIB)
+    assert asked.count == 10
+
+
+async def test_what_failed_after_its_caller_went_away_may_be_tried_again(time: HandTime):
+    answers, failures = Answers(SimClock(time, 0)), [NotFound("not yet")]
+
+    async def change() -> bytes:
+        await asyncio.sleep(0)
+        if failures:
+            raise failures.pop()
+        return b"x"
+
+    request = schedule_pb2.CancelScheduledRequest(request_id="a")
+    call = asyncio.ensure_future(answers.once("t", request, change))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.wait([call])
+    while failures:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert await answers.once("t", request, change) == b"x"
