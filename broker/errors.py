@@ -137,5 +137,9 @@ class MissingFile(Corrupt):
     """A file that a manifest names is not there."""
 
 
+class DamagedMessage(Corrupt):
+    """One stored message is not what was written; what is known of it, and those around it, are whole."""
+
+
 class WrongSize(Corrupt):
     """A file has another length than what names it says."""

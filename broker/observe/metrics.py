@@ -72,6 +72,8 @@ class SubscriptionCounters:
     dead_lettered_messages: int = 0
     requeued_messages: int = 0
     purged_messages: int = 0
+    damaged_messages: int = 0
+    unreadable_messages: int = 0
     lease_expired_messages: int = 0
     early_deliveries: int = 0
     dropped_settled_messages: int = 0
@@ -80,7 +82,7 @@ class SubscriptionCounters:
     lateness: LatenessHistogram = field(default_factory=LatenessHistogram)
 
     def note_settled(self, how: str, count: int) -> None:
-        """Count messages that were settled: acked, expired, dead_lettered, requeued or purged."""
+        """Count messages that were settled: acked, expired, dead_lettered, requeued, purged or damaged."""
         name = f"{how}_messages"
         setattr(self, name, getattr(self, name) + count)
 
@@ -223,6 +225,11 @@ SUBSCRIPTION_COUNTERS: tuple[Family, ...] = (
     ("dead_lettered_messages", "Messages given up, which went to the dead-letter topic."),
     ("requeued_messages", "Dead letters sent to their subscription again; counted where they were held."),
     ("purged_messages", "Dead letters dropped for good; counted where they were held."),
+    ("damaged_messages", "Damaged messages that were set aside. Must stay 0."),
+    (
+        "unreadable_messages",
+        "Messages that wait because not even their rows can be read, counted at each attempt. Must stay 0.",
+    ),
     ("lease_expired_messages", "Messages whose lease ended without an answer."),
     ("early_deliveries", "Messages sent before their time where delays are honoured. Must stay 0."),
 )

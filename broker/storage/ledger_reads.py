@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from google_crc32c import value
 
-from broker.errors import Corrupt
+from broker.errors import Corrupt, DamagedMessage
 from broker.model import Array, RowColumn, UInt32Column
 from broker.runtime.vfs import File
 from broker.storage.blocks import (
@@ -204,9 +204,9 @@ def _damaged_offsets(handles: ReadHandles) -> Corrupt:
     return Corrupt(what, path=handles.rows.path, offset=HEADER_BYTES)
 
 
-def _damaged_frame(file: Readable, start: int) -> Corrupt:
+def _damaged_frame(file: Readable, start: int) -> DamagedMessage:
     what = "a stored message is damaged"
-    return Corrupt(what, path=file.path, offset=HEADER_BYTES + start, advice=RESTORE)
+    return DamagedMessage(what, path=file.path, offset=HEADER_BYTES + start, advice=RESTORE)
 
 
 def frames_within(rows: RowColumn, bytes_max: int) -> int:

@@ -83,6 +83,7 @@ class SettleReason(IntEnum):
     REQUEUED = 4
     PURGED = 5
     CANCELLED = 6
+    DAMAGED = 7
 
 
 class ReturnReason(IntEnum):

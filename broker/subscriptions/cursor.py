@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 from pyroaring import BitMap
 
-from broker.model import Entries, Position
+from broker.model import Entries, Position, UInt32Column, members
+
+Mask = npt.NDArray[np.bool_]
 
 
 class LedgerSpans(Protocol):
@@ -91,6 +95,19 @@ class Cursor:
             if settled := bitmap - unsettled:
                 part[ledger_id] = settled
         return part
+
+    def settled_mask(self, ledger_id: int, entry_ids: UInt32Column) -> Mask | None:
+        """For each of some rising ids, whether it is settled, or lies before the start; None: none of them is."""
+        if ledger_id < self.mark.ledger_id:
+            return np.ones(len(entry_ids), dtype=np.bool_)
+        mask: Mask | None = None
+        held = self.settled.get(ledger_id)
+        if held is not None:
+            mask = members(entry_ids, held)
+        if ledger_id == self.mark.ledger_id and len(entry_ids) and entry_ids[0] < self.mark.entry_id:
+            below: Mask = entry_ids < self.mark.entry_id
+            mask = below if mask is None else mask | below
+        return mask if mask is not None and mask.any() else None
 
     def settled_beyond_mark(self) -> int:
         """How many entries are settled at or after the mark."""

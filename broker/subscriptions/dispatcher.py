@@ -20,6 +20,7 @@ from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
 from broker.subscriptions.consumer import Consumer
+from broker.subscriptions.damage import read_on
 from broker.subscriptions.handout import DueWindows, HandOut, Read, Taken, Window, taken_from_ledger
 from broker.subscriptions.key_dispatch import KeyDispatch
 from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, KEY_SHARED, Subscription
@@ -127,7 +128,7 @@ class TakeTurns:
         elif found := subscription.reader.take(limit):
             await self._read_and_hand_out(consumer, taken_from_ledger(*found, from_redelivery=False))
         elif subscription.reader.is_behind:
-            await subscription.reader.fill()
+            await read_on(subscription)
         else:
             return False
         return True

@@ -5,6 +5,8 @@ Invariants:
       that moment is not sent (P2, P5).
   H2  Whatever is taken from a source is delivered, found to be somebody else's (settled, leased, waiting), or
       put back; an error or a vanished consumer puts it back too (P3).
+  H3  What is settled is not read, and damage costs what it hit: a damaged message is set aside, entries of which not
+      even the rows can be read wait, and the others go.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from broker.delayed.tracker import DueChunk
-from broker.errors import NotFound
+from broker.errors import Corrupt, NotFound
 from broker.model import (
     ROW,
     Array,
@@ -28,13 +30,13 @@ from broker.model import (
 from broker.runtime.clock import Clock
 from broker.storage.alive import within
 from broker.storage.log import with_expiry_moved
+from broker.storage.salvage import NO_FRAME, read_around_damage
 from broker.subscriptions.consumer import Consumer, DeliveryBatch, prefix_within
+from broker.subscriptions.damage import meet_damage
 from broker.subscriptions.subscription import Subscription
 
 _WINDOW_ENTRIES = 32_768
 """Due entries that are read together, at most, if their bytes fit into a frame."""
-
-_GONE_FRAME = b"gone"  # a frame is never empty
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class Read:
     frames: list[bytes]
     changes: int  # of the log, before this was read
     has_doubles: bool = False  # an entry was taken twice: moved, it is in a chunk under each of its times
+    unread: Array | None = None  # where nothing was read, and is not to be sent; None: nowhere
 
 
 @dataclass(slots=True)
@@ -103,26 +106,33 @@ class HandOut:
         changes = self._subscription.log.changes
         first = int(taken.ledger_ids[0])
         if taken.in_order:
-            return Read(*await self._read_ledger(first, taken.entry_ids, bytes_max), changes)
+            some_times, some_rows, some_frames, some_unread = await self._read_ledger(
+                first, taken.entry_ids, bytes_max
+            )
+            return Read(some_times, some_rows, some_frames, changes, unread=some_unread)
         assert taken.expected_ms is not None
         order = np.lexsort((taken.entry_ids, taken.ledger_ids))
         ledger_ids, entry_ids = taken.ledger_ids[order], taken.entry_ids[order]
         is_double = (np.diff(entry_ids, prepend=0) == 0) & (np.diff(ledger_ids, prepend=-1) == 0)
         starts = np.flatnonzero(np.diff(ledger_ids, prepend=-1))
         times, rows, frames = [], [], []
+        unread = np.zeros(len(order), dtype=np.bool_)
         for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
             wanted_ids = entry_ids[start:end][~is_double[start:end]]
-            some_times, some_rows, some_frames = await self._read_ledger(
+            some_times, some_rows, some_frames, some_unread = await self._read_ledger(
                 int(ledger_ids[start]), wanted_ids, bytes_max
             )
             some_frames = [
                 *some_frames,
                 *([b""] * (len(wanted_ids) - len(some_frames))),
             ]  # none is ever empty
+            if some_unread is None:
+                some_unread = np.zeros(len(wanted_ids), dtype=np.bool_)
             if len(wanted_ids) < end - start:
                 again = np.cumsum(~is_double[start:end]) - 1
-                some_times, some_rows = some_times[again], some_rows[again]
+                some_times, some_rows, some_unread = some_times[again], some_rows[again], some_unread[again]
                 some_frames = [some_frames[i] for i in again.tolist()]
+            unread[start:end] = some_unread
             times.append(some_times)
             rows.append(some_rows)
             frames += some_frames
@@ -139,22 +149,59 @@ class HandOut:
                 taken.expected_ms[:wanted], taken.ledger_ids[:wanted], taken.entry_ids[:wanted]
             )
             frames = (await self.read(taken_from_chunk(first_ones))).frames
-        return Read(np.concatenate(times)[place], rows_in_order, frames, changes, bool(is_double.any()))
+        return Read(
+            np.concatenate(times)[place],
+            rows_in_order,
+            frames,
+            changes,
+            bool(is_double.any()),
+            unread[place] if unread.any() else None,
+        )
 
     async def _read_ledger(
         self, ledger_id: int, entry_ids: UInt32Column, bytes_max: int
-    ) -> tuple[Int64Column, RowColumn, list[bytes]]:
+    ) -> tuple[Int64Column, RowColumn, list[bytes], Array | None]:
+        """Times and rows, frames of a prefix, and where nothing was read (None: nowhere)."""
+        settled = self._subscription.cursor.settled_mask(ledger_id, entry_ids)
+        if settled is None:
+            return await self._read_owed(ledger_id, entry_ids, bytes_max)
+        count = len(entry_ids)
+        times, rows, unread = np.zeros(count, np.int64), np.zeros(count, ROW), settled
+        at = np.flatnonzero(~unread)
+        some_frames: list[bytes] = []
+        if len(at):
+            times[at], rows[at], some_frames, some_unread = await self._read_owed(
+                ledger_id, entry_ids[at], bytes_max
+            )
+            if some_unread is not None:
+                unread[at] = some_unread
+        frames = [NO_FRAME] * (int(at[len(some_frames)]) if len(some_frames) < len(at) else count)
+        for place, frame in zip(at.tolist(), some_frames, strict=False):
+            frames[place] = frame
+        return times, rows, frames, unread
+
+    async def _read_owed(
+        self, ledger_id: int, entry_ids: UInt32Column, bytes_max: int
+    ) -> tuple[Int64Column, RowColumn, list[bytes], Array | None]:
+        log = self._subscription.log
         try:
-            return await self._subscription.log.read(ledger_id, entry_ids, bytes_max)
-        except NotFound:
-            # The ledger was dropped, so these are settled, and the last look refuses them whatever stands here.
+            try:
+                return *await log.read(ledger_id, entry_ids, bytes_max), None
+            except Corrupt:
+                found = await read_around_damage(log, ledger_id, entry_ids, bytes_max)
+        except NotFound:  # the ledger was dropped, so these are settled
             count = len(entry_ids)
-            return np.zeros(count, np.int64), np.zeros(count, ROW), [_GONE_FRAME] * count
+            everything = np.ones(count, dtype=np.bool_)
+            return np.zeros(count, np.int64), np.zeros(count, ROW), [NO_FRAME] * count, everything
+        meet_damage(self._subscription, ledger_id, entry_ids, found)
+        return found.times, found.rows, found.frames, found.damaged | found.unreadable
 
     def last_look(self, taken: Taken, read: Read, now_ms: int) -> Array:
         """Which entries may be sent now. What is too early waits for its time, what is expired is settled."""
         subscription = self._subscription
         keep = ~self._refused(taken)
+        if read.unread is not None:
+            keep &= ~read.unread
         has_changed = read.changes != subscription.log.changes
         if has_changed:
             self._refresh(taken, read)
@@ -354,4 +401,5 @@ def _part(taken: Taken, rows: slice) -> Taken:
 
 
 def _read_part(read: Read, rows: slice) -> Read:
-    return Read(read.times[rows], read.rows[rows], read.frames[rows], read.changes, read.has_doubles)
+    unread = read.unread if read.unread is None else read.unread[rows]
+    return Read(read.times[rows], read.rows[rows], read.frames[rows], read.changes, read.has_doubles, unread)

@@ -22,6 +22,7 @@ from broker.delayed.tracker import DueChunk
 from broker.model import Array, Int64Column, UInt32Column, merge_entries, remove_entries
 from broker.runtime.clock import Clock
 from broker.subscriptions.consumer import Consumer
+from broker.subscriptions.damage import read_on
 from broker.subscriptions.handout import (
     DueWindows,
     HandOut,
@@ -84,7 +85,7 @@ class KeyDispatch:
         elif found := subscription.reader.take(limit):
             await self._read_and_hand_out(taken_from_ledger(*found, from_redelivery=False))
         elif subscription.reader.is_behind:
-            await subscription.reader.fill()
+            await read_on(subscription)
         else:
             return False
         return True

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from broker.errors import NotFound
+from broker.errors import Corrupt, NotFound
 from broker.model import Int64Column, Position, UInt32Column
 from broker.subscriptions.cursor import LedgerSpans
 
@@ -74,7 +74,7 @@ class Reader:
         return self._log.next_undelayed(self.position) is not None
 
     async def fill(self) -> None:
-        """Look at the next rows; one bounded step. Call while `is_behind`."""
+        """Look at the next rows; one bounded step. Call while `is_behind`. After Corrupt, `step_over` goes on."""
         if self.honors_delay and self.position >= self.catchup_end:
             # Everything up to there is DELAYED and comes in chunks: millions of rows need no look.
             self.position = self._log.next_undelayed(self.position) or self.position
@@ -89,12 +89,23 @@ class Reader:
                 times = await self._log.read_times(ledger_id, first, count)
             except NotFound:
                 return  # dropped meanwhile, and therefore settled: the next step goes on behind it
+            except Corrupt:
+                if run == self._run:
+                    raise
+                return
             if run != self._run:  # the subscription started over while the file thread was reading
                 return
         self.position = Position(ledger_id, first + count)
         ids = self._choose(ledger_id, first, times)
         if len(ids):
             self._found.append((ledger_id, ids))
+
+    def step_over(self) -> tuple[int, UInt32Column]:
+        """Go on behind the rows that `fill` could not read; which these are."""
+        ledger_id, first = self.position
+        count = min(_SCAN_ROWS, (self._log.entry_count(ledger_id) or 0) - first)
+        self.position = Position(ledger_id, first + count)
+        return ledger_id, np.arange(first, first + count, dtype=np.uint32)
 
     def take(self, limit: int) -> tuple[int, UInt32Column] | None:
         """Take at most `limit` entries of one ledger; None if `fill` has found none."""

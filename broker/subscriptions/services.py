@@ -27,6 +27,9 @@ class SubscriptionLog(ReadableLog, Protocol):
     ) -> tuple[Int64Column, RowColumn, list[bytes]]:
         """Effective times and rows of entries (ids rising), and the frames of as many as fit into `bytes_max`."""
 
+    async def read_rows(self, ledger_id: int, first: int, count: int) -> RowColumn:
+        """Rows of consecutive entries, as they were stored."""
+
     @property
     def changes(self) -> int:
         """How many records have cancelled or moved entries."""

@@ -469,11 +469,10 @@ class Subscription:
         """For each entry, whether it is settled, leased, promised or (`also_queued`) waiting for redelivery."""
         if self.log.entry_count(ledger_id) is None:
             return np.ones(len(entry_ids), dtype=np.bool_)  # dropped, and therefore settled
-        refused = np.zeros(len(entry_ids), dtype=np.bool_)
-        if ledger_id <= self.cursor.mark.ledger_id:
-            whole = ledger_id < self.cursor.mark.ledger_id
-            refused |= whole or entry_ids < self.cursor.mark.entry_id
-        sets = [self.cursor.settled, self.leases.leased, self.promised]
+        refused = self.cursor.settled_mask(ledger_id, entry_ids)
+        if refused is None:
+            refused = np.zeros(len(entry_ids), dtype=np.bool_)
+        sets = [self.leases.leased, self.promised]
         if also_queued:
             sets.append(self.redelivery.queued)
         for entries in sets:

@@ -28,8 +28,11 @@ ENTRY_ID = PREFIX + "entry-id"
 ATTEMPTS = PREFIX + "attempts"
 REASON = PREFIX + "reason"
 TIME_MS = PREFIX + "time-ms"
-RESERVED = frozenset({TOPIC, SUBSCRIPTION, LEDGER_ID, ENTRY_ID, ATTEMPTS, REASON, TIME_MS})
+DAMAGED = PREFIX + "damaged"
+"""Only in a letter without a message: what was stored could not be read."""
+RESERVED = frozenset({TOPIC, SUBSCRIPTION, LEDGER_ID, ENTRY_ID, ATTEMPTS, REASON, TIME_MS, DAMAGED})
 
+_DAMAGED_NAME = DAMAGED.encode()
 _RESERVED_NAMES = frozenset(name.encode() for name in RESERVED)
 _FRAME_TAG = b"\x12"
 _PROPERTIES = 3
@@ -66,6 +69,20 @@ def dead_letter_frame(frame: bytes, properties: Mapping[str, str]) -> bytes:
     """A stored frame as a dead letter with these reserved properties."""
     added = b"".join(_property(name.encode(), value.encode()) for name, value in properties.items())
     return _rewritten(frame, added)
+
+
+def damaged_letter_frame(properties: Mapping[str, str]) -> bytes:
+    """A dead letter with these reserved properties in the place of a message that cannot be read: it has no payload."""
+    return dead_letter_frame(_FRAME_TAG + b"\0", {**properties, DAMAGED: "true"})
+
+
+def is_damaged_letter(frame: bytes) -> bool:
+    """Whether a dead letter stands for a message that could not be read."""
+    message = memoryview(frame)[body_at(frame) :]
+    return any(
+        number == _PROPERTIES and _name_of(message[content:end]) == _DAMAGED_NAME
+        for number, _, content, end in fields_of(message)
+    )
 
 
 def requeued_frame(frame: bytes) -> bytes:

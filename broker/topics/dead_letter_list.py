@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from broker.errors import NotFound
 from broker.model import Position, UInt32Column, ids_of
 from broker.settings import MIB
+from broker.storage.salvage import NO_FRAME, read_marking_damage
 from broker.topics.dead_letters import Place
 from broker.topics.topic import Topic
 
@@ -19,11 +20,13 @@ async def letters_after(
         at = 0
         while at < len(ids):
             try:
-                _, _, stored = await topic.log.read(ledger_id, ids[at : at + step], MIB)
+                some = ids[at : at + step]
+                _, _, stored = await read_marking_damage(topic.log, ledger_id, some, MIB)
             except NotFound:  # all of them were dealt with meanwhile
                 break
             for entry_id, frame in zip(ids[at:].tolist(), stored, strict=False):
-                yield topic, Position(ledger_id, entry_id), frame
+                if frame is not NO_FRAME:  # of a damaged letter nothing can be shown
+                    yield topic, Position(ledger_id, entry_id), frame
             at += len(stored)
 
 

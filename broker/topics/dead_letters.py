@@ -44,6 +44,7 @@ from broker.runtime.supervise import YieldBudget
 from broker.settings import MIB
 from broker.storage.policy import DELAYED_ENABLED, SubscriptionPolicy, TopicPolicy
 from broker.storage.records import Settled, SettleReason, Transferred
+from broker.storage.salvage import NO_FRAME, read_marking_damage
 from broker.subscriptions import giving_up
 from broker.subscriptions.subscription import SHARED, Subscription
 from broker.topics import dead_letter_frames as frames
@@ -172,7 +173,7 @@ class DeadLetterOffice:
             )
             longest_ms = subscription.policy.max_backoff_ms or 0
             kept = subscription.keep_given_up(
-                left, self._clock.now_ms() + longest_ms, was_sent=reason != giving_up.OVERDUE
+                left, self._clock.now_ms() + longest_ms, was_sent=reason not in giving_up.UNSENT
             )
             if kept is not None:
                 waits.append(kept)
@@ -192,7 +193,7 @@ class DeadLetterOffice:
                 return  # nobody is owed them any more
             topic, holder = await self._place(source, subscription)
             await self._wait_room()
-            _, rows, stored = await source.log.read(ledger_id, ids, self._bytes_max)
+            _, rows, stored = await read_marking_damage(source.log, ledger_id, ids, self._bytes_max)
             some = ids[: len(stored)]
             letters = await self._letters(source, subscription, ledger_id, some, stored, reason)
             # No await from here to the record: an entry that was acknowledged meanwhile, or taken back by a seek,
@@ -237,8 +238,7 @@ class DeadLetterOffice:
     ) -> list[bytes]:
         now_ms = self._clock.now_ms()
         budget = YieldBudget(self._clock)
-        # A sweep of overdue messages finds them before anybody was sent them.
-        attempts = subscription.attempts.counts(ledger_id, ids) + (reason != giving_up.OVERDUE)
+        attempts = subscription.attempts.counts(ledger_id, ids) + (reason not in giving_up.UNSENT)
         letters = []
         for entry_id, count, frame in zip(ids.tolist(), attempts.tolist(), stored, strict=True):
             properties = {
@@ -247,10 +247,14 @@ class DeadLetterOffice:
                 frames.LEDGER_ID: str(ledger_id),
                 frames.ENTRY_ID: str(entry_id),
                 frames.ATTEMPTS: str(count),
-                frames.REASON: reason,
+                frames.REASON: reason if frame is not NO_FRAME else giving_up.DAMAGED,
                 frames.TIME_MS: str(now_ms),
             }
-            letters.append(frames.dead_letter_frame(frame, properties))
+            letters.append(
+                frames.dead_letter_frame(frame, properties)
+                if frame is not NO_FRAME
+                else frames.damaged_letter_frame(properties)
+            )
             await budget.spent()
         return letters
 
@@ -318,18 +322,21 @@ class DeadLetterOffice:
         budget = YieldBudget(self._clock)
         async with self._readers:
             try:
-                _, rows, stored = await place.topic.log.read(ledger_id, ids, self._bytes_max)
+                _, rows, stored = await read_marking_damage(place.topic.log, ledger_id, ids, self._bytes_max)
             except NotFound:  # the ledger has gone: all of it was dealt with meanwhile
                 return len(ids)
             letters = []
-            for frame in stored:
-                letters.append(frames.requeued_frame(frame))
+            whole = np.ones(len(stored), dtype=np.bool_)
+            for at, frame in enumerate(stored):
+                # Nothing is left of a message that was damaged: to send an empty one in its place would be a lie.
+                whole[at] = frame is not NO_FRAME and not frames.is_damaged_letter(frame)
+                letters.append(frames.requeued_frame(frame) if whole[at] else b"")
                 await budget.spent()
         # No await from here on: two requests must not both find the same letter.
         if subscription.deleted or source.deleted:
             raise subscription_not_found(source.name, subscription.name)
         some = ids[: len(stored)]
-        ours = _not_done(place.holder, {ledger_id: bitmap_of(some)})
+        ours = _not_done(place.holder, {ledger_id: bitmap_of(some[whole])})
         if ours and not place.holder.deleted:
             kept = members(some, ours[ledger_id])
             batch = _batch_of(letters, rows["key_hash"][: len(some)], kept, work.deliver_after_ms)

@@ -37,6 +37,7 @@ from broker.storage.key_filter import BoolColumn
 from broker.storage.key_run_files import KeyRunStorage
 from broker.storage.log import TopicLog
 from broker.storage.records import Produced
+from broker.storage.salvage import read_marking_damage
 
 log = get_logger(__name__)
 
@@ -312,7 +313,7 @@ class KeyUpkeep:
         first, count = int(entry_ids[0]), len(entry_ids)
         if int(entry_ids[-1]) - first == count - 1:
             return await self._topic.log.read_rows(ledger_id, first, count)
-        _, rows, _ = await self._topic.log.read(ledger_id, entry_ids, 1)
+        _, rows, _ = await read_marking_damage(self._topic.log, ledger_id, entry_ids, 1)
         return rows
 
     async def _wait_sealed(self) -> None:

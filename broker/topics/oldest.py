@@ -127,7 +127,7 @@ class OldestReady:
         if len(by_arrival):
             # As they arrived: the first one is the oldest.
             position = Position(ledger_id, int(ids[by_arrival[0]]))
-            _, rows, _ = await self._log.read(ledger_id, np.array([position.entry_id], dtype=np.uint32), 1)
+            rows = await self._log.read_rows(ledger_id, position.entry_id, 1)
             self._consider(position, int(rows["publish_time_ms"][0]))
 
     def _consider(self, position: Position, since_ms: int) -> None:

@@ -26,12 +26,13 @@ from broker.delayed.bucket_upkeep import BucketUpkeep
 from broker.delayed.near import NO_COLUMNS, Columns, Key, concatenate
 from broker.delayed.scan import scan
 from broker.delayed.tracker import DelayedDeliveryTracker
-from broker.errors import InvalidRequest, Unavailable
-from broker.model import CANCELLED_MS, ROW, Array, Int64Column, Position, RowColumn
+from broker.errors import Corrupt, InvalidRequest, NotFound, Unavailable
+from broker.model import CANCELLED_MS, ROW, Array, Int64Column, Position, RowColumn, UInt32Column
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
 from broker.storage.amendments import Amendments
 from broker.storage.log import TopicLog
+from broker.storage.salvage import read_around_damage
 from broker.topics.schedule_frames import schedule_key_of
 from broker.topics.schedule_values import DueRange, Scheduled, ScheduledCounts, ScheduledPage, ScheduledState
 
@@ -302,7 +303,11 @@ class ScheduledLook:
         parts = np.split(order, begins[1:])
         named = [(int(entries.ledger_ids[part[0]]), entries.entry_ids[part]) for part in parts]
         for first in range(0, len(parts), _LEDGERS_AT_ONCE):
-            found = await self._log.read_messages(named[first : first + _LEDGERS_AT_ONCE], bytes_max)
+            some = named[first : first + _LEDGERS_AT_ONCE]
+            try:
+                found = await self._log.read_messages(some, bytes_max)
+            except Corrupt:
+                found = [await self._read_around(*each, bytes_max) for each in some]
             for part, messages in zip(parts[first:], found, strict=False):
                 if messages is None:  # the ledger is gone: nothing of it is pending
                     continue
@@ -310,6 +315,17 @@ class ScheduledLook:
                 for place, frame in zip(part.tolist(), part_frames, strict=False):
                     frames[place] = frame
                     bytes_max -= len(frame)
+
+    async def _read_around(
+        self, ledger_id: int, entry_ids: UInt32Column, bytes_max: int
+    ) -> tuple[RowColumn, list[bytes]] | None:
+        """Of one ledger, what is whole; a row without a length stands for what is not, and is not shown."""
+        try:
+            found = await read_around_damage(self._log, ledger_id, entry_ids, bytes_max)
+        except NotFound:
+            return None
+        found.rows[found.damaged | found.unreadable] = 0
+        return found.rows, found.frames
 
     # -- what must not be awaited between --------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from broker.storage.changes import Changed
 from broker.storage.key_filter import BoolColumn
 from broker.storage.manifest import TopicImage
 from broker.storage.records import Produced
+from broker.storage.salvage import NO_FRAME, read_marking_damage
 from broker.storage.varint import encode_varint
 from broker.topics.key_upkeep import KeyedTopic, KeyServices, KeyUpkeep
 from broker.topics.schedule_frames import schedule_key_of
@@ -204,7 +205,7 @@ class TopicKeys:
         if topic_log.entry_count(ledger_id) is None:
             return None
         try:
-            times, _, frames = await topic_log.read(ledger_id, entry_ids, _READ_FRAME_BYTES)
+            times, _, frames = await read_marking_damage(topic_log, ledger_id, entry_ids, _READ_FRAME_BYTES)
         except (OSError, PostdateError):
             if topic_log.entry_count(ledger_id) is None:
                 return None
@@ -224,7 +225,9 @@ class TopicKeys:
 
 
 def _has_key(frame: bytes, key: bytes) -> bool:
-    """Whether a message was stored with this very key."""
+    """Whether a message was stored with this very key; of one that is damaged, the hash of its row has to do."""
+    if frame is NO_FRAME:
+        return True
     field = b"".join((_KEY_TAG, encode_varint(len(key)), key))
     # In nearly every other message these bytes are nowhere.
     return field in frame and schedule_key_of(frame).encode() == key

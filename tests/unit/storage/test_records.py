@@ -332,7 +332,7 @@ def rows_with(column: str, value: int) -> Any:
         Settled(1, 1, SettleReason.ACKED, {0: BitMap([1])}),
         Settled(1, 1, SettleReason.ACKED, {LEDGER_ID_MAX + 1: BitMap([1])}),
         Settled(1, 1, 0, {}),  # type: ignore[arg-type]
-        Settled(1, 1, 7, {}),  # type: ignore[arg-type]
+        Settled(1, 1, 8, {}),  # type: ignore[arg-type]
         SubscriptionChanged(0, 1, SubscriptionPolicy(), False),
         SubscriptionChanged(1, 0, SubscriptionPolicy(), False),
         Seeked(0, 1, Position(1, 1)),

@@ -1,0 +1,95 @@
+"""Reading around damage: a read that fails is repeated in halves until what cannot be read stands alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from broker.errors import Corrupt, DamagedMessage, MissingFile
+from broker.model import ROW, Int64Column, RowColumn, UInt32Column
+
+NO_FRAME = b"none"
+"""Stands where there is no frame to show. A frame is never empty, and none begins like this."""
+
+_Mask = npt.NDArray[np.bool_]
+
+
+class DamagedLog(Protocol):
+    """What is asked of a log that could not be read in one piece."""
+
+    async def times_of(self, ledger_id: int, entry_ids: UInt32Column) -> Int64Column: ...
+
+    async def read_rows(self, ledger_id: int, first: int, count: int) -> RowColumn: ...
+
+    async def read(
+        self, ledger_id: int, entry_ids: UInt32Column, bytes_max: int
+    ) -> tuple[Int64Column, RowColumn, list[bytes]]: ...
+
+
+@dataclass(slots=True)
+class Salvaged:
+    """Entries as far as they can be read; `frames` are of the first ones, as many as the bytes allowed."""
+
+    times: Int64Column
+    rows: RowColumn
+    frames: list[bytes]
+    damaged: _Mask  # the frame is not what was written; times and rows are
+    unreadable: _Mask  # times or rows are not: nothing is known of these entries
+    cause: Corrupt | None = None  # the first damage that was met
+
+
+async def read_around_damage(
+    log: DamagedLog, ledger_id: int, entry_ids: UInt32Column, bytes_max: int
+) -> Salvaged:
+    """As `log.read`, which has raised Corrupt just now: the same once more, around what is damaged.
+
+    Raises NotFound as that does, and Corrupt if a file is missing.
+    """
+    count = len(entry_ids)
+    nothing = np.zeros(count, dtype=np.bool_)
+    found = Salvaged(np.zeros(count, np.int64), np.zeros(count, ROW), [], nothing, nothing.copy())
+    bytes_left, is_full = bytes_max, False
+    parts = [(0, count)]
+    while parts:
+        first, end = parts.pop()
+        part = entry_ids[first:end]
+        try:
+            found.times[first:end], found.rows[first:end], frames = await log.read(
+                ledger_id, part, max(1, bytes_left)
+            )
+        except MissingFile:
+            raise
+        except Corrupt as damage:
+            if end - first > 1:
+                middle = (first + end) // 2
+                parts += [(middle, end), (first, middle)]
+                continue
+            found.cause = found.cause or damage
+            frames = [NO_FRAME]
+            if isinstance(damage, DamagedMessage):
+                found.damaged[first] = True
+                found.times[first] = (await log.times_of(ledger_id, part))[0]
+                found.rows[first] = (await log.read_rows(ledger_id, int(part[0]), 1))[0]
+            else:
+                found.unreadable[first] = True
+        if not is_full:  # beyond the bytes, rows are wanted and frames are not
+            found.frames += frames
+            bytes_left -= sum(map(len, frames))
+            is_full = len(frames) < end - first or bytes_left <= 0
+    return found
+
+
+async def read_marking_damage(
+    log: DamagedLog, ledger_id: int, entry_ids: UInt32Column, bytes_max: int
+) -> tuple[Int64Column, RowColumn, list[bytes]]:
+    """As `log.read`, with NO_FRAME for each message that is damaged. Raises Corrupt if times or rows are."""
+    try:
+        return await log.read(ledger_id, entry_ids, bytes_max)
+    except Corrupt:
+        found = await read_around_damage(log, ledger_id, entry_ids, bytes_max)
+        if found.unreadable.any():
+            raise
+        return found.times, found.rows, found.frames
