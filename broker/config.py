@@ -150,6 +150,16 @@ class BrokerConfig:
     consumers_per_subscription_max: Annotated[
         int, count(1, 1_000_000, "Most connected consumers of one subscription.")
     ] = 1_000
+    connections_max: Annotated[
+        int,
+        count(
+            1, 1_000_000, "Most gRPC connections; fewer where the system's limit of open files is too low."
+        ),
+    ] = 10_000
+    http_connections_max: Annotated[
+        int,
+        count(1, 100_000, "Most HTTP connections; beyond it the one that was silent for longest is closed."),
+    ] = 256
 
     journal_segment_bytes: Annotated[int, size(4 * KIB, 4 * GIB - 1, "Size of a journal file.")] = 64 * MIB
     journal_spare_segments_max: Annotated[int, count(0, 1_000, "Journal files kept for reuse.")] = 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from broker.rpc.access import AccessControl, AccessInterceptor
 from broker.rpc.reflection import add_reflection
 from broker.rpc.tls import ServerCertificates
 from broker.runtime.clock import Clock, SystemClock
+from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
 from broker.runtime.vfs import LocalVfs, Vfs
 from broker.settings import split_address
@@ -66,6 +68,30 @@ _CALLS_MAX = 20_000
 """Calls and streams at once, of all connections."""
 
 
+def _fitted(config: BrokerConfig) -> BrokerConfig:
+    """The settings that fit into the descriptors that this process can have."""
+    limit = raise_descriptor_limit()
+    fitted, lowered = fit_descriptors(config, limit)
+    log.info("Open files are limited", limit=limit, connections_max=fitted.connections_max)
+    for each in lowered:
+        log.warning(
+            "A setting was lowered to fit the limit of open files (ulimit -n, LimitNOFILE)",
+            limit=limit,
+            setting=each,
+        )
+    return fitted
+
+
+def _listeners(grpc_address: str) -> int:
+    """On how many addresses gRPC listens. For all addresses of the machine it needs one socket."""
+    host, port = split_address(grpc_address)
+    try:
+        found = {place[4][:2] for place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except OSError:
+        return 1  # it cannot listen there, and will say so
+    return len(found)
+
+
 def broker_version() -> str:
     try:
         return version("postdate")
@@ -84,7 +110,7 @@ class Server:
         vfs: Vfs | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.config = config
+        self.config = config = _fitted(config)
         self._notifier = notifier or ServiceNotifier({})
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
@@ -119,6 +145,7 @@ class Server:
             collector.render,
             lambda: self.broker.not_ready_because,
             pages=(self.broker, self._version),
+            connections_max=config.http_connections_max,
         )
         self.grpc_address = ""
         self.http_address = ""
@@ -192,6 +219,11 @@ class Server:
         options = [
             ("grpc.max_receive_message_length", config.request_bytes_max),
             ("grpc.max_send_message_length", -1),
+            # gRPC counts them for each address that it listens on.
+            (
+                "grpc.max_allowed_incoming_connections",
+                max(1, config.connections_max // _listeners(config.grpc_address)),
+            ),
             *_GRPC_OPTIONS.items(),
         ]
         if config.tls_client_ca_file:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from broker.web.connections import Connections
+
 if TYPE_CHECKING:
     from broker.topics.broker import Broker
     from broker.web.site import Site
@@ -28,6 +30,7 @@ def make_runner(
     pages: tuple[Broker, str] | None,
     listen_host: str,
     stop_ms: int,
+    connections: Connections,
 ) -> web.AppRunner:
     """What answers requests; `readiness` returns None when the broker is ready, else why it is not, in a line.
 
@@ -45,7 +48,7 @@ def make_runner(
         reason = readiness()
         return _line(200, "ok") if reason is None else _line(503, reason)
 
-    app = web.Application(client_max_size=_FORM_BYTES_MAX)
+    app = web.Application(client_max_size=_FORM_BYTES_MAX, middlewares=[connections.watch])
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/livez", livez)
     app.router.add_get("/readyz", readyz)

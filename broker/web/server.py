@@ -7,6 +7,7 @@ import errno
 import importlib
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from broker.errors import Fenced
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
     from broker.topics.broker import Broker
 
 _BACKLOG = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a connection may take."""
+
+    headers_seconds: float = 10.0
+    """From its begin to the end of the first headers."""
+    idle_seconds: float = 75.0
+    """From an answer to the next headers; the answer has to be taken within it, too."""
+    request_seconds: float = 60.0
+    """From the headers to the answer, so also for the body."""
 
 
 class HttpServer:
@@ -36,8 +49,13 @@ class HttpServer:
         *,
         pages: tuple[Broker, str] | None = None,
         stop_ms: int = 500,
+        connections_max: int = 256,
+        patience: Patience = Patience(),
     ) -> None:
         """`pages`: the broker that they show, and its version."""
+        self._connections_max = connections_max
+        self._patience = patience
+        self._servers: list[asyncio.Server] = []
         self._pages = pages
         self._stop_ms = stop_ms
         self._host, self._port = split_address(address)
@@ -76,26 +94,31 @@ class HttpServer:
         """Answer requests."""
         # In a thread: the loop delivers meanwhile.
         application = await asyncio.to_thread(importlib.import_module, "broker.web.application")
-        from aiohttp import web  # noqa: PLC0415 - loaded by now
+        from broker.web.connections import Connections  # noqa: PLC0415 - loaded by now
 
+        connections = Connections(self._connections_max, self._patience)
         runner = application.make_runner(
             self._render_metrics,
             self._readiness,
             pages=self._pages,
             listen_host=self._host,
             stop_ms=self._stop_ms,
+            connections=connections,
         )
         await runner.setup()
-        try:
-            for each in self._sockets:
-                await web.SockSite(runner, each).start()
-        except BaseException:
-            await runner.cleanup()
-            raise
         self._runner = runner
+        for each in self._sockets:
+            self._servers.append(
+                await asyncio.get_running_loop().create_server(
+                    lambda: connections.protocol(runner.server), sock=each, backlog=_BACKLOG
+                )
+            )
 
     async def stop(self) -> None:
         """Stop listening and close all connections. May be called twice, or without a start."""
+        for each in self._servers:
+            each.close()
+        self._servers.clear()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()

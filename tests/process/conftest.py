@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -118,8 +119,11 @@ async def start() -> AsyncIterator[Start]:
     processes: list[BrokerProcess] = []
 
     async def start_one(
-        *arguments: str, environ: dict[str, str] | None = None, **settings: str
+        *arguments: str, environ: dict[str, str] | None = None, files_max: int = 0, **settings: str
     ) -> BrokerProcess:
+        def limit_files() -> None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))
+
         settings = {
             "grpc_address": "127.0.0.1:0",
             "http_address": "127.0.0.1:0",
@@ -137,6 +141,7 @@ async def start() -> AsyncIterator[Start]:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             limit=1 << 20,
+            preexec_fn=limit_files if files_max else None,
             env={**inherited, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}", **(environ or {})},
         )
         processes.append(BrokerProcess(process))

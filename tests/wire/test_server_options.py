@@ -7,83 +7,40 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from benchmarks.http2 import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    Raw,
+    call,
+    connected,
+    frame,
+)
 from broker import server as server_module
 from postdate.v1 import admin_pb2
 from tests.certificates import Authority
 from tests.wire.conftest import Serve, Wire, batch, within
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
-END_HEADERS, ACK = 4, 1
+CALL = call("/postdate.v1.AdminService/GetServerInfo")
 
 
-def frame(kind: int, flags: int = 0, stream: int = 0, body: bytes = b"") -> bytes:
-    return len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + body
-
-
-def literal(name: bytes, value: bytes) -> bytes:
-    """A header field that is not indexed."""
-    return b"\x00" + bytes((len(name),)) + name + bytes((len(value),)) + value
-
-
-CALL = b"\x83\x86" + b"".join(
-    literal(name, value)
-    for name, value in (
-        (b":path", b"/postdate.v1.AdminService/GetServerInfo"),
-        (b":authority", b"broker"),
-        (b"content-type", b"application/grpc"),
-        (b"te", b"trailers"),
-    )
-)
-"""The headers of a call, as HPACK has them: POST, http, and the rest in full."""
-
-
-class Raw:
-    """A connection that speaks HTTP/2 as badly as a test wants."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    async def send(self, *frames: bytes) -> None:
-        self.writer.write(b"".join(frames))
-        await within(self.writer.drain())
-
-    async def frame(self) -> tuple[int, int, bytes]:
-        """The next frame: kind, flags, body. IncompleteReadError once the broker has closed the connection."""
-        head = await within(self.reader.readexactly(9))
-        return head[3], head[4], await within(self.reader.readexactly(int.from_bytes(head[:3], "big")))
-
-    async def until(self, kind: int, flags: int = 0) -> bytes:
-        while (found := await self.frame())[:2] != (kind, flags):
-            pass
-        return found[2]
-
-    async def until_closed(self) -> None:
-        while await within(self.reader.read(65_536)):
-            pass
-
-
-@asynccontextmanager
-async def raw(wire: Wire, *, greet: bool = True, **tls: Any) -> AsyncIterator[Raw]:
-    host, _, port = wire.server.grpc_address.rpartition(":")
-    connection = Raw(*await asyncio.open_connection(host, int(port), **tls))
-    try:
-        if greet:
-            await connection.send(PREFACE, frame(SETTINGS))
-            await connection.until(SETTINGS)
-        yield connection
-    finally:
-        connection.writer.close()
+def raw(wire: Wire, **how: Any) -> AbstractAsyncContextManager[Raw]:
+    return connected(wire.server.grpc_address, **how)
 
 
 def option(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:

@@ -1,0 +1,120 @@
+"""Bounds what connections of the HTTP port can hold: how many there are, and how long each may say nothing.
+
+aiohttp waits for the headers of a request for as long as it takes. Here a connection has a deadline whenever no request
+of it is being answered. Beyond the limit the connection that has waited longest gives its place to a new one, so that
+idle ones cannot shut out a probe; while all of them are being answered, a new one is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from aiohttp import web
+
+from broker.web.server import Patience
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Connections:
+    """Those of one port; makes the protocol of each, and is the middleware that sees its requests."""
+
+    def __init__(self, limit: int, patience: Patience) -> None:
+        self._limit = limit
+        self._patience = patience
+        self._all: dict[asyncio.BaseTransport, _Connection] = {}
+        self._waiting: OrderedDict[_Connection, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def protocol(self, make: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
+        """For a new connection; `make` makes what serves it."""
+        return _Connection(self, make())
+
+    @web.middleware
+    async def watch(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Note that a request is being answered, and for how long that may take."""
+        connection = self._all.get(request.transport) if request.transport is not None else None
+        if connection is None:
+            return await handler(request)
+        self._waiting.pop(connection, None)
+        connection.expect(self._patience.request_seconds)
+        try:
+            return await handler(request)
+        finally:
+            self._wait(connection, self._patience.idle_seconds)
+
+    def begin(self, connection: _Connection, transport: asyncio.Transport) -> bool:
+        """Whether there is a place for it."""
+        if len(self._all) >= self._limit:
+            if not self._waiting:
+                return False
+            oldest, _ = self._waiting.popitem(last=False)
+            self.end(oldest)
+            oldest.cut()
+        self._all[transport] = connection
+        self._wait(connection, self._patience.headers_seconds)
+        return True
+
+    def end(self, connection: _Connection) -> None:
+        self._waiting.pop(connection, None)
+        if connection.transport is not None:
+            self._all.pop(connection.transport, None)
+
+    def _wait(self, connection: _Connection, seconds: float) -> None:
+        if connection.transport in self._all:
+            self._waiting[connection] = None
+            connection.expect(seconds)
+
+
+class _Connection(asyncio.Protocol):
+    """Passes on to aiohttp's protocol what comes in, and cuts the connection when its time is up."""
+
+    def __init__(self, connections: Connections, inner: asyncio.Protocol) -> None:
+        self.transport: asyncio.Transport | None = None
+        self._connections = connections
+        self._inner = inner
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_served = False
+
+    def expect(self, seconds: float) -> None:
+        """Something must happen within this time."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.cut)
+
+    def cut(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self._is_served = self._connections.begin(self, self.transport)
+        if self._is_served:
+            self._inner.connection_made(transport)
+        else:
+            self.cut()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._connections.end(self)
+        if self._is_served:
+            self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_served:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received() if self._is_served else None
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()

@@ -1,0 +1,129 @@
+"""Connections of the HTTP port: bounded in number, and none holds its place by saying nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from broker.web.server import HttpServer, Patience
+
+REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+PATIENT = Patience()
+
+
+class Page:
+    """What is served: it can be made to wait."""
+
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+        self.asked = asyncio.Semaphore(0)
+
+    async def render(self) -> bytes:
+        self.asked.release()
+        await self.may_answer.wait()
+        return b"x 1\n"
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def ask(self, request: bytes = REQUEST) -> bytes:
+        """The first line of the answer; empty if the connection is closed instead."""
+        self.writer.write(request)
+        async with asyncio.timeout(10):
+            return await self.reader.readline()
+
+    async def until_closed(self) -> None:
+        async with asyncio.timeout(10):
+            while await self.reader.read(65_536):
+                pass
+
+
+@asynccontextmanager
+async def port(page: Page, *, limit: int = 100, patience: Patience = PATIENT) -> AsyncIterator[HttpServer]:
+    server = HttpServer("127.0.0.1:0", page.render, lambda: None, connections_max=limit, patience=patience)
+    server.listen()
+    await server.start()
+    try:
+        yield server
+    finally:
+        page.may_answer.set()
+        await server.stop()
+
+
+async def connect(server: HttpServer) -> Client:
+    host, _, number = server.address.rpartition(":")
+    return Client(*await asyncio.open_connection(host, int(number)))
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /", REQUEST[:-2]], ids=["nothing", "a line", "some headers"])
+async def test_who_does_not_finish_the_headers_is_cut(begun: bytes):
+    async with port(Page(), patience=Patience(headers_seconds=0.1)) as server:
+        client = await connect(server)
+        client.writer.write(begun)
+        await client.until_closed()
+
+
+async def test_who_drips_headers_is_cut_all_the_same():
+    async with port(Page(), patience=Patience(headers_seconds=0.3)) as server:
+        client = await connect(server)
+
+        async def drip() -> None:
+            client.writer.write(REQUEST[:-2])
+            while True:
+                client.writer.write(b"X: y\r\n")
+                await asyncio.sleep(0.01)  # slower than nobody's patience: that is what is tested
+
+        dripping = asyncio.ensure_future(drip())
+        await client.until_closed()
+        dripping.cancel()
+
+
+async def test_who_asks_nothing_more_is_cut():
+    page = Page()
+    page.may_answer.set()
+    async with port(page, patience=Patience(idle_seconds=0.1)) as server:
+        client = await connect(server)
+        assert b"200" in await client.ask()
+        await client.until_closed()
+
+
+async def test_a_request_that_takes_too_long_is_cut():
+    page = Page()
+    async with port(page, patience=Patience(request_seconds=0.1)) as server:
+        client = await connect(server)
+        assert await client.ask() == b""
+
+
+async def test_beyond_the_limit_the_one_that_waited_longest_gives_its_place():
+    page = Page()
+    page.may_answer.set()
+    async with port(page, limit=3) as server:
+        clients = [await connect(server) for _ in range(3)]
+        for client in clients:  # in this order they begin to wait
+            assert b"200" in await client.ask()
+        newcomer = await connect(server)
+        assert b"200" in await newcomer.ask()
+        await clients[0].until_closed()
+        idle = [await connect(server) for _ in range(50)]
+        newest = await connect(server)
+        assert b"200" in await newest.ask()
+        await idle[0].until_closed()
+
+
+async def test_who_is_being_answered_keeps_the_place():
+    page = Page()
+    async with port(page, limit=2) as server:
+        clients = [await connect(server) for _ in range(2)]
+        answers = [asyncio.ensure_future(client.ask()) for client in clients]
+        for _ in clients:
+            await page.asked.acquire()
+        await (await connect(server)).until_closed()  # no place, and none that waits
+        page.may_answer.set()
+        for answer in await asyncio.gather(*answers):
+            assert b"200" in answer
+        assert b"200" in await (await connect(server)).ask()
