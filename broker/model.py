@@ -30,6 +30,9 @@ LEDGER_ID_MAX = (1 << 48) - 1
 TIME_MS_MAX = (1 << 53) - 1
 """Greatest time accepted anywhere: the year 287396; leaves room to add a delay without overflow."""
 
+EXPIRE_MS_MAX = 2 * TIME_MS_MAX
+"""Greatest expiry that a message can have: the greatest time, and the greatest time to live counted from it."""
+
 CANCELLED_MS = 1 << 62
 """Effective time of an entry that was cancelled: never due."""
 

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError, Message
 from pyroaring import BitMap
 
 from broker.errors import Corrupt
-from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, START, Int64Column, Position
+from broker.model import ENTRY_ID_MAX, EXPIRE_MS_MAX, LEDGER_ID_MAX, START, Int64Column, Position
 from broker.storage.blocks import SparseSizes, block_count
 from broker.storage.policy import (
     SubscriptionPolicy,
@@ -253,10 +253,12 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
     for each in subscriptions:
         check_id(each.subscription_id, "subscription_id", message.next_subscription_id - 1)
     next_bucket_id = message.next_bucket_id or 1  # manifests from before there were buckets have none
+    check_id(next_bucket_id, "next_bucket_id")
     for bucket_id in message.bucket_ids:
         check_id(bucket_id, "bucket_id", next_bucket_id - 1)
     check(len(set(message.bucket_ids)) == len(message.bucket_ids), "a bucket is named twice")
     next_key_run_id = message.next_key_run_id or 1  # manifests from before there were schedule keys have none
+    check_id(next_key_run_id, "next_key_run_id")
     for run_id in message.key_run_ids:
         check_id(run_id, "key_run_id", next_key_run_id - 1)
     check(len(set(message.key_run_ids)) == len(message.key_run_ids), "a run of schedule keys is named twice")
@@ -411,7 +413,9 @@ def _ledger_to_entry(image: LedgerImage) -> pb.LedgerEntry:
         first_publish_ms=image.first_publish_ms,
         amendments_file=image.amendments_file,
         last_due_ms=image.last_due_ms,
-        last_expire_ms=image.last_expire_ms,
+        last_expire_ms=min(
+            image.last_expire_ms, EXPIRE_MS_MAX
+        ),  # whatever a sum came to, a checkpoint is written
         last_publish_ms=image.last_publish_ms,
         sparse=pb.SparseRecord(**image.sparse._asdict()) if image.sparse else None,
     )
@@ -443,7 +447,7 @@ def _ledger_from_entry(entry: pb.LedgerEntry) -> LedgerImage:
         first_publish_ms=checked_time(entry.first_publish_ms),
         amendments_file=entry.amendments_file,
         last_due_ms=checked_time(entry.last_due_ms),
-        last_expire_ms=checked_time(entry.last_expire_ms),
+        last_expire_ms=min(checked_time(entry.last_expire_ms), EXPIRE_MS_MAX),
         last_publish_ms=checked_time(entry.last_publish_ms),
         sparse=sparse,
     )

@@ -36,6 +36,7 @@ from google.protobuf.message import DecodeError
 from broker.errors import Corrupt
 from broker.model import (
     ENTRY_ID_MAX,
+    EXPIRE_MS_MAX,
     ROW,
     TIME_MS_MAX,
     Entries,
@@ -393,6 +394,9 @@ def _decode_produced(body: memoryview) -> Produced:
     times = np.frombuffer(body[times_at:rows_at], dtype=np.int64)
     # As unsigned a negative time is a great one, so that one look finds both.
     check(int(times.view(np.uint64).max()) <= TIME_MS_MAX, "one of its times is out of range")
+    rows = np.frombuffer(body[rows_at:frames_at], dtype=ROW).copy()
+    expiry = rows["expire_at_ms"]
+    check(int(expiry.min()) >= 0 and int(expiry.max()) <= EXPIRE_MS_MAX, "an expiry out of range")
     return Produced(
         topic_id=topic_id,
         ledger_id=ledger_id,
@@ -400,7 +404,7 @@ def _decode_produced(body: memoryview) -> Produced:
         publish_time_ms=checked_time(publish_ms),
         # Copies: a view would keep the whole journal segment in memory for as long as one column lives.
         times=times.copy(),
-        rows=np.frombuffer(body[rows_at:frames_at], dtype=ROW).copy(),
+        rows=rows,
         frames=bytes(body[frames_at:producer_at]),
         sequences=_decode_sequences(body[producer_at:], count) if producer_bytes else None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from broker.model import EXPIRE_MS_MAX
 from broker.storage.changes import Changed
 from broker.storage.manifest import LedgerImage
 from broker.storage.records import Produced
@@ -36,7 +37,8 @@ class LedgerFacts:
         return replace(
             self,
             last_due_ms=max(self.last_due_ms, int(changed.new_ms.max())),
-            last_expire_ms=self.last_expire_ms + later_ms if self.last_expire_ms else 0,
+            # What moves back takes nothing off, so that moves to and fro add up: but no message expires beyond the cap.
+            last_expire_ms=min(self.last_expire_ms + later_ms, EXPIRE_MS_MAX) if self.last_expire_ms else 0,
         )
 
 

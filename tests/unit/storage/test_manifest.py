@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from broker.errors import Corrupt
-from broker.model import LEDGER_ID_MAX, START, Position
+from broker.model import EXPIRE_MS_MAX, LEDGER_ID_MAX, START, Position
 from broker.storage.blocks import block_count
 from broker.storage.compaction_inputs import MAGIC_INPUTS, decode_inputs
 from broker.storage.manifest import (
@@ -99,7 +99,7 @@ def ledger_images(draw: st.DrawFn, ledger_id: int, *, sealed: bool) -> LedgerIma
         () if sealed else tuple(draw(crcs)),
         draw(times),
         last_due_ms=draw(times),
-        last_expire_ms=draw(times),
+        last_expire_ms=draw(st.integers(0, EXPIRE_MS_MAX)),
         last_publish_ms=draw(times),
     )
 
