@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from broker.errors import InvalidRequest, PostdateError, Unavailable
+from broker.rpc.audit import audited
 from broker.rpc.caller import check_request
 from broker.rpc.status import Context, abort
 from broker.topics.broker import Broker
@@ -51,7 +52,7 @@ def unary(
                 check(raw)
             request = parse(kind, raw)
             check_request(request)
-            response = await call(request)
+            response = await audited(broker, context, request, call)
         except asyncio.CancelledError:
             raise
         except Exception as error:

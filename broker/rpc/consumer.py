@@ -11,6 +11,7 @@ import grpc
 
 from broker.config import check_name
 from broker.errors import InvalidRequest, Refused
+from broker.rpc.audit import CONTEXT, note_created
 from broker.rpc.caller import check_request
 from broker.rpc.calls import END_OF_STREAM, Handler, parse, refuse, unary
 from broker.rpc.encode import encode_deliveries
@@ -79,6 +80,7 @@ class ConsumerService:
     # -- the stream ------------------------------------------------------------------------------------------
 
     async def _subscribe(self, _: object, context: Context) -> None:
+        CONTEXT.set(context)
         try:
             self._broker.check_serving()
             first = await context.read()
@@ -154,7 +156,10 @@ class ConsumerService:
     ) -> tuple[Topic, Subscription]:
         config = self._broker.config
         if config.auto_create_subscriptions:
+            is_new = topic_name not in self._broker.registry.by_name
             topic = await self._broker.registry.topic_or_create(topic_name)
+            if is_new:
+                note_created(self._broker, topic_name)
         else:
             topic = self._broker.registry.topic(topic_name)
         while True:
@@ -165,7 +170,9 @@ class ConsumerService:
                 return topic, topic.subscription(name)
             policy = SubscriptionPolicy(honor_delay=honor_delay)
             if not topic.is_creating(name):
-                return topic, await topic.create_subscription(name, type_ or SHARED, initial_position, policy)
+                found = await topic.create_subscription(name, type_ or SHARED, initial_position, policy)
+                note_created(self._broker, topic_name, name)
+                return topic, found
 
     def _consumer(self, name: str, lease_ms: int) -> Consumer:
         # The start time tells consumers of different lives of the broker apart.

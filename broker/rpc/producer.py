@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import grpc
 
 from broker.errors import PostdateError
+from broker.rpc.audit import CONTEXT, note_created
 from broker.rpc.caller import CALLER, Caller
 from broker.rpc.calls import END_OF_STREAM, Handler, refuse
 from broker.rpc.decode import decode_produce, peek_request_id
@@ -45,6 +46,7 @@ class ProducerService:
         }
 
     async def _produce(self, raw: bytes, context: Context) -> bytes:
+        CONTEXT.set(context)
         pending = await self._accept(raw, CALLER.get())
         if pending.refusal is None:
             await self._wait_durable(pending)
@@ -53,6 +55,7 @@ class ProducerService:
         return _answer(pending)
 
     async def _produce_stream(self, _: object, context: Context) -> None:
+        CONTEXT.set(context)
         # Requests are read and accepted by one task and answered by another, so that the next batch gathers
         # while this one is on its way to the disk.
         pending: asyncio.Queue[_Pending | None] = asyncio.Queue(_IN_FLIGHT_MAX)
@@ -88,9 +91,14 @@ class ProducerService:
             if caller is not None:
                 caller.check_batch(request)
             pending = _Pending(request.request_id)
-            pending.accepted = await self._broker.submit_batch(
-                request.topic, request.batch, replace=request.replace
-            )
+            is_new = request.topic not in self._broker.registry.by_name
+            try:
+                pending.accepted = await self._broker.submit_batch(
+                    request.topic, request.batch, replace=request.replace
+                )
+            finally:
+                if is_new and request.topic in self._broker.registry.by_name:
+                    note_created(self._broker, request.topic)
         except asyncio.CancelledError:
             raise
         except Exception as error:

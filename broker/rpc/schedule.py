@@ -12,6 +12,7 @@ from broker.config import check_name
 from broker.errors import InvalidRequest, NotFound
 from broker.model import TIME_MS_MAX, Position
 from broker.rpc.answers import Answers
+from broker.rpc.audit import note_counts
 from broker.rpc.calls import Handler, unary
 from broker.rpc.entries import is_full_view
 from broker.rpc.paging import check_page_size
@@ -174,6 +175,7 @@ class ScheduleService:
 
     def _answer(self, outcomes: Sequence[Outcome], matched: int, token: str = "") -> bytes:
         """The answer to either change: their fields have the same numbers."""
+        note_counts(matched=matched, done=_done(outcomes))
         rest = schedule_pb2.CancelScheduledResponse(matched=matched, next_page_token=token)
         encoded = encode_outcomes(outcomes, self._broker.config.frame_bytes_max)
         return encoded + bytes(rest.SerializeToString())
@@ -230,6 +232,12 @@ def _matched(outcomes: Sequence[Outcome]) -> int:
     if isinstance(outcomes, OutcomeColumns):
         return len(outcomes.found())
     return sum(each.result is not ChangeResult.NOT_FOUND for each in outcomes)
+
+
+def _done(outcomes: Sequence[Outcome]) -> int:
+    if isinstance(outcomes, OutcomeColumns):
+        return int((outcomes.results == ChangeResult.DONE).sum())
+    return sum(each.result is ChangeResult.DONE for each in outcomes)
 
 
 def _impossible(name: Position | str) -> Outcome:

@@ -18,6 +18,7 @@ from broker.delayed.key_cache import KeyCache
 from broker.delayed.schedule_keys import KeyLimits
 from broker.errors import Fenced, LimitReached, StorageFailed, Unavailable
 from broker.model import Batch
+from broker.observe.audit import AuditTrail
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
@@ -71,6 +72,7 @@ class Broker:
         self.config = config
         self.clock = clock
         self.counters = BrokerCounters()
+        self.audit = AuditTrail(clock)
         self.started_ms = clock.now_ms()
         self.broker_id = ""
         self._vfs = vfs
@@ -234,6 +236,7 @@ class Broker:
             except (StorageFailed, OSError) as error:
                 log.error("The last checkpoint failed; the next start replays the journal", error=error)
         await self.supervisor.stop()
+        self.audit.flush()
         self._open_files.close()
         if self._lock is not None:
             self._lock.close()

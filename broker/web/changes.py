@@ -11,7 +11,6 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from broker.observe.logs import get_logger
 from broker.topics.schedule_values import (
     Cancel,
     Change,
@@ -28,8 +27,6 @@ from broker.web.render import duration
 from broker.web.scheduled import message_link
 from broker.web.search import Search, form_time, parse_change
 from broker.web.site import Visit, parse_position, see_other
-
-log = get_logger(__name__)
 
 _PAGE = 2_000
 _PATIENCE_SECONDS = 1.5
@@ -50,13 +47,6 @@ async def change_message(visit: Visit) -> web.Response:
         raise Refusal("That is not an id.", 404)
     action, change = visit.form.get("action", ""), parse_change(visit.form)
     (outcome,) = await topic.schedule.change([position], change, dry_run=False)
-    log.info(
-        "An operator changed a message on the pages",
-        topic=topic.name,
-        message=visit.params["id"],
-        action=action,
-        result=outcome.result.name,
-    )
     kind, text = _told(action, visit.params["id"], outcome)
     is_there = outcome.result is not ChangeResult.NOT_FOUND
     to = message_link(topic.name, position) if is_there else Search.of({"topic": topic.name}).link()
@@ -117,22 +107,23 @@ async def start_change(visit: Visit) -> web.Response:
     search, topic, change = _asked(visit, visit.form)
     action = visit.form["action"]
     expected = int(visit.form["matched"]) if visit.form.get("matched", "").isdigit() else 0
-    log.info(
-        "An operator changes messages on the pages", **search.fields(), action=action, change=repr(change)
-    )
 
     async def work(job: Job) -> None:
         # From the first place on: without one, all that match are counted before the first is changed.
-        mark = PageMark((0, 0, 0), topic.applied_lsn)
-        while True:
-            page = await topic.schedule.change_matching(
-                search.due, search.prefix, change, _PAGE, mark, dry_run=False
+        mark: PageMark | None = PageMark((0, 0, 0), topic.applied_lsn)
+        try:
+            while mark is not None and not job.is_stopped:
+                page = await topic.schedule.change_matching(
+                    search.due, search.prefix, change, _PAGE, mark, dry_run=False
+                )
+                job.results += _results(page.outcomes)
+                mark = page.next
+                await asyncio.sleep(0)  # deliveries come first
+        finally:
+            result = "done" if mark is None else "stopped" if job.is_stopped else "failed"
+            visit.note_change(
+                "changed_by_filter", result, matched=job.looked_at, done=job.results[ChangeResult.DONE]
             )
-            job.results += _results(page.outcomes)
-            if page.next is None or job.is_stopped:
-                return
-            mark = page.next
-            await asyncio.sleep(0)  # deliveries come first
 
     job = visit.site.jobs.start(f"{_VERBS[action]} in {topic.name}", search.link(), expected, work)
     with contextlib.suppress(TimeoutError):
@@ -174,7 +165,6 @@ async def stop_job(visit: Visit) -> web.Response:
     job.is_stopped = True
     await job.done.wait()  # for the messages it is at
     action = visit.form.get("action", "")
-    log.info("An operator stopped a change on the pages", change=job.title)
     return visit.done(*summary(action if action in _DONE else "move", job), job.back)
 
 

@@ -11,7 +11,6 @@ from aiohttp import web
 from pyroaring import BitMap
 
 from broker.model import Entries, Position, common_entries, count_entries
-from broker.observe.logs import get_logger
 from broker.runtime.supervise import YieldBudget
 from broker.subscriptions.subscription import Subscription
 from broker.topics import dead_letter_frames as names
@@ -21,8 +20,6 @@ from broker.topics.topic import Topic
 from broker.web.refusals import Refusal
 from broker.web.scheduled import message_link, preview
 from broker.web.site import Visit, parse_position
-
-log = get_logger(__name__)
 
 _PAGE = 50
 _SUBSCRIPTIONS_SHOWN = 200
@@ -131,13 +128,6 @@ async def change_letters(visit: Visit) -> web.Response:
     count = count_entries(moved)
     if chosen is not None and not count:
         text += " Not found: 1."
-    log.info(
-        "An operator dealt with dead letters on the pages",
-        topic=topic.name,
-        subscription=subscription.name,
-        action=action,
-        messages=count,
-    )
     return visit.done("done" if count else "nothing", text, page_link(topic.name, subscription.name))
 
 

@@ -69,6 +69,8 @@ def _status_of(error: PostdateError) -> int:
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 
+_AUDITED = frozenset({"action", "at", "by", "from", "how", "id", "job", "matched", "name", "prefix", "until"})
+"""Fields of forms and paths that the audit trail shows: what is changed, and how."""
 _POSITION = re.compile(r"([0-9]{1,15}):([0-9]{1,10})", re.ASCII)
 
 
@@ -81,6 +83,8 @@ class Visit:
     params: Mapping[str, str]  # of the path
     session: Session | None
     form: Mapping[str, str] = field(default_factory=dict)  # of a POST, after it passed the guard
+    told: tuple[str, str] = ("", "")
+    """What came of a change, as `done` was told."""
 
     @property
     def broker(self) -> Broker:
@@ -119,9 +123,24 @@ class Visit:
 
     def done(self, kind: str, text: str, to: str) -> web.Response:
         """The answer to a change: what came of it is told on the page it goes to."""
+        self.told = kind, text
         if self.session is not None:
             self.session.tell(Flash(kind, text))
         return see_other(to)
+
+    def note_change(self, action: str, result: str, **details: object) -> None:
+        """Put a change into the audit trail, with what the form asked for."""
+        asked = {
+            f"asked_{name}": text for name, text in {**self.form, **self.params}.items() if name in _AUDITED
+        }
+        self.broker.audit.note(
+            f"pages.{action}",
+            result,
+            principal="admin_token",
+            peer=self.request.remote or "",
+            topic=self.params.get("topic") or self.form.get("topic", ""),
+            details=asked | details,
+        )
 
 
 Handler = Callable[[Visit], Awaitable[web.Response]]
@@ -208,12 +227,33 @@ class Site:
                     refusal = await self._check_form(visit)
                     if refusal is not None:
                         return refusal
+                    if visit.session is not None:
+                        return await self._change(visit, each.handler)
                 return await each.handler(visit)
         if is_there:
             return await visit.page(
                 "error.html", status=405, message="This page takes no such request.", code=405
             )
         return await visit.page("error.html", status=404, message="There is no such page.", code=404)
+
+    async def _change(self, visit: Visit, handler: Handler) -> web.Response:
+        """A change, and its line in the audit trail."""
+        result = "INTERNAL"
+        try:
+            response = await handler(visit)
+            result = visit.told[0] or "done"
+        except asyncio.CancelledError:
+            result = "the caller went away"
+            raise
+        except PostdateError as error:
+            result = error.reason
+            raise
+        except Refusal:
+            result = "refused"
+            raise
+        finally:
+            visit.note_change(handler.__name__.strip("_"), result, told=visit.told[1])
+        return response
 
     async def _check_form(self, visit: Visit) -> web.Response | None:
         """Why a form is refused; None: it is ours."""

@@ -12,7 +12,6 @@ from aiohttp import web
 
 from broker.errors import Refused
 from broker.model import count_entries
-from broker.observe.logs import get_logger
 from broker.settings import Kind, show
 from broker.storage.policy import SubscriptionPolicy, TopicPolicy
 from broker.subscriptions.subscription import TYPE_NAMES, Subscription
@@ -22,8 +21,6 @@ from broker.topics.dead_letter_frames import dead_letter_topic_name
 from broker.topics.topic import Topic
 from broker.web.overview import quantile_ms
 from broker.web.site import Visit
-
-log = get_logger(__name__)
 
 _PAGE = 50
 _CONSUMERS_SHOWN = 20
@@ -131,12 +128,6 @@ async def change_subscription(visit: Visit) -> web.Response:
     subscription = topic.subscription(visit.params["name"])
     paused = visit.form.get("action") == "pause"
     await control.pause(topic, subscription, paused=paused)
-    log.info(
-        "An operator paused or resumed a subscription on the pages",
-        topic=topic.name,
-        subscription=subscription.name,
-        paused=paused,
-    )
     done = "Paused" if paused else "Resumed"
     return visit.done("done", f"{done}: {subscription.name}.", f"/topics/{quote(topic.name)}")
 
@@ -160,12 +151,6 @@ async def skip_all(visit: Visit) -> web.Response:
     topic = visit.topic()
     subscription = topic.subscription(visit.params["name"])
     skipped = await control.skip_all(topic, subscription)
-    log.info(
-        "An operator skipped messages on the pages",
-        topic=topic.name,
-        subscription=subscription.name,
-        messages=skipped,
-    )
     text = f"Skipped for {subscription.name}: {skipped:,}. It begins with the next message that is stored."
     return visit.done("done" if skipped else "nothing", text, f"/topics/{quote(topic.name)}")
 

@@ -15,6 +15,7 @@ from broker.config import BrokerConfig
 from broker.delayed.near import Key
 from broker.errors import NotFound
 from broker.model import Position
+from broker.observe.audit import AuditTrail
 from broker.rpc import schedule
 from broker.rpc.decode import ProduceEnvelope
 from broker.testing.sim_clock import SimClock
@@ -163,6 +164,9 @@ class Refused(Exception):
 
 
 class _Context:
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
     async def abort(self, code: grpc.StatusCode, message: str, trailing_metadata: Any) -> None:
         raise Refused(code, status_pb2.Status.FromString(dict(trailing_metadata)["grpc-status-details-bin"]))
 
@@ -188,6 +192,7 @@ class Edge:
         self.registry = FakeRegistry()
         self.add_topic("t", self.schedule)
         broker: Any = SimpleNamespace(
+            audit=AuditTrail(SimClock(self.time, NOW_MS)),
             config=BrokerConfig(**settings),
             clock=SimClock(self.time, NOW_MS),
             registry=self.registry,
