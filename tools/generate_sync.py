@@ -132,13 +132,15 @@ def package() -> str:
         "        for message in subscription:\n"
         "            with message.processing():\n"
         "                ...\n\n"
-        "Any thread may use a client and all that is made from it. gRPC does not survive a fork: connect in the\n"
-        "children only.\n\n"
+        "Any thread may use a client and all that is made from it. Open clients do not survive a fork: connect\n"
+        "in the children, as each worker of gunicorn or Celery does by its hook.\n\n"
         'Made by tools/generate_sync.py, as the modules beside it.\n"""\n'
     ]
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
+                if alias.name.startswith("_"):
+                    continue
                 is_sync = alias.name in CLASSES or alias.name == "connect"
                 where = (node.module or "").replace("postdate.", "postdate.sync.") if is_sync else node.module
                 lines.append(f"from {where} import {alias.name}")

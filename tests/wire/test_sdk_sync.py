@@ -269,7 +269,7 @@ def test_client_from_before_a_fork_says_so(fake):
         """
         child = os.fork()
         if child == 0:
-            for use in (client.server_info, lambda: postdate.sync.connect(sys.argv[1])):
+            for use in (client.server_info, postdate.sync.connect(sys.argv[1]).open):
                 try:
                     use()
                 except RuntimeError as error:
@@ -281,7 +281,55 @@ def test_client_from_before_a_fork_says_so(fake):
         """,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("connect in the children") == 2
+    told = done.stdout.splitlines()
+    assert "before the process forked" in told[0] and "connect in the children" in told[1]
+
+
+def test_new_client_in_a_child_works_if_none_was_open_at_the_fork(fake):
+    """A server that loads the program first and forks then, and has asked for something in between."""
+    done = run_program(
+        fake.address,
+        """
+        client.close()
+        for _ in range(2):
+            child = os.fork()
+            if child == 0:
+                again = postdate.sync.connect(sys.argv[1])
+                again.open()
+                with again.producer("forked") as producer:
+                    producer.send(b"from the child")
+                again.close()
+                print("sent", flush=True)
+                os._exit(0)
+            _, status = os.waitpid(child, 0)
+            assert status == 0
+        client.open()
+        with client.subscribe("forked", "s", initial_position=postdate.InitialPosition.EARLIEST, limit=2) as subscription:
+            print(*(message.payload for message in subscription))
+        client.close()
+        """,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["sent", "sent", "b'from the child' b'from the child'"]
+
+
+def test_client_and_producer_without_a_block(fake, topic):
+    client = fake.client()
+    for _ in range(2):  # what was closed is opened again
+        client.open()
+        client.open()
+        producer = client.producer(topic)
+        producer.open()
+        producer.send(b"x")
+        with pytest.raises(RuntimeError, match="opened once"):
+            producer.open()
+        producer.close()
+        with pytest.raises(postdate.sync.Closed):
+            producer.send(b"x")
+        client.close()
+        client.close()
+        with pytest.raises(postdate.sync.Closed):
+            client.server_info()
 
 
 def test_every_public_name_is_there():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import ssl
-from collections.abc import Callable
+import sys
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -63,7 +65,7 @@ async def test_messages_go_through_tls(serve: Serve, authority: Authority, serve
 
 async def test_name_of_the_certificate_counts(serve: Serve, authority: Authority):
     wire = await served(serve, authority.issue("server", dns=("broker.example",)))
-    with pytest.raises(postdate.Unavailable):
+    with pytest.raises(postdate.TlsFailed, match="not for the name"):
         await call(connect(wire, postdate.Tls(ca_file=authority.ca_file)))
     await call(connect(wire, postdate.Tls(ca_file=authority.ca_file, server_name="broker.example")))
 
@@ -73,9 +75,71 @@ async def test_strangers_are_not_trusted_and_plaintext_gets_nowhere(
 ):
     wire = await served(serve, server_pair)
     other = Authority(tmp_path, "other authority")
-    for tls in (postdate.Tls(ca_file=other.ca_file), postdate.Tls(), None):
-        with pytest.raises(postdate.Unavailable):
+    for tls in (postdate.Tls(ca_file=other.ca_file), postdate.Tls()):
+        with pytest.raises(postdate.TlsFailed, match="is not trusted"):
             await call(connect(wire, tls))
+    with pytest.raises(postdate.Unavailable):
+        await call(connect(wire, None))
+
+
+UNTRUSTED: dict[str, Callable[[Authority, Authority], tuple[Pair | None, str]]] = {
+    "another authority's": lambda ours, other: (other.issue("server", is_local=True), "is not trusted"),
+    "another's": lambda ours, other: (ours.issue("server", dns=("broker.example",)), "not for the name"),
+    "none": lambda ours, other: (None, "does not use TLS"),
+}
+
+
+async def subscribe(client: postdate.Client) -> None:
+    async with client.subscribe("orders", "s") as subscription:
+        await anext(aiter(subscription))
+
+
+async def produce(client: postdate.Client) -> None:
+    async with client.producer("orders") as producer:
+        await producer.send(b"x")
+
+
+USES: dict[str, Callable[[postdate.Client], Awaitable[Any]]] = {
+    "call": lambda client: client.server_info(),
+    "change": lambda client: client.topics.create("orders"),
+    "subscribe": subscribe,
+    "produce": produce,
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("make", UNTRUSTED.values(), ids=UNTRUSTED)
+async def test_untrusted_broker_is_an_error_at_once(
+    serve: Serve, authority: Authority, tmp_path: Path, make: Any, use: Any
+):
+    pair, why = make(authority, Authority(tmp_path, "other authority"))
+    wire = await serve() if pair is None else await served(serve, pair)
+    tls = postdate.Tls(ca_file=authority.ca_file)
+    hour = timedelta(hours=1)  # it would keep trying until the test's limit
+    async with postdate.connect(wire.server.grpc_address, tls=tls, retry_for=hour) as client:
+        with pytest.raises(postdate.TlsFailed, match=why):
+            await within(use(client))
+
+
+async def test_command_says_in_one_line_that_it_does_not_trust_the_broker(
+    serve: Serve, authority: Authority, server_pair: Pair, tmp_path: Path
+):
+    wire = await served(serve, server_pair)
+    other = Authority(tmp_path, "other authority")
+    command = ("topic", "list", "--address", wire.server.grpc_address, "--tls-ca", other.ca_file)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "postdate.cli",
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await within(process.communicate())
+    assert (process.returncode, out) == (4, b"")
+    assert re.fullmatch(
+        r"postdate: the broker's certificate is not trusted: [^\n]+--tls-ca[^\n]+\n", err.decode()
+    )
 
 
 CLIENTS: dict[str, Callable[[Authority, Authority], Pair | None]] = {

@@ -9,6 +9,7 @@ async with postdate.connect("localhost:7650") as client:
                 ...
 """
 
+from postdate import _quiet as _quiet  # before the first import of gRPC
 from postdate.admin import (
     IndexFinding,
     ServerInfo,
@@ -37,6 +38,7 @@ from postdate.errors import (
     PartlyStored,
     PermissionDenied,
     PostdateError,
+    TlsFailed,
     Unauthenticated,
     Unavailable,
     Unsupported,
@@ -130,6 +132,7 @@ __all__ = [
     "TopicStats",
     "Tracker",
     "Unauthenticated",
+    "TlsFailed",
     "Unavailable",
     "Unsupported",
 ]

@@ -28,3 +28,13 @@ class Backoff:
         self._failures += 1
         wait_s = step_s * self._rng.uniform(0.5, 1.0)
         return max(wait_s, advised.total_seconds()) if advised is not None else wait_s
+
+    def next_within(self, left_s: float, advised: timedelta | None = None) -> float | None:
+        """As `next_s`, cut so that the last attempt comes when the time is up; None once it is.
+
+        None too if the broker advised to wait for longer than that: no attempt before would go well.
+        """
+        wait_s = self.next_s(advised)
+        if left_s <= 0 or (advised is not None and advised.total_seconds() > left_s):
+            return None
+        return min(wait_s, left_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from postdate.errors import (
     FailedPrecondition,
     Internal,
     PostdateError,
+    TlsFailed,
     Unauthenticated,
     Unavailable,
 )
@@ -115,19 +117,22 @@ class Link:
             if self._draining:
                 error = Unavailable("the broker is draining")
                 give_up_at = self._loop.time() + self._rpc.retry_for_s
-            pause_s = self._backoff.next_s(error.retry_after)
-            if self._hopeless(error, give_up_at - pause_s):
+            # A subscription that was open once is waited for as long as it takes: consumers are
+            # long-lived, and the broker keeps what is theirs. The first time, somebody waits.
+            left_s = math.inf if self._opened_once else give_up_at - self._loop.time()
+            pause_s = self._backoff.next_within(left_s, error.retry_after)
+            if pause_s is None or self._hopeless(error):
                 self._peer.failed(error)
                 return
             _log.debug("subscription disconnected", extra={"cause": error.message, "pause_s": pause_s})
             self._peer.disconnected(Disconnected(f"the connection broke: {error.message}"))
             await asyncio.sleep(pause_s)
 
-    def _hopeless(self, error: PostdateError, give_up_at: float) -> bool:
+    def _hopeless(self, error: PostdateError) -> bool:
         if connection_broke(error):
-            # A subscription that was open once is waited for as long as it takes: consumers are
-            # long-lived, and the broker keeps what is theirs. The first time, somebody waits.
-            return not self._opened_once and self._loop.time() > give_up_at
+            return False
+        if isinstance(error, TlsFailed):
+            return not self._opened_once  # a certificate that ran out is renewed, and workers need no restart
         if self._opened_once and isinstance(error, FailedPrecondition):
             return self._loop.time() - self._last_frame_at > _TAKEN_PATIENCE_S
         if isinstance(error, Unauthenticated):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -40,6 +41,7 @@ from postdate.model import IdRange
 from postdate.v1 import admin_pb2, producer_pb2
 
 _END_GRACE_S = 5.0
+_ATTEMPT_S = 0.05
 _REMEMBERED_MAX = 10_000  # the broker's `dedup_entries`, unless a topic has its own
 _log = logging.getLogger("postdate")
 
@@ -200,8 +202,8 @@ class Pipeline:
         if not isinstance(error, Unavailable):
             self._queue.extendleft(reversed(batch.refused(error)))
             return
-        pause_s = self._backoff.next_s(error.retry_after)
-        if self._loop.time() + pause_s > batch.deadline:
+        pause_s = self._backoff.next_within(batch.deadline - self._loop.time(), error.retry_after)
+        if pause_s is None:
             batch.failed(_unsure(error) if batch.unsure else error)
             return
         # Others in flight may be refused as well. They come after this one, and would come
@@ -217,10 +219,13 @@ class Pipeline:
         if connection_broke(error):
             self._take_back()
             self._fail_in_flight(Disconnected(f"the connection broke before the answer came: {cause}"))
-            pause_s = self._backoff.next_s(error.retry_after)
-            give_up_at = self._loop.time() + pause_s
+            now = self._loop.time()
+            hopeless_s = error.retry_after.total_seconds() if error.retry_after is not None else 0.0
             lost = Unavailable(f"nothing was sent: {cause}", code=error.code, reason=error.reason)
-            self._fail_queue(lambda batch: batch.deadline < give_up_at, lost)
+            self._fail_queue(lambda batch: batch.deadline <= now + hopeless_s, lost)
+            # Those left have a last attempt each when their time is up, though no two sooner than this after another.
+            left_s = max(_ATTEMPT_S, min((batch.deadline for batch in self._queue), default=math.inf) - now)
+            pause_s = self._backoff.next_within(left_s, error.retry_after) or hopeless_s
         elif isinstance(error, Unauthenticated) and self._was_answered and self._rpc.credentials.can_renew:
             # The token has run out on an open stream: the broker has answered what it took, and took no more.
             self._was_answered = False

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
@@ -19,8 +21,9 @@ from google.protobuf.message import Message as Proto
 from postdate._backoff import Backoff
 from postdate._status import connection_broke, error_from_rpc
 from postdate.credentials import Credentials
-from postdate.errors import Closed, Disconnected, PostdateError, Unavailable
+from postdate.errors import Closed, Disconnected, PostdateError, TlsFailed, Unavailable
 from postdate.v1 import (
+    admin_pb2,
     admin_pb2_grpc,
     consumer_pb2,
     consumer_pb2_grpc,
@@ -40,6 +43,9 @@ _NOTHING_DONE = {"RECOVERING", "DRAINING", "INDEX_NOT_BUILT", "SCHEDULE_KEYS_UNA
 
 _NOT_SENT = "failed to connect to all addresses"
 """How gRPC says that a call found no connection. It had no server, so it may be made again."""
+
+_open_channels: Counter[int] = Counter()
+"""How many there are, by process: what a child inherits stands under its parent's number."""
 
 _EOF: Any = vars(grpc.aio)["EOF"]  # which its type stubs leave out
 
@@ -158,16 +164,26 @@ class Rpc:
         rng: random.Random,
         credentials: Credentials | None = None,
     ) -> None:
+        if any(count for pid, count in _open_channels.items() if pid != os.getpid()):
+            raise RuntimeError(
+                "the process forked while a client of Postdate was open, and gRPC does not survive that: "
+                "close clients before a fork, or connect in the children only"
+            )
         self.address = address
         self.retry_for_s: float = retry_for.total_seconds()
         self._rng = rng
         self.credentials: Credentials = credentials or Credentials(address)
         self._channel = self.credentials.open_channel(_CHANNEL_OPTIONS)
+        _open_channels[os.getpid()] += 1
         self._closed = False
         self._producer: Any = _stub(producer_pb2_grpc.ProducerServiceStub, self._channel)
         self.consumer: Any = _stub(consumer_pb2_grpc.ConsumerServiceStub, self._channel)
         self.admin: Any = _stub(admin_pb2_grpc.AdminServiceStub, self._channel)
         self.schedule: Any = _stub(schedule_pb2_grpc.ScheduleServiceStub, self._channel)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     def backoff(self) -> Backoff:
         return Backoff(self._rng)
@@ -209,6 +225,7 @@ class Rpc:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self.retry_for_s
         while True:
+            self._check_open()
             if once:
                 await self._connected(give_up_at)
             try:
@@ -219,8 +236,8 @@ class Rpc:
                 nothing_done = error.reason in _NOTHING_DONE or error.message.startswith(_NOT_SENT)
                 if once and connection_broke(error) and not nothing_done:
                     raise _in_doubt(error) from rpc_error
-                pause_s = backoff.next_s(error.retry_after)
-                if not isinstance(error, Unavailable) or loop.time() + pause_s > give_up_at:
+                pause_s = backoff.next_within(give_up_at - loop.time(), error.retry_after)
+                if not isinstance(error, Unavailable) or pause_s is None:
                     raise error from rpc_error
             await asyncio.sleep(pause_s)
 
@@ -229,6 +246,8 @@ class Rpc:
         ready, failing = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
         loop = asyncio.get_running_loop()
         while (state := self._channel.get_state(try_to_connect=True)) is not ready:
+            if state is failing:
+                await self._check_trust()
             # An attempt under way is awaited; gRPC ends it in time.
             until = give_up_at if state is failing else max(give_up_at, loop.time() + _CONNECT_S)
             try:
@@ -238,13 +257,36 @@ class Rpc:
                 raise Unavailable(f"no connection to {self.address}", code="UNAVAILABLE") from None
             self._check_open()
 
+    async def _check_trust(self) -> None:
+        """Raise `TlsFailed` if that is why there is no connection: the channel tells calls alone."""
+        if not self.credentials.is_encrypted:
+            return
+        try:
+            await self.admin.GetServerInfo(admin_pb2.GetServerInfoRequest(), timeout=_CONNECT_S)
+        except grpc.aio.AioRpcError as rpc_error:
+            error = error_from_rpc(rpc_error)
+            if isinstance(error, TlsFailed):
+                raise error from rpc_error
+
     async def close(self) -> None:
-        self._closed = True
-        await self._channel.close(None)
+        if not self._closed:
+            self._closed = True
+            await self._channel.close(None)
+            _open_channels[os.getpid()] -= 1
+            # gRPC's thread goes with the last channel that somebody can reach, and no process with it can fork.
+            self._producer = self.consumer = self.admin = self.schedule = _NoStub()
+            del self._channel
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"the client of {self.address} is closed")
+
+
+class _NoStub:
+    """In the place of a stub of a closed client: whoever looks a method up is told by the call that it is closed."""
+
+    def __getattr__(self, method: str) -> None:
+        return None
 
 
 def _in_doubt(error: PostdateError) -> Disconnected:

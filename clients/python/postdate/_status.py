@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import timedelta
 from types import MappingProxyType
@@ -33,6 +34,12 @@ _TYPES: dict[str, type[errors.PostdateError]] = {
     "ABORTED": errors.Disconnected,
 }
 
+_UNTRUSTED = {
+    r"CERTIFICATE_VERIFY_FAILED: ([^:]+)": "the broker's certificate is not trusted: {}",
+    r"Hostname Verification Check failed": "the broker's certificate is not for the name of this address",
+    r"WRONG_VERSION_NUMBER": "the broker does not use TLS",
+}
+
 # Codes that gRPC itself gives to calls whose connection broke. With a reason they are the broker's own words.
 _BROKEN = {"INTERNAL", "UNKNOWN"}
 
@@ -49,7 +56,17 @@ def error_from_rpc(error: grpc.RpcError) -> errors.PostdateError:
                 status = status_pb2.Status.FromString(value)
             except DecodeError:
                 continue  # the status line alone still tells what happened
+    if code == "UNAVAILABLE" and (why := _untrusted(status.message)):
+        return errors.TlsFailed(why, code=code)
     return _error(code, status)
+
+
+def _untrusted(message: str) -> str:
+    """Why gRPC refused the broker's certificate; empty if it did not. It says so in words alone."""
+    for pattern, why in _UNTRUSTED.items():
+        if found := re.search(pattern, message):
+            return why.format(*found.groups())
+    return ""
 
 
 def error_from_status(status: status_pb2.Status) -> errors.PostdateError:

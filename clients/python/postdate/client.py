@@ -64,9 +64,7 @@ class Client:
         self._rpc_or_none: Rpc | None = None
 
     async def __aenter__(self) -> Client:
-        self._rpc_or_none = Rpc(
-            self.address, retry_for=self._retry_for, rng=self._rng, credentials=self._credentials
-        )
+        await self.open()
         return self
 
     async def __aexit__(
@@ -76,6 +74,16 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    async def open(self) -> None:
+        """Begin, in place of a `with` block: for a client that is kept for as long as the program runs.
+
+        Nothing happens if it is open. After `close` it may be opened again.
+        """
+        if self._rpc_or_none is None or self._rpc_or_none.is_closed:
+            self._rpc_or_none = Rpc(
+                self.address, retry_for=self._retry_for, rng=self._rng, credentials=self._credentials
+            )
 
     async def close(self) -> None:
         """End the connection. Close producers and subscriptions before, or they are cut off."""
@@ -199,5 +207,5 @@ class Client:
     @property
     def _rpc(self) -> Rpc:
         if self._rpc_or_none is None:
-            raise RuntimeError("the client is used before `with connect(...) as client:`")
+            raise RuntimeError("the client is used before `with connect(...) as client:` or `open()`")
         return self._rpc_or_none

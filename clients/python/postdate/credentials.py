@@ -70,6 +70,10 @@ class Credentials:
         """Whether the next call may show another token than the last one."""
         return callable(self._token)
 
+    @property
+    def is_encrypted(self) -> bool:
+        return self._tls is not None
+
     def open_channel(self, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
         """A new channel. Raises OSError where a file of certificates cannot be read."""
         if self._tls is None:

@@ -92,6 +92,13 @@ class Unavailable(PostdateError):
     """The broker cannot be reached, or cannot serve now. Nothing was stored; try again later."""
 
 
+class TlsFailed(PostdateError):
+    """The broker did not prove who it is: its certificate is not trusted, expired or another's, or it has none.
+
+    Raised at once, as trying again changes nothing; a subscription that was open before goes on trying.
+    """
+
+
 class Disconnected(PostdateError):
     """The connection broke before the answer came: what was asked for may or may not have happened.
 

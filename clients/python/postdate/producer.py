@@ -79,10 +79,7 @@ class Producer:
         self._closed = False
 
     async def __aenter__(self) -> Producer:
-        if self._pipeline is not None:
-            raise RuntimeError("a producer is entered once")
-        self._loop = asyncio.get_running_loop()
-        self._pipeline = Pipeline(self._rpc, in_flight_max=self._in_flight_max, on_settled=self._on_settled)
+        await self.open()
         return self
 
     async def __aexit__(
@@ -126,7 +123,7 @@ class Producer:
         size = len(payload) + MESSAGE_OVERHEAD_BYTES
         if properties:
             size += properties_bytes(properties)
-        pipeline, loop = self._open()
+        pipeline, loop = self._started()
         batch = self._gathering
         if self._numbering is not None:
             message.sequence_id = self._numbering.number(sequence_id)
@@ -168,7 +165,7 @@ class Producer:
         """
         shared = message_pb2.Message()
         fill(shared, "", None, deliver_at, deliver_after, "", None, None, "")
-        pipeline, _ = self._open()
+        pipeline, _ = self._started()
         requests = list_requests(
             messages,
             self._replacing if replace else self._empty,
@@ -197,6 +194,13 @@ class Producer:
         results = await asyncio.gather(*(batch.future for batch in batches), return_exceptions=True)
         return _receipts(results)
 
+    async def open(self) -> None:
+        """Begin, in place of a `with` block: for a producer that is kept for as long as the program runs."""
+        if self._pipeline is not None:
+            raise RuntimeError("a producer is opened once")
+        self._loop = asyncio.get_running_loop()
+        self._pipeline = Pipeline(self._rpc, in_flight_max=self._in_flight_max, on_settled=self._on_settled)
+
     async def close(self) -> None:
         """Send what has gathered, wait until all is settled, and end the stream."""
         self._closed = True
@@ -204,9 +208,11 @@ class Producer:
             self._seal()
             await self._pipeline.close()
 
-    def _open(self) -> tuple[Pipeline, asyncio.AbstractEventLoop]:
+    def _started(self) -> tuple[Pipeline, asyncio.AbstractEventLoop]:
         if self._pipeline is None or self._loop is None:
-            raise RuntimeError("the producer is used before `with client.producer(...) as producer:`")
+            raise RuntimeError(
+                "the producer is used before `with client.producer(...) as producer:` or `open()`"
+            )
         if self._closed:
             raise Closed("the producer is closed")
         return self._pipeline, self._loop

@@ -142,7 +142,9 @@ def exit_code(error: postdate.PostdateError) -> int:
     """What a failure of the broker, or of the way to it, means to a script."""
     if isinstance(error, postdate.NotFound):
         return EXIT_NOT_FOUND
-    if isinstance(error, postdate.Unavailable | postdate.Disconnected | postdate.DeadlineExceeded):
+    if isinstance(
+        error, postdate.Unavailable | postdate.TlsFailed | postdate.Disconnected | postdate.DeadlineExceeded
+    ):
         return EXIT_UNREACHABLE
     if isinstance(error, postdate.PartlyStored | postdate.PartlyChanged):
         return EXIT_PARTLY
@@ -158,6 +160,10 @@ def describe(error: postdate.PostdateError) -> str:
             text += "; perhaps it wants TLS (--tls-ca) or a client certificate (--tls-cert, --tls-key)"
         elif postdate.DEFAULT_ADDRESS in text:  # where a broker listens that was just installed
             text += "; postdate-broker serve starts one here, --address or a context names another"
+    if isinstance(error, postdate.TlsFailed):
+        text += (
+            "; --tls-ca names the file of who vouches for it, --tls-server-name the name in its certificate"
+        )
     if error.reason == "CREDENTIALS_MISSING":
         text += "; give --token-file, or --tls-cert and --tls-key"
     facts = [fact for fact in (error.field, error.reason) if fact]

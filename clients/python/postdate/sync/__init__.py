@@ -8,8 +8,8 @@ with postdate.sync.connect("localhost:7650") as client:
             with message.processing():
                 ...
 
-Any thread may use a client and all that is made from it. gRPC does not survive a fork: connect in the
-children only.
+Any thread may use a client and all that is made from it. Open clients do not survive a fork: connect
+in the children, as each worker of gunicorn or Celery does by its hook.
 
 Made by tools/generate_sync.py, as the modules beside it.
 """
@@ -42,6 +42,7 @@ from postdate.errors import (
     PartlyStored,
     PermissionDenied,
     PostdateError,
+    TlsFailed,
     Unauthenticated,
     Unavailable,
     Unsupported,
@@ -136,6 +137,7 @@ __all__ = [
     "TopicStats",
     "Tracker",
     "Unauthenticated",
+    "TlsFailed",
     "Unavailable",
     "Unsupported",
 ]

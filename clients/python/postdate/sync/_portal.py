@@ -26,10 +26,7 @@ _T = TypeVar("_T")
 _P = ParamSpec("_P")
 _END = object()
 _STOP_S = 5.0
-_FORKED = (
-    "the process forked after postdate.sync was used, and gRPC does not survive that: "
-    "connect in the children only, or start them with `spawn`"
-)
+_FORKED = "this client was made before the process forked: make one in the child"
 
 
 class Portal:
@@ -177,8 +174,17 @@ def portal() -> Portal:
     with _lock:
         if not _portals:
             _portals.append(Portal())
-        _portals[0].check_process()
         return _portals[0]
+
+
+def _forget() -> None:
+    """In a child: threads do not survive a fork, and one of them may have held the lock."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+    _portals.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _without_exit(handler: Callable[[Message], object], message: Message) -> None:

@@ -74,6 +74,13 @@ class Client:
     ) -> None:
         self._portal.run(self._inner.__aexit__(kind, error, traceback))
 
+    def open(self) -> None:
+        """Begin, in place of a `with` block: for a client that is kept for as long as the program runs.
+
+        Nothing happens if it is open. After `close` it may be opened again.
+        """
+        self._portal.run(self._inner.open())
+
     def close(self) -> None:
         """End the connection. Close producers and subscriptions before, or they are cut off."""
         self._portal.run(self._inner.close())

@@ -1,0 +1,64 @@
+"""How long a client keeps trying: for as long as it was told to, whatever it tries."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+import pytest
+
+import postdate
+from postdate._backoff import Backoff
+
+NOBODY = "127.0.0.1:1"
+FOR_S = 0.8
+
+
+async def produce(client: postdate.Client, count: int = 1) -> None:
+    async with client.producer("t", batch_messages_max=1) as producer:
+        await producer.send_many([b"x"] * count)
+
+
+async def subscribe(client: postdate.Client) -> None:
+    async with client.subscribe("t", "s") as subscription:
+        await anext(aiter(subscription))
+
+
+USES: dict[str, Callable[[postdate.Client], Awaitable[object]]] = {
+    "call": lambda client: client.server_info(),
+    "change": lambda client: client.topics.create("t"),
+    "pull": lambda client: client.receive("t", "s"),
+    "subscribe": subscribe,
+    "produce": produce,
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=list(USES))
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_nothing_gives_up_before_its_time(
+    use: Callable[[postdate.Client], Awaitable[object]], seed: int
+):
+    loop = asyncio.get_running_loop()
+    retry_for = timedelta(seconds=FOR_S)
+    async with postdate.connect(NOBODY, retry_for=retry_for, rng=random.Random(seed)) as client:
+        began = loop.time()
+        with pytest.raises(postdate.Unavailable):
+            await use(client)
+        assert loop.time() - began >= FOR_S
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_last_attempt_comes_when_the_time_is_up(seed: int):
+    backoff = Backoff(random.Random(seed))
+    now, give_up_at = 0.0, random.Random(seed).uniform(0.001, 40)
+    while (pause_s := backoff.next_within(give_up_at - now)) is not None:
+        now += pause_s
+    assert now == pytest.approx(give_up_at)
+
+
+def test_advice_to_wait_beyond_the_time_left_is_an_end():
+    backoff = Backoff(random.Random(1))
+    assert backoff.next_within(1.0, timedelta(seconds=2)) is None
+    assert (backoff.next_within(3.0, timedelta(seconds=2)) or 0) >= 2
