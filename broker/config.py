@@ -160,6 +160,14 @@ class BrokerConfig:
         int,
         count(1, 100_000, "Most HTTP connections; beyond it the one that was silent for longest is closed."),
     ] = 256
+    streams_max: Annotated[int, count(1, 1_000_000, "Most streams, and calls that wait, at once.")] = 20_000
+    receiving_bytes_max: Annotated[
+        int,
+        size(KIB, 64 * GIB, "Greatest requests that may arrive at once; further calls wait for their turn."),
+    ] = GIB
+    first_message_ms: Annotated[
+        int, duration(10, HOUR_MS, "How long a call or stream may take to send its first message.")
+    ] = 30 * SECOND_MS
 
     journal_segment_bytes: Annotated[int, size(4 * KIB, 4 * GIB - 1, "Size of a journal file.")] = 64 * MIB
     journal_spare_segments_max: Annotated[int, count(0, 1_000, "Journal files kept for reuse.")] = 4

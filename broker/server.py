@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import grpc
 from grpc_health.v1 import _async as health_aio  # its public name, health.aio, is made at run time
@@ -25,6 +26,7 @@ from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCollector, BrokerSnapshot, SubscriptionSnapshot, TopicSnapshot
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessControl, AccessInterceptor
+from broker.rpc.reception import Reception
 from broker.rpc.reflection import add_reflection
 from broker.rpc.tls import ServerCertificates
 from broker.runtime.clock import Clock, SystemClock
@@ -47,7 +49,7 @@ _GRPC_OPTIONS = {
     # Equal: between a soft and a hard limit the refusal would be a matter of luck.
     "grpc.max_metadata_size": 16_384,
     "grpc.absolute_max_metadata_size": 16_384,
-    "grpc.max_concurrent_streams": 1_000,  # of one connection
+    "grpc.max_concurrent_streams": 250,  # of one connection
     "grpc.server_handshake_timeout_ms": 5_000,
     "grpc.max_connection_idle_ms": 300_000,
     # A peer that is cut off or frozen is noticed within 30 s, and one that pings more often than every 5 s is cut.
@@ -64,8 +66,6 @@ _MTLS_OPTIONS = {
     "grpc.max_connection_age_ms": 3_600_000,
     "grpc.max_connection_age_grace_ms": 30_000,
 }
-_CALLS_MAX = 20_000
-"""Calls and streams at once, of all connections."""
 
 
 def _fitted(config: BrokerConfig) -> BrokerConfig:
@@ -228,10 +228,9 @@ class Server:
         ]
         if config.tls_client_ca_file:
             options += _MTLS_OPTIONS.items()
-        self._interceptors = [AccessInterceptor(self._access)] if self._access is not None else []
-        server = grpc.aio.server(
-            options=options, interceptors=self._interceptors, maximum_concurrent_rpcs=_CALLS_MAX
-        )
+        self._interceptors: list[Any] = [AccessInterceptor(self._access)] if self._access is not None else []
+        self._interceptors.append(Reception(self.broker))
+        server = grpc.aio.server(options=options, interceptors=self._interceptors)
         names = []
         for name, service in (
             (producer.SERVICE, self._producer),

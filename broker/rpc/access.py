@@ -14,7 +14,6 @@ Without an access file there is no interceptor and no `Caller`, and nothing is a
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -34,7 +33,7 @@ from broker.rpc.access_identity import (
     parse_jwt_keys,
     parse_tokens,
 )
-from broker.rpc.access_rules import RULES, Ask, Rule
+from broker.rpc.access_rules import EVERY_RIGHT, RULES, Ask, Rule, Topics
 from broker.rpc.caller import CALLER, Caller
 from broker.rpc.calls import refuse
 from broker.rpc.status import Context
@@ -105,7 +104,8 @@ class AccessControl:
         if rule is None:
             raise PermissionDenied("This method is open to nobody")
         caller = Caller(self, identity.principal, rule, peer, shown, is_long=is_long)
-        caller.check_always()
+        # Before anything of the call is read: whoever has no right at all takes no place.
+        caller.check_always(Ask(EVERY_RIGHT, Topics.ANY))
         return caller
 
     def enter(self, caller: Caller) -> None:
@@ -189,10 +189,9 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,
         }
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(self._guard_unary(rule, handler.unary_unary), **how)
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(self._guard_stream(rule, handler.unary_stream), **how)
+        # The reception, which stands behind this, makes streams of all: so nothing was read yet.
+        if handler.stream_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(self._guard_unary(rule, handler.stream_unary), **how)
         assert handler.stream_stream is not None, f"{method} is of a kind that no service here has"
         return grpc.stream_stream_rpc_method_handler(self._guard_stream(rule, handler.stream_stream), **how)
 
@@ -231,7 +230,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 await refuse(control.broker, context, error)
                 raise
             CALLER.set(caller)
-            work = asyncio.ensure_future(_run(behavior, request, context))
+            work = asyncio.ensure_future(behavior(request, context))
             await self._until_ended(caller, work)
             assert caller.ended is not None
             if not caller.must_end:
@@ -256,14 +255,6 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             if not work.done():
                 work.cancel()
                 await asyncio.wait({work})
-
-
-async def _run(behavior: Behavior, request: Any, context: Context) -> None:
-    if not inspect.isasyncgenfunction(behavior):
-        await behavior(request, context)
-        return
-    async for response in behavior(request, context):
-        await context.write(response)
 
 
 def _read_grants(config: BrokerConfig) -> Grants:

@@ -33,7 +33,7 @@ from benchmarks.http2 import (
 from broker import server as server_module
 from postdate.v1 import admin_pb2
 from tests.certificates import Authority
-from tests.wire.conftest import Serve, Wire, batch, within
+from tests.wire.conftest import Serve, Wire, within
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 CALL = call("/postdate.v1.AdminService/GetServerInfo")
@@ -143,16 +143,6 @@ async def test_streams_of_one_connection_are_bounded(serve: Serve, monkeypatch: 
     assert await connection.until(PING, ACK) == b"12345678"
     connection.writer.close()
     await serves(wire)
-
-
-async def test_calls_at_once_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server_module, "_CALLS_MAX", 3)
-    wire = await serve()
-    streams = [await wire.subscribe("t", f"s{number}") for number in range(3)]
-    for _ in range(3):
-        assert await code_of(wire.producer.Produce(batch("t", b"x"))) is EXHAUSTED
-    await streams[0].close()
-    await wire.produce("t", b"x")
 
 
 async def test_who_pings_too_often_is_cut_and_who_pings_in_time_is_not(

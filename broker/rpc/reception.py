@@ -1,0 +1,342 @@
+"""Where every call arrives: it takes a place, and then its first message is read, within a time and a budget.
+
+gRPC's own way of serving a unary method reads the message before any code of ours runs, for as long as that takes and
+up to the greatest request, for everybody. Here all methods are served as streams, which is the same on the wire: what
+stands before this (`AccessInterceptor`) sees a call by its headers alone, and nothing is read for whoever is refused.
+
+Invariants:
+  R1  Calls of each kind (`Kind`) are bounded, and none takes the place of another kind: probes are answered and short
+      calls served however many streams there are.
+  R2  A call that has sent no message yet gives way: to a new call where all places are taken, the oldest first. So no
+      number of calls that only begin keeps out one that goes on.
+  R3  Messages that arrive at once are bounded (`Turns`). A call without a turn is not read, and gRPC takes no more of
+      it than one window, 64 KiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator
+from enum import Enum
+from typing import Any
+
+import grpc
+
+from broker.config import BrokerConfig
+from broker.errors import InvalidRequest, LimitReached, PostdateError
+from broker.rpc.access_rules import RULES
+from broker.rpc.calls import END_OF_STREAM, refuse
+from broker.rpc.status import Context
+from broker.runtime.allocator import Trimmer
+from broker.topics.broker import Broker
+
+
+class Kind(Enum):
+    """Calls that share places."""
+
+    PROBE = "probes"  # open to all
+    SHORT = "calls"
+    LONG = "streams"  # and calls that wait
+
+
+_PROBES_MAX = 100
+_PROBE_TURNS = 8
+_PROBE_SECONDS = 0.1
+_SHORT_MAX = 5_000
+_TURN_SECONDS = 1.0
+"""How long a call may take to send its message while others wait for their turn."""
+
+
+_TRIM_SECONDS = 2.0
+"""After a call that ended before its message was whole, memory is given back."""
+
+
+class Turns:
+    """Calls whose message is being read. When all turns are taken, the slow and the many give way."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._held: OrderedDict[Place, float] = OrderedDict()  # since when; the oldest first
+        self._queue: OrderedDict[Place, asyncio.Future[None]] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def take(self, place: Place) -> None:
+        """Wait for a turn. The newest goes first: who has waited long may be one of a flood."""
+        if len(self._held) < self._most:
+            self._held[place] = _now()
+            return
+        if (greedy := self._greedy(place)) is not None:
+            self._end(greedy)
+            self._held[place] = _now()
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue[place] = turn
+        self._watch()
+        try:
+            await turn
+        finally:
+            self._queue.pop(place, None)
+
+    def give_back(self, place: Place) -> None:
+        if self._held.pop(place, None) is not None:
+            self._pass_on()
+
+    def _greedy(self, place: Place) -> Place | None:
+        """The oldest turn of the connection that has the most of them, if it has two more than the asking one."""
+        peers = Counter(held.peer for held in self._held)
+        peer, most = peers.most_common(1)[0]
+        if most < peers[place.peer] + 2:
+            return None
+        return next(held for held in self._held if held.peer == peer)
+
+    def _end(self, place: Place) -> None:
+        del self._held[place]
+        place.give_way(_crowded())
+
+    def _pass_on(self) -> None:
+        while self._queue and len(self._held) < self._most:
+            place, turn = self._queue.popitem()
+            if not turn.done():
+                self._held[place] = _now()
+                turn.set_result(None)
+
+    def _watch(self) -> None:
+        """End the oldest turn when it has lasted too long and somebody waits."""
+        if self._timer is None and self._queue and self._held:
+            due = next(iter(self._held.values())) + self._seconds
+            self._timer = asyncio.get_running_loop().call_at(due, self._end_oldest)
+
+    def _end_oldest(self) -> None:
+        self._timer = None
+        while self._queue and self._held:
+            place, since = next(iter(self._held.items()))
+            if since + self._seconds > _now():
+                break
+            self._end(place)
+            self._pass_on()
+        self._watch()
+
+
+class Places:
+    """Calls of one kind that are served at once."""
+
+    def __init__(self, kind: Kind, most: int, turns: Turns, trimmer: Trimmer) -> None:
+        self._kind = kind
+        self._trimmer = trimmer
+        self._most = most
+        self._turns = turns
+        self._count = 0
+        self._beginning: OrderedDict[Place, None] = OrderedDict()  # the oldest first
+
+    def enter(self, context: Context, seconds: float) -> Place:
+        """A place for a call, which must send its first message in time. Raises LimitReached."""
+        if self._count >= self._most:
+            if not self._beginning:
+                raise LimitReached(
+                    f"The broker serves {self._most} {self._kind.value} at once, and no more",
+                    reason="TOO_MANY_CALLS",
+                    limit=self._most,
+                )
+            oldest, _ = self._beginning.popitem(last=False)
+            oldest.give_way(_crowded())
+        self._count += 1
+        place = Place(context, seconds)
+        self._beginning[place] = None
+        return place
+
+    async def first_message(self, place: Place) -> Any:
+        """The first message of a call; END_OF_STREAM if there is none. Raises LimitReached if it does not come."""
+        try:
+            try:
+                await self._turns.take(place)
+                return await place.context.read()
+            finally:
+                self._turns.give_back(place)
+                self._beginning.pop(place, None)
+                place.settle()
+        except asyncio.CancelledError:
+            self._trimmer.ask()  # for what had arrived of the message
+            if place.gone_because is None:
+                raise
+            place.task.uncancel()
+            raise place.gone_because from None
+
+    def leave(self, place: Place) -> None:
+        self._count -= 1
+        self._beginning.pop(place, None)
+
+
+class Place:
+    """One call from its headers to its end."""
+
+    def __init__(self, context: Context, seconds: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.context = context
+        self.task = task
+        self.gone_because: PostdateError | None = None
+        self._peer = ""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._come_too_late, seconds)
+        self._is_settled = False
+
+    @property
+    def peer(self) -> str:
+        """Whose connection it is on."""
+        self._peer = self._peer or self.context.peer()
+        return self._peer
+
+    def give_way(self, error: PostdateError) -> None:
+        """End the call, which has sent no message yet."""
+        if self.gone_because is None and not self._is_settled:
+            self.gone_because = error
+            self.task.cancel()
+
+    def settle(self) -> None:
+        """It has sent its message, or is over."""
+        self._is_settled = True
+        self._timer.cancel()
+
+    def _come_too_late(self, seconds: float) -> None:
+        self.give_way(
+            LimitReached(f"No message arrived within {seconds:g} seconds", reason="FIRST_MESSAGE_LATE")
+        )
+
+
+class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """See the module's description. Stands behind access control, so that who is refused takes no place."""
+
+    def __init__(self, broker: Broker) -> None:
+        config = broker.config
+        self._broker = broker
+        self._seconds = config.first_message_ms / 1000
+        turns = Turns(turns_of(config), _TURN_SECONDS)
+        probe_turns = Turns(_PROBE_TURNS, _PROBE_SECONDS)
+        trimmer = Trimmer(_TRIM_SECONDS)
+        self._places = {
+            Kind.PROBE: Places(Kind.PROBE, _PROBES_MAX, probe_turns, trimmer),
+            Kind.SHORT: Places(Kind.SHORT, _SHORT_MAX, turns, trimmer),
+            Kind.LONG: Places(Kind.LONG, config.streams_max, turns, trimmer),
+        }
+        self._served: dict[str, Any] = {}
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        method = details.method
+        if (served := self._served.get(method)) is None:
+            handler = await continuation(details)
+            if handler is None:  # no such method: gRPC says so
+                return None
+            served = self._served[method] = self._serve(method, handler)
+        return served
+
+    def _serve(self, method: str, handler: Any) -> Any:
+        rule = RULES.get(method)
+        how = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary is not None:
+            kind = Kind.SHORT
+            if rule is not None and (rule.is_public or rule.waits):
+                kind = Kind.PROBE if rule.is_public else Kind.LONG
+            return grpc.stream_unary_rpc_method_handler(
+                self._serve_unary(self._places[kind], handler.unary_unary), **how
+            )
+        places = self._places[Kind.LONG]
+        if handler.unary_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(
+                self._serve_stream(places, handler.unary_stream, is_unary=True), **how
+            )
+        assert handler.stream_stream is not None, f"{method} is of a kind that no service here has"
+        return grpc.stream_stream_rpc_method_handler(
+            self._serve_stream(places, handler.stream_stream, is_unary=False), **how
+        )
+
+    def _serve_unary(self, places: Places, behavior: Any) -> Any:
+        broker, seconds = self._broker, self._seconds
+
+        async def serve(_: Any, context: Context) -> Any:
+            try:
+                place = places.enter(context, seconds)
+            except LimitReached as error:
+                return await refuse(broker, context, error)
+            try:
+                request = await _begun(broker, places, place)
+                return await behavior(request, context)
+            finally:
+                places.leave(place)
+
+        return serve
+
+    def _serve_stream(self, places: Places, behavior: Any, *, is_unary: bool) -> Any:
+        broker, seconds = self._broker, self._seconds
+
+        async def serve(_: Any, context: Context) -> None:
+            try:
+                place = places.enter(context, seconds)
+            except LimitReached as error:
+                return await refuse(broker, context, error)
+            try:
+                if is_unary:
+                    request = await _begun(broker, places, place)
+                else:
+                    context = Begun(context, await _begun(broker, places, place, may_end=True))  # type: ignore[assignment]
+                    request = _messages(context)
+                if not inspect.isasyncgenfunction(behavior):
+                    await behavior(request, context)
+                    return None
+                async for response in behavior(request, context):
+                    await context.write(response)
+            finally:
+                places.leave(place)
+
+        return serve
+
+
+def turns_of(config: BrokerConfig) -> int:
+    """How many messages may arrive at once."""
+    return max(1, config.receiving_bytes_max // config.request_bytes_max)
+
+
+class Begun:
+    """The context of a stream whose first message was read already."""
+
+    def __init__(self, context: Context, first: Any) -> None:
+        self._context = context
+        self._first = [first]
+        self.write = context.write  # the one that is called most
+
+    async def read(self) -> Any:
+        return self._first.pop() if self._first else await self._context.read()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+async def _begun(broker: Broker, places: Places, place: Place, *, may_end: bool = False) -> Any:
+    """The first message of a call; the call ends if there is none."""
+    try:
+        message = await places.first_message(place)
+        if message is END_OF_STREAM and not may_end:
+            raise InvalidRequest("The call ended before its message", reason="MALFORMED_REQUEST")
+    except PostdateError as error:
+        await refuse(broker, place.context, error)
+        raise
+    return message
+
+
+async def _messages(context: Context) -> AsyncIterator[Any]:
+    while (message := await context.read()) is not END_OF_STREAM:
+        yield message
+
+
+def _crowded() -> LimitReached:
+    return LimitReached(
+        "Other calls wait, and this one has not sent its message yet", reason="TOO_MANY_CALLS"
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

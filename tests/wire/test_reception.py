@@ -1,0 +1,174 @@
+"""Calls that begin and do not go on: whoever they are, they keep nobody out, and nothing of them is read too soon."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from benchmarks.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Raw, call, connected, frame, message
+from broker.config import BrokerConfig
+from broker.rpc import reception
+from broker.rpc.access_rules import RULES
+from postdate.v1 import consumer_pb2, producer_pb2
+from tests.wire.access_files import Files, bearer
+from tests.wire.conftest import Serve, Wire, batch, refused, within
+
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+PRODUCE = "/postdate.v1.ProducerService/Produce"
+STREAMS_OF_CONNECTION = 250
+REQUEST_BYTES = 1 << 20
+SMALL = {"request_bytes_max": REQUEST_BYTES, "payload_bytes_max": 1 << 16}
+
+
+@asynccontextmanager
+async def squatting(
+    wire: Wire, count: int, path: str = PRODUCE, *, begun: bytes = b"", connections: int = 1
+) -> AsyncIterator[list[Raw]]:
+    """Calls that sent their headers, perhaps the beginning of a message, and no more."""
+    async with asyncio.timeout(30):
+        raws = []
+        for _ in range(connections):
+            raw = Raw(*await asyncio.open_connection(*wire.server.grpc_address.rsplit(":", 1)))
+            await raw.greet()
+            raws.append(raw)
+            for number in range(1, 2 * count, 2):
+                await raw.send(frame(HEADERS, END_HEADERS, number, call(path)))
+                if begun:
+                    await raw.send(message(number, begun, of_bytes=REQUEST_BYTES - 100))
+    try:
+        yield raws
+    finally:
+        for raw in raws:
+            raw.writer.close()
+
+
+async def healthy(wire: Wire) -> None:
+    check = wire.channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        health_pb2.HealthCheckRequest.SerializeToString,
+        health_pb2.HealthCheckResponse.FromString,
+    )
+    answer = await within(check(health_pb2.HealthCheckRequest()))
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_strangers_are_refused_by_their_headers_and_take_no_place(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(reception, "_SHORT_MAX", 3)
+    wire = await serve(**Files(tmp_path).settings)
+    async with squatting(wire, STREAMS_OF_CONNECTION, connections=4) as raws:
+        for raw in raws:
+            for _ in range(STREAMS_OF_CONNECTION):  # each is answered, though it never sent its message
+                await raw.until(HEADERS, END_HEADERS | END_STREAM)
+        await within(wire.producer.Produce(batch("orders", b"x"), metadata=bearer("shop-secret")))
+        await healthy(wire)
+
+
+async def test_who_has_no_right_at_all_is_refused_by_the_headers(serve: Serve, tmp_path: Path):
+    wire = await serve(**Files(tmp_path).settings)
+    async with connected(wire.server.grpc_address) as raw:
+        headers = call(PRODUCE, [("authorization", "Bearer nobody-secret")])
+        await raw.send(frame(HEADERS, END_HEADERS, 1, headers))
+        await raw.until(HEADERS, END_HEADERS | END_STREAM)
+
+
+@pytest.mark.parametrize("path", [PRODUCE, "/postdate.v1.ProducerService/ProduceStream"])
+@pytest.mark.parametrize("begun", [b"", bytes(1000)], ids=["headers only", "half a message"])
+async def test_calls_that_only_begin_give_way(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, begun: bytes
+):
+    monkeypatch.setattr(reception, "_SHORT_MAX", 10)
+    wire = await serve(streams_max=10, receiving_bytes_max=4 * REQUEST_BYTES, **SMALL)
+    async with squatting(wire, 50, path, begun=begun, connections=3):
+        for _ in range(5):
+            await wire.produce("t", b"x")
+            stream = await wire.subscribe("t", "s")
+            await stream.close()
+        await healthy(wire)
+
+
+async def test_probes_are_answered_while_others_only_begin_theirs(serve: Serve):
+    wire = await serve()
+    check = "/grpc.health.v1.Health/Check"
+    async with squatting(wire, STREAMS_OF_CONNECTION, check, begun=bytes(1000), connections=3):
+        for _ in range(10):
+            await healthy(wire)
+
+
+async def test_streams_take_no_place_of_calls_and_are_bounded(serve: Serve):
+    wire = await serve(streams_max=2)
+    streams = [await wire.subscribe("t", f"s{number}") for number in range(2)]
+    third = wire.consumer.Subscribe()
+    await third.write(consumer_pb2.SubscribeRequest(open=consumer_pb2.Open(topic="t", subscription="s2")))
+    refusal = await refused(third.read())
+    assert (refusal.code, refusal.reason) == (EXHAUSTED, "TOO_MANY_CALLS")
+    assert refusal.metadata["limit"] == "2" and refusal.retry_ms
+    await wire.produce("t", b"x")
+    await healthy(wire)
+    await streams[0].close()
+    await (await wire.subscribe("t", "s0")).close()
+
+
+async def test_no_more_messages_arrive_at_once_than_fit(serve: Serve):
+    """A call without a turn sends one window and has to wait; with one it sends all."""
+    wire = await serve(receiving_bytes_max=2 * REQUEST_BYTES, **SMALL)
+    assert reception.turns_of(wire.broker.config) == 2
+    async with (
+        squatting(wire, 1, begun=bytes(1000)),
+        squatting(wire, 1, begun=bytes(1000)),
+        connected(wire.server.grpc_address) as third,
+    ):
+        begin = time.monotonic()
+        request = batch("t", b"x").SerializeToString()
+        await third.send(frame(HEADERS, END_HEADERS, 1, call(PRODUCE)), message(1, request, ends=True))
+        await third.until(DATA)  # the answer: one that had its turn for a second has given way
+        assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("path", sorted(RULES))
+async def test_every_method_ends_a_call_that_sends_no_message(slow_wire: Wire, path: str):
+    """A method that is served otherwise would be read without limits, before anybody asked who calls."""
+    silent: Any = slow_wire.channel.stream_stream(path, None, None)()
+    assert (await refused(silent.read())).reason == "FIRST_MESSAGE_LATE"
+
+
+@pytest.fixture
+async def slow_wire(serve: Serve) -> Wire:
+    return await serve(first_message_ms=50, reflection="on")
+
+
+async def test_call_without_a_message_is_refused(wire: Wire):
+    produce = wire.channel.stream_unary(PRODUCE, None, None)
+
+    async def nothing() -> AsyncIterator[bytes]:
+        return
+        yield b""
+
+    refusal = await refused(produce(nothing()))
+    assert (refusal.code, refusal.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST")
+
+
+async def test_a_stream_that_began_may_be_silent(serve: Serve):
+    wire = await serve(first_message_ms=50)
+    stream = await wire.subscribe("t", "s")
+    produce = wire.producer.ProduceStream()
+    await produce.write(batch("t", b"x"))
+    assert (await within(produce.read())).ids
+    await asyncio.sleep(0.2)  # longer than a first message may take: that is what is tested
+    await produce.write(producer_pb2.ProduceRequest.FromString(batch("t", b"y").SerializeToString()))
+    assert (await within(produce.read())).ids
+    await stream.close()
+
+
+def test_the_budget_bounds_the_turns():
+    assert reception.turns_of(BrokerConfig()) == 64
+    assert reception.turns_of(BrokerConfig(receiving_bytes_max=1 << 20)) == 1
