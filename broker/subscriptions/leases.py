@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-
-from pyroaring import BitMap
 
 from broker.model import (
     Entries,
@@ -16,15 +12,11 @@ from broker.model import (
     remove_entries,
     without_entries,
 )
+from broker.subscriptions.runs import NEVER_MS
+from broker.subscriptions.timed import TimedEntries
 
-
-@dataclass(slots=True)
-class _Grant:
-    """One hand-out: these entries until this deadline, as far as they are still held."""
-
-    deadline_ns: int
-    ledger_id: int
-    entries: BitMap
+_DUE_ROWS = 1 << 17
+"""So many deadlines that passed are looked at in one step."""
 
 
 class Leases:
@@ -32,7 +24,9 @@ class Leases:
 
     Invariants:
       L1  `leased` is the union of what the consumers hold; no entry is held by two.
-      L2  Every held entry is in exactly one grant of its holder, so exactly one deadline is its own.
+      L2  Every held entry has exactly one deadline, the last one that it was given: in `_deadlines`, or it has
+          passed and the entry is in `_late`.
+      L3  No deadline of a held entry lies before `_none_before_ns`.
     """
 
     def __init__(self, on_end: Callable[[str], None] = lambda consumer_id: None) -> None:
@@ -40,18 +34,15 @@ class Leases:
         self._on_end = on_end
         self.leased: Entries = {}
         self._held: dict[str, Entries] = {}
-        self._grants: dict[str, deque[_Grant]] = {}
-        self._none_before_ns = (
-            _NEVER_NS  # no deadline lies before this: looked at far more often than one passes
-        )
+        self._deadlines = TimedEntries()  # its times are nanoseconds here
+        self._late: Entries = {}  # found to be late, and held all the same
+        self._none_before_ns = NEVER_MS  # looked at far more often than a deadline passes
 
     def grant(self, consumer_id: str, entries: Entries, deadline_ns: int) -> None:
         """Lease entries that nobody holds."""
         merge_entries(self.leased, entries)
         merge_entries(self._held.setdefault(consumer_id, {}), entries)
-        self._none_before_ns = min(self._none_before_ns, deadline_ns)
-        grants = self._grants.setdefault(consumer_id, deque())
-        grants.extend(_Grant(deadline_ns, ledger_id, bitmap) for ledger_id, bitmap in entries.items())
+        self._put(entries, deadline_ns)
 
     def held_by(self, consumer_id: str, entries: Entries) -> Entries:
         """The part of a set that this consumer holds."""
@@ -60,63 +51,42 @@ class Leases:
     def settle(self, entries: Entries) -> None:
         """End the leases of entries that are done, whoever holds them."""
         rest = common_entries(entries, self.leased)
-        remove_entries(self.leased, rest)
+        self._forget(rest)
         for consumer_id in list(self._held):
             if not rest:
                 break
             mine = self.held_by(consumer_id, rest)
             if mine:
                 rest = without_entries(rest, mine)
-                remove_entries(self._held[consumer_id], mine)
-                self._prune(consumer_id)
-                self._on_end(consumer_id)
+                self._let_go(consumer_id, mine)
 
     def take_back(self, consumer_id: str, entries: Entries) -> None:
         """End this consumer's leases of entries that it holds; they may be leased again."""
-        remove_entries(self.leased, entries)
-        remove_entries(self._held[consumer_id], entries)
-        self._ungrant(consumer_id, entries)
-        self._on_end(consumer_id)
+        self._forget(entries)
+        self._let_go(consumer_id, entries)
 
-    def extend(self, consumer_id: str, entries: Entries, deadline_ns: int) -> None:
-        """Give entries that this consumer holds another deadline."""
-        self._ungrant(consumer_id, entries)
-        self._none_before_ns = min(self._none_before_ns, deadline_ns)
-        grants = self._grants.setdefault(consumer_id, deque())
-        grants.extend(_Grant(deadline_ns, ledger_id, bitmap.copy()) for ledger_id, bitmap in entries.items())
+    def extend(self, entries: Entries, deadline_ns: int) -> None:
+        """Give entries that are held another deadline. Costs what it names, however much is held."""
+        remove_entries(self._late, entries)
+        self._put(entries, deadline_ns)
 
     def expired(self, now_ns: int) -> list[tuple[str, Entries]]:
         """What is held beyond its deadline, by consumer. It stays held: `take_back` ends that."""
-        late: list[tuple[str, Entries]] = []
-        if now_ns < self._none_before_ns:
-            return late
-        for consumer_id, grants in self._grants.items():
-            past = [grant for grant in grants if grant.deadline_ns <= now_ns]
-            if not past:
-                continue
-            # Of what lies behind a grant that lasts longer, nothing may be held any more. Such a grant goes now:
-            # its deadline would wake the dispatcher again and again, and one message that is held on and on
-            # would gather them without end.
-            held = self._held[consumer_id]
-            entries: Entries = {}
-            for grant in past:
-                grant.entries = grant.entries & held.get(grant.ledger_id, _NOTHING)
-                if grant.entries:
-                    merge_entries(entries, {grant.ledger_id: grant.entries})
-            self._grants[consumer_id] = deque(grant for grant in grants if grant.entries)
-            if entries:
-                late.append((consumer_id, entries))
-        self._none_before_ns = min(
-            (grant.deadline_ns for grants in self._grants.values() for grant in grants), default=_NEVER_NS
-        )
-        return late
+        if now_ns >= self._none_before_ns:
+            due, is_more = self._deadlines.find_due(now_ns, _DUE_ROWS)
+            merge_entries(self._late, due)
+            self._deadlines.forget(due)
+            self._none_before_ns = now_ns if is_more else self._deadlines.next_ms()
+        if not self._late:
+            return []
+        by_consumer = ((consumer_id, self.held_by(consumer_id, self._late)) for consumer_id in self._held)
+        return [(consumer_id, late) for consumer_id, late in by_consumer if late]
 
     def next_deadline_ns(self) -> int | None:
-        """The earliest deadline of anything held; None if nothing is."""
-        deadlines = [
-            grant.deadline_ns for grants in self._grants.values() for grant in grants if grant.entries
-        ]
-        return min(deadlines, default=None)
+        """When to look for what is late again, perhaps too early; None if nothing is held."""
+        if not self.leased:
+            return None
+        return 0 if self._late else self._none_before_ns
 
     def held(self, consumer_id: str) -> Entries:
         """All that a consumer holds."""
@@ -125,25 +95,20 @@ class Leases:
     def count(self) -> int:
         return count_entries(self.leased)
 
-    def _ungrant(self, consumer_id: str, entries: Entries) -> None:
-        for grant in self._grants.get(consumer_id, ()):
-            if grant.ledger_id in entries:
-                grant.entries = grant.entries - entries[grant.ledger_id]
-        self._prune(consumer_id)
+    def _put(self, entries: Entries, deadline_ns: int) -> None:
+        self._deadlines.put(deadline_ns, entries)
+        self._none_before_ns = min(self._none_before_ns, deadline_ns)
 
-    def _prune(self, consumer_id: str) -> None:
-        """Drop the oldest grants of which nothing is held; then the consumer, if it holds nothing."""
+    def _forget(self, entries: Entries) -> None:
+        remove_entries(self.leased, entries)
+        remove_entries(self._late, entries)
+        self._deadlines.forget(entries)
+        if not self.leased:
+            self._none_before_ns = NEVER_MS
+
+    def _let_go(self, consumer_id: str, entries: Entries) -> None:
         held = self._held[consumer_id]
-        grants = self._grants[consumer_id]
-        while grants:
-            mine = held.get(grants[0].ledger_id)
-            if mine is not None and not mine.isdisjoint(grants[0].entries):
-                break
-            grants.popleft()
+        remove_entries(held, entries)
         if not held:
             del self._held[consumer_id]
-            self._grants.pop(consumer_id, None)
-
-
-_NOTHING = BitMap()
-_NEVER_NS = 1 << 63
+        self._on_end(consumer_id)

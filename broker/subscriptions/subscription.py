@@ -383,7 +383,7 @@ class Subscription:
         """Hold entries longer. Leases are not durable, so there is nothing to wait for."""
         held = self.leases.held_by(consumer_id, entries)
         if held:
-            self.leases.extend(consumer_id, held, self.clock.monotonic_ns() + lease_ms * 1_000_000)
+            self.leases.extend(held, self.clock.monotonic_ns() + lease_ms * 1_000_000)
             self.work.set()
         return self._not_held(without_entries(entries, held))
 
