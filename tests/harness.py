@@ -289,8 +289,15 @@ class Inbox:
     async def nack(self, positions: Iterable[Position], after_ms: int = 0) -> list[Failure]:
         return await self.subscription.give_back(self.consumer.consumer_id, entries_of(positions), after_ms)
 
-    def detach(self) -> None:
+    async def release(self, positions: Iterable[Position]) -> list[Failure]:
+        """Hand back unbegun."""
+        return await self.subscription.give_back(
+            self.consumer.consumer_id, entries_of(positions), 0, release=True
+        )
+
+    def detach(self, *, hands_back: bool = False) -> None:
         self.attached = False
+        self.consumer.hands_back = hands_back
         self.topic.detach(self.subscription, self.consumer)
 
 

@@ -293,7 +293,7 @@ class ConsumerService:
 
     async def _nack(self, request: consumer_pb2.NackRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
-        check_nack(request.redeliver_after_ms, request.reason)
+        check_nack(request)
         entries, failures = entries_of(request.entries, "entries", self._broker.config.ack_entries_max)
         failures += await subscription.give_back(
             request.consumer_id,
@@ -301,6 +301,7 @@ class ConsumerService:
             request.redeliver_after_ms,
             dead_letter=request.dead_letter,
             reason=request.reason,
+            release=request.release,
         )
         return await encode_failures(failures, consumer_pb2.NackResponse.FAILURES_FIELD_NUMBER)
 

@@ -55,6 +55,7 @@ class Session:
         self._in_flight: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._finished_reading = False
+        self._was_drained = False  # by the consumer
         self._told_end = False
 
     async def run(self) -> None:
@@ -63,14 +64,19 @@ class Session:
         reader = asyncio.create_task(self._read_frames(), name="frames of a consumer")
         try:
             await self._write_frames()
+            if self._was_drained and self._subscription.leases.held(self._consumer.consumer_id):
+                # The end of a stream that was cut may look like a half-close; but nothing can be written to it.
+                await self._context.write(self._heartbeat().SerializeToString())
+                self._consumer.hands_back = True
         finally:
             for task in (reader, *self._in_flight):
                 task.cancel()
             await asyncio.gather(reader, *self._in_flight, return_exceptions=True)
 
     def drain(self, grace_ms: int) -> None:
-        """Send no more messages; acks are taken until the stream ends."""
-        self._consumer.draining = True
+        """Send no more messages; acks are taken until the stream ends. What is left then goes back uncounted."""
+        self._subscription.drain(self._consumer)
+        self._consumer.hands_back = True
         self._answer(consumer_pb2.SubscribeResponse(draining=consumer_pb2.Draining(grace_ms=grace_ms)))
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -109,8 +115,8 @@ class Session:
             case "extend":
                 return self._extend(frame.extend)
             case "drain":
-                self._consumer.draining = True
-                self._subscription.work.set()  # another one may be the active consumer now
+                self._was_drained = True
+                self._subscription.drain(self._consumer)
             case "open":
                 raise InvalidRequest("Only the first frame may be open", field="open", reason="ALREADY_OPEN")
             case _:
@@ -123,7 +129,7 @@ class Session:
         await self._confirm(ack.request_id, failures)
 
     async def _give_back(self, nack: consumer_pb2.Nack) -> None:
-        check_nack(nack.redeliver_after_ms, nack.reason, "nack.")
+        check_nack(nack, "nack.")
         entries, failures = self._entries_of(nack.entries, "nack.entries")
         failures += await self._subscription.give_back(
             self._consumer.consumer_id,
@@ -131,6 +137,7 @@ class Session:
             nack.redeliver_after_ms,
             dead_letter=nack.dead_letter,
             reason=nack.reason,
+            release=nack.release,
         )
         await self._confirm(nack.request_id, failures)
 
@@ -203,12 +210,15 @@ class Session:
             quiet.cancel()
 
     def _queue_heartbeat(self) -> None:
+        self._answer(self._heartbeat())
+
+    def _heartbeat(self) -> consumer_pb2.SubscribeResponse:
         heartbeat = consumer_pb2.Heartbeat(
             broker_time_ms=self._broker.clock.now_ms(),
             ready_messages=self._topic.subscription_counts(self._subscription).ready,
             next_due_time_ms=self._topic.index.next_due_ms() or 0,
         )
-        self._answer(consumer_pb2.SubscribeResponse(heartbeat=heartbeat))
+        return consumer_pb2.SubscribeResponse(heartbeat=heartbeat)
 
     def _answer(self, response: consumer_pb2.SubscribeResponse) -> None:
         self._answers.append(response.SerializeToString())
@@ -226,15 +236,22 @@ class Session:
         return consumer_pb2.SubscribeResponse(opened=opened)
 
 
-def check_nack(redeliver_after_ms: int, reason: str, within: str = "") -> None:
+def check_nack(nack: consumer_pb2.Nack | consumer_pb2.NackRequest, within: str = "") -> None:
     """Refuse what a nack cannot ask for; `within` is where its fields lie in the request."""
-    if not 0 <= redeliver_after_ms <= DELAY_MS_MAX:
+    if nack.release and (nack.redeliver_after_ms or nack.dead_letter or nack.reason):
+        raise InvalidRequest(
+            "What is released goes out again at once and uncounted: release excludes redeliver_after_ms, "
+            "dead_letter and reason",
+            field=f"{within}release",
+            reason="INVALID_RELEASE",
+        )
+    if not 0 <= nack.redeliver_after_ms <= DELAY_MS_MAX:
         raise InvalidRequest(
             f"redeliver_after_ms is between 0 and {DELAY_MS_MAX}",
             field=f"{within}redeliver_after_ms",
             reason="INVALID_REDELIVER_AFTER_MS",
         )
-    if len(reason.encode()) > REASON_BYTES_MAX:
+    if len(nack.reason.encode()) > REASON_BYTES_MAX:
         raise InvalidRequest(
             f"reason is at most {REASON_BYTES_MAX} bytes", field=f"{within}reason", reason="REASON_TOO_LARGE"
         )

@@ -93,6 +93,7 @@ class ReturnReason(IntEnum):
     NACKED = 1
     LEASE_EXPIRED = 2
     CONSUMER_LOST = 3
+    RELEASED = 4  # nobody began to work on them: no attempt is counted
 
 
 _PRODUCED = struct.Struct("<QQqIIII")

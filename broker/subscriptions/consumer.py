@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import numpy as np
+
 from broker.errors import PostdateError
-from broker.model import Array, Int64Column, RowColumn, UInt32Column
+from broker.model import Array, Entries, Int64Column, RowColumn, UInt32Column, bitmap_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,13 @@ class DeliveryBatch:
 
     def __len__(self) -> int:
         return len(self.frames)
+
+    def entries(self) -> Entries:
+        """Which messages these are."""
+        return {
+            ledger_id: bitmap_of(np.sort(self.entry_ids[self.ledger_ids == ledger_id]))
+            for ledger_id in np.unique(self.ledger_ids).tolist()
+        }
 
 
 class Consumer:
@@ -44,6 +53,7 @@ class Consumer:
         self.permit_bytes = 0
         self.counts_bytes = False
         self.draining = False
+        self.hands_back = False  # it leaves in good order, or because the broker asked it to
         self.paused = False  # as its subscription is
         self.ended = False  # its subscription begins elsewhere or has another rule: its client opens anew
         self.starved = False  # of permits in bytes: the next message does not fit, and it holds something

@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from broker.delayed.tracker import DueChunk
-from broker.model import Array, Int64Column, UInt32Column, merge_entries, remove_entries
+from broker.model import Array, Int64Column, UInt32Column, members, merge_entries, remove_entries
 from broker.runtime.clock import Clock
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.damage import read_on
@@ -169,7 +169,7 @@ class KeyDispatch:
         slots = slots_of(read.rows["key_hash"])
         if taken.from_redelivery:
             # What only waited there, for a time or because a read failed, was never sent and is as new as any other.
-            came_back = self._out.attempts(taken.ledger_ids, taken.entry_ids) > 1
+            came_back = self._came_back(taken)
             room = self._look_around()
             sendable = self._for_returned(room) & (self._returned.counts == 0)
             self._send_or_park(taken, read, keep & came_back, slots, sendable, room, now_ms, self._returned)
@@ -177,6 +177,12 @@ class KeyDispatch:
         if keep.any():
             room = self._look_around()
             self._send_or_park(taken, read, keep, slots, self._for_new(room), room, now_ms, self._parked)
+
+    def _came_back(self, taken: Taken) -> Mask:
+        (ledger_id,) = np.unique(taken.ledger_ids).tolist()  # the redelivery queue gives one ledger at a time
+        found = self._subscription.redelivery.came_back(entries_in(taken, slice(None)))
+        nothing = np.zeros(len(taken.entry_ids), np.bool_)
+        return members(taken.entry_ids, found[ledger_id]) if ledger_id in found else nothing
 
     def _send_or_park(
         self,

@@ -24,15 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.delayed.tracker import DueChunk
-from broker.errors import LimitReached, NotFound, Refused, Unavailable
+from broker.errors import LimitReached, Refused, Unavailable
 from broker.model import (
     Entries,
-    Position,
     UInt32Column,
-    bitmap_of,
-    common_entries,
     count_entries,
-    ids_of,
     members,
     merge_entries,
     remove_entries,
@@ -52,10 +48,11 @@ from broker.storage.records import (
     SettleReason,
     SubscriptionChanged,
 )
+from broker.subscriptions.asked import known, not_held, plausible, there
 from broker.subscriptions.backoff import delays
 from broker.subscriptions.capture import CursorCapture
 from broker.subscriptions.consumer import Consumer
-from broker.subscriptions.cursor import Cursor, entries_between
+from broker.subscriptions.cursor import Cursor
 from broker.subscriptions.failures import Failure, failures_of
 from broker.subscriptions.giving_up import NACKED, TOO_OFTEN, worn_out
 from broker.subscriptions.leases import Leases
@@ -198,7 +195,8 @@ class Subscription:
         """Entries were sent and come back, not before a time."""
         self.returning = max(0, self.returning - 1)  # a recovery replays what it did not submit
         owed = without_entries(record.entries, self.cursor.settled_part(record.entries))
-        self.attempts.add(owed)
+        if record.reason is not ReturnReason.RELEASED:
+            self.attempts.add(owed)
         self.redelivery.put(record.not_before_ms, owed)
         self.changed = True
         remove_entries(self.promised, record.entries)
@@ -287,16 +285,34 @@ class Subscription:
         self.work.set()
 
     def detach(self, consumer: Consumer, *, keep_leases: bool = False) -> None:
-        """Let a consumer go; unless it keeps its leases, what it holds goes to others, counted as one attempt."""
+        """Let a consumer go; unless it keeps its leases, what it holds goes to others.
+
+        That counts as one attempt, but for what was never sent, and for what a consumer that `hands_back` leaves.
+        """
         if consumer in self.consumers:  # else it was let go before
             self.consumers.remove(consumer)
+        if not self.deleted:
+            self._take_back_unsent(consumer)
         held = self.leases.held(consumer.consumer_id)
         if held and not keep_leases and not self.deleted:
-            self._give_back_unasked(consumer.consumer_id, held, ReturnReason.CONSUMER_LOST)
+            reason = ReturnReason.RELEASED if consumer.hands_back else ReturnReason.CONSUMER_LOST
+            self._give_back_unasked(consumer.consumer_id, held, reason)
         if not self.consumers:
             self.replay.clear()
             self._unpark()
         self.work.set()
+
+    def drain(self, consumer: Consumer) -> None:
+        """Send a consumer no more: also what was handed out and is not on its way yet goes to others."""
+        consumer.draining = True
+        self._take_back_unsent(consumer)
+        self.work.set()  # another one may be the active consumer now
+
+    def _take_back_unsent(self, consumer: Consumer) -> None:
+        if (unsent := consumer.next_nowait()) is not None:
+            held = self.leases.held_by(consumer.consumer_id, unsent.entries())
+            if held:
+                self._give_back_unasked(consumer.consumer_id, held, ReturnReason.RELEASED)
 
     def begin_catchup(self, catchup_ms: int) -> None:
         """From here on, what is due by now is found by position. One step, without await."""
@@ -332,13 +348,12 @@ class Subscription:
 
     async def acknowledge(self, entries: Entries) -> list[Failure]:
         """Settle entries; returns when that is durable. Failures name what can not have been sent here."""
-        entries, _, failures = self._there(entries)
-        unknown = without_entries(entries, self._known(entries))
+        entries, _, failures = there(self, entries)
+        unknown = without_entries(entries, known(self, entries))
         if unknown:
             # Not out now, but perhaps before a restart or before its lease ended. Only what cannot have been sent
             # is refused: an acknowledgement that is lost would bring the message back.
-            plausible = await self._plausible(unknown)
-            refused = without_entries(unknown, plausible)
+            refused = without_entries(unknown, await plausible(self, unknown))
             failures += failures_of(refused, "NOT_FOUND")
             entries = without_entries(entries, refused)
         fresh = without_entries(entries, self.cursor.settled_part(entries))
@@ -354,15 +369,21 @@ class Subscription:
         *,
         dead_letter: bool = False,
         reason: str = "",
+        release: bool = False,
     ) -> list[Failure]:
         """Give back entries that this consumer holds; returns when that is durable.
 
         With `dead_letter` they are given up, for this reason; so is what was delivered as often as it may be.
+        With `release` they go out again at once, and this delivery does not count.
         """
         if dead_letter:
             self._services.dead_letter_sink.check_place(self)
         held = self.leases.held_by(consumer_id, entries)
-        failures = self._not_held(without_entries(entries, held))
+        failures = not_held(self, without_entries(entries, held))
+        if release:
+            if held:
+                await self._give_back(consumer_id, held, ReturnReason.RELEASED, 0)
+            return failures
         now_ms = self.clock.now_ms()
         dead = held if dead_letter else self._worn_out(held)
         waits = []
@@ -385,7 +406,7 @@ class Subscription:
         if held:
             self.leases.extend(held, self.clock.monotonic_ns() + lease_ms * 1_000_000)
             self.work.set()
-        return self._not_held(without_entries(entries, held))
+        return not_held(self, without_entries(entries, held))
 
     # -- used by the dispatcher ------------------------------------------------------------------------------
 
@@ -530,7 +551,8 @@ class Subscription:
     def _give_back_unasked(self, consumer_id: str, entries: Entries, reason: ReturnReason) -> None:
         """Give back at once what no consumer asked to give back; nobody waits for it."""
         with contextlib.suppress(Unavailable):
-            if dead := self._worn_out(entries):
+            dead = self._worn_out(entries) if reason is not ReturnReason.RELEASED else {}
+            if dead:
                 self.leases.take_back(consumer_id, dead)
                 self.give_up(dead, TOO_OFTEN)
             if rest := without_entries(entries, dead):
@@ -538,57 +560,3 @@ class Subscription:
 
     def _worn_out(self, held: Entries) -> Entries:
         return worn_out(held, self.attempts, self.policy.max_delivery_attempts or 0)
-
-    def _known(self, entries: Entries) -> Entries:
-        """The part of a set of which it is certain that it was sent here."""
-        known = common_entries(entries, self.leases.leased)
-        merge_entries(known, common_entries(entries, self.redelivery.queued))
-        merge_entries(known, common_entries(entries, self.parked))
-        merge_entries(known, common_entries(entries, self.promised))
-        merge_entries(known, self.cursor.settled_part(self._stored(entries)))
-        return known
-
-    def _stored(self, entries: Entries) -> Entries:
-        """The part of a set that the log has, from the start of this subscription on."""
-        stored: Entries = {}
-        for ledger_id, bitmap in entries.items():
-            count = self.log.entry_count(ledger_id)
-            if count is not None:
-                end = Position(ledger_id, count)
-                stored |= entries_between({ledger_id: bitmap}, self.image.start, end)
-        return stored
-
-    async def _plausible(self, entries: Entries) -> Entries:
-        """The part of a set that exists, lies after the start, and is due if this subscription honours delays."""
-        plausible: Entries = {}
-        for ledger_id, existing in self._stored(entries).items():
-            due = existing
-            if self.honors_delay:
-                ids = ids_of(existing)
-                with contextlib.suppress(NotFound):  # dropped meanwhile, and therefore settled
-                    times = await self.log.times_of(ledger_id, ids)
-                    due = bitmap_of(ids[times <= self.clock.now_ms()])
-            if due:
-                plausible[ledger_id] = due
-        return plausible
-
-    def _not_held(self, entries: Entries) -> list[Failure]:
-        if not entries:
-            return []
-        entries, gone, failures = self._there(entries)
-        lost = self._known(entries)
-        failures += failures_of(lost, "LEASE_LOST") + failures_of(gone, "LEASE_LOST")
-        return failures + failures_of(without_entries(entries, lost), "NOT_FOUND")
-
-    def _there(self, entries: Entries) -> tuple[Entries, Entries, list[Failure]]:
-        """The part of a set in ledgers that there are, the part in dropped ones, and failures of the rest.
-
-        Of a dropped ledger all was settled: to acknowledge it again is right, and does nothing.
-        """
-        there = {i: bitmap for i, bitmap in entries.items() if self.log.entry_count(i) is not None}
-        if len(there) == len(entries):
-            return entries, {}, []
-        others = {i: bitmap for i, bitmap in entries.items() if i not in there}
-        gone = {i: bitmap for i, bitmap in others.items() if self.log.was_dropped(i)}
-        gone = entries_between(gone, self.image.start, self.log.end)
-        return there, gone, failures_of(without_entries(others, gone), "NOT_FOUND")

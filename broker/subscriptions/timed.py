@@ -171,6 +171,13 @@ class TimedEntries:
             self._are_marks_valid = True
         return self._first_ms(unsent=True)
 
+    def held_among(self, entries: Entries) -> Entries:
+        """Which of some entries are here, under whatever time."""
+        found: Entries = {}
+        for held in (self._gathering.held, *(run.held for run in self._runs)):
+            merge_entries(found, common_entries(entries, held))
+        return found
+
     def timed_among(self, entries: Entries) -> Entries:
         """Which of some entries have a time here that is not 0."""
         found: Entries = {}

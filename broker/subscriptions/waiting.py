@@ -131,6 +131,10 @@ class Waiting:
         """What is queued and may go now, as far as it was looked for."""
         return self._ready
 
+    def came_back(self, entries: Entries) -> Entries:
+        """Which of some entries came back once at least, counted or not, so that they were sent before."""
+        return self._owed.held_among(entries)
+
     def ready_among(self, entries: Entries) -> Entries:
         """Which of some entries are queued and may go now."""
         return common_entries(entries, self._ready)

@@ -30,6 +30,7 @@ from broker.model import (
     UInt32Column,
     bitmap_of,
     common_entries,
+    members,
 )
 from broker.runtime.clock import Clock
 from broker.storage.changes import Cancelled, Changed, Moved
@@ -217,7 +218,9 @@ def _was_sent(
     if ledger_id < start.ledger_id:
         return np.zeros(len(entry_ids), dtype=np.bool_)
     sent = subscription.not_owed(ledger_id, entry_ids, also_queued=False)
-    sent |= subscription.attempts.counts(ledger_id, entry_ids) > 0
+    came_back = subscription.redelivery.came_back({ledger_id: bitmap_of(entry_ids)})
+    if ledger_id in came_back:
+        sent |= members(entry_ids, came_back[ledger_id])
     sent |= times <= subscription.unknown_through_ms
     if ledger_id == start.ledger_id:
         sent &= entry_ids >= start.entry_id

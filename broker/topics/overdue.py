@@ -25,7 +25,7 @@ from functools import partial
 import numpy as np
 
 from broker.errors import Corrupt, NotFound, PostdateError
-from broker.model import Entries, bitmap_of, count_entries, remove_entries, without_entries
+from broker.model import Entries, bitmap_of, count_entries, without_entries
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
@@ -202,9 +202,7 @@ def _deal_with(
     for others in (subscription.promised, subscription.leases.leased):
         owed = without_entries(owed, others)
     owed = {ledger_id: bitmap.copy() for ledger_id, bitmap in owed.items()}
-    for ledger_id, digits in subscription.attempts.digits.items():
-        for digit in digits if ledger_id in owed else ():
-            remove_entries(owed, {ledger_id: digit})  # it was sent, so it was due before
+    owed = without_entries(owed, subscription.redelivery.came_back(owed))  # sent, so it was due before
     if not count_entries(owed):
         return None
     if dead_letters:

@@ -25,6 +25,7 @@ from broker.storage.records import (
     Produced,
     Record,
     Replaced,
+    ReturnReason,
     Seeked,
     Settled,
     SubscriptionChanged,
@@ -189,7 +190,8 @@ def _fold_entries(subscription: SubscriptionModel, record: Settled | GivenBack) 
             subscription.attempts.pop(position, None)
             subscription.waiting.pop(position, None)
         elif position not in subscription.settled:
-            subscription.attempts[position] = subscription.attempts.get(position, 0) + 1
+            if record.reason is not ReturnReason.RELEASED:
+                subscription.attempts[position] = subscription.attempts.get(position, 0) + 1
             subscription.waiting[position] = record.not_before_ms
 
 
@@ -396,7 +398,9 @@ async def _first_life(node: Node) -> None:
         node.produce("audit", [_message(14, bytes_=900), _message(15, after_ms=2_000)]),
     )
     reader = node.attach(node.topic("orders"), ignores)
-    await reader.ack([each.position for each in (await reader.wait(5))[2:]])
+    arrived = await reader.wait(5)
+    await reader.ack([each.position for each in arrived[2:]])
+    await reader.release([arrived[0].position])
     reader.detach()  # what it holds is given back
     await node.checkpoint()
     await node.produce("temporary", [_message(16)])

@@ -100,6 +100,7 @@ def records() -> list[Record]:
         GivenBack(3, 2, ReturnReason.NACKED, NOW_MS + 5_000, {13: BitMap([1, 2])}),
         Settled(3, 2, SettleReason.EXPIRED, {(1 << 48) - 1: BitMap([0, (1 << 32) - 1])}),
         GivenBack(3, 2, ReturnReason.LEASE_EXPIRED, 0, {13: BitMap(range(100_000))}),
+        GivenBack(3, 2, ReturnReason.RELEASED, 0, {13: BitMap([7])}),
         SubscriptionDeleted(3, 2),
         TopicDeleted(3),
     ]
@@ -109,7 +110,7 @@ def segment() -> bytes:
     """Two groups, then what a torn third would leave: a record without its COMMIT."""
     data = encode_header(FIRST_LSN)
     encoded = [(record.type, b"".join(bytes(part) for part in record.encode())) for record in records()]
-    for low, high in ((0, 5), (5, 9)):
+    for low, high in ((0, 5), (5, 10)):
         group = [(int(record_type), [body], len(body)) for record_type, body in encoded[low:high]]
         data += b"".join(encode_group(FIRST_LSN, len(data), group)[0])
     torn = b"".join(encode_group(FIRST_LSN, len(data), [(8, [b"torn"], 4)])[0])

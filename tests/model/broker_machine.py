@@ -186,20 +186,22 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
         self.inboxes.append((model, inbox))
 
     @precondition(lambda self: self.inboxes)
-    @rule(pick=PICK, pause_ms=PAUSES_MS)
-    def detach(self, pick: int, pause_ms: int) -> None:
+    @rule(pick=PICK, hands_back=st.booleans(), pause_ms=PAUSES_MS)
+    def detach(self, pick: int, hands_back: bool, pause_ms: int) -> None:
         self.collect()
         model, inbox = self.inboxes.pop(pick % len(self.inboxes))
-        self.run(self.detach_from(inbox))
+        self.run(self.detach_from(inbox, hands_back=hands_back))
         for delivered in inbox.poll():  # sent in the last moment
             self.check_delivered(model, inbox, delivered)
         for position, out in list(model.out.items()):
-            if out.inbox is inbox:
+            if out.inbox is inbox and hands_back:
+                model.hand_back(position)
+            elif out.inbox is inbox:
                 model.give_back(position, (0, 0), durable=False)
         self.pause(pause_ms)
 
-    async def detach_from(self, inbox: Inbox) -> None:
-        inbox.detach()
+    async def detach_from(self, inbox: Inbox, *, hands_back: bool) -> None:
+        inbox.detach(hands_back=hands_back)
 
     @rule(pick=PICK, subset=PICK, answered=st.booleans(), pause_ms=PAUSES_MS)
     def acknowledge(self, pick: int, subset: int, answered: bool, pause_ms: int) -> None:

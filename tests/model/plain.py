@@ -65,6 +65,11 @@ class SubscriptionModel:
             not_before = (0, max(not_before[1], self.not_before.get(position, (0, 0))[1]))
         self.not_before[position] = not_before
 
+    def hand_back(self, position: Position) -> None:
+        """It comes back unbegun: that counts nothing; a crash may take it for not returned."""
+        self.out.pop(position, None)
+        self.not_before[position] = (0, self.not_before.get(position, (0, 0))[1])
+
     def make_durable(self) -> None:
         """All that was returned so far is on disk by now."""
         for position in self.not_durable:

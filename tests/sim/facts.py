@@ -129,3 +129,9 @@ class Fact:
         self.returns_low += certain
         self.returns_high += 1
         self.not_before_low = 0
+
+    def hand_back(self, now_ns: int) -> None:
+        """It came back unbegun, which counts nothing; unless its lease had ended before."""
+        self.holder = None
+        self.returns_high += now_ns >= self.deadline_ns
+        self.not_before_low = 0

@@ -418,11 +418,22 @@ class Model:
             elif held:
                 raise Violation("lease", f"{subscription} {message.position}: {failed[message.position]}")
 
+    def handed_back(self, consumer: SimConsumer, messages: Iterable[Message]) -> None:
+        """What a consumer was sent, or was to be sent, goes to others unbegun."""
+        for message in messages:
+            fact = consumer.model.facts.get(message)
+            if fact is not None and fact.holder is consumer and not fact.acked:
+                fact.hand_back(self.world.wall.monotonic_ns())
+                fact.lost_us = self.world.loop.now_us()
+                self.world.count["handed back unbegun"] += 1
+
     def left(self, consumer: SimConsumer, *, keeps_leases: bool = False) -> None:
         """A consumer was detached."""
         subscription = consumer.model
         if consumer in subscription.attached:
             subscription.attached.remove(consumer)
+        if consumer.hands_back and not keeps_leases:
+            self.handed_back(consumer, list(subscription.open))
         if keeps_leases:
             return
         for fact in subscription.open.values():

@@ -300,8 +300,8 @@ MUTATIONS = (
     _bug(
         "who waits for bytes is forgotten when its leases end",
         "broker.subscriptions.leases",
-        "        self._ungrant(consumer_id, entries)\n        self._on_end(consumer_id)\n",
-        "        self._ungrant(consumer_id, entries)\n",
+        "            del self._held[consumer_id]\n        self._on_end(consumer_id)\n",
+        "            del self._held[consumer_id]\n",
     ),
     _bug(
         "who waits for bytes is not woken when its leases end",
@@ -330,8 +330,20 @@ MUTATIONS = (
     _bug(
         "unknown ids are acknowledged",
         _SUBSCRIPTION,
-        "            plausible = await self._plausible(unknown)",
-        "            plausible = unknown",
+        "            refused = without_entries(unknown, await plausible(self, unknown))",
+        "            refused = without_entries(unknown, unknown)",
+    ),
+    _bug(
+        "what is handed back unbegun counts",
+        _SUBSCRIPTION,
+        "        if record.reason is not ReturnReason.RELEASED:",
+        "        if True:",
+    ),
+    _bug(
+        "what is lost with its consumer counts nothing",
+        _SUBSCRIPTION,
+        "            reason = ReturnReason.RELEASED if consumer.hands_back else ReturnReason.CONSUMER_LOST",
+        "            reason = ReturnReason.RELEASED",
     ),
 )
 

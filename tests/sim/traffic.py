@@ -269,6 +269,8 @@ class SimConsumer(Consumer):
             return
         self.attached = False
         self._life.world.trace(f"{self.consumer_id} leaves")
+        self._hand_back_unsent()
+        self.hands_back = not keeps_leases and self._rng.random() < 0.5
         self._all.left(self, keeps_leases=keeps_leases)
         try:
             if keeps_leases:
@@ -282,8 +284,12 @@ class SimConsumer(Consumer):
     def drain(self) -> None:
         """Take no more; what it holds it may still settle."""
         self._life.world.trace(f"{self.consumer_id} drains")
-        self.draining = True
-        self._subscription.work.set()
+        self._hand_back_unsent()
+        self._subscription.drain(self)
+
+    def _hand_back_unsent(self) -> None:
+        if self._waiting is not None:
+            self._all.handed_back(self, self._arrived.pop())
 
     async def run(self) -> None:
         """Take what arrives, and do with it what the habits say, until it leaves."""
@@ -313,18 +319,20 @@ class SimConsumer(Consumer):
         extended = [each for each in messages if rng.random() < habits.extend_share]
         if extended:
             self.extend(extended, rng.choice((20, 1_000, 20_000)))
-        acked, nacked = [], []
+        acked, nacked, released = [], [], []
         for message in messages:
             if rng.random() < habits.ack_share:
                 acked.append(message)
             elif rng.random() < habits.nack_share:
-                nacked.append(message)
+                (released if rng.random() < 0.2 else nacked).append(message)
         while acked:
             some = rng.randint(1, len(acked)) if habits is not GREEDY else len(acked)
             part, acked = acked[:some], acked[some:]
             self._life.spawn(self.ack(part, rng.randint(0, habits.ack_late_ms)))
         if nacked:
             self._life.spawn(self.nack(nacked, rng.choice((0, 0, 1, 300, 4_000))))
+        if released:
+            self._life.spawn(self.release(released))
         if habits.regrants and self.attached:
             self.grant(len(messages), frames_bytes if habits.permit_bytes else 0)
             self._subscription.work.set()
@@ -361,6 +369,18 @@ class SimConsumer(Consumer):
             return
         if not self._life.dead:
             self._all.nack_answered(self.model, certain, failures)
+
+    async def release(self, messages: list[Message]) -> None:
+        messages = [each for each in messages if each in self.model.facts]
+        if not messages or self.model.state == "deleted" or self._life.dead:
+            return
+        self._all.handed_back(self, messages)
+        try:
+            await self._subscription.give_back(
+                self.consumer_id, entries_of(m.position for m in messages), 0, release=True
+            )
+        except (StorageFailed, Unavailable) as error:
+            self._raise_unless_failing(error)
 
     def extend(self, messages: list[Message], lease_ms: int) -> None:
         messages = [each for each in messages if each in self.model.facts]

@@ -112,9 +112,11 @@ class Runner:
                 await self._handle(following)
                 following = self._next_of(key)
         finally:
-            for left, _ in self._parked.pop(key, ()):
+            for left, connection in self._parked.pop(key, ()):
                 self._parked_count -= 1
                 self._subscription.let_go(left)
+                if connection == self._subscription._connection:
+                    self._subscription._hand_back((left,))
 
     def _next_of(self, key: str) -> Message | None:
         subscription = self._subscription

@@ -44,9 +44,11 @@ class Verb:
     dead_letter: bool = False
     reason: str = ""
     lease_ms: int = 0
+    release: bool = False
 
 
 ACK = Verb("ack")
+RELEASE = Verb("nack", release=True)
 
 
 class Waiter:
@@ -130,6 +132,7 @@ class Gathered:
             body.redeliver_after_ms = verb.redeliver_after_ms
             body.dead_letter = verb.dead_letter
             body.reason = verb.reason
+            body.release = verb.release
         else:
             body = frame.extend
             body.lease_ms = verb.lease_ms

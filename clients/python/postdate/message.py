@@ -10,7 +10,7 @@ from types import MappingProxyType, TracebackType
 from typing import Protocol
 
 from postdate import _trace
-from postdate._settlement import ACK, Verb
+from postdate._settlement import ACK, RELEASE, Verb
 from postdate._time import duration_ms, moment, moment_or_none, span
 from postdate.model import MessageId
 from postdate.v1 import consumer_pb2
@@ -41,7 +41,7 @@ class Holder(Protocol):
 class Message:
     """A message as its producer sent it, with its delivery on this subscription.
 
-    Fields are decoded when they are asked for. Unless it is settled by `ack`, `nack` or
+    Fields are decoded when they are asked for. Unless it is settled by `ack`, `nack`, `release` or
     `processing`, the message comes back when its lease ends.
     """
 
@@ -106,6 +106,7 @@ class Message:
     def attempt(self) -> int:
         """1 for the first delivery on this subscription, one more for each nack, ended lease or lost consumer.
 
+        What was handed back unbegun does not count: released, or not taken when its consumer left.
         Deliveries are not recorded: what was out when the broker crashed comes again with the number it had.
         """
         return self._delivery.delivery_attempt
@@ -129,6 +130,11 @@ class Message:
         reason.encode()  # what cannot be sent raises here
         self._settled = True
         await self._holder.settle(Verb("nack", delay_ms, dead_letter, reason), (self.id,))
+
+    async def release(self) -> None:
+        """Hand it back unbegun: it goes out again at once, to anybody, and this delivery does not count."""
+        self._settled = True
+        await self._holder.settle(RELEASE, (self.id,))
 
     async def extend(self, lease: timedelta | None = None) -> None:
         """Hold it for `lease` from now (None: for the consumer's own lease)."""

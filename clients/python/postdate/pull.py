@@ -105,6 +105,7 @@ class PullHolder:
                 redeliver_after_ms=verb.redeliver_after_ms,
                 dead_letter=verb.dead_letter,
                 reason=verb.reason,
+                release=verb.release,
             )
             return await self._rpc.call(self._rpc.consumer.Nack, nack)
         extend = consumer_pb2.ExtendLeaseRequest(

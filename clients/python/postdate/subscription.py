@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from time import monotonic
@@ -15,7 +16,7 @@ from postdate._held import Held
 from postdate._link import Link
 from postdate._rpc import Rpc
 from postdate._runner import Handler, Runner
-from postdate._settlement import ACK, Done, Settlements, Verb
+from postdate._settlement import ACK, RELEASE, Done, Settlements, Verb
 from postdate._sigterm import stopping_on_sigterm
 from postdate._time import duration_ms, span
 from postdate.errors import Closed, Disconnected, PostdateError
@@ -24,7 +25,8 @@ from postdate.model import InitialPosition, MessageId, SubscriptionType
 from postdate.v1 import consumer_pb2
 
 _KEEP = Verb("extend")  # by the consumer's own lease
-_AT_ONCE = Verb("nack", redeliver_after_ms=1)
+_LEAVE_S = 1.0
+"""How long a program that is cancelled waits for the broker to take back what was not begun."""
 
 entered: WeakSet[Subscription] = WeakSet()
 """Those of this process, for `postdate.testing`: it has to know what they hold."""
@@ -39,6 +41,10 @@ class Subscription:
     When the connection breaks, it is made again for as long as it takes. Messages that were not
     taken yet are forgotten, because the broker gives them out anew; acks that were not confirmed
     are sent again; nacks and extensions raise `Disconnected`, because the lease is gone.
+
+    Whatever ends it, messages that were not taken yet are handed back, and that delivery of them does not count
+    as an attempt. Of those that were taken and not settled it counts if an exception ends the block: the next one
+    could fail at the same message for ever. `Message.release` hands such a one back uncounted.
 
     The leases of messages that were not taken yet, and of those inside `Message.processing`, are kept
     as long as the connection lives. A message that lost its lease all the same is not handed out.
@@ -92,8 +98,8 @@ class Subscription:
         self._consumer_id = ""
         self._connected = False
         self._stopped = False  # no more will be handed out
-        self._gives_back = False  # what was not taken, when it is stopped, and not only when it is closed
         self._stop_asked = False  # by `stop`, and not because the limit was reached
+        self._unbegun: list[MessageId] = []  # to be handed back when it leaves, all at once
         self._error: PostdateError | None = None
         self._changed = asyncio.Event()  # messages arrived, or the state did change
         self._link: Link | None = None
@@ -143,12 +149,15 @@ class Subscription:
             await self.close()
         elif issubclass(kind, Exception):
             try:
-                await self.close()
+                await self._leave(max(1.0, self._rpc.retry_for_s))
             except PostdateError as fault:
                 assert error is not None
                 error.add_note(f"closing the subscription failed too: {fault}")
+        elif issubclass(kind, GeneratorExit):
+            await self._abort()  # nothing may be awaited any more but what ends at once
         else:
-            await self._abort()
+            with suppress(PostdateError):
+                await self._leave(_LEAVE_S if self._connected else 0.0)
 
     def __aiter__(self) -> Subscription:
         return self
@@ -186,12 +195,11 @@ class Subscription:
 
         `stop`, a `limit` that is reached, SIGTERM (in the main thread, if nobody else handles it) and a
         cancellation stop it: handlers that run have `grace` to finish and are cancelled then. What was not begun
-        goes back to the broker, of a SHARED subscription at once, of another when it is closed. It returns then;
-        cancelled, it raises `CancelledError`. A second cancellation cancels the handlers at once. It raises what
-        ends the subscription for good, such as `NotFound`.
+        goes back to the broker and counts as no attempt, of a SHARED subscription at once, of another when it is
+        closed. It returns then; cancelled, it raises `CancelledError`. A second cancellation cancels the handlers at
+        once. It raises what ends the subscription for good, such as `NotFound`.
         """
         runner = Runner(self, handler, concurrency=concurrency, grace=grace)
-        self._gives_back = self._type is SubscriptionType.SHARED  # the other types keep an order
         with stopping_on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self.stop)):
             await runner.run()
 
@@ -252,9 +260,7 @@ class Subscription:
     def stop(self) -> None:
         """Take no more: iteration ends, what was not taken goes back, acks still count."""
         self._stop_asked = True
-        if self._gives_back and self._connected and self._ready:
-            # Handlers that run may take long to finish, and others could have these meanwhile.
-            self._settlements.add(_AT_ONCE, [message.id for message in self._ready])
+        self._hand_back(self._ready)
         self._stop()
         self._drain = True
         self._wake()
@@ -262,8 +268,9 @@ class Subscription:
     async def close(self) -> None:
         """Take no more, wait until all acks are confirmed, and leave.
 
-        Messages that were not taken go back to the broker. Waits for a broker that is away up to
-        the client's `retry_for`; what is not confirmed by then raises.
+        Messages that were not settled go back to the broker, uncounted: a consumer that closes in good order has
+        failed at none of them. Waits for a broker that is away up to the client's `retry_for`; what is not
+        confirmed by then raises.
         """
         if self._link is None:
             return
@@ -275,10 +282,49 @@ class Subscription:
             await self._link.close()
         else:
             await self._link.abort()
+        self._end()
+
+    async def _leave(self, patience_s: float) -> None:
+        """Hand back what was not taken, and cut the connection: what was taken and is not settled counts."""
+        link = self._link
+        if link is None:
+            return
+        self.stop()
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + patience_s
+        try:
+            waits = self._settlements.barriers(loop.create_future)
+            if self._connected:
+                # The answer to this one says that all has arrived that was sent before the broker knew.
+                heard: Done = loop.create_future()
+                heard.add_done_callback(lambda done: done.cancelled() or done.exception())
+                self._settlements.add(_KEEP, (), heard)
+                waits.append(heard)
+            while waits and self._error is None:
+                _, late = await asyncio.wait(waits, timeout=max(0.0, give_up_at - loop.time()))
+                if late:
+                    break
+                if self._unbegun and self._connected:
+                    self._settlements.add(RELEASE, self._unbegun)
+                    self._unbegun = []
+                waits = self._settlements.barriers(loop.create_future)
+        finally:
+            await link.abort()
+            self._end()
+
+    def _end(self) -> None:
         self._held.disconnected()
         self._settlements.give_up(Disconnected("the subscription was closed before the broker confirmed"))
         self._link = None
         self._raise_faults()
+
+    def _hand_back(self, messages: Iterable[Message]) -> None:
+        """What was not begun goes to others; at once, since handlers may take long, or in order at the end."""
+        ids = [message.id for message in messages]
+        if self._type is not SubscriptionType.SHARED:
+            self._unbegun += ids
+        elif ids and self._connected:
+            self._settlements.add(RELEASE, ids)
 
     async def settle(self, verb: Verb, ids: Sequence[MessageId]) -> None:
         """For `Message`: ask, and wait for the confirmation."""
@@ -315,11 +361,11 @@ class Subscription:
         return consumer_pb2.SubscribeRequest(open=self._open)
 
     def next_frame(self) -> consumer_pb2.SubscribeRequest | None:
-        if (frame := self._settlements.next_frame()) is not None:
-            return frame
-        if self._drain:
+        if self._drain:  # before anything is handed back, or it would come here again
             self._drain = False
             return consumer_pb2.SubscribeRequest(drain=consumer_pb2.Drain())
+        if (frame := self._settlements.next_frame()) is not None:
+            return frame
         if self._grant and not self._stopped:
             permits = consumer_pb2.Permits(messages=self._grant)
             self._grant = 0
@@ -342,9 +388,11 @@ class Subscription:
             settled.add_done_callback(lambda _: self._release(connection))
 
     def arrived(self, deliveries: Sequence[consumer_pb2.Delivery]) -> None:
-        if not self._stopped:
-            self._held.arrived(deliveries, self)
-            self._changed.set()
+        if self._stopped:  # they were on their way
+            self._hand_back(Message(delivery, self) for delivery in deliveries)
+            return
+        self._held.arrived(deliveries, self)
+        self._changed.set()
 
     def confirmed(self, confirmed: consumer_pb2.Confirmed) -> None:
         self._settlements.confirm(confirmed)
@@ -357,6 +405,7 @@ class Subscription:
     def disconnected(self, error: PostdateError) -> None:
         self._connected = False
         self._ready.clear()  # the broker gives them out anew
+        self._unbegun.clear()
         self._held.disconnected()
         self._settlements.disconnected(error)
 

@@ -357,7 +357,7 @@ def rows_with(column: str, value: int) -> Any:
         Replaced(produced(topic_id=2), Cancelled(1, {1: changed({1}, 5, moves=False)})),
         GivenBack(1, 1, ReturnReason.NACKED, -1, {}),
         GivenBack(1, 1, 0, 0, {}),  # type: ignore[arg-type]
-        GivenBack(1, 1, 4, 0, {}),  # type: ignore[arg-type]
+        GivenBack(1, 1, 5, 0, {}),  # type: ignore[arg-type]
         TopicDeleted(0),
         TopicDeleted(ID_MAX + 1),
         SubscriptionDeleted(0, 1),

@@ -25,7 +25,9 @@ def deadlines_of(leases: Leases) -> Model:
     """Every held entry with its holder and its deadline; -1: it was found to be late."""
     found: Model = dict.fromkeys(positions_in(leases._late), ("", -1))
     for ledger_id, times in leases._deadlines.capture().by_ledger().items():
-        for entry_id, deadline in zip(times.entries, np.frombuffer(times.column, "<i8").tolist(), strict=True):
+        for entry_id, deadline in zip(
+            times.entries, np.frombuffer(times.column, "<i8").tolist(), strict=True
+        ):
             assert Position(ledger_id, entry_id) not in found  # L2
             found[Position(ledger_id, entry_id)] = ("", deadline)
     for consumer_id, held in leases._held.items():

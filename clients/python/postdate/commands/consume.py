@@ -51,7 +51,7 @@ _IDLE = timedelta(seconds=2)
 @click.option(
     "--no-ack",
     is_flag=True,
-    help="Only look, at the cost of a delivery attempt: the messages go back when the command ends.",
+    help="Only look: the messages go back when the command ends, and no delivery attempt is counted.",
 )
 @click.option("--lease", type=DURATION, help="How long a message may be held.")
 @click.pass_obj

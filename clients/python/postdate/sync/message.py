@@ -15,7 +15,7 @@ from postdate.sync._portal import Portal
 class Message:
     """A message as its producer sent it, with its delivery on this subscription.
 
-    Fields are decoded when they are asked for. Unless it is settled by `ack`, `nack` or
+    Fields are decoded when they are asked for. Unless it is settled by `ack`, `nack`, `release` or
     `processing`, the message comes back when its lease ends.
     """
 
@@ -74,6 +74,7 @@ class Message:
     def attempt(self) -> int:
         """1 for the first delivery on this subscription, one more for each nack, ended lease or lost consumer.
 
+        What was handed back unbegun does not count: released, or not taken when its consumer left.
         Deliveries are not recorded: what was out when the broker crashed comes again with the number it had.
         """
         return self._inner.attempt
@@ -88,6 +89,10 @@ class Message:
         With `dead_letter` it moves to the subscription's dead-letter topic instead, and `reason` is kept with it.
         """
         self._portal.run(self._inner.nack(delay, dead_letter=dead_letter, reason=reason))
+
+    def release(self) -> None:
+        """Hand it back unbegun: it goes out again at once, to anybody, and this delivery does not count."""
+        self._portal.run(self._inner.release())
 
     def extend(self, lease: timedelta | None = None) -> None:
         """Hold it for `lease` from now (None: for the consumer's own lease)."""

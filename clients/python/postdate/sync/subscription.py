@@ -15,15 +15,19 @@ from postdate.sync.message import Message
 class Subscription:
     """One consumer of a subscription; made by `Client.subscribe`.
 
-    Iterate over it, or call `receive_many`; several threads may do so at once. The broker sends no
-    more than `permits` messages ahead of what was taken.
+    Iterate over it, or call `receive_many`; several threads may do so at once. The broker sends no more than
+    `permits` messages ahead of what was taken.
 
-    When the connection breaks, it is made again for as long as it takes. Messages that were not
-    taken yet are forgotten, because the broker gives them out anew; acks that were not confirmed
-    are sent again; nacks and extensions raise `Disconnected`, because the lease is gone.
+    When the connection breaks, it is made again for as long as it takes. Messages that were not taken yet are
+    forgotten, because the broker gives them out anew; acks that were not confirmed are sent again; nacks and
+    extensions raise `Disconnected`, because the lease is gone.
 
-    The leases of messages that were not taken yet, and of those inside `Message.processing`, are kept
-    as long as the connection lives. A message that lost its lease all the same is not handed out.
+    Whatever ends it, messages that were not taken yet are handed back, and that delivery of them does not count
+    as an attempt. Of those that were taken and not settled it counts if an exception ends the block: the next
+    one could fail at the same message for ever. `Message.release` hands such a one back uncounted.
+
+    The leases of messages that were not taken yet, and of those inside `Message.processing`, are kept as long
+    as the connection lives. A message that lost its lease all the same is not handed out.
     """
 
     def __init__(self, inner: _subscription.Subscription, portal: Portal) -> None:
@@ -84,9 +88,9 @@ class Subscription:
 
         `stop`, a `limit` that is reached, SIGTERM (in the main thread, if nobody else handles it) and Ctrl-C stop
         it: handlers that run have `grace` to finish and are waited for no longer then. What was not begun goes back
-        to the broker, of a SHARED subscription at once, of another when it is closed. It returns then; interrupted
-        by Ctrl-C, it raises `KeyboardInterrupt`. A second Ctrl-C does not wait for them. It raises what ends the
-        subscription for good, such as `NotFound`.
+        to the broker and counts as no attempt, of a SHARED subscription at once, of another when it is closed. It
+        returns then; interrupted by Ctrl-C, it raises `KeyboardInterrupt`. A second Ctrl-C does not wait for them.
+        It raises what ends the subscription for good, such as `NotFound`.
         """
         self._portal.run_handlers(
             lambda handle: self._inner.run(handle, concurrency=concurrency, grace=grace),
@@ -128,7 +132,8 @@ class Subscription:
     def close(self) -> None:
         """Take no more, wait until all acks are confirmed, and leave.
 
-        Messages that were not taken go back to the broker. Waits for a broker that is away up to
-        the client's `retry_for`; what is not confirmed by then raises.
+        Messages that were not settled go back to the broker, uncounted: a consumer that closes in good order has
+        failed at none of them. Waits for a broker that is away up to the client's `retry_for`; what is not
+        confirmed by then raises.
         """
         self._portal.run(self._inner.close())

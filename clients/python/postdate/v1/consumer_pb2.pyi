@@ -84,18 +84,20 @@ class Ack(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ...) -> None: ...
 
 class Nack(_message.Message):
-    __slots__ = ("request_id", "entries", "redeliver_after_ms", "dead_letter", "reason")
+    __slots__ = ("request_id", "entries", "redeliver_after_ms", "dead_letter", "reason", "release")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     REDELIVER_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     entries: _containers.RepeatedCompositeFieldContainer[_message_pb2.EntrySet]
     redeliver_after_ms: int
     dead_letter: bool
     reason: str
-    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ..., redeliver_after_ms: _Optional[int] = ..., dead_letter: bool = ..., reason: _Optional[str] = ...) -> None: ...
+    release: bool
+    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ..., redeliver_after_ms: _Optional[int] = ..., dead_letter: bool = ..., reason: _Optional[str] = ..., release: bool = ...) -> None: ...
 
 class Extend(_message.Message):
     __slots__ = ("request_id", "entries", "lease_ms")
@@ -238,7 +240,7 @@ class AcknowledgeResponse(_message.Message):
     def __init__(self, failures: _Optional[_Iterable[_Union[EntryFailure, _Mapping[str, object]]]] = ...) -> None: ...
 
 class NackRequest(_message.Message):
-    __slots__ = ("topic", "subscription", "consumer_id", "entries", "redeliver_after_ms", "dead_letter", "reason")
+    __slots__ = ("topic", "subscription", "consumer_id", "entries", "redeliver_after_ms", "dead_letter", "reason", "release")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +248,7 @@ class NackRequest(_message.Message):
     REDELIVER_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     subscription: str
     consumer_id: str
@@ -253,7 +256,8 @@ class NackRequest(_message.Message):
     redeliver_after_ms: int
     dead_letter: bool
     reason: str
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., consumer_id: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ..., redeliver_after_ms: _Optional[int] = ..., dead_letter: bool = ..., reason: _Optional[str] = ...) -> None: ...
+    release: bool
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., consumer_id: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ..., redeliver_after_ms: _Optional[int] = ..., dead_letter: bool = ..., reason: _Optional[str] = ..., release: bool = ...) -> None: ...
 
 class NackResponse(_message.Message):
     __slots__ = ("failures",)
