@@ -30,6 +30,13 @@ LEDGER_ID_MAX = (1 << 48) - 1
 TIME_MS_MAX = (1 << 53) - 1
 """Greatest time accepted anywhere: the year 287396; leaves room to add a delay without overflow."""
 
+DELIVER_AT_MS_MIN = 10**12
+"""Least delivery time taken from a client, 2001-09-09T01:46:40Z: what is less counts seconds, most likely."""
+
+DELIVER_AT_MS_MAX = 253_402_300_799_999
+"""Greatest delivery time taken from a client, the end of the year 9999: what is more counts microseconds, most likely.
+No calendar in use shows what lies beyond."""
+
 EXPIRE_MS_MAX = 2 * TIME_MS_MAX
 """Greatest expiry that a message can have: the greatest time, and the greatest time to live counted from it."""
 

@@ -18,11 +18,20 @@ from google.protobuf.message import DecodeError
 
 from broker.config import TRACEPARENT_BYTES_MAX, BrokerConfig, check_name
 from broker.errors import InvalidRequest
-from broker.model import Batch, Int64Column, KeySpans, UInt32Column, UInt64Column
+from broker.model import (
+    DELIVER_AT_MS_MAX,
+    DELIVER_AT_MS_MIN,
+    Batch,
+    Int64Column,
+    KeySpans,
+    UInt32Column,
+    UInt64Column,
+)
 from broker.rpc.wire import Fields, find_frames, scan_messages
 from broker.storage import schedule_hash
 from broker.storage.octets import Octets
 from broker.storage.varint import encode_varint
+from broker.topics.refusals import wrong_unit
 from postdate.v1 import producer_pb2
 
 PRODUCER_NAME_BYTES_MAX = 255
@@ -118,6 +127,7 @@ def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: Brok
         frames = _write_frames(messages)
         fields = _read_typed(request)
     _check_limits(fields, config)
+    _check_unit(fields.deliver_at_ms)
     lengths = _lengths(messages)
     # What fits the limits and is in plain form fits; the other form was rewritten. A message that did not would be
     # stored for ever and delivered never: no client could read the frame.
@@ -243,6 +253,16 @@ def _check_limits(fields: Fields, config: BrokerConfig) -> None:
         over = np.flatnonzero(sizes > limit)
         if len(over):
             raise _too_large("schedule_key", int(over[0]), int(sizes[over[0]]), limit, "bytes")
+
+
+def _check_unit(deliver_at_ms: Int64Column) -> None:
+    """Refuse times that nobody means; negative ones are refused where batches are planned."""
+    if not np.count_nonzero(deliver_at_ms):
+        return
+    early = (deliver_at_ms > 0) & (deliver_at_ms < DELIVER_AT_MS_MIN)
+    wrong = np.flatnonzero(early | (deliver_at_ms > DELIVER_AT_MS_MAX))
+    if len(wrong):
+        raise wrong_unit(int(deliver_at_ms[wrong[0]]), f"messages[{wrong[0]}].deliver_at_ms")
 
 
 def _too_large(name: str, index: int, size: int, limit: int, unit: str) -> InvalidRequest:

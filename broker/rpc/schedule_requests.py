@@ -8,8 +8,16 @@ from itertools import repeat
 
 from broker.config import BrokerConfig
 from broker.errors import InvalidRequest
-from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, TIME_MS_MAX, Position
+from broker.model import (
+    DELIVER_AT_MS_MAX,
+    DELIVER_AT_MS_MIN,
+    ENTRY_ID_MAX,
+    LEDGER_ID_MAX,
+    TIME_MS_MAX,
+    Position,
+)
 from broker.settings import KIB
+from broker.topics.refusals import wrong_unit
 from broker.topics.schedule_values import DueRange, Move
 from postdate.v1 import message_pb2, schedule_pb2
 
@@ -155,17 +163,13 @@ def move_of(request: schedule_pb2.RescheduleRequest, now_ms: int) -> Move:
     match request.WhichOneof("time"):
         case "deliver_at_ms":
             # 0 means unset all over this API. Taken for a time it would be "at once", for every message selected.
-            if not 0 < request.deliver_at_ms <= TIME_MS_MAX:
-                raise InvalidRequest(
-                    f"deliver_at_ms is between 1 and {TIME_MS_MAX}",
-                    field="deliver_at_ms",
-                    reason="INVALID_DELIVER_AT_MS",
-                )
+            if not DELIVER_AT_MS_MIN <= request.deliver_at_ms <= DELIVER_AT_MS_MAX:
+                raise wrong_unit(request.deliver_at_ms, "deliver_at_ms")
             return Move(deliver_at_ms=request.deliver_at_ms)
         case "deliver_after_ms":
-            if not 0 <= request.deliver_after_ms <= TIME_MS_MAX - now_ms:
+            if not 0 <= request.deliver_after_ms <= DELIVER_AT_MS_MAX - now_ms:
                 raise InvalidRequest(
-                    f"deliver_after_ms is not negative and ends before {TIME_MS_MAX}",
+                    "deliver_after_ms counts milliseconds, is not negative, and does not end after the year 9999",
                     field="deliver_after_ms",
                     reason="INVALID_DELIVER_AFTER_MS",
                 )

@@ -23,7 +23,7 @@ import numpy as np
 from broker.errors import InvalidRequest, NotFound, OutOfRange
 from broker.model import (
     CANCELLED_MS,
-    TIME_MS_MAX,
+    DELIVER_AT_MS_MAX,
     Array,
     Int64Column,
     Position,
@@ -191,8 +191,9 @@ class Changing:
             wanted = np.full(int((each.results == _DONE).sum()), at_ms, dtype=np.int64)
             field = "deliver_at_ms" if is_absolute else "deliver_after_ms"
         latest_ms = int(wanted.max(initial=0))
-        if latest_ms > TIME_MS_MAX:
-            raise InvalidRequest(f"{field} overflows", field=field, reason="INVALID_NEW_TIME")
+        if latest_ms > DELIVER_AT_MS_MAX:
+            why = f"With this {field} a message would be due after the year 9999: it counts milliseconds"
+            raise InvalidRequest(why, field=field, reason="INVALID_NEW_TIME")
         max_delay_ms = self._topic.policy.max_delay_ms
         if max_delay_ms and latest_ms > now_ms + max_delay_ms:
             raise OutOfRange(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from broker.errors import InvalidRequest, OutOfRange, Refused
-from broker.model import FLAG_DELAYED, ROW, TIME_MS_MAX, Batch, Int64Column
+from broker.model import DELIVER_AT_MS_MAX, FLAG_DELAYED, ROW, TIME_MS_MAX, Batch, Int64Column
 from broker.storage.policy import DELAYED_DISABLED, TopicPolicy
 from broker.storage.records import Produced, Sequences
 
@@ -87,17 +87,19 @@ def check_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> None:
 def effective_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> Int64Column:
     """When each message may be delivered; 0 for at once. Element i names `messages[i]` in what is raised."""
     at_ms, after_ms = batch.deliver_at_ms, batch.deliver_after_ms
-    after_ms_max = TIME_MS_MAX - now_ms
-    is_sound = int(at_ms.min()) >= 0 and int(at_ms.max()) <= TIME_MS_MAX
+    after_ms_max = DELIVER_AT_MS_MAX - now_ms
+    is_sound = int(at_ms.min()) >= 0 and int(at_ms.max()) <= DELIVER_AT_MS_MAX
     if is_sound and not np.count_nonzero(after_ms):  # nearly always so
         return _checked_delays(batch, np.where(at_ms > now_ms, at_ms, 0), now_ms, policy)
     sound = ((at_ms == 0) | (after_ms == 0)) & (at_ms >= 0) & (after_ms >= 0)
-    if not (sound & (at_ms <= TIME_MS_MAX) & (after_ms <= after_ms_max)).all():
+    if not (sound & (at_ms <= DELIVER_AT_MS_MAX) & (after_ms <= after_ms_max)).all():
         _refuse(at_ms < 0, "deliver_at_ms", "is negative")
         _refuse(after_ms < 0, "deliver_after_ms", "is negative")
         _refuse((at_ms != 0) & (after_ms != 0), "deliver_after_ms", "and deliver_at_ms exclude each other")
-        _refuse(at_ms > TIME_MS_MAX, "deliver_at_ms", f"is beyond {TIME_MS_MAX}, the end of time here")
-        _refuse(after_ms > after_ms_max, "deliver_after_ms", "overflows")
+        _refuse(at_ms > DELIVER_AT_MS_MAX, "deliver_at_ms", "is after the year 9999: it counts milliseconds")
+        _refuse(
+            after_ms > after_ms_max, "deliver_after_ms", "ends after the year 9999: it counts milliseconds"
+        )
     times = np.where(after_ms > 0, after_ms + now_ms, at_ms)
     return _checked_delays(batch, np.where(times > now_ms, times, 0), now_ms, policy)  # past due: at once
 

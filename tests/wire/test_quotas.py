@@ -164,7 +164,7 @@ async def test_a_batch_of_more_than_a_second_s_worth_is_taken_by_a_rested_topic(
     "message",
     [
         Message(deliver_after_ms=1),
-        Message(deliver_at_ms=1),  # also a past time is a time
+        Message(deliver_at_ms=1_000_000_000_000),  # also a past time is a time
         Message(deliver_at_ms=4_000_000_000_000),
     ],
     ids=["a delay", "a past time", "a future time"],

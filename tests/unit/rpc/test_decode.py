@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from broker.config import TRACEPARENT_BYTES_MAX, BrokerConfig
 from broker.errors import InvalidRequest
+from broker.model import DELIVER_AT_MS_MAX, DELIVER_AT_MS_MIN
 from broker.rpc.decode import PRODUCER_NAME_BYTES_MAX, DecodedProduce, decode_produce, peek_request_id
 from broker.storage.schedule_hash import hash_keys
 from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
@@ -63,7 +64,10 @@ def refusal(request: Any, config: BrokerConfig) -> Refusal | None:
         over = frozenset(f"messages[{i}].{name}" for i, m in enumerate(messages) if size(m) > limit)
         if over:
             return Refusal(InvalidRequest, f"{name.upper()}_TOO_LARGE", over)
-    return None
+    times = [message.deliver_at_ms for message in messages]
+    wrong = (i for i, ms in enumerate(times) if 0 < ms < DELIVER_AT_MS_MIN or ms > DELIVER_AT_MS_MAX)
+    odd = frozenset(f"messages[{i}].deliver_at_ms" for i in wrong)
+    return Refusal(InvalidRequest, "INVALID_DELIVER_AT_MS", odd) if odd else None
 
 
 def property_bytes(message: Any) -> int:
@@ -143,12 +147,15 @@ def request_of(*messages: bytes, topic: bytes = b"t") -> bytes:
 
 words = st.sampled_from(["", "a", "b", "köy", "sixsix", "seven77"])
 numbers = st.sampled_from([0, 1, 127, 128, 1 << 41, (1 << 53) - 1, 1 << 53, (1 << 63) - 1, -1, -(1 << 63)])
+delivery_times = st.sampled_from(
+    [0, 0, DELIVER_AT_MS_MIN, 1 << 41, DELIVER_AT_MS_MAX, -1, -(1 << 63), 1 << 40]
+)
 typed_messages = st.builds(
     message_pb2.Message,
     payload=st.sampled_from([0, 1, 3, 120, 127, 128, 200]).map(bytes) | st.binary(max_size=9),
     key=words,
     properties=st.dictionaries(words, words, max_size=2),
-    deliver_at_ms=numbers,
+    deliver_at_ms=delivery_times,
     deliver_after_ms=numbers,
     ttl_ms=numbers,
     sequence_id=st.sampled_from([0, 1, 1 << 63, (1 << 64) - 1]),

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, TIME_MS_MAX, Position
+from broker.model import DELIVER_AT_MS_MAX, ENTRY_ID_MAX, LEDGER_ID_MAX, TIME_MS_MAX, Position
 from broker.topics.schedule_values import Cancel, DueRange, Move, PageMark, ScheduledCounts
 from postdate.v1 import message_pb2, schedule_pb2
 from tests.unit.rpc.fake_schedule import LSN, NOW_MS, Edge, FakeSchedule, Refused
@@ -15,6 +15,7 @@ from tests.unit.rpc.fake_schedule import LSN, NOW_MS, Edge, FakeSchedule, Refuse
 DONE, DELIVERED, NOT_FOUND, CANCELLED = 1, 2, 3, 4
 FULL = message_pb2.MESSAGE_VIEW_FULL
 NO_VIEW: Any = 9
+LATER_MS = 3_000_000_000_000
 OPEN = DueRange(0, TIME_MS_MAX + 1)
 
 
@@ -235,7 +236,7 @@ async def test_each_key_is_answered_in_its_place(edge: Edge):
 @pytest.mark.parametrize(
     ("time", "move", "at_ms"),
     [
-        ({"deliver_at_ms": 3_000_000}, Move(deliver_at_ms=3_000_000), 3_000_000),
+        ({"deliver_at_ms": LATER_MS}, Move(deliver_at_ms=LATER_MS), LATER_MS),
         ({"deliver_after_ms": 0}, Move(deliver_after_ms=0), 2_000_000),
         ({"shift_ms": -60_000}, Move(shift_ms=-60_000), 1_940_000),
         ({"shift_ms": TIME_MS_MAX}, Move(shift_ms=TIME_MS_MAX), 2_000_000 + TIME_MS_MAX),
@@ -398,7 +399,7 @@ def ranged(start_ms: int, end_ms: int) -> schedule_pb2.TimeRange:
         ("Reschedule", moving(ONE, deliver_at_ms=-1), "INVALID_DELIVER_AT_MS", "deliver_at_ms"),
         ("Reschedule", moving(ONE, deliver_at_ms=TOO_FAR), "INVALID_DELIVER_AT_MS", "deliver_at_ms"),
         ("Reschedule", moving(ONE, deliver_after_ms=-1), "INVALID_DELIVER_AFTER_MS", "deliver_after_ms"),
-        ("Reschedule", moving(ONE, deliver_after_ms=TIME_MS_MAX - NOW_MS + 1), "INVALID_DELIVER_AFTER_MS", "deliver_after_ms"),
+        ("Reschedule", moving(ONE, deliver_after_ms=DELIVER_AT_MS_MAX - NOW_MS + 1), "INVALID_DELIVER_AFTER_MS", "deliver_after_ms"),
         ("Reschedule", moving(ONE, shift_ms=-TOO_FAR), "INVALID_SHIFT_MS", "shift_ms"),
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import InvalidRequest, OutOfRange, Refused
-from broker.model import FLAG_DELAYED, TIME_MS_MAX, Batch
+from broker.model import DELIVER_AT_MS_MAX, FLAG_DELAYED, TIME_MS_MAX, Batch
 from broker.storage.policy import DELAYED_DISABLED, DELAYED_ENABLED, TopicPolicy
 from broker.storage.records import Produced
 from broker.topics.plan import LedgerEnd, check_times, effective_times, must_roll, plan_produced
@@ -75,7 +75,10 @@ def test_a_relative_time_counts_from_the_acceptance():
 
 
 def test_the_end_of_time_can_be_asked_for():
-    assert times_of(Asked(at_ms=TIME_MS_MAX), Asked(after_ms=TIME_MS_MAX - NOW)) == [TIME_MS_MAX] * 2
+    assert (
+        times_of(Asked(at_ms=DELIVER_AT_MS_MAX), Asked(after_ms=DELIVER_AT_MS_MAX - NOW))
+        == [DELIVER_AT_MS_MAX] * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,8 +89,8 @@ def test_the_end_of_time_can_be_asked_for():
         (Asked(after_ms=-1), "deliver_after_ms"),
         (Asked(at_ms=NOW + 5, after_ms=5), "deliver_after_ms"),
         (Asked(at_ms=1, after_ms=1), "deliver_after_ms"),
-        (Asked(at_ms=TIME_MS_MAX + 1), "deliver_at_ms"),
-        (Asked(after_ms=TIME_MS_MAX - NOW + 1), "deliver_after_ms"),
+        (Asked(at_ms=DELIVER_AT_MS_MAX + 1), "deliver_at_ms"),
+        (Asked(after_ms=DELIVER_AT_MS_MAX - NOW + 1), "deliver_after_ms"),
         (Asked(after_ms=(1 << 63) - 1), "deliver_after_ms"),
         (Asked(at_ms=(1 << 63) - 1), "deliver_at_ms"),
         (Asked(ttl_ms=-1), "ttl_ms"),
@@ -151,8 +154,8 @@ def test_the_topics_ttl_is_for_messages_without_their_own():
 
 
 def test_the_greatest_time_and_the_greatest_ttl_add_up():
-    produced = plan(Asked(at_ms=TIME_MS_MAX, ttl_ms=TIME_MS_MAX))
-    assert produced.rows["expire_at_ms"].tolist() == [2 * TIME_MS_MAX]
+    produced = plan(Asked(at_ms=DELIVER_AT_MS_MAX, ttl_ms=TIME_MS_MAX))
+    assert produced.rows["expire_at_ms"].tolist() == [DELIVER_AT_MS_MAX + TIME_MS_MAX]
 
 
 # -- ledgers -------------------------------------------------------------------------------------------------
@@ -209,8 +212,8 @@ def test_offsets_reach_the_end_of_32_bits():
 
 asked = st.builds(
     Asked,
-    at_ms=st.sampled_from([0, 0, -1, 1, NOW, NOW + 1, NOW + 20, TIME_MS_MAX, TIME_MS_MAX + 1]),
-    after_ms=st.sampled_from([0, 0, 0, 0, -1, 1, 20, 21, TIME_MS_MAX - NOW, TIME_MS_MAX]),
+    at_ms=st.sampled_from([0, 0, -1, 1, NOW, NOW + 1, NOW + 20, DELIVER_AT_MS_MAX, DELIVER_AT_MS_MAX + 1]),
+    after_ms=st.sampled_from([0, 0, 0, 0, -1, 1, 20, 21, DELIVER_AT_MS_MAX - NOW, DELIVER_AT_MS_MAX]),
     ttl_ms=st.sampled_from([0, 0, 1, 30, -1, TIME_MS_MAX, TIME_MS_MAX + 1]),
     length=st.integers(2, 40),
 )
@@ -228,7 +231,11 @@ def wrong(each: Asked, policy: TopicPolicy) -> bool:
     """Whether a message alone makes its batch invalid."""
     times = (each.at_ms, each.after_ms, each.ttl_ms)
     return (
-        min(times) < 0 or max(times) > TIME_MS_MAX or each.after_ms > TIME_MS_MAX - NOW or min(times[:2]) > 0
+        min(times) < 0
+        or max(times[:2]) > DELIVER_AT_MS_MAX
+        or each.ttl_ms > TIME_MS_MAX
+        or each.after_ms > DELIVER_AT_MS_MAX - NOW
+        or min(times[:2]) > 0
     )
 
 
