@@ -170,9 +170,9 @@ class Server:
         self.http_address = self._http.address
         self.broker.start()
         probe = LoopLagProbe(self._clock, self.broker.counters.loop_lag, stepped=self._note_clock_step)
-        self.broker.supervisor.spawn("loop lag", probe.run())
+        self.broker.supervisor.spawn_lasting("loop lag", probe.run())
         if self._access is not None or self._tls is not None:
-            self.broker.supervisor.spawn("security files", self._watch_security())
+            self.broker.supervisor.spawn_lasting("security files", self._watch_security())
         await self._grpc.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         log.info("Serving", version=self._version, grpc=self.grpc_address, http=self.http_address)

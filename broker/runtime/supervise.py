@@ -16,26 +16,34 @@ _log = logging.getLogger(__name__)
 class Supervisor:
     """Owns named tasks, so that none is collected while it runs and somebody sees every failure.
 
-    A task may end by itself, and its owner may cancel it. If it fails, the state it kept is in doubt, and a
-    broker that goes on with half of its tasks would accept what it cannot deliver: the failure is logged, and
-    `on_failure` is told, once, and should stop the broker. The other tasks run on until `stop`.
+    Its owner may cancel a task. If it fails, the state it kept is in doubt, and a broker that goes on with half of
+    its tasks would accept what it cannot deliver: the failure is logged, and `on_failure` is told, once, and should
+    stop the broker. So it is if a task that lasts returns, or one ends as cancelled that nobody has cancelled. The
+    other tasks run on until `stop`.
     """
 
     def __init__(self, on_failure: Callable[[str, BaseException], None]) -> None:
         self._on_failure = on_failure
         self._tasks: dict[asyncio.Task[None], str] = {}  # in order of their start
+        self._lasting: set[asyncio.Task[None]] = set()
         self._stopping = False
         self.failure: BaseException | None = None
         """The first failure."""
 
     def spawn(self, name: str, coro: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run a coroutine under a name. Once the supervisor stops, it is not run: Unavailable."""
+        """Run a coroutine under a name; it may end by itself. Once the supervisor stops, it is not run: Unavailable."""
         if self._stopping:
             coro.close()
             raise Unavailable("The broker is stopping", reason="DRAINING")
         task = asyncio.get_running_loop().create_task(coro, name=name)
         self._tasks[task] = name
         task.add_done_callback(self._on_done)
+        return task
+
+    def spawn_lasting(self, name: str, coro: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """As `spawn`, for what ends only by being cancelled: if it returns, that is a failure too."""
+        task = self.spawn(name, coro)
+        self._lasting.add(task)
         return task
 
     def names(self) -> tuple[str, ...]:
@@ -56,7 +64,9 @@ class Supervisor:
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         name = self._tasks.pop(task)
-        error = None if task.cancelled() else task.exception()
+        is_lasting = task in self._lasting
+        self._lasting.discard(task)
+        error = _failure_of(name, task, is_lasting=is_lasting)
         if error is None:
             return
         _log.critical("A task failed", extra={"fields": {"task": name, "error": error}}, exc_info=error)
@@ -64,6 +74,15 @@ class Supervisor:
             self.failure = error
             if not self._stopping:
                 self._on_failure(name, error)
+
+
+def _failure_of(name: str, task: asyncio.Task[None], *, is_lasting: bool) -> BaseException | None:
+    if task.cancelled():
+        # What it waited for was cancelled, and not the task: nobody meant it to end.
+        return None if task.cancelling() else RuntimeError(f"The task {name!r} ended as cancelled by nobody")
+    if (error := task.exception()) is not None:
+        return error
+    return RuntimeError(f"The task {name!r} ended by itself") if is_lasting else None
 
 
 class YieldBudget:

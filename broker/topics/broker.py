@@ -188,21 +188,21 @@ class Broker:
         self.started_ms = self.clock.now_ms()
         self._check_disk()
         self.supervisor.spawn("journal", self.journal.run())
-        self.supervisor.spawn("ledger tails", self._tail_writer.run())
-        self.supervisor.spawn("checkpoints", self.checkpointer.run())
-        self.supervisor.spawn("disk space", self._watch_disk())
+        self.supervisor.spawn_lasting("ledger tails", self._tail_writer.run())
+        self.supervisor.spawn_lasting("checkpoints", self.checkpointer.run())
+        self.supervisor.spawn_lasting("disk space", self._watch_disk())
         reclaimer = Reclaimer(
             self.registry,
             interval_ms=self.config.reclaim_interval_ms,
             clock=self.clock,
             changed=self._changed,
         )
-        self.supervisor.spawn("reclaim", reclaimer.run())
-        self.supervisor.spawn("compaction leases", self.compactions.run())
+        self.supervisor.spawn_lasting("reclaim", reclaimer.run())
+        self.supervisor.spawn_lasting("compaction leases", self.compactions.run())
         self.registry.start()
         self._overdue.begin(self.started_ms)
         self.supervisor.spawn("overdue messages", self._overdue.sweep())
-        self.supervisor.spawn("signs of life", self._overdue.beat())
+        self.supervisor.spawn_lasting("signs of life", self._overdue.beat())
         self.backups.begin()
 
     def start_offline(self) -> None:
@@ -213,8 +213,8 @@ class Broker:
         self.compactions.is_alone = True
         self.checkpointer.last_alive_ms = self._found_alive_ms
         self.supervisor.spawn("journal", self.journal.run())
-        self.supervisor.spawn("ledger tails", self._tail_writer.run())
-        self.supervisor.spawn("checkpoints", self.checkpointer.run())
+        self.supervisor.spawn_lasting("ledger tails", self._tail_writer.run())
+        self.supervisor.spawn_lasting("checkpoints", self.checkpointer.run())
         self.registry.start()
 
     def drain(self) -> None:
@@ -264,6 +264,7 @@ class Broker:
                 clock_recheck_ms=self.config.clock_recheck_ms,
                 due_entries=self.config.due_batch_entries,
                 spawn=self.supervisor.spawn,
+                spawn_lasting=self.supervisor.spawn_lasting,
                 bucket_storage=self._bucket_storage,
                 executor=self._index_executor,
                 note=self.counters.note_index,

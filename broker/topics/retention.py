@@ -16,12 +16,13 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pyroaring import BitMap
 
-from broker.errors import Corrupt, NotFound, Unavailable
+from broker.errors import NotFound, PostdateError, Unavailable
 from broker.model import CANCELLED_MS, Entries, without_entries
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
@@ -158,13 +159,11 @@ class Reclaimer:
         while True:
             await asyncio.sleep(self._interval_ms / 1000)
             for topic in list(self._registry.topics.values()):
-                try:
-                    await self._look_at_amended(topic)
+                await self._look_at_amended(topic)
+                # Once writing has ended nothing is recorded any more, which tells of itself. This goes on until then:
+                # who takes every Unavailable for that stops at the first read that fails.
+                with contextlib.suppress(Unavailable):
                     self._visit(topic)
-                except Corrupt as damage:
-                    log.error("A ledger cannot be read: its space is not reclaimed", error=str(damage))
-                except Unavailable:
-                    return  # writing has ended, and so has this
                 await self._budget.spent()
 
     async def _look_at_amended(self, topic: Topic) -> None:
@@ -185,6 +184,15 @@ class Reclaimer:
                     )
                 except NotFound:
                     continue  # dropped meanwhile
+                except (OSError, PostdateError) as error:
+                    # It stays for now, and is looked at again at the next visit. Others go.
+                    log.error(
+                        "A ledger cannot be read: its space is not reclaimed",
+                        topic=topic.name,
+                        ledger_id=state.ledger_id,
+                        error=error,
+                    )
+                    continue
             found[state.ledger_id] = due
         if found or known:
             self._live_due[topic.topic_id] = found

@@ -183,7 +183,7 @@ class Topic:
             subscription.start(pump.tracker.frontier.deliver_at_ms)
         self.counts.start(pump)
         self.keys.start()
-        self._tasks.append(self._services.spawn(f"index of topic {self.topic_id}", pump.run()))
+        self._tasks.append(self._services.index.spawn_lasting(f"index of topic {self.topic_id}", pump.run()))
 
     def _index_begins_anew(self) -> None:
         self._services.note_rebuild()

@@ -32,6 +32,7 @@ class IndexServices:
     clock_recheck_ms: int
     due_entries: int
     spawn: Spawn
+    spawn_lasting: Spawn  # for the pump
     bucket_storage: Callable[[int], BucketSnapshotStorage]  # (topic_id)
     executor: Executor
     note: NoteIndex

@@ -193,3 +193,30 @@ def test_a_loop_yields_once_its_time_is_used_up_and_not_before() -> None:
 def test_a_loop_on_virtual_time_yields_too() -> None:
     budget = YieldBudget(HandClock(), steps_max=10)
     assert [suspensions(budget) for _ in range(20)] == [*[0] * 9, 1] * 2
+
+
+def test_a_lasting_task_that_returns_and_one_that_nobody_cancelled_are_failures() -> None:
+    async def end() -> None:
+        await asyncio.sleep(1)
+
+    async def wait_for_what_is_cancelled() -> None:
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        gone.cancel()
+        await gone
+
+    async def scenario(loop: SimLoop, clock: SimClock) -> list[list[tuple[str, str]]]:
+        seen = []
+        for work in (end, wait_for_what_is_cancelled, forever):
+            failures = Failures()
+            supervisor = Supervisor(failures)
+            supervisor.spawn_lasting("probe", work())
+            await asyncio.sleep(2)
+            await supervisor.stop()
+            seen.append(failures.seen)
+        return seen
+
+    assert run_sim(scenario, 1) == [
+        [("probe", "The task 'probe' ended by itself")],
+        [("probe", "The task 'probe' ended as cancelled by nobody")],
+        [],
+    ]

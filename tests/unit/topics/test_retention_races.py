@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from broker.errors import Corrupt, Unavailable
 from broker.model import Position
 from broker.storage.log import TopicLog
 from broker.subscriptions.subscription import EXCLUSIVE, KEY_SHARED, SHARED, Subscription
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
+from broker.topics.schedule_values import Cancel, ChangeResult
 from broker.topics.topic import Topic
 from broker.topics.verify import verify_data_dir
 from tests.harness import DATA_DIR, DAY_MS, Node, Outgoing, entries_of, small_config
@@ -231,3 +233,43 @@ def test_a_ledger_that_was_never_written_leaves_no_files_when_it_goes():
         return node
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Unavailable("a read failed"), OSError(5, "a read failed"), Corrupt("a block is damaged")],
+    ids=repr,
+)
+def test_one_failed_read_ends_neither_reclaim_nor_the_broker(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def scenario(node: Node) -> Node:
+        subscription = await node.create_subscription("orders", "one")
+        gone = await node.produce("orders", messages(4, deliver_after_ms=3_600_000))
+        others = await node.produce("orders", messages(4))
+        await node.produce("orders", messages(1))
+        topic = node.topic("orders")
+        outcomes = await topic.schedule.change(gone, Cancel(), dry_run=False)
+        assert [each.result for each in outcomes] == [ChangeResult.DONE] * 4
+        assert await subscription.acknowledge(entries_of(others)) == []
+        inner = topic.log.read_times
+        failed: list[int] = []
+
+        async def read_times(ledger_id: int, *arguments: Any) -> Any:
+            task = asyncio.current_task()
+            if task is not None and task.get_name() == "reclaim" and not failed:
+                failed.append(ledger_id)
+                raise error
+            return await inner(ledger_id, *arguments)
+
+        monkeypatch.setattr(topic.log, "read_times", read_times)
+        async with asyncio.timeout(30):
+            while topic.log.entry_count(others[0].ledger_id) is not None:  # the others go all the same
+                await asyncio.sleep(0.1)
+        assert failed == [gone[0].ledger_id]
+        async with asyncio.timeout(30):
+            while topic.log.entry_count(gone[0].ledger_id) is not None:  # and this one at a later visit
+                await asyncio.sleep(0.1)
+        return node
+
+    run(scenario, reclaim_interval_ms=1_000)

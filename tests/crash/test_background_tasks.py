@@ -1,0 +1,365 @@
+"""No background task ends in silence: after an error at any of its awaits all works on, or the broker has failed loudly.
+
+Every task that the broker spawns has a row in `TASKS`; one without a row fails here. A task of the broker without its
+edges is interrupted while a broker is at work: in the place of what it waits for it gets an error. Then everything is
+asked for that any task does, whichever was hit, so that a task that hangs or has forgotten something shows.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import errno
+import re
+from collections import Counter
+from collections.abc import Coroutine, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.errors import Corrupt, Unavailable
+from broker.model import Position
+from broker.runtime.supervise import Supervisor
+from broker.storage.policy import SubscriptionPolicy
+from broker.subscriptions.subscription import Subscription
+from broker.testing.mem_vfs import MemFile, MemVfs
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import SimLoop, run_sim
+from broker.topics.schedule_values import Cancel
+from tests.harness import DATA_DIR, EARLIEST, Node, Outgoing, small_config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+HOUR_MS = 3_600_000
+LASTS, ENDS = "lasts", "ends by itself"
+TASKS = {
+    # name as it stands in the code, with * for what differs: whether it lasts, and whether it runs here
+    "journal": (ENDS, True),  # at `close`, or at a failure that it tells of itself
+    "ledger tails": (LASTS, True),
+    "checkpoints": (LASTS, True),
+    "disk space": (LASTS, True),
+    "reclaim": (LASTS, True),
+    "compaction leases": (LASTS, True),
+    "overdue messages": (ENDS, True),
+    "signs of life": (LASTS, True),
+    "index of topic *": (LASTS, True),
+    "dispatcher of subscription *": (ENDS, True),  # when nobody is there and nothing is held
+    "dead letters of subscription *": (ENDS, True),
+    "seal of a bucket": (ENDS, True),
+    "merge of buckets": (ENDS, True),
+    "search for stale rows": (ENDS, True),
+    "reading of schedule keys of topic *": (ENDS, True),
+    "seal of schedule keys of topic *": (ENDS, True),
+    "merge of schedule keys of topic *": (ENDS, True),
+    "counts of *": (ENDS, True),
+    "oldest messages of *": (ENDS, True),
+    "backup": (ENDS, True),
+    "deletion of a backup": (ENDS, True),
+    "backups of an earlier life": (ENDS, True),
+    # of the edges: an error in them is a failure of the supervisor, which the tests of the supervisor show
+    "loop lag": (LASTS, False),
+    "security files": (LASTS, False),
+    "service watchdog": (ENDS, False),  # where nobody listens there is nothing to do
+    "change of *": (ENDS, False),  # its failure is shown on its page
+}
+ERRORS = (
+    lambda: Unavailable("injected"),
+    lambda: OSError(errno.EIO, "injected"),
+    lambda: Corrupt("injected"),
+    lambda: KeyError("injected"),
+    lambda: asyncio.CancelledError("injected"),
+)
+AWAITS = 5
+"""How many of its awaits a task is hit at, from its first on, each with an error or two."""
+
+
+class Interrupted(Coroutine[Any, Any, None]):
+    """A coroutine that gets an error in the place of what one of its awaits would give it."""
+
+    def __init__(
+        self, inner: Coroutine[Any, Any, None], at: int, error: BaseException, hits: Counter[str]
+    ) -> None:
+        self._inner = inner
+        self._at = at
+        self._error = error
+        self._hits = hits
+        self._awaited: list[Any] = []
+
+    def send(self, value: Any) -> Any:
+        if len(self._awaited) == self._at + 1:
+            if self._is_a_lock(self._awaited[-1]):
+                self._awaited.pop()  # an await that has given a lock has not failed; the next one does
+            else:
+                self._hits["hit"] += 1
+                self._awaited.append(None)
+                return self._inner.throw(self._error)
+        self._awaited.append(self._inner.send(value))
+        return self._awaited[-1]
+
+    @staticmethod
+    def _is_a_lock(awaited: Any) -> bool:
+        is_done = isinstance(awaited, asyncio.Future) and awaited.done() and not awaited.cancelled()
+        return is_done and awaited.exception() is None and isinstance(awaited.result(), MemFile)
+
+    def throw(self, *arguments: Any) -> Any:
+        return self._inner.throw(*arguments)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        raise NotImplementedError
+
+
+def row_of(name: str) -> str:
+    """The row that names a task as it runs."""
+    found = [row for row in TASKS if re.fullmatch(re.escape(row).replace(r"\*", ".*"), name)]
+    assert found, f"the task {name!r} has no row"
+    return max(found, key=len)
+
+
+# -- every task has a row ------------------------------------------------------------------------------------------
+
+
+def spawned_names() -> set[str]:
+    """The first argument of every call that spawns, with * for what is filled in."""
+    names = set()
+    for path in sorted((ROOT / "broker").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+                spawns = {"spawn", "_spawn", "spawn_lasting"} | (
+                    {"_do"} if path.name == "backup.py" else set()
+                )
+                if node.func.attr in spawns:
+                    names.add(_pattern(node.args[0], path))
+    return names
+
+
+def _pattern(node: ast.expr, path: Path) -> str:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(part.value if isinstance(part, ast.Constant) else "*" for part in parts)  # type: ignore[misc]
+        case ast.Call(func=ast.Attribute(attr="_name"), args=[ast.Constant(value=str(what))]):
+            return f"{what} of schedule keys of topic *"
+        case ast.Name(id="name") if path.name == "supervise.py":
+            return ""
+        case ast.Name() if path.name == "dead_letters.py":
+            return "dead letters of subscription *"
+        case ast.Name() if path.name == "topic.py":
+            return "dispatcher of subscription *"
+        case ast.Name() if path.name == "backup.py":
+            return "backup"
+    return f"{path.name}:{node.lineno}"
+
+
+def test_every_task_that_is_spawned_has_a_row() -> None:
+    assert spawned_names() - {"", "spawn"} == set(TASKS)
+
+
+# -- a broker at work ----------------------------------------------------------------------------------------------
+
+
+class World:
+    """A broker whose tasks can be interrupted, and what each of them does."""
+
+    def __init__(self, clock: SimClock, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = clock
+        self.vfs = MemVfs()
+        self.config = small_config(
+            ledger_entries_max=4,
+            checkpoint_interval_ms=500,
+            reclaim_interval_ms=1_000,
+            seal_after_ms=500,
+            overdue_action="expire",
+            clock_recheck_ms=1_000,
+            compaction_lease_ms=2_000,
+            compaction_cleanup_ms=1_000,
+        )
+        self.node = Node(self.vfs, clock, self.config)
+        self.seen: Counter[str] = Counter()
+        self.hits: Counter[str] = Counter()
+        self.running: set[str] = set()
+        self.target = ""
+        self.at = 0
+        self.error: BaseException = ERRORS[0]()
+        inner = Supervisor.spawn
+
+        def spawn(this: Supervisor, name: str, coro: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            row = row_of(name)
+            self.seen[row] += 1
+            if row == self.target and not self.hits:
+                coro = Interrupted(coro, self.at, self.error, self.hits)
+            return inner(this, name, coro)
+
+        monkeypatch.setattr(Supervisor, "spawn", spawn)
+
+    async def prepare(self) -> None:
+        """A first life, so that the next one has something to take up."""
+        node = self.node.open()
+        await node.create_subscription(
+            "orders", "billing", policy=SubscriptionPolicy(max_delivery_attempts=1), position=EARLIEST
+        )
+        await node.produce("orders", _messages(b"before", 6, after_ms=60_000))
+        await asyncio.sleep(2)
+        (far, *_) = await node.produce("orders", [_keyed(-number, HOUR_MS) for number in range(100, 112)])
+        await asyncio.sleep(2)
+        await node.checkpoint()
+        await node.topic("orders").schedule.change([far], Cancel(), dry_run=False)
+        await node.broker.backups.create("first")
+        await node.stop()
+        await asyncio.sleep(90)  # what waits comes due meanwhile
+        self.seen.clear()
+        self.node = Node(self.vfs, self.clock, self.config)
+
+    def failed(self) -> bool:
+        return bool(self.node.failures) or self.node.broker.supervisor.failure is not None
+
+    async def work(self, turns: int = 9) -> None:
+        """Ask for everything that any task does; TimeoutError says that something was not done."""
+        node = self.node
+        broker, topic = node.broker, node.topic("orders")
+        counters = broker.counters
+        billing = topic.subscription("billing")
+        later = topic.find_subscription("later") or await node.create_subscription("orders", "later")
+        idle = topic.find_subscription("idle") or await node.create_subscription("orders", "idle")
+        before = (counters.checkpoints, counters.removed_ledgers, sum(counters.index_operations.values()))
+        broker.disk_free_bytes = -1
+        for turn in range(turns):
+            await node.produce(
+                "orders", [_keyed(turn * 4 + number, HOUR_MS) for number in range(4)], replace=True
+            )
+            sent = await node.produce("orders", _messages(b"%d" % turn, 4, after_ms=0))
+            sent += await node.produce("orders", _messages(b"%d" % turn, 4, after_ms=1_500))
+            if turn:
+                (replaced,) = await node.produce("orders", [_keyed(-turn, 1_000)], replace=True)
+                sent.append(replaced)
+            await self._receive(billing, sent, nack=sent[:1])
+            await self._receive(later, sent)
+            topic.counts.known_oldest_age_ms(idle, topic.counts.of(idle))
+        await self._until(lambda: counters.checkpoints > before[0])
+        await self._until(lambda: counters.removed_ledgers > before[1])
+        await self._until(lambda: sum(counters.index_operations.values()) > before[2])
+        await self._until(lambda: broker.disk_free_bytes >= 0)
+        await self._until(lambda: not broker._tail_writer.unwritten_bytes)
+        await self._until(lambda: bool(broker.dead_letters.still_held(topic.subscription("billing"))))
+        assert await topic.keys.find(["no such key"]) == [None]
+        await asyncio.wait_for(topic.index.caught_up(), 60)
+        await self._until(lambda: topic.index.is_exact)
+        assert await asyncio.wait_for(topic.counts.find_oldest_age_ms(idle), 60) > 0
+        await topic.delete_subscription("idle")
+        backup = await asyncio.wait_for(broker.backups.create("again"), 60)
+        await asyncio.wait_for(broker.backups.delete(backup.name), 60)
+        await self._lease_ends()
+        alive = self.vfs.snapshot().get(f"{DATA_DIR}/alive")
+        await self._until(lambda: self.vfs.snapshot().get(f"{DATA_DIR}/alive") != alive)
+
+    async def _receive(
+        self, subscription: Subscription, positions: list[Position], nack: Sequence[Position] = ()
+    ) -> None:
+        """As a client does: it connects again if its stream was ended."""
+        left, topic = set(positions), self.node.topic("orders")
+        async with asyncio.timeout(120):
+            while left:
+                inbox = self.node.attach(topic, subscription)
+                try:
+                    while left and inbox.consumer.closed_because is None:
+                        with contextlib.suppress(TimeoutError):
+                            await inbox.wait(1, seconds=5)
+                        found = {each.position for each in inbox.received}
+                        inbox.received.clear()
+                        left -= found
+                        await inbox.nack(found & set(nack))
+                        await inbox.ack(found - set(nack))
+                finally:
+                    inbox.detach()
+
+    async def _lease_ends(self) -> None:
+        desk = self.node.broker.compactions
+        found = await desk.candidates("orders")
+        if not found.ledgers:
+            return
+        await desk.begin("orders", [found.ledgers[0].ledger_id], [], 1_000)
+        await self._until(lambda: not desk.leases() and not desk._orphaned)
+
+    async def _until(self, is_so: Any) -> None:
+        async with asyncio.timeout(120):
+            while not is_so():
+                await asyncio.sleep(0.25)
+
+
+def _messages(word: bytes, count: int, after_ms: int) -> list[Outgoing]:
+    return [Outgoing(b"%s-%d" % (word, number), deliver_after_ms=after_ms) for number in range(count)]
+
+
+def _keyed(number: int, after_ms: int) -> Outgoing:
+    return Outgoing(b"keyed", deliver_after_ms=after_ms, schedule_key=f"key-{number}")
+
+
+async def _unless_failed(world: World, work: Coroutine[Any, Any, None]) -> BaseException | None:
+    """Let work go on as long as the broker has not failed; what it raised."""
+    working = asyncio.ensure_future(work)
+    while not working.done() and not world.failed():
+        await asyncio.wait([working], timeout=1)
+    if world.failed():
+        working.cancel()
+        await asyncio.wait([working])
+        return None
+    return working.exception()
+
+
+def _is_from(outcome: BaseException | None, error: BaseException) -> bool:
+    while outcome is not None and outcome is not error:
+        outcome = outcome.__cause__
+    return outcome is error
+
+
+def run_world(monkeypatch: pytest.MonkeyPatch, target: str, at: int, error: BaseException) -> World:
+    """Interrupt a task at one of its awaits; what is asked for afterwards is done, or the broker has failed."""
+
+    async def scenario(_: SimLoop, clock: SimClock) -> World:
+        world = World(clock, monkeypatch)
+        await world.prepare()
+        world.target, world.at, world.error = target, at, error
+        world.node.open()
+        outcome = await _unless_failed(world, world.work())
+        if outcome is not None and not _is_from(outcome, error):  # else who asked for it was told
+            raise outcome
+        world.target = ""
+        if target and not world.failed() and (outcome := await _unless_failed(world, world.work(turns=3))):
+            raise outcome
+        world.running = {row_of(name) for name in world.node.broker.supervisor.names()}
+        world.node.abandon()
+        return world
+
+    with monkeypatch.context() as patched:
+        monkeypatch = patched
+        return run_sim(scenario, 1)
+
+
+def test_a_broker_at_work_runs_every_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = run_world(monkeypatch, "", 0, ERRORS[0]())
+    assert not world.failed()
+    assert set(world.seen) == {row for row, (_, is_here) in TASKS.items() if is_here}
+
+
+@pytest.mark.parametrize("target", [row for row, (_, is_here) in TASKS.items() if is_here])
+def test_an_error_at_an_await_is_overcome_or_told(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    first = list(TASKS).index(target)
+    hits = 0
+    for at in range(AWAITS):
+        error = ERRORS[(first + at) % len(ERRORS)]()
+        try:
+            world = run_world(monkeypatch, target, at, error)
+        except TimeoutError as late:
+            raise AssertionError(
+                f"{target} hit at await {at} with {error!r}: something is not done"
+            ) from late
+        hits += world.hits["hit"]
+        if world.failed() or not world.hits:
+            continue
+        assert TASKS[target][0] == ENDS or target in world.running
+    assert hits, "no await was hit"
