@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import os
 import posixpath
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -31,6 +33,7 @@ from broker.settings import (
     MINUTE_MS,
     SECOND_MS,
     ConfigError,
+    Kind,
     Setting,
     Value,
     address,
@@ -442,6 +445,7 @@ def load_config(
     if config_path is not None:
         for key, raw in _read_toml(config_path).items():
             take(key, lambda setting: setting.name, raw, f"{key} in {config_path}")
+        _check_secrets(config_path, values)
     for variable in sorted(environ):
         if variable.startswith(ENV_PREFIX) and variable not in CLIENT_VARIABLES:
             source = f"environment variable {variable}"
@@ -452,6 +456,16 @@ def load_config(
     config = BrokerConfig(**values)  # type: ignore[arg-type]  # each value was parsed by its field's kind
     check_consistent(config)
     return config
+
+
+def _check_secrets(path: str, values: Mapping[str, Value]) -> None:
+    """Refuse a file with a secret in it that every user of this machine can read."""
+    secrets = [each.name for each in SETTINGS if each.spec.kind is Kind.SECRET and values.get(each.name)]
+    if secrets and os.stat(path).st_mode & stat.S_IROTH:
+        raise ConfigError(
+            f"{secrets[0]} in {path}: every user can read it: take that right away with chmod o-r, or set "
+            f"{ENV_PREFIX}{secrets[0].upper()}"
+        )
 
 
 def check_consistent(config: BrokerConfig) -> None:

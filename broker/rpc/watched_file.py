@@ -18,7 +18,8 @@ _Stamp = tuple[int, int, int] | None
 
 
 class Watched(Generic[T]):
-    """A value made of some files. What a broken change would make is not taken: the old value stays.
+    """A value made of some files. What a broken change would make is not taken: the old one stays,
+    and it is tried again.
 
     Files may change one after the other, a certificate before its key: what does not fit together is tried again
     once the next one has changed.
@@ -33,24 +34,31 @@ class Watched(Generic[T]):
         self._make = make
         self._counters = counters
         self._stamps = [_stamp(path) for path in self._paths]
+        """Of the files that the value was made of."""
+        self._told: list[_Stamp] | None = None
+        """Of those that could not be used, once that was told."""
         self.value = make()
 
     def refresh(self) -> bool:
         """Look, and make the value anew if a file has changed. Whether there is another value now."""
         stamps = [_stamp(path) for path in self._paths]
         if stamps == self._stamps:
+            self._told = None
             return False
-        self._stamps = stamps
         try:
             self.value = self._make()
         except Exception as error:  # whatever is wrong with a file must not stop a broker that serves
-            self._counters.note_security_reload(self.what, "failed")
-            log.error(
-                "Changed security files cannot be used; the old ones stay in force",
-                what=self.what,
-                error=error,
-            )
+            # It is tried again at each look: a read may have failed in passing, and the files would not change again.
+            if stamps != self._told:
+                self._told = stamps
+                self._counters.note_security_reload(self.what, "failed")
+                log.error(
+                    "Changed security files cannot be used; the old ones stay in force",
+                    what=self.what,
+                    error=error,
+                )
             return False
+        self._stamps, self._told = stamps, None
         self._counters.note_security_reload(self.what, "ok")
         log.info("Changed security files are in force", what=self.what)
         return True

@@ -15,6 +15,7 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from broker.web.connections import Connections
+from broker.web.guard import Hosts
 
 if TYPE_CHECKING:
     from broker.topics.broker import Broker
@@ -37,7 +38,13 @@ def make_runner(
     `pages`: the broker that they show, and its version; None: there are none.
     """
 
-    async def metrics(_request: web.Request) -> web.Response:
+    hosts = Hosts(pages[0].config.http_hosts if pages is not None else "", listen_host)
+
+    async def metrics(request: web.Request) -> web.Response:
+        # They name topics and subscriptions: no page of another name that was made to point here may read them.
+        sockname = request.transport.get_extra_info("sockname") if request.transport is not None else None
+        if not hosts.knows(request.headers.get("Host", ""), sockname):
+            return _line(421, "This broker is not known by that host name: see the setting http_hosts")
         return web.Response(body=await render_metrics(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def livez(_request: web.Request) -> web.Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import cast
@@ -106,7 +107,8 @@ async def start_change(visit: Visit) -> web.Response:
     visit.broker.check_serving()
     search, topic, change = _asked(visit, visit.form)
     action = visit.form["action"]
-    expected = int(visit.form["matched"]) if visit.form.get("matched", "").isdigit() else 0
+    matched = visit.form.get("matched", "")
+    expected = int(matched) if re.fullmatch(r"[0-9]{1,15}", matched) else 0
 
     async def work(job: Job) -> None:
         # From the first place on: without one, all that match are counted before the first is changed.

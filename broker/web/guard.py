@@ -1,7 +1,8 @@
 """Who may see the pages, and who may change things on them. No I/O.
 
     every page    the Host is ours: a foreign name that was made to point here (DNS rebinding) gets nothing
-    reading       open on loopback; elsewhere, or for what came through a proxy, to who has logged in
+    reading       open on loopback; elsewhere, for what came through a proxy, or where the broker has access control,
+                  to who has logged in
     every change  a session, a form of ours (its CSRF token), and a browser that says the form is of this origin
 
 Sessions are in memory: a restart of the broker logs everybody out.
@@ -59,14 +60,28 @@ class Session:
         return flashes
 
 
+class Hosts:
+    """The names that this broker is asked by."""
+
+    def __init__(self, http_hosts: str, listen_host: str) -> None:
+        self._names = {name.strip().lower() for name in http_hosts.split(",") if name.strip()}
+        self._names.add(listen_host.lower())
+
+    def knows(self, host_header: str, sockname: object) -> bool:
+        """Whether a request is meant for us: for loopback, the address it came to (the name of its socket), or a name
+        that was configured."""
+        host = host_name(host_header)
+        own_ip = str(sockname[0]) if isinstance(sockname, tuple) else ""
+        return host in self._names or is_loopback(host) or (bool(own_ip) and _same_ip(host, own_ip))
+
+
 class Guard:
     """See the module's description."""
 
-    def __init__(self, admin_token: str, http_hosts: str, listen_host: str, clock: Clock) -> None:
+    def __init__(self, admin_token: str, listen_host: str, clock: Clock, *, is_open: bool = True) -> None:
+        """`is_open`: whoever is on this machine may read."""
         self._token = _digest(admin_token) if admin_token else b""
-        self._names = {name.strip().lower() for name in http_hosts.split(",") if name.strip()}
-        self._names.add(listen_host.lower())
-        self._is_local = is_loopback(listen_host)
+        self._is_open = is_open and is_loopback(listen_host)
         self._clock = clock
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
         self._failures: OrderedDict[str, deque[int]] = OrderedDict()
@@ -80,18 +95,13 @@ class Guard:
 
     # -- what a request says of itself -----------------------------------------------------------------------
 
-    def knows_host(self, host_header: str, own_ip: str) -> bool:
-        """Whether a request is meant for us: for loopback, the address it came to, or a name that was configured."""
-        host = host_name(host_header)
-        return host in self._names or is_loopback(host) or (bool(own_ip) and _same_ip(host, own_ip))
-
     def may_read(self, host_header: str, headers: Mapping[str, str], session: Session | None) -> bool:
-        """Whether pages are shown: to anybody on this machine, to who has logged in elsewhere."""
+        """Whether pages are shown: to who has logged in, and to anybody on this machine while they are open."""
         if session is not None:
             return True
         # What a proxy passes on comes from this machine as well, and is meant for another name or says so.
         is_passed_on = any(name in headers for name in _FORWARDING_HEADERS)
-        return self._is_local and not is_passed_on and is_loopback(host_name(host_header))
+        return self._is_open and not is_passed_on and is_loopback(host_name(host_header))
 
     # -- logging in ------------------------------------------------------------------------------------------
 

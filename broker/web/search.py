@@ -17,6 +17,7 @@ from broker.web.refusals import Refusal
 _PLACE = re.compile(r"([0-9]{1,16})\.([0-9]{1,15})\.([0-9]{1,10})", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXT_MAX = 2_000
+_DIGITS_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def parse_time_ms(text: str) -> int:
     if not text:
         return 0
     if text.isascii() and text.isdigit() and len(text) > 8:
-        time_ms = int(text)
+        time_ms = int(text) if len(text) <= _DIGITS_MAX else 0
     else:
         try:
             at = datetime.fromisoformat(text)

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from broker.config import is_loopback
 from broker.errors import InvalidRequest, LimitReached, NotFound, PostdateError, Refused, Unavailable
-from broker.model import Position
+from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from broker.observe.logs import get_logger
 from broker.topics.broker import Broker
 from broker.topics.topic import Topic
@@ -29,6 +29,7 @@ from broker.web.guard import (
     SESSION_SECONDS,
     Flash,
     Guard,
+    Hosts,
     Session,
     host_name,
     is_own_form,
@@ -168,7 +169,8 @@ class Site:
         config = broker.config
         self.broker = broker
         self.version = version
-        self.guard = Guard(config.admin_token, config.http_hosts, listen_host, broker.clock)
+        self.guard = Guard(config.admin_token, listen_host, broker.clock, is_open=not config.access_file)
+        self.hosts = Hosts(config.http_hosts, listen_host)
         self.jobs = Jobs(broker.clock, broker.supervisor.spawn)
         self.tallies = Tallies(broker.clock)
         self.renderer = Renderer()
@@ -196,13 +198,18 @@ class Site:
     async def _answer(self, request: web.Request) -> web.Response:
         session = self.guard.session(request.cookies.get(SESSION_COOKIE, ""))
         visit = Visit(self, request, {}, session)
-        if not self.guard.knows_host(request.headers.get("Host", ""), _own_ip(request)):
+        if not self.hosts.knows(request.headers.get("Host", ""), own_sockname(request)):
             return await self._refuse_host(visit)
         if request.path.startswith("/static/"):
             return self._serve_static(request)
         if not self.guard.may_read(request.headers.get("Host", ""), request.headers, session):
             if not self.guard.can_log_in:
-                return await visit.page("locked.html", status=403, is_local=self._listens_locally)
+                return await visit.page(
+                    "locked.html",
+                    status=403,
+                    is_local=self._listens_locally,
+                    has_rights=bool(self.broker.config.access_file),
+                )
             if request.path != "/login":
                 return see_other("/login?" + urlencode({"next": request.path_qs}))
         try:
@@ -360,13 +367,14 @@ def local_path(path: str) -> str:
 def parse_position(text: str) -> Position | None:
     """An id as it is shown, `ledger:entry`."""
     match = _POSITION.fullmatch(text.strip())
-    return Position(int(match[1]), int(match[2])) if match else None
+    if match is None or int(match[1]) > LEDGER_ID_MAX or int(match[2]) > ENTRY_ID_MAX:
+        return None
+    return Position(int(match[1]), int(match[2]))
 
 
-def _own_ip(request: web.Request) -> str:
-    transport = request.transport
-    place = transport.get_extra_info("sockname") if transport is not None else None
-    return str(place[0]) if isinstance(place, tuple) else ""
+def own_sockname(request: web.Request) -> object:
+    """The address that a request came to."""
+    return request.transport.get_extra_info("sockname") if request.transport is not None else None
 
 
 async def make_site(broker: Broker, version: str, listen_host: str) -> Site:

@@ -263,6 +263,19 @@ def test_secrets_are_never_shown(tmp_path: Path) -> None:
     config = load({"admin_token": token})
     assert config.admin_token == token
     assert token not in repr(config) and token not in str(config)
+    readable = tmp_path / "readable.toml"
+    readable.write_text(f"admin_token = {token!r}")
+    readable.chmod(0o644)
+    with pytest.raises(
+        ConfigError, match="every user can read it: take that right away with chmod o-r"
+    ) as told:
+        load_config({}, {}, str(readable))
+    assert token not in str(told.value)
+    readable.chmod(0o640)
+    assert load_config({}, {}, str(readable)).admin_token == token
+    readable.write_text("log_level = 'info'")
+    readable.chmod(0o644)
+    load_config({}, {}, str(readable))
     for value in ("shorter", 1_234_567_890_123):
         file = tmp_path / "secret.toml"
         file.write_text(f"admin_token = {value!r}")

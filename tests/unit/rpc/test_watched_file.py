@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,26 @@ def test_broken_file_leaves_the_old_value_and_is_told_once(tmp_path: Path, broke
     (tmp_path / "n").write_text("333")
     assert number.watched.refresh()
     assert number.watched.value == 333
+
+
+def test_change_that_could_not_be_read_in_passing_is_taken_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "n").write_text("1")
+    number = Number(tmp_path / "n")
+    (tmp_path / "n").write_text("22")  # and does not change any more
+    with monkeypatch.context() as passing:
+        passing.setattr("builtins.open", _fails)
+        assert not number.watched.refresh()
+        assert not number.watched.refresh()
+    assert number.watched.value == 1
+    assert number.watched.refresh()
+    assert number.watched.value == 22
+    assert number.reloads == {("number", "failed"): 1, ("number", "ok"): 1}
+
+
+def _fails(*_: object, **__: object) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 def test_file_that_was_exchanged_for_one_of_the_same_size_and_time_is_seen(tmp_path: Path) -> None:

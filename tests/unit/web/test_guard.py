@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.web.guard import SESSION_SECONDS, Flash, Guard, host_name, is_own_form, is_same_origin
+from broker.web.guard import SESSION_SECONDS, Flash, Guard, Hosts, host_name, is_own_form, is_same_origin
 from broker.web.site import local_path, parse_position
 
 TOKEN = "a-token-of-some-length"
@@ -23,10 +23,8 @@ class StepClock:
         return int(self.seconds * 10**9)
 
 
-def guard_of(
-    clock: StepClock | None = None, *, hosts: str = "", listen: str = "127.0.0.1", token: str = TOKEN
-) -> Guard:
-    return Guard(token, hosts, listen, clock or StepClock())
+def guard_of(clock: StepClock | None = None, *, listen: str = "127.0.0.1", token: str = TOKEN) -> Guard:
+    return Guard(token, listen, clock or StepClock())
 
 
 @pytest.mark.parametrize(
@@ -51,7 +49,8 @@ def guard_of(
     ],
 )
 def test_hosts(header, own_ip, known):
-    assert guard_of(hosts="postdate.example, other.example").knows_host(header, own_ip) is known
+    hosts = Hosts("postdate.example, other.example", "127.0.0.1")
+    assert hosts.knows(header, (own_ip, 7680) if own_ip else None) is known
 
 
 @pytest.mark.parametrize(
@@ -67,11 +66,13 @@ def test_hosts(header, own_ip, known):
     ],
 )
 def test_reading_is_open_on_this_machine_only(listen, host, headers, may):
-    guard = guard_of(listen=listen, hosts="postdate.example")
+    guard = guard_of(listen=listen)
     assert guard.may_read(host, headers, None) is may
     session_id = guard.log_in(TOKEN, "a")
     assert session_id is not None
     assert guard.may_read(host, headers, guard.session(session_id))
+    closed = Guard(TOKEN, listen, StepClock(), is_open=False)
+    assert not closed.may_read(host, headers, None)
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,8 @@ async def test_another_host_name_gets_nothing_but_machines_do(make_pages):
     text = await pages.get("/scheduled?topic=orders", status=421, Host="evil.example")
     assert "evil.example" in text and "order/1" not in text
     await pages.get("/static/style.css", status=421, Host="evil.example")
-    assert await pages.get("/metrics", Host="evil.example") == "postdate_up 1\n"
+    assert "postdate_up" not in await pages.get("/metrics", status=421, Host="evil.example")
+    assert await pages.get("/metrics", Host="postdate.example") == "postdate_up 1\n"
     assert await pages.get("/livez", Host="evil.example") == "ok\n"
 
 
@@ -185,6 +186,25 @@ async def test_beyond_this_machine_without_a_token_one_page_says_so(make_pages):
         text = await pages.get(path, status=403)
         assert "POSTDATE_ADMIN_TOKEN" in text and "order/1" not in text
     assert await pages.get("/readyz") == "ok\n"
+
+
+async def test_with_access_control_pages_need_a_login_on_this_machine_too(make_pages, tmp_path: Path):
+    rights = {"access_file": str(tmp_path / "a.toml"), "tokens_file": str(tmp_path / "t.toml")}
+    pages = await filled(make_pages, **rights)
+    for path in PATHS[:-1]:
+        await pages.get(path, status=303)
+    assert "order/1" in await pages.post(
+        "/login", csrf=await pages.csrf("/login"), token=TOKEN, next="/scheduled?topic=orders"
+    )
+
+
+async def test_with_access_control_and_no_token_there_are_no_pages(make_pages, tmp_path: Path):
+    rights = {"access_file": str(tmp_path / "a.toml"), "tokens_file": str(tmp_path / "t.toml")}
+    pages = await filled(make_pages, admin_token="", **rights)
+    for path in PATHS:
+        text = await pages.get(path, status=403)
+        assert "has access control" in text and "order/1" not in text
+    assert await pages.get("/metrics") == "postdate_up 1\n"
 
 
 async def test_what_came_through_a_proxy_needs_a_login(make_pages):
