@@ -217,7 +217,7 @@ def sync_class(node: ast.ClassDef) -> str:
         "        self._portal = portal",
         "",
     ]
-    hidden = internal()
+    hidden = internal() if node.name != "Message" else set()  # a message is what holders are told of
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
             lines.append(indent(attribute(each.target.id, each.annotation), "    "))

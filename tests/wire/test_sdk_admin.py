@@ -416,7 +416,7 @@ async def test_commands_of_an_operator(
     assert (code, found["paused"], found["ready_messages"], found["dead_letter_messages"]) == (0, True, 4, 0)
     assert found["oldest_ready_age_ms"] > 0
     assert (await run("subscription", "resume", "t", "s"))[0] == 0
-    assert (await run("subscription", "skip-all", "t", "s"))[1]["skipped_messages"] == 4
+    assert (await run("subscription", "skip-all", "t", "s", "--yes"))[1]["skipped_messages"] == 4
     code, shown = await run("subscription", "seek", "t", "s", "earliest")
     assert (code, shown["position"].partition(":")[2]) == (0, "0")
     async with client.subscribe("t", "s") as subscription:
@@ -431,3 +431,44 @@ async def test_commands_of_an_operator(
     assert (await run("dlq", "list", "t", "nope"))[0] == 3
     assert (await run("subscription", "seek", "t", "nope", "latest"))[0] == 3
     assert (await counts(client)).ready_messages == 3
+
+
+async def test_creating_again_is_no_error_if_asked_so(
+    wire: Wire, client: postdate.Client, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for make in (
+        ["topic", "create", "t", "--tick", "2s"],
+        ["subscription", "create", "t", "s", "--lease", "9s"],
+    ):
+        codes = []
+        for arguments in (make, make, [*make[:-2], "--if-not-exists"]):
+            command = ["--address", wire.server.grpc_address, *arguments]
+            codes.append(await asyncio.to_thread(cli.run, command))
+        assert codes == [0, 1, 0]
+    with pytest.raises(postdate.AlreadyExists):
+        await client.topics.create("t")
+    assert (await client.topics.create("t", exist_ok=True)).policy.tick == timedelta(seconds=2)
+    described = await client.subscriptions.create("t", "s", exist_ok=True)
+    assert described.policy.lease == timedelta(seconds=9)
+
+
+async def test_messages_are_acked_without_waiting_and_dead_letters_listed_up_to_a_limit(
+    client: postdate.Client,
+) -> None:
+    await produced(client, 4)
+    async with client.subscribe("t", "s", initial_position=EARLIEST) as subscription:
+        for message in await take(subscription, 4):
+            if message.payload == b"0":
+                message.ack_nowait()
+            else:
+                await message.nack(dead_letter=True)
+        await within(subscription.wait_confirmed())
+    assert (await counts(client)).ready_messages == 0
+    for limit, found in ((0, 0), (2, 2), (9, 3), (None, 3)):
+        assert len([each async for each in client.dead_letters.list("t", "s", limit=limit)]) == found
+    await produced(client, 1, "other")
+    received = await client.receive("other", "s", wait=timedelta(seconds=5), initial_position=EARLIEST)
+    received.messages[0].ack_nowait()
+    async with asyncio.timeout(10):
+        while (await client.stats("other"))[0].subscriptions[0].leased_messages:
+            await asyncio.sleep(0.01)

@@ -362,7 +362,8 @@ INTERNAL = {
 def test_every_public_method_is_there_with_its_parameters(module: str, name: str):
     kind = getattr(importlib.import_module(f"postdate.{module}"), name)
     twin = getattr(importlib.import_module(f"postdate.sync.{module}"), name)
-    for method in [each for each in vars(kind) if not each.startswith("_") and each not in INTERNAL]:
+    internal = INTERNAL if name != "Message" else set()
+    for method in [each for each in vars(kind) if not each.startswith("_") and each not in internal]:
         ours, theirs = inspect.getattr_static(twin, method), inspect.getattr_static(kind, method)
         if not inspect.isfunction(theirs):
             assert isinstance(ours, property)

@@ -9,6 +9,7 @@ from typing import Unpack, cast
 
 from postdate._rpc import Rpc
 from postdate._time import epoch_ms, moment
+from postdate.errors import AlreadyExists
 from postdate.model import InitialPosition, MessageId, SubscriptionType, subscription_type
 from postdate.policies import (
     SubscriptionChanges,
@@ -111,12 +112,22 @@ class Topics:
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc
 
-    async def create(self, name: str, policy: TopicPolicy | None = None) -> TopicDescription:
-        """Create a topic; `AlreadyExists` if there is one of that name."""
+    async def create(
+        self, name: str, policy: TopicPolicy | None = None, *, exist_ok: bool = False
+    ) -> TopicDescription:
+        """Create a topic; `AlreadyExists` if there is one of that name.
+
+        With `exist_ok` that one is returned, its settings as they are: `update` changes them.
+        """
         request = admin_pb2.CreateTopicRequest(name=name, request_id=uuid.uuid4().hex)
         if policy is not None:
             request.policy.CopyFrom(topic_policy_proto(policy))
-        response = await self._rpc.call_once(self._rpc.admin.CreateTopic, request)
+        try:
+            response = await self._rpc.call_once(self._rpc.admin.CreateTopic, request)
+        except AlreadyExists:
+            if not exist_ok:
+                raise
+            return await self.get(name)
         return _topic(response.topic)
 
     async def get(self, name: str) -> TopicDescription:
@@ -185,8 +196,12 @@ class Subscriptions:
         type: SubscriptionType | None = None,
         initial_position: InitialPosition | None = None,
         policy: SubscriptionPolicy | None = None,
+        exist_ok: bool = False,
     ) -> SubscriptionDescription:
-        """Create a subscription, SHARED and from LATEST unless said; `AlreadyExists` if there is one."""
+        """Create a subscription, SHARED and from LATEST unless said; `AlreadyExists` if there is one.
+
+        With `exist_ok` that one is returned, its type, place and settings as they are.
+        """
         request = admin_pb2.CreateSubscriptionRequest(topic=topic, name=name, request_id=uuid.uuid4().hex)
         if type is not None:
             request.type = cast(consumer_pb2.SubscriptionType, type.value)
@@ -194,7 +209,12 @@ class Subscriptions:
             request.initial_position = cast(consumer_pb2.InitialPosition, initial_position.value)
         if policy is not None:
             request.policy.CopyFrom(subscription_policy_proto(policy))
-        response = await self._rpc.call_once(self._rpc.admin.CreateSubscription, request)
+        try:
+            response = await self._rpc.call_once(self._rpc.admin.CreateSubscription, request)
+        except AlreadyExists:
+            if not exist_ok:
+                raise
+            return await self.get(topic, name)
         return _subscription(response.subscription)
 
     async def get(self, topic: str, name: str) -> SubscriptionDescription:

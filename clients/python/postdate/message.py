@@ -31,6 +31,9 @@ class Holder(Protocol):
     def settle_nowait(self, verb: Verb, ids: Sequence[MessageId]) -> None:
         """Ask without waiting."""
 
+    def ack_nowait(self, message: Message) -> None:
+        """Acknowledge without waiting."""
+
     def keep(self, message: Message) -> None:
         """Extend its lease again and again, until `let_go`."""
 
@@ -115,6 +118,13 @@ class Message:
         """Settle it: it never comes back on this subscription, unless a seek says so. Returns when that is durable."""
         self._settled = True
         await self._holder.settle(ACK, (self.id,))
+
+    def ack_nowait(self) -> None:
+        """As `ack`, without waiting; `Subscription.wait_confirmed` waits for all of them and raises what failed.
+
+        This is the fast way for consumers that take message after message in one task.
+        """
+        self._holder.ack_nowait(self)
 
     async def nack(
         self, delay: timedelta | None = None, *, dead_letter: bool = False, reason: str = ""

@@ -77,6 +77,10 @@ class PullHolder:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def ack_nowait(self, message: Message) -> None:
+        message._settled = True
+        self.settle_nowait(ACK, (message.id,))
+
     def keep(self, message: Message) -> None:
         self._renewers[message] = _Renewer(message, self._renewal_s)
 

@@ -231,14 +231,16 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
 
     def _stats(self, name: str) -> admin_pb2.TopicStats:
         topic = self.topics[name]
+        scheduled = sum(delivery.deliver_at_ms > now_ms() for delivery in topic.deliveries)
         return admin_pb2.TopicStats(
             topic=name,
-            scheduled_messages=sum(delivery.deliver_at_ms > now_ms() for delivery in topic.deliveries),
+            scheduled_messages=scheduled,
             next_due_time_ms=self.knobs.due_ms[0],
             last_due_time_ms=self.knobs.due_ms[1],
             subscriptions=[
                 admin_pb2.SubscriptionStats(
                     name=each,
+                    scheduled_messages=scheduled,
                     leased_messages=len(subscription.held),
                     dead_letter_messages=len(subscription.dead_letters),
                     oldest_ready_age_ms=1500,

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import click
 import pytest
 
 import postdate as sdk
+from postdate.cli import cli
 from postdate.commands.values import parse_size, parse_target
 from postdate.v1 import admin_pb2
 from tests.unit.client.fake_server import FakeBroker
@@ -182,3 +184,63 @@ def test_sizes_and_targets_as_people_write_them() -> None:
     assert parse_target("2026-12-24T18:00:00Z") == datetime(2026, 12, 24, 18, tzinfo=UTC)
     with pytest.raises(ValueError, match="has no time zone"):
         parse_target("2026-12-24T18:00:00")
+
+
+# What each changes that was not named one by one, or cannot be had back. A command that is not here changes what it was
+# given by name alone.
+NEEDS_YES = [
+    "schedule cancel t --all",
+    "schedule cancel t --key-prefix o",
+    "schedule move t --from 2000-01-01T00:00:00Z --by 1h",
+    "schedule send-now t --until 2200-01-01T00:00:00Z",
+    "dlq requeue t s --all",
+    "dlq purge t s --all",
+    "dlq purge t s 8:0",
+    "topic delete t",
+    "topic delete nope t",
+    "subscription delete t s",
+    "subscription skip-all t s",
+]
+
+
+@pytest.mark.parametrize("command", NEEDS_YES)
+async def test_without_yes_nothing_is_changed_and_the_exit_code_says_so(
+    broker: FakeBroker, postdate: Run, command: str
+) -> None:
+    await postdate("topic", "create", "t")
+    await postdate("subscription", "create", "t", "s")
+    await postdate("produce", "t", "--payload", "x", "--at", "2100-01-01T00:00:00Z", "--schedule-key", "o-1")
+    before = len(broker.unary)
+    refused = await postdate(*command.split())
+    assert refused.code == 2
+    assert refused.err.rstrip().endswith(("add --yes", "add --yes to go on"))
+    changes = [each for each in broker.unary[before:] if not is_read(each)]
+    assert changes == []
+
+
+def is_read(request: object) -> bool:
+    name = type(request).__name__
+    return name.startswith(("Get", "List", "Count")) or bool(getattr(request, "dry_run", False))
+
+
+def test_every_command_that_asks_for_yes_is_in_the_table() -> None:
+    asking = {
+        f"{group} {name}"
+        for group, commands in cli.commands.items()
+        if isinstance(commands, click.Group)
+        for name, command in commands.commands.items()
+        if any(param.name == "yes" for param in command.params)
+    }
+    assert asking == {" ".join(each.split()[:2]) for each in NEEDS_YES}
+
+
+async def test_deleting_what_nothing_waits_in_needs_no_yes(broker: FakeBroker, postdate: Run) -> None:
+    await postdate("topic", "create", "t")
+    await postdate("subscription", "create", "t", "s")
+    assert (await postdate("subscription", "skip-all", "t", "s")).code == 0
+    assert (await postdate("subscription", "delete", "t", "s")).code == 0
+    assert (await postdate("topic", "delete", "t")).code == 0
+    await postdate("produce", "t", "--payload", "x", "--at", "2100-01-01T00:00:00Z")
+    refused = await postdate("topic", "delete", "t")
+    assert refused.err == "postdate: 1 message waits, and nothing was deleted; add --yes to go on\n"
+    assert (await postdate("topic", "delete", "t", "--yes")).code == 0

@@ -129,9 +129,9 @@ async def test_a_change_by_filter_says_how_many_match_and_needs_yes(
     broker: FakeBroker, postdate: Run, bar: str
 ) -> None:
     asks = await postdate("schedule", "cancel", "t", "--key-prefix", "order-", bar)
-    assert (asks.code, broker.topics["t"].cancelled) == (0, set())
+    assert (asks.code, broker.topics["t"].cancelled) == (2, set())
     assert asks.out.split() == ["matched", "5", "cancelled", "0"]
-    assert asks.err == "nothing was cancelled; add --yes to go on\n"
+    assert asks.err == "postdate: nothing was cancelled; add --yes to go on\n"
     dry = await postdate("schedule", "cancel", "t", "--all", "--dry-run", "--yes", "-o", "json", bar)
     assert (dry.code, dry.json) == (0, {"matched": 5, "would_be_cancelled": 5, "not_done": []})
     assert dry.err.endswith("dry run: nothing was changed; 5 messages would be cancelled\n")

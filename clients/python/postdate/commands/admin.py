@@ -30,9 +30,15 @@ from postdate.commands.settings import (
     Group,
     Settings,
     describe,
+    not_confirmed,
     run,
 )
-from postdate.commands.values import TARGET, local_time, local_zone
+from postdate.commands.values import TARGET, counted, local_time, local_zone
+
+_YES = click.option("--yes", is_flag=True, help="Do it, with messages pending.")
+_IF_NOT_EXISTS = click.option(
+    "--if-not-exists", is_flag=True, help="Leave one of this name as it is, and show it."
+)
 
 
 @click.group(cls=Group)
@@ -42,15 +48,17 @@ def topic() -> None:
 
 @topic.command("create")
 @click.argument("name")
+@_IF_NOT_EXISTS
 @topic_options
 @click.pass_obj
-def create_topic(settings: Settings, /, name: str, **options: Any) -> None:
+def create_topic(settings: Settings, /, name: str, if_not_exists: bool, **options: Any) -> None:
     """Create a topic; what is left out inherits the broker's settings."""
     policy = topic_policy(options)
 
     async def work() -> None:
         async with settings.client() as client:
-            emit_one(settings, _show_topic(settings, await client.topics.create(name, policy)))
+            created = await client.topics.create(name, policy, exist_ok=if_not_exists)
+            emit_one(settings, _show_topic(settings, created))
 
     run(work())
 
@@ -117,12 +125,15 @@ def verify_topic(settings: Settings, name: str) -> None:
 
 @topic.command("delete")
 @click.argument("names", type=TOPIC, nargs=-1, required=True, metavar="NAME...")
+@_YES
 @click.pass_obj
-def delete_topics(settings: Settings, names: tuple[str, ...]) -> None:
+def delete_topics(settings: Settings, names: tuple[str, ...], yes: bool) -> None:
     """Delete topics with their messages and subscriptions."""
 
     async def work() -> None:
         async with settings.client() as client:
+            if not yes:
+                await _check_nothing_pending(client, names, (), "deleted")
             await _each(names, client.topics.delete)
 
     run(work())
@@ -138,10 +149,18 @@ def subscription() -> None:
 @click.argument("name")
 @click.option("--type", "kind", type=click.Choice([each.name.lower() for each in postdate.SubscriptionType]))
 @click.option("--from", "start", type=click.Choice(["earliest", "latest"]), help="Where it begins.")
+@_IF_NOT_EXISTS
 @subscription_options
 @click.pass_obj
 def create_subscription(
-    settings: Settings, /, topic: str, name: str, kind: str | None, start: str | None, **options: Any
+    settings: Settings,
+    /,
+    topic: str,
+    name: str,
+    kind: str | None,
+    start: str | None,
+    if_not_exists: bool,
+    **options: Any,
 ) -> None:
     """Create a subscription NAME of TOPIC; what is left out inherits the broker's settings."""
 
@@ -153,6 +172,7 @@ def create_subscription(
                 type=postdate.SubscriptionType[kind.upper()] if kind else None,
                 initial_position=postdate.InitialPosition[start.upper()] if start else None,
                 policy=subscription_policy(options),
+                exist_ok=if_not_exists,
             )
             emit_one(settings, _show_policies(settings, record(created)))
 
@@ -203,12 +223,15 @@ def seek(
 @subscription.command("skip-all")
 @click.argument("topic", type=TOPIC)
 @click.argument("name", type=SUBSCRIPTION)
+@_YES
 @click.pass_obj
-def skip_all(settings: Settings, topic: str, name: str) -> None:
+def skip_all(settings: Settings, topic: str, name: str, yes: bool) -> None:
     """Settle all that a subscription is owed now, scheduled messages too."""
 
     async def work() -> None:
         async with settings.client() as client:
+            if not yes:
+                await _check_nothing_pending(client, (topic,), (name,), "skipped")
             skipped = await client.subscriptions.skip_all(topic, name)
             emit_one(settings, {"topic": topic, "name": name, "skipped_messages": skipped})
 
@@ -275,12 +298,15 @@ def list_subscriptions(settings: Settings, topic: str) -> None:
 @subscription.command("delete")
 @click.argument("topic", type=TOPIC)
 @click.argument("names", type=SUBSCRIPTION, nargs=-1, required=True, metavar="NAME...")
+@_YES
 @click.pass_obj
-def delete_subscriptions(settings: Settings, topic: str, names: tuple[str, ...]) -> None:
+def delete_subscriptions(settings: Settings, topic: str, names: tuple[str, ...], yes: bool) -> None:
     """Delete subscriptions of TOPIC; their consumers are disconnected."""
 
     async def work() -> None:
         async with settings.client() as client:
+            if not yes:
+                await _check_nothing_pending(client, (topic,), names, "deleted")
             await _each(names, lambda name: client.subscriptions.delete(topic, name))
 
     run(work())
@@ -337,6 +363,27 @@ def _counts(topic: str, stats: postdate.SubscriptionStats) -> dict[str, Any]:
         "consumers": stats.consumers,
         "paused": stats.paused,
     }
+
+
+async def _check_nothing_pending(
+    client: postdate.Client, topics: tuple[str, ...], subscriptions: tuple[str, ...], done: str
+) -> None:
+    """Refuse to go on without --yes if messages wait in what is named; no subscription named means all of a topic."""
+    pending = 0
+    for name in topics:
+        try:
+            (stats,) = await client.stats(name)
+        except postdate.NotFound:
+            continue  # the command itself says so
+        counts = [
+            each.scheduled_messages + each.ready_messages + each.leased_messages
+            for each in stats.subscriptions
+            if not subscriptions or each.name in subscriptions
+        ]
+        # Without a subscription messages wait for the first one.
+        pending += max(counts, default=0 if subscriptions else stats.scheduled_messages)
+    if pending:
+        raise not_confirmed(done, f"{counted(pending, 'message')} {'waits' if pending == 1 else 'wait'}")
 
 
 async def _each(names: tuple[str, ...], action: Callable[[str], Awaitable[object]]) -> None:

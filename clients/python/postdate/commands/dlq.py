@@ -41,16 +41,12 @@ def list_dead_letters(
 
     async def work() -> None:
         rows: list[dict[str, Any]] = []
-        shown = 0
         async with settings.client() as client:
-            async for letter in client.dead_letters.list(topic, subscription, payloads=payload):
+            async for letter in client.dead_letters.list(topic, subscription, limit=limit, payloads=payload):
                 if settings.output == "jsonl":
                     emit_lines([_row(letter)])
                 else:
                     rows.append(_row(letter))
-                shown += 1
-                if shown == limit:
-                    break
         if settings.output != "jsonl":
             columns = [*_COLUMNS, "payload"] if payload else _COLUMNS
             emit_rows(settings, rows, columns)
@@ -63,7 +59,7 @@ def list_dead_letters(
 @click.argument("subscription", type=SUBSCRIPTION)
 @_IDS
 @_ALL
-@click.option("--yes", is_flag=True, help="With --all: really.")
+@click.option("--yes", is_flag=True, help="With --all: do it.")
 @click.option("--delay", type=DURATION, help="Deliver them so long from now.")
 @click.pass_obj
 def requeue(
@@ -93,7 +89,7 @@ def requeue(
 @click.argument("subscription", type=SUBSCRIPTION)
 @_IDS
 @_ALL
-@click.option("--yes", is_flag=True, help="Really.")
+@click.option("--yes", is_flag=True, help="Do it.")
 @click.pass_obj
 def purge(
     settings: Settings,

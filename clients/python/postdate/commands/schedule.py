@@ -27,6 +27,7 @@ from postdate.commands.settings import (
     CommandFailed,
     Group,
     Settings,
+    not_confirmed,
     run,
 )
 from postdate.commands.values import (
@@ -63,7 +64,7 @@ UNTIL = click.option(
 PREFIX = click.option("--key-prefix", "prefix", default="", help="With a schedule key that begins so.")
 _ALL = click.option("--all", "every", is_flag=True, help="All that are waiting.")
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; say what would come of it.")
-_YES = click.option("--yes", is_flag=True, help="With --from, --until, --key-prefix or --all: really.")
+_YES = click.option("--yes", is_flag=True, help="With --from, --until, --key-prefix or --all: do it.")
 
 
 @click.group(cls=Group)
@@ -288,7 +289,7 @@ def _change(
                 if not dry_run and not (yes and matched):
                     emit_one(settings, {"matched": matched, done: 0})
                     if matched:
-                        click.echo(f"nothing was {done}; add --yes to go on", err=True)
+                        raise not_confirmed(done)
                     return
                 if not dry_run:
                     click.echo(f"matched: {counted(matched, 'message')}", err=True)

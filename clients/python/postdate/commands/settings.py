@@ -151,6 +151,11 @@ def exit_code(error: postdate.PostdateError) -> int:
     return EXIT_FAILED
 
 
+def not_confirmed(done: str, why: str = "") -> CommandFailed:
+    """What ends a command that changes by filter, in bulk or with messages pending, and was not told --yes."""
+    return CommandFailed(f"{why + ', and ' if why else ''}nothing was {done}; add --yes to go on", EXIT_USAGE)
+
+
 def describe(error: postdate.PostdateError) -> str:
     """One line."""
     text = " ".join(error.message.split())

@@ -32,9 +32,14 @@ class Topics:
         self._inner = inner
         self._portal = portal
 
-    def create(self, name: str, policy: TopicPolicy | None = None) -> TopicDescription:
-        """Create a topic; `AlreadyExists` if there is one of that name."""
-        return self._portal.run(self._inner.create(name, policy))
+    def create(
+        self, name: str, policy: TopicPolicy | None = None, *, exist_ok: bool = False
+    ) -> TopicDescription:
+        """Create a topic; `AlreadyExists` if there is one of that name.
+
+        With `exist_ok` that one is returned, its settings as they are: `update` changes them.
+        """
+        return self._portal.run(self._inner.create(name, policy, exist_ok=exist_ok))
 
     def get(self, name: str) -> TopicDescription:
         return self._portal.run(self._inner.get(name))
@@ -75,10 +80,16 @@ class Subscriptions:
         type: SubscriptionType | None = None,
         initial_position: InitialPosition | None = None,
         policy: SubscriptionPolicy | None = None,
+        exist_ok: bool = False,
     ) -> SubscriptionDescription:
-        """Create a subscription, SHARED and from LATEST unless said; `AlreadyExists` if there is one."""
+        """Create a subscription, SHARED and from LATEST unless said; `AlreadyExists` if there is one.
+
+        With `exist_ok` that one is returned, its type, place and settings as they are.
+        """
         return self._portal.run(
-            self._inner.create(topic, name, type=type, initial_position=initial_position, policy=policy)
+            self._inner.create(
+                topic, name, type=type, initial_position=initial_position, policy=policy, exist_ok=exist_ok
+            )
         )
 
     def get(self, topic: str, name: str) -> SubscriptionDescription:

@@ -18,9 +18,11 @@ class DeadLetters:
         self._inner = inner
         self._portal = portal
 
-    def list(self, topic: str, subscription: str, *, payloads: bool = False) -> Iterator[DeadLetter]:
-        """What the subscription gave up, oldest first, page by page as the iteration goes on."""
-        return self._portal.iterate(self._inner.list(topic, subscription, payloads=payloads))
+    def list(
+        self, topic: str, subscription: str, *, limit: int | None = None, payloads: bool = False
+    ) -> Iterator[DeadLetter]:
+        """What the subscription gave up, oldest first, page by page as the iteration goes on; at most `limit`."""
+        return self._portal.iterate(self._inner.list(topic, subscription, limit=limit, payloads=payloads))
 
     def requeue(
         self,

@@ -83,6 +83,13 @@ class Message:
         """Settle it: it never comes back on this subscription, unless a seek says so. Returns when that is durable."""
         self._portal.run(self._inner.ack())
 
+    def ack_nowait(self) -> None:
+        """As `ack`, without waiting; `Subscription.wait_confirmed` waits for all of them and raises what failed.
+
+        This is the fast way for consumers that take message after message in one thread.
+        """
+        self._portal.call(self._inner.ack_nowait)
+
     def nack(self, delay: timedelta | None = None, *, dead_letter: bool = False, reason: str = "") -> None:
         """Give it back, to come again after `delay` (None: after the subscription's back-off, less up to half of it).
 

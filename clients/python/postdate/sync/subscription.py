@@ -114,13 +114,6 @@ class Subscription:
         """Ack all of them; return when that is durable. Raises the first failure, if any."""
         self._portal.run(self._inner.ack_many([each._inner for each in messages]))
 
-    def ack_nowait(self, message: Message) -> None:
-        """Ack it without waiting. `wait_confirmed` and `close` wait for all such acks.
-
-        This is the fast way for consumers that take message after message in one thread.
-        """
-        self._portal.call(self._inner.ack_nowait, message._inner)
-
     def wait_confirmed(self) -> None:
         """Wait until everything asked for so far is durable. Raises the first failure of `ack_nowait`."""
         self._portal.run(self._inner.wait_confirmed())
