@@ -23,6 +23,19 @@ class PostdateError(Exception):
             self.reason = reason
         self.facts = facts
 
+    @property
+    def told(self) -> str:
+        """The message as clients get it: the names of the broker's files are for its log."""
+        if not self.names_files:
+            return self.message
+        why = self.__cause__.strerror if isinstance(self.__cause__, OSError) else ""
+        return f"The broker could not use a file of its own{f': {why}' if why else ''}; its log says which"
+
+    @property
+    def names_files(self) -> bool:
+        """Whether message and facts say which file of the broker it is about."""
+        return "path" in self.facts
+
 
 class InvalidRequest(PostdateError):
     """Fix the request: it can never succeed as it is. `field` names the field as the proto does."""
@@ -119,6 +132,14 @@ class StorageFailed(Unavailable):
 
     reason = "STORAGE_FAILED"
 
+    @property
+    def told(self) -> str:
+        return "The broker has stopped accepting writes after a failed write or sync; it must be restarted"
+
+    @property
+    def names_files(self) -> bool:
+        return True
+
 
 class Corrupt(PostdateError):
     """Bytes on disk are not what was written. An operator decides; nothing is skipped in silence."""
@@ -131,6 +152,10 @@ class Corrupt(PostdateError):
         self.path = path
         self.offset = offset
         self.advice = advice
+
+    @property
+    def told(self) -> str:
+        return "Stored messages are damaged; the broker's log says where, and what to do"
 
 
 class MissingFile(Corrupt):

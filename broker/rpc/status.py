@@ -43,20 +43,17 @@ _CODES: tuple[tuple[type[errors.PostdateError], grpc.StatusCode], ...] = (
     (errors.Corrupt, grpc.StatusCode.DATA_LOSS),
 )
 
-# These name files and offsets, which are for the operator, who has them in the log.
-_OPERATORS: dict[type[errors.PostdateError], str] = {
-    errors.StorageFailed: "The broker has stopped accepting writes after a failed write or sync; it must be restarted",
-    errors.Corrupt: "Stored messages are damaged; the broker's log says where, and what to do",
-}
-
 
 def to_status(error: BaseException) -> status_pb2.Status:
     """The status of a failure. A bug becomes INTERNAL with an id that the log has too, and nothing of its text."""
     code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
     if code is None or not isinstance(error, errors.PostdateError):
         return _internal(error)
-    text = next((text for kind, text in _OPERATORS.items() if isinstance(error, kind)), None)
-    metadata = {key: str(value) for key, value in error.facts.items()} if text is None else {}
+    metadata: dict[str, str] = {}
+    if error.names_files:
+        log.warning("A request met a file that cannot be used", error=error)
+    else:
+        metadata = {key: str(value) for key, value in error.facts.items()}
     details: list[Message] = [
         error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
     ]
@@ -67,7 +64,7 @@ def to_status(error: BaseException) -> status_pb2.Status:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(error.retry_after_ms)
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    return _status(code, text or str(error), details)
+    return _status(code, error.told, details)
 
 
 async def abort(context: Context, error: BaseException) -> None:

@@ -390,8 +390,9 @@ class _BackupFailed(Unavailable):
     """The disk said no."""
 
     def __init__(self, error: OSError) -> None:
+        log.warning("A file of the backups could not be read, written or removed", error=error)
         super().__init__(
-            f"Backups cannot be read, written or removed: {error}",
+            f"Backups cannot be read, written or removed: {error.strerror}",
             reason="BACKUP_FAILED",
             retry_after_ms=60_000,
         )

@@ -323,7 +323,7 @@ class Broker:
         if self._journal is None:
             return "recovering"
         if self._journal.failed is not None:
-            return f"writing has ended: {self._journal.failed.message}"
+            return f"writing has ended: {self._journal.failed.told}"
         return "draining" if self._draining else None
 
     async def submit_batch(self, topic_name: str, batch: Batch, *, replace: bool = False) -> Accepted:

@@ -282,7 +282,8 @@ class CompactionDesk:
         except OSError as error:
             for each in wanted:
                 await self._in_file_thread(partial(self._remove_files, topic.topic_id, each))
-            raise Unavailable(f"A compaction's files cannot be moved: {error}") from error
+            log.error("A compaction's files cannot be moved", topic=topic.name, error=error)
+            raise Unavailable(f"A compaction's files cannot be moved: {error.strerror}") from error
         # From here on no await until the record is submitted.
         named = self._allowed(held, wanted, refused)
         if named:

@@ -66,6 +66,6 @@ class Jobs:
         try:
             await work(job)
         except PostdateError as error:
-            job.failure = error.message
+            job.failure = error.told
         finally:
             job.done.set()

@@ -70,6 +70,14 @@ def _status_of(error: PostdateError) -> int:
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 
+def _told(error: PostdateError | Refusal) -> str:
+    if isinstance(error, Refusal):
+        return error.message
+    if error.names_files:
+        log.warning("A page met a file that cannot be used", error=error)
+    return error.told
+
+
 _AUDITED = frozenset({"action", "at", "by", "from", "how", "id", "job", "matched", "name", "prefix", "until"})
 """Fields of forms and paths that the audit trail shows: what is changed, and how."""
 _POSITION = re.compile(r"([0-9]{1,15}):([0-9]{1,10})", re.ASCII)
@@ -217,8 +225,8 @@ class Site:
         except (PostdateError, Refusal) as error:
             status = error.status if isinstance(error, Refusal) else _status_of(error)
             if request.method == "POST" and session is not None:
-                return visit.done("failed", error.message, local_path(visit.form.get("back", "/")))
-            return await visit.page("error.html", status=status, message=error.message, code=status)
+                return visit.done("failed", _told(error), local_path(visit.form.get("back", "/")))
+            return await visit.page("error.html", status=status, message=_told(error), code=status)
 
     async def _dispatch(self, visit: Visit) -> web.Response:
         method = "GET" if visit.request.method == "HEAD" else visit.request.method

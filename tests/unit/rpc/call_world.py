@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
+from broker.jobs.rewrite import rewrite
 from broker.model import Position
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.calls import END_OF_STREAM
@@ -19,7 +20,7 @@ from broker.testing.sim_clock import SimClock
 from broker.topics.compaction_values import Lease
 from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, message_pb2, producer_pb2, schedule_pb2
 from tests.harness import EARLIEST, Inbox, Node, Outgoing
-from tests.unit.topics.compaction_world import TOPIC, config, fill, ledger_ids, work
+from tests.unit.topics.compaction_world import TOPIC, config, fill, ledger_ids
 
 LATER_MS = 3_600_000
 MESSAGE_MAX = 1 << 20
@@ -96,11 +97,10 @@ class World:
         return edge.written
 
 
-async def make_world(clock: SimClock) -> World:
+async def make_world(clock: SimClock, **changes: Any) -> World:
     """Ledgers that can be compacted, pending messages with keys, messages that are out, dead letters and a backup."""
-    node = Node(
-        MemVfs(), clock, config(compaction_cleanup_ms=10_000, lease_ms=LATER_MS, lease_ms_max=LATER_MS)
-    ).open()
+    settings = {"compaction_cleanup_ms": 10_000, "lease_ms": LATER_MS, "lease_ms_max": LATER_MS}
+    node = Node(MemVfs(), clock, config(**settings, **changes)).open()
     services: dict[str, Any] = {
         "ProducerService": producer.ProducerService(node.broker),
         "ConsumerService": consumer.ConsumerService(node.broker),
@@ -304,7 +304,8 @@ async def _(world: World) -> list[Any]:
 @case("CompactionService.CommitCompaction")
 async def _(world: World) -> list[Any]:
     lease = await _leased(world)
-    outputs = await work(world.node, lease)
+    data_dir = world.node.config.data_dir
+    outputs = await rewrite(world.node.vfs, data_dir, f"{data_dir}/{lease.folder}")
     return [
         compaction_pb2.CommitCompactionRequest(
             compaction_id=lease.compaction_id,

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import pytest
 from pyroaring import BitMap
 
+from broker.errors import Corrupt
 from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.subscription import SHARED
 from broker.web import changes
@@ -468,3 +469,16 @@ async def test_a_broker_that_drains_changes_nothing(make_pages):
     pages.broker.drain()
     text = await pages.post("/topics/orders/messages/1:0", csrf=csrf, action="cancel", back="/topics")
     assert "draining" in text
+
+
+async def test_pages_name_no_file_of_the_broker(make_pages, monkeypatch: pytest.MonkeyPatch):
+    pages = await filled(make_pages)
+    await pages.log_in()
+
+    def damaged(name: str) -> None:
+        raise Corrupt("A frame is damaged", path="/secret-place/1.data", offset=7)
+
+    monkeypatch.setattr(pages.broker.registry, "topic", damaged)
+    assert "secret-place" not in await pages.get("/topics/orders", status=500)
+    text = await pages.post("/topics/orders/subscriptions/billing", csrf=await pages.csrf(), action="pause")
+    assert "damaged" in text and "secret-place" not in text
