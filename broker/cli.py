@@ -50,12 +50,13 @@ def _with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--config", "config_path", help="TOML file with settings.", metavar="file")
 @_with_settings
 def serve(config_path: str | None, **flags: str | None) -> None:
-    """Run the broker until SIGTERM or SIGINT."""
+    """Run the broker until SIGTERM or SIGINT; on SIGHUP it reads again what can change meanwhile."""
     given = {name: value for name, value in flags.items() if value is not None}
+    read_config = partial(load_config, given, os.environ, config_path)
     try:
-        config = load_config(given, os.environ, config_path)
+        config = read_config()
         configure_logging(config.log_format, config.log_level)
-        status = _run(config)
+        status = _run(config, read_config)
     except (ConfigError, Fenced, Corrupt) as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
@@ -63,7 +64,7 @@ def serve(config_path: str | None, **flags: str | None) -> None:
     sys.exit(status)
 
 
-def _run(config: BrokerConfig) -> int:
+def _run(config: BrokerConfig, read_config: Callable[[], BrokerConfig]) -> int:
     # gRPC's own messages about a port that is taken come on top of ours; whoever wants them sets the variable.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import uvloop  # noqa: PLC0415 - only a serving broker needs it, and gRPC's server beside it
@@ -72,7 +73,8 @@ def _run(config: BrokerConfig) -> int:
     from broker.server import Server  # noqa: PLC0415
 
     async def serve_until_stopped() -> int:
-        return await Server(config, notifier=ServiceNotifier(os.environ)).run()
+        notifier = ServiceNotifier(os.environ)
+        return await Server(config, notifier=notifier, read_config=read_config).run()
 
     # Before any thread begins, for all of them: a file or network thread that wakes must not push the event loop off
     # its core, which costs two context switches for each read, write and sync. On a free core nothing changes.

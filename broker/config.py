@@ -116,7 +116,9 @@ class BrokerConfig:
     drain_grace_ms: Annotated[
         int,
         duration(
-            0, 10 * MINUTE_MS, "How long a stopping broker waits for its streams to end; 0: not at all."
+            0,
+            10 * MINUTE_MS,
+            "How long a stopping broker waits for consumers that hold messages; 0: not at all.",
         ),
     ] = 10 * SECOND_MS
     clock_recheck_ms: Annotated[

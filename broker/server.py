@@ -7,8 +7,9 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -16,13 +17,13 @@ import grpc
 from grpc_health.v1 import _async as health_aio  # its public name, health.aio, is made at run time
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from broker.config import BrokerConfig, is_loopback
+from broker.config import SETTINGS, BrokerConfig, is_loopback
 from broker.delayed.due_within import due_within
-from broker.errors import Fenced
+from broker.errors import Fenced, Unavailable
 from broker.model import count_entries
 from broker.observe.horizons import HORIZONS
 from broker.observe.lateness import LoopLagProbe
-from broker.observe.logs import get_logger
+from broker.observe.logs import get_logger, set_log_level
 from broker.observe.metrics import BrokerCollector, BrokerSnapshot, SubscriptionSnapshot, TopicSnapshot
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessControl, AccessInterceptor
@@ -33,7 +34,7 @@ from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
 from broker.runtime.vfs import LocalVfs, Vfs
-from broker.settings import split_address
+from broker.settings import ConfigError, split_address
 from broker.topics.broker import Broker
 from broker.topics.topic import Topic
 from broker.web.server import HttpServer
@@ -68,11 +69,9 @@ _MTLS_OPTIONS = {
 }
 
 
-def _fitted(config: BrokerConfig) -> BrokerConfig:
-    """The settings that fit into the descriptors that this process can have."""
-    limit = raise_descriptor_limit()
+def _fitted(config: BrokerConfig, limit: int) -> BrokerConfig:
+    """The settings that fit into so many descriptors."""
     fitted, lowered = fit_descriptors(config, limit)
-    log.info("Open files are limited", limit=limit, connections_max=fitted.connections_max)
     for each in lowered:
         log.warning(
             "A setting was lowered to fit the limit of open files (ulimit -n, LimitNOFILE)",
@@ -109,10 +108,16 @@ class Server:
         notifier: ServiceNotifier | None = None,
         vfs: Vfs | None = None,
         clock: Clock | None = None,
+        read_config: Callable[[], BrokerConfig] | None = None,
     ) -> None:
-        self.config = config = _fitted(config)
+        """`read_config` reads the settings anew, for SIGHUP; without it only files that they name are."""
+        self._read_config = read_config
+        self._given = config
+        self._open_files_max = raise_descriptor_limit()
+        self.config = config = _fitted(config, self._open_files_max)
         self._notifier = notifier or ServiceNotifier({})
         self._stop = asyncio.Event()
+        self._look_now = asyncio.Event()
         self._failure: BaseException | None = None
         self._clock = clock or SystemClock()
         self._executors = [
@@ -155,6 +160,7 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_soon)
         await self.start()
         await self._stop.wait()
         await self.stop()
@@ -175,7 +181,14 @@ class Server:
             self.broker.supervisor.spawn_lasting("security files", self._watch_security())
         await self._grpc.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        log.info("Serving", version=self._version, grpc=self.grpc_address, http=self.http_address)
+        log.info(
+            "Serving",
+            version=self._version,
+            grpc=self.grpc_address,
+            http=self.http_address,
+            open_files_max=self._open_files_max,
+            connections_max=self.config.connections_max,
+        )
         await self._http.start()
         self._notifier.tell(
             "READY=1", f"STATUS=Serving gRPC on {self.grpc_address}, HTTP on {self.http_address}"
@@ -277,10 +290,35 @@ class Server:
         watched = [self._tls.watched] if self._tls is not None else []
         watched += self._access.watched if self._access is not None else ()
         while True:
-            await asyncio.sleep(self.config.security_recheck_ms / 1000)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.config.security_recheck_ms / 1000):
+                    await self._look_now.wait()
+            self._look_now.clear()
             await asyncio.to_thread(lambda: [each.refresh() for each in watched])
             if self._access is not None:
                 await self._access.recheck()
+
+    def _reload_soon(self) -> None:
+        with suppress(Unavailable):  # it stops
+            self.broker.supervisor.spawn("reload", self._reload())
+
+    async def _reload(self) -> None:
+        """Take what can change while the broker serves: certificates, rights, tokens, the least level logged."""
+        log.info("Reloading")
+        self._look_now.set()
+        if self._read_config is None:
+            return
+        try:
+            fresh = await asyncio.to_thread(self._read_config)
+        except ConfigError as error:
+            log.error("The settings cannot be read again; the old ones stay in force", error=error)
+            return
+        set_log_level(fresh.log_level)
+        names = [setting.name for setting in SETTINGS if setting.name != "log_level"]
+        changed = [name for name in names if getattr(fresh, name) != getattr(self._given, name)]
+        log.info("Reloaded", log_level=fresh.log_level)
+        if changed:
+            log.warning("Settings have changed that need a restart", settings=changed)
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         services = (producer, consumer, admin, schedule, compaction)

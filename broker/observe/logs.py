@@ -76,6 +76,11 @@ def configure_logging(log_format: str, log_level: str, stream: TextIO | None = N
     logging.basicConfig(level=_LEVELS[log_level], handlers=[handler], force=True)
 
 
+def set_log_level(log_level: str) -> None:
+    """Log from this level on. Values as in `BrokerConfig`."""
+    logging.getLogger().setLevel(_LEVELS[log_level])
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line."""
 

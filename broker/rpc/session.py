@@ -57,6 +57,7 @@ class Session:
         self._finished_reading = False
         self._was_drained = False  # by the consumer
         self._told_end = False
+        self._is_leaving = False
 
     async def run(self) -> None:
         """Serve the stream until either side ends it; raises what it is to be ended with."""
@@ -74,7 +75,9 @@ class Session:
             await asyncio.gather(reader, *self._in_flight, return_exceptions=True)
 
     def drain(self, grace_ms: int) -> None:
-        """Send no more messages; acks are taken until the stream ends. What is left then goes back uncounted."""
+        """Send no more messages; acks are taken until the stream ends, which it does once none can come. What is left
+        then goes back uncounted."""
+        self._is_leaving = True
         self._subscription.drain(self._consumer)
         self._consumer.hands_back = True
         self._answer(consumer_pb2.SubscribeResponse(draining=consumer_pb2.Draining(grace_ms=grace_ms)))
@@ -191,10 +194,14 @@ class Session:
                 self._subscription.work.set()  # the next batch may gather while this one is sent
                 await self._context.write(encode_batch_response(batch))
                 continue
-            finished = self._finished_reading or consumer.ended
+            finished = self._finished_reading or consumer.ended or self._holds_nothing_more()
             if finished and not self._in_flight and not self._answers:
                 return
             await self._wait_work()
+
+    def _holds_nothing_more(self) -> bool:
+        """Whether the broker leaves, and the consumer has nothing left to acknowledge."""
+        return self._is_leaving and not self._subscription.leases.holds(self._consumer.consumer_id)
 
     async def _wait_work(self) -> None:
         """Wait for something to write; say that all is well when there is nothing for long."""

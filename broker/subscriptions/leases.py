@@ -88,6 +88,10 @@ class Leases:
             return None
         return 0 if self._late else self._none_before_ns
 
+    def holds(self, consumer_id: str) -> bool:
+        """Whether a consumer holds anything."""
+        return any(self._held.get(consumer_id, {}).values())
+
     def held(self, consumer_id: str) -> Entries:
         """All that a consumer holds."""
         return {ledger_id: bitmap.copy() for ledger_id, bitmap in self._held.get(consumer_id, {}).items()}

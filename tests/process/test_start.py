@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from postdate.v1 import consumer_pb2
+from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
 from tests.process.conftest import BrokerProcess, Start
 
 
@@ -145,10 +145,15 @@ async def test_http_door_tells_life_readiness_and_metrics(start: Start, tmp_path
     assert await asyncio.to_thread(get, "/readyz") == (200, "ok\n")
     status, metrics = await asyncio.to_thread(get, "/metrics")
     assert status == 200 and "postdate_" in metrics
-    # A consumer that stays keeps the broker draining: alive, not ready.
+    # A consumer that holds a message keeps the broker draining: alive, not ready.
     call = broker.consumer.Subscribe()
-    await call.write(consumer_pb2.SubscribeRequest(open=consumer_pb2.Open(topic="t", subscription="s")))
+    permits = consumer_pb2.Permits(messages=1)
+    opening = consumer_pb2.Open(topic="t", subscription="s", permits=permits)
+    await call.write(consumer_pb2.SubscribeRequest(open=opening))
     await call.read()
+    message = message_pb2.Message(payload=b"x")
+    await broker.producer.Produce(producer_pb2.ProduceRequest(topic="t", messages=[message]))
+    assert (await call.read()).batch.deliveries
     broker.process.send_signal(signal.SIGTERM)
     assert (await call.read()).HasField("draining")
     assert await asyncio.to_thread(get, "/readyz") == (503, "draining\n")
