@@ -33,9 +33,11 @@ from broker.rpc.tls import ServerCertificates
 from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
+from broker.runtime.spare_files import SpareDescriptors
 from broker.runtime.vfs import LocalVfs, Vfs
 from broker.settings import ConfigError, split_address
 from broker.topics.broker import Broker
+from broker.topics.checkpoint import TOPICS_AT_ONCE
 from broker.topics.topic import Topic
 from broker.web.server import HttpServer
 
@@ -67,6 +69,8 @@ _MTLS_OPTIONS = {
     "grpc.max_connection_age_ms": 3_600_000,
     "grpc.max_connection_age_grace_ms": 30_000,
 }
+_SPARE_DESCRIPTORS = 32
+"""Kept for files; a checkpoint and the other threads have about as many of their own open at a time."""
 
 
 def _fitted(config: BrokerConfig, limit: int) -> BrokerConfig:
@@ -123,15 +127,18 @@ class Server:
         self._executors = [
             ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("journal", "files", "reads", "index")
         ]
+        self._executors.append(ThreadPoolExecutor(TOPICS_AT_ONCE, thread_name_prefix="syncs"))
+        self._spares = SpareDescriptors(_SPARE_DESCRIPTORS)
         self.broker = Broker(
             config,
-            vfs=vfs or LocalVfs(),
+            vfs=vfs or LocalVfs(self._spares),
             clock=self._clock,
             rng=random.Random(),
             journal_executor=self._executors[0],
             file_executor=self._executors[1],
             read_executor=self._executors[2],
             index_executor=self._executors[3],
+            sync_executor=self._executors[4],
             on_failure=self._fail,
         )
         self._version = broker_version()
@@ -216,6 +223,7 @@ class Server:
         await self.broker.stop()
         for executor in self._executors:
             executor.shutdown()
+        self._spares.close()
         log.info("Stopped")
 
     def _note_clock_step(self, step_ms: int) -> None:

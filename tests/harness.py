@@ -41,7 +41,10 @@ LATEST, EARLIEST = 1, 2
 DAY_MS = 86_400_000
 
 # SimLoop queues calls by executor, and any object is one to it.
-_EXECUTORS = [cast("Executor", name) for name in ("journal thread", "file thread", "read thread", "index")]
+_EXECUTORS = [
+    cast("Executor", name)
+    for name in ("journal thread", "file thread", "read thread", "index", "sync threads")
+]
 
 
 def small_config(**changes: object) -> BrokerConfig:
@@ -154,6 +157,7 @@ class Node:
             file_executor=_EXECUTORS[1],
             read_executor=_EXECUTORS[2],
             index_executor=_EXECUTORS[3],
+            sync_executor=_EXECUTORS[4],
             on_failure=self.failures.append,
         )
 

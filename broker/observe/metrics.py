@@ -95,6 +95,7 @@ class BrokerCounters:
     journal_bytes: int = 0
     checkpoints: int = 0
     checkpoint_failures: int = 0
+    file_retries: int = 0
     removed_ledgers: int = 0
     compacted_ledgers: int = 0
     reclaimed_bytes: int = 0
@@ -262,6 +263,7 @@ BROKER_COUNTERS: tuple[Family, ...] = (
     ("journal_bytes", "Bytes written to the journal."),
     ("checkpoints", "Checkpoints completed."),
     ("checkpoint_failures", "Checkpoints that failed."),
+    ("file_retries", "File operations that failed without writing anything and were tried again."),
     ("removed_ledgers", "Ledgers with nothing live whose files were removed."),
     ("compacted_ledgers", "Ledgers whose files were replaced by a generation with what is live of them."),
     ("reclaimed_bytes", "Bytes of the files that were removed, less those of what took their place."),

@@ -3,6 +3,9 @@ the tests can record every write, sync and rename, and reopen the broker at each
 
 Every call blocks. Callers on the event loop hand the call to the file thread.
 
+A write or a sync that fails raises `WriteFailed`: what is on disk is unknown then, and nothing may be written after it.
+Every other call that fails has changed nothing, and may be tried again (`runtime.patience`).
+
 What a crash leaves behind (and `MemVfs` reproduces):
   - bytes written but not synced may be kept, lost, torn or zero, in any order;
   - a name made, renamed or removed is durable only after `sync_dir` of its directory;
@@ -15,14 +18,28 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
+
+from broker.runtime.spare_files import SpareDescriptors
 
 Buffer = bytes | bytearray | memoryview
 
 _IOV_MAX = 1024
 _COPY_BYTES = 1 << 20
 _NO_COPY_RANGE = frozenset({errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM})
+
+
+class WriteFailed(OSError):
+    """Bytes could not be written, or a sync failed: nobody knows what is on disk. Never tried again."""
+
+
+@contextlib.contextmanager
+def _writing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise WriteFailed(error.errno, error.strerror, path) from error
 
 
 class File(Protocol):
@@ -40,15 +57,16 @@ class File(Protocol):
         """As `pread`, or None if it would have to wait for the disk: the one read that the event loop may do."""
 
     def pwrite(self, parts: Sequence[Buffer], offset: int) -> None:
-        """Write all parts, one after the other, at `offset`; raises OSError unless every byte was taken."""
+        """Write all parts, one after the other, at `offset`; raises WriteFailed unless every byte was taken."""
 
     def copy_from(self, source: File, length: int, offset: int) -> None:
         """Write what `source` holds at `offset` to the same place; raises OSError unless all of it was there."""
 
-    def truncate(self, length: int) -> None: ...
+    def truncate(self, length: int) -> None:
+        """Cut the file, or make it longer by zeros; raises WriteFailed."""
 
     def sync(self) -> None:
-        """Return once bytes and length are on disk (`fdatasync`). After an error nothing is known: stop writing."""
+        """Return once bytes and length are on disk (`fdatasync`). WriteFailed: nothing is known; stop writing."""
 
     def close(self) -> None: ...
 
@@ -86,7 +104,10 @@ class Vfs(Protocol):
     def remove(self, path: str) -> None: ...
 
     def sync_dir(self, path: str) -> None:
-        """Return once every name made, renamed or removed in this directory so far is durable."""
+        """Return once every name made, renamed or removed in this directory so far is durable.
+
+        Raises WriteFailed if the sync fails, another OSError if the directory cannot be opened for it.
+        """
 
     def free_bytes(self, path: str) -> int:
         """Bytes that can still be written on the file system that holds `path`."""
@@ -132,11 +153,12 @@ class LocalFile:
         for first in range(0, len(parts), _IOV_MAX):
             chunk = list(parts[first : first + _IOV_MAX])
             length = sum(len(part) for part in chunk)
-            done = os.pwritev(self._fd, chunk, offset)
-            if done < length:  # a short write: finish it, or fail with the error that cut it short
-                rest = memoryview(b"".join(chunk))
-                while done < length:
-                    done += os.pwrite(self._fd, rest[done:], offset + done)
+            with _writing(self._path):
+                done = os.pwritev(self._fd, chunk, offset)
+                if done < length:  # a short write: finish it, or fail with the error that cut it short
+                    rest = memoryview(b"".join(chunk))
+                    while done < length:
+                        done += os.pwrite(self._fd, rest[done:], offset + done)
             offset += length
 
     def copy_from(self, source: File, length: int, offset: int) -> None:
@@ -162,40 +184,52 @@ class LocalFile:
                 copied += count
         except OSError as error:
             if error.errno not in _NO_COPY_RANGE:
-                raise
+                raise WriteFailed(error.errno, error.strerror, self._path) from error
         return copied
 
     def truncate(self, length: int) -> None:
-        os.ftruncate(self._fd, length)
+        with _writing(self._path):
+            os.ftruncate(self._fd, length)
 
     def sync(self) -> None:
-        os.fdatasync(self._fd)
+        with _writing(self._path):
+            os.fdatasync(self._fd)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        # Whatever `close` answers, the number is the system's again: a second close would hit somebody else's file.
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class LocalVfs:
     """The operating system's files. Made readable by their owner only."""
+
+    def __init__(self, spares: SpareDescriptors | None = None) -> None:
+        self._spares = spares or SpareDescriptors(0)
 
     def open(self, path: str, *, create: bool = False) -> LocalFile:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         if create:
             flags |= os.O_CREAT | os.O_EXCL
         try:
-            return LocalFile(path, os.open(path, flags, 0o600))
+            return LocalFile(path, self._spares.open(path, flags))
         except OSError as error:
             if error.errno != errno.EROFS or create:
                 raise
-        return LocalFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+        return LocalFile(path, self._spares.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
 
     def exists(self, path: str) -> bool:
-        return os.path.lexists(path)
+        # Not os.path.lexists, which takes every error for an absent file: an empty folder would be begun in its place.
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def list_dir(self, path: str) -> list[str]:
-        return sorted(os.listdir(path))
+        with self._open_dir(path) as fd:
+            return sorted(os.listdir(fd))
 
     def make_dir(self, path: str) -> None:
         with contextlib.suppress(FileExistsError):
@@ -214,24 +248,31 @@ class LocalVfs:
         os.unlink(path)
 
     def sync_dir(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with self._open_dir(path) as fd, _writing(path):
             os.fsync(fd)
-        finally:
-            os.close(fd)
 
     def free_bytes(self, path: str) -> int:
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
     def lock(self, path: str) -> LocalFile | None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = self._spares.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
             os.close(fd)
-            return None
+            if isinstance(error, BlockingIOError):
+                return None
+            raise
         return LocalFile(path, fd)
+
+    @contextlib.contextmanager
+    def _open_dir(self, path: str) -> Iterator[int]:
+        fd = self._spares.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
 
 def list_if_there(vfs: Vfs, folder: str) -> list[str]:

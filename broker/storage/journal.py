@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from broker.errors import OutOfRange, StorageFailed, Unavailable
 from broker.runtime.clock import Clock, SystemClock
+from broker.runtime.patience import Patience
 from broker.runtime.vfs import Buffer, Vfs
 from broker.storage.frame import (
     LENGTH_MAX,
@@ -86,6 +87,7 @@ class Journal:
         executor: Executor | None,
         on_failed: Callable[[StorageFailed], None] | None,
         observe_sync: Callable[[float], None] | None,
+        patience: Patience,
     ) -> None:
         assert 0 < record_bytes_max <= LENGTH_MAX
         self._files = files
@@ -95,6 +97,7 @@ class Journal:
         self._executor = executor
         self._on_failed = on_failed
         self._observe_sync = observe_sync
+        self._patience = patience
         self._queue: deque[_Submitted] = deque()
         self._taken: deque[_Group] = deque()  # being written, or durable and not settled; two at most
         self._submitted: asyncio.Future[None] | None = None  # what `run` waits for while the queue is empty
@@ -128,6 +131,7 @@ class Journal:
         clock: Clock | None = None,
         on_failed: Callable[[StorageFailed], None] | None = None,
         observe_sync: Callable[[float], None] | None = None,
+        patience: Patience | None = None,
     ) -> Journal:
         """Open the journal, or make it if none is needed yet (from 1 to 0); cuts a torn tail. Blocks.
 
@@ -144,6 +148,7 @@ class Journal:
             executor=executor,
             on_failed=on_failed,
             observe_sync=observe_sync,
+            patience=patience or Patience(),
         )
 
     @property
@@ -263,7 +268,7 @@ class Journal:
         while await self._wait_queued():
             write: asyncio.Future[WrittenGroup] | None = self._start_write()
             while write is not None:
-                write = self._finish_write(await write)
+                write = self._finish_write(await self._wait_written(write))
 
     async def _wait_queued(self) -> bool:
         """Wait for a record; False if none will come."""
@@ -279,6 +284,23 @@ class Journal:
     def _start_write(self) -> asyncio.Future[WrittenGroup]:
         group = self._take_group()
         self._taken.append(group)
+        return self._append(group)
+
+    async def _wait_written(self, write: asyncio.Future[WrittenGroup]) -> WrittenGroup | None:
+        """Wait for the group in flight; what failed before a byte of it was written is begun again.
+
+        None if `fail` came meanwhile, which has told those who wait.
+        """
+        begun = [write]
+
+        async def written() -> WrittenGroup | None:
+            if begun:
+                return await begun.pop()
+            return await self._append(self._taken[0]) if self._failed is None else None
+
+        return await self._patience.wait_done(written)
+
+    def _append(self, group: _Group) -> asyncio.Future[WrittenGroup]:
         # A generator, so that the file thread makes the tuples.
         records = ((record.record_type, record.parts, record.body_bytes) for record in group.records)
         append = self._files.append
@@ -297,9 +319,9 @@ class Journal:
         self._next_lsn += len(records)
         return group
 
-    def _finish_write(self, written: WrittenGroup) -> asyncio.Future[WrittenGroup] | None:
+    def _finish_write(self, written: WrittenGroup | None) -> asyncio.Future[WrittenGroup] | None:
         """Settle the group whose sync has returned; returns the write of the next group, if there is one."""
-        if self._failed is not None:  # `fail` came during the sync, and has told those who wait
+        if written is None or self._failed is not None:  # `fail` came, and has told those who wait
             return None
         durable = self._taken[0]
         # What has gathered goes to the disk first, so that the disk works while we apply.

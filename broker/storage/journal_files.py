@@ -20,6 +20,7 @@ before the lsn that is needed, and never looks at what lies below.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from bisect import bisect_right
@@ -216,16 +217,26 @@ class JournalFiles:
         with self._lock:
             spare = self._spares.pop() if self._spares else None
         path = spare or self._spare_path()
-        file = self._vfs.open(path, create=spare is None)
-        file.pwrite([encode_header(first_lsn)], 0)
-        file.sync()
-        self._vfs.rename(path, self._path(first_lsn))
-        self._vfs.sync_dir(self._folder)
+        with contextlib.ExitStack() as undo:
+            # What fails without a write lost is tried again: the spare is needed then, and the descriptor is not.
+            undo.callback(self._keep_spare, path)
+            file = self._vfs.open(path, create=spare is None)
+            undo.callback(file.close)
+            file.pwrite([encode_header(first_lsn)], 0)
+            file.sync()
+            self._vfs.rename(path, self._path(first_lsn))
+            self._vfs.sync_dir(self._folder)
+            undo.pop_all()
         if self._file is not None:
             self._file.close()
         self._file, self._first_lsn, self._end = file, first_lsn, HEADER_BYTES
         with self._lock:
             self._segments.append(first_lsn)
+
+    def _keep_spare(self, path: str) -> None:
+        if self._vfs.exists(path):  # not made, or renamed already
+            with self._lock:
+                self._spares.append(path)
 
     def _read_last(self) -> bytes:
         return self._read(self._segments[-1]) if self._segments else b""

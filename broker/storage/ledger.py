@@ -202,14 +202,18 @@ class Ledger:
         """Write everything appended so far to the files, without syncing it; then forget it here."""
         await self._flush_to(self.entry_count)
 
-    async def persist(self, capture: LedgerCapture) -> None:
-        """Return once everything the capture names is on disk; the caller syncs the folder."""
+    async def persist(self, capture: LedgerCapture, executor: Executor | None = None) -> None:
+        """Return once everything the capture names is on disk; the caller syncs the folder.
+
+        The sync blocks a thread of `executor`, which may be another than that of the writes: they may overlap.
+        """
         await self._flush_to(capture.entry_count)
         checksums = self._checksums if capture.sealed else None
         if checksums is None and self._synced_count >= capture.entry_count:
             return
         footers = (checksums[0].encode_footer(), checksums[1].encode_footer()) if checksums else None
-        await asyncio.shield(self._start(self._storage.sync, footers, capture.entry_count))
+        sync = self._start(executor or self._executor, self._storage.sync, footers, capture.entry_count)
+        await asyncio.shield(sync)
         self._synced_count = max(self._synced_count, capture.entry_count)
         if footers is not None:
             self._checksums = None
@@ -307,6 +311,7 @@ class Ledger:
         batches = self._tail.batches()
         first = batches[0]
         future = self._start(
+            self._executor,
             self._storage.write,
             first.first_entry_id,
             first.data_offset,
@@ -327,12 +332,14 @@ class Ledger:
         future.add_done_callback(written)
         self._writing = future
 
-    def _start(self, function: Callable[..., None], *arguments: Any) -> asyncio.Future[None]:
-        """Hand work to the file thread, unless writing has ended."""
+    def _start(
+        self, executor: Executor, function: Callable[..., None], *arguments: Any
+    ) -> asyncio.Future[None]:
+        """Hand work to a thread, unless writing has ended."""
         if self._failure is not None:
             # Never retried: a second sync may succeed without having kept the bytes of the first.
             raise StorageFailed(f"ledger {self.name.ledger_id} stopped writing") from self._failure
-        future = asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+        future = asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
         future.add_done_callback(self._note_failure)
         return future
 

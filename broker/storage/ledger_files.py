@@ -25,7 +25,7 @@ from pyroaring import BitMap
 
 from broker.errors import Corrupt, MissingFile, NotFound, StorageFailed, Unavailable, WrongSize
 from broker.model import ROW, Array, EntryColumns, Int64Column, RowColumn, UInt32Column
-from broker.runtime.vfs import Buffer, File, Vfs
+from broker.runtime.vfs import Buffer, File, Vfs, WriteFailed
 from broker.storage.blocks import (
     HEADER_BYTES,
     KINDS,
@@ -207,10 +207,15 @@ class OpenFiles:
             files = []
             for kind in KINDS:
                 files.append(self.vfs.open(name.path(kind), create=True))
+                opened.callback(self._remove, name.path(kind))  # the next attempt makes it
                 opened.callback(files[-1].close)
                 files[-1].pwrite([name.header(kind).encode()], 0)
             opened.pop_all()
         return Handles(*files)
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(OSError):
+            self.vfs.remove(path)
 
 
 def open_checked(vfs: Vfs, name: LedgerName, kind: str) -> File:
@@ -289,7 +294,10 @@ class LedgerFiles:
         rows: Sequence[RowColumn],
         frames: Sequence[bytes],
     ) -> None:
-        """Write batches that follow what was written; make the files if these are the first."""
+        """Write batches that follow what was written; make the files if these are the first.
+
+        Raises StorageFailed once bytes are in doubt, OSError if nothing was written.
+        """
         if self._access.deleted:
             return  # what was appended last need not be written any more
         with self._writing(create=not self._made) as handles:
@@ -373,7 +381,7 @@ class LedgerFiles:
                 yield handles
             finally:
                 self._open_files.unpin(handles)
-        except OSError as error:
+        except WriteFailed as error:
             path = self.name.path("*")
             raise StorageFailed(f"a ledger could not be written ({path}): {error}", path=path) from error
 

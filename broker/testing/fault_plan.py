@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 class Fault:
     """Fail the `nth` operation from now on that matches; with `onward` every later one too."""
 
-    kind: str  # a pattern over `Op.kind`, "open", "read" and "list_dir"
+    kind: str  # a pattern over `Op.kind`, "open", "open_dir" (for a sync), "read" and "list_dir"
     glob: str = "*"  # over the path without its leading slash; `*` matches slashes too
     nth: int = 1
     error: int = errno.EIO

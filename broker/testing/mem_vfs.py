@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
-from broker.runtime.vfs import Buffer, File
+from broker.runtime.vfs import Buffer, File, WriteFailed
 from broker.testing.fault_plan import FaultPlan
 
 SECTOR_BYTES = 512
@@ -117,9 +117,9 @@ class MemFile:
         if room > 0:
             self._vfs._change(node, Op("write", _clean(self._path), node.id, offset, data[:room]))
         if room < taken:
-            raise _os_error(errno.ENOSPC, self._path)
+            raise _write_failed(errno.ENOSPC, self._path)
         if fault is not None:
-            raise _os_error(fault.error, self._path)
+            raise _write_failed(fault.error, self._path)
 
     def copy_from(self, source: File, length: int, offset: int) -> None:
         block = source.pread(length, offset)
@@ -129,9 +129,10 @@ class MemFile:
 
     def truncate(self, length: int) -> None:
         node = self._checked()
-        self._vfs._meet_fault("truncate", self._path)
+        if (fault := self._vfs.faults.take("truncate", _clean(self._path))) is not None:
+            raise _write_failed(fault.error, self._path)
         if self._vfs._room(node, length, 0) < 0:
-            raise _os_error(errno.ENOSPC, self._path)
+            raise _write_failed(errno.ENOSPC, self._path)
         self._vfs._change(node, Op("truncate", _clean(self._path), node.id, length))
 
     def sync(self) -> None:
@@ -237,6 +238,7 @@ class MemVfs:
         self._unname("remove", path)
 
     def sync_dir(self, path: str) -> None:
+        self._meet_fault("open_dir", path)
         self._sync("sync_dir", path, self._find_dir(path).id)
 
     def free_bytes(self, path: str) -> int:
@@ -331,7 +333,7 @@ class MemVfs:
         fault = self.faults.take(kind, _clean(path))
         self._record("sync_failed" if fault else kind, path, node)
         if fault is not None:
-            raise _os_error(fault.error, path)
+            raise _write_failed(fault.error, path)
 
     def _meet_fault(self, kind: str, path: str) -> None:
         if (fault := self.faults.take(kind, _clean(path))) is not None:
@@ -578,3 +580,7 @@ def _clean(path: str) -> str:
 
 def _os_error(error: int, path: str) -> OSError:
     return OSError(error, os.strerror(error), path)  # becomes FileNotFoundError and the like by its number
+
+
+def _write_failed(error: int, path: str) -> WriteFailed:
+    return WriteFailed(error, os.strerror(error), path)

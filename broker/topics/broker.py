@@ -22,6 +22,7 @@ from broker.observe.audit import AuditTrail
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
+from broker.runtime.patience import Patience
 from broker.runtime.supervise import Supervisor
 from broker.runtime.vfs import File, Vfs
 from broker.storage.blocks import LedgerName
@@ -68,6 +69,7 @@ class Broker:
         read_executor: Executor,
         index_executor: Executor,
         on_failure: Callable[[BaseException], None],
+        sync_executor: Executor | None = None,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -79,6 +81,8 @@ class Broker:
         self._rng = rng
         self._journal_executor = journal_executor
         self._file_executor = file_executor
+        self._sync_executor = sync_executor or file_executor
+        self._patience = Patience(self._note_file_retry)
         self._read_executor = read_executor
         self._index_executor = index_executor
         self._on_failure = on_failure
@@ -90,11 +94,11 @@ class Broker:
         self.dead_letters = DeadLetterOffice(
             self.registry, config, clock, spawn=self.supervisor.spawn, wait_room=self._wait_room
         )
-        self._overdue = Overdue(self.registry, clock, vfs, self._layout.alive, file_executor)
+        self._overdue = Overdue(self.registry, clock, vfs, self._layout.alive, file_executor, self._patience)
         self._journal: Journal | None = None
         self._checkpointer: Checkpointer | None = None
         self._backups: Backups | None = None
-        self._tail_writer = TailWriter(config.tail_bytes_max)
+        self._tail_writer = TailWriter(config.tail_bytes_max, self._patience)
         self._live_check = LiveCheck(self._bucket_storage, index_executor)
         self.compactions = CompactionDesk(
             self.registry,
@@ -141,6 +145,7 @@ class Broker:
             clock=self.clock,
             on_failed=self._writing_failed,
             observe_sync=self.counters.journal_sync.observe,
+            patience=self._patience,
         )
         self._checkpointer = Checkpointer(
             broker_id=manifests.root.broker_id,
@@ -148,6 +153,8 @@ class Broker:
             vfs=self._vfs,
             clock=self.clock,
             executor=self._file_executor,
+            sync_executor=self._sync_executor,
+            patience=self._patience,
             journal=self._journal,
             registry=self.registry,
             open_files=self._open_files,
@@ -224,6 +231,7 @@ class Broker:
     async def stop(self) -> None:
         """Write what is pending and a last checkpoint, then let go of the data directory."""
         self._draining = True
+        self._patience.end()
         await self.compactions.stop()
         self.registry.stop()
         await self.dead_letters.wait_idle()
@@ -389,9 +397,13 @@ class Broker:
         return LocalKeyRuns(self._vfs, self._layout.keys(topic_id), topic_id, self._read_executor)
 
     async def _make_topic_folders(self, topic_id: int) -> None:
-        await asyncio.get_running_loop().run_in_executor(
-            self._file_executor, self._layout.make_topic_folders, self._vfs, topic_id
+        loop, make_folders = asyncio.get_running_loop(), self._layout.make_topic_folders
+        await self._patience.wait_done(
+            lambda: loop.run_in_executor(self._file_executor, make_folders, self._vfs, topic_id)
         )
+
+    def _note_file_retry(self) -> None:
+        self.counters.file_retries += 1
 
     def _writing_failed(self, error: StorageFailed) -> None:
         log.error("Writing has ended for good; restart the broker once the disk is well", error=error)
@@ -407,7 +419,11 @@ class Broker:
     async def _watch_disk(self) -> None:
         while True:
             await asyncio.sleep(_DISK_CHECK_SECONDS)
-            self._check_disk()
+            try:
+                self._check_disk()
+            except OSError as error:  # the last figure stands until there is another
+                self._note_file_retry()
+                log.warning("The free space could not be looked up", error=error)
 
     def _check_disk(self) -> None:
         self.disk_free_bytes = free_bytes = self._vfs.free_bytes(self.config.data_dir)

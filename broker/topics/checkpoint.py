@@ -5,6 +5,9 @@
     3  sync the folder of topics, replace `broker.manifest`
     4  drop the journal up to `checkpoint_lsn`; delete the files that no manifest names any more
 
+Topics are written several at a time, for each waits for syncs of its own. The steps of one topic are in this order;
+those of two touch different files, and the root comes after all of them.
+
 A crash between any two steps leaves manifests that are each older or newer than the root, never torn, and a
 journal that begins at or before what the oldest of them needs. A topic's manifest that is newer than the root
 is fine: replay applies to each topic only what lies above its own `applied_lsn`. Files written for a manifest
@@ -19,6 +22,7 @@ import errno
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from broker.delayed.bucket_values import BucketImage
@@ -27,6 +31,7 @@ from broker.errors import StorageFailed
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
+from broker.runtime.patience import Patience
 from broker.runtime.vfs import Vfs, replace_file
 from broker.storage.amendments import AmendmentsImage, encode_amendments
 from broker.storage.blocks import LedgerCapture
@@ -51,6 +56,9 @@ from broker.topics.topic import Topic
 log = get_logger(__name__)
 
 T = TypeVar("T")
+
+TOPICS_AT_ONCE = 8
+"""How many topics a checkpoint writes at a time: one sync of most file systems serves whoever waits for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +190,8 @@ def _still_gone(topic: Topic, frontier_ms: int) -> tuple[tuple[int, int], ...]:
 
 
 class Checkpointer:
-    """Writes checkpoints. One at a time; any failure to write ends writing for good."""
+    """Writes checkpoints, one at a time. A failed write or sync ends writing for good; what fails without having
+    written anything is tried again."""
 
     def __init__(
         self,
@@ -192,6 +201,8 @@ class Checkpointer:
         vfs: Vfs,
         clock: Clock,
         executor: Executor | None,
+        sync_executor: Executor | None,
+        patience: Patience,
         journal: Journal,
         registry: Registry,
         open_files: OpenFiles,
@@ -204,6 +215,8 @@ class Checkpointer:
         self._vfs = vfs
         self._clock = clock
         self._executor = executor
+        self._sync_executor = sync_executor
+        self._patience = patience
         self._journal = journal
         self._registry = registry
         self._open_files = open_files
@@ -263,13 +276,7 @@ class Checkpointer:
         root = self._capture_root()
         deleted, self._registry.deleted_ids = self._registry.deleted_ids, set()
         changed, self._changed = self._changed, set()
-        for topic_id in sorted(changed):
-            if topic := self._registry.topics.get(topic_id):
-                capture = capture_topic(topic)
-                await self._persist(capture)
-                await topic.index_image_durable(capture.index)
-                await topic.keys.remove_deleted(capture.keys)
-                await self._remove_dropped(topic, capture.dropped)
+        await self._write_topics(changed)
         await self._in_thread(self._vfs.sync_dir, self._layout.topics)  # folders of new topics
         # A topic that went meanwhile has no manifest that holds its records up to the root's lsn, perhaps none
         # at all. Left out, it is one of those whose records recovery skips.
@@ -278,12 +285,15 @@ class Checkpointer:
         await self._in_thread(self._journal.drop_below, root.checkpoint_lsn + 1)
         for topic_id in sorted(deleted):
             try:
-                await self._in_thread(self._remove_topic, topic_id)
+                await self._once_in_thread(self._executor, self._remove_topic, topic_id)
             except OSError as error:
-                if error.errno != errno.ENOTEMPTY:
-                    raise
-                # A seal that had begun put a file there meanwhile; the next checkpoint finds nobody at work.
+                # The next checkpoint tries again. A seal that had begun may have put a file there meanwhile; then
+                # it finds nobody at work.
                 self._registry.deleted_ids.add(topic_id)
+                if error.errno != errno.ENOTEMPTY:
+                    log.warning(
+                        "A deleted topic's files could not be removed", topic_id=topic_id, error=error
+                    )
         self._counters.checkpoints += 1
         self._counters.checkpoint.observe((self._clock.monotonic_ns() - started_ns) / 1e9)
 
@@ -298,11 +308,35 @@ class Checkpointer:
             last_alive_ms=self._clock.now_ms() if self.last_alive_ms is None else self.last_alive_ms,
         )
 
+    async def _write_topics(self, topic_ids: set[int]) -> None:
+        waiting = iter(sorted(topic_ids))
+
+        async def write_some() -> None:
+            for topic_id in waiting:
+                if topic := self._registry.topics.get(topic_id):
+                    await self._checkpoint_topic(topic)
+
+        tasks = [asyncio.create_task(write_some()) for _ in range(min(TOPICS_AT_ONCE, len(topic_ids)))]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+
+    async def _checkpoint_topic(self, topic: Topic) -> None:
+        capture = capture_topic(topic)
+        await self._persist(capture)
+        await topic.index_image_durable(capture.index)
+        await topic.keys.remove_deleted(capture.keys)
+        await self._remove_dropped(topic, capture.dropped)
+
     async def _persist(self, capture: TopicCapture) -> None:
         topic_id = capture.image.topic_id
         await self._in_thread(self._layout.make_topic_folders, self._vfs, topic_id)
-        for ledger, ledger_capture_ in capture.ledgers:
-            await ledger.persist(ledger_capture_)
+        for ledger, named in capture.ledgers:
+            await self._patience.wait_done(partial(ledger.persist, named, self._sync_executor))
         await self._in_thread(self._write_topic, capture)
 
     def _write_topic(self, capture: TopicCapture) -> None:
@@ -329,9 +363,19 @@ class Checkpointer:
         named.add(capture.image.producers_file)
         for name in self._vfs.list_dir(folder):
             if name not in named:
-                self._vfs.remove(f"{folder}/{name}")
+                self._remove_unnamed(f"{folder}/{name}")
         for name in capture.amendments_before:
-            self._vfs.remove(f"{self._layout.ledgers(topic_id)}/{name}")
+            self._remove_unnamed(f"{self._layout.ledgers(topic_id)}/{name}")
+
+    def _remove_unnamed(self, path: str) -> None:
+        try:
+            self._vfs.remove(path)
+        except FileNotFoundError:  # a first attempt at this manifest has removed it
+            pass
+        except OSError as error:
+            log.warning(
+                "A file that nothing needs any more stays until the next start", path=path, error=error
+            )
 
     async def _remove_dropped(self, topic: Topic, dropped: tuple[DroppedLedger, ...]) -> None:
         """Remove the files of ledgers that the topic's manifest does not name any more."""
@@ -340,7 +384,7 @@ class Checkpointer:
                 topic.log.dropped += dropped[index:]  # the next checkpoint tries again
                 return
             try:
-                await self._in_thread(self._remove_ledger, topic.topic_id, each)
+                await self._once_in_thread(self._executor, self._remove_ledger, topic.topic_id, each)
             except OSError as error:
                 topic.log.dropped.append(each)
                 name = each.ledger.name
@@ -367,7 +411,15 @@ class Checkpointer:
             remove_tree(self._vfs, self._layout.topic(topic_id))
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call it in one of the threads for syncs, and again if it failed without having written anything."""
+        return await self._patience.wait_done(
+            partial(self._once_in_thread, self._sync_executor, function, *arguments)
+        )
+
+    async def _once_in_thread(
+        self, executor: Executor | None, function: Callable[..., T], *arguments: object
+    ) -> T:
         loop = asyncio.get_running_loop()
         # Shielded: half a checkpoint may be left behind by a crash, but not by a caller that went away while
         # the file thread still writes.
-        return await asyncio.shield(loop.run_in_executor(self._executor, function, *arguments))
+        return await asyncio.shield(loop.run_in_executor(executor, function, *arguments))

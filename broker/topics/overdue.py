@@ -28,6 +28,7 @@ from broker.errors import Corrupt, NotFound, PostdateError
 from broker.model import Entries, bitmap_of, count_entries, without_entries
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
+from broker.runtime.patience import Patience
 from broker.runtime.supervise import YieldBudget
 from broker.runtime.vfs import Vfs
 from broker.storage.alive import (
@@ -70,13 +71,20 @@ class Overdue:
     """See the module's description. `read`, then `begin`; `beat` and `sweep` run from then on."""
 
     def __init__(
-        self, registry: Registry, clock: Clock, vfs: Vfs, path: str, executor: Executor | None
+        self,
+        registry: Registry,
+        clock: Clock,
+        vfs: Vfs,
+        path: str,
+        executor: Executor | None,
+        patience: Patience,
     ) -> None:
         self._registry = registry
         self._clock = clock
         self._vfs = vfs
         self._path = path
         self._executor = executor
+        self._patience = patience
         self._last_alive_ms = 0
         self._absences: tuple[Absence, ...] = ()
         self._written: Alive | None = None  # what the file says, if it is there
@@ -184,8 +192,9 @@ class Overdue:
         return Alive(self._last_alive_ms, self._absences)
 
     async def _in_thread(self, function: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
         # Shielded: a second one must not begin while the file thread is at the first.
-        await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, function))
+        await self._patience.wait_done(lambda: asyncio.shield(loop.run_in_executor(self._executor, function)))
 
 
 def _has_action(topic: Topic) -> bool:

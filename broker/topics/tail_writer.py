@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from broker.runtime.patience import Patience
 from broker.topics.topic import Topic
 
 _WRITE_BYTES = 1 << 20
@@ -17,8 +18,9 @@ class TailWriter:
     call for each batch. Produce calls wait in `wait_room` when the disk does not keep up.
     """
 
-    def __init__(self, tail_bytes_max: int) -> None:
+    def __init__(self, tail_bytes_max: int, patience: Patience) -> None:
         self._tail_bytes_max = tail_bytes_max
+        self._patience = patience
         self._topics: dict[int, Topic] = {}
         self._unwritten_bytes = 0
         self._full = asyncio.Event()
@@ -69,7 +71,7 @@ class TailWriter:
             for ledger in list(topic.log.dirty.values()):
                 if not topic.deleted:
                     await topic.prepare_folders()
-                    await ledger.flush()
+                    await self._patience.wait_done(ledger.flush)
         self._unwritten_bytes -= written_bytes
         if self._unwritten_bytes < self._tail_bytes_max:
             self._room.set()

@@ -1,7 +1,8 @@
 """Disks that fail, fill up or rot: writing ends at the first failure, and no wrong byte is ever taken for a right one.
 
 A fault hits once; everything after it would succeed again. That is the trap: a sync that works after a failed one
-vouches for bytes that the system has dropped (`MemVfs` M6), so nothing may be answered any more.
+vouches for bytes that the system has dropped (`MemVfs` M6), so nothing may be answered any more. Where no bytes are
+in doubt it is the other way round: whatever the broker wanted of names it wants again, and nobody notices.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import asyncio
 import errno
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import google_crc32c
 import pytest
@@ -31,7 +33,9 @@ from tests.harness import EARLIEST, Inbox, Node, Outgoing, small_config
 ROOT = "data/broker.manifest"
 Step = Callable[[], Awaitable[Any]]
 
-WRITING = ("write", "create", "rename", "make_dir", "remove", "list_dir", "sync", "sync_dir")
+WRITING = ("write", "sync", "sync_dir")
+NAMING = ("create", "open", "open_dir", "rename", "make_dir", "remove", "remove_dir", "list_dir")
+NAMING_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EIO)
 
 
 # -- a disk that fails once ----------------------------------------------------------------------------------------
@@ -53,11 +57,11 @@ class Run:
         self.refused: list[Exception] = []
         self.clock = clock
 
-    async def work(self) -> Node:
-        """The fault is armed once the broker serves; the data directory is opened without it."""
+    async def work(self, faults: Sequence[Fault] = ()) -> Node:
+        """The faults are armed once the broker serves; the data directory is opened without them."""
         node = self.recorder.open()
-        if self.fault is not None:
-            self.vfs.faults.add(self.fault)
+        for fault in (*([self.fault] if self.fault is not None else ()), *faults):
+            self.vfs.faults.add(fault)
         await self.attempt(lambda: node.create_subscription("orders", "billing", position=EARLIEST))
         for number in range(4):
             await self.attempt(lambda n=number: node.produce("orders", _messages(n)))
@@ -102,7 +106,7 @@ def _messages(number: int) -> list[Outgoing]:
 @cache
 def operation_counts() -> dict[str, int]:
     """How often each kind of operation happens while the work goes well."""
-    counting = [Fault(kind, nth=1 << 30) for kind in WRITING]
+    counting = [Fault(kind, nth=1 << 30) for kind in (*WRITING, *NAMING)]
 
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         run = Run(clock, None)
@@ -147,6 +151,32 @@ async def meet_fault(clock: SimClock, fault: Fault) -> None:
     if was_failed:
         later = [op.path for op in run.vfs.ops[failed_at:] if op.kind in ("rename", "write", "remove")]
         assert not later, "the stop wrote to a disk that had failed"
+    await check_every_restart(run)
+
+
+@pytest.mark.parametrize("kind", NAMING)
+def test_what_failed_before_a_byte_was_written_is_done_again_and_nobody_is_refused(kind):
+    count = operation_counts()[kind]
+    assert count > 0
+    for nth in range(1, count + 1):
+        # From then on two more of the kind fail, so that what comes after a failure fails as well.
+        for error in (NAMING_ERRORS[nth % len(NAMING_ERRORS)], errno.EMFILE):
+            faults = [Fault(kind, nth=nth + more, error=error) for more in (0, 1, 2)]
+            try:
+                run_sim(lambda _, clock, faults=faults: outlive_faults(clock, faults), seed=3)
+            except BaseException as failure:
+                failure.add_note(f"{kind} number {nth} of {count} failed with {errno.errorcode[error]}")
+                raise
+
+
+async def outlive_faults(clock: SimClock, faults: list[Fault]) -> None:
+    run = Run(clock, None)
+    node = await run.work(faults)
+    assert not run.refused
+    assert node.failures == []
+    assert node.broker.journal.failed is None
+    await node.stop()
+    assert node.failures == []
     await check_every_restart(run)
 
 
@@ -270,6 +300,24 @@ async def produce_until_refused(node: Node, stored: list[Position]) -> None:
         messages = [Outgoing(bytes(800)), Outgoing(bytes(9), deliver_after_ms=9_000)]
         stored += await node.produce("orders", messages)
         await asyncio.sleep(0.5)
+
+
+def test_the_last_figure_of_the_free_space_stands_while_it_cannot_be_looked_up():
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        vfs = MemVfs(capacity_bytes=60_000)
+        node = Node(vfs, clock, small_config(disk_reserve_bytes=30_000)).open()
+        known = node.broker.disk_free_bytes
+        with patch.object(vfs, "free_bytes", side_effect=OSError(errno.EIO, "Input/output error")):
+            await asyncio.sleep(3)
+            await node.produce("orders", [Outgoing(b"goes on")])
+        assert node.broker.disk_free_bytes == known > 0
+        assert node.broker.counters.file_retries >= 3
+        assert node.failures == []
+        await asyncio.sleep(2)
+        assert node.broker.disk_free_bytes < known
+        await node.stop()
+
+    run_sim(scenario, seed=5)
 
 
 # -- two brokers, one directory ------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import OutOfRange, StorageFailed, Unavailable
+from broker.runtime.patience import Patience
 from broker.runtime.vfs import LocalVfs, Vfs
 from broker.storage.segment import encode_header
 from broker.testing.fault_plan import Fault
@@ -133,12 +135,51 @@ FAULTS = {
     "write": Fault("write", "*/journal/*"),
     "short write": Fault("write", "*/journal/*", after_bytes=5),
     "sync, once": Fault("sync", "*/journal/*"),
-    "roll: create": Fault("create", "*/journal/*"),
     "roll: header": Fault("write", "*/spare*"),
     "roll: header sync": Fault("sync", "*/spare*"),
-    "roll: rename": Fault("rename", "*/spare*"),
     "roll: sync of the folder": Fault("sync_dir", "*/journal"),
 }
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize(
+    ("kind", "glob"),
+    [("create", "*/spare*"), ("open", "*/spare*"), ("rename", "*/spare*"), ("open_dir", "*/journal")],
+)
+async def test_a_roll_that_failed_before_its_group_was_written_is_begun_again(
+    kind: str, glob: str, error: int
+) -> None:
+    vfs = make_vfs()
+    repeated: list[int] = []
+    patience = Patience(lambda: repeated.append(1))
+    async with running(
+        open_journal(vfs, segment_bytes=1, spare_segments_max=9, patience=patience)
+    ) as journal:
+        await append(journal, 3)
+        if kind == "open":
+            journal.drop_below(3)  # two segments wait as spares
+        fault = vfs.faults.add(Fault(kind, glob, error=error))
+        await append(journal, 2)
+        assert fault.hit_count == len(repeated) == 1
+        assert journal.failed is None
+        spares = [name for name in vfs.list_dir(f"{FOLDER}") if name.startswith("spare")]
+        assert len(spares) == journal.stats().spares, "a spare was forgotten"
+    assert [lsn for lsn, _, _ in open_journal(vfs, (4, 5)).replay(4)] == [4, 5]
+
+
+async def test_what_waits_for_a_file_ends_with_the_failure_of_another() -> None:
+    vfs = make_vfs()
+    journal = open_journal(vfs, segment_bytes=1)
+    run = asyncio.create_task(journal.run())
+    await append(journal, 2)
+    vfs.faults.add(Fault("create", "*/spare*", error=errno.EMFILE, onward=True))
+    doomed = journal.submit(2, [b"x"], keep_lsn)
+    while not vfs.faults.faults[0].hit_count:
+        await asyncio.sleep(0)
+    journal.fail("A ledger could not be written", OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(StorageFailed):
+        await doomed
+    await run
 
 
 @pytest.mark.parametrize("name", FAULTS)

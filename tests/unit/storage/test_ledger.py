@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from broker.errors import Corrupt, NotFound, StorageFailed, Unavailable
 from broker.model import ROW, Int64Column, RowColumn
-from broker.runtime.vfs import LocalVfs
+from broker.runtime.vfs import LocalVfs, WriteFailed
 from broker.storage import ledger_reads
 from broker.storage.blocks import HEADER_BYTES, KINDS
 from broker.storage.ledger import Ledger
@@ -257,8 +258,25 @@ async def test_a_cancelled_flush_takes_nothing_back() -> None:
     await book.check()
 
 
-@pytest.mark.parametrize("kind", ["create", "write"])
 @pytest.mark.parametrize("nth", [1, 2, 3])
+async def test_files_that_could_not_be_made_are_made_by_the_next_attempt(nth: int) -> None:
+    vfs = new_vfs()
+    book = Book(vfs)
+    book.append(10)
+    vfs.faults.add(Fault("create", nth=nth, error=errno.EMFILE))
+    with pytest.raises(OSError, match="Too many open files") as refusal:
+        await book.ledger.flush()
+    assert not isinstance(refusal.value, WriteFailed)
+    assert not book.ledger.stats().failed
+    assert vfs.snapshot() == {}, "what was made is in the way of the next attempt"
+    await book.check()
+    await book.ledger.persist(book.ledger.capture())
+    assert book.ledger.stats().synced_count == 10
+    await book.check()
+
+
+@pytest.mark.parametrize("kind", ["write"])
+@pytest.mark.parametrize("nth", [1, 2, 3, 4, 5, 6])
 async def test_l5_a_failed_write_leaves_the_ledger_as_it_was_and_is_not_retried(kind: str, nth: int) -> None:
     vfs = new_vfs()
     book = Book(vfs)

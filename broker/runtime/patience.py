@@ -1,0 +1,62 @@
+"""Trying a file operation again that failed without having written anything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from broker.runtime.vfs import WriteFailed
+
+T = TypeVar("T")
+
+FIRST_PAUSE_SECONDS = 0.01
+LONGEST_PAUSE_SECONDS = 1.0
+_LOG_EVERY = 30
+
+# A name that is not as the broker left it: somebody else was at work in the folder, and waiting mends nothing.
+_NAMES_CHANGED = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
+
+_log = logging.getLogger(__name__)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether an operation that failed so may be tried again: no bytes are in doubt, and it may be well later.
+
+    Of such a kind are no descriptor, no memory and no space for opening, making, renaming and removing files.
+    """
+    return isinstance(error, OSError) and not isinstance(error, (WriteFailed, *_NAMES_CHANGED))
+
+
+class Patience:
+    """Repeats what writers of the broker do, until it succeeds or fails for good.
+
+    Pauses grow from 10 ms to a second. There is no limit on their number while the broker serves, as what is to be
+    written has no other place to go and producers are held up meanwhile; from `end` on there is, so that a stop ends.
+    """
+
+    def __init__(self, note: Callable[[], None] = lambda: None) -> None:
+        self._note = note  # of each repetition
+        self._ending = False
+
+    def end(self) -> None:
+        """From now on an operation fails once its pauses have reached the longest."""
+        self._ending = True
+
+    async def wait_done(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Await what `work` returns, and again with a new call of it; raises what is not passing."""
+        pause_seconds, failures = FIRST_PAUSE_SECONDS, 0
+        while True:
+            try:
+                return await work()
+            except OSError as error:
+                if not is_passing(error) or (self._ending and pause_seconds >= LONGEST_PAUSE_SECONDS):
+                    raise
+                if failures % _LOG_EVERY == 0:
+                    fields = {"error": error, "failures": failures + 1}
+                    _log.error("A file operation failed and is tried again", extra={"fields": fields})
+            failures += 1
+            self._note()
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
