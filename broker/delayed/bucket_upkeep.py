@@ -18,7 +18,7 @@ from broker.delayed.bucket_storage import BucketSnapshotStorage
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_values import BucketImage, BucketPolicyValues
 from broker.delayed.sealed_bucket import SealedBucket
-from broker.errors import PostdateError
+from broker.errors import PostdateError, Unavailable
 from broker.model import START, Position
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
@@ -50,7 +50,9 @@ class BucketUpkeep:
         changed: Callable[[], None],
         clock: Clock,
         note: NoteIndex,
+        begins_anew: bool = False,
     ) -> None:
+        """`begins_anew`: the buckets of `found` lack entries that lie after the tracker's frontier."""
         self._tracker = tracker
         self._storage = storage
         self._found: BucketImage | None = found
@@ -59,6 +61,7 @@ class BucketUpkeep:
         self._changed = changed
         self._clock = clock
         self._note = note
+        self._begins_anew = begins_anew
         self._keepers = 0
         self._sealing: asyncio.Task[None] | None = None
         self._merging: asyncio.Task[None] | None = None
@@ -70,6 +73,8 @@ class BucketUpkeep:
         assert found is not None
         tracker = self._tracker
         try:
+            if self._begins_anew:
+                raise Unavailable("the clock was ahead when they were written")
             metadatas = [await self._storage.read_metadata(bucket_id) for bucket_id in found.bucket_ids]
             await tracker.restore(
                 metadatas,

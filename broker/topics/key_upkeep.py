@@ -101,6 +101,7 @@ class KeyUpkeep:
         self._topic = topic
         self._services = services
         self._is_restored = False
+        self._begins_anew = False
         self._next = found.keys_through  # the first row that is to be read
         self._read_end = topic.log.end  # rows from here on were added when they were applied
         self._moved: list[tuple[int, UInt32Column]] = []  # rows that are to be read besides
@@ -115,8 +116,12 @@ class KeyUpkeep:
 
     # -- life ------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Recovery has ended, if there was one: read what is missing."""
+    def start(self, *, anew: bool = False) -> None:
+        """Recovery has ended, if there was one: read what is missing.
+
+        `anew`: the clock was ahead when the runs were written, so they lack keys of what has yet to come.
+        """
+        self._begins_anew = anew
         self._is_running = True
         self._reading = self._services.spawn(self._name("reading"), self._read())
 
@@ -229,6 +234,10 @@ class KeyUpkeep:
             await self.keys.restore()
         except (OSError, PostdateError):  # which it has logged
             self._clear()
+            return
+        if self._begins_anew:
+            self._clear()
+            self._note_deleted()
             return
         frontier_ms = self._topic.frontier_ms
         for ledger_id, amendments in self._topic.log.amendments.items():

@@ -106,6 +106,8 @@ class Overdue:
             return
         pending = self._written.absences if self._written else ()
         self._absences = plan_absences(pending, self._last_alive_ms, now_ms)
+        # Signs of life from a clock that was ahead would hide every absence until their time comes.
+        self._last_alive_ms = min(self._last_alive_ms, now_ms)
         for topic in self._registry.topics.values():
             if _has_action(topic):
                 for subscription in topic.subscriptions.values():

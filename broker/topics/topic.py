@@ -182,7 +182,7 @@ class Topic:
         for subscription in self.subscriptions.values():
             subscription.start(pump.tracker.frontier.deliver_at_ms)
         self.counts.start(pump)
-        self.keys.start()
+        self.keys.start(anew=self._index.begins_anew)
         self._tasks.append(self._services.index.spawn_lasting(f"index of topic {self.topic_id}", pump.run()))
 
     def _index_begins_anew(self) -> None:

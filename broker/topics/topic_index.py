@@ -43,6 +43,8 @@ class TopicIndex:
 
     def __init__(self, image: TopicImage, log: TopicLog, services: IndexServices) -> None:
         self.pump: IndexPump | None = None
+        self.begins_anew = False
+        """Whether it was started from the rows alone, because the clock had been ahead."""
         self._topic_id = image.topic_id
         self._log = log
         self._services = services
@@ -66,7 +68,11 @@ class TopicIndex:
     ) -> IndexPump:
         """Begin, after recovery; the caller runs the pump."""
         services = self._services
-        frontier = Frontier(max(services.clock.now_ms(), self._found.frontier_ms), *ENTRY_AFTER_ALL)
+        now_ms = services.clock.now_ms()
+        # Was the clock ahead when the manifest was written? What buckets left out as taken is still to come then, and
+        # nothing may count as due until a time that may be years away: so the index begins now, from the rows.
+        self.begins_anew = self._found.frontier_ms > now_ms
+        frontier = Frontier(now_ms, *ENTRY_AFTER_ALL)
         tracker: DelayedDeliveryTracker
         upkeep: BucketUpkeep | None = None
         if policy.tracker == TRACKER_MEMORY:
@@ -90,6 +96,7 @@ class TopicIndex:
                 changed=changed,
                 clock=services.clock,
                 note=services.note,
+                begins_anew=self.begins_anew,
             )
         self.pump = IndexPump(
             self._log,

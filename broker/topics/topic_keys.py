@@ -89,11 +89,11 @@ class TopicKeys:
 
     # -- life ------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """The log is whole: read what is missing. Called once."""
+    def start(self, *, anew: bool) -> None:
+        """The log is whole: read what is missing, or all of it. Called once."""
         self._is_running = True
         if self._live is not None:
-            self._live.start()
+            self._live.start(anew=anew)
 
     def stop(self) -> None:
         self._is_running = False
