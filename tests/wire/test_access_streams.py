@@ -52,6 +52,15 @@ async def test_token_that_is_withdrawn_ends_the_stream(serve: Serve, files: File
     assert (refusal.code, refusal.reason) == (UNAUTHENTICATED, "CREDENTIALS_INVALID")
 
 
+async def test_token_that_is_somebody_elses_now_ends_the_stream(serve: Serve, files: Files):
+    wire = await serve(**files.settings)
+    stream = wire.stream_as(bearer("billing-secret"))
+    await stream.open("orders", "billing")
+    files.tokens(admin="billing-secret")  # who may do all that, and is not who opened it
+    refusal = await stream.refusal()
+    assert (refusal.code, refusal.reason) == (UNAUTHENTICATED, "CREDENTIALS_INVALID")
+
+
 @pytest.mark.parametrize("what", ["right", "token"])
 async def test_receive_that_waits_ends_when_it_may_not_go_on(serve: Serve, files: Files, what: str):
     wire = await serve(**files.settings)

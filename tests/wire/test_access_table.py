@@ -25,6 +25,12 @@ HOLDERS = {
     if (grant := grant_of(right, scope, f"token:{right.value}-{scope.replace(' ', '-')}")) is not None
 }
 """One principal for each grant that there can be: one right, in one scope."""
+EVERYWHERE = """[[grant]]
+principals = ["token:everywhere"]
+topics = ["*"]
+rights = ["consume", "manage"]
+subscriptions = ["billing"]
+"""
 _ROW = re.compile(r"\| ([\w.]+\.\w+) \|(.*)\|")
 
 
@@ -40,8 +46,8 @@ def documented() -> dict[str, dict[Right, str]]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire]:
     files = Files(tmp_path_factory.mktemp("table"))
-    files.access("\n".join(grant for _, _, grant in HOLDERS.values()))
-    files.tokens(**{name: f"{name}-secret" for name in HOLDERS})
+    files.access("\n".join([EVERYWHERE, *(grant for _, _, grant in HOLDERS.values())]))
+    files.tokens(**{name: f"{name}-secret" for name in ("everywhere", *HOLDERS)})
     server = Server(
         BrokerConfig(
             data_dir=str(files.folder / "data"),
@@ -84,6 +90,16 @@ async def test_real_calls_are_answered_as_the_table_says(guarded: Wire, path: st
         cell = cells[right]
         is_allowed = cell == "everybody" or (bool(cell) and scopes.index(scope) >= scopes.index(cell))
         assert await is_denied(guarded, path, name, request_of(METHODS[path])) == (not is_allowed), name
+
+
+@on_shared
+@pytest.mark.parametrize("path", METHODS)
+async def test_subscriptions_of_every_topic_are_no_topics(guarded: Wire, path: str) -> None:
+    """Nor all of them: backups are denied."""
+    cells = documented()[row_name(path)]
+    is_allowed = {cells[Right.CONSUME], cells[Right.MANAGE]} & {"subscription", "everybody"}
+    denied = await is_denied(guarded, path, "everywhere", request_of(METHODS[path]))
+    assert denied == (not is_allowed)
 
 
 @on_shared

@@ -52,6 +52,12 @@ GRANTS = parse_grants(
     subscriptions = ["billing*"]
 
     [[grant]]
+    principals = ["token:everywhere"]
+    topics = ["*"]
+    rights = ["manage"]
+    subscriptions = ["billing"]
+
+    [[grant]]
     principals = ["*"]
     topics = ["public"]
     rights = ["produce"]
@@ -66,6 +72,7 @@ ALLOWED: list[tuple[str, Ask]] = [
     ("cert:spiffe://example.org/a", ask("produce", "eu.west.orders")),
     ("cert:spiffe://example.org/a/b", ask("consume", "orders", "billing-2")),
     ("cert:spiffe://example.org/a", ask("consume", "orders", Subscriptions.ANY)),
+    ("token:everywhere", ask("manage", "orders", "billing")),
     ("cert:spiffe://example.org/a", ask("consume", Topics.ANY)),
     ("jwt:whoever", ask("produce", "public")),
 ]
@@ -87,6 +94,9 @@ DENIED: list[tuple[str, Ask]] = [
     ("cert:spiffe://example.org/a", ask("consume", "orders")),
     ("cert:spiffe://example.org/a", ask("consume", "orders2", Subscriptions.ANY)),
     ("cert:spiffe://example.org/a", ask("manage", Topics.ALL)),
+    ("token:everywhere", ask("manage", Topics.ALL)),  # backups hold the other subscriptions too
+    ("token:everywhere", ask("manage", "orders")),
+    ("token:everywhere", ask("manage", "orders", "audit")),
     ("cert:spiffe://example.org/a", ask("schedule", Topics.ANY)),
     ("jwt:whoever", ask("consume", "public")),
 ]
@@ -191,14 +201,14 @@ def jwk(key: Any, **fields: str) -> dict[str, Any]:
 
 
 def identify(
-    text: str, key: Any, algorithm: str, *, kid: str = "", allowed: str = "ES384,RS256,EdDSA"
+    text: str, key: Any, algorithm: str, *, kid: str = "", allowed: str = "ES384,RS256,EdDSA", **headers: Any
 ) -> str:
     rules = JwtRules(parse_jwt_keys(text), parse_algorithms(allowed), "i", "a", 0)
     token = jwt.encode(
         {"sub": "me", "iss": "i", "aud": "a", "exp": 2_000_000_000},
         key,
         algorithm=algorithm,
-        headers={"kid": kid} if kid else None,
+        headers=({"kid": kid} if kid else {}) | headers,
     )
     shown = Shown((f"Bearer {token}",))
     return Authenticator((), rules).identify(shown, 0).principal
@@ -229,6 +239,13 @@ def test_key_is_used_for_its_own_algorithm_and_id_only() -> None:
         identify(json.dumps({"keys": [jwk(RSA, kid="old")]}), RSA, "RS256", kid="new")
     with pytest.raises(Unauthenticated):
         identify(json.dumps({"keys": [jwk(RSA, kid="k"), jwk(EC, kid="e")]}), RSA, "RS256", kid="e")
+
+
+@pytest.mark.parametrize("named", [["b64"], ["x"], []])
+def test_signed_token_that_says_it_must_be_understood_is_refused(named: list[str]) -> None:
+    assert identify(pem(EC), EC, "ES384") == "jwt:me"
+    with pytest.raises(Unauthenticated):
+        identify(pem(EC), EC, "ES384", crit=named, x=1)
 
 
 HEADERS = [
