@@ -21,7 +21,7 @@ async def holds_waiting(
             return False
         if not bucket.is_deleting and bucket.window_holds(ledger_id, entry_id):
             return True
-        for segment in bucket.segments_with(ledger_id):
+        for segment in range(bucket.next_segment, bucket.segment_count):
             data = await storage.read_segment(bucket.metadata, segment)
             columns = bucket.decode(segment, data)
             found = (columns.ledger_ids == ledger_id) & (columns.entry_ids == entry_id)

@@ -39,7 +39,6 @@ class Loan:
     buckets: InputBuckets
     frontier: tuple[int, int, int]
     sources: tuple[SealedBucket, ...]
-    discarded: tuple[set[int], ...]
     generation: int  # of the tracker: `clear` begins another
 
 
@@ -58,14 +57,10 @@ def lend(tracker: BucketTracker, bucket_ids: Sequence[int]) -> Loan:
             segment_time_step_ms=limits.time_step_ms,
             max_segment_entries=limits.entries_max,
             amendments={key: each for key, each in not_needed.amendments.items() if each is not GONE},
-            gone_ledger_ids=frozenset(
-                {key for key, each in not_needed.amendments.items() if each is GONE}
-                | {ledger_id for bucket in sources for ledger_id in bucket.discarded}
-            ),
+            gone_ledger_ids=frozenset(key for key, each in not_needed.amendments.items() if each is GONE),
         ),
         not_needed.frontier,
         sources,
-        tuple(set(bucket.discarded) for bucket in sources),
         tracker._generation,
     )
 
@@ -89,7 +84,7 @@ async def adopt(tracker: BucketTracker, loan: Loan, *, is_alone: bool) -> bool:
             merged = await tracker._open(metadata)
         if loan.generation != tracker._generation:  # no await from here on (B6, B7)
             return False
-        tracker._merged(sources, [set(each) for each in loan.discarded], merged, left_out)
+        tracker._merged(sources, merged, left_out)
         return True
     except (OSError, PostdateError) as error:
         log.error("A bucket that was handed in cannot be used", bucket_id=bucket_id, error=str(error))

@@ -65,5 +65,5 @@ def histogram_over(
         width_ms=width_ms,
     )
     # Of a ledger that was discarded, what lies in unread segments still counts (B10).
-    is_clean = not any(bucket.discarded and bucket.first_unread_key for bucket in buckets)
+    is_clean = not any(bucket.is_unsure and bucket.first_unread_key for bucket in buckets)
     return replace(found, is_exact=found.is_exact and is_clean)

@@ -19,7 +19,7 @@ Invariants (T1-T4 stand in `tracker`; U in `mutable_bucket`, K in `sealed_bucket
   B2  What is added before `loaded_end` goes to near at once (T2), and is remembered for the next seal too,
       unless it lies at or before the frontier. After the clock stepped back it waits in near until due (T3).
   B3  Everything after the frontier that was added is in the mutable bucket, the frozen one, or the file of a
-      bucket that `image` names, but for what amendments make stale and for discarded ledgers. What lies at or
+      bucket that `image` names, but for what amendments make stale. What lies at or
       before the frontier may be left out: after a crash it is delivered by position (catch-up).
   B4  `image().indexed_through` moves only when everything indexed before it is in buckets that the image names, or
       lies at or before its `frontier_ms`.
@@ -27,17 +27,18 @@ Invariants (T1-T4 stand in `tracker`; U in `mutable_bucket`, K in `sealed_bucket
       stand before those added since, as if it had never been frozen.
   B6  Between the look that finds a new bucket's window right for `loaded_end` and the swap there is no `await`.
   B7  What began before a `clear` changes nothing after it (generation), and its file goes to `deleted_ids`.
-      A ledger discarded during a seal or merge is discarded from the result.
   B8  A merge replaces its sources in one step, and only by a bucket that was read back and holds the same entries
       (W3). Whatever fails before leaves the sources as they were, LIVE.
   B9  A file is deleted only after a manifest is durable whose image did not name it: its id is handed out by
       `image().deleted_ids` and comes back through `remove_deleted`.
   B10 `count` is exact but for: an entry added twice counts twice until both meet in near or in a seal or merge;
-      entries of a discarded ledger in unread segments count until these are read or merged; after a start, what was
-      cancelled or moved counts until `seek_stale` has ended, and what was moved to one time again may count twice.
+      entries of a discarded ledger in unread segments count until these are read or merged, but for those that
+      were known as stale; after a start, what was cancelled or moved counts until `seek_stale` has ended, and what
+      was moved to one time again may count twice.
   B11 A failed read changes nothing and reaches the caller of `load`, unless its bucket is out of use by then.
   B12 Rows that amendments made stale are left out when they are taken, sealed or merged; until then `_stale` names
       them, so that they do not count. Whether a row is stale is decided by the amendments, never by `_stale`.
+      All rows of a discarded ledger are stale: its amendments say that it is gone.
 """
 
 from __future__ import annotations
@@ -59,7 +60,6 @@ from broker.delayed.bucket_writer import (
     NewBucket,
     NotNeeded,
     SegmentLimits,
-    Source,
 )
 from broker.delayed.merging import plan_merge
 from broker.delayed.mutable_bucket import MutableBucket
@@ -76,7 +76,7 @@ from broker.delayed.near import (
 )
 from broker.delayed.scan import UnreadSegments
 from broker.delayed.sealed_bucket import BucketState, SealedBucket, plan_reads
-from broker.delayed.stale import AmendmentsOf, StaleRows
+from broker.delayed.stale import AmendmentsOf, StaleRows, is_current
 from broker.delayed.tracker import DueChunk, Frontier, Histogram, TrackerStats
 from broker.errors import PostdateError
 from broker.model import START, Int64Column, Position, UInt32Column
@@ -198,6 +198,9 @@ class BucketTracker:
 
     async def contains(self, ledger_id: int, entry_id: int) -> bool:
         """See the protocol. Reads a bitmap of each bucket, and segments of those that name the entry."""
+        amended = self._amendments_of(ledger_id)
+        if amended is not None and amended.cancels(entry_id):
+            return False
         if self._near.contains(ledger_id, entry_id) or any(
             bucket.holds_waiting(ledger_id, entry_id, self._loaded_end) for bucket in self._in_memory()
         ):
@@ -239,25 +242,29 @@ class BucketTracker:
         rows += [bucket.waiting_between(waiting_from, end) for bucket in self._in_memory()]
         rows += [bucket.window for bucket in self._buckets]
         unread = [
-            UnreadSegments(*bucket.unread_spread(), partial(self._read_unread, bucket, bucket.next_segment))
+            UnreadSegments(*bucket.unread_borders(), partial(self._read_unread, bucket, bucket.next_segment))
             for bucket in self._buckets
         ]
         return concatenate(rows), unread
 
     async def _read_unread(self, bucket: SealedBucket, first: int, number: int) -> Columns:
         data = await self._storage.read_segment(bucket.metadata, first + number)
-        return bucket.without_discarded(bucket.decode(first + number, data))
+        return bucket.decode(first + number, data)
 
     def discard_ledger(self, ledger_id: int) -> None:
         """See the protocol; B10 says when what lies in unread segments stops to count."""
-        if self._stale.may_hold(ledger_id):
-            return  # what is left of it was cancelled, does not count, and goes as all stale rows do (B12)
-        self._near.discard_ledger(ledger_id)
+        is_known = self._stale.may_hold(ledger_id)
+        held = [*self._near.blocks(), *(bucket.window for bucket in self._buckets)]
         for memory in self._in_memory():
-            memory.discard_ledger(ledger_id, self._loaded_end)
-        for bucket in self._buckets:
-            bucket.discard(ledger_id)
-        self._drop_spent()
+            held += [block.part(~rows_before(block, self._loaded_end)) for block in memory.blocks()]
+        for rows in held:
+            gone = rows.part(rows.ledger_ids == ledger_id)
+            self._stale.note(gone, self._frontier)
+            # What was added late is in near alone, and nobody names what lies before the frontier.
+            self._near.remove(gone.part(rows_before(gone, key_after(self._frontier))))
+        if not is_known:  # or all of it that is unread was cancelled, as far as anybody knows
+            for bucket in self._buckets:
+                bucket.discard(ledger_id)
 
     def clear(self) -> None:
         """See the protocol. What follows indexes from the start of the log again."""
@@ -363,7 +370,6 @@ class BucketTracker:
         if self._is_sealing or not self._mutable.count:
             return True
         frozen, mark, generation = self._mutable, self._mark, self._generation
-        frozen.discarded.clear()  # what was forgotten before is not in it
         self._mutable, self._frozen, self._mutable_since_ms = MutableBucket(), frozen, None
         self._is_sealing = True
         bucket_id = self._take_bucket_id()
@@ -375,7 +381,7 @@ class BucketTracker:
             if metadata is not None:
                 sealed = await self._open(metadata)
             if generation == self._generation:  # no await from here on (B6, B7)
-                self._sealed(frozen, sealed, mark, not_needed)
+                self._sealed(sealed, mark, not_needed)
         except (OSError, PostdateError) as error:
             self._seal_retry.failed()
             self._count(seal_failures=1)
@@ -399,7 +405,6 @@ class BucketTracker:
         if self._is_merging or sources is None:
             return True
         generation = self._generation
-        discarded = [set(bucket.discarded) for bucket in sources]
         for bucket in sources:
             bucket.state = BucketState.MERGING
         self._is_merging = True
@@ -412,14 +417,14 @@ class BucketTracker:
             )
             metadata = await self._writer.merge(
                 new,
-                [Source(bucket, frozenset(bucket.discarded)) for bucket in sources],
+                sources,
                 not_needed,
                 self._segment_limits(),
             )
             if metadata is not None:
                 merged = await self._open(metadata)
             if generation == self._generation:  # no await from here on (B6, B7)
-                self._merged(sources, discarded, merged, not_needed)
+                self._merged(sources, merged, not_needed)
         except (OSError, PostdateError) as error:
             self._merge_retry.failed()
             self._count(merge_failures=1)
@@ -471,7 +476,9 @@ class BucketTracker:
         if bucket.is_deleting:
             return
         try:
-            columns = bucket.decode(segment, await self._storage.read_segment(bucket.metadata, segment))
+            columns = self._decode(
+                bucket, segment, await self._storage.read_segment(bucket.metadata, segment)
+            )
         except (OSError, PostdateError):
             if bucket.is_deleting:  # merged or spent while we read (B11)
                 return
@@ -501,28 +508,26 @@ class BucketTracker:
         bucket = SealedBucket(metadata)
         while (segment := bucket.start_at(self._loaded_end)) is not None:
             data = await self._storage.read_segment(metadata, segment)
-            columns = bucket.decode(segment, data)
+            columns = self._decode(bucket, segment, data)
             if bucket.start_at(self._loaded_end) == segment:
                 bucket.feed(columns)
                 bucket.take(bucket.count_before(self._loaded_end))
                 break
         return bucket
 
+    def _decode(self, bucket: SealedBucket, segment: int, data: bytes) -> Columns:
+        """The rows of a segment; what is stale of them is known from now on, also of ledgers that are gone."""
+        columns = bucket.decode(segment, data)
+        self._stale.note(columns.part(~is_current(columns, self._amendments_of)), self._frontier)
+        return columns
+
     # Where they move.
 
-    def _sealed(
-        self,
-        frozen: MutableBucket,
-        sealed: SealedBucket | None,
-        mark: tuple[Position, int],
-        not_needed: NotNeeded,
-    ) -> None:
+    def _sealed(self, sealed: SealedBucket | None, mark: tuple[Position, int], not_needed: NotNeeded) -> None:
         self._frozen = None
         self._sealed_mark = mark
         self._seal_retry.succeeded()
         if sealed is not None:
-            for ledger_id in frozen.discarded:
-                sealed.discard(ledger_id)
             sealed.state = BucketState.LIVE
             self._buckets.append(sealed)
         self._left_out(not_needed, by_merge=False)
@@ -530,11 +535,7 @@ class BucketTracker:
         self._drop_spent()
 
     def _merged(
-        self,
-        sources: list[SealedBucket],
-        discarded: list[set[int]],
-        merged: SealedBucket | None,
-        not_needed: NotNeeded,
+        self, sources: list[SealedBucket], merged: SealedBucket | None, not_needed: NotNeeded
     ) -> None:
         self._left_out(not_needed, by_merge=True)
         at = self._buckets.index(sources[0])
@@ -542,9 +543,6 @@ class BucketTracker:
         self._buckets[at : at + len(sources)] = [] if merged is None else [merged]
         if merged is not None:
             merged.state = BucketState.LIVE
-            for before, source in zip(discarded, sources, strict=True):
-                for ledger_id in source.discarded - before:
-                    merged.discard(ledger_id)
         for source in sources:
             self._delete(source)
         self._merge_retry.succeeded()
@@ -564,9 +562,8 @@ class BucketTracker:
     def _drop_spent(self) -> None:
         """Take out of use what holds nothing after the frontier (B3)."""
         for bucket in self._buckets:
-            if bucket.state is BucketState.LIVE and (
-                bucket.is_abandoned or (not bucket.waiting and bucket.last_key <= self._frontier)
-            ):
+            is_spent = not bucket.waiting and bucket.last_key <= self._frontier
+            if bucket.state is BucketState.LIVE and is_spent:
                 self._delete(bucket)
         self._buckets = [bucket for bucket in self._buckets if not bucket.is_deleting]
         mutable = self._mutable

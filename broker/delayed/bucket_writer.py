@@ -7,9 +7,9 @@ the event loop never waits for more than a step. Memory is bounded by the frozen
 source (in a job: a few).
 
 Invariants:
-  W1  A row is left out only if it lies at or before the frontier noted at the start, if its ledger was discarded by
-      then, if it is not current under the amendments of then, or if it is there twice. What is left out because of
-      amendments may become current again only by being added again.
+  W1  A row is left out only if it lies at or before the frontier noted at the start, if it is not current under
+      the amendments of then, or if it is there twice. What is left out because of amendments may become current again
+      only by being added again.
   W2  Rows are in order, each once; the spans of the result hold all of them.
   W3  Before a merged bucket is handed back, it is read back whole, and holds the count and checksum of the rows that
       were kept of the sources. Both are taken of decoded segments: those read, before the merge touched them,
@@ -90,14 +90,6 @@ class NewBucket:
     end: Position
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A bucket that is merged, and the ledgers of it that were discarded when the merge began."""
-
-    bucket: SealedBucket
-    discarded: frozenset[int]
-
-
 class BucketWriter:
     """Writes new buckets; the tracker decides what, and puts them to use."""
 
@@ -142,10 +134,10 @@ class BucketWriter:
         return await self._storage.save_all(new.bucket_id, metadata, builder.bitmaps, segments)
 
     async def merge(
-        self, new: NewBucket, sources: Sequence[Source], not_needed: NotNeeded, limits: SegmentLimits
+        self, new: NewBucket, sources: Sequence[SealedBucket], not_needed: NotNeeded, limits: SegmentLimits
     ) -> BucketMetadata | None:
         """Write one bucket of several; None if no row has to be kept. Raises OSError, PostdateError."""
-        builder = limits.builder(merge_spans(source.bucket.metadata.spans for source in sources))
+        builder = limits.builder(merge_spans(source.metadata.spans for source in sources))
         work = _Merge(self._storage, sources, not_needed, builder, self._segments_fed)
         try:
             await self._in_thread(lambda: work.open(new.bucket_id))
@@ -210,7 +202,7 @@ class _Merge:
     def __init__(
         self,
         storage: BucketSnapshotStorage,
-        sources: Sequence[Source],
+        sources: Sequence[SealedBucket],
         not_needed: NotNeeded,
         builder: SnapshotBuilder,
         segments_fed: int,
@@ -222,7 +214,7 @@ class _Merge:
         self._not_needed = not_needed
         self._builder = builder
         self._runs = MergeRuns(len(sources))
-        self._next = [source.bucket.first_segment_from(key_after(not_needed.frontier)) for source in sources]
+        self._next = [source.first_segment_from(key_after(not_needed.frontier)) for source in sources]
         self._readers = contextlib.ExitStack()
         self._reader_of: list[SnapshotReader] = []
         self._writer: SnapshotWriter | None = None
@@ -233,11 +225,11 @@ class _Merge:
 
     def open(self, bucket_id: int) -> None:
         for run, source in enumerate(self._sources):
-            reader = self._storage.open_reader(source.bucket.bucket_id)
+            reader = self._storage.open_reader(source.bucket_id)
             self._reader_of.append(self._readers.enter_context(contextlib.closing(reader)))
-            if self._next[run] == source.bucket.segment_count:
+            if self._next[run] == source.segment_count:
                 self._runs.feed(run, NO_ROWS, is_last=True)
-        reserve = self._builder.reserve_bytes(sum(source.bucket.metadata.count for source in self._sources))
+        reserve = self._builder.reserve_bytes(sum(source.metadata.count for source in self._sources))
         self._writer = self._storage.open_writer(bucket_id, reserve)
 
     def step(self) -> None:
@@ -269,17 +261,17 @@ class _Merge:
 
     def _feed(self, run: int) -> None:
         source, first = self._sources[run], self._next[run]
-        end = min(first + self._segments_fed, source.bucket.segment_count)
-        segments = self._reader_of[run].read_segments(source.bucket.metadata, first, end)
+        end = min(first + self._segments_fed, source.segment_count)
+        segments = self._reader_of[run].read_segments(source.metadata, first, end)
         parts: list[Rows] = []
         for segment, data in enumerate(segments, first):
-            columns = _kept(source.bucket.decode(segment, data), source.discarded, self._not_needed)
+            columns = _kept(source.decode(segment, data), self._not_needed)
             self.kept.add(columns)
             ordinals = self._builder.ordinals.to_ordinals(columns.ledger_ids, columns.entry_ids)
             parts.append(Rows(columns.deliver_at_ms, ordinals))
             _let_go()
         self._next[run] = end
-        self._runs.feed(run, join_rows(parts), is_last=end == source.bucket.segment_count)
+        self._runs.feed(run, join_rows(parts), is_last=end == source.segment_count)
 
 
 def _add_segments(tally: Tally, bucket: SealedBucket, first: int, segments: Sequence[bytes]) -> None:
@@ -307,17 +299,15 @@ def _groups(blocks: Sequence[Columns]) -> Iterator[list[Columns]]:
 
 
 def _kept_of(group: Sequence[Columns], not_needed: NotNeeded) -> Columns:
-    return _kept(concatenate(group), frozenset(), not_needed)
+    return _kept(concatenate(group), not_needed)
 
 
-def _kept(columns: Columns, discarded: frozenset[int], not_needed: NotNeeded) -> Columns:
+def _kept(columns: Columns, not_needed: NotNeeded) -> Columns:
     """The rows that have to be kept (W1)."""
     start = key_after(not_needed.frontier)
     # Mostly nothing is left out, and to see that costs less than a copy.
     if len(columns) and int(columns.deliver_at_ms.min()) <= start[0]:
         columns = columns.part(~rows_before(columns, start))
-    for ledger_id in discarded:
-        columns = columns.part(columns.ledger_ids != ledger_id)
     if not_needed.amendments and len(columns):
         current = is_current(columns, not_needed.amendments.get)
         if not current.all():

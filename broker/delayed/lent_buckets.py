@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from broker.delayed.bucket_storage import BucketSnapshotStorage
-from broker.delayed.bucket_writer import BucketWriter, NewBucket, NotNeeded, SegmentLimits, Source
+from broker.delayed.bucket_writer import BucketWriter, NewBucket, NotNeeded, SegmentLimits
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.storage.amendments import GONE
 from broker.storage.bucket_snapshot import BucketMetadata
@@ -44,7 +44,7 @@ async def merge_sources(
     not_needed = NotNeeded(frontier, {**buckets.amendments, **gone})
     metadata = await writer.merge(
         new,
-        [Source(bucket, frozenset()) for bucket in sources],
+        sources,
         not_needed,
         SegmentLimits(buckets.segment_time_step_ms, buckets.max_segment_entries),
     )

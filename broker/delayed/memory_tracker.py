@@ -226,8 +226,8 @@ class MemoryTracker:
         ticks = [(number, tick) for number, tick in self._far.items() if first <= number <= last]
         numbers = np.array([number for number, _ in ticks], dtype=np.int64)
         unread = UnreadSegments(
-            numbers * self._tick_ms,
-            (numbers + 1) * self._tick_ms - 1,
+            _keys_at(numbers * self._tick_ms),
+            _keys_at((numbers + 1) * self._tick_ms),
             np.array([tick.count for _, tick in ticks], dtype=np.int64),
             partial(self._read_tick, [number for number, _ in ticks]),
         )
@@ -460,3 +460,8 @@ class MemoryTracker:
                 sampled += statistics["n_bytes_array_containers"] + statistics["n_bytes_run_containers"]
                 sampled += statistics["n_bytes_bitset_containers"]
         return sampled * len(self._far) // len(sample)
+
+
+def _keys_at(times: Int64Column) -> Columns:
+    """The least keys of some times."""
+    return Columns(times, np.zeros(len(times), dtype=np.int64), np.zeros(len(times), dtype=np.uint32))

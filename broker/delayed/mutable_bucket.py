@@ -7,7 +7,7 @@ a snapshot must hold everything after the frontier.
 Invariants:
   U1  Rows below the fill of a block are never written again, so a seal reads them without a lock.
   U2  `waiting` is the number of rows that are not loaded; `first_waiting_ms` is the least of their times.
-  U3  After a freeze nothing is appended; loads and discards change which rows wait, never an array.
+  U3  After a freeze nothing is appended; loads change which rows wait, never an array.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class MutableBucket:
         self.first_waiting_ms = NEVER_MS
         self.last_ms = -1  # the greatest time of all rows
         self.ledger_ids: set[int] = set()
-        self.discarded: set[int] = set()  # ledgers that were forgotten since the freeze
         self._blocks: list[Columns] = []
         self._fill = 0  # rows used in the last block
 
@@ -121,22 +120,6 @@ class MutableBucket:
             times = block.deliver_at_ms
             parts.append(times[(times >= start_ms) & (times < end_ms) & ~rows_before(block, loaded_end)])
         return np.concatenate(parts)
-
-    def discard_ledger(self, ledger_id: int, loaded_end: Key) -> None:
-        self.discarded.add(ledger_id)
-        if ledger_id not in self.ledger_ids:
-            return
-        # New arrays, for a seal may be reading the old ones (U1).
-        kept = [block.part(block.ledger_ids != ledger_id) for block in self.blocks()]
-        self._blocks = [block for block in kept if len(block)]
-        self._fill = len(self._blocks[-1]) if self._blocks else 0
-        self.ledger_ids.discard(ledger_id)
-        self.count = sum(len(block) for block in self._blocks)
-        times = np.concatenate(
-            [np.empty(0, np.int64)] + [b.deliver_at_ms[~rows_before(b, loaded_end)] for b in self._blocks]
-        )
-        self.waiting = len(times)
-        self.first_waiting_ms = int(times.min()) if len(times) else NEVER_MS
 
     def count_ledgers_from(self, first: int) -> int:
         """How many ledgers are `first` or later: a move adds to an older ledger, and must not hurry a seal."""

@@ -131,6 +131,11 @@ class NearEntries:
                 parts.append(block.part(slice(first, last)))
         return concatenate(parts)
 
+    def blocks(self) -> list[Columns]:
+        """All entries, in order."""
+        self._settle()
+        return list(self._blocks)
+
     def discard_ledger(self, ledger_id: int) -> None:
         self._settle()
         kept = [block.part(block.ledger_ids != ledger_id) for block in self._blocks]

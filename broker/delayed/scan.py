@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from broker.delayed.near import Columns, Key, concatenate, rows_before, sort_unique
+from broker.delayed.near import NO_COLUMNS, Columns, Key, concatenate, rows_before, sort_unique
 from broker.model import Array, Int64Column
 
 _SPARE = 1.25
@@ -28,10 +28,15 @@ _READS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class UnreadSegments:
-    """Segments that a look may have to read: their borders in due time, aligned, and how to read one."""
+    """Segments that a look may have to read: their borders, aligned, and how to read one.
 
-    first_ms: Int64Column
-    last_ms: Int64Column
+    Borders are whole keys: a million entries may be due in one millisecond.
+    """
+
+    first: Columns
+    """No row lies before it."""
+    last: Columns
+    """No row lies after it."""
     counts: Int64Column
     read: Callable[[int], Awaitable[Columns]]
     """The rows of the segment with that number here."""
@@ -58,16 +63,15 @@ async def scan(
     parts = [_between(in_memory, start, end)]
     wanted = limit
     while True:
-        until_ms = waiting.expected_until(parts, wanted, start[0], end[0])
-        reads = waiting.take_until(until_ms)
+        reads = waiting.take(concatenate(parts), wanted) if len(waiting) else []
         for first in range(0, len(reads), _READS_AT_ONCE):
             found = await asyncio.gather(*(read() for read in reads[first : first + _READS_AT_ONCE]))
             parts += [_between(columns, start, end) for columns in found]
-        complete = min(end, (waiting.first_ms, 0, 0)) if len(waiting) else end
+        complete = min(end, waiting.first_key) if len(waiting) else end
         inside = concatenate([part.part(rows_before(part, complete)) for part in parts])
         if len(inside) > limit or complete == end:
             break
-        wanted += limit
+        wanted *= 2
     rows = sort_unique(inside)
     if len(rows) > limit:
         return Page(rows.part(slice(0, limit)), rows.key(limit), is_last=False)
@@ -75,62 +79,59 @@ async def scan(
 
 
 class _Waiting:
-    """The segments that overlap the range, those with the earliest times first."""
+    """The segments that overlap the range, those with the earliest rows first."""
 
     def __init__(self, unread: Sequence[UnreadSegments], start: Key, end: Key) -> None:
         nothing = np.empty(0, dtype=np.int64)
-        first, last, counts, numbers, owners = [nothing], [nothing], [nothing], [nothing], [nothing]
+        first, last, counts, numbers, owners = [NO_COLUMNS], [NO_COLUMNS], [nothing], [nothing], [nothing]
         for owner, each in enumerate(unread):
-            at = np.flatnonzero((each.last_ms >= start[0]) & (each.first_ms <= end[0]))
-            first.append(each.first_ms[at])
-            last.append(each.last_ms[at])
+            at = np.flatnonzero(~rows_before(each.last, start) & rows_before(each.first, end))
+            first.append(each.first.part(at))
+            last.append(each.last.part(at))
             counts.append(each.counts[at])
             numbers.append(at)
             owners.append(np.full(len(at), owner))
-        first_ms = np.concatenate(first)
-        order = np.argsort(first_ms, kind="stable")
-        self._first_ms = first_ms[order]
-        self._last_ms, self._counts, self._numbers, self._owners = (
-            np.concatenate(columns)[order] for columns in (last, counts, numbers, owners)
+        unsorted = concatenate(first)
+        order = np.lexsort((unsorted.entry_ids, unsorted.ledger_ids, unsorted.deliver_at_ms))
+        self._first, self._last = unsorted.part(order), concatenate(last).part(order)
+        self._counts, self._numbers, self._owners = (
+            np.concatenate(columns)[order] for columns in (counts, numbers, owners)
         )
+        self._start = start
         self._unread = unread
         self._taken = 0
 
     def __len__(self) -> int:
-        return len(self._first_ms) - self._taken
+        return len(self._first) - self._taken
 
     @property
-    def first_ms(self) -> int:
-        """The earliest time of what was not taken."""
-        return int(self._first_ms[self._taken])
+    def first_key(self) -> Key:
+        """Nothing of what was not taken lies before it."""
+        return self._first.key(self._taken)
 
-    def take_until(self, until_ms: int) -> list[Callable[[], Awaitable[Columns]]]:
-        """What reads the segments that begin before a time."""
-        end = max(self._taken, int(np.searchsorted(self._first_ms, until_ms)))
-        taken, self._taken = slice(self._taken, end), end
-        segments = zip(self._owners[taken].tolist(), self._numbers[taken].tolist(), strict=True)
-        return [partial(self._unread[owner].read, number) for owner, number in segments]
-
-    def expected_until(self, parts: Sequence[Columns], wanted: int, start_ms: int, end_ms: int) -> int:
-        """A time before which about `wanted` entries are expected, and some more; some segment begins before it."""
-        if not len(self):
-            return end_ms + 1
-        times = np.sort(np.concatenate([part.deliver_at_ms for part in parts]))
-        first, last = self._first_ms[self._taken :], self._last_ms[self._taken :]
-        density = self._counts[self._taken :] / (last - first + 1).astype(np.float64)
-
-        def expected(until_ms: int) -> float:
-            inside = np.minimum(last + 1, until_ms) - np.maximum(first, start_ms)
-            return float((np.maximum(inside, 0) * density).sum()) + int(np.searchsorted(times, until_ms))
-
-        low, high = max(start_ms, self.first_ms), min(end_ms, int(last.max())) + 1
+    def take(self, known: Columns, wanted: int) -> list[Callable[[], Awaitable[Columns]]]:
+        """What reads the next segments, so many that with known rows about `wanted` are expected; one at least."""
+        low, high = self._taken + 1, len(self._first)
         while low < high:
             middle = (low + high) // 2
-            if expected(middle) >= wanted * _SPARE:
+            if self._expected_before(middle, known) >= wanted * _SPARE:
                 high = middle
             else:
                 low = middle + 1
-        return max(low, self.first_ms + 1)
+        taken, self._taken = slice(self._taken, low), low
+        segments = zip(self._owners[taken].tolist(), self._numbers[taken].tolist(), strict=True)
+        return [partial(self._unread[owner].read, number) for owner, number in segments]
+
+    def _expected_before(self, segment: int, known: Columns) -> float:
+        """About how many rows lie before a segment. One that ends before it counts whole, others by their times."""
+        until, some = self._first.key(segment), slice(self._taken, segment)
+        first, last, counts = self._first.part(some), self._last.part(some), self._counts[some]
+        begins = np.maximum(first.deliver_at_ms, self._start[0])
+        parts = (until[0] - begins) / (last.deliver_at_ms - begins + 1)
+        parts[rows_before(last, until)] = 1.0
+        # Of the first ones a part lies before the range, perhaps all but a row.
+        parts[rows_before(first, self._start)] = 0.0
+        return float((np.maximum(parts, 0.0) * counts).sum()) + int(rows_before(known, until).sum())
 
 
 def _between(columns: Columns, start: Key, end: Key) -> Columns:

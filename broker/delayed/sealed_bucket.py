@@ -6,8 +6,8 @@
 Invariants:
   K1  Rows before the window lie before the tracker's `loaded_end`: they are in the near part, or were taken, or
       were left out at a restart because they lie at or before the frontier.
-  K2  `waiting` counts the rows of the window and of the segments not read. Rows of a discarded ledger leave the
-      window at once, and the unread segments when they are read, so until then they count.
+  K2  `waiting` counts the rows of the window and of the segments not read. Those of a discarded ledger
+      are stale as others are: they stay until they are taken or merged.
   K3  Nothing of a bucket is used once its state is DELETING, also not what a read that began before returns.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum
 
 import numpy as np
@@ -45,7 +45,8 @@ class SealedBucket:
         self.metadata = metadata
         self.state = BucketState.CREATING
         self.next_segment = 0
-        self.discarded: set[int] = set()
+        self.is_unsure = False
+        """Whether unread segments may hold entries of a ledger that is gone."""
         self.window = NO_COLUMNS
         self._ordinals = Ordinals(metadata.spans)
         self._unread = metadata.count
@@ -115,7 +116,6 @@ class SealedBucket:
     def feed(self, columns: Columns) -> None:
         """The next segment was read: its rows follow the window's."""
         self._go_to(self.next_segment + 1)
-        columns = self.without_discarded(columns)
         if len(columns):
             self.window = concatenate((self.window, columns)) if len(self.window) else columns
 
@@ -130,27 +130,25 @@ class SealedBucket:
         return taken
 
     def discard(self, ledger_id: int) -> None:
+        """Note that a ledger is gone of which unread segments may hold entries."""
         if any(span.ledger_id == ledger_id for span in self.metadata.spans):
-            self.discarded.add(ledger_id)
-            self.window = self.window.part(self.window.ledger_ids != ledger_id)
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether all of its ledgers were discarded."""
-        return len(self.discarded) == len(self.metadata.spans)
+            self.is_unsure = True
 
     def window_holds(self, ledger_id: int, entry_id: int) -> bool:
         return bool(np.any((self.window.ledger_ids == ledger_id) & (self.window.entry_ids == entry_id)))
-
-    def segments_with(self, ledger_id: int) -> Iterator[int]:
-        """The unread segments, if the bucket still holds entries of a ledger."""
-        if ledger_id not in self.discarded:
-            yield from range(self.next_segment, self.segment_count)
 
     def unread_spread(self) -> tuple[Int64Column, Int64Column, Int64Column]:
         """Of each unread segment: first and last time, and count."""
         segments, rest = self.metadata.segments, slice(self.next_segment, None)
         return segments.first_ms[rest], segments.last_ms[rest], segments.counts[rest]
+
+    def unread_borders(self) -> tuple[Columns, Columns, Int64Column]:
+        """Of each unread segment: first and last row, and count."""
+        segments, rest = self.metadata.segments, slice(self.next_segment, None)
+        first = self._ordinals.to_positions(segments.first_ordinals[rest])
+        last = self._ordinals.to_positions(segments.last_ordinals[rest])
+        borders = Columns(segments.first_ms[rest], *first), Columns(segments.last_ms[rest], *last)
+        return *borders, segments.counts[rest]
 
     def memory_bytes(self) -> int:
         return ROW_BYTES * len(self.window) + _SEGMENT_BYTES * self.segment_count + _BUCKET_BYTES
@@ -162,11 +160,6 @@ class SealedBucket:
         self.next_segment = segment
         self._unread = int(self.metadata.segments.counts[segment:].sum())
         self._unread_key = self.first_key_of(segment) if segment < self.segment_count else None
-
-    def without_discarded(self, columns: Columns) -> Columns:
-        for ledger_id in self.discarded:
-            columns = columns.part(columns.ledger_ids != ledger_id)
-        return columns
 
     def _key(self, time: int, ordinal: int) -> Key:
         ledger_ids, entry_ids = self._ordinals.to_positions(np.array([ordinal], dtype=np.int64))

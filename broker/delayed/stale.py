@@ -305,7 +305,6 @@ class StaleRows:
                 rows = bucket.decode(segment, await storage.read_segment(bucket.metadata, segment))
                 if bucket.is_deleting:
                     return  # merged: what is stale in there was left out, or is found in the new one
-                rows = bucket.without_discarded(rows)
                 yield rows.part(~is_current(rows, self._amendments_of))
         except (OSError, PostdateError):
             if not bucket.is_deleting:
@@ -315,7 +314,7 @@ class StaleRows:
         """Whether a bucket has an entry that was cancelled or moved at any time."""
         for span in bucket.metadata.spans:
             amended = self._amendments_of(span.ledger_id)
-            if amended is None or span.ledger_id in bucket.discarded:
+            if amended is None:
                 continue
             moved_again_ms = amended.deliver_at_ms[amended.revisions > 1]
             self._unsure_through_ms = max(self._unsure_through_ms, int(moved_again_ms.max(initial=0)))

@@ -71,6 +71,9 @@ class Amendments:
             current &= ~members(entry_ids, self.cancelled)
         return current
 
+    def cancels(self, entry_id: int) -> bool:
+        return entry_id in self.cancelled
+
     def touches(self, entries: BitMap) -> bool:
         """Whether one of some entries was cancelled, or moved at any time."""
         if self.cancelled and not self.cancelled.isdisjoint(entries):
@@ -137,6 +140,9 @@ class _Gone(Amendments):
 
     def is_current(self, entry_ids: UInt32Column, times: Int64Column) -> npt.NDArray[np.bool_]:
         return np.zeros(len(entry_ids), dtype=np.bool_)
+
+    def cancels(self, entry_id: int) -> bool:
+        return True
 
     def touches(self, entries: BitMap) -> bool:
         return bool(entries)

@@ -16,7 +16,7 @@ from broker.delayed.sealed_bucket import BucketState
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DueChunk, Frontier
 from broker.errors import PostdateError
 from broker.model import Position
-from broker.storage.amendments import Amendments
+from broker.storage.amendments import GONE, NONE, Amendments
 from broker.testing.mem_vfs import MemVfs
 from tests.unit.delayed.gated_buckets import FOLDER, IS_BACKGROUND, TOPIC_ID, GatedExecutor, new_storage, spin
 
@@ -59,6 +59,10 @@ class World:
         self.rows += zip(column.tolist(), [ledger_id] * len(column), entry_ids.tolist(), strict=True)
         self.passed += 1
         self.tracker.passed(Position(self.passed, 0), self.passed)
+
+    def discard(self, ledger_id: int) -> None:
+        self.amendments[ledger_id] = GONE
+        self.tracker.discard_ledger(ledger_id)
 
     async def seal(self) -> None:
         assert await self.tracker.seal()
@@ -367,7 +371,7 @@ async def test_ledger_discarded_during_a_seal_and_a_merge_b7(world: World):
     sealing = await world.start(world.tracker.seal)
     await world.go_on(6)
     for ledger_id in (3, 20):
-        world.tracker.discard_ledger(ledger_id)
+        world.discard(ledger_id)
     await world.go_on()
     await asyncio.gather(merging, sealing)
     assert not await world.tracker.contains(20, 0)
@@ -377,16 +381,41 @@ async def test_ledger_discarded_during_a_seal_and_a_merge_b7(world: World):
     assert world.tracker.count() == 0
 
 
-async def test_bucket_whose_ledgers_are_all_gone_is_dropped(world: World):
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize("is_sealed", [False, True])
+async def test_nothing_of_a_ledger_that_is_gone_is_yielded(world: World, is_sealed: bool, is_loaded: bool):
+    """One that was known to hold a stale row had its live rows yielded once that row was taken."""
+    world.add(1, NOW + 1_000 * np.arange(1, 9))
+    world.add(2, [NOW + 20_000])
+    if is_sealed:
+        await world.seal()
+    if is_loaded:
+        await world.tracker.load(NOW)
+    world.add(1, [NOW - 5, NOW - 5], first=8)  # late: they lie before the frontier
+    world.amendments[1] = NONE.cancel(BitMap([0]))
+    world.tracker.remove(1, np.array([0], dtype=np.uint32), np.array([NOW + 1_000]))
+    assert world.tracker.count() == 10
+    world.discard(1)
+    assert is_sealed or world.tracker.count() == 1
+    for step in range(1, 10):
+        assert await take(world.tracker, NOW + 1_000 * step) == []
+    assert world.tracker.count() == 1
+    assert await take(world.tracker, NOW + 20_000) == [(NOW + 20_000, 2, 0)]
+    assert world.tracker.image().bucket_ids == ()
+
+
+async def test_bucket_whose_ledgers_are_all_gone_goes_with_the_next_merge(world: World):
     world.add(1, NOW + HOUR + np.arange(6))
     world.add(2, NOW + HOUR + np.arange(6))
     await world.seal()
-    world.tracker.discard_ledger(1)
-    assert world.tracker.image().bucket_ids == (1,)
-    world.tracker.discard_ledger(2)
-    image = world.tracker.image()
-    assert (image.bucket_ids, image.deleted_ids) == ((), (1,))
-    assert world.tracker.next_due_ms() is None
+    world.discard(1)
+    world.discard(2)
+    world.tracker.policy = replace(SMALL, max_buckets=1)
+    world.add(3, NOW + HOUR + np.arange(6))
+    await world.seal()
+    assert await world.tracker.merge()
+    assert (world.tracker.count(), world.tracker.image().bucket_ids) == (6, (3,))
+    assert await take(world.tracker, NOW + DAY) == [(NOW + HOUR + entry, 3, entry) for entry in range(6)]
 
 
 async def test_files_are_removed_only_after_the_image_without_them_b9(world: World):

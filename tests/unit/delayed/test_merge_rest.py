@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from broker.delayed.bucket_writer import BucketWriter, NewBucket, NotNeeded, SegmentLimits, Source
+from broker.delayed.bucket_writer import BucketWriter, NewBucket, NotNeeded, SegmentLimits
 from broker.delayed.near import Columns
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.model import Position
@@ -44,7 +44,7 @@ async def test_after_each_step_it_waits_as_many_times_as_long(monkeypatch: pytes
         new = NewBucket(TOPIC_ID, number, Position(number, 0), Position(number, COUNT))
         metadata = await writer.seal(new, [rows], not_needed, limits)
         assert metadata is not None
-        sources.append(Source(SealedBucket(metadata), frozenset()))
+        sources.append(SealedBucket(metadata))
     monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.setattr(time, "perf_counter_ns", perf_counter_ns)
     merged = await writer.merge(

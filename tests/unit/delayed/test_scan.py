@@ -32,8 +32,8 @@ def unread_of(segments: list[list[Key]], reads: list[int]) -> UnreadSegments:
         return columns_of(segments[number])
 
     return UnreadSegments(
-        np.array([min(keys)[0] for keys in segments], dtype=np.int64),
-        np.array([max(keys)[0] for keys in segments], dtype=np.int64),
+        columns_of([min(keys) for keys in segments]),
+        columns_of([max(keys) for keys in segments]),
         np.array([len(keys) for keys in segments], dtype=np.int64),
         read,
     )
@@ -91,13 +91,39 @@ async def test_more_entries_of_one_time_than_a_page_holds():
     assert page.is_last
 
 
+@pytest.mark.parametrize("bucket_count", [1, 3])
+@pytest.mark.parametrize("place", [0, 1, 50_000, 99_999])
+async def test_a_page_of_one_millisecond_costs_what_it_shows(bucket_count: int, place: int):
+    """Counted in rows: borders by time alone made each page read all that is due in its millisecond."""
+    reads: list[int] = []
+    everything = [(5, 1, i) for i in range(100_000)]
+    segments = [everything[i : i + 100] for i in range(0, len(everything), 100)]
+    unread = [unread_of(segments[i::bucket_count], reads) for i in range(bucket_count)]
+    page = await scan(columns_of([]), unread, everything[place], LAST, 150)
+    assert keys_of(page) == everything[place : place + 150]
+    assert 0 < len(reads) <= 4 + 2 * bucket_count
+
+
+async def test_all_pages_of_one_millisecond_read_each_segment_about_once():
+    reads: list[int] = []
+    everything = [(5, 1, i) for i in range(10_000)]
+    unread = unread_of([everything[i : i + 100] for i in range(0, len(everything), 100)], reads)
+    found, at, is_last = [], (0, 0, 0), False
+    while not is_last:
+        page = await scan(columns_of([]), [unread], at, LAST, 1_000)
+        found += keys_of(page)
+        at, is_last = page.end, page.is_last
+    assert found == everything
+    assert len(reads) <= 1.5 * 100
+
+
 async def test_a_segment_that_cannot_be_read_is_told():
     async def read(_: int) -> Columns:
         raise OSError("gone")
 
-    one = np.array([5], dtype=np.int64)
+    one, border = np.array([1], dtype=np.int64), columns_of([(5, 1, 0)])
     with pytest.raises(OSError, match="gone"):
-        await scan(columns_of([]), [UnreadSegments(one, one, one, read)], (0, 0, 0), LAST, 3)
+        await scan(columns_of([]), [UnreadSegments(border, border, one, read)], (0, 0, 0), LAST, 3)
 
 
 async def test_the_bucket_tracker_shows_what_it_holds_wherever_that_is():
