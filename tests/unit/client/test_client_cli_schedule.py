@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import postdate as sdk
+from postdate.commands import output as output_module
 from postdate.commands.histogram import Screen, draw, fitting_width
 from postdate.commands.values import parse_shift, parse_when
 from tests.unit.client.fake_server import FakeBroker
@@ -332,3 +333,41 @@ async def test_what_the_documents_show_is_understood(
     result = await postdate(*arguments)
     assert result.code in {0, 3}, result.err
     assert broker.unary
+
+
+LAST = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("last", [LAST, LAST - HOUR, LAST.replace(microsecond=999_999), START])
+@pytest.mark.parametrize(
+    "step", [timedelta(milliseconds=1), HOUR, timedelta(days=1), timedelta(days=400_000)]
+)
+def test_the_histogram_draws_any_time_that_there_is(last: datetime, step: timedelta) -> None:
+    bars = [sdk.ScheduledBar(last - 2 * HOUR, 3, 30), sdk.ScheduledBar(last, 1, 10)]
+    counts = sdk.ScheduledCounts(tuple(bars), 0, 0, True)
+    lines = list(draw(counts, bars[0].start, step, Screen(80, has_blocks=False)))
+    assert lines[0].startswith("4 messages due")
+    assert sum("#" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize("output", ["table", "json", "jsonl"])
+async def test_what_is_listed_is_written_page_by_page(
+    postdate: Run, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    monkeypatch.setattr(output_module, "PAGE_ROWS", 2)
+    written: list[int] = []
+    add = output_module.RowStream.add
+
+    def counted(self: output_module.RowStream, row: Any) -> None:
+        add(self, row)
+        written.append(len(self._page))
+
+    monkeypatch.setattr(output_module.RowStream, "add", counted)
+    shown = await postdate("schedule", "list", "t", "-o", output)
+    assert written == ([1, 0, 1, 0, 1] if output == "table" else [0] * 5)  # what waits to be written
+    if output == "table":
+        assert [shown.out.count(f"order-{i}") for i in range(5)] == [1] * 5
+        assert shown.out.count("times in") == 1
+    else:
+        rows = shown.json if output == "json" else shown.lines
+        assert [row["schedule_key"] for row in rows] == [f"order-{i}" for i in range(5)]

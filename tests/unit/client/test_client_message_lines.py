@@ -136,3 +136,13 @@ def test_a_bad_line_is_named(lines: list[str], number: int, says: str) -> None:
     with pytest.raises(BadLine, match=says) as caught:
         read(*lines)
     assert caught.value.number == number
+
+
+@pytest.mark.parametrize("name", ["deliver_at_ms", "event_time_ms"])
+@pytest.mark.parametrize("ms", [253402300800000, 2**53 - 1])
+def test_a_time_after_the_year_9999_is_refused(name: str, ms: int) -> None:
+    """The SDK shows it as the end of that year; a line would move the message there in silence."""
+    message = schedule_pb2.ScheduledMessage(deliver_at_ms=1, message=message_pb2.Message())
+    setattr(message if name == "deliver_at_ms" else message.message, name, ms)
+    with pytest.raises(ValueError, match="9999"):
+        message_line(ScheduledMessage(message, has_payload=True))

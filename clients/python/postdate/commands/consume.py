@@ -23,7 +23,7 @@ from postdate.commands.settings import (
     Settings,
     run,
 )
-from postdate.commands.values import DURATION
+from postdate.commands.values import DURATION, local
 
 _AT_ONCE = 1000
 _IDLE = timedelta(seconds=2)
@@ -153,5 +153,5 @@ def message_line(message: postdate.Message) -> str:
     key = f" key={plain(message.key)}" if message.key else ""
     again = f" attempt={message.attempt}" if message.attempt > 1 else ""
     payload = plain(message.payload.decode(errors="backslashreplace"))
-    when = message.deliver_at.astimezone().isoformat(timespec="milliseconds")
+    when = local(message.deliver_at).isoformat(timespec="milliseconds")
     return f"{when} {message.id}{key}{again} {payload}\n"

@@ -12,7 +12,7 @@ import click
 
 import postdate
 from postdate.commands.completion import SUBSCRIPTION, TOPIC
-from postdate.commands.output import emit_lines, emit_one, emit_rows, payload_fields, progress_bar
+from postdate.commands.output import RowStream, emit_one, payload_fields, progress_bar
 from postdate.commands.settings import EXIT_PARTLY, CommandFailed, Group, Settings, describe, run
 from postdate.commands.values import DURATION, MESSAGE_ID
 
@@ -40,16 +40,11 @@ def list_dead_letters(
     """List the dead letters of SUBSCRIPTION of TOPIC, oldest first."""
 
     async def work() -> None:
-        rows: list[dict[str, Any]] = []
+        rows = RowStream(settings, [*_COLUMNS, "payload"] if payload else _COLUMNS)
         async with settings.client() as client:
             async for letter in client.dead_letters.list(topic, subscription, limit=limit, payloads=payload):
-                if settings.output == "jsonl":
-                    emit_lines([_row(letter)])
-                else:
-                    rows.append(_row(letter))
-        if settings.output != "jsonl":
-            columns = [*_COLUMNS, "payload"] if payload else _COLUMNS
-            emit_rows(settings, rows, columns)
+                rows.add(_row(letter))
+        rows.end()
 
     run(work())
 

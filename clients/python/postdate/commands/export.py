@@ -46,7 +46,12 @@ async def _export(
             bar = progress.add_task("exported", total=None if prefix else counts.messages)
             lines = [header_line(uuid.uuid4().hex, topic, info.broker_id, datetime.now(UTC))]
             async for message in found:
-                lines.append(message_line(message))
+                try:
+                    lines.append(message_line(message))
+                except ValueError as error:
+                    raise click.ClickException(
+                        f"{error}; --until a time before it exports the others"
+                    ) from None
                 written += 1
                 if len(lines) == _LINES:
                     sys.stdout.write("".join(lines))

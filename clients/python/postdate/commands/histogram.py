@@ -13,7 +13,16 @@ import postdate
 from postdate.commands.completion import TOPIC
 from postdate.commands.output import emit_lines, emit_one, stdout_width
 from postdate.commands.settings import Command, Settings, run
-from postdate.commands.values import DURATION, WHEN, counted, local_time, local_zone, show_duration
+from postdate.commands.values import (
+    DURATION,
+    WHEN,
+    counted,
+    later,
+    local,
+    local_time,
+    local_zone,
+    show_duration,
+)
 
 _BARS = 24  # about so many lines, where no width is asked for
 _GROWTH = 100  # so many times wider are bars of which there were too many; the broker takes 10,000
@@ -136,9 +145,9 @@ def _lines(bars: Sequence[postdate.ScheduledBar], step: timedelta) -> Iterator[t
             expected = bar.start
         while expected < bar.start:
             yield expected, 0
-            expected += step
+            expected = later(expected, step)
         yield bar.start, bar.messages
-        expected = bar.start + step
+        expected = later(bar.start, step)
 
 
 def _bar(messages: int, most: int, room: int, screen: Screen) -> str:
@@ -153,7 +162,7 @@ class _Labels:
     """Times as short as they can be told apart."""
 
     def __init__(self, first: datetime, last: datetime, step: timedelta) -> None:
-        first, last = first.astimezone(), last.astimezone()
+        first, last = local(first), local(last)
         past_midnight = first - first.replace(hour=0, minute=0, second=0, microsecond=0)
         grain = (step, past_midnight)
         clock = (
@@ -174,7 +183,7 @@ class _Labels:
         self.width = len(self.of(first))
 
     def of(self, moment: datetime) -> str:
-        text = moment.astimezone().strftime(self._format)
+        text = local(moment).strftime(self._format)
         return text[:-3] if self._format.endswith("%f") else text
 
 
@@ -240,11 +249,11 @@ def _end_of(bar: postdate.ScheduledBar, step: timedelta, end: datetime | None) -
 
 def _aligned(moment: datetime, step: timedelta) -> datetime:
     """The last whole multiple of a width before a time, on this machine's clock."""
-    local = moment.astimezone()
-    midnight = local.replace(hour=0, minute=0, second=0, microsecond=0)
+    here = local(moment)
+    midnight = here.replace(hour=0, minute=0, second=0, microsecond=0)
     if step >= _DAY:
         return midnight
-    return midnight + (local - midnight) // step * step
+    return midnight + (here - midnight) // step * step
 
 
 def _record(counts: postdate.ScheduledCounts, step: timedelta) -> dict[str, Any]:

@@ -30,6 +30,9 @@ _BEGIN, _END = "postdate_export", "postdate_export_end"
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _MS = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_BEYOND = datetime.max.replace(tzinfo=UTC)
+"""What the SDK shows of times that Python does not have. It is no whole millisecond, so no message is due then."""
+
 _TEXTS = ("key", "schedule_key", "traceparent")
 _KNOWN = {
     "source_id",
@@ -61,7 +64,15 @@ def end_line(messages: int) -> str:
 
 
 def message_line(message: ScheduledMessage) -> str:
-    """A pending message with all that its producer gave it; its payload was asked for."""
+    """A pending message with all that its producer gave it; its payload was asked for.
+
+    Raises ValueError for times after the year 9999, which a line cannot say.
+    """
+    for name in ("deliver_at", "event_time"):
+        if getattr(message, name) == _BEYOND:
+            raise ValueError(
+                f"{name} of message {message.id} lies after the year 9999, which no line can say"
+            )
     fields: dict[str, Any] = {"source_id": str(message.id), "deliver_at": message.deliver_at.isoformat()}
     payload = message.payload or b""
     try:

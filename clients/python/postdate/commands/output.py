@@ -25,6 +25,9 @@ from postdate.commands.values import show_duration
 
 Record = Mapping[str, Any]
 
+PAGE_ROWS = 1_000
+"""Rows of a table that are written together, so that the first ones are seen while others are on their way."""
+
 _PIPED_WIDTH = 160
 _UNSEEN = {"Cc", "Cs", "Zl", "Zp"}  # control characters, halves of characters, ends of lines and paragraphs
 _TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -98,6 +101,44 @@ def emit_rows(
             _print_blocks(console, rows, columns, title)
         else:
             console.print(table)
+
+
+class RowStream:
+    """Many results that come one by one, written as they come: a table in pages, each with its heading."""
+
+    def __init__(
+        self, settings: Settings, columns: Sequence[str], title: str = "", whole: Collection[str] = ()
+    ) -> None:
+        self._settings = settings
+        self._columns = columns
+        self._title = title
+        self._whole = whole
+        self._page: list[Record] = []
+        self.count = 0
+
+    def add(self, row: Record) -> None:
+        if self._settings.output == "jsonl":
+            emit_lines([row])
+        elif self._settings.output == "json":
+            sys.stdout.write((",\n" if self.count else "[\n") + json.dumps([row], indent=2)[2:-2])
+        else:
+            self._page.append(row)
+            if len(self._page) == PAGE_ROWS:
+                self._print()
+        self.count += 1
+
+    def end(self) -> None:
+        """All were added."""
+        if self._settings.output == "json":
+            sys.stdout.write("\n]\n" if self.count else "[]\n")
+        elif self._settings.output == "table" and (self._page or not self.count):
+            self._print()
+
+    def _print(self) -> None:
+        title = self._title if self.count < PAGE_ROWS else ""
+        emit_rows(self._settings, self._page, self._columns, title, self._whole)
+        sys.stdout.flush()
+        self._page = []
 
 
 def _print_blocks(console: Console, rows: Sequence[Record], columns: Sequence[str], title: str) -> None:

@@ -13,7 +13,7 @@ import postdate
 from postdate.commands.completion import TOPIC
 from postdate.commands.histogram import histogram
 from postdate.commands.output import (
-    emit_lines,
+    RowStream,
     emit_one,
     emit_rows,
     payload_fields,
@@ -97,10 +97,11 @@ def list_scheduled(
     """List the messages of TOPIC that wait, soonest first."""
 
     async def work() -> None:
-        rows: list[dict[str, Any]] = []
-        shown = 0
         has_more = False
         now = datetime.now(UTC)
+        columns = _COLUMNS if table_width() >= _WIDE else _NARROW_COLUMNS
+        columns = [*columns, "payload"] if payload else columns
+        rows = RowStream(settings, columns, f"{topic}, times in {local_zone(now)}", {"due", "in", "id"})
         async with settings.client() as client:
             found = client.schedule.list(
                 topic,
@@ -111,23 +112,15 @@ def list_scheduled(
                 payloads=payload,
             )
             async for message in found:
-                if shown == limit and not every:
+                if rows.count == limit and not every:
                     has_more = True
                     break
-                shown += 1
-                if settings.output == "jsonl":
-                    emit_lines([_record(message)])
-                elif settings.output == "json":
-                    rows.append(_record(message))
-                else:
-                    rows.append(_row(message, now))
-        if settings.output == "table" and not shown:
+                rows.add(_row(message, now) if settings.output == "table" else _record(message))
+        if settings.output == "table" and not rows.count:
             which = "that matches waits" if start or end or prefix else "waits"
             click.echo(f"no message of {topic} {which}", err=True)
-        elif settings.output != "jsonl":
-            columns = _COLUMNS if table_width() >= _WIDE else _NARROW_COLUMNS
-            columns = [*columns, "payload"] if payload else columns
-            emit_rows(settings, rows, columns, f"{topic}, times in {local_zone(now)}", {"due", "in", "id"})
+        else:
+            rows.end()
         if has_more:
             click.echo(f"the first {limit:,}; --limit N or --all shows more", err=True)
 

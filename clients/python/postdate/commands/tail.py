@@ -22,7 +22,7 @@ from postdate.commands.completion import TOPIC
 from postdate.commands.consume import Printer, message_line
 from postdate.commands.output import plain, show
 from postdate.commands.settings import Command, Settings, describe, run
-from postdate.commands.values import counted, local_time_ms, local_zone, show_duration
+from postdate.commands.values import counted, local, local_time_ms, local_zone, show_duration
 
 _PREFIX = "postdate-tail-"
 _ABANDONED_AFTER = timedelta(minutes=1)  # longer than one takes from its making to its consumer
@@ -124,7 +124,7 @@ async def _sweep(client: postdate.Client, topic: str) -> None:
 def _stored_line(message: postdate.Message) -> str:
     """What was stored, and when it is due if not at once."""
     text = message_line(message).partition(" ")[2]
-    when = message.publish_time.astimezone().isoformat(timespec="milliseconds")
+    when = local(message.publish_time).isoformat(timespec="milliseconds")
     delay = message.deliver_at - message.publish_time
     due = f"due in {show_duration(delay)} " if delay > timedelta(0) else ""
     return f"{when} {due}{text}"

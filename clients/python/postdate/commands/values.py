@@ -150,16 +150,30 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def local(moment: datetime) -> datetime:
+    """A time in this machine's zone; one that would be in the year 10,000 there stays in its own."""
+    try:
+        return moment.astimezone()
+    except (OverflowError, ValueError):
+        return moment
+
+
+def later(moment: datetime, step: timedelta) -> datetime:
+    """So long after a time, or the end of the year 9999: there is no `datetime` beyond it."""
+    last = datetime.max.replace(tzinfo=moment.tzinfo)
+    return moment + step if step <= last - moment else last
+
+
 def local_time(moment: datetime) -> str:
     """A time on this machine's clock, to the second; `local_zone` names the zone."""
-    return moment.astimezone().isoformat(" ", "seconds")[:19]
+    return local(moment).isoformat(" ", "seconds")[:19]
 
 
 def local_time_ms(moment: datetime) -> str:
     """The same, to the millisecond."""
-    return moment.astimezone().isoformat(" ", "milliseconds")[:23]
+    return local(moment).isoformat(" ", "milliseconds")[:23]
 
 
 def local_zone(moment: datetime) -> str:
     """The name of this machine's time zone at some time."""
-    return moment.astimezone().tzname() or "local time"
+    return local(moment).tzname() or "local time"
