@@ -16,7 +16,7 @@ from broker.delayed.sealed_bucket import BucketState
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DueChunk, Frontier
 from broker.errors import PostdateError
 from broker.model import Position
-from broker.storage.amendments import GONE, NONE, Amendments
+from broker.storage.amendments import GONE, Amendments
 from broker.testing.mem_vfs import MemVfs
 from tests.unit.delayed.gated_buckets import FOLDER, IS_BACKGROUND, TOPIC_ID, GatedExecutor, new_storage, spin
 
@@ -379,29 +379,6 @@ async def test_ledger_discarded_during_a_seal_and_a_merge_b7(world: World):
     assert await world.tracker.contains(21, 1)
     assert await take(world.tracker, NOW + DAY) == sorted(row for row in world.rows if row[1] not in (3, 20))
     assert world.tracker.count() == 0
-
-
-@pytest.mark.parametrize("is_loaded", [False, True])
-@pytest.mark.parametrize("is_sealed", [False, True])
-async def test_nothing_of_a_ledger_that_is_gone_is_yielded(world: World, is_sealed: bool, is_loaded: bool):
-    """One that was known to hold a stale row had its live rows yielded once that row was taken."""
-    world.add(1, NOW + 1_000 * np.arange(1, 9))
-    world.add(2, [NOW + 20_000])
-    if is_sealed:
-        await world.seal()
-    if is_loaded:
-        await world.tracker.load(NOW)
-    world.add(1, [NOW - 5, NOW - 5], first=8)  # late: they lie before the frontier
-    world.amendments[1] = NONE.cancel(BitMap([0]))
-    world.tracker.remove(1, np.array([0], dtype=np.uint32), np.array([NOW + 1_000]))
-    assert world.tracker.count() == 10
-    world.discard(1)
-    assert is_sealed or world.tracker.count() == 1
-    for step in range(1, 10):
-        assert await take(world.tracker, NOW + 1_000 * step) == []
-    assert world.tracker.count() == 1
-    assert await take(world.tracker, NOW + 20_000) == [(NOW + 20_000, 2, 0)]
-    assert world.tracker.image().bucket_ids == ()
 
 
 async def test_bucket_whose_ledgers_are_all_gone_goes_with_the_next_merge(world: World):

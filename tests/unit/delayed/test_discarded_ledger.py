@@ -1,0 +1,34 @@
+"""What a tracker with buckets makes of a ledger that is gone while it holds rows of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pyroaring import BitMap
+
+from broker.storage.amendments import NONE
+from tests.unit.delayed.test_bucket_tracker import NOW, World, take
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize("is_sealed", [False, True])
+async def test_nothing_of_a_ledger_that_is_gone_is_yielded(is_sealed: bool, is_loaded: bool):
+    """One that was known to hold a stale row had its live rows yielded once that row was taken."""
+    world = World()
+    world.add(1, NOW + 1_000 * np.arange(1, 9))
+    world.add(2, [NOW + 20_000])
+    if is_sealed:
+        await world.seal()
+    if is_loaded:
+        await world.tracker.load(NOW)
+    world.add(1, [NOW - 5, NOW - 5], first=8)  # late: they lie before the frontier
+    world.amendments[1] = NONE.cancel(BitMap([0]))
+    world.tracker.remove(1, np.array([0], dtype=np.uint32), np.array([NOW + 1_000]))
+    assert world.tracker.count() == 10
+    world.discard(1)
+    assert is_sealed or world.tracker.count() == 1
+    for step in range(1, 10):
+        assert await take(world.tracker, NOW + 1_000 * step) == []
+    assert world.tracker.count() == 1
+    assert await take(world.tracker, NOW + 20_000) == [(NOW + 20_000, 2, 0)]
+    assert world.tracker.image().bucket_ids == ()
