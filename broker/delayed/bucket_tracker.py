@@ -338,10 +338,10 @@ class BucketTracker:
         """
         assert not self._buckets and not self._mutable.count
         self._next_bucket_id = max(next_bucket_id, *(m.bucket_id + 1 for m in metadatas), 1)
-        for metadata in metadatas:
-            bucket = await self._open(metadata)
+        buckets = [await self._open(metadata) for metadata in metadatas]
+        for bucket in buckets:  # in one step: if one cannot be opened, nothing has changed
             bucket.state = BucketState.LIVE
-            self._buckets.append(bucket)
+        self._buckets += buckets
         self._mark = self._sealed_mark = (indexed_through, index_lsn)
         self._stale.is_sought = bool(self._buckets)  # until `seek_stale` has ended
         self._drop_spent()

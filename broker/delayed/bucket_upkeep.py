@@ -27,6 +27,8 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
+_RETRY_SECONDS = 1.0
+
 Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
@@ -75,14 +77,8 @@ class BucketUpkeep:
         try:
             if self._begins_anew:
                 raise Unavailable("the clock was ahead when they were written")
-            metadatas = [await self._storage.read_metadata(bucket_id) for bucket_id in found.bucket_ids]
-            await tracker.restore(
-                metadatas,
-                indexed_through=found.indexed_through,
-                index_lsn=found.index_lsn,
-                next_bucket_id=found.next_bucket_id,
-            )
-        except (OSError, PostdateError) as error:
+            await self._take_up(found)
+        except PostdateError as error:
             log.error("Buckets cannot be used: the index is built again from the ledgers", error=str(error))
             tracker.clear()
             tracker.disown(found.bucket_ids)
@@ -92,6 +88,21 @@ class BucketUpkeep:
         finally:
             self._found = None
         return True
+
+    async def _take_up(self, found: BucketImage) -> None:
+        while True:
+            try:
+                metadatas = [await self._storage.read_metadata(bucket_id) for bucket_id in found.bucket_ids]
+                return await self._tracker.restore(
+                    metadatas,
+                    indexed_through=found.indexed_through,
+                    index_lsn=found.index_lsn,
+                    next_bucket_id=found.next_bucket_id,
+                )
+            except (OSError, Unavailable) as error:
+                # What passes costs a wait. To read all ledgers again may take minutes, and meets the same disk.
+                log.error("Buckets cannot be read yet", error=str(error))
+                await asyncio.sleep(_RETRY_SECONDS)
 
     @property
     def indexed_through(self) -> Position:

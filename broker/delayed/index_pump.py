@@ -109,6 +109,7 @@ class IndexPump:
         self._unindexed_earliest_ms = _NEVER_MS
         self._took_ns = -_GROUP_NS  # when something was last taken, and nothing was left
         self._looked_ms = 0  # up to when the index was last asked for what is due
+        self._load_again_ns = 0  # after a read that failed
         self._budget = YieldBudget(clock)
 
     @property
@@ -340,7 +341,7 @@ class IndexPump:
         now_ms = self._clock.now_ms()
         if self.upkeep is not None:
             self.upkeep.look(now_ms)
-        loaded = self.tracker.needs_load(now_ms)
+        loaded = self.tracker.needs_load(now_ms) and self._clock.monotonic_ns() >= self._load_again_ns
         if loaded:
             await self._load(now_ms)
             self._looked_ms = 0
@@ -355,7 +356,7 @@ class IndexPump:
             if len(chunk) < self._due_entries:
                 self._took_ns = self._clock.monotonic_ns()
             return True
-        if not (indexed or loaded or gathers_due):
+        if not (indexed or loaded or gathers_due or self._clock.monotonic_ns() < self._load_again_ns):
             self._watch(now_ms)
         return indexed or loaded or self.is_rebuilding  # the watchdog may have begun a rebuild
 
@@ -365,7 +366,11 @@ class IndexPump:
             return
         try:
             await self.upkeep.load(now_ms)
-        except (OSError, PostdateError) as error:
+        except (OSError, Unavailable) as error:
+            # What passes costs a wait, and what is in memory goes on meanwhile.
+            log.error("A bucket cannot be read yet", error=str(error))
+            self._load_again_ns = self._clock.monotonic_ns() + int(_RETRY_SECONDS * 1e9)
+        except PostdateError as error:
             log.error("A bucket cannot be read: the index is built again from the ledgers", error=str(error))
             now_ms = self._clock.now_ms()
             while (chunk := self.tracker.take_due(now_ms, self._due_entries)) is not None:

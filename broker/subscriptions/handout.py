@@ -202,6 +202,7 @@ class HandOut:
         keep = ~self._refused(taken)
         if read.unread is not None:
             keep &= ~read.unread
+        owed_count = int(np.count_nonzero(keep))
         has_changed = read.changes != subscription.log.changes
         if has_changed:
             self._refresh(taken, read)
@@ -209,8 +210,10 @@ class HandOut:
             keep &= read.times == taken.expected_ms  # else: moved since, and indexed under its new time too
         if read.has_doubles:
             keep &= _is_first(taken, keep)
+        there_count = int(np.count_nonzero(keep))
         if subscription.absences and not taken.from_redelivery:
             keep &= ~within(read.times, subscription.absences)
+        held_count = int(np.count_nonzero(keep))
         if subscription.honors_delay:
             early = keep & (read.times > now_ms)
             keep &= ~early
@@ -218,6 +221,10 @@ class HandOut:
                 early &= read.times <= subscription.frontier_ms  # else it was moved, and comes in a chunk
             if early.any():
                 self._wait_for_time(taken, read, early)
+        counters = subscription.counters
+        counters.dropped_settled_messages += len(keep) - owed_count
+        counters.dropped_moved_messages += owed_count - there_count
+        counters.dropped_early_messages += held_count - int(np.count_nonzero(keep))
         expire_at_ms = read.rows["expire_at_ms"]
         expired = keep & (expire_at_ms != 0) & (expire_at_ms <= now_ms)
         if expired.any():

@@ -16,7 +16,7 @@ from broker.config import BrokerConfig
 from broker.delayed.bucket_storage import LocalBucketStorage
 from broker.delayed.key_cache import KeyCache
 from broker.delayed.schedule_keys import KeyLimits
-from broker.errors import Fenced, LimitReached, StorageFailed, Unavailable
+from broker.errors import Fenced, LimitReached, PostdateError, StorageFailed, Unavailable
 from broker.model import Batch
 from broker.observe.audit import AuditTrail
 from broker.observe.logs import get_logger
@@ -339,6 +339,14 @@ class Broker:
 
         `replace`: messages that wait under the schedule keys of these give way to them.
         """
+        try:
+            return await self._accept(topic_name, batch, replace=replace)
+        except PostdateError:
+            if (topic := self.registry.by_name.get(topic_name)) is not None:
+                topic.counters.refused_batches += 1
+            raise
+
+    async def _accept(self, topic_name: str, batch: Batch, *, replace: bool) -> Accepted:
         self.check_serving()
         if self._disk_full:
             raise LimitReached(

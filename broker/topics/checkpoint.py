@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from broker.delayed.bucket_values import BucketImage
 from broker.delayed.schedule_keys import KeyImage
-from broker.errors import StorageFailed
+from broker.errors import PostdateError, StorageFailed
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
@@ -266,7 +266,11 @@ class Checkpointer:
             # What changed is forgotten as it is captured. A root written after a checkpoint that failed or was
             # cancelled would drop the journal of a topic whose manifest does not hold its records yet.
             self._cut_short = True
-            await self._write_checkpoint()
+            try:
+                await self._write_checkpoint()
+            except (OSError, PostdateError):
+                self._counters.checkpoint_failures += 1
+                raise
             self._cut_short = False
             yield
 

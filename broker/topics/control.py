@@ -7,6 +7,7 @@ to be sent follows from it in the same step.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 from broker.errors import NotFound
@@ -80,6 +81,12 @@ async def position_of_time(topic: Topic, publish_time_ms: int) -> Position:
     The times at which messages were stored rise, but where the clock was stepped back; there it is one of those that
     lie around the step.
     """
+    while True:
+        with contextlib.suppress(NotFound):  # the ledger was dropped meanwhile: among those that are left
+            return await _position_of_time(topic, publish_time_ms)
+
+
+async def _position_of_time(topic: Topic, publish_time_ms: int) -> Position:
     before: Ledger | None = None  # the last ledger that begins earlier: the message may lie in it
     for ledger in topic.log:
         if topic.ledger_facts[ledger.name.ledger_id].first_publish_ms >= publish_time_ms:
@@ -90,7 +97,8 @@ async def position_of_time(topic: Topic, publish_time_ms: int) -> Position:
     low, high = 0, before.entry_count  # the answer lies in [low, high]
     while low < high:
         middle = (low + high) // 2
-        rows = await before.read_rows(middle, 1)
+        # By its id: another generation may take its place meanwhile.
+        rows = await topic.log.read_rows(before.name.ledger_id, middle, 1)
         if int(rows["publish_time_ms"][0]) < publish_time_ms:
             low = middle + 1
         else:

@@ -227,6 +227,7 @@ class Topic:
         examined = is_examined(batch, policy)
         look = self.intake.look(batch, now_ms, policy, self.applied_lsn) if examined else None
         if look is not None and look.durable is not None:  # a repeat, all of it
+            self.counters.duplicate_batches += 1
             return Accepted(look.ids(None), look.publish_time_ms, look.durable)
         plan = plan_produced if look is None else look.plan
         record = plan(batch, self.topic_id, self._end, services.new_ledger_id, now_ms, policy)
@@ -580,8 +581,7 @@ class Topic:
         )
 
     def _start_position(self, initial_position: int) -> Position:
-        # The first subscription of a topic gets what waited for it: a quick start that produces before anybody
-        # subscribes must not lose its first message.
+        # The first one gets what waited for it: to produce before anybody subscribes must not lose a message.
         if initial_position == EARLIEST or self._next_subscription_id == 1:
             return Position(0, 0)
         return self.latest_position()

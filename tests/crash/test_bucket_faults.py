@@ -17,7 +17,7 @@ from functools import cache
 import pytest
 
 from broker.delayed.index_pump import IndexPump
-from broker.errors import Unavailable
+from broker.errors import Corrupt
 from broker.model import Position
 from broker.storage.bucket_snapshot import HEADER_BYTES, decode_metadata
 from broker.testing.fault_plan import Fault
@@ -221,7 +221,15 @@ def test_what_is_produced_and_due_while_the_index_is_built_again_is_delivered_on
         await node.create_subscription("orders", "all", position=EARLIEST)
         inbox = await node.subscribe("orders", "all", lease_ms=3_600_000, permits=10_000)
         due_ms: dict[Position, int] = {}
-        fault: Fault | None = None
+        upkeep, planned = upkeep_of(node), []
+        load = upkeep.load
+
+        async def load_or_fail(now_ms: int) -> None:
+            if planned:
+                raise planned.pop()
+            await load(now_ms)
+
+        upkeep.load = load_or_fail  # type: ignore[method-assign]
         for number in range(1_500):
             now_ms = clock.now_ms()
             delays = [rng.choice((1, 2, 3, 5, 4_000 + rng.randrange(4_000))) for _ in range(4)]
@@ -231,9 +239,9 @@ def test_what_is_produced_and_due_while_the_index_is_built_again_is_delivered_on
                 (Position(ids.ledger_id, ids.first_entry_id + i), now_ms + d) for i, d in enumerate(delays)
             )
             await asyncio.sleep(rng.choice((0.001, 0.003, 0.02)))
-            if number % 12 == 5 and (fault is None or fault.hit_count):
-                fault = node.vfs.faults.add(Fault("read", f"{BUCKETS}/*"))
-        node.vfs.faults.clear()
+            if number % 12 == 5 and not planned:
+                planned.append(Corrupt("a bucket is damaged"))
+        planned.clear()
         await asyncio.sleep(12)
         assert node.topic("orders").index.rebuilds >= 1 or seed >= 100
         check_arrived(inbox, due_ms, 0)
@@ -257,7 +265,7 @@ def test_what_lies_before_the_frontier_and_is_due_is_taken_before_the_index_is_b
         (second,) = await node.produce("orders", [Outgoing(b"second", deliver_at_ms=due_ms)])
         pump = node.topic("orders").index
         needs_load = pump.tracker.needs_load
-        faults = [Unavailable("no disk")]
+        faults = [Corrupt("a bucket is damaged")]
 
         async def load(now_ms: int) -> None:
             raise faults.pop()
@@ -410,3 +418,26 @@ def test_the_watchdog_rebuilds_an_index_that_keeps_what_is_due(caplog):
     with caplog.at_level(logging.ERROR):
         run_sim(scenario, 3, latency=QUICK)
     assert any("does not yield" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("when", ["before the start", "while it runs"])
+def test_an_error_that_passes_costs_a_wait_and_no_rebuild(when: str) -> None:
+    vfs, now_ms, due_ms = pending_disk()
+    vfs = copy_of(vfs)
+
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        fault = Fault("read", f"{BUCKETS}/*", onward=True)
+        if when == "before the start":
+            vfs.faults.add(fault)
+        node = Node(vfs, clock, SLOW_CHECKPOINTS).open()
+        if when == "while it runs":
+            await asyncio.sleep(0.5)
+            vfs.faults.add(fault)
+        await asyncio.sleep(3 if when == "before the start" else 0.1)
+        vfs.faults.clear()
+        await deliver_all(node, due_ms, now_ms)
+        assert fault.hit_count or when == "while it runs"
+        assert node.topic("orders").index.rebuilds == 0
+        await check_next_start(node)
+
+    run_sim(scenario, 3, start_ms=now_ms, latency=QUICK)

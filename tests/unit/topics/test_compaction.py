@@ -94,6 +94,7 @@ def test_a_second_time_what_was_delivered_since_goes_too():
         pending, _, inbox = await fill(node, 2, kept=(2, 5), delay_ms=LATER_MS)
         await compact(node)
         await node.checkpoint()
+        assert node.broker.counters.compacted_ledgers == 2
         await asyncio.sleep(LATER_MS / 1000 + 1)
         received = inbox.poll()
         await inbox.ack(each.position for each in received if each.position.entry_id != 5)
