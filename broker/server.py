@@ -53,6 +53,9 @@ _GRPC_OPTIONS = {
     "grpc.max_metadata_size": 16_384,
     "grpc.absolute_max_metadata_size": 16_384,
     "grpc.max_concurrent_streams": 250,  # of one connection
+    # Calls that the loop has not seen yet. Beyond it gRPC refuses at random, whoever calls.
+    "grpc.server.max_pending_requests": 10_000,
+    "grpc.server.max_pending_requests_hard_limit": 10_000,
     "grpc.server_handshake_timeout_ms": 5_000,
     "grpc.max_connection_idle_ms": 300_000,
     # A peer that is cut off or frozen is noticed within 30 s, and one that pings more often than every 5 s is cut.

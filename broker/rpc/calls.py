@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from broker.errors import InvalidRequest, PostdateError, Unavailable
 from broker.rpc.audit import audited
 from broker.rpc.caller import check_request
+from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, abort
 from broker.topics.broker import Broker
 
@@ -45,11 +46,13 @@ def unary(
 
     `check` sees the bytes before they are parsed.
     """
+    name = kind.DESCRIPTOR.full_name
 
     async def handle(raw: bytes, context: Context) -> bytes:
         try:
             if check is not None:
                 check(raw)
+            check_field_count(name, raw, broker.config)
             request = parse(kind, raw)
             check_request(request)
             response = await audited(broker, context, request, call)

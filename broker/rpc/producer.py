@@ -13,6 +13,7 @@ from broker.rpc.audit import CONTEXT, note_created
 from broker.rpc.caller import CALLER, Caller
 from broker.rpc.calls import END_OF_STREAM, Handler, refuse
 from broker.rpc.decode import decode_produce, peek_request_id
+from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, to_status
 from broker.topics.broker import Broker
 from broker.topics.intake import Accepted
@@ -20,6 +21,7 @@ from postdate.v1 import message_pb2, producer_pb2
 
 SERVICE = "postdate.v1.ProducerService"
 
+_REQUEST = producer_pb2.ProduceRequest.DESCRIPTOR.full_name
 _IN_FLIGHT_MAX = 256
 """Batches of one stream that wait for the disk; beyond it the stream is not read."""
 
@@ -87,6 +89,7 @@ class ProducerService:
 
     async def _accept(self, raw: bytes, caller: Caller | None) -> _Pending:
         try:
+            check_field_count(_REQUEST, raw, self._broker.config)
             request = decode_produce(raw, self._broker.config)
             if caller is not None:
                 caller.check_batch(request)
@@ -102,7 +105,8 @@ class ProducerService:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            return _Pending(peek_request_id(raw), refusal=error)
+            is_parsed = not (isinstance(error, PostdateError) and error.reason == "TOO_MANY_FIELDS")
+            return _Pending(peek_request_id(raw) if is_parsed else 0, refusal=error)
         return pending
 
     async def _wait_durable(self, pending: _Pending) -> None:

@@ -172,3 +172,12 @@ async def test_a_stream_that_began_may_be_silent(serve: Serve):
 def test_the_budget_bounds_the_turns():
     assert reception.turns_of(BrokerConfig()) == 64
     assert reception.turns_of(BrokerConfig(receiving_bytes_max=1 << 20)) == 1
+
+
+async def test_a_request_of_empty_messages_is_refused_unparsed(wire: Wire):
+    raw = b"\x12\x00" * (wire.broker.config.request_bytes_max // 2 - 100)
+    assert (await refused(wire.channel.unary_unary(PRODUCE, None, None)(raw))).reason == "TOO_MANY_FIELDS"
+    stream = wire.channel.stream_stream("/postdate.v1.ProducerService/ProduceStream", None, None)()
+    await stream.write(raw)
+    answer = producer_pb2.ProduceResponse.FromString(await within(stream.read()))
+    assert (answer.error.code, answer.request_id) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], 0)

@@ -1,0 +1,206 @@
+"""The floods: each bounded in connections, calls and time, against a broker on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+
+from benchmarks.http2 import (
+    END_HEADERS,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    Raw,
+    call,
+    frame,
+    message,
+)
+
+PRODUCE = call("/postdate.v1.ProducerService/Produce")
+STREAM = call("/postdate.v1.ProducerService/ProduceStream")
+CHECK = call("/grpc.health.v1.Health/Check")
+CALLS_OF_CONNECTION = 250
+_BODY_BYTES = 15 << 20
+_GONE = (ConnectionError, TimeoutError, asyncio.IncompleteReadError, OSError)
+
+
+@dataclass
+class Flood:
+    """One flood under way."""
+
+    grpc_address: str
+    http_address: str
+    seconds: float
+    scale: float  # 1: in full
+    connections: int = 0
+    calls: int = 0
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    def sized(self, count: int) -> int:
+        return max(1, round(count * self.scale))
+
+    async def connect(self, *, http: bool = False, greet: bool = True) -> Raw | None:
+        """One more connection; None if the broker takes no more."""
+        host, _, port = (self.http_address if http else self.grpc_address).rpartition(":")
+        try:
+            raw = Raw(*await asyncio.open_connection(host, int(port)))
+            self.stack.callback(raw.writer.close)
+            if greet and not http:
+                await raw.greet()
+        except _GONE:
+            return None
+        self.connections += 1
+        return raw
+
+    async def many(self, count: int, work: Callable[[Raw], Awaitable[None]], **how: bool) -> None:
+        """So many connections that do some work, and go on until they are cut."""
+
+        async def one() -> None:
+            if (raw := await self.connect(**how)) is not None:
+                with suppress(*_GONE):
+                    await work(raw)
+
+        await asyncio.gather(*(one() for _ in range(self.sized(count))))
+
+    async def begin(self, raw: Raw, headers: bytes, count: int) -> None:
+        """Calls that send their headers and no message."""
+        for number in range(1, 2 * count, 2):
+            await raw.send(frame(HEADERS, END_HEADERS, number, headers))
+            self.calls += 1
+
+    async def run(self, name: str) -> None:
+        with suppress(TimeoutError):
+            async with self.stack, asyncio.timeout(self.seconds):
+                await FLOODS[name](self)
+                await asyncio.Event().wait()  # what is open stays open
+
+
+async def _nothing(_: Raw) -> None:
+    return
+
+
+async def idle_grpc(flood: Flood) -> None:
+    await flood.many(1_500, _nothing, greet=False)
+
+
+async def idle_http(flood: Flood) -> None:
+    await flood.many(1_500, _nothing, http=True)
+
+
+async def half_handshakes(flood: Flood) -> None:
+    await flood.many(1_000, lambda raw: raw.send(PREFACE[:20]), greet=False)
+
+
+async def greeted(flood: Flood) -> None:
+    await flood.many(1_000, _nothing)
+
+
+async def squatted_calls(flood: Flood) -> None:
+    await flood.many(21, lambda raw: flood.begin(raw, PRODUCE, CALLS_OF_CONNECTION))
+
+
+async def squatted_streams(flood: Flood) -> None:
+    await flood.many(21, lambda raw: flood.begin(raw, STREAM, CALLS_OF_CONNECTION))
+
+
+async def squatted_probes(flood: Flood) -> None:
+    await flood.many(21, lambda raw: flood.begin(raw, CHECK, CALLS_OF_CONNECTION))
+
+
+async def half_sent_bodies(flood: Flood) -> None:
+    async def work(raw: Raw) -> None:
+        await flood.begin(raw, PRODUCE, 10)
+        first = message(1, b"", of_bytes=_BODY_BYTES)[9:]
+        for part in range(_BODY_BYTES // 16_384 - 1):
+            for number in range(1, 21, 2):
+                await raw.send(frame(0, 0, number, first if part == 0 else bytes(16_384)))
+
+    await flood.many(12, work)
+
+
+async def slow_bytes(flood: Flood) -> None:
+    async def work(raw: Raw) -> None:
+        await flood.begin(raw, PRODUCE, 10)
+        for part in range(10_000):
+            for number in range(1, 21, 2):
+                first = message(number, b"", of_bytes=_BODY_BYTES)
+                await raw.send(first if part == 0 else frame(0, 0, number, b"x"))
+            await asyncio.sleep(0.05)
+
+    await flood.many(50, work)
+
+
+async def resets(flood: Flood) -> None:
+    async def work(raw: Raw) -> None:
+        for number in range(1, 20_000, 2):
+            reset = frame(RST_STREAM, stream=number, body=(8).to_bytes(4, "big"))
+            await raw.send(frame(HEADERS, END_HEADERS, number, PRODUCE), reset)
+            flood.calls += 1
+
+    await flood.many(4, work)
+
+
+async def pings(flood: Flood) -> None:
+    async def work(raw: Raw) -> None:
+        for _ in range(1_000):
+            await raw.send(*(frame(PING, body=bytes(8)) for _ in range(100)))
+
+    for _ in range(flood.sized(50)):
+        await flood.many(4, work)
+
+
+async def oversize(flood: Flood) -> None:
+    async def work(raw: Raw) -> None:
+        for number in range(1, 100, 2):
+            flood.calls += 1
+            await raw.send(frame(HEADERS, END_HEADERS, number, PRODUCE))
+            await raw.send(message(number, bytes(32_768), of_bytes=64 << 20))
+
+    await flood.many(8, work)
+
+
+async def whole_calls(flood: Flood) -> None:
+    """Requests that are complete, and refused: who sends them has no rights, or nothing to say."""
+
+    async def work(raw: Raw) -> None:
+        reading = asyncio.ensure_future(raw.live())
+        flood.stack.callback(reading.cancel)
+        for number in range(1, 10_000, 2):
+            request = message(number, b"", ends=True)
+            await raw.send(frame(HEADERS, END_HEADERS, number, PRODUCE), request)
+            flood.calls += 1
+            if number % 100 == 1:
+                await asyncio.sleep(0.01)  # so that answers come in between
+
+    await flood.many(4, work)
+
+
+async def slow_http(flood: Flood) -> None:
+    async def work(raw: Raw) -> None:
+        await raw.send(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        while True:
+            await asyncio.sleep(0.5)
+            await raw.send(b"X-A: b\r\n")
+
+    await flood.many(500, work, http=True)
+
+
+FLOODS: dict[str, Callable[[Flood], Awaitable[None]]] = {
+    "idle connections, gRPC": idle_grpc,
+    "idle connections, HTTP": idle_http,
+    "half handshakes": half_handshakes,
+    "handshakes and no call": greeted,
+    "calls without a message": squatted_calls,
+    "streams without a message": squatted_streams,
+    "probes without a message": squatted_probes,
+    "half-sent messages of 15 MiB": half_sent_bodies,
+    "messages byte by byte": slow_bytes,
+    "calls reset at once": resets,
+    "pings": pings,
+    "oversize messages": oversize,
+    "whole calls": whole_calls,
+    "slow HTTP headers": slow_http,
+}
