@@ -15,6 +15,7 @@ from broker.observe.lateness import HistogramStats
 from broker.runtime.supervise import YieldBudget
 from broker.subscriptions.subscription import Subscription
 from broker.topics.broker import Broker
+from broker.topics.counts import SubscriptionCounts
 from broker.topics.dead_letter_frames import HOLDER_NAME
 from broker.topics.topic import Topic
 from broker.web.site import Visit
@@ -26,6 +27,7 @@ _RATE_SECONDS_MIN = 4.0
 _RATE_SECONDS_MAX = 120.0
 _SAMPLES_MAX = 60
 _LATE_MS = 1_000
+_WAITING_MS = 60_000  # for which a message may be ready before that is worth a headline
 """Later than this at the 99th percentile is worth a colour."""
 
 
@@ -38,6 +40,8 @@ class Totals:
     subscriptions: int = 0
     pending: int = 0
     ready: int = 0
+    oldest_ready_ms: int = 0
+    unattended: int = 0  # of the ready ones, those without a consumer, or paused
     leased: int = 0
     consumers: int = 0
     dead_letters: int = 0
@@ -150,6 +154,8 @@ def _add(totals: Totals, broker: Broker, topic: Topic, subscription: Subscriptio
         subscription.name != HOLDER_NAME
     ):  # what it holds waits for an operator, and is counted as dead letters
         totals.ready += counts.ready
+        if counts.ready:
+            _wait(totals, topic, subscription, counts)
     totals.leased += counts.leased
     totals.consumers += len(subscription.consumers)
     totals.dead_letters += letters
@@ -165,6 +171,14 @@ def _add(totals: Totals, broker: Broker, topic: Topic, subscription: Subscriptio
     if len(totals.attention) < _ATTENTION_MAX:
         _note(totals, topic, subscription, counts.ready, letters)
     return stats.bounds_seconds
+
+
+def _wait(totals: Totals, topic: Topic, subscription: Subscription, counts: SubscriptionCounts) -> None:
+    """What is ready and stays so is late as well, though nothing was delivered that could be called so."""
+    age_ms = topic.counts.known_oldest_age_ms(subscription, counts)
+    totals.oldest_ready_ms = max(totals.oldest_ready_ms, age_ms)
+    if subscription.paused or not subscription.consumers:
+        totals.unattended += counts.ready
 
 
 def _note(totals: Totals, topic: Topic, subscription: Subscription, ready: int, letters: int) -> None:
@@ -208,7 +222,9 @@ def _rates(now: Totals, samples: deque[Totals], uptime_seconds: float, bounds: t
 
 
 def _state(broker: Broker, totals: Totals, lateness: HistogramStats) -> str:
-    """good, late or bad."""
+    """good, late, waiting or bad."""
     if totals.early or broker.not_ready_because is not None:
         return "bad"
+    if totals.ready and totals.oldest_ready_ms > _WAITING_MS:
+        return "waiting"
     return "late" if quantile_ms(lateness, 0.99) > _LATE_MS else "good"

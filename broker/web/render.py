@@ -56,6 +56,7 @@ class Renderer:
         stamp = hashlib.sha256(b"".join(each.body for each in load_static().values())).hexdigest()[:12]
         self._environment.globals["static_stamp"] = stamp
         self._environment.filters |= {
+            "compact": compact,
             "number": number,
             "size": size,
             "duration": duration,
@@ -78,6 +79,14 @@ class Renderer:
 def number(value: float) -> str:
     """12,345 or, below 10 and not whole, 1.5."""
     return f"{value:,.1f}" if value < 10 and value != int(value) else f"{value:,.0f}"
+
+
+def compact(value: int) -> str:
+    """As `number`, in seven characters at most: what stands beside a chart has room for no more."""
+    for unit, suffix in ((10**12, "T"), (10**9, "G"), (10**6, "M")):
+        if value >= unit:
+            return f"{value / unit:.4g} {suffix}"
+    return number(value)
 
 
 def size(value: float) -> str:

@@ -13,7 +13,7 @@ import postdate
 from tests.browser.conftest import DESKTOP, PHONE, Shop, Window
 
 PAGES = {
-    "/": "Nothing was delivered yet|On time|Late.*",
+    "/": "Nothing was delivered yet|On time|Late.*|.* ready, the oldest for .*",
     "/timeline": ".+",
     "/timeline?unit=year": r"\d+ to \d+",
     "/timeline?unit=hour&topic=orders": ".+",
@@ -33,6 +33,19 @@ PAGES = {
 }
 
 
+OVERLAPS = """[...document.querySelectorAll(".chart .scale, .chart .tick")].flatMap(text => {
+    const t = text.getBoundingClientRect();
+    return [...text.closest("svg").querySelectorAll("rect:not(.column)")].filter(bar => {
+        const b = bar.getBoundingClientRect();
+        return t.width && b.left < t.right && t.left < b.right && b.top < t.bottom && t.top < b.bottom;
+    }).map(() => text.textContent);
+})"""
+WITHOUT_A_HINT = """[...document.querySelectorAll("body *")].filter(each =>
+    each.scrollWidth > each.clientWidth + 1 && ["auto", "scroll"].includes(getComputedStyle(each).overflowX)
+    && (getComputedStyle(each).backgroundImage.match(/gradient/g) ?? []).length < 4
+    && !["TEXTAREA", "SELECT", "INPUT"].includes(each.tagName)).map(each => each.tagName + "." + each.className)"""
+
+
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_every_page_fits_its_screen_and_the_console_is_silent(operator: Window, viewport: dict[str, int]):
     page = operator.page
@@ -48,6 +61,10 @@ def test_every_page_fits_its_screen_and_the_console_is_silent(operator: Window, 
                  .filter(each => !each.labels.length && !each.ariaLabel).map(each => each.outerHTML)"""
         )
         assert not unnamed, path
+        hidden = page.evaluate(OVERLAPS)
+        assert not hidden, (path, "text lies over bars", hidden)
+        bare = page.evaluate(WITHOUT_A_HINT)
+        assert not bare, (path, "goes on beyond the edge, and does not show it", bare)
         assert not page.evaluate(
             "[...document.querySelectorAll('table')].filter(t => !t.querySelector('th[scope]')).length"
         ), path

@@ -13,7 +13,8 @@ from pyroaring import BitMap
 from broker.errors import Corrupt
 from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.subscription import SHARED
-from broker.web import changes
+from broker.web import changes, overview
+from broker.web.render import compact
 from broker.web.windows import start_name
 from tests.harness import EARLIEST, LATEST, Outgoing
 from tests.unit.web.conftest import TOKEN, MakePages, Pages
@@ -482,3 +483,31 @@ async def test_pages_name_no_file_of_the_broker(make_pages, monkeypatch: pytest.
     assert "secret-place" not in await pages.get("/topics/orders", status=500)
     text = await pages.post("/topics/orders/subscriptions/billing", csrf=await pages.csrf(), action="pause")
     assert "damaged" in text and "secret-place" not in text
+
+
+async def test_what_nobody_takes_is_the_headline(make_pages, monkeypatch):
+    """Lateness is measured where something is delivered, so all of it may be on time while a topic stands still."""
+    pages = await make_pages()
+    await pages.produce("orders", *(Outgoing(b"x") for _ in range(3)))
+    topic = pages.broker.registry.by_name["orders"]
+    await topic.create_subscription("billing", SHARED, EARLIEST, SubscriptionPolicy())
+    assert "ready, the oldest" not in await pages.get("/")  # it has not waited for long
+    monkeypatch.setattr(overview, "_WAITING_MS", -1)
+    shown = await pages.get("/")
+    assert re.search(r"<h1>3 messages ready, the oldest for [^<]+, with nobody to take them</h1>", shown)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (999_999, "999,999"),
+        (2_000_000, "2 M"),
+        (1_250_000, "1.25 M"),
+        (3 * 10**10, "30 G"),
+        (10**15, "1000 T"),
+    ],
+)
+def test_numbers_beside_a_chart_fit_its_margin(value: int, text: str):
+    assert compact(value) == text
+    assert len(text) <= 7
