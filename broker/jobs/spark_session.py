@@ -7,6 +7,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,7 @@ class JobSession:
             raise SparkMissing from error
         self._folder = tempfile.TemporaryDirectory(prefix="postdate-spark-")
         folder = Path(self._folder.name)
-        java_home = find_java_home(folder)
+        java_home = find_java_home(Path(_java_folder().name))
         self._java_home = os.environ.get("JAVA_HOME")
         if java_home is not None:
             os.environ["JAVA_HOME"] = java_home
@@ -111,6 +112,15 @@ class JobSession:
                 os.environ["JAVA_HOME"] = self._java_home
             self._folder.cleanup()
             self._folder = None
+
+
+@cache
+def _java_folder() -> tempfile.TemporaryDirectory[str]:
+    """Where the script for the packaged Java lies.
+
+    Until this process ends, as does the Java machine that PySpark begins once and starts executors from.
+    """
+    return tempfile.TemporaryDirectory(prefix="postdate-java-")
 
 
 def pack_package(path: Path) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from broker.jobs.spark_session import JobSession, pack_package
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_settings_of_the_operator_win(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +30,43 @@ def test_settings_of_the_operator_win(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_a_driver_alone_on_its_machine_hides_on_loopback(master: str, is_bound: bool) -> None:
     settings = JobSession(master, name="t")._settings(Path("/x/log"))
     assert ("spark.driver.host" in settings) == is_bound
+
+
+def test_the_packaged_java_is_there_for_as_long_as_the_machine_that_was_started_with_it(
+    tmp_path: Path,
+) -> None:
+    """Executors are started with the JAVA_HOME of PySpark's Java machine, which outlives the session that began it."""
+    script = (
+        "import os\n"
+        "from broker.jobs.spark_session import JobSession\n"
+        "homes = []\n"
+        "for master in ('local[1]', 'local[1]'):\n"
+        "    session = JobSession(master, name='t')\n"
+        "    assert session.start().range(3).count() == 3\n"
+        "    homes.append(os.environ['JAVA_HOME'])\n"
+        "    session.stop()\n"
+        "    assert 'JAVA_HOME' not in os.environ\n"
+        "    assert os.access(homes[0] + '/bin/java', os.X_OK), 'it went with the session'\n"
+        "print(homes[0], homes[1])\n"
+    )
+    programs = tmp_path / "bin"  # a machine without a Java of its own
+    programs.mkdir()
+    for name in ("bash", "sh", "dirname", "ps", "cat", "uname", "env"):
+        if (found := shutil.which(name)) is not None:
+            (programs / name).symlink_to(found)
+    environ = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**environ, "PATH": str(programs), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.split()
+    assert first == second
+    assert not Path(first).exists(), "it stays when the process has ended"
 
 
 def test_the_package_works_from_its_zip(tmp_path: Path) -> None:

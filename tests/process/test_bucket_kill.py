@@ -74,11 +74,28 @@ async def test_kill_9_while_buckets_are_sealed_and_merged_loses_and_doubles_noth
     verify(data_dir)
 
 
+async def checkpointed_bucket(broker: BrokerProcess) -> None:
+    """Wait until a bucket was sealed, and a checkpoint that names it was begun after that and has ended."""
+    sealed_at = None
+    async with asyncio.timeout(60):
+        while True:
+            found = await asyncio.to_thread(metrics, broker)
+            checkpoints = found["postdate_checkpoints_total"]
+            if sealed_at is None and done(found, "seal"):
+                sealed_at = checkpoints
+            if (
+                sealed_at is not None and checkpoints >= sealed_at + 2
+            ):  # one may have been at work as it was sealed
+                return
+            await asyncio.sleep(0.02)
+
+
 async def test_a_bucket_that_is_gone_is_made_again_and_an_operator_can_see_it(start: Start, tmp_path: Path):
     load = Load(seed=22, delay_ms_max=9_000)
     data_dir = tmp_path / "d"
     broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
-    tasks = await run_for(broker, load, 2.0)
+    tasks = await run_for(broker, load, 0)
+    await checkpointed_bucket(broker)
     await broker.kill()
     await asyncio.gather(*tasks)
     (gone, *_) = sorted((data_dir / "topics" / "1" / "buckets").iterdir())
