@@ -1,0 +1,297 @@
+"""A real broker process under strace: in which order it writes, syncs, renames and answers, and what an error does.
+
+Under `strace -D` the broker is our own child, and strace looks on from aside. Injected errors hit calls by their number
+in each thread; what is synced before the broker serves is synced in its first thread, so small numbers hit the journal's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from postdate.v1 import consumer_pb2, message_pb2, producer_pb2, producer_pb2_grpc
+from tests.process.conftest import ROOT, BrokerProcess
+from tests.process.load import EARLIEST, TOPIC
+from tests.process.test_crash import verify
+from tests.programs import need_program
+
+CALLS = "openat,pwritev,pwritev2,pwrite64,fdatasync,fsync,rename,sendmsg,mkdir"
+COUNT = 60
+BODY = b"x" * 4000
+"""With 60 messages the journal rolls three times, and the ledger too."""
+SETTINGS = {
+    "grpc_address": "127.0.0.1:0",
+    "http_address": "127.0.0.1:0",
+    "log_format": "json",
+    "checkpoint_interval_ms": "1h",
+    "disk_reserve_bytes": "0",
+    "journal_segment_bytes": "64KiB",
+    "ledger_entries_max": "20",
+    "request_bytes_max": "64KiB",
+    "payload_bytes_max": "16KiB",
+    "batch_messages_max": "20",
+}
+_LINE = re.compile(r"^(\d+) +(?:<\.\.\. (\w+) resumed>|(\w+)\()(.*)$")
+
+Traced = Callable[..., Awaitable[BrokerProcess]]
+
+
+@dataclass
+class Call:
+    """One system call, and between which lines of the trace it happened."""
+
+    name: str
+    arguments: str
+    began: int
+    ended: int = 1 << 60
+    result: str = ""
+
+    @property
+    def file(self) -> str:
+        """The file of its descriptor, or its first path."""
+        match = re.match(r'\d+<([^>]*)>|(?:AT_FDCWD[^,]*, )?"([^"]*)"', self.arguments)
+        return (match[1] or match[2]) if match else ""
+
+
+def read_trace(path: Path) -> list[Call]:
+    """The calls, in the order in which they began."""
+    calls: list[Call] = []
+    unfinished: dict[str, Call] = {}
+    for number, line in enumerate(path.read_text(errors="replace").splitlines()):
+        if (match := _LINE.match(line)) is None:
+            continue
+        thread, resumed, name, rest = match.groups()
+        if resumed:
+            call = unfinished.pop(thread)
+        else:
+            call = Call(name.replace("pwritev2", "pwritev"), rest, number)
+            calls.append(call)
+        if rest.endswith("<unfinished ...>"):
+            unfinished[thread] = call
+        else:
+            call.ended, call.result = number, rest.rpartition(" = ")[2]
+    return calls
+
+
+def first(calls: list[Call], after: int, name: str, file: str) -> Call:
+    """The first such call that began after a line of the trace."""
+    for call in calls:
+        if call.began > after and call.name == name and call.file == file:
+            return call
+    raise AssertionError(f"no {name} of {file} after line {after} of the trace")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return tmp_path / "trace"
+
+
+@pytest.fixture
+async def start(tmp_path: Path, trace: Path) -> AsyncIterator[Traced]:
+    """Starts a broker on one folder, under strace if options for it are given."""
+    processes: list[BrokerProcess] = []
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("POSTDATE_", "GRPC_"))}
+
+    async def start_one(*options: str) -> BrokerProcess:
+        tracer: tuple[str, ...] = ()
+        if options:
+            tracer = (
+                need_program("strace"),
+                "-D",
+                "-f",
+                "-qq",
+                "-y",
+                "-s",
+                "10000",
+                "-o",
+                str(trace),
+                *options,
+            )
+        settings = {**SETTINGS, "data_dir": str(tmp_path / "data")}
+        process = await asyncio.create_subprocess_exec(
+            *tracer,
+            sys.executable,
+            "-m",
+            "broker.cli",
+            "serve",
+            *(f"--{name.replace('_', '-')}={value}" for name, value in settings.items()),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            limit=1 << 20,
+            env={**inherited, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}"},
+        )
+        processes.append(BrokerProcess(process))
+        return await processes[-1].serving()
+
+    yield start_one
+    for process in processes:
+        await process.clean_up()
+
+
+def payload(number: int) -> bytes:
+    return b"payload-%04d-" % number + BODY
+
+
+async def produce(broker: BrokerProcess, number: int) -> None:
+    """Over a connection of its own, so that the answer names its status in full and not by a number."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+    async with grpc.aio.insecure_channel(broker.grpc_address, options=options) as channel:
+        message = message_pb2.Message(payload=payload(number))
+        request = producer_pb2.ProduceRequest(topic=TOPIC, messages=[message])
+        await producer_pb2_grpc.ProducerServiceStub(channel).Produce(request, timeout=30)
+
+
+async def produce_all(broker: BrokerProcess) -> tuple[set[int], bool]:
+    """What was answered, and whether anything was refused; nothing may be answered after that."""
+    answered: set[int] = set()
+    refused = False
+    for number in range(COUNT):
+        try:
+            await produce(broker, number)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            refused = True
+            continue
+        assert not refused, "a message was answered after one that could not be written"
+        answered.add(number)
+    return answered, refused
+
+
+async def assert_kept(start: Traced, answered: set[int], tmp_path: Path) -> None:
+    """A broker that starts again, on a disk that is well, has every message that was answered, whole."""
+    broker = await start()
+    call = broker.consumer.Subscribe()
+    opening = consumer_pb2.Open(
+        topic=TOPIC,
+        subscription="all",
+        initial_position=EARLIEST,
+        permits=consumer_pb2.Permits(messages=10_000),
+    )
+    await call.write(consumer_pb2.SubscribeRequest(open=opening))
+    missing = {payload(number) for number in answered}
+    async with asyncio.timeout(30):
+        while missing:
+            frame = await call.read()
+            missing -= {each.message.payload for each in frame.batch.deliveries}
+    call.cancel()
+    await end(broker)
+    verify(tmp_path / "data")
+
+
+async def end(broker: BrokerProcess) -> int:
+    broker.process.send_signal(signal.SIGTERM)
+    return await broker.wait(60)
+
+
+async def test_write_then_sync_then_answer_and_sync_then_rename_then_sync_of_the_folder(
+    start: Traced, trace: Path, tmp_path: Path
+):
+    broker = await start("-e", f"trace={CALLS}")
+    answered, refused = await produce_all(broker)
+    assert len(answered) == COUNT and not refused
+    assert await end(broker) == 0
+    calls, data = read_trace(trace), str(tmp_path / "data")
+    for number in range(COUNT):
+        assert_answered_after_its_sync(calls, f"{data}/journal/", b"payload-%04d-" % number)
+    assert_replaced_in_order(calls, data)
+    assert_ledgers_synced(calls, data)
+    assert_private(calls, data)
+    await assert_kept(start, answered, tmp_path)
+
+
+def assert_answered_after_its_sync(calls: list[Call], journal: str, marker: bytes) -> None:
+    writes = [
+        call
+        for call in calls
+        if call.name == "pwritev" and call.file.startswith(journal) and marker.decode() in call.arguments
+    ]
+    assert len(writes) == 1, f"{marker!r} was written {len(writes)} times to the journal"
+    sync = first(calls, writes[0].ended, "fdatasync", writes[0].file)
+    answers = [
+        call
+        for call in calls
+        if call.began > writes[0].began and call.name == "sendmsg" and "grpc-status" in call.arguments
+    ]
+    assert answers and sync.ended < answers[0].began, f"{marker!r} was answered before its sync returned"
+
+
+def assert_replaced_in_order(calls: list[Call], data: str) -> None:
+    """Whatever takes its name by a rename was written and synced before, and its folder is synced after."""
+    renames = [call for call in calls if call.name == "rename" and call.file.startswith(data)]
+    targets = [call.arguments.split('"')[3] for call in renames]
+    wanted = [f"{data}/broker.manifest", f"{data}/topics/1/manifest", f"{data}/journal/"]
+    for path in wanted:
+        assert any(target.startswith(path) for target in targets), f"nothing was renamed to {path}"
+    for rename, target in zip(renames, targets, strict=True):
+        writes = [
+            call
+            for call in calls
+            if call.name in ("pwritev", "pwrite64") and call.file == rename.file and call.ended < rename.began
+        ]
+        if target.endswith(".seg") and rename.file.endswith(".seg") and "spare" not in rename.file:
+            continue  # a segment that becomes a spare: its bytes are nobody's any more
+        assert writes, f"{rename.file} was renamed and never written"
+        sync = first(calls, writes[-1].ended, "fdatasync", rename.file)
+        assert sync.ended < rename.began, f"{rename.file} was renamed before its sync returned"
+        folder = target.rpartition("/")[0]
+        synced = first(calls, rename.ended, "fsync", folder)
+        if target == f"{data}/topics/1/manifest":
+            root = next(
+                c for c, t in zip(renames, targets, strict=True) if c.began > rename.ended and "broker" in t
+            )
+            assert synced.ended < root.began, "the root was replaced before a manifest's name was durable"
+
+
+def assert_ledgers_synced(calls: list[Call], data: str) -> None:
+    """Before the last manifest was put in its place, all that it names was on disk, and had its name there."""
+    manifest = [c for c in calls if c.name == "rename" and c.file == f"{data}/topics/1/manifest.new"][-1]
+    ledgers = f"{data}/topics/1/ledgers"
+    files = {c.file for c in calls if c.name == "pwritev" and c.file.startswith(ledgers)}
+    assert len(files) >= 9, "three files of three ledgers"
+    for file in files:
+        written = [c for c in calls if c.name == "pwritev" and c.file == file][-1]
+        synced = first(calls, written.ended, "fdatasync", file)
+        assert synced.ended < manifest.began, f"{file} was named before it was synced"
+        made = next(c for c in calls if c.name == "openat" and c.file == file and "O_CREAT" in c.arguments)
+        assert first(calls, made.ended, "fsync", ledgers).ended < manifest.began
+
+
+def assert_private(calls: list[Call], data: str) -> None:
+    opened = [c for c in calls if c.name == "openat" and c.file.startswith(data) and "O_RDWR" in c.arguments]
+    assert len(opened) > 10
+    for call in opened:
+        assert "O_NOFOLLOW" in call.arguments and "O_CLOEXEC" in call.arguments, call
+        assert "O_CREAT" not in call.arguments or ", 0600)" in call.arguments, call
+    made = [c for c in calls if c.name == "mkdir" and c.file.startswith(data)]
+    assert made and all(", 0700)" in call.arguments for call in made)
+
+
+@pytest.mark.parametrize(
+    "injection",
+    [
+        "fdatasync:error=EIO:when=7",
+        "pwritev,pwritev2:error=ENOSPC:when=7",
+        "pwritev,pwritev2:error=EIO:when=30",
+    ],
+)
+async def test_nothing_is_answered_after_a_write_or_sync_that_failed(
+    start: Traced, tmp_path: Path, injection: str
+):
+    broker = await start("-e", f"trace={CALLS}", "-e", f"inject={injection}")
+    answered, refused = await produce_all(broker)
+    assert refused, "the error was not noticed"
+    assert 0 < len(answered) < COUNT
+    assert await broker.wait(60) == 1
+    # The journal tells it of itself, a ledger by the task that wrote it.
+    assert any("Writing has ended for good" in line or "StorageFailed" in line for line in broker.lines)
+    await assert_kept(start, answered, tmp_path)
