@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,8 @@ def _fails(*_: object, **__: object) -> None:
 def test_file_that_was_exchanged_for_one_of_the_same_size_and_time_is_seen(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
     (tmp_path / "b").write_text("2")
+    for name in ("a", "b"):
+        os.utime(tmp_path / name, ns=(1, 1))
     link = tmp_path / "n"
     link.symlink_to("a")
     number = Number(link)
