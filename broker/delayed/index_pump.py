@@ -107,6 +107,7 @@ class IndexPump:
         self._waiters: list[asyncio.Future[None]] = []
         self._unindexed = 0  # entries appended since the start that the cursor has not passed
         self._unindexed_earliest_ms = _NEVER_MS
+        self._unindexed_latest_ms = 0
         self._took_ns = -_GROUP_NS  # when something was last taken, and nothing was left
         self._looked_ms = 0  # up to when the index was last asked for what is due
         self._load_again_ns = 0  # after a read that failed
@@ -141,6 +142,7 @@ class IndexPump:
         """
         self._unindexed += len(delayed_times)
         self._unindexed_earliest_ms = min(self._unindexed_earliest_ms, int(delayed_times.min()))
+        self._unindexed_latest_ms = max(self._unindexed_latest_ms, int(delayed_times.max()))
         # The earliest of all that is not indexed yet: these rows may have time, and those before them none.
         if self._must_hurry():
             if self._gathering is not None:  # what has time gathers no longer
@@ -174,6 +176,7 @@ class IndexPump:
             first = np.concatenate((np.arange(passed), passed + np.flatnonzero(is_left_out)))
             later = changed.new_ms[passed:]
             self._unindexed_earliest_ms = min(self._unindexed_earliest_ms, int(later.min(initial=_NEVER_MS)))
+            self._unindexed_latest_ms = max(self._unindexed_latest_ms, int(later.max(initial=0)))
             # Also if none is left to be added: of this record nothing is missing then.
             moved = Changed(changed.entry_ids[first], changed.old_ms[first], changed.new_ms[first])
             self._moved.append((ledger_id, moved, lsn))
@@ -220,10 +223,21 @@ class IndexPump:
         """When the next entry is due, or a little before; None if nothing is pending."""
         if not self.scheduled_count():
             return None  # the index may still hold what was cancelled
-        next_due_ms = self.tracker.next_due_ms()
-        if not self._unindexed:
-            return next_due_ms
-        return min(next_due_ms or self._unindexed_earliest_ms, self._unindexed_earliest_ms)
+        known = [self.tracker.next_due_ms(), self._unindexed_earliest_ms if self._unindexed else None]
+        known += [int(moved.new_ms.min()) for moved in self._waiting_moves()]  # type: ignore[union-attr]
+        return min((ms for ms in known if ms is not None), default=None)
+
+    def last_due_ms(self) -> int | None:
+        """When the last entry is due, or a little after; None if nothing is pending."""
+        if not self.scheduled_count():
+            return None
+        known = [self.tracker.stats().last_due_ms, self._unindexed_latest_ms if self._unindexed else None]
+        known += [int(moved.new_ms.max()) for moved in self._waiting_moves()]  # type: ignore[union-attr]
+        return max((ms for ms in known if ms is not None), default=None)
+
+    def _waiting_moves(self) -> list[Changed]:
+        """What was moved and is not added yet."""
+        return [moved for _, moved, _ in self._moved if len(moved.entry_ids)]
 
     def spent_through_ms(self) -> int:
         """Of the rows before the cursor, those that are due at or before this time were taken from the index."""
@@ -406,7 +420,7 @@ class IndexPump:
         self.position = Position(ledger_id, first + count)
         self._passed()
         if not self.is_behind:
-            self._unindexed_earliest_ms = _NEVER_MS
+            self._unindexed_earliest_ms, self._unindexed_latest_ms = _NEVER_MS, 0
 
     async def _read_times(self, ledger_id: int, first: int, count: int) -> Int64Column | None:
         """Times from the files; None if the ledger went meanwhile, or nobody would take its rows out again."""

@@ -64,7 +64,7 @@ async def _topic_stats(broker: Broker, topic: Topic) -> admin_pb2.TopicStats:
         scheduled_messages=scheduled,
         scheduled_bytes=scheduled * topic.log.data_bytes // max(1, topic.log.entry_total),
         next_due_time_ms=topic.index.next_due_ms() or 0,
-        last_due_time_ms=index.last_due_ms or 0,
+        last_due_time_ms=topic.index.last_due_ms() or 0,
         ledgers=topic.log.ledger_count,
         storage_bytes=topic.log.data_bytes + 52 * topic.log.entry_total,
         index=admin_pb2.IndexStats(

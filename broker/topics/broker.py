@@ -114,6 +114,7 @@ class Broker:
         )
         self._found_alive_ms = 0
         self.disk_free_bytes = 0  # as of the last look
+        self._appended_at_look = 0
         self._disk_full = False
         self._draining = False
 
@@ -348,7 +349,7 @@ class Broker:
 
     async def _accept(self, topic_name: str, batch: Batch, *, replace: bool) -> Accepted:
         self.check_serving()
-        if self._disk_full:
+        if self._disk_full or self._appended_into_reserve():
             raise LimitReached(
                 "The disk is nearly full: only what frees space is accepted",
                 reason="DISK_RESERVE_REACHED",
@@ -433,7 +434,16 @@ class Broker:
                 self._note_file_retry()
                 log.warning("The free space could not be looked up", error=error)
 
+    def _appended_into_reserve(self) -> bool:
+        """Whether what was accepted since the last look at the disk takes of the reserve: each byte goes to the journal
+        and to a ledger."""
+        if not self.config.disk_reserve_bytes:
+            return False
+        appended = self.journal.appended_bytes - self._appended_at_look
+        return self.disk_free_bytes - 2 * appended < self.config.disk_reserve_bytes
+
     def _check_disk(self) -> None:
+        self._appended_at_look = self.journal.appended_bytes
         self.disk_free_bytes = free_bytes = self._vfs.free_bytes(self.config.data_dir)
         full = free_bytes < self.config.disk_reserve_bytes
         if full != self._disk_full:

@@ -42,7 +42,9 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 def dead_letter_topic_name(topic: str, subscription: str, policy: SubscriptionPolicy) -> str:
     """Where a subscription's dead letters go; Refused if that cannot be."""
-    name = policy.dead_letter_topic or f"{topic}~{subscription}~{HOLDER_NAME}"
+    # With a "~" in one of the names only the length says where the first one ends: "a" and "b~c" are not "a~b" and "c".
+    length = f"{len(topic)}~" if "~" in topic or "~" in subscription else ""
+    name = policy.dead_letter_topic or f"{topic}~{subscription}~{length}{HOLDER_NAME}"
     if not is_name(name):
         raise Refused(
             f"The names of topic and subscription are too long for a dead-letter topic named after them: set "

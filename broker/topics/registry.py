@@ -168,7 +168,8 @@ class Registry:
         assert self._services is not None
         if name in self.by_name or name in self._creating:
             raise AlreadyExists(f"There is a topic {name!r}", reason="TOPIC_ALREADY_EXISTS", topic=name)
-        if len(self.topics) + len(self._creating) >= self._config.topics_max:
+        under_way = sum(each not in self.by_name for each in self._creating)
+        if len(self.topics) + under_way >= self._config.topics_max:
             raise LimitReached(
                 f"The broker holds its {self._config.topics_max} topics", reason="TOO_MANY_TOPICS"
             )

@@ -431,11 +431,10 @@ class Topic:
                 topic=self.name,
                 subscription=name,
             )
-        if len(self.subscriptions) >= self._services.config.subscriptions_per_topic_max:
-            raise LimitReached(
-                f"Topic {self.name!r} has as many subscriptions as are allowed",
-                reason="TOO_MANY_SUBSCRIPTIONS",
-            )
+        taken = {each.name for each in self.subscriptions.values()} | self._creating.keys()
+        if len(taken) >= self._services.config.subscriptions_per_topic_max:
+            told = f"Topic {self.name!r} has as many subscriptions as are allowed"
+            raise LimitReached(told, reason="TOO_MANY_SUBSCRIPTIONS")
         check_subscription_policy(type_, policy, self.in_force(policy))
         self.check_dead_letters(name, policy)
         image = SubscriptionImage(

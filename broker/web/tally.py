@@ -114,7 +114,7 @@ def _outside(topic: Topic, due: DueRange, before: int, within: int) -> tuple[int
     The three add up to what is scheduled. `before` is the estimate; it counts where there is something on both sides.
     """
     outside = max(0, topic.index.scheduled_count() - within)
-    next_ms, last_ms = topic.index.next_due_ms(), topic.index.tracker.stats().last_due_ms
+    next_ms, last_ms = topic.index.next_due_ms(), topic.index.last_due_ms()
     if next_ms is None or next_ms >= due.start_ms:
         return 0, outside, topic.index.is_exact
     if last_ms is not None and last_ms < due.end_ms:

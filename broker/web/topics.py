@@ -110,7 +110,7 @@ async def show_topic(visit: Visit) -> web.Response:
         produced=counters.produced_messages,
         cancelled=counters.cancelled_messages,
         moved=counters.moved_messages,
-        last_due_ms=index.last_due_ms,
+        last_due_ms=topic.index.last_due_ms(),
         ledgers=topic.log.ledger_count,
         buckets=index.bucket_count,
         index_bytes=index.disk_bytes,
