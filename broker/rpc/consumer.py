@@ -18,6 +18,7 @@ from broker.rpc.encode import encode_deliveries
 from broker.rpc.entries import check_initial_position, check_size, check_type, entries_of
 from broker.rpc.session import Session, check_nack
 from broker.rpc.status import Context, encode_failures
+from broker.rpc.unread import UnreadRoom
 from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.subscription import KEY_SHARED, SHARED, TYPE_NAMES, Subscription
@@ -49,6 +50,7 @@ class ConsumerService:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._sessions: set[Session] = set()
+        self._unread = UnreadRoom(broker.clock)
         self._consumer_numbers = itertools.count(1)
         self._attempts_bytes = 0
         self._attempts: OrderedDict[tuple[str, str, str], _Received] = OrderedDict()
@@ -104,7 +106,7 @@ class ConsumerService:
         consumer = self._consumer(opening.consumer_name, lease_ms)
         consumer.grant(opening.permits.messages, opening.permits.bytes)
         topic.attach(subscription, consumer)
-        session = Session(self._broker, topic, subscription, consumer, context)
+        session = Session(self._broker, topic, subscription, consumer, context, self._unread)
         self._sessions.add(session)
         try:
             await session.run()

@@ -6,12 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine, Sequence
 
-from broker.errors import InvalidRequest
+from broker.errors import InvalidRequest, LimitReached
 from broker.model import Entries
 from broker.rpc.calls import END_OF_STREAM, parse
 from broker.rpc.encode import encode_batch_response
 from broker.rpc.entries import api_type, check_size, entries_of
-from broker.rpc.status import Context, encode_failures
+from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
+from broker.rpc.unread import Place, Unread, UnreadRoom
 from broker.storage.varint import encode_varint
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.failures import Failure
@@ -20,8 +21,6 @@ from broker.topics.broker import Broker
 from broker.topics.topic import Topic
 from postdate.v1 import consumer_pb2, message_pb2
 
-_IN_FLIGHT_MAX = 256
-"""Acks and nacks of one stream that wait for the disk; beyond it the stream is not read."""
 _CONFIRMED_TAG = bytes((consumer_pb2.SubscribeResponse.CONFIRMED_FIELD_NUMBER << 3 | 2,))
 _SETTLING = {b"\x1a": "ack", b"\x22": "nack", b"\x2a": "extend"}
 """Frames that name messages, by the first byte that every library writes."""
@@ -43,6 +42,7 @@ class Session:
         subscription: Subscription,
         consumer: Consumer,
         context: Context,
+        room: UnreadRoom,
     ) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._broker = broker
@@ -50,8 +50,9 @@ class Session:
         self._subscription = subscription
         self._consumer = consumer
         self._context = context
-        self._answers: deque[bytes] = deque()
-        self._slots = asyncio.Semaphore(_IN_FLIGHT_MAX)
+        self._answers: deque[tuple[bytes, Place | None]] = deque()
+        self._unread = Unread(room, self._end_stalled)
+        self._writer: asyncio.Task[None] | None = None
         self._in_flight: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._finished_reading = False
@@ -63,16 +64,23 @@ class Session:
         """Serve the stream until either side ends it; raises what it is to be ended with."""
         await self._context.write(self._opened().SerializeToString())
         reader = asyncio.create_task(self._read_frames(), name="frames of a consumer")
+        self._writer = asyncio.create_task(self._write_frames(), name="answers to a consumer")
         try:
-            await self._write_frames()
+            await asyncio.wait({self._writer})
+            if self._writer.cancelled():
+                assert self._failure is not None
+                raise self._failure
+            self._writer.result()
             if self._was_drained and self._subscription.leases.held(self._consumer.consumer_id):
                 # The end of a stream that was cut may look like a half-close; but nothing can be written to it.
                 await self._context.write(self._heartbeat().SerializeToString())
                 self._consumer.hands_back = True
         finally:
-            for task in (reader, *self._in_flight):
+            tasks = (reader, self._writer, *self._in_flight)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reader, *self._in_flight, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._unread.close()
 
     def drain(self, grace_ms: int) -> None:
         """Send no more messages; acks are taken until the stream ends, which it does once none can come. What is left
@@ -82,6 +90,15 @@ class Session:
         self._consumer.hands_back = True
         self._answer(consumer_pb2.SubscribeResponse(draining=consumer_pb2.Draining(grace_ms=grace_ms)))
 
+    def _end_stalled(self) -> None:
+        """Others wait for the room that the answers of this stream take, and its client does not read them."""
+        assert self._writer is not None
+        self._failure = LimitReached(
+            "The answers to acks, nacks and extensions are not read, and others wait for their room",
+            reason="ANSWERS_NOT_READ",
+        )
+        self._writer.cancel()
+
     # -- reading ---------------------------------------------------------------------------------------------
 
     async def _read_frames(self) -> None:
@@ -90,9 +107,13 @@ class Session:
                 if (kind := _SETTLING.get(raw[:1])) is not None:
                     check_size(raw, f"{kind}.entries", self._broker.config.ack_entries_max)
                 frame = parse(consumer_pb2.SubscribeRequest, raw)
+                if kind is None:
+                    self._take_frame(frame)
+                    continue
+                ids = sum(len(each.entry_ids) for each in getattr(frame, kind).entries)
+                place = await self._unread.take(len(raw) + ids * FAILURE_BYTES_MAX)
                 if (work := self._take_frame(frame)) is not None:
-                    await self._slots.acquire()
-                    task = asyncio.create_task(work)
+                    task = asyncio.create_task(self._answer_frame(work, place))
                     self._in_flight.add(task)
                     task.add_done_callback(self._in_flight_done)
         except asyncio.CancelledError:
@@ -104,7 +125,13 @@ class Session:
             self._consumer.draining = True
             self._consumer.wakeup.set()
 
-    def _take_frame(self, frame: consumer_pb2.SubscribeRequest) -> Coroutine[None, None, None] | None:
+    async def _answer_frame(self, work: Coroutine[None, None, bytes], place: Place) -> None:
+        answer = await work
+        place.shrink(len(answer))
+        self._answers.append((answer, place))
+        self._consumer.wakeup.set()
+
+    def _take_frame(self, frame: consumer_pb2.SubscribeRequest) -> Coroutine[None, None, bytes] | None:
         """Do what a frame asks for; what has to wait for the disk is returned."""
         self._subscription.heard(self._consumer)
         match frame.WhichOneof("frame"):
@@ -126,12 +153,12 @@ class Session:
                 raise InvalidRequest("A frame of no kind", field="frame", reason="EMPTY_FRAME")
         return None
 
-    async def _acknowledge(self, ack: consumer_pb2.Ack) -> None:
+    async def _acknowledge(self, ack: consumer_pb2.Ack) -> bytes:
         entries, failures = self._entries_of(ack.entries, "ack.entries")
         failures += await self._subscription.acknowledge(entries)
-        await self._confirm(ack.request_id, failures)
+        return await self._confirmed(ack.request_id, failures)
 
-    async def _give_back(self, nack: consumer_pb2.Nack) -> None:
+    async def _give_back(self, nack: consumer_pb2.Nack) -> bytes:
         check_nack(nack, "nack.")
         entries, failures = self._entries_of(nack.entries, "nack.entries")
         failures += await self._subscription.give_back(
@@ -142,9 +169,9 @@ class Session:
             reason=nack.reason,
             release=nack.release,
         )
-        await self._confirm(nack.request_id, failures)
+        return await self._confirmed(nack.request_id, failures)
 
-    def _extend(self, extend: consumer_pb2.Extend) -> Coroutine[None, None, None]:
+    def _extend(self, extend: consumer_pb2.Extend) -> Coroutine[None, None, bytes]:
         lease_ms = extend.lease_ms or self._consumer.lease_ms
         if not 0 < lease_ms <= self._broker.config.lease_ms_max:
             raise InvalidRequest(
@@ -154,21 +181,19 @@ class Session:
             )
         entries, failures = self._entries_of(extend.entries, "extend.entries")
         failures += self._subscription.extend(self._consumer.consumer_id, entries, lease_ms)
-        return self._confirm(extend.request_id, failures)
+        return self._confirmed(extend.request_id, failures)
 
     def _entries_of(self, sets: Sequence[message_pb2.EntrySet], field: str) -> tuple[Entries, list[Failure]]:
         return entries_of(sets, field, self._broker.config.ack_entries_max)
 
-    async def _confirm(self, request_id: int, failures: list[Failure]) -> None:
+    async def _confirmed(self, request_id: int, failures: list[Failure]) -> bytes:
         confirmed = consumer_pb2.Confirmed(request_id=request_id).SerializeToString()
         # A message is the concatenation of its fields: the failures are already on their wire form.
         confirmed += await encode_failures(failures, consumer_pb2.Confirmed.FAILURES_FIELD_NUMBER)
-        self._answers.append(b"".join((_CONFIRMED_TAG, encode_varint(len(confirmed)), confirmed)))
-        self._consumer.wakeup.set()
+        return b"".join((_CONFIRMED_TAG, encode_varint(len(confirmed)), confirmed))
 
     def _in_flight_done(self, task: asyncio.Task[None]) -> None:
         self._in_flight.discard(task)
-        self._slots.release()
         self._consumer.wakeup.set()
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception) and self._failure is None:
@@ -181,7 +206,10 @@ class Session:
         while True:
             consumer.wakeup.clear()
             while self._answers:
-                await self._context.write(self._answers.popleft())
+                answer, place = self._answers.popleft()
+                await self._write(answer)
+                if place is not None:
+                    place.release()
             if self._failure is not None:
                 raise self._failure
             if consumer.closed_because is not None:
@@ -192,7 +220,7 @@ class Session:
                 continue
             if (batch := consumer.next_nowait()) is not None:
                 self._subscription.work.set()  # the next batch may gather while this one is sent
-                await self._context.write(encode_batch_response(batch))
+                await self._write(encode_batch_response(batch))
                 continue
             finished = self._finished_reading or consumer.ended or self._holds_nothing_more()
             if finished and not self._in_flight and not self._answers:
@@ -202,6 +230,11 @@ class Session:
     def _holds_nothing_more(self) -> bool:
         """Whether the broker leaves, and the consumer has nothing left to acknowledge."""
         return self._is_leaving and not self._subscription.leases.holds(self._consumer.consumer_id)
+
+    async def _write(self, raw: bytes) -> None:
+        self._unread.begin_write()
+        await self._context.write(raw)
+        self._unread.end_write()
 
     async def _wait_work(self) -> None:
         """Wait for something to write; say that all is well when there is nothing for long."""
@@ -228,7 +261,7 @@ class Session:
         return consumer_pb2.SubscribeResponse(heartbeat=heartbeat)
 
     def _answer(self, response: consumer_pb2.SubscribeResponse) -> None:
-        self._answers.append(response.SerializeToString())
+        self._answers.append((response.SerializeToString(), None))
         self._consumer.wakeup.set()
 
     def _opened(self) -> consumer_pb2.SubscribeResponse:

@@ -129,6 +129,8 @@ _ENTRY_ERRORS = {
         grpc.StatusCode.FAILED_PRECONDITION, "LEASE_LOST", "This consumer does not hold this message"
     ),
 }
+FAILURE_BYTES_MAX = 32 + max(map(len, _ENTRY_ERRORS.values()))
+"""What one failure takes at most in the answer to an Ack, Nack or Extend."""
 _DEAD_LETTER_ERRORS = {
     "NOT_FOUND": _entry_error(
         grpc.StatusCode.NOT_FOUND, "NOT_FOUND", "This message is no dead letter of this subscription"

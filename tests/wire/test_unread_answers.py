@@ -1,0 +1,112 @@
+"""Clients that ask and do not read: what waits for them is bounded, in frames and in bytes, and others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from broker.rpc import unread
+from broker.settings import MIB
+from broker.subscriptions.subscription import Subscription
+from postdate.v1 import consumer_pb2, message_pb2
+from tests.wire.conftest import LIMIT_SECONDS, Stream, Wire, eventually, within
+
+IDS = 10_000
+FRAMES = 400
+UNKNOWN = [message_pb2.EntrySet(ledger_id=1 << 40, entry_ids=range(IDS))]
+"""Each of these becomes a failure in the answer: 1.4 MB of them for 20 KB."""
+
+
+async def flood(stream: Stream, frames: int = FRAMES) -> int:
+    """Ack and never read, until the broker reads no more; how many were taken."""
+    ack = consumer_pb2.SubscribeRequest(ack=consumer_pb2.Ack(request_id=9, entries=UNKNOWN))
+    for taken in range(frames):
+        try:
+            await asyncio.wait_for(asyncio.shield(asyncio.ensure_future(stream.call.write(ack))), 1.0)
+        except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return taken
+    return frames
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def room_of(wire: Wire) -> unread.UnreadRoom:
+    return wire.server._consumer._unread
+
+
+async def test_answers_that_are_not_read_are_bounded(wire: Wire):
+    await wire.produce("t", b"x")
+    stream = await wire.subscribe("t")
+    before = resident_bytes()
+    await flood(stream)
+    assert 0 < room_of(wire).held <= 4 * MIB
+    assert resident_bytes() - before < 150 * MIB  # without a bound: 560 MiB of answers
+    stream.cancel()
+    await eventually(lambda: room_of(wire).held == 0 and not room_of(wire).streams)
+
+
+async def test_others_go_on_while_clients_do_not_read(wire: Wire, monkeypatch: pytest.MonkeyPatch):
+    """What the idle ones hold fills the room of all: small frames pass, and for large ones the idle are ended."""
+    monkeypatch.setattr(unread, "ALL_BYTES_MAX", 6 * MIB)
+    monkeypatch.setattr(unread, "STALLED_SECONDS", 1.0)
+    ids = await wire.produce("t", *(b"%d" % i for i in range(10)))
+    idle = [await wire.subscribe("t", permits=0) for _ in range(4)]
+    await asyncio.gather(*(flood(each, 20) for each in idle))
+    assert room_of(wire).held > 3 * MIB
+    assert room_of(wire).held <= 6 * MIB
+    good = await wire.subscribe("t")
+    await good.deliveries(10)
+    assert await good.ack(ids) == []
+    await good.send(ack=consumer_pb2.Ack(request_id=1, entries=UNKNOWN))
+    assert len((await good.frame("confirmed")).failures) == IDS
+
+
+async def test_a_client_that_reads_late_gets_every_answer(wire: Wire):
+    await wire.produce("t", b"x")
+    stream = await wire.subscribe("t", permits=0)
+    writes = asyncio.ensure_future(_ack_often(stream, 30))
+    answers = [await stream.frame("confirmed") for _ in range(30)]
+    await within(writes)
+    assert [each.request_id for each in answers] == list(range(30))
+    assert {len(each.failures) for each in answers} == {IDS}
+
+
+async def _ack_often(stream: Stream, count: int) -> None:
+    for number in range(count):
+        await stream.send(ack=consumer_pb2.Ack(request_id=number, entries=UNKNOWN))
+
+
+async def test_frames_that_wait_for_the_disk_are_bounded(wire: Wire, monkeypatch: pytest.MonkeyPatch):
+    """However small they are, no more than so many are taken from one stream; then it goes on where it was."""
+    ids = await wire.produce("t", *(b"%d" % i for i in range(unread.FRAMES_MAX + 50)))
+    stream = await wire.subscribe("t")
+    await stream.deliveries(len(ids))
+    synced = asyncio.Event()
+    begun: list[Any] = []
+    acknowledge = Subscription.acknowledge
+
+    async def slowly(self: Subscription, entries: Any) -> Any:
+        begun.append(entries)
+        await synced.wait()
+        return await acknowledge(self, entries)
+
+    monkeypatch.setattr(Subscription, "acknowledge", slowly)
+    for number, (ledger_id, entry_id) in enumerate(ids):
+        entries = [message_pb2.EntrySet(ledger_id=ledger_id, entry_ids=[entry_id])]
+        await stream.send(ack=consumer_pb2.Ack(request_id=number, entries=entries))
+    await eventually(lambda: len(begun) == unread.FRAMES_MAX)
+    with suppress(TimeoutError):
+        await stream.read(0.2)
+    assert len(begun) == unread.FRAMES_MAX
+    synced.set()
+    async with asyncio.timeout(LIMIT_SECONDS):
+        answers = [(await stream.frame("confirmed")).request_id for _ in ids]
+    assert answers == sorted(answers)  # in the order in which they became durable
