@@ -312,3 +312,57 @@ async def test_senseless_limits_are_refused(client: postdate.Client):
             await subscription.run(handle, concurrency=0)
         with pytest.raises(ValueError, match="grace"):
             await subscription.run(handle, grace=-SOON)
+
+
+async def test_run_asks_for_four_times_its_concurrency_and_leaves_the_rest_to_others(wire: Wire):
+    async with postdate.connect(wire.server.grpc_address) as client:
+        async with client.producer("t") as producer:
+            for number in range(100):
+                await producer.send(b"%d" % number)
+        held = asyncio.Event()
+        begun: list[bytes] = []
+
+        async def handle(message: postdate.Message) -> None:
+            begun.append(message.payload)
+            await held.wait()
+
+        async with client.subscribe("t", "s") as first:
+            work = asyncio.create_task(first.run(handle, concurrency=3))
+            subscription = wire.broker.registry.topic("t").subscription("s")
+            await eventually(lambda: len(begun) == 3 and subscription.leases.count() >= 12)
+            others = await wire.subscribe("t")
+            assert (
+                len(await others.deliveries(100 - 12 - 2)) == 86
+            )  # two more permits at most, for what was taken
+            held.set()
+            first.stop()
+            await work
+
+
+async def test_a_broken_connection_is_told_once_and_so_is_the_next_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    server = await start(tmp_path, "127.0.0.1:0")
+    address = server.grpc_address
+    heard: list[postdate.PostdateError | None] = []
+    async with (
+        postdate.connect(address) as client,
+        client.subscribe("t", "s", on_connection=heard.append) as subscription,
+    ):
+        assert heard == []
+        taking = asyncio.ensure_future(anext(subscription))
+        await server.stop()
+        await eventually(lambda: len(heard) == 1)
+        server = await start(tmp_path, address)
+        async with client.producer("t") as producer:
+            await producer.send(b"x")
+        message = await within(taking)
+        await message.ack()
+    await server.stop()
+    assert isinstance(heard[0], postdate.PostdateError)
+    assert heard[1:] == [None]
+    told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    told = [each for each in told if each.startswith("subscription s of topic t")]
+    assert len(told) == 2
+    assert "trying again" in told[0]
+    assert "connected again after" in told[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 
@@ -12,6 +13,7 @@ from postdate.admin import ServerInfo, Subscriptions, Topics, get_server_info
 from postdate.backups import Backups
 from postdate.credentials import Credentials, Tls, Token
 from postdate.dead_letters import DeadLetters
+from postdate.errors import PostdateError
 from postdate.model import InitialPosition, SubscriptionType
 from postdate.producer import Producer
 from postdate.schedule import Schedule
@@ -150,17 +152,22 @@ class Client:
         *,
         type: SubscriptionType | None = None,
         initial_position: InitialPosition | None = None,
-        permits: int = 1000,
+        permits: int | None = None,
         lease: timedelta | None = None,
         honor_delay: bool | None = None,
         consumer_name: str = "",
         limit: int | None = None,
+        on_connection: Callable[[PostdateError | None], object] | None = None,
     ) -> Subscription:
         """A consumer of a subscription, to be used as an async context manager and iterated over.
 
         None leaves a setting to the subscription, or to the broker where it is new: SHARED, from
-        LATEST. `permits` is how many messages the broker may send ahead of what was taken; `limit`
-        ends the iteration after that many, and no more are ever asked for.
+        LATEST. `permits` is how many messages the broker may send ahead of what was taken; None is 1,000, and
+        for `run` four times its concurrency, but with KEY_SHARED. `limit` ends the iteration after that many,
+        and no more are ever asked for.
+
+        `on_connection` is called with the error when the connection breaks, and with None when there is one again,
+        in the thread of the event loop; it must not wait. Both go to the log `postdate` as warnings, too.
         """
         return Subscription(
             self._rpc,
@@ -173,6 +180,7 @@ class Client:
             honor_delay=honor_delay,
             consumer_name=consumer_name,
             limit=limit,
+            on_connection=on_connection,
         )
 
     async def receive(

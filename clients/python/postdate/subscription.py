@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -25,8 +26,12 @@ from postdate.model import InitialPosition, MessageId, SubscriptionType
 from postdate.v1 import consumer_pb2
 
 _KEEP = Verb("extend")  # by the consumer's own lease
+_PERMITS = 1000
+_PERMITS_A_HANDLER = 4
 _LEAVE_S = 1.0
 """How long a program that is cancelled waits for the broker to take back what was not begun."""
+
+_log = logging.getLogger("postdate")
 
 entered: WeakSet[Subscription] = WeakSet()
 """Those of this process, for `postdate.testing`: it has to know what they hold."""
@@ -36,7 +41,8 @@ class Subscription:
     """One consumer of a subscription; made by `Client.subscribe`.
 
     Iterate over it, or call `receive_many`; several tasks may do so at once. The broker sends no
-    more than `permits` messages ahead of what was taken.
+    more than `permits` messages ahead of what was taken, and none before the first is asked for unless `permits`
+    was given.
 
     When the connection breaks, it is made again for as long as it takes. Messages that were not
     taken yet are forgotten, because the broker gives them out anew; acks that were not confirmed
@@ -64,18 +70,21 @@ class Subscription:
         *,
         kind: SubscriptionType | None,
         initial_position: InitialPosition | None,
-        permits: int,
+        permits: int | None,
         lease: timedelta | None,
         honor_delay: bool | None,
         consumer_name: str,
         limit: int | None,
+        on_connection: Callable[[PostdateError | None], object] | None = None,
     ) -> None:
-        if permits < 1 or (limit is not None and limit < 1):
+        if (permits is not None and permits < 1) or (limit is not None and limit < 1):
             raise ValueError("permits and limit are at least 1")
         self.topic = topic
         self.name = name
         self._rpc = rpc
-        self._permits = permits
+        self._permits = permits or 0  # 0: not known before it is known how messages are taken
+        self._on_connection = on_connection
+        self._broken_at: float | None = None
         self._left = limit  # messages that may still be taken; None is any number
         self._ungranted: int | None = None  # of those, what no connection's permits cover yet
         self._open = consumer_pb2.Open(topic=topic, subscription=name, consumer_name=consumer_name)
@@ -169,6 +178,7 @@ class Subscription:
             await asyncio.sleep(0)
         held = self._held
         if not held.ready or held.clock() >= held.sound_until:  # looked at here first: a call costs more
+            self._begin(_PERMITS)
             while not self._has_ready():
                 if self._stopped:
                     raise StopAsyncIteration
@@ -200,6 +210,9 @@ class Subscription:
         once. It raises what ends the subscription for good, such as `NotFound`.
         """
         runner = Runner(self, handler, concurrency=concurrency, grace=grace)
+        # More would starve other workers; but keys have one worker, and a hot one must not hold up the others.
+        is_shared_by_key = self._type is SubscriptionType.KEY_SHARED
+        self._begin(_PERMITS if is_shared_by_key else _PERMITS_A_HANDLER * concurrency)
         with stopping_on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self.stop)):
             await runner.run()
 
@@ -212,6 +225,7 @@ class Subscription:
         if max_messages < 1:
             raise ValueError("max_messages is at least 1")
         loop = asyncio.get_running_loop()
+        self._begin(_PERMITS)
         give_up_at = None if timeout is None else loop.time() + timeout.total_seconds()
         while not self._has_ready() and not self._stopped:
             if self._error is not None:
@@ -360,6 +374,17 @@ class Subscription:
         self._grant_held = permits if waits else 0
         return consumer_pb2.SubscribeRequest(open=self._open)
 
+    def _begin(self, permits: int) -> None:
+        """Ask for messages, if that was left to how they are taken."""
+        if self._permits:
+            return
+        self._permits = permits
+        if self._connected and not self._stopped:
+            granted = permits if self._left is None else min(permits, self._left)
+            self._ungranted = None if self._left is None else self._left - granted
+            self._grant += granted
+            self._wake()
+
     def next_frame(self) -> consumer_pb2.SubscribeRequest | None:
         if self._drain:  # before anything is handed back, or it would come here again
             self._drain = False
@@ -381,6 +406,10 @@ class Subscription:
             self._type = SubscriptionType(opened.type)
         self._connected = True
         self._changed.set()
+        if self._broken_at is not None:
+            away_s = monotonic() - self._broken_at
+            self._broken_at = None
+            self._tell(None, f"connected again after {away_s:.1f} s")
         if self._grant_held:
             barriers = self._settlements.barriers(asyncio.get_running_loop().create_future)
             connection = self._connection
@@ -404,6 +433,9 @@ class Subscription:
 
     def disconnected(self, error: PostdateError) -> None:
         self._connected = False
+        if self._broken_at is None:
+            self._broken_at = monotonic()
+            self._tell(error, f"{error.message}; trying again")
         self._ready.clear()  # the broker gives them out anew
         self._unbegun.clear()
         self._held.disconnected()
@@ -415,6 +447,15 @@ class Subscription:
         self._held.disconnected()
         self._settlements.give_up(error)
         self._changed.set()
+
+    def _tell(self, error: PostdateError | None, what: str) -> None:
+        _log.warning("subscription %s of topic %s: %s", self.name, self.topic, what)
+        if self._on_connection is None:
+            return
+        try:
+            self._on_connection(error)
+        except Exception:
+            _log.exception("on_connection failed")
 
     def _release(self, connection: int) -> None:
         """The acks of an earlier connection are settled: now messages may come."""

@@ -210,7 +210,7 @@ async def test_one_frame_extends_what_waits_and_what_is_processed(
     broker: FakeBroker, client: postdate.Client
 ) -> None:
     await fill(client, 100)
-    async with client.subscribe("t", "s", lease=SHORT) as subscription:
+    async with client.subscribe("t", "s", permits=1000, lease=SHORT) as subscription:
         taken, working = await anext(subscription), await anext(subscription)
         async with working.processing():
             await broker.wait(lambda: len(extensions(broker)) >= 3)
@@ -240,7 +240,7 @@ async def test_stopped_program_hands_out_nothing_that_expired_meanwhile(
     broker: FakeBroker, client: postdate.Client, way: str
 ) -> None:
     await fill(client, 3)
-    async with client.subscribe("t", "s", limit=3) as subscription:
+    async with client.subscribe("t", "s", permits=1000, limit=3) as subscription:
         first = await anext(subscription)
         await broker.wait(lambda: len(broker.topic("t").subscriptions["s"].held) == 3)
         subscription._held.clock = lambda: monotonic() + 60  # as after so long a stop

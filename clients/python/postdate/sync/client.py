@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 
@@ -10,6 +11,7 @@ from postdate import client as _client
 from postdate.admin import ServerInfo
 from postdate.client import DEFAULT_ADDRESS
 from postdate.credentials import Tls, Token
+from postdate.errors import PostdateError
 from postdate.model import InitialPosition, SubscriptionType
 from postdate.stats import TopicStats
 from postdate.sync._portal import Portal, portal
@@ -147,17 +149,22 @@ class Client:
         *,
         type: SubscriptionType | None = None,
         initial_position: InitialPosition | None = None,
-        permits: int = 1000,
+        permits: int | None = None,
         lease: timedelta | None = None,
         honor_delay: bool | None = None,
         consumer_name: str = "",
         limit: int | None = None,
+        on_connection: Callable[[PostdateError | None], object] | None = None,
     ) -> Subscription:
         """A consumer of a subscription, to be used as a context manager and iterated over.
 
         None leaves a setting to the subscription, or to the broker where it is new: SHARED, from
-        LATEST. `permits` is how many messages the broker may send ahead of what was taken; `limit`
-        ends the iteration after that many, and no more are ever asked for.
+        LATEST. `permits` is how many messages the broker may send ahead of what was taken; None is 1,000, and
+        for `run` four times its concurrency, but with KEY_SHARED. `limit` ends the iteration after that many,
+        and no more are ever asked for.
+
+        `on_connection` is called with the error when the connection breaks, and with None when there is one again,
+        in the thread of the event loop; it must not wait. Both go to the log `postdate` as warnings, too.
         """
         return Subscription(
             self._inner.subscribe(
@@ -170,6 +177,7 @@ class Client:
                 honor_delay=honor_delay,
                 consumer_name=consumer_name,
                 limit=limit,
+                on_connection=on_connection,
             ),
             self._portal,
         )

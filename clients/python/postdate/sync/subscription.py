@@ -16,7 +16,8 @@ class Subscription:
     """One consumer of a subscription; made by `Client.subscribe`.
 
     Iterate over it, or call `receive_many`; several threads may do so at once. The broker sends no more than
-    `permits` messages ahead of what was taken.
+    `permits` messages ahead of what was taken, and none before the first is asked for unless `permits` was
+    given.
 
     When the connection breaks, it is made again for as long as it takes. Messages that were not taken yet are
     forgotten, because the broker gives them out anew; acks that were not confirmed are sent again; nacks and
