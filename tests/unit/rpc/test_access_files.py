@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import Unauthenticated
+from broker.rpc import access_identity
 from broker.rpc.access_grants import parse_grants
 from broker.rpc.access_identity import (
     Authenticator,
@@ -246,6 +248,27 @@ def test_signed_token_that_says_it_must_be_understood_is_refused(named: list[str
     assert identify(pem(EC), EC, "ES384") == "jwt:me"
     with pytest.raises(Unauthenticated):
         identify(pem(EC), EC, "ES384", crit=named, b64=True)  # which some libraries take for understood
+
+
+def test_header_that_must_be_understood_is_refused_whatever_the_library_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claims = {"sub": "me", "exp": 2_000_000_000}
+    monkeypatch.setattr(access_identity, "_verified", lambda *_: claims)
+    assert identify(pem(EC), EC, "ES384") == "jwt:me"
+    with pytest.raises(Unauthenticated):
+        identify(pem(EC), EC, "ES384", crit=["x"], x=1)
+
+
+def test_so_many_identities_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_identity, "_KNOWN_MAX", 2)
+    hashes = [hashlib.sha256(b"%d" % number).hexdigest() for number in range(5)]
+    text = "".join(f'[[token]]\nprincipal = "p{i}"\nsha256 = "{each}"\n' for i, each in enumerate(hashes))
+    authenticator = Authenticator(parse_tokens(text))
+    for number in (0, 1, 2, 3, 4, 0):
+        shown = Shown((f"Bearer {number}",))
+        assert authenticator.identify(shown, 0).principal == f"token:p{number}"
+    assert len(authenticator._known) == 2
 
 
 HEADERS = [
