@@ -53,7 +53,8 @@ rm -rf "$root/etc/apt" && cp -a /etc/apt "$root/etc/apt"
 find "$root/etc/apt/sources.list.d" -type f ! -name 'debian*' -delete 2> /dev/null || true
 mkdir -p "$root/usr/share/keyrings" "$root/etc/ssl" "$root/usr/share/ca-certificates" "$root/usr/local/share"
 cp -aL /usr/share/keyrings/. "$root/usr/share/keyrings/"
-rm -rf "$root/etc/ssl/certs" && cp -aL /etc/ssl/certs "$root/etc/ssl/certs"
+copy_certificates() { rm -rf "$root/etc/ssl/certs" && cp -aL /etc/ssl/certs "$root/etc/ssl/certs"; }
+copy_certificates
 [ ! -e /etc/pip.conf ] || cp -L /etc/pip.conf "$root/etc/pip.conf"
 [ ! -e "$HOME/.npmrc" ] || cp -L "$HOME/.npmrc" "$root/etc/npmrc"
 environ=()
@@ -70,6 +71,7 @@ user() { inside su newcomer -s /bin/bash -w "$(printf '%s\n' "${environ[@]%%=*}"
 inside apt-get update -qq
 inside env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
     git make python3.11 python3.11-venv > /dev/null
+copy_certificates # a package may have written them anew
 inside sh -c 'id newcomer > /dev/null 2>&1 || useradd -m newcomer'
 ! inside sh -c 'command -v java' || { echo "clean_machine: there is a Java, so it is not what it should be" >&2; exit 1; }
 
