@@ -72,7 +72,7 @@ _MTLS_OPTIONS = {
     "grpc.max_connection_age_ms": 3_600_000,
     "grpc.max_connection_age_grace_ms": 30_000,
 }
-_SPARE_DESCRIPTORS = 32
+SPARE_DESCRIPTORS = 32
 """Kept for files; a checkpoint and the other threads have about as many of their own open at a time."""
 
 
@@ -131,7 +131,7 @@ class Server:
             ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("journal", "files", "reads", "index")
         ]
         self._executors.append(ThreadPoolExecutor(TOPICS_AT_ONCE, thread_name_prefix="syncs"))
-        self._spares = SpareDescriptors(_SPARE_DESCRIPTORS)
+        self._spares = SpareDescriptors(SPARE_DESCRIPTORS)
         self.broker = Broker(
             config,
             vfs=vfs or LocalVfs(self._spares),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,8 +19,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from broker.server import SPARE_DESCRIPTORS
 from postdate.v1 import consumer_pb2, message_pb2, producer_pb2, producer_pb2_grpc
-from tests.process.conftest import ROOT, BrokerProcess
+from tests.process.conftest import LIMIT_SECONDS, ROOT, BrokerProcess
 from tests.process.load import EARLIEST, TOPIC
 from tests.process.test_crash import verify
 from tests.programs import need_program
@@ -108,6 +110,7 @@ async def start(tmp_path: Path, trace: Path) -> AsyncIterator[Traced]:
                 need_program("strace"),
                 "-D",
                 "-f",
+                "--seccomp-bpf",  # calls that nobody asked for are not slowed down
                 "-qq",
                 "-y",
                 "-s",
@@ -271,9 +274,14 @@ def assert_private(calls: list[Call], data: str) -> None:
     assert len(opened) > 10
     for call in opened:
         assert "O_NOFOLLOW" in call.arguments and "O_CLOEXEC" in call.arguments, call
-        assert "O_CREAT" not in call.arguments or ", 0600)" in call.arguments, call
+        assert "O_CREAT" not in call.arguments or made_with(call, "0600"), call
     made = [c for c in calls if c.name == "mkdir" and c.file.startswith(data)]
-    assert made and all(", 0700)" in call.arguments for call in made)
+    assert made and all(made_with(call, "0700") for call in made)
+
+
+def made_with(call: Call, mode: str) -> bool:
+    """Whether the mode is its last argument, be it that the call returned in the same line of the trace or later."""
+    return re.search(rf", {mode}(\)| <unfinished)", call.arguments) is not None
 
 
 @pytest.mark.parametrize(
@@ -294,4 +302,61 @@ async def test_nothing_is_answered_after_a_write_or_sync_that_failed(
     assert await broker.wait(60) == 1
     # The journal tells it of itself, a ledger by the task that wrote it.
     assert any("Writing has ended for good" in line or "StorageFailed" in line for line in broker.lines)
+    await assert_kept(start, answered, tmp_path)
+
+
+async def test_writes_that_the_system_takes_nothing_of_are_made_by_the_next_call(
+    start: Traced, tmp_path: Path
+):
+    broker = await start("-e", f"trace={CALLS}", "-e", "inject=pwritev,pwritev2:retval=0:when=3+3")
+    answered, refused = await produce_all(broker)
+    assert len(answered) == COUNT and not refused
+    assert await end(broker) == 0
+    await assert_kept(start, answered, tmp_path)
+
+
+async def test_a_write_that_the_system_takes_a_part_of_is_not_answered_unless_the_rest_follows(
+    start: Traced, tmp_path: Path
+):
+    # A limit to the length of files, in the middle of a message: the write is short, and the next call is an error.
+    broker = await start()
+    await produce(broker, 0)
+    journal = tmp_path / "data/journal/0000000000000001.seg"
+    length = journal.stat().st_size + len(payload(1)) // 2
+    resource.prlimit(broker.process.pid, resource.RLIMIT_FSIZE, (length, length))
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await produce(broker, 1)
+    assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert await broker.wait(LIMIT_SECONDS) == 1
+    assert "File too large" in str(broker.logged("Writing has ended for good"))
+    assert journal.stat().st_size == length, "the write was not cut short"
+    await assert_kept(start, {0}, tmp_path)
+
+
+LEDGER, JOURNAL = "topics/1/ledgers/1.0.data", "journal/spare-001.seg"
+CHECKPOINT = ("topics/1/manifest.new", "topics/1/ledgers")
+
+
+@pytest.mark.parametrize(
+    ("error", "count", "files", "remedy"),
+    [
+        ("ENOMEM", 4, (JOURNAL, LEDGER, *CHECKPOINT), "is tried again"),
+        ("EMFILE", 4, (JOURNAL, LEDGER, *CHECKPOINT), "files are opened with the spare ones"),
+        ("ENFILE", 4, (JOURNAL, LEDGER, *CHECKPOINT), "files are opened with the spare ones"),
+        # More than there are spares; they belong to all threads, and each thread counts its errors for itself.
+        ("EMFILE", SPARE_DESCRIPTORS + 4, (JOURNAL,), "is tried again"),
+    ],
+)
+async def test_files_that_cannot_be_opened_for_a_while_hold_nobody_up_for_good(
+    start: Traced, trace: Path, tmp_path: Path, error: str, count: int, files: tuple[str, ...], remedy: str
+):
+    # A segment is opened by the journal's roll, a ledger by its first write, the others by the last checkpoint.
+    paths = [option for file in files for option in ("-P", str(tmp_path / "data" / file))]
+    broker = await start(*paths, "-e", "trace=openat", "-e", f"inject=openat:error={error}:when=1..{count}")
+    answered, refused = await produce_all(broker)
+    assert len(answered) == COUNT and not refused
+    assert await end(broker) == 0
+    failed = {call.file for call in read_trace(trace) if "INJECTED" in call.result}
+    assert failed >= {str(tmp_path / "data" / file) for file in files if file not in CHECKPOINT}
+    assert broker.logged(remedy)
     await assert_kept(start, answered, tmp_path)
