@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -64,9 +65,15 @@ type session struct {
 	stream   pb.ConsumerService_SubscribeClient
 	sending  sync.Mutex
 	handlers sync.WaitGroup
+	held     sync.Map // messageID to *work
 	lease    time.Duration
 	request  uint64
 }
+
+type messageID struct{ ledger, entry uint64 }
+
+// work is a handler at work on a message that this consumer holds.
+type work struct{ cancel context.CancelFunc }
 
 // consume holds one stream until it ends; opened tells whether the broker has accepted it.
 func (w *Worker) consume(ctx context.Context) (opened bool, err error) {
@@ -115,7 +122,10 @@ func (w *Worker) consume(ctx context.Context) (opened bool, err error) {
 			}
 		case *pb.SubscribeResponse_Confirmed:
 			for _, failure := range frame.Confirmed.Failures {
-				slog.Warn("postdate: not settled", "id", failure.Id, "error", failure.Error)
+				slog.Warn("postdate: lost", "id", failure.Id, "error", failure.Error)
+				if lost, held := s.held.LoadAndDelete(messageID{failure.Id.LedgerId, failure.Id.EntryId}); held {
+					lost.(*work).cancel()
+				}
 			}
 		case *pb.SubscribeResponse_Draining:
 			return opened, status.Error(codes.Unavailable, "the broker is stopping")
@@ -127,6 +137,10 @@ func (w *Worker) consume(ctx context.Context) (opened bool, err error) {
 func (s *session) handle(ctx context.Context, handle Handler, delivery *pb.Delivery) {
 	defer s.handlers.Done()
 	entries := []*pb.EntrySet{{LedgerId: delivery.Id.LedgerId, EntryIds: []uint64{delivery.Id.EntryId}}}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	id, mine := messageID{delivery.Id.LedgerId, delivery.Id.EntryId}, &work{cancel}
+	s.held.Store(id, mine)
 	done := make(chan error, 1)
 	go func() { done <- handle(ctx, delivery) }()
 	extend := time.NewTicker(s.lease / 3)
@@ -136,11 +150,13 @@ func (s *session) handle(ctx context.Context, handle Handler, delivery *pb.Deliv
 		case <-extend.C:
 			s.send(&pb.SubscribeRequest{Frame: &pb.SubscribeRequest_Extend{Extend: &pb.Extend{RequestId: s.next(), Entries: entries}}})
 		case err := <-done:
+			isHeld := s.held.CompareAndDelete(id, mine)
 			if err == nil {
 				s.send(&pb.SubscribeRequest{Frame: &pb.SubscribeRequest_Ack{Ack: &pb.Ack{RequestId: s.next(), Entries: entries}}})
-			} else {
+			} else if isHeld { // what was lost may be here again, with another handler
 				reason := err.Error()
-				s.send(&pb.SubscribeRequest{Frame: &pb.SubscribeRequest_Nack{Nack: &pb.Nack{RequestId: s.next(), Entries: entries, Reason: reason[:min(len(reason), 1024)]}}})
+				reason = strings.ToValidUTF8(reason[:min(len(reason), 1024)], "") // what is no UTF-8 cannot be sent
+				s.send(&pb.SubscribeRequest{Frame: &pb.SubscribeRequest_Nack{Nack: &pb.Nack{RequestId: s.next(), Entries: entries, Reason: reason}}})
 			}
 			s.send(&pb.SubscribeRequest{Frame: &pb.SubscribeRequest_Permits{Permits: &pb.Permits{Messages: 1}}})
 			return

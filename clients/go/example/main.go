@@ -7,6 +7,7 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -41,7 +42,8 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 
-	var handled atomic.Int32
+	var handled sync.Map // by payload: a message may come more than once
+	var done atomic.Int32
 	worker := &postdate.Worker{
 		Client: pb.NewConsumerServiceClient(connection), Topic: topic, Subscription: "billing", Concurrency: 4,
 		Handle: func(ctx context.Context, delivery *pb.Delivery) error {
@@ -51,7 +53,7 @@ func main() {
 				return ctx.Err()
 			case <-time.After(worktime()):
 			}
-			if handled.Add(1) == count {
+			if _, before := handled.LoadOrStore(string(delivery.Message.Payload), true); !before && done.Add(1) == count {
 				stop()
 			}
 			return nil
@@ -64,7 +66,7 @@ func main() {
 	if err := worker.Run(ctx); err != nil {
 		log.Fatalf("%v (%s)", err, postdate.Reason(err))
 	}
-	fmt.Printf("%d handled\n", handled.Load())
+	fmt.Printf("%d handled\n", done.Load())
 }
 
 func produce(ctx context.Context, client pb.ProducerServiceClient) error {
