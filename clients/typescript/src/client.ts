@@ -7,12 +7,16 @@
 import { fileURLToPath } from "node:url";
 
 import * as grpc from "@grpc/grpc-js";
-import { loadSync } from "@grpc/proto-loader";
+import { loadSync, type MessageTypeDefinition } from "@grpc/proto-loader";
 
+import type { ProtoGrpcType as AdminProto } from "./generated/admin.js";
 import type { ProtoGrpcType as ConsumerProto } from "./generated/consumer.js";
+import type { ErrorInfo, ErrorInfo__Output } from "./generated/google/rpc/ErrorInfo.js";
+import type { RetryInfo, RetryInfo__Output } from "./generated/google/rpc/RetryInfo.js";
 import type { CancelScheduledResponse__Output } from "./generated/postdate/v1/CancelScheduledResponse.js";
 import type { ChangeOutcome__Output } from "./generated/postdate/v1/ChangeOutcome.js";
 import type { Confirmed__Output } from "./generated/postdate/v1/Confirmed.js";
+import type { CreateTopicResponse__Output } from "./generated/postdate/v1/CreateTopicResponse.js";
 import type { Delivery__Output } from "./generated/postdate/v1/Delivery.js";
 import type { EntrySet } from "./generated/postdate/v1/EntrySet.js";
 import type { Message } from "./generated/postdate/v1/Message.js";
@@ -20,21 +24,30 @@ import type { MessageId__Output } from "./generated/postdate/v1/MessageId.js";
 import type { ProduceResponse__Output } from "./generated/postdate/v1/ProduceResponse.js";
 import type { SubscribeRequest } from "./generated/postdate/v1/SubscribeRequest.js";
 import type { SubscribeResponse__Output } from "./generated/postdate/v1/SubscribeResponse.js";
+import type { TopicPolicy } from "./generated/postdate/v1/TopicPolicy.js";
 import type { ProtoGrpcType as ProducerProto } from "./generated/producer.js";
 import type { ProtoGrpcType as ScheduleProto } from "./generated/schedule.js";
 
 const PROTOS = ["protos", "third_party"].map((name) => fileURLToPath(new URL(`../../../${name}`, import.meta.url)));
 
 // These say the same as the flags of `npm run generate`, or the types would lie. Times and ids stay below 2 ** 53.
-const definitions = loadSync(["producer", "consumer", "schedule"].map((name) => `postdate/v1/${name}.proto`), {
+const files = ["producer", "consumer", "schedule", "admin"].map((name) => `postdate/v1/${name}.proto`);
+const definitions = loadSync([...files, "google/rpc/error_details.proto"], {
   includeDirs: PROTOS,
   longs: Number,
   enums: String,
   defaults: true,
   oneofs: true,
 });
-const { v1 } = (grpc.loadPackageDefinition(definitions) as unknown as ProducerProto & ConsumerProto & ScheduleProto)
-  .postdate;
+interface Details {
+  ErrorInfo: MessageTypeDefinition<ErrorInfo, ErrorInfo__Output>;
+  RetryInfo: MessageTypeDefinition<RetryInfo, RetryInfo__Output>;
+}
+type Protos = ProducerProto & ConsumerProto & ScheduleProto & AdminProto & { google: { rpc: Details } };
+const {
+  postdate: { v1 },
+  google: { rpc },
+} = grpc.loadPackageDefinition(definitions) as unknown as Protos;
 
 const CHANNEL = { "grpc.keepalive_time_ms": 30_000, "grpc.keepalive_timeout_ms": 10_000 };
 
@@ -46,6 +59,7 @@ export class Postdate {
   readonly #producers: InstanceType<typeof v1.ProducerService>;
   readonly #consumers: InstanceType<typeof v1.ConsumerService>;
   readonly #schedule: InstanceType<typeof v1.ScheduleService>;
+  readonly #admin: InstanceType<typeof v1.AdminService>;
   readonly #timeoutMs: number;
 
   constructor(
@@ -55,6 +69,7 @@ export class Postdate {
     this.#producers = new v1.ProducerService(address, credentials, CHANNEL);
     this.#consumers = new v1.ConsumerService(address, credentials, CHANNEL);
     this.#schedule = new v1.ScheduleService(address, credentials, CHANNEL);
+    this.#admin = new v1.AdminService(address, credentials, CHANNEL);
     this.#timeoutMs = timeoutMs;
   }
 
@@ -86,13 +101,46 @@ export class Postdate {
     return new Subscription(this.#consumers.subscribe(waiting()), topic, subscription, permits);
   }
 
+  /** Make a topic with settings of its own. Without this the first message makes it, with the broker's. */
+  async createTopic(name: string, policy: TopicPolicy): Promise<void> {
+    await answer<CreateTopicResponse__Output>((done) =>
+      this.#admin.createTopic({ name, policy }, waiting(), this.#deadline(), done),
+    );
+  }
+
   close(): void {
-    for (const client of [this.#producers, this.#consumers, this.#schedule]) client.close();
+    for (const client of [this.#producers, this.#consumers, this.#schedule, this.#admin]) client.close();
   }
 
   #deadline(): grpc.CallOptions {
     return { deadline: Date.now() + this.#timeoutMs };
   }
+}
+
+/** Why the broker refused: a reason of docs/errors.md, the limits and the like that go with it, and when to ask again. */
+export interface Refusal {
+  /** Empty if the broker gave none: the connection was lost, or gRPC itself refused. */
+  reason: string;
+  metadata: Record<string, string>;
+  /** At least this long, for what may be asked again; else undefined. */
+  retryAfterMs?: number;
+}
+
+/** What an error says beside its code: google.rpc.ErrorInfo and RetryInfo of the trailer `grpc-status-details-bin`. */
+export function refusal(error: unknown): Refusal {
+  const found: Refusal = { reason: "", metadata: {} };
+  const [trailer] = (error as Partial<grpc.ServiceError>).metadata?.get("grpc-status-details-bin") ?? [];
+  if (!Buffer.isBuffer(trailer)) return found;
+  for (const { type_url, value } of rpc.Status.deserialize(trailer).details) {
+    if (type_url.endsWith("/google.rpc.ErrorInfo")) {
+      const { domain, reason, metadata } = rpc.ErrorInfo.deserialize(value);
+      if (domain === "postdate.dev") Object.assign(found, { reason, metadata });
+    } else if (type_url.endsWith("/google.rpc.RetryInfo")) {
+      const { retryDelay } = rpc.RetryInfo.deserialize(value);
+      found.retryAfterMs = retryDelay!.seconds * 1_000 + retryDelay!.nanos / 1e6;
+    }
+  }
+  return found;
 }
 
 /** For a broker with TLS: the certificate of its authority, and a token if it asks for one. */
