@@ -311,6 +311,9 @@ class BrokerConfig:
     producers_per_topic_max: Annotated[
         int, count(1, 1_000_000, "Producers of a topic whose sequence ids are remembered.")
     ] = 1_000
+    dedup_memory_bytes_max: Annotated[
+        int, size(64 * KIB, GIB, "Memory for the sequence ids that are remembered, of all topics together.")
+    ] = 128 * MIB
 
     lease_ms: Annotated[
         int, duration(1, DAY_MS, "How long a consumer may hold a message, unless it asks otherwise.")

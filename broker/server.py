@@ -369,6 +369,7 @@ class Server:
             ready=broker.not_ready_because is None,
             disk_free_bytes=broker.disk_free_bytes,
             disk_reserve_bytes=self.config.disk_reserve_bytes,
+            dedup_memory_bytes=broker.dedup_memory.used_bytes,
             due_within=self._due_within(topics),
         )
 

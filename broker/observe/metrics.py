@@ -201,6 +201,7 @@ class BrokerSnapshot:
     ready: bool = True
     disk_free_bytes: int = 0
     disk_reserve_bytes: int = 0
+    dedup_memory_bytes: int = 0
     due_within: Iterable[tuple[str, int]] = ()  # a name of HORIZONS, and the count of one topic
 
 
@@ -454,6 +455,11 @@ class BrokerCollector(Collector):
             ("journal_pending_bytes", "Bytes that wait for a sync.", snapshot.journal_pending_bytes),
             ("disk_free_bytes", "Bytes free where the data directory lies.", snapshot.disk_free_bytes),
             ("disk_reserve_bytes", "Produce is refused when less is free.", snapshot.disk_reserve_bytes),
+            (
+                "dedup_memory_bytes",
+                "Memory that is counted for sequence ids of producers.",
+                snapshot.dedup_memory_bytes,
+            ),
             ("topics", "Topics.", snapshot.topics_count),
             ("subscriptions", "Subscriptions.", snapshot.subscriptions_count),
         ):

@@ -42,6 +42,7 @@ from broker.topics.key_upkeep import KeyServices
 from broker.topics.live_check import LiveCheck, TopicCheck
 from broker.topics.overdue import Overdue
 from broker.topics.policies import default_topic_policy
+from broker.topics.producers import DedupMemory
 from broker.topics.recovery import Manifests, cut_ledgers, open_manifests, remove_unnamed, replay_journal
 from broker.topics.registry import Registry
 from broker.topics.retention import Reclaimer
@@ -111,6 +112,9 @@ class Broker:
             file_executor=file_executor,
             index_executor=index_executor,
             note=self.counters.note_compaction,
+        )
+        self.dedup_memory = DedupMemory(
+            config.producers_per_topic_max, config.dedup_memory_bytes_max, config.reclaim_interval_ms
         )
         self._found_alive_ms = 0
         self.disk_free_bytes = 0  # as of the last look
@@ -291,6 +295,7 @@ class Broker:
                     seal_count=self.config.min_index_count, seal_after_ms=self.config.seal_after_ms
                 ),
             ),
+            dedup_memory=self.dedup_memory,
         )
         self.registry.bind(services)
         for image in manifests.topics:

@@ -12,7 +12,7 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,10 +21,7 @@ from broker.model import Batch, IdRange, Int64Column, UInt64Column
 from broker.storage.policy import TopicPolicy
 from broker.storage.records import Produced, Sequences
 from broker.topics.plan import LedgerEnd, plan_produced
-from broker.topics.producers import Found, Producer, Producers
-
-RUNS_MAX = 1 << 24
-"""Runs of a topic, 32 bytes each: so many fit a file."""
+from broker.topics.producers import PRODUCER_BYTES, RUN_BYTES, DedupMemory, Found, Producer, Producers
 
 _RETRY_MS_MAX = 3_600_000  # a window may be longer than what RetryInfo can say
 _INDEX = re.compile(r"messages\[(\d+)\]")
@@ -124,9 +121,10 @@ def check_rising(batch: Batch) -> UInt64Column:
 class Deduplication:
     """What one topic's producers repeat."""
 
-    def __init__(self, producers: Producers, producers_max: int) -> None:
+    def __init__(self, producers: Producers, memory: DedupMemory) -> None:
         self._durable = producers
-        self._producers_max = producers_max
+        self._memory = memory
+        self._held_bytes = 0  # of what the memory counts
         self._ahead: OrderedDict[str, _Ahead] | None = None  # who sent last comes last
 
     def look(self, batch: Batch, now_ms: int, policy: TopicPolicy) -> Look:
@@ -152,8 +150,9 @@ class Deduplication:
             return Look(None, fresh, fresh_at, found)
         floor = producer.floor_after(given, now_ms, policy.dedup_window_ms, policy.dedup_entries)
         assert fresh.sequence_ids is not None
-        forgotten_name = self._gives_way_to(name, now_ms, policy.dedup_window_ms)
-        sequences = Sequences(name, floor, fresh.sequence_ids, forgotten_name)
+        sequences = Sequences(name, floor, fresh.sequence_ids)
+        if forgotten_name := self._gives_way_to(sequences, now_ms, policy):
+            sequences = replace(sequences, forgotten_name=forgotten_name)
         return Look(sequences, fresh, fresh_at, found)
 
     def reserve(self, record: Produced, durable: asyncio.Future[None]) -> None:
@@ -163,19 +162,51 @@ class Deduplication:
             return
         known = self._known()
         if sequences.forgotten_name:
-            del known[sequences.forgotten_name]
+            self._count(-known.pop(sequences.forgotten_name).producer.memory_bytes)
         ahead = known.get(sequences.producer_name)
         if ahead is None:
             ahead = known[sequences.producer_name] = _Ahead(Producer(), is_own=True)
+            self._count(ahead.producer.memory_bytes)
         elif not ahead.is_own:
             ahead.producer = ahead.producer.copy()
             ahead.is_own = True
         known.move_to_end(sequences.producer_name)
         ahead.durable = durable
+        bytes_before = ahead.producer.memory_bytes
         ahead.producer.add(
             sequences.sequence_ids, record.ledger_id, record.first_entry_id, record.publish_time_ms
         )
         ahead.producer.forget_below(sequences.floor)
+        self._count(ahead.producer.memory_bytes - bytes_before)
+
+    def start(self) -> None:
+        """Count what recovery found, once, however much it is."""
+        self._count(sum(each.memory_bytes for each in self._durable.by_name.values()))
+
+    def close(self) -> None:
+        """The topic is gone: nothing is reserved any more."""
+        self._count(-self._held_bytes)
+
+    def _count(self, growth_bytes: int) -> None:
+        self._held_bytes += growth_bytes
+        self._memory.used_bytes += growth_bytes
+
+    def forget_expired(self, now_ms: int, policy: TopicPolicy) -> None:
+        """Where memory is short: let go of what no answer is made from any more. Asked for now and then."""
+        if not self._memory.is_short:
+            return
+        assert policy.dedup_window_ms is not None and policy.dedup_entries is not None
+        for name, ahead in self._known().items():
+            if ahead.durable is not None and not ahead.durable.done():
+                continue
+            if name not in self._durable.by_name:
+                continue  # the journal has failed
+            bytes_before = ahead.producer.memory_bytes
+            ahead.producer = self._durable.forget_expired(
+                name, now_ms, policy.dedup_window_ms, policy.dedup_entries
+            )
+            ahead.is_own = False
+            self._count(ahead.producer.memory_bytes - bytes_before)
 
     def let_go(self) -> None:
         """Drop the second state of producers that have nothing on its way."""
@@ -196,24 +227,41 @@ class Deduplication:
             self._ahead = OrderedDict((name, _Ahead(producer)) for name, producer in by_age)
         return self._ahead
 
-    def _gives_way_to(self, name: str, now_ms: int, window_ms: int) -> str:
-        """Who is forgotten for what a producer sends; empty: there is room."""
-        known = self._known()
-        has_place = name in known or len(known) < self._producers_max
-        if has_place and self._durable.run_count < RUNS_MAX:
+    def _gives_way_to(self, sequences: Sequences, now_ms: int, policy: TopicPolicy) -> str:
+        """Who is forgotten for what a producer sends; empty: there is room. Raises LimitReached if there is none."""
+        known, name, limits = self._known(), sequences.producer_name, self._memory
+        window_ms, entries_max = policy.dedup_window_ms, policy.dedup_entries
+        assert window_ms is not None and entries_max is not None
+        has_place = name in known or len(known) < limits.producers_per_topic_max
+        # Nearly always there is room for the most that it could be.
+        if has_place and limits.has_room(PRODUCER_BYTES + RUN_BYTES * len(sequences.sequence_ids)):
+            return ""
+        before = known[name].producer if name in known else Producer()
+        growth_bytes = before.memory_bytes_after(sequences.sequence_ids, sequences.floor, entries_max)
+        growth_bytes -= before.memory_bytes if name in known else 0
+        if has_place and limits.has_room(growth_bytes):
             return ""
         idle_ms = 0
         if oldest := next((each for each in known if each != name), ""):
             ahead = known[oldest]
             idle_ms = now_ms - ahead.producer.last_publish_ms
             if idle_ms >= window_ms and (ahead.durable is None or ahead.durable.done()):
-                return oldest
+                if limits.has_room(growth_bytes - ahead.producer.memory_bytes):
+                    return oldest
+                has_place = True
+        if has_place:
+            raise LimitReached(
+                "What is remembered of the sequence ids of all topics' producers takes as much memory as is allowed",
+                reason="DEDUP_MEMORY_FULL",
+                retry_after_ms=min(limits.retry_ms, _RETRY_MS_MAX),
+                dedup_memory_bytes_max=limits.bytes_max,
+            )
         raise LimitReached(
             "The sequence ids of as many producers are remembered as are allowed, and none of them has been idle for "
             "long enough to be forgotten",
             reason="TOO_MANY_PRODUCERS",
             retry_after_ms=min(max(1, window_ms - idle_ms), window_ms, _RETRY_MS_MAX),
-            producers_per_topic_max=self._producers_max,
+            producers_per_topic_max=limits.producers_per_topic_max,
         )
 
 

@@ -16,7 +16,7 @@ from broker.storage.policy import TopicPolicy
 from broker.storage.records import Produced
 from broker.topics.deduplication import Deduplication, Look, check_rising, is_sequenced
 from broker.topics.plan import check_times
-from broker.topics.producers import Producers
+from broker.topics.producers import DedupMemory, Producers
 from broker.topics.quota import Owed, Quota, check_alone, has_quota, measure_backlog
 
 
@@ -42,9 +42,9 @@ class Intake:
         subscriptions: Iterable[Owed],
         *,
         clock: Clock,
-        producers_max: int,
+        memory: DedupMemory,
     ) -> None:
-        self._deduplication = Deduplication(producers, producers_max)
+        self._deduplication = Deduplication(producers, memory)
         self._quota = Quota(clock, lambda lsn: measure_backlog(log, subscriptions, lsn))
 
     def look(self, batch: Batch, now_ms: int, policy: TopicPolicy, applied_lsn: int) -> Look | None:
@@ -66,6 +66,18 @@ class Intake:
             end = Position(record.ledger_id, record.first_entry_id + count)
             self._quota.take(policy, count, len(record.frames), end, durable)
         self._deduplication.reserve(record, durable)
+
+    def start(self) -> None:
+        """Recovery is over."""
+        self._deduplication.start()
+
+    def close(self) -> None:
+        """The topic is deleted."""
+        self._deduplication.close()
+
+    def forget_expired(self, now_ms: int, policy: TopicPolicy) -> None:
+        """Make room where the memory of sequence ids is short."""
+        self._deduplication.forget_expired(now_ms, policy)
 
     def let_go(self) -> None:
         """Give back memory that is not needed; asked for at each checkpoint."""

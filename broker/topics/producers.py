@@ -7,6 +7,8 @@ Invariants:
   Q1  Runs rise and do not overlap; every sequence id stored at or above `floor` lies in one of them.
   Q2  `floor` and `highest` never go back, and `highest` was stored.
   Q3  What `apply` does follows from the record and the state before it: what is forgotten is decided by the record.
+  Q4  Where memory is short, what has expired goes without a record. A crash may bring it back; the next record of that
+      producer takes it away again, because its floor is not below what went.
 """
 
 from __future__ import annotations
@@ -22,8 +24,14 @@ from broker.model import Int64Column, UInt64Column
 from broker.storage.producers_file import SEQUENCE_ID_MAX, ProducerImage, ProducersImage
 from broker.storage.records import Produced
 
+RUN_BYTES = 80
+"""What a run takes in memory, measured: 32 bytes of columns, twice (what is durable, what is on its way), and slack."""
+PRODUCER_BYTES = 2_048
+"""What a producer takes besides, measured in the same way: its name, its objects and the first few runs."""
+
 _CHUNK = 1_024
-_COMPACT_FROM = 256
+_COMPACT_FROM = 32
+_RUNS_INCLUDED = 8  # in PRODUCER_BYTES: the least that arrays allocate
 
 
 class Found(NamedTuple):
@@ -107,6 +115,10 @@ class Producer:
     def run_count(self) -> int:
         return len(self._firsts) - self._begin
 
+    @property
+    def memory_bytes(self) -> int:
+        return _memory_bytes(self.run_count)
+
     # -- changes ---------------------------------------------------------------------------------------------
 
     def add(
@@ -121,8 +133,7 @@ class Producer:
             return
         places = np.flatnonzero(sequence_ids)
         given = sequence_ids[places]
-        breaks = (given[1:] - given[:-1] != 1) | (places[1:] - places[:-1] != 1)
-        starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
+        starts = np.concatenate(([0], np.flatnonzero(_breaks(given, places)) + 1))
         counts = np.diff(starts, append=len(given))
         for run in zip(
             given[starts].tolist(), counts.tolist(), (places[starts] + first_entry_id).tolist(), strict=True
@@ -170,9 +181,11 @@ class Producer:
             self._entry_ids[last] += cut
             end = last
         self._begin = end
-        if end > _COMPACT_FROM and 2 * end > len(self._firsts):
-            for column in (self._firsts, self._counts, self._ledger_ids, self._entry_ids, self._times_ms):
-                del column[:end]
+        if end > _COMPACT_FROM and 8 * end > len(self._firsts):
+            # Anew: an array keeps what it has allocated until it is half empty.
+            self._firsts, self._counts = self._firsts[end:], self._counts[end:]
+            self._ledger_ids, self._entry_ids = self._ledger_ids[end:], self._entry_ids[end:]
+            self._times_ms = self._times_ms[end:]
             self._begin = 0
 
     # -- decisions -------------------------------------------------------------------------------------------
@@ -214,6 +227,16 @@ class Producer:
             return self.floor_at(now_ms, window_ms, room)
         return int(sequence_ids[-room - 1]) + 1
 
+    def memory_bytes_after(self, sequence_ids: UInt64Column, floor: int, entries_max: int) -> int:
+        """What it takes, at most, once a batch with these ids (0: none) and this floor is remembered."""
+        places = np.flatnonzero(sequence_ids)
+        added = 1 + int(np.count_nonzero(_breaks(sequence_ids[places], places)))
+        begin = self._begin
+        end = bisect_left(self._firsts, floor, begin)
+        if end > begin and self._firsts[end - 1] + self._counts[end - 1] > floor:
+            end -= 1  # its last part stays
+        return _memory_bytes(len(self._firsts) - end + min(added, entries_max))
+
     def find(self, sequence_ids: UInt64Column) -> Found:
         """What is remembered of some ids, which rise."""
         low = max(self._begin, bisect_right(self._firsts, int(sequence_ids[0]), self._begin) - 1)
@@ -247,6 +270,33 @@ class Producer:
         return min(self._firsts[run] + self._counts[run], SEQUENCE_ID_MAX)
 
 
+def _breaks(given: UInt64Column, places: Int64Column) -> np.ndarray:
+    """For each of some ids but the first, with their places in the batch: whether it begins a run."""
+    breaks: np.ndarray = (given[1:] - given[:-1] != 1) | (places[1:] - places[:-1] != 1)
+    return breaks
+
+
+def _memory_bytes(run_count: int) -> int:
+    return PRODUCER_BYTES + RUN_BYTES * max(0, run_count - _RUNS_INCLUDED)
+
+
+@dataclass(slots=True)
+class DedupMemory:
+    """What all topics' producers take, by what a run was measured to take; what is on its way counts."""
+
+    producers_per_topic_max: int
+    bytes_max: int
+    retry_ms: int  # how often `forget_expired` is called
+    used_bytes: int = 0
+
+    @property
+    def is_short(self) -> bool:
+        return self.used_bytes > self.bytes_max // 2
+
+    def has_room(self, growth_bytes: int) -> bool:
+        return growth_bytes <= 0 or self.used_bytes + growth_bytes <= self.bytes_max
+
+
 @dataclass(frozen=True, slots=True)
 class ProducersCapture:
     """A topic's producers at one moment; the rest is for any thread."""
@@ -269,7 +319,6 @@ class Producers:
 
     def __init__(self, image: ProducersImage | None) -> None:
         self.by_name = {each.name: Producer.restore(each) for each in image.producers} if image else {}
-        self.run_count = sum(each.run_count for each in self.by_name.values())
         self.changed = False
         """Since the file was written."""
         self._lent: set[str] = set()  # to the last capture, which another thread may read: not to be changed
@@ -279,19 +328,27 @@ class Producers:
         sequences = record.sequences
         if sequences is None:
             return
-        if sequences.forgotten_name and (gone := self.by_name.pop(sequences.forgotten_name, None)):
-            self.run_count -= gone.run_count
+        if sequences.forgotten_name:
+            self.by_name.pop(sequences.forgotten_name, None)
         producer = self.by_name.get(sequences.producer_name)
         if producer is None:
             producer = self.by_name[sequences.producer_name] = Producer()
         elif sequences.producer_name in self._lent:
             producer = self.by_name[sequences.producer_name] = producer.copy()
         self._lent.discard(sequences.producer_name)
-        self.run_count -= producer.run_count
         producer.add(sequences.sequence_ids, record.ledger_id, record.first_entry_id, record.publish_time_ms)
         producer.forget_below(sequences.floor)
-        self.run_count += producer.run_count
         self.changed = True
+
+    def forget_expired(self, name: str, now_ms: int, window_ms: int, entries_max: int) -> Producer:
+        """Forget of a producer, and return it, what is not answered from any more; see Q4."""
+        producer = self.by_name[name]
+        floor = producer.floor_at(now_ms, window_ms, entries_max)
+        if floor > producer.floor:
+            producer = self.by_name[name] = producer.copy()
+            producer.forget_below(floor)
+            self._lent.discard(name)
+        return producer
 
     def capture(self, topic_id: int) -> ProducersCapture:
         """What is remembered now, in one short step: a producer is copied when it changes next."""

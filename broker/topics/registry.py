@@ -71,6 +71,7 @@ class Registry:
         """Let all topics index and deliver."""
         self._started = True
         for topic in self.topics.values():
+            topic.intake.start()
             topic.start()
 
     def stop(self) -> None:
@@ -134,6 +135,7 @@ class Registry:
         self.deleted_ids.add(topic.topic_id)
         topic.deleted = True
         topic.log.forget_all()
+        topic.intake.close()
         gone = topic_not_found(topic.name)
         for subscription in topic.subscriptions.values():
             subscription.deleted = True

@@ -159,6 +159,7 @@ class Reclaimer:
         while True:
             await asyncio.sleep(self._interval_ms / 1000)
             for topic in list(self._registry.topics.values()):
+                topic.intake.forget_expired(self._clock.now_ms(), topic.policy)
                 await self._look_at_amended(topic)
                 # Once writing has ended nothing is recorded any more, which tells of itself. This goes on until then:
                 # who takes every Unavailable for that stops at the first read that fails.

@@ -69,7 +69,7 @@ from broker.topics.policies import (
     default_topic_policy,
     subscription_services,
 )
-from broker.topics.producers import Producers
+from broker.topics.producers import DedupMemory, Producers
 from broker.topics.refusals import subscription_not_found, topic_not_found
 from broker.topics.schedule import Schedule
 from broker.topics.topic_index import IndexServices, TopicIndex
@@ -100,6 +100,7 @@ class TopicServices:
     note_rebuild: Callable[[], None]
     dead_letter_sink: DeadLetterSink
     keys: KeyServices
+    dedup_memory: DedupMemory
 
 
 class Topic:
@@ -140,8 +141,7 @@ class Topic:
         self._index = TopicIndex(image, self.log, services.index)
         self._tasks: list[asyncio.Task[None]] = []
         self._dispatchers: dict[int, asyncio.Task[None]] = {}
-        self.next_subscription_id = image.next_subscription_id
-        self._next_subscription_id = image.next_subscription_id  # reserved
+        self.next_subscription_id = self._next_subscription_id = image.next_subscription_id  # and reserved
         self._creating: dict[str, asyncio.Future[None]] = {}
         self.subscriptions: dict[int, Subscription] = {}
         self.intake = Intake(
@@ -149,7 +149,7 @@ class Topic:
             self.log,
             self.subscriptions.values(),
             clock=services.clock,
-            producers_max=services.config.producers_per_topic_max,
+            memory=services.dedup_memory,
         )
         self.counts = TopicCounts(
             self.log,

@@ -92,7 +92,7 @@ async def _the_rest(world: World, seen: Seen) -> None:
     await asyncio.sleep(1)
     await office.purge(billing, None)
     other = node.attach(topic, topic.subscription("later"), lease_ms=500)
-    await node.produce("orders", [Outgoing(b"now")])
+    await node.produce("orders", [Outgoing(b"now", sequence_id=1)], "numbered")
     await other.wait(1)
     seen.scrape(world)
     await asyncio.sleep(2)  # its lease ends

@@ -225,6 +225,17 @@ async def test_only_so_many_producers(serve: Serve):
     assert (await refused(wire.producer.Produce(asked(1, producer="a")))).reason == "TOO_MANY_PRODUCERS"
 
 
+async def test_only_so_much_memory_for_all_topics(serve: Serve):
+    wire = await serve(dedup_memory_bytes_max=64 << 10)
+    await send(wire, *range(2, 1_000, 2))
+    refusal = await refused(wire.producer.Produce(asked(*range(2, 1_000, 2), topic="another", producer="q")))
+    assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "DEDUP_MEMORY_FULL")
+    assert refusal.metadata == {"dedup_memory_bytes_max": "65536"}
+    assert refusal.retry_ms == 60_000
+    assert all(each.duplicate for each in (await send(wire, *range(2, 1_000, 2))).ids)
+    assert ranges(await send(wire, *range(1, 500), topic="another", producer="q")) == [(0, 499, False)]
+
+
 async def test_switched_off_sequence_ids_are_ignored(wire: Wire):
     await send(wire, 1, 2)
     await policy(wire, dedup_window_ms=0)

@@ -17,10 +17,9 @@ from broker.model import Batch, IdRange
 from broker.rpc.decode import ProduceEnvelope
 from broker.storage.policy import TopicPolicy
 from broker.storage.records import Produced, decode_record
-from broker.topics import deduplication
 from broker.topics.deduplication import Deduplication, check_rising
 from broker.topics.plan import LedgerEnd
-from broker.topics.producers import Producers
+from broker.topics.producers import DedupMemory, Producers
 from tests.harness import Outgoing, batch_of
 
 CONFIG = BrokerConfig()
@@ -49,16 +48,18 @@ class Desk:
 
     def __init__(self, *, producers_max: int = 3, policy: TopicPolicy = POLICY) -> None:
         self.policy = policy
-        self.producers_max = producers_max
         self.loop = asyncio.new_event_loop()
         self.in_flight: deque[tuple[Produced, asyncio.Future[None]]] = deque()
         self.payloads: list[bytes] = []  # by entry id
         self.now_ms = NOW
+        self.memory = DedupMemory(producers_max, 1 << 30, 60_000)
         self.begin(Producers(None))
 
     def begin(self, producers: Producers) -> None:
         self.producers = producers
-        self.deduplication = Deduplication(producers, self.producers_max)
+        self.memory.used_bytes = 0
+        self.deduplication = Deduplication(producers, self.memory)
+        self.deduplication.start()
 
     def send(self, *sequence_ids: int, producer: str = "p") -> tuple[IdRange, ...]:
         """The ids that a batch gets."""
@@ -362,21 +363,6 @@ def test_a_producer_with_something_on_its_way_does_not_give_way():
         desk.send(1, producer="b")
     desk.apply()
     assert desk.send(1, producer="b")
-
-
-def test_too_many_runs_count_as_too_many_producers(monkeypatch):
-    monkeypatch.setattr(deduplication, "RUNS_MAX", 2)
-    desk = Desk()
-    for _ in range(2):
-        desk.send(desk.now_ms, producer="a")
-        desk.now_ms += 10
-        desk.apply()
-    with pytest.raises(LimitReached):
-        desk.send(desk.now_ms, producer="a")  # nobody else can give way
-    desk.now_ms += 1_000
-    assert desk.send(desk.now_ms, producer="b")  # in place of a
-    desk.apply()
-    assert set(desk.producers.by_name) == {"b"}
 
 
 def test_the_second_state_is_let_go_when_nothing_is_on_its_way():
