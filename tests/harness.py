@@ -290,8 +290,9 @@ class Inbox:
         """Returns when the acknowledgement is confirmed."""
         return await self.subscription.acknowledge(entries_of(positions))
 
-    async def nack(self, positions: Iterable[Position], after_ms: int = 0) -> list[Failure]:
-        return await self.subscription.give_back(self.consumer.consumer_id, entries_of(positions), after_ms)
+    async def nack(self, positions: Iterable[Position], after_ms: int = 0, reason: str = "") -> list[Failure]:
+        held_by = self.consumer.consumer_id
+        return await self.subscription.give_back(held_by, entries_of(positions), after_ms, reason=reason)
 
     async def release(self, positions: Iterable[Position]) -> list[Failure]:
         """Hand back unbegun."""

@@ -167,6 +167,7 @@ def _letter(topic: str, position: Position, frame: bytes, is_full: bool) -> admi
         dead_letter_time_ms=int(properties[frames.TIME_MS]),
         payload_bytes=payload_bytes,
         message=message,
+        last_reason=properties.get(frames.LAST_REASON, ""),
     )
 
 

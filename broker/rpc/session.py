@@ -13,6 +13,7 @@ from broker.rpc.encode import encode_batch_response
 from broker.rpc.entries import api_type, check_size, entries_of
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.unread import Place, Unread, UnreadRoom
+from broker.storage.manifest import REASON_BYTES_MAX
 from broker.storage.varint import encode_varint
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.failures import Failure
@@ -24,7 +25,6 @@ from postdate.v1 import consumer_pb2, message_pb2
 _CONFIRMED_TAG = bytes((consumer_pb2.SubscribeResponse.CONFIRMED_FIELD_NUMBER << 3 | 2,))
 _SETTLING = {b"\x1a": "ack", b"\x22": "nack", b"\x2a": "extend"}
 """Frames that name messages, by the first byte that every library writes."""
-REASON_BYTES_MAX = 1024
 DELAY_MS_MAX = 366 * 24 * 3_600_000
 
 

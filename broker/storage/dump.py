@@ -138,12 +138,11 @@ def _fields_of(record: Record) -> Line:
                 **_sequences(record),
             }
         case Settled() | GivenBack():
-            waits = {"not_before_ms": record.not_before_ms} if isinstance(record, GivenBack) else {}
             return {
                 "topic_id": record.topic_id,
                 "subscription_id": record.subscription_id,
                 "reason": record.reason.name,
-                **waits,
+                **_waits_of(record),
                 "entries": _entries(record.entries),
             }
         case TopicCreated():
@@ -189,6 +188,12 @@ def _fields_of(record: Record) -> Line:
             only = {"only_for_subscription_id": record.subscription_id} if record.subscription_id else {}
             return {"produced": _fields_of(record.produced), "settled": _fields_of(record.settled), **only}
     return {"topic_id": record.topic_id}
+
+
+def _waits_of(record: Settled | GivenBack) -> Line:
+    if isinstance(record, Settled):
+        return {}
+    return {"not_before_ms": record.not_before_ms, "text": record.text}
 
 
 def _compacted(record: LedgersCompacted) -> Line:
@@ -312,6 +317,8 @@ def _cursor_lines(framed: bytes, path: str) -> Iterator[Line]:
         times = each.column
         between = {"first_not_before_ms": int(times.min()), "last_not_before_ms": int(times.max())}
         yield {"line": "waiting", "ledger_id": ledger_id, **_bitmap(each.entries), **between}
+    for (ledger_id, entry_id), text in image.reasons.items():
+        yield {"line": "reason", "ledger_id": ledger_id, "entry_id": entry_id, "text": text}
 
 
 def _producers_lines(framed: bytes, path: str) -> Iterator[Line]:

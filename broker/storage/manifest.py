@@ -58,6 +58,8 @@ _TIME = np.dtype("<i8")
 PRESENT_BYTES_MIN = 40  # the trailer, and the least bitmap
 _DATA_BYTES_MAX = (1 << 33) - 1  # offset and length of the last row are 32 bits wide
 _ATTEMPT_DIGITS_MAX = 32
+REASON_BYTES_MAX = 1024
+"""Of what a nack gives as its reason."""
 
 _FRAME = struct.Struct("<4sB3sII")
 _CURSOR_FILE = re.compile(r"[0-9]+\.[0-9a-f]+")
@@ -167,6 +169,7 @@ class CursorImage:
     attempts: dict[int, list[BitMap]]
     waiting: dict[int, LedgerTimes]
     dead_letters: dict[int, BitMap] = field(default_factory=dict)  # entries of the dead-letter topic
+    reasons: dict[Position, str] = field(default_factory=dict)  # of the last nack, oldest first
 
 
 def encode_broker(image: BrokerImage) -> bytes:
@@ -319,6 +322,10 @@ def encode_cursor(image: CursorImage) -> bytes:
             pb.LedgerBitmap(ledger_id=ledger_id, bitmap=bitmap.serialize())
             for ledger_id, bitmap in sorted(image.dead_letters.items())
         ],
+        reasons=[
+            pb.LastReason(ledger_id=ledger_id, entry_id=entry_id, text=text)
+            for (ledger_id, entry_id), text in image.reasons.items()
+        ],
     )
     return frame_message(MAGIC_CURSOR, message)
 
@@ -354,7 +361,18 @@ def _cursor_image(message: pb.CursorFile) -> CursorImage:
         attempts=attempts,
         waiting={entry.ledger_id: _ledger_times(entry) for entry in message.waiting},
         dead_letters={entry.ledger_id: bitmap_from_bytes(entry.bitmap) for entry in message.dead_letters},
+        reasons=_reasons(message),
     )
+
+
+def _reasons(message: pb.CursorFile) -> dict[Position, str]:
+    reasons: dict[Position, str] = {}
+    for each in message.reasons:
+        check_ledger_id(each.ledger_id)
+        check(0 < len(each.text.encode()) <= REASON_BYTES_MAX, "a reason is empty or too long")
+        reasons[Position(each.ledger_id, each.entry_id)] = each.text
+    check(len(reasons) == len(message.reasons), "a message has two reasons")
+    return reasons
 
 
 def _ledger_times(entry: pb.WaitingTimes) -> LedgerTimes:

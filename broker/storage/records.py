@@ -6,7 +6,8 @@
                                 producer: floor 8, name_bytes 4, zero 4, sequence_ids 8 * count, name, and the name
                                 of a producer forgotten for it; of a batch with sequence ids
     3     Settled               topic_id 8, subscription_id 8, reason 1, zero 3, ledger_count 4, sets
-    4     GivenBack             topic_id 8, subscription_id 8, reason 1, zero 3, ledger_count 4, not_before_ms 8, sets
+    4     GivenBack             topic_id 8, subscription_id 8, reason 1, zero 1, text_bytes 2, ledger_count 4,
+                                not_before_ms 8, sets, text
                                 set: ledger_id 8, length 4, zero 4, roaring bitmap of entry ids
     5-8   TopicCreated, TopicDeleted, SubscriptionCreated, SubscriptionDeleted: protobuf, see manifest.proto
     9-10  Cancelled, Moved      see changes.py
@@ -49,6 +50,7 @@ from broker.storage.changes import Cancelled, Moved, decode_cancelled, decode_mo
 from broker.storage.compacted import LedgersCompacted, decode_compacted
 from broker.storage.manifest import (
     ID_MAX,
+    REASON_BYTES_MAX,
     SubscriptionImage,
     bitmap_from_bytes,
     check,
@@ -98,7 +100,7 @@ class ReturnReason(IntEnum):
 
 _PRODUCED = struct.Struct("<QQqIIII")
 _SETTLED = struct.Struct("<QQB3sI")
-_GIVEN_BACK = struct.Struct("<QQB3sIq")
+_GIVEN_BACK = struct.Struct("<QQBBHIq")
 _SET = struct.Struct("<QII")
 _SEQUENCES = struct.Struct("<QII")
 _TRANSFERRED = struct.Struct("<IIQ")
@@ -176,12 +178,20 @@ class GivenBack:
     reason: ReturnReason
     not_before_ms: int
     entries: Entries
+    text: str = ""  # the reason that the nack gave
 
     def encode(self) -> list[Part]:
+        text = self.text.encode()
         head = _GIVEN_BACK.pack(
-            self.topic_id, self.subscription_id, self.reason, _ZERO, len(self.entries), self.not_before_ms
+            self.topic_id,
+            self.subscription_id,
+            self.reason,
+            0,
+            len(text),
+            len(self.entries),
+            self.not_before_ms,
         )
-        return [head, *_encode_sets(self.entries)]
+        return [head, *_encode_sets(self.entries), text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,10 +441,18 @@ def _decode_settled(body: memoryview) -> Settled:
 
 
 def _decode_given_back(body: memoryview) -> GivenBack:
-    topic_id, subscription_id, reason, zero, set_count, not_before_ms = _GIVEN_BACK.unpack_from(body)
-    _check_head(topic_id, subscription_id, zero)
-    entries = _decode_sets(body[_GIVEN_BACK.size :], set_count)
-    return GivenBack(topic_id, subscription_id, ReturnReason(reason), checked_time(not_before_ms), entries)
+    topic_id, subscription_id, reason, zero, text_bytes, set_count, not_before_ms = _GIVEN_BACK.unpack_from(
+        body
+    )
+    check(zero == 0, "a byte that is always zero is not")
+    _check_head(topic_id, subscription_id, _ZERO)
+    text_at = len(body) - text_bytes
+    check(text_bytes <= REASON_BYTES_MAX and text_at >= _GIVEN_BACK.size, f"{text_bytes} bytes of text")
+    entries = _decode_sets(body[_GIVEN_BACK.size : text_at], set_count)
+    text = bytes(body[text_at:]).decode()
+    return GivenBack(
+        topic_id, subscription_id, ReturnReason(reason), checked_time(not_before_ms), entries, text
+    )
 
 
 def _decode_transferred(body: memoryview) -> Transferred:

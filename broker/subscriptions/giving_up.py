@@ -30,7 +30,9 @@ class DeadLetterSink(Protocol):
     def check_place(self, subscription: Subscription) -> None:
         """Raise Refused if there is no place for dead letters of this subscription."""
 
-    def give_up(self, subscription: Subscription, entries: Entries, reason: str) -> asyncio.Future[None]:
+    def give_up(
+        self, subscription: Subscription, entries: Entries, reason: str, last_reason: str
+    ) -> asyncio.Future[None]:
         """Make dead letters of entries that the subscription is `giving_up`.
 
         Done once that is durable, or once it is that they wait for redelivery because it cannot be.

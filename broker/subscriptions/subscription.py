@@ -57,6 +57,7 @@ from broker.subscriptions.failures import Failure, failures_of
 from broker.subscriptions.giving_up import NACKED, TOO_OFTEN, worn_out
 from broker.subscriptions.leases import Leases
 from broker.subscriptions.reader import Reader
+from broker.subscriptions.reasons import Reasons
 from broker.subscriptions.redelivery import Attempts
 from broker.subscriptions.replay import ReplayQueue
 from broker.subscriptions.services import SubscriptionLog, SubscriptionServices
@@ -95,6 +96,7 @@ class Subscription:
         # durable
         self.cursor = Cursor(image.start, max(image.mark, image.start), cursor.settled if cursor else None)
         self.attempts = Attempts(cursor.attempts if cursor else None)
+        self.reasons = Reasons(cursor.reasons if cursor else None)
         self.redelivery = Waiting(cursor.waiting if cursor else None)  # and volatile: what of it is queued
         self.dead_letters: Entries = cursor.dead_letters if cursor else {}
         """What was given up here and may still be held: entries of the dead-letter topic."""
@@ -183,6 +185,7 @@ class Subscription:
         """Entries are done."""
         fresh = self.cursor.settle(record.entries, self.log)
         self.attempts.forget(record.entries)
+        self.reasons.forget(record.entries)
         self.redelivery.settle(record.entries)
         self.changed = True
         # Volatile state follows: what is settled is not held, whoever settled it.
@@ -197,6 +200,8 @@ class Subscription:
         owed = without_entries(record.entries, self.cursor.settled_part(record.entries))
         if record.reason is not ReturnReason.RELEASED:
             self.attempts.add(owed)
+        if record.text:
+            self.reasons.note(owed, record.text)
         self.redelivery.put(record.not_before_ms, owed)
         self.changed = True
         remove_entries(self.promised, record.entries)
@@ -230,6 +235,7 @@ class Subscription:
         self.image = replace(self.image, start=record.start, mark=record.start)
         self.cursor = Cursor(record.start)
         self.attempts = Attempts()
+        self.reasons = Reasons()
         self.redelivery = Waiting()
         self.leases = Leases(self._lease_ended)
         self.parked = {}
@@ -262,6 +268,7 @@ class Subscription:
             },
             waiting={},
             dead_letters={ledger_id: bitmap.copy() for ledger_id, bitmap in self.dead_letters.items()},
+            reasons=self.reasons.texts.copy(),
         )
         return CursorCapture(others, self.redelivery.capture())
 
@@ -390,12 +397,13 @@ class Subscription:
         if dead:
             self.counters.nacked_messages += count_entries(dead)
             self.leases.take_back(consumer_id, dead)
-            waits.append(self.give_up(dead, (reason or NACKED) if dead_letter else TOO_OFTEN))
+            why = (reason or NACKED) if dead_letter else TOO_OFTEN
+            waits.append(self.give_up(dead, why, reason))
         rest = without_entries(held, dead)
         for delay_ms, part in delays(
             rest, redeliver_after_ms, self.attempts, self.policy, self._services.rng
         ):
-            waits.append(self._give_back(consumer_id, part, ReturnReason.NACKED, now_ms + delay_ms))
+            waits.append(self._give_back(consumer_id, part, ReturnReason.NACKED, now_ms + delay_ms, reason))
         for done in waits:
             await done
         return failures
@@ -455,23 +463,26 @@ class Subscription:
         with contextlib.suppress(Unavailable):  # they expire again after the restart
             forget_result(self.settle(entries, SettleReason.EXPIRED))
 
-    def give_up(self, entries: Entries, reason: str) -> asyncio.Future[None]:
-        """Make dead letters of entries that nobody holds; done when that is durable."""
+    def give_up(self, entries: Entries, reason: str, last_reason: str = "") -> asyncio.Future[None]:
+        """Make dead letters of entries that nobody holds; done when that is durable.
+
+        `last_reason` is of the nack that did it; empty: what was said before counts.
+        """
         self.redelivery.forget(entries)
         remove_entries(self.parked, entries)
         merge_entries(self.promised, entries)
         merge_entries(self.giving_up, entries)
         if self.type == KEY_SHARED:
             self.work.set()  # as when they are settled: they do not come back
-        return self._services.dead_letter_sink.give_up(self, entries, reason)
+        return self._services.dead_letter_sink.give_up(self, entries, reason, last_reason)
 
     def keep_given_up(
-        self, entries: Entries, not_before_ms: int, *, was_sent: bool
+        self, entries: Entries, not_before_ms: int, last_reason: str, *, was_sent: bool
     ) -> asyncio.Future[None] | None:
         """Entries cannot become dead letters and wait for redelivery; None if no record says so."""
         remove_entries(self.giving_up, entries)
         if was_sent:
-            return self._return(entries, ReturnReason.NACKED, not_before_ms)
+            return self._return(entries, ReturnReason.NACKED, not_before_ms, last_reason)
         remove_entries(self.promised, entries)
         self.redelivery.push(not_before_ms, entries)
         return None
@@ -523,7 +534,7 @@ class Subscription:
             self.work.set()  # another consumer may be given the next ones of these keys now
 
     def _give_back(
-        self, consumer_id: str, entries: Entries, reason: ReturnReason, not_before_ms: int
+        self, consumer_id: str, entries: Entries, reason: ReturnReason, not_before_ms: int, text: str = ""
     ) -> asyncio.Future[None]:
         self.leases.take_back(consumer_id, entries)
         self.counters.redelivered_messages += count_entries(entries)
@@ -531,12 +542,14 @@ class Subscription:
             self.counters.nacked_messages += count_entries(entries)
         elif self.type == KEY_SHARED:
             self.came_back.append(entries)
-        return self._return(entries, reason, not_before_ms)
+        return self._return(entries, reason, not_before_ms, text)
 
-    def _return(self, entries: Entries, reason: ReturnReason, not_before_ms: int) -> asyncio.Future[None]:
+    def _return(
+        self, entries: Entries, reason: ReturnReason, not_before_ms: int, text: str
+    ) -> asyncio.Future[None]:
         try:
             done = self._services.submit(
-                GivenBack(self.topic_id, self.subscription_id, reason, not_before_ms, entries)
+                GivenBack(self.topic_id, self.subscription_id, reason, not_before_ms, entries, text)
             )
         except Unavailable:
             # The broker writes no more. What came back may still be sent to others; the attempt is forgotten with

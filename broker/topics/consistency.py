@@ -52,6 +52,7 @@ def find_cursor_problems(
         ("counted", ledger_id, digit) for ledger_id, digits in cursor.attempts.items() for digit in digits
     ]
     sets += [("waiting", ledger_id, each.entries) for ledger_id, each in cursor.waiting.items()]
+    sets += [("nacked", ledger_id, BitMap([entry_id])) for ledger_id, entry_id in cursor.reasons]
     for what, ledger_id, bitmap in sets:
         if not bitmap:
             continue

@@ -27,10 +27,13 @@ LEDGER_ID = PREFIX + "ledger-id"
 ENTRY_ID = PREFIX + "entry-id"
 ATTEMPTS = PREFIX + "attempts"
 REASON = PREFIX + "reason"
+LAST_REASON = PREFIX + "last-reason"
 TIME_MS = PREFIX + "time-ms"
 DAMAGED = PREFIX + "damaged"
 """Only in a letter without a message: what was stored could not be read."""
-RESERVED = frozenset({TOPIC, SUBSCRIPTION, LEDGER_ID, ENTRY_ID, ATTEMPTS, REASON, TIME_MS, DAMAGED})
+RESERVED = frozenset(
+    {TOPIC, SUBSCRIPTION, LEDGER_ID, ENTRY_ID, ATTEMPTS, REASON, LAST_REASON, TIME_MS, DAMAGED}
+)
 
 _DAMAGED_NAME = DAMAGED.encode()
 _RESERVED_NAMES = frozenset(name.encode() for name in RESERVED)

@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -29,6 +29,7 @@ from broker.errors import NotFound, PostdateError, Refused
 from broker.model import (
     Batch,
     Entries,
+    Position,
     UInt32Column,
     bitmap_of,
     common_entries,
@@ -74,6 +75,21 @@ class Place:
     entries: Entries
 
 
+class _Cause(NamedTuple):
+    """Why messages are given up; and what the nack said that did it, empty if none did or it said nothing."""
+
+    reason: str
+    last_reason: str
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether the messages were with a consumer just now."""
+        return self.reason not in giving_up.UNSENT
+
+    def last_reason_of(self, subscription: Subscription, position: Position) -> str:
+        return self.last_reason or subscription.reasons.of(position)
+
+
 @dataclass(slots=True)
 class _Requeue:
     """One request to send dead letters again, and what has come of it."""
@@ -113,13 +129,15 @@ class DeadLetterOffice:
         if source is not None:
             dead_letter_topic_name(source.name, subscription.name, subscription.policy)
 
-    def give_up(self, subscription: Subscription, entries: Entries, reason: str) -> asyncio.Future[None]:
+    def give_up(
+        self, subscription: Subscription, entries: Entries, reason: str, last_reason: str = ""
+    ) -> asyncio.Future[None]:
         """Make dead letters of entries that the subscription is `giving_up`; see `DeadLetterSink`."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Nobody may be waiting; a failed journal reports itself.
         done.add_done_callback(lambda future: future.cancelled() or future.exception())
         name = f"dead letters of subscription {subscription.topic_id}/{subscription.subscription_id}"
-        task = self._spawn(name, self._give_up(subscription, entries, reason, done))
+        task = self._spawn(name, self._give_up(subscription, entries, _Cause(reason, last_reason), done))
         self._going.add(done)
         done.add_done_callback(self._going.discard)
         task.add_done_callback(lambda _: done.cancel())  # it was cancelled before it began
@@ -138,13 +156,13 @@ class DeadLetterOffice:
             await asyncio.wait(self._going)
 
     async def _give_up(
-        self, subscription: Subscription, entries: Entries, reason: str, done: asyncio.Future[None]
+        self, subscription: Subscription, entries: Entries, cause: _Cause, done: asyncio.Future[None]
     ) -> None:
         waits: list[asyncio.Future[None]] = []
         try:
             for ledger_id, ids in _slices(entries):
                 async with self._readers:
-                    waits += await self._give_up_some(subscription, ledger_id, ids, reason)
+                    waits += await self._give_up_some(subscription, ledger_id, ids, cause)
             for each in waits:
                 await each
         except PostdateError as error:  # the broker writes no more: what is left is owed after the restart
@@ -154,12 +172,12 @@ class DeadLetterOffice:
             done.set_result(None)
 
     async def _give_up_some(
-        self, subscription: Subscription, ledger_id: int, ids: UInt32Column, reason: str
+        self, subscription: Subscription, ledger_id: int, ids: UInt32Column, cause: _Cause
     ) -> list[asyncio.Future[None]]:
         """The records that were submitted for these entries, of one kind or the other."""
         waits: list[asyncio.Future[None]] = []
         try:
-            await self._move_out(subscription, ledger_id, ids, reason, waits)
+            await self._move_out(subscription, ledger_id, ids, cause, waits)
         except PostdateError as error:
             left = common_entries({ledger_id: bitmap_of(ids)}, subscription.giving_up)
             if subscription.deleted or not left:
@@ -172,9 +190,8 @@ class DeadLetterOffice:
                 error=error,
             )
             longest_ms = subscription.policy.max_backoff_ms or 0
-            kept = subscription.keep_given_up(
-                left, self._clock.now_ms() + longest_ms, was_sent=reason not in giving_up.UNSENT
-            )
+            not_before_ms = self._clock.now_ms() + longest_ms
+            kept = subscription.keep_given_up(left, not_before_ms, cause.last_reason, was_sent=cause.was_sent)
             if kept is not None:
                 waits.append(kept)
         return waits
@@ -184,7 +201,7 @@ class DeadLetterOffice:
         subscription: Subscription,
         ledger_id: int,
         ids: UInt32Column,
-        reason: str,
+        cause: _Cause,
         waits: list[asyncio.Future[None]],
     ) -> None:
         source = self._registry.topics.get(subscription.topic_id)
@@ -195,7 +212,7 @@ class DeadLetterOffice:
             await self._wait_room()
             _, rows, stored = await read_marking_damage(source.log, ledger_id, ids, self._bytes_max)
             some = ids[: len(stored)]
-            letters = await self._letters(source, subscription, ledger_id, some, stored, reason)
+            letters = await self._letters(source, subscription, ledger_id, some, stored, cause)
             # No await from here to the record: an entry that was acknowledged meanwhile, or taken back by a seek,
             # is not `giving_up` any more.
             if holder.deleted or topic.deleted:
@@ -210,8 +227,21 @@ class DeadLetterOffice:
                 # It waits for somebody, not for its time to live to pass.
                 policy = replace(_unlimited(topic.policy), default_ttl_ms=0)
                 waits.append(self._submit(topic, batch, policy, settled, 0))
+                self._tell(subscription, source, ours, cause)
                 subscription.promise_settled(ours)
             ids = ids[len(stored) :]
+
+    def _tell(self, subscription: Subscription, source: Topic, entries: Entries, cause: _Cause) -> None:
+        first = min(Position(ledger_id, bitmap.min()) for ledger_id, bitmap in entries.items())
+        log.info(
+            "Messages become dead letters",
+            topic=source.name,
+            subscription=subscription.name,
+            messages=count_entries(entries),
+            first=first,
+            reason=cause.reason,
+            last_reason=cause.last_reason_of(subscription, first),
+        )
 
     async def _place(self, source: Topic, subscription: Subscription) -> tuple[Topic, Subscription]:
         """The dead-letter topic of a subscription and what holds the messages there; made if they are not there."""
@@ -234,11 +264,11 @@ class DeadLetterOffice:
         ledger_id: int,
         ids: UInt32Column,
         stored: Sequence[bytes],
-        reason: str,
+        cause: _Cause,
     ) -> list[bytes]:
         now_ms = self._clock.now_ms()
         budget = YieldBudget(self._clock)
-        attempts = subscription.attempts.counts(ledger_id, ids) + (reason not in giving_up.UNSENT)
+        attempts = subscription.attempts.counts(ledger_id, ids) + cause.was_sent
         letters = []
         for entry_id, count, frame in zip(ids.tolist(), attempts.tolist(), stored, strict=True):
             properties = {
@@ -247,9 +277,11 @@ class DeadLetterOffice:
                 frames.LEDGER_ID: str(ledger_id),
                 frames.ENTRY_ID: str(entry_id),
                 frames.ATTEMPTS: str(count),
-                frames.REASON: reason if frame is not NO_FRAME else giving_up.DAMAGED,
+                frames.REASON: cause.reason if frame is not NO_FRAME else giving_up.DAMAGED,
                 frames.TIME_MS: str(now_ms),
             }
+            if last_reason := cause.last_reason_of(subscription, Position(ledger_id, entry_id)):
+                properties[frames.LAST_REASON] = last_reason
             letters.append(
                 frames.dead_letter_frame(frame, properties)
                 if frame is not NO_FRAME

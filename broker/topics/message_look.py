@@ -43,6 +43,7 @@ class OwedMessage:
     subscription: str
     state: OwedState
     attempts: int  # deliveries that ended without success
+    last_reason: str = ""  # of the last nack that gave one
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def _owed(subscription: Subscription, position: Position, *, is_waiting: bool) -
         state = OwedState.READY
     ids = np.array([position.entry_id], dtype=np.uint32)
     attempts = int(subscription.attempts.counts(position.ledger_id, ids)[0])
-    return OwedMessage(subscription.name, state, attempts)
+    return OwedMessage(subscription.name, state, attempts, subscription.reasons.of(position))
 
 
 def _not_there(topic: Topic, position: Position) -> NotFound:

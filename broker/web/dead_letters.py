@@ -34,6 +34,7 @@ class LetterRow:
     original_id: str
     attempts: str
     reason: str
+    last_reason: str
     time_ms: int
     key: str
     preview: str
@@ -163,6 +164,7 @@ def _rows(found: Sequence[tuple[str, Position, bytes]]) -> list[LetterRow]:
                 original_id=f"{facts.get(names.LEDGER_ID, '?')}:{facts.get(names.ENTRY_ID, '?')}",
                 attempts=facts.get(names.ATTEMPTS, "?"),
                 reason=facts.get(names.REASON, ""),
+                last_reason=facts.get(names.LAST_REASON, ""),
                 time_ms=int(time_text) if time_text.isdigit() else 0,
                 key=message.key,
                 preview=preview(message.payload),

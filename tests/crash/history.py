@@ -66,7 +66,14 @@ class SubscriptionModel:
     settled: set[Position] = field(default_factory=set)
     attempts: dict[Position, int] = field(default_factory=dict)
     waiting: dict[Position, int] = field(default_factory=dict)
+    reasons: dict[Position, str] = field(default_factory=dict)
     paused: bool = False
+
+    def settle(self, position: Position) -> None:
+        self.settled.add(position)
+        self.attempts.pop(position, None)
+        self.waiting.pop(position, None)
+        self.reasons.pop(position, None)
 
 
 @dataclass(slots=True)
@@ -163,9 +170,7 @@ def _fold_changed(topic: TopicModel, ledgers: dict[int, Changed]) -> None:
 def _fold_cancelled_before(topic: TopicModel, subscription: SubscriptionModel) -> None:
     for position, message in topic.messages.items():
         if message.deliver_at_ms == CANCELLED_MS and position >= subscription.start:
-            subscription.settled.add(position)
-            subscription.attempts.pop(position, None)
-            subscription.waiting.pop(position, None)
+            subscription.settle(position)
 
 
 def _fold_into(
@@ -177,6 +182,7 @@ def _fold_into(
             subscription.settled.clear()
             subscription.attempts.clear()
             subscription.waiting.clear()
+            subscription.reasons.clear()
         case SubscriptionChanged():
             subscription.paused = record.paused
         case _:
@@ -186,13 +192,13 @@ def _fold_into(
 def _fold_entries(subscription: SubscriptionModel, record: Settled | GivenBack) -> None:
     for position in positions_in(record.entries):
         if isinstance(record, Settled):
-            subscription.settled.add(position)
-            subscription.attempts.pop(position, None)
-            subscription.waiting.pop(position, None)
+            subscription.settle(position)
         elif position not in subscription.settled:
             if record.reason is not ReturnReason.RELEASED:
                 subscription.attempts[position] = subscription.attempts.get(position, 0) + 1
             subscription.waiting[position] = record.not_before_ms
+            if record.text:
+                subscription.reasons[position] = record.text
 
 
 def _fold_dropped(topic: TopicModel, record: LedgersDropped) -> None:
@@ -254,6 +260,7 @@ def _observe_subscription(subscription: Subscription, topic: TopicModel) -> Subs
             for ledger_id, each in subscription.redelivery.capture().by_ledger().items()
             for entry_id, not_before_ms in zip(each.entries, each.column.tolist(), strict=True)
         },
+        reasons=dict(subscription.reasons.texts),
         paused=subscription.paused,
     )
 
@@ -380,7 +387,7 @@ async def _first_life(node: Node) -> None:
     await _together(
         node.produce("orders", [_message(4, after_ms=300), _message(5, after_ms=LONGEST_DELAY_MS)]),
         node.produce("audit", [_message(6), _message(7, ttl_ms=50)]),
-        early.nack([first[0]], 250),
+        early.nack([first[0]], 250, "boom"),
         node.produce("orders", [_message(8, ttl_ms=80), _message(9)]),
     )
     await _together(node.checkpoint(), node.produce("orders", [_message(10), _message(11, after_ms=200)]))
@@ -424,7 +431,7 @@ async def _second_life(node: Node) -> None:
     await _together(node.checkpoint(), node.broker.registry.delete_topic("temporary"))
     early = await node.subscribe("orders", "early")
     await asyncio.sleep(0.2)
-    await early.nack([each.position for each in early.poll()[:2]], 3_000)
+    await early.nack([each.position for each in early.poll()[:2]], 3_000, "no answer")
     await node.checkpoint()
     await node.produce("orders", [_message(50)])
     await node.submit("orders", [_message(51), _message(52)])  # the kill comes before the answer

@@ -116,7 +116,7 @@ def history() -> History:
         )
         await inbox.wait(2)
         await asyncio.gather(story.ack(inbox, b"m01"), story.give_up(inbox, b"m03", b"m07"))
-        await inbox.nack([positions(inbox)[b"m08"]])
+        await inbox.nack([positions(inbox)[b"m08"]], reason="boom")
         await inbox.wait(1)
         story.ask(HELD, b"m08")
         inbox.detach()  # the second delivery was the last
@@ -147,6 +147,7 @@ async def check(story: History, vfs: MemVfs, clock: SimClock, at: int) -> None:
         for payload, letter in (await letters(node)).items():
             found[payload].append(HELD)
             assert letter["subscription"] == "billing"
+            assert letter.get("last-reason") == ("boom" if payload == b"m08" else None)
         there = {frame[-3:] for frame in (await stored(node, "orders")).values()}
         other = await owed(node, "orders", "other")
         assert len(other) == len(set(other)), "a requeued message reached another subscription"

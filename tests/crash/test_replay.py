@@ -178,7 +178,9 @@ class RandomHistory:
             case 0 | 1:
                 await inbox.ack(held)
             case 2 | 3:
-                await inbox.nack(held, self.rng.choice((0, 0, 300, 10_000)))
+                await inbox.nack(
+                    held, self.rng.choice((0, 0, 300, 10_000)), self.rng.choice(("", "boom", "ü"))
+                )
             case 4:
                 self.inboxes.remove(inbox)
                 inbox.detach()

@@ -97,7 +97,7 @@ def records() -> list[Record]:
         SubscriptionCreated(3, subscription),
         Produced(3, 13, 0, NOW_MS, times, rows, frames),
         Settled(3, 2, SettleReason.ACKED, {11: BitMap([4, 5, 9]), 13: BitMap([0])}),
-        GivenBack(3, 2, ReturnReason.NACKED, NOW_MS + 5_000, {13: BitMap([1, 2])}),
+        GivenBack(3, 2, ReturnReason.NACKED, NOW_MS + 5_000, {13: BitMap([1, 2])}, "größer als 5"),
         Settled(3, 2, SettleReason.EXPIRED, {(1 << 48) - 1: BitMap([0, (1 << 32) - 1])}),
         GivenBack(3, 2, ReturnReason.LEASE_EXPIRED, 0, {13: BitMap(range(100_000))}),
         GivenBack(3, 2, ReturnReason.RELEASED, 0, {13: BitMap([7])}),
@@ -229,6 +229,7 @@ def cursor_image() -> CursorImage:
             11: LedgerTimes(BitMap([8]), bytes(8)),
             12: LedgerTimes(BitMap([1, 3]), np.array([NOW_MS + 9, NOW_MS], "<i8").tobytes()),
         },
+        reasons={Position(12, 1): "größer als 5", Position(11, 8): "boom"},
     )
 
 

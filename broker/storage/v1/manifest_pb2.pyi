@@ -243,20 +243,32 @@ class SubscriptionPolicyRecord(_message.Message):
     def __init__(self, lease_ms: _Optional[int] = ..., initial_backoff_ms: _Optional[int] = ..., max_backoff_ms: _Optional[int] = ..., backoff_multiplier: _Optional[float] = ..., honor_delay: bool = ..., max_delivery_attempts: _Optional[int] = ..., dead_letter_topic: _Optional[str] = ...) -> None: ...
 
 class CursorFile(_message.Message):
-    __slots__ = ("topic_id", "subscription_id", "settled", "attempts", "waiting", "dead_letters")
+    __slots__ = ("topic_id", "subscription_id", "settled", "attempts", "waiting", "dead_letters", "reasons")
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
     topic_id: int
     subscription_id: int
     settled: _containers.RepeatedCompositeFieldContainer[LedgerBitmap]
     attempts: _containers.RepeatedCompositeFieldContainer[AttemptBits]
     waiting: _containers.RepeatedCompositeFieldContainer[WaitingTimes]
     dead_letters: _containers.RepeatedCompositeFieldContainer[LedgerBitmap]
-    def __init__(self, topic_id: _Optional[int] = ..., subscription_id: _Optional[int] = ..., settled: _Optional[_Iterable[_Union[LedgerBitmap, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[AttemptBits, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[WaitingTimes, _Mapping]]] = ..., dead_letters: _Optional[_Iterable[_Union[LedgerBitmap, _Mapping]]] = ...) -> None: ...
+    reasons: _containers.RepeatedCompositeFieldContainer[LastReason]
+    def __init__(self, topic_id: _Optional[int] = ..., subscription_id: _Optional[int] = ..., settled: _Optional[_Iterable[_Union[LedgerBitmap, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[AttemptBits, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[WaitingTimes, _Mapping]]] = ..., dead_letters: _Optional[_Iterable[_Union[LedgerBitmap, _Mapping]]] = ..., reasons: _Optional[_Iterable[_Union[LastReason, _Mapping]]] = ...) -> None: ...
+
+class LastReason(_message.Message):
+    __slots__ = ("ledger_id", "entry_id", "text")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    entry_id: int
+    text: str
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class ProducersFile(_message.Message):
     __slots__ = ("topic_id", "producers")

@@ -27,8 +27,9 @@ class DeadLetter:
     """A message that a subscription gave up.
 
     `id` names it in `dead_letter_topic` and is what `requeue` and `purge` take; `original_id` was its own.
-    `reason` is "max_delivery_attempts", "overdue", or what the nack said. `payload` is None unless it was
-    asked for.
+    `reason` is why it was given up: "max_delivery_attempts", "overdue", "damaged", or what the nack said that did it.
+    `last_reason` is what the last nack said that gave a reason, most often an error; empty if none did. `payload` is
+    None unless it was asked for.
     """
 
     id: MessageId
@@ -41,6 +42,7 @@ class DeadLetter:
     key: str
     properties: Mapping[str, str]
     payload: bytes | None
+    last_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ def _dead_letter(letter: admin_pb2.DeadLetter, with_payload: bool) -> DeadLetter
         attempts=letter.delivery_attempts,
         reason=letter.reason,
         time=moment(letter.dead_letter_time_ms),
+        last_reason=letter.last_reason,
         payload_bytes=letter.payload_bytes,
         key=letter.message.key,
         properties=dict(letter.message.properties),

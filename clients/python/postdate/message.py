@@ -131,7 +131,8 @@ class Message:
     ) -> None:
         """Give it back, to come again after `delay` (None: after the subscription's back-off, less up to half of it).
 
-        With `dead_letter` it moves to the subscription's dead-letter topic instead, and `reason` is kept with it.
+        With `dead_letter` it moves to the subscription's dead-letter topic instead. The last `reason` is kept until the
+        message is settled; a dead letter shows it.
         """
         if dead_letter and delay is not None:
             raise ValueError("a dead letter does not come again; give delay or dead_letter")

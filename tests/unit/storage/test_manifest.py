@@ -64,6 +64,7 @@ ids = st.integers(1, ID_MAX)
 lsns = st.integers(0, ID_MAX)
 times = st.integers(0, (1 << 63) - 1)
 ledger_ids = st.integers(1, LEDGER_ID_MAX)
+reasons = st.sampled_from(["r", "boom", "ü" * 512])
 positions = st.builds(Position, st.integers(0, LEDGER_ID_MAX), st.integers(0, 1 << 32))
 names = st.text(min_size=1, max_size=20)
 entry_ids = st.integers(0, (1 << 32) - 1) | st.integers(0, 300)
@@ -154,6 +155,7 @@ def cursor_images(draw: st.DrawFn) -> CursorImage:
         dict(sorted(draw(st.dictionaries(ledger_ids, bitmaps, max_size=3)).items())),
         draw(st.dictionaries(ledger_ids, st.lists(bitmaps, min_size=1, max_size=4), max_size=3)),
         {ledger_id: ledger_times(waiting[ledger_id]) for ledger_id in sorted(waiting)},
+        reasons=draw(st.dictionaries(st.builds(Position, ledger_ids, entry_ids), reasons, max_size=3)),
     )
 
 

@@ -133,7 +133,15 @@ records: st.SearchStrategy[Record] = st.one_of(
         st.integers(0, (1 << 64) - 1),
     ),
     st.builds(Settled, ids, ids, st.sampled_from(SettleReason), entry_maps),
-    st.builds(GivenBack, ids, ids, st.sampled_from(ReturnReason), times, entry_maps),
+    st.builds(
+        GivenBack,
+        ids,
+        ids,
+        st.sampled_from(ReturnReason),
+        times,
+        entry_maps,
+        st.sampled_from(["", "boom", "ü" * 512]),
+    ),
     st.builds(TopicCreated, ids, names, times, topic_policies),
     st.builds(TopicDeleted, ids),
     st.builds(TopicPolicyChanged, ids, topic_policies),
@@ -358,6 +366,7 @@ def rows_with(column: str, value: int) -> Any:
         GivenBack(1, 1, ReturnReason.NACKED, -1, {}),
         GivenBack(1, 1, 0, 0, {}),  # type: ignore[arg-type]
         GivenBack(1, 1, 5, 0, {}),  # type: ignore[arg-type]
+        GivenBack(1, 1, ReturnReason.NACKED, 0, {}, "r" * 1025),
         TopicDeleted(0),
         TopicDeleted(ID_MAX + 1),
         SubscriptionDeleted(0, 1),

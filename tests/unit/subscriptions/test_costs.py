@@ -12,6 +12,7 @@ from pyroaring import BitMap
 
 from broker.model import Entries
 from broker.subscriptions.leases import Leases
+from broker.subscriptions.reasons import Reasons
 from broker.subscriptions.redelivery import Attempts
 from broker.subscriptions.waiting import Waiting
 
@@ -78,8 +79,25 @@ def _count_attempts(count: int, each: Callable[[int], Entries]) -> None:
         attempts.add(each(now))
 
 
+def _note_reasons(count: int, each: Callable[[int], Entries]) -> None:
+    reasons = Reasons()
+    for now in range(count):
+        reasons.note(each(now), "r" * 1_000)  # more than are kept, where there are many
+
+
+def _forget_reasons(count: int, each: Callable[[int], Entries]) -> None:
+    reasons = Reasons()
+    reasons.note({1: BitMap(range(count))}, "boom")
+    for now in range(count):
+        reasons.forget(each(now))
+
+
 @pytest.mark.parametrize(
-    "work", [_extend, _extend_the_same, _settle, _take_back, _grant, _wait, _count_attempts]
+    "work",
+    [
+        *(_extend, _extend_the_same, _settle, _take_back, _grant, _wait, _count_attempts),
+        *(_note_reasons, _forget_reasons),
+    ],
 )
 def test_one_at_a_time_costs_the_same_however_many_there_are(work: Callable[..., None]):
     few, many = (_steps_of(lambda n=count: work(n, _one)) / count for count in (FEW, MANY))  # type: ignore[misc]

@@ -136,7 +136,7 @@ async def use_everything(node: Node, name: str) -> None:
     await topic.schedule.change(later[2:3], Cancel(), dry_run=False)
     await inbox.wait(3)
     await inbox.ack(ready[1:2])
-    await inbox.nack(ready[2:], HOUR_MS)
+    await inbox.nack(ready[2:], HOUR_MS, "boom")
     held_by = inbox.consumer.consumer_id
     await topic.subscription("one").give_back(held_by, entries_of(ready[:1]), 0, dead_letter=True)
     inbox.detach()

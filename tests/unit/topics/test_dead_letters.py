@@ -102,7 +102,9 @@ def test_attempts_and_delays_survive_a_restart_and_a_crash(policy):
             assert delivery.attempt == attempt
             assert delivery.sent_ms >= due_ms
             due_ms = node.clock.now_ms() + 60_000
-            await inbox.nack([position], 60_000)
+            await inbox.nack(
+                [position], 60_000, "boom" if attempt == 1 else ""
+            )  # without one, the last one stays
             if attempt == 2:
                 await node.checkpoint()
             if policy is None:
@@ -111,7 +113,10 @@ def test_attempts_and_delays_survive_a_restart_and_a_crash(policy):
             else:
                 node = node.crash(policy).open()
             inbox = await billing(node)
-        assert (await letters(node))[b"x"]["attempts"] == "3"
+        letter = (await letters(node))[b"x"]
+        assert letter["attempts"] == "3"
+        assert (letter["reason"], letter["last-reason"]) == ("max_delivery_attempts", "boom")
+        assert subscription_of(node).reasons.texts == {}
         await asyncio.sleep(200)
         assert inbox.poll() == []
 

@@ -12,11 +12,12 @@ from pyroaring import BitMap
 
 from broker.errors import Corrupt
 from broker.storage.policy import SubscriptionPolicy
+from broker.storage.records import GivenBack, ReturnReason
 from broker.subscriptions.subscription import SHARED
 from broker.web import changes, overview
 from broker.web.render import compact
 from broker.web.windows import start_name
-from tests.harness import EARLIEST, LATEST, Outgoing
+from tests.harness import EARLIEST, LATEST, Outgoing, entries_of
 from tests.unit.web.conftest import TOKEN, MakePages, Pages
 
 HOUR_MS = 3_600_000
@@ -427,12 +428,14 @@ async def test_dead_letters_are_requeued_and_purged(make_pages):
         "work", SHARED, LATEST, SubscriptionPolicy(max_delivery_attempts=1)
     )
     ids = await pages.produce("jobs", *(Outgoing(b"job %d" % i) for i in range(3)))
-    await subscription.give_up({ids[0].ledger_id: BitMap([each.entry_id for each in ids])}, "broken <b>")
+    await subscription.give_up(
+        {ids[0].ledger_id: BitMap([each.entry_id for each in ids])}, "broken <b>", "boom <i>"
+    )
     await pages.log_in()
     place = "/dead-letters/jobs/work"
     assert "3 messages given up" in await pages.get("/dead-letters")
     text = await pages.get(place)
-    assert "broken &lt;b&gt;" in text and "job 2" in text
+    assert "broken &lt;b&gt;" in text and "boom &lt;i&gt;" in text and "job 2" in text
     letter = re.search(r'name="id" value="([0-9:]+)"', text)
     assert letter is not None
     assert "Requeued: 1." in await pages.post(place, action="requeue", id=letter[1])
@@ -440,6 +443,18 @@ async def test_dead_letters_are_requeued_and_purged(make_pages):
     assert "This will purge 2 dead letters" in await pages.get(f"{place}/purge")
     assert "Purged: 2." in await pages.post(place, action="purge")
     assert "No dead letters" in await pages.get(place)
+
+
+async def test_the_page_of_a_message_shows_why_it_came_back_last(make_pages):
+    pages = await make_pages()
+    topic = await pages.broker.registry.topic_or_create("jobs")
+    subscription = await topic.create_subscription("work", SHARED, LATEST, SubscriptionPolicy())
+    [position] = await pages.produce("jobs", Outgoing(b"job"))
+    back = GivenBack(topic.topic_id, 1, ReturnReason.NACKED, 0, entries_of([position]), "boom <i>")
+    subscription.apply_given_back(back)
+    await pages.log_in()
+    text = await pages.get(f"/topics/jobs/messages/{position.ledger_id}:{position.entry_id}")
+    assert '<td class="n">1</td><td>boom &lt;i&gt;</td>' in text
 
 
 async def test_the_audit_report_is_shown_in_a_sandbox(make_pages, tmp_path: Path):

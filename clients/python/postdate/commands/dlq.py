@@ -16,7 +16,7 @@ from postdate.commands.output import RowStream, emit_one, payload_fields, progre
 from postdate.commands.settings import EXIT_PARTLY, CommandFailed, Group, Settings, describe, run
 from postdate.commands.values import DURATION, MESSAGE_ID
 
-_COLUMNS = ["id", "original_id", "attempts", "reason", "time", "payload_bytes", "key"]
+_COLUMNS = ["id", "original_id", "attempts", "reason", "last_reason", "time", "payload_bytes", "key"]
 _LOOK_EVERY_S = 0.2  # at how many are left, for the progress bar
 
 _IDS = click.argument("ids", nargs=-1, type=MESSAGE_ID, metavar="[ID]...")
@@ -159,6 +159,7 @@ def _row(letter: postdate.DeadLetter) -> dict[str, Any]:
         "original_id": str(letter.original_id),
         "attempts": letter.attempts,
         "reason": letter.reason,
+        "last_reason": letter.last_reason,
         "time": letter.time.isoformat(),
         "payload_bytes": letter.payload_bytes,
         "key": letter.key,

@@ -93,7 +93,8 @@ class Message:
     def nack(self, delay: timedelta | None = None, *, dead_letter: bool = False, reason: str = "") -> None:
         """Give it back, to come again after `delay` (None: after the subscription's back-off, less up to half of it).
 
-        With `dead_letter` it moves to the subscription's dead-letter topic instead, and `reason` is kept with it.
+        With `dead_letter` it moves to the subscription's dead-letter topic instead. The last `reason` is kept until
+        the message is settled; a dead letter shows it.
         """
         self._portal.run(self._inner.nack(delay, dead_letter=dead_letter, reason=reason))
 

@@ -396,7 +396,7 @@ class ListDeadLettersResponse(_message.Message):
     def __init__(self, dead_letters: _Optional[_Iterable[_Union[DeadLetter, _Mapping[str, object]]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class DeadLetter(_message.Message):
-    __slots__ = ("id", "dead_letter_topic", "original_id", "delivery_attempts", "reason", "dead_letter_time_ms", "payload_bytes", "message")
+    __slots__ = ("id", "dead_letter_topic", "original_id", "delivery_attempts", "reason", "dead_letter_time_ms", "payload_bytes", "message", "last_reason")
     ID_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
     ORIGINAL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -405,6 +405,7 @@ class DeadLetter(_message.Message):
     DEAD_LETTER_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    LAST_REASON_FIELD_NUMBER: _ClassVar[int]
     id: _message_pb2.MessageId
     dead_letter_topic: str
     original_id: _message_pb2.MessageId
@@ -413,7 +414,8 @@ class DeadLetter(_message.Message):
     dead_letter_time_ms: int
     payload_bytes: int
     message: _message_pb2.Message
-    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., dead_letter_topic: _Optional[str] = ..., original_id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., delivery_attempts: _Optional[int] = ..., reason: _Optional[str] = ..., dead_letter_time_ms: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., message: _Optional[_Union[_message_pb2.Message, _Mapping[str, object]]] = ...) -> None: ...
+    last_reason: str
+    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., dead_letter_topic: _Optional[str] = ..., original_id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., delivery_attempts: _Optional[int] = ..., reason: _Optional[str] = ..., dead_letter_time_ms: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., message: _Optional[_Union[_message_pb2.Message, _Mapping[str, object]]] = ..., last_reason: _Optional[str] = ...) -> None: ...
 
 class RequeueDeadLettersRequest(_message.Message):
     __slots__ = ("topic", "subscription", "entries", "all", "deliver_after_ms", "request_id")
