@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from broker.delayed.bucket_handoff import Loan, adopt, lend
@@ -64,6 +65,7 @@ class BucketUpkeep:
         self._clock = clock
         self._note = note
         self._begins_anew = begins_anew
+        self._misses_rows = False
         self._keepers = 0
         self._sealing: asyncio.Task[None] | None = None
         self._merging: asyncio.Task[None] | None = None
@@ -109,8 +111,22 @@ class BucketUpkeep:
         return self.image().indexed_through
 
     def image(self) -> BucketImage:
-        """What the next manifest says of the buckets."""
-        return self._found if self._found is not None else self._tracker.image()
+        """What the next manifest says of the buckets: of those that miss rows, nothing."""
+        if self._found is not None:
+            return self._found
+        image = self._tracker.image()
+        if self._misses_rows:
+            return replace(image, bucket_ids=(), indexed_through=START, index_lsn=0)
+        return image
+
+    def miss_rows(self) -> None:
+        """Rows were stepped over. Buckets are sealed and merged as ever, and the next start builds the index again."""
+        self._misses_rows = True
+        self._changed()
+
+    def begin_anew(self) -> None:
+        """The tracker was cleared: what follows is indexed from the start of the log again."""
+        self._misses_rows = False
 
     async def remove_deleted(self, image: BucketImage) -> None:
         """A manifest with this image is durable: remove the files that it did not name, unless they are kept."""

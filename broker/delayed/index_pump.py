@@ -6,6 +6,9 @@ with: those are delivered by position (catch-up).
 
     append -> index the new rows -> load what is due soon -> take what is due -> on_due(chunk)
 
+Rows whose times cannot be read for damage are stepped over, a block of the checksums at a time, and read again every
+minute; the buckets that are sealed behind them are named in no manifest, so that a restart builds the index again.
+
 The timer is computed anew from the index after every step, whatever the step did, and never waits longer than
 `clock_recheck_ms`, so that a stepped clock is noticed (P2) and nothing can leave it unarmed.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,6 +31,7 @@ from broker.runtime.clock import Clock
 from broker.runtime.signal import Signal
 from broker.runtime.supervise import YieldBudget
 from broker.storage.amendments import Amendments
+from broker.storage.blocks import BLOCK_ROWS
 from broker.storage.changes import Changed
 from broker.storage.key_filter import BoolColumn
 
@@ -42,6 +46,9 @@ _NEVER_MS = 1 << 62
 _RETRY_SECONDS = 1.0
 _OVERDUE_MS = 5_000
 """The watchdog's bound: entries this long overdue that `take_due` does not yield mean a broken index."""
+
+_DAMAGED_NS = 60_000_000_000
+"""How often times that are damaged are read again: by then somebody may have put the file right."""
 
 _STUCK_MS = 100
 """What a broken index did not yield is looked for only so often, until the watchdog decides: nothing spins."""
@@ -68,6 +75,15 @@ class IndexedLog(Protocol):
     async def read_times(self, ledger_id: int, first: int, count: int) -> Int64Column: ...
 
 
+class SkippedRows(NamedTuple):
+    """Rows of a ledger whose times could not be read; `were_appended`: they count as not indexed yet."""
+
+    ledger_id: int
+    first: int
+    count: int
+    were_appended: bool
+
+
 class IndexPump:
     """See the module's description. Owns the tracker: nobody else changes it."""
 
@@ -82,7 +98,9 @@ class IndexPump:
         on_due: Callable[[DueChunk], None],
         on_rebuild: Callable[[], None],
         upkeep: BucketUpkeep | None = None,
+        on_unread: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_unread`: rows could not be read for damage."""
         self.tracker = tracker
         self.upkeep = upkeep
         """Of a bucket tracker: what seals and merges."""
@@ -95,6 +113,7 @@ class IndexPump:
         self._due_entries = due_entries
         self._on_due = on_due
         self._on_rebuild = on_rebuild
+        self._on_unread = on_unread
         self._rebuild_end = source.end
         self._rebuild_frontier = tracker.frontier
         self._work = Signal()
@@ -111,6 +130,9 @@ class IndexPump:
         self._took_ns = -_GROUP_NS  # when something was last taken, and nothing was left
         self._looked_ms = 0  # up to when the index was last asked for what is due
         self._load_again_ns = 0  # after a read that failed
+        self._skipped: list[SkippedRows] = []
+        self._skipped_again_ns = 0
+        self._by_block_until = Position(0, 0)  # before it something is damaged: rows are read block by block
         self._budget = YieldBudget(clock)
 
     @property
@@ -345,6 +367,8 @@ class IndexPump:
         has_time = self._unindexed < _INDEX_ROWS and not self.is_rebuilding and not self._must_hurry()
         gathers = self._gathering is not None and has_time
         indexed = self._add_moved()
+        if self._skipped and self._clock.monotonic_ns() >= self._skipped_again_ns:
+            await self._index_skipped()
         if self.is_behind and not gathers:
             indexed = True
             await self._index_rows()
@@ -403,9 +427,15 @@ class IndexPump:
         count = min(_INDEX_ROWS, count - first)
         if self.is_rebuilding and ledger_id == self._rebuild_end.ledger_id:
             count = min(count, self._rebuild_end.entry_id - first)
+        if self.position < self._by_block_until:
+            count = min(count, BLOCK_ROWS - first % BLOCK_ROWS)
         times = self._source.times_nowait(ledger_id, first, count)
         if times is None:
-            times = await self._read_times(ledger_id, first, count)
+            try:
+                times = await self._read_times(ledger_id, first, count)
+            except Corrupt as damage:
+                self._meet_damage(ledger_id, first, count, damage)
+                return
         if times is None:
             return  # the next step goes on behind it
         wanted = (times > 0) & (times < CANCELLED_MS)
@@ -429,6 +459,47 @@ class IndexPump:
         except NotFound:
             return None
         return times if self._source.entry_count(ledger_id) is not None else None
+
+    def _meet_damage(self, ledger_id: int, first: int, count: int, damage: Corrupt) -> None:
+        """Step over rows that cannot be read; of many, look first which."""
+        end = Position(ledger_id, first + count)
+        if count > BLOCK_ROWS - first % BLOCK_ROWS:
+            self._by_block_until = max(self._by_block_until, end)
+            return
+        log.error(
+            "Times of messages cannot be read: the index goes on without them, and tries again",
+            ledger_id=ledger_id,
+            entry_id=first,
+            messages=count,
+            error=str(damage),
+        )
+        self._on_unread()
+        if not self._skipped:
+            self._skipped_again_ns = self._clock.monotonic_ns() + _DAMAGED_NS
+        self._skipped.append(SkippedRows(ledger_id, first, count, not self.is_rebuilding))
+        if self.upkeep is not None:
+            self.upkeep.miss_rows()
+        self.position = end
+        self._passed()
+
+    async def _index_skipped(self) -> None:
+        """Add what was stepped over and can be read by now. All of it: what is overdue, the last look sorts out."""
+        skipped, self._skipped = self._skipped, []
+        for rows in skipped:
+            ledger_id, first, count, were_appended = rows
+            try:
+                times = await self._read_times(ledger_id, first, count)
+            except Corrupt:
+                self._on_unread()
+                self._skipped.append(rows)
+                continue
+            if times is None:
+                continue
+            at = np.flatnonzero((times > 0) & (times < CANCELLED_MS))
+            self.tracker.add(ledger_id, (at + first).astype(np.uint32), times[at])
+            self._unindexed -= len(at) if were_appended else 0
+            self._looked_ms = 0
+        self._skipped_again_ns = self._clock.monotonic_ns() + _DAMAGED_NS
 
     def _after_rebuild_frontier(self, ledger_id: int, first: int, times: Int64Column) -> np.ndarray:
         """Rows beyond the frontier that the rebuild began with. The live one has moved on since: rows between
@@ -456,6 +527,9 @@ class IndexPump:
         """Build the index again from the ledgers, but for indexed rows that lie at or before a frontier."""
         self._count_rebuild()
         self.tracker.clear()
+        self._skipped.clear()  # they are met again
+        if self.upkeep is not None:
+            self.upkeep.begin_anew()
         if self.is_rebuilding:  # rows that lie ahead were taken only up to the frontier of then
             frontier = min(frontier, self._rebuild_frontier)
         # Rows from the cursor on are new to the index: nobody took them, whenever they were due.
@@ -469,10 +543,13 @@ class IndexPump:
 
     def _idle_seconds(self) -> float | None:
         """How long there is nothing to do; None if that is so until rows are appended: idle topics cost nothing."""
-        if self.tracker.is_idle and not self.is_behind and self._group_wait_ns() <= 0:
+        is_idle = self.tracker.is_idle and not self._skipped and not self.is_behind
+        if is_idle and self._group_wait_ns() <= 0:
             return None
         next_due_ms = self.tracker.next_due_ms()
         wait_ms = self._clock_recheck_ms
+        if self._skipped:
+            wait_ms = min(wait_ms, (self._skipped_again_ns - self._clock.monotonic_ns()) // 1_000_000 + 1)
         if next_due_ms is not None:
             wait_ms = min(wait_ms, next_due_ms - self._clock.now_ms())
             if wait_ms <= 0 and next_due_ms <= self._looked_ms:

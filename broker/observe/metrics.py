@@ -132,11 +132,12 @@ class BrokerCounters:
         self.index_rebuilds += 1
 
     def note_index(self, operation: str, seconds: float, *, failed: bool) -> None:
-        """Count a seal, merge or load of a bucket."""
+        """Count a seal, merge or load of a bucket, or a read of the ledgers that failed."""
         key = (operation, "failed" if failed else "ok")
         self.index_operations[key] = self.index_operations.get(key, 0) + 1
         histograms = {"seal": self.bucket_seal, "merge": self.bucket_merge, "load": self.bucket_load}
-        histograms[operation].observe(seconds)
+        if operation in histograms:
+            histograms[operation].observe(seconds)
 
     def note_compaction(self, result: str) -> None:
         """Count the end of a compaction's lease; `result` is one of COMPACTION_RESULTS."""
@@ -420,7 +421,7 @@ class BrokerCollector(Collector):
         yield refused
         operations = CounterMetricFamily(
             "postdate_index_operations",
-            "Seals, merges and loads of buckets, by result. Failed ones are tried again.",
+            "Seals, merges and loads of buckets, reads of damaged ledgers. Failed ones are tried again.",
             labels=("operation", "result"),
         )
         for key, count in sorted(counters.index_operations.items()):

@@ -107,6 +107,7 @@ class TopicIndex:
             on_due=on_due,
             on_rebuild=on_rebuild,
             upkeep=upkeep,
+            on_unread=lambda: services.note("read", 0.0, failed=True),
         )
         return self.pump
 
