@@ -357,12 +357,9 @@ class Checkpointer:
             replace_file(self._vfs, path, [encode_amendments(amendments)])
         if capture.ledgers:
             self._vfs.sync_dir(self._layout.ledgers(topic_id))
-        manifest = self._layout.topic_manifest(topic_id)
-        if not self._vfs.exists(manifest):
-            self._vfs.sync_dir(
-                self._layout.topic(topic_id)
-            )  # its folders are new; what it names must be there
-        replace_file(self._vfs, manifest, [encode_topic(capture.image)])
+        # The sync of the topic's folder in here is that of new folders too. Until it returns, a crash can leave the
+        # manifest of a new topic without them; nobody reads it then, as the root does not name the topic yet.
+        replace_file(self._vfs, self._layout.topic_manifest(topic_id), [encode_topic(capture.image)])
         named = {subscription.cursor_file for subscription in capture.image.subscriptions}
         named.add(capture.image.producers_file)
         for name in self._vfs.list_dir(folder):
