@@ -227,7 +227,7 @@ def test_what_cannot_become_a_dead_letter_waits_as_long_as_a_message_may():
         [position] = await node.produce("orders", sent(b"x"))
         await inbox.wait(1)
         began_ms = node.clock.now_ms()
-        await inbox.nack([position])  # there may be no other topic
+        await inbox.nack([position], reason="boom")  # there may be no other topic
         assert "orders" in node.broker.registry.by_name
         node = node.crash(CrashPolicy.LOSE_UNSYNCED).open()  # the wait is durable
         inbox = await billing(node)
@@ -235,7 +235,8 @@ def test_what_cannot_become_a_dead_letter_waits_as_long_as_a_message_may():
         assert (again.attempt, again.sent_ms >= began_ms + 50_000) == (2, True)
         await node.broker.registry.delete_topic("filler")
         await inbox.nack([position])
-        assert (await letters(node))[b"x"]["attempts"] == "2"
+        letter = (await letters(node))[b"x"]
+        assert (letter["attempts"], letter["last-reason"]) == ("2", "boom")
 
     async def with_filler(node: Node) -> None:
         await node.broker.registry.create_topic("filler", TopicPolicy())
