@@ -78,8 +78,8 @@ class Changing:
     ) -> OutcomeColumns:
         """Change entries; returns once that is durable, with an outcome for each, in order.
 
-        `waiting_only`: those whose time has come are not found. `expected_ms`: their times when they were chosen; who
-        has another one by now is not found, and left alone.
+        `waiting_only`: those whose time has come are not changed; what was sent to nobody is not found. `expected_ms`:
+        their times when they were chosen; who has another one by now is not found, and left alone.
         """
         asked = _by_ledger(ledger_ids, entry_ids)
         entries = {each.ledger_id: bitmap_of(each.entry_ids) for each in asked}
@@ -160,7 +160,7 @@ class Changing:
         due = np.flatnonzero((times > 0) & (times <= self._frontier_ms))
         if waiting_only:
             each.results[due] = _NOT_FOUND
-        if waiting_only or not len(due):
+        if not len(due):
             return
         for name, sent in self._sent_to(each.ledger_id, each.entry_ids[due], times[due]):
             each.results[due[sent]] = _DELIVERED

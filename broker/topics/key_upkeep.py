@@ -27,7 +27,16 @@ import numpy as np
 from broker.delayed.key_cache import KeyCache
 from broker.delayed.schedule_keys import KeyImage, KeyLimits, ScheduleKeys
 from broker.errors import Corrupt, PostdateError, Unavailable
-from broker.model import CANCELLED_MS, START, Position, RowColumn, UInt32Column, UInt64Column, members
+from broker.model import (
+    CANCELLED_MS,
+    START,
+    Int64Column,
+    Position,
+    RowColumn,
+    UInt32Column,
+    UInt64Column,
+    members,
+)
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
@@ -275,8 +284,8 @@ class KeyUpkeep:
             )
             return
         count = min(_READ_ROWS, count - first)
-        entry_ids, hashes = await self._pending_keys(
-            ledger_id, np.arange(first, first + count, dtype=np.uint32)
+        entry_ids, hashes = await self._keys_of(
+            ledger_id, np.arange(first, first + count, dtype=np.uint32), also_settled=True
         )
         if self._next == position and version == self.version:  # it was not damaged meanwhile
             self.keys.add(ledger_id, entry_ids, hashes)
@@ -287,7 +296,7 @@ class KeyUpkeep:
     async def _read_moved(self) -> None:
         ledger_id, entry_ids = self._moved[-1]
         version = self.version
-        found_ids, hashes = await self._pending_keys(ledger_id, entry_ids[:_READ_ROWS])
+        found_ids, hashes = await self._keys_of(ledger_id, entry_ids[:_READ_ROWS], also_settled=False)
         if version != self.version:
             return  # there is more to read, or all is read again
         self.keys.add(ledger_id, found_ids, hashes)
@@ -296,10 +305,14 @@ class KeyUpkeep:
             self._moved.pop()
         await self._wait_sealed()
 
-    async def _pending_keys(
-        self, ledger_id: int, entry_ids: UInt32Column
+    async def _keys_of(
+        self, ledger_id: int, entry_ids: UInt32Column, *, also_settled: bool
     ) -> tuple[UInt32Column, UInt64Column]:
-        """Those of some rising ids that hold a key, and its hash; none if the ledger is gone."""
+        """Those of some rising ids that hold a key, and its hash; none if the ledger is gone.
+
+        `also_settled`: and of what held one the newest of each hash, as before a restart: a key that replaced its own
+        message again and again would be looked for among all of them.
+        """
         nothing = np.empty(0, np.uint32), np.empty(0, np.uint64)
         try:
             rows = await self._rows(ledger_id, entry_ids)
@@ -308,12 +321,16 @@ class KeyUpkeep:
             at = np.flatnonzero(rows["schedule_hash"])
             if not len(at):
                 return nothing
-            is_pending = await self._still_pending(ledger_id, entry_ids[at])
+            times = await self._topic.log.times_of(ledger_id, entry_ids[at])
         except (OSError, PostdateError):
             if self._topic.log.entry_count(ledger_id) is None:
                 return nothing
             raise
-        at = at[is_pending]
+        is_kept = self._is_pending(times)
+        if also_settled:
+            had = np.flatnonzero(~is_kept & (times != 0))[::-1]
+            is_kept[had[np.unique(rows["schedule_hash"][at[had]], return_index=True)[1]]] = True
+        at = at[is_kept]
         return entry_ids[at], rows["schedule_hash"][at]
 
     async def _rows(self, ledger_id: int, entry_ids: UInt32Column) -> RowColumn | None:
@@ -345,7 +362,11 @@ class KeyUpkeep:
             if topic_log.entry_count(ledger_id) is None:
                 return none
             raise
-        return (times > self._topic.frontier_ms) & (times < CANCELLED_MS)
+        return self._is_pending(times)
+
+    def _is_pending(self, times: Int64Column) -> BoolColumn:
+        is_pending: BoolColumn = (times > self._topic.frontier_ms) & (times < CANCELLED_MS)
+        return is_pending
 
     # -- seals and merges ------------------------------------------------------------------------------------
 

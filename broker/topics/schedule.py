@@ -97,9 +97,8 @@ class Schedule:
             rest = []
             for (place, at), outcome in zip(found, changed, strict=True):
                 tried[place] = at
-                if outcome.result is ChangeResult.DONE:
-                    outcomes[place] = outcome._replace(schedule_key=keys[place])
-                else:
+                outcomes[place] = outcome._replace(schedule_key=keys[place])
+                if outcome.result is not ChangeResult.DONE:
                     rest.append(place)
         return outcomes
 

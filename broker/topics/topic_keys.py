@@ -115,20 +115,21 @@ class TopicKeys:
     # -- looks -----------------------------------------------------------------------------------------------
 
     async def find(self, keys: Sequence[str]) -> list[Position | None]:
-        """For each key the newest message that holds it; if none does, the newest one with it that is due, if it
-        is known and was not cancelled."""
+        """For each key the newest message that holds it; if none does, the newest one that is known to have had it,
+        which is due or was cancelled."""
         names = [key.encode() for key in keys]
         distinct = list(dict.fromkeys(names))
         holders = await self.holders(distinct, schedule_hash.hash_keys(distinct)) if distinct else []
         waiting: dict[bytes, Position] = {}
-        due: dict[bytes, Position] = {}
+        had: dict[bytes, Position] = {}
         for each in holders:  # in the order of the log
+            if self._topic.log.entry_count(each.ledger_id) is None:
+                continue
             states = zip(each.entry_ids.tolist(), each.places, self.times_now(each).tolist(), strict=True)
             for entry_id, place, time_ms in states:
-                if 0 < time_ms < CANCELLED_MS:
-                    found = waiting if time_ms > self._topic.frontier_ms else due
-                    found[distinct[place]] = Position(each.ledger_id, entry_id)
-        return [waiting.get(name) or due.get(name) for name in names]
+                found = waiting if self._topic.frontier_ms < time_ms < CANCELLED_MS else had
+                found[distinct[place]] = Position(each.ledger_id, entry_id)
+        return [waiting.get(name) or had.get(name) for name in names]
 
     @property
     def is_ready(self) -> bool:

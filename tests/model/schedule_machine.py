@@ -347,9 +347,26 @@ class ScheduleMachine(ScheduleChecks):
                 assert outcome.position in may_hold, f"{key} named {outcome.position}"
                 assert self.messages[outcome.position].schedule_key == key
             else:
-                assert outcome.result is MISSING, outcome
                 assert not any(self.messages[p].schedule_key == key for p in held), f"{key} was not found"
+                self._check_had(key, outcome)
         self.take_in(asked, [outcome for outcome in outcomes if outcome.result is DONE], dry_run)
+
+    def _check_had(self, key: str, outcome: Outcome) -> None:
+        """Nobody holds a key: what is told is so of a message that was stored with it."""
+        if outcome.position is None:
+            assert outcome.result is MISSING and not outcome.delivered_to, outcome
+            return
+        message = self.messages[outcome.position]
+        assert message.schedule_key == key, f"{key} named {outcome.position}"
+        log = self.topic.log
+        is_gone = (
+            outcome.position.ledger_id in log.going or log.entry_count(outcome.position.ledger_id) is None
+        )
+        is_cancelled = message.cancelled_ns is not None
+        assert is_cancelled == (outcome.result is CANCELLED) or (is_gone and outcome.result is MISSING), (
+            outcome
+        )
+        assert bool(outcome.delivered_to) == (outcome.result not in (MISSING, CANCELLED)), outcome
 
     def change_matching(
         self, kind: str, value_ms: int, low_ms: int, width_ms: int, prefix: str, limit: int, dry_run: bool

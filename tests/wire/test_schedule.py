@@ -70,6 +70,8 @@ async def test_what_is_due_and_was_sent_to_nobody_is_shown_as_due(wire: Wire):
             await asyncio.sleep(0.005)
     assert (await get(wire, id=name_of(id_))).state == schedule_pb2.SCHEDULED_STATE_DUE
     assert (await refused(get(wire, schedule_key="a"))).reason == "SCHEDULED_NOT_FOUND"  # its key is free
+    [outcome] = (await cancel(wire, by_keys("a"))).outcomes
+    assert (outcome.result, outcome.id) == (NOT_FOUND, name_of(id_))  # which can be cancelled by its id
     assert await listed(wire) == []
 
 
@@ -135,7 +137,9 @@ async def test_what_was_cancelled_is_never_delivered_and_its_key_is_free(timed: 
     outcomes = [(each.schedule_key, each.HasField("id")) for each in response.outcomes]
     assert outcomes == [("a", True), ("nobody", False)]
     assert response.outcomes[0].id == name_of(first)
-    assert results(await cancel(wire, by_keys("a"))) == [NOT_FOUND]
+    again = await cancel(wire, by_keys("a", "nobody"))
+    assert (results(again), again.matched) == ([CANCELLED, NOT_FOUND], 1)
+    assert again.outcomes[0].id == name_of(first)
     assert results(await cancel(wire, by_ids(first))) == [CANCELLED]
     [third] = await wire.produce("t", after(2 * HOUR_MS, schedule_key="a"))
     assert (await get(wire, schedule_key="a")).id == name_of(third)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,11 @@ async def test_the_way_of_one_message(client: postdate.Client):
         assert message.payload == b"other"
         late = await client.schedule.cancel("t", newer.id)
         assert (late.result, late.delivered_to) == (ChangeResult.ALREADY_DELIVERED, ("s",))
+        for outcome in (
+            await client.schedule.cancel("t", schedule_key="order-17"),
+            await client.schedule.move("t", schedule_key="order-17", shift=HOUR),
+        ):
+            assert (outcome.result, outcome.delivered_to, outcome.id) == (late.result, ("s",), newer.id)
         await message.ack()
         with pytest.raises(postdate.NotFound):
             await client.schedule.get("t", newer.id)
@@ -82,8 +88,32 @@ async def test_many_are_seen_and_changed(client: postdate.Client, monkeypatch: p
     times = [each.deliver_at async for each in client.schedule.list("t")]
     assert (len(times), times) == (150, sorted(times))
     again = await client.schedule.cancel_many("t", schedule_keys=[f"order-{i}" for i in range(300)])
-    assert again.counts == {ChangeResult.DONE: 150, ChangeResult.NOT_FOUND: 150}
+    assert again.counts == {ChangeResult.DONE: 150, ChangeResult.ALREADY_CANCELLED: 150}
     assert [each async for each in client.schedule.list("t")] == []
+
+
+async def test_a_key_answers_what_became_of_its_message_also_after_a_restart(serve: Serve, tmp_path: Path):
+    async def ask(client: postdate.Client, key: str) -> postdate.ChangeOutcome:
+        return await client.schedule.cancel("t", schedule_key=key)
+
+    data_dir = str(tmp_path / "data")
+    wire = await serve(data_dir=data_dir)
+    async with postdate.connect(wire.server.grpc_address) as client:
+        async with client.producer("t") as producer, client.subscribe("t", "s") as subscription:
+            sent = await producer.send(b"1", deliver_after=HOUR / 3_600_000, schedule_key="sent")
+            cancelled = await producer.send(b"2", deliver_after=HOUR, schedule_key="cancelled")
+            await (await within(anext(subscription))).ack()
+        assert (await ask(client, "cancelled")).done
+        before = [await ask(client, key) for key in ("sent", "cancelled", "never")]
+    assert [(each.result, each.id) for each in before] == [
+        (ChangeResult.ALREADY_DELIVERED, sent.id),
+        (ChangeResult.ALREADY_CANCELLED, cancelled.id),
+        (ChangeResult.NOT_FOUND, None),
+    ]
+    await wire.stop()
+    wire = await serve(data_dir=data_dir)
+    async with postdate.connect(wire.server.grpc_address) as client:
+        assert [await ask(client, key) for key in ("sent", "cancelled", "never")] == before
 
 
 async def test_a_broker_with_a_lower_limit_is_asked_for_less(serve: Serve):
