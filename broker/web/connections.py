@@ -10,21 +10,32 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import cast
 
 from aiohttp import web
 
-from broker.web.server import Patience
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long a connection may take."""
+
+    headers_seconds: float = 10.0
+    """From its begin to the end of the first headers."""
+    idle_seconds: float = 75.0
+    """From an answer to the next headers; the answer has to be taken within it, too."""
+    request_seconds: float = 60.0
+    """From the headers to the answer, so also for the body."""
 
 
 class Connections:
     """Those of one port; makes the protocol of each, and is the middleware that sees its requests."""
 
-    def __init__(self, limit: int, patience: Patience) -> None:
+    def __init__(self, limit: int, timeouts: Timeouts | None = None) -> None:
         self._limit = limit
-        self._patience = patience
+        self._timeouts = timeouts or Timeouts()
         self._all: dict[asyncio.BaseTransport, _Connection] = {}
         self._waiting: OrderedDict[_Connection, None] = OrderedDict()
 
@@ -42,11 +53,11 @@ class Connections:
         if connection is None:
             return await handler(request)
         self._waiting.pop(connection, None)
-        connection.expect(self._patience.request_seconds)
+        connection.expect(self._timeouts.request_seconds)
         try:
             return await handler(request)
         finally:
-            self._wait(connection, self._patience.idle_seconds)
+            self._wait(connection, self._timeouts.idle_seconds)
 
     def begin(self, connection: _Connection, transport: asyncio.Transport) -> bool:
         """Whether there is a place for it."""
@@ -57,7 +68,7 @@ class Connections:
             self.end(oldest)
             oldest.cut()
         self._all[transport] = connection
-        self._wait(connection, self._patience.headers_seconds)
+        self._wait(connection, self._timeouts.headers_seconds)
         return True
 
     def end(self, connection: _Connection) -> None:

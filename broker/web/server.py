@@ -7,7 +7,6 @@ import errno
 import importlib
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from broker.errors import Fenced
@@ -17,20 +16,9 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from broker.topics.broker import Broker
+    from broker.web.connections import Timeouts
 
 _BACKLOG = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a connection may take."""
-
-    headers_seconds: float = 10.0
-    """From its begin to the end of the first headers."""
-    idle_seconds: float = 75.0
-    """From an answer to the next headers; the answer has to be taken within it, too."""
-    request_seconds: float = 60.0
-    """From the headers to the answer, so also for the body."""
 
 
 class HttpServer:
@@ -50,11 +38,11 @@ class HttpServer:
         pages: tuple[Broker, str] | None = None,
         stop_ms: int = 500,
         connections_max: int = 256,
-        patience: Patience = Patience(),
+        timeouts: Timeouts | None = None,
     ) -> None:
         """`pages`: the broker that they show, and its version."""
         self._connections_max = connections_max
-        self._patience = patience
+        self._timeouts = timeouts
         self._servers: list[asyncio.Server] = []
         self._pages = pages
         self._stop_ms = stop_ms
@@ -96,7 +84,7 @@ class HttpServer:
         application = await asyncio.to_thread(importlib.import_module, "broker.web.application")
         from broker.web.connections import Connections  # noqa: PLC0415 - loaded by now
 
-        connections = Connections(self._connections_max, self._patience)
+        connections = Connections(self._connections_max, self._timeouts)
         runner = application.make_runner(
             self._render_metrics,
             self._readiness,

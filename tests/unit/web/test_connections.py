@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from broker.web.server import HttpServer, Patience
+from broker.web.connections import Timeouts
+from broker.web.server import HttpServer
 
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
-PATIENT = Patience()
 
 
 class Page:
@@ -44,8 +44,10 @@ class Client:
 
 
 @asynccontextmanager
-async def port(page: Page, *, limit: int = 100, patience: Patience = PATIENT) -> AsyncIterator[HttpServer]:
-    server = HttpServer("127.0.0.1:0", page.render, lambda: None, connections_max=limit, patience=patience)
+async def port(
+    page: Page, *, limit: int = 100, timeouts: Timeouts | None = None
+) -> AsyncIterator[HttpServer]:
+    server = HttpServer("127.0.0.1:0", page.render, lambda: None, connections_max=limit, timeouts=timeouts)
     server.listen()
     await server.start()
     try:
@@ -62,14 +64,14 @@ async def connect(server: HttpServer) -> Client:
 
 @pytest.mark.parametrize("begun", [b"", b"GET /", REQUEST[:-2]], ids=["nothing", "a line", "some headers"])
 async def test_who_does_not_finish_the_headers_is_cut(begun: bytes):
-    async with port(Page(), patience=Patience(headers_seconds=0.1)) as server:
+    async with port(Page(), timeouts=Timeouts(headers_seconds=0.1)) as server:
         client = await connect(server)
         client.writer.write(begun)
         await client.until_closed()
 
 
 async def test_who_drips_headers_is_cut_all_the_same():
-    async with port(Page(), patience=Patience(headers_seconds=0.3)) as server:
+    async with port(Page(), timeouts=Timeouts(headers_seconds=0.3)) as server:
         client = await connect(server)
 
         async def drip() -> None:
@@ -86,7 +88,7 @@ async def test_who_drips_headers_is_cut_all_the_same():
 async def test_who_asks_nothing_more_is_cut():
     page = Page()
     page.may_answer.set()
-    async with port(page, patience=Patience(idle_seconds=0.1)) as server:
+    async with port(page, timeouts=Timeouts(idle_seconds=0.1)) as server:
         client = await connect(server)
         assert b"200" in await client.ask()
         await client.until_closed()
@@ -94,7 +96,7 @@ async def test_who_asks_nothing_more_is_cut():
 
 async def test_a_request_that_takes_too_long_is_cut():
     page = Page()
-    async with port(page, patience=Patience(request_seconds=0.1)) as server:
+    async with port(page, timeouts=Timeouts(request_seconds=0.1)) as server:
         client = await connect(server)
         assert await client.ask() == b""
 
