@@ -62,7 +62,13 @@ class Session:
 
     async def run(self) -> None:
         """Serve the stream until either side ends it; raises what it is to be ended with."""
-        await self._context.write(self._opened().SerializeToString())
+        try:
+            await self._context.write(self._opened().SerializeToString())
+            await self._serve()
+        finally:
+            self._unread.close()
+
+    async def _serve(self) -> None:
         reader = asyncio.create_task(self._read_frames(), name="frames of a consumer")
         self._writer = asyncio.create_task(self._write_frames(), name="answers to a consumer")
         try:
@@ -80,7 +86,6 @@ class Session:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._unread.close()
 
     def drain(self, grace_ms: int) -> None:
         """Send no more messages; acks are taken until the stream ends, which it does once none can come. What is left

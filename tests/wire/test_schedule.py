@@ -56,7 +56,7 @@ async def test_a_pending_message_is_shown_by_id_and_by_key(wire: Wire):
 
 async def test_a_message_without_a_time_and_one_that_was_delivered_are_not_pending(wire: Wire):
     stream = await wire.subscribe("t")
-    ids = await wire.produce("t", b"now", at(1))
+    ids = await wire.produce("t", b"now", after(1))
     await stream.deliveries(2)
     for id_ in ids:
         assert (await refused(get(wire, id=name_of(id_)))).reason == "SCHEDULED_NOT_FOUND"

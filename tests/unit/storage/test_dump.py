@@ -89,7 +89,13 @@ def test_a_cursor_shows_counts_and_the_first_ids() -> None:
         "first_ids": [9, *range(100, 109)],
     }
     assert [line["bit"] for line in lines if line["line"] == "attempts"] == [0, 1, 0, 1]
-    assert lines[-1] == {
+    assert [line for line in lines if line["line"] == "reason"][-1] == {
+        "line": "reason",
+        "ledger_id": 11,
+        "entry_id": 8,
+        "text": "boom",
+    }
+    assert [line for line in lines if line["line"] == "waiting"][-1] == {
         "line": "waiting",
         "ledger_id": 12,
         "count": 2,
@@ -119,7 +125,7 @@ def test_a_segment_shows_what_its_records_say() -> None:
     *records, torn = [line for line in lines if line["line"] == "record"]
     assert (torn["committed"], "error" in torn) == (False, True)
     assert [line["record"] for line in records] == [type(record).__name__ for record in make.records()]
-    assert [line["lsn"] for line in records] == list(range(0x1234, 0x1234 + 9))
+    assert [line["lsn"] for line in records] == list(range(0x1234, 0x1234 + len(records)))
     produced = records[2]
     assert (produced["ledger_id"], produced["count"], produced["delayed_count"]) == (13, 3, 2)
     assert (produced["first_deliver_at_ms"], produced["last_deliver_at_ms"]) == (
@@ -130,7 +136,11 @@ def test_a_segment_shows_what_its_records_say() -> None:
     assert records[3]["entries"][0] == {"ledger_id": 11, "count": 3, "first_ids": [4, 5, 9]}
     assert records[6]["entries"][0]["count"] == 100_000 and len(records[6]["entries"][0]["first_ids"]) == 10
     assert lines[-2] == torn
-    assert (lines[-1]["line"], lines[-1]["next_lsn"], lines[-1]["damaged"]) == ("end", 0x1234 + 9, False)
+    assert (lines[-1]["line"], lines[-1]["next_lsn"], lines[-1]["damaged"]) == (
+        "end",
+        0x1234 + len(records),
+        False,
+    )
 
 
 def test_a_bucket_shows_its_metadata_bitmaps_and_segments_but_not_its_entries() -> None:

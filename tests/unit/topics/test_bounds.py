@@ -476,8 +476,12 @@ def test_whatever_a_sum_came_to_a_manifest_is_written(expire_ms: int) -> None:
     assert found.ledgers[0].last_expire_ms == EXPIRE_MS_MAX
 
 
-def test_a_message_that_is_moved_to_the_end_of_time_and_back_leaves_a_broker_that_starts() -> None:
+def test_a_message_that_is_moved_to_the_end_of_time_and_back_leaves_a_broker_that_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each move to a later time put the ledger's expiry off, and none took it back: 1,024 of them passed int64."""
+    # Folders hold such moves from before they were refused; with the limit of today it would take 37,000 of them.
+    monkeypatch.setattr("broker.topics.changing.DELIVER_AT_MS_MAX", TIME_MS_MAX)
 
     async def scenario(_loop: SimLoop, clock: SimClock) -> None:
         node = Node(MemVfs(), clock, config()).open()
