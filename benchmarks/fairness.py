@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.errors import BenchmarkFailed
@@ -71,7 +72,29 @@ def idle_memory(setup: Setup) -> Figures:
     }
 
 
-SCENARIOS: dict[str, Scenario] = {"fairness": fairness, "idle-memory": idle_memory}
+def stop_topics(setup: Setup) -> Figures:
+    """How long a stop takes that has the manifests of as many new topics to write."""
+    count = setup.sized(3_000)
+    # No checkpoint before the stop's own.
+    setup = replace(setup, broker_flags=(*setup.broker_flags, "--checkpoint-interval-ms=1h"))
+    with Broker(setup, "stop") as broker:
+        Client(setup, broker, "idle", topics=count, subscriptions=0).run(
+            on_phase=dict.fromkeys(("empty", "topics", "subscriptions"), lambda: None)
+        )
+        seconds = broker.stop()
+        broker.start()
+        broker.wait_ready()
+        held = sum(path.is_dir() for path in (broker.data_folder / "topics").iterdir())
+        if held != count:
+            raise BenchmarkFailed(f"{held} topics were kept of {count}")
+    return {"stop_seconds": seconds}
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "fairness": fairness,
+    "idle-memory": idle_memory,
+    "stop-topics": stop_topics,
+}
 
 
 def _disturb(setup: Setup, broker: Broker, kind: str) -> subprocess.Popen[str]:

@@ -28,6 +28,7 @@ HERE = Path(__file__).resolve().parents[1]
 """The checkout of these benchmarks; what they measure may be another one."""
 _PR_SET_PDEATHSIG = 1
 _START_SECONDS_MAX = 60.0
+_END_SECONDS_MAX = 300.0
 _STOP_SECONDS_MAX = 30.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _LIBC = ctypes.CDLL(None)
@@ -154,6 +155,15 @@ class Broker:
                 return
             time.sleep(0.02)
         raise BenchmarkFailed(f"the broker was not ready in time; its log ends: {self.log_tail()}")
+
+    def stop(self) -> float:
+        """SIGTERM; returns the seconds until it has ended."""
+        assert self._process is not None
+        begin = time.monotonic()
+        self._process.terminate()
+        if status := self._process.wait(_END_SECONDS_MAX):
+            raise BenchmarkFailed(f"the broker ended with {status}; its log ends: {self.log_tail()}")
+        return time.monotonic() - begin
 
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""

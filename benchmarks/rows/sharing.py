@@ -142,5 +142,7 @@ ROWS = (
         5_000,
         "less",
     ),
+    # The least grace of the deploy files is 45 s, of which consumers that hold messages may take ten.
+    Row("stop-topics", "stop-topics", "stop_seconds", "s", "a stop after 3,000 topics were made", 35, "less"),
 )
 # fmt: on

@@ -8,12 +8,14 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.errors import OutOfRange, StorageFailed, Unavailable
 from broker.runtime.patience import Patience
 from broker.runtime.vfs import LocalVfs, Vfs
+from broker.storage.frame import framed_bytes
 from broker.storage.segment import encode_header
 from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
@@ -150,6 +152,14 @@ async def test_a_roll_that_failed_before_its_group_was_written_is_begun_again(
     kind: str, glob: str, error: int
 ) -> None:
     vfs = make_vfs()
+    opened: list[Any] = []
+    open_file = vfs.open
+
+    def open_and_note(path: str, *, create: bool = False) -> Any:
+        opened.append(open_file(path, create=create))
+        return opened[-1]
+
+    vfs.open = open_and_note  # type: ignore[method-assign]
     repeated: list[int] = []
     patience = Patience(lambda: repeated.append(1))
     async with running(
@@ -164,6 +174,7 @@ async def test_a_roll_that_failed_before_its_group_was_written_is_begun_again(
         assert journal.failed is None
         spares = [name for name in vfs.list_dir(f"{FOLDER}") if name.startswith("spare")]
         assert len(spares) == journal.stats().spares, "a spare was forgotten"
+    assert opened and all(file._closed for file in opened), "a descriptor was forgotten"
     assert [lsn for lsn, _, _ in open_journal(vfs, (4, 5)).replay(4)] == [4, 5]
 
 
@@ -180,6 +191,19 @@ async def test_what_waits_for_a_file_ends_with_the_failure_of_another() -> None:
     with pytest.raises(StorageFailed):
         await doomed
     await run
+
+
+async def test_a_group_that_becomes_durable_after_writing_has_ended_is_nobodys() -> None:
+    executor, reported = HeldExecutor(hold=True), list[StorageFailed]()
+    journal = open_journal(make_vfs(), executor=executor, on_failed=reported.append)
+    run = asyncio.create_task(journal.run())
+    doomed = journal.submit(2, [b"x"], keep_lsn)
+    await turns()
+    journal.fail("A ledger could not be written", OSError(errno.EIO, "Input/output error"))
+    executor.work()
+    await run
+    assert isinstance(doomed.exception(), StorageFailed)
+    assert journal.durable_lsn == 0 and reported == []
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -306,6 +330,26 @@ async def test_wait_room_holds_back_until_a_group_is_durable() -> None:
         await asyncio.gather(*producers)
 
 
+@pytest.mark.parametrize("over", [0, 1])
+async def test_limits_of_bytes_are_reached_by_their_last_byte(over: int) -> None:
+    executor = HeldExecutor(hold=True)
+    pending = 2 * framed_bytes(20)
+    options = {"executor": executor, "group_bytes_max": pending - over, "pending_bytes_max": pending + over}
+    async with running(open_journal(make_vfs(), **options)) as journal:
+        await turns()
+        for _ in range(2):
+            journal.submit(2, [bytes(20)], keep_lsn)
+        waiter = asyncio.create_task(journal.wait_room())
+        await turns()
+        assert waiter.done() is bool(over), "there is room only below pending_bytes_max"
+        executor.work()
+        await turns()
+        assert journal.durable_lsn == 2 - over, "two records are exactly group_bytes_max"
+        executor.hold = False
+        executor.work()
+        await waiter
+
+
 async def test_wait_room_ends_with_a_failure() -> None:
     vfs, executor = make_vfs(), HeldExecutor(hold=True)
     journal = open_journal(vfs, executor=executor, pending_bytes_max=1)
@@ -370,6 +414,17 @@ async def test_drop_below_keeps_what_is_needed_and_the_active_segment(lsn: int, 
         assert journal.stats().spares == len(names(vfs)) - left == min(6 - left, 3)
         await append(journal, 1)
     assert lsns(open_journal(vfs, (min(lsn, 6) or 1, 7)), 6) == [6, 7]
+
+
+async def test_no_spare_takes_the_name_of_one_that_was_found() -> None:
+    vfs = make_vfs()
+    vfs.make_dir(FOLDER)
+    for number in range(3):
+        replace(vfs, f"{FOLDER}/spare-{number:03d}.seg", b"?")
+    async with running(open_journal(vfs, segment_bytes=1)) as journal:
+        await append(journal, 2)  # takes two of them
+        journal.drop_below(2)
+        assert len(names(vfs)) - len(segments(vfs)) == journal.stats().spares == 2
 
 
 async def test_names_that_a_crash_brings_back_do_no_harm() -> None:

@@ -8,6 +8,7 @@ import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from broker.storage import ledger_reads
 from broker.storage.blocks import HEADER_BYTES, KINDS
 from broker.storage.ledger import Ledger
 from broker.storage.ledger_check import dump_ledger
-from broker.storage.ledger_files import OpenFiles
+from broker.storage.ledger_files import OpenFiles, ReadAccess
 from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
@@ -375,6 +376,38 @@ async def test_f4_threads_that_share_few_open_files_read_what_was_written(tmp_pa
         await asyncio.gather(*(work(book) for book in books))
         assert len(open_files) == 1
         open_files.close()
+
+
+@pytest.mark.parametrize("nth", [2, 3])
+async def test_f4_what_was_opened_before_a_file_that_cannot_be_is_closed(nth: int) -> None:
+    book, _ = await persisted(5)
+    vfs, opened = book.vfs, list[Any]()
+    open_file = vfs.open
+
+    def open_and_note(path: str, *, create: bool = False) -> Any:
+        opened.append(open_file(path, create=create))
+        return opened[-1]
+
+    vfs.open = open_and_note  # type: ignore[method-assign]
+    vfs.faults.add(Fault("open", nth=nth, error=errno.EMFILE))
+    with pytest.raises(OSError, match="Too many open files"):
+        OpenFiles(vfs).pin(book.name)
+    assert len(opened) == nth - 1
+    assert all(file._closed for file in opened)
+
+
+async def test_f4_a_read_that_began_before_a_deletion_leaves_no_file_open() -> None:
+    book, _ = await persisted(5)
+    open_files, remove = OpenFiles(book.vfs), book.vfs.remove
+
+    def read_then_remove(path: str) -> None:
+        if path.endswith(".data"):  # the first; a reader had looked before the ledger was called deleted
+            open_files.unpin(open_files.pin(book.name))
+        remove(path)
+
+    book.vfs.remove = read_then_remove  # type: ignore[method-assign]
+    ReadAccess(open_files, book.name).delete(book.vfs)
+    assert len(open_files) == 0
 
 
 async def test_a_deleted_ledger_is_gone() -> None:
