@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
+_AGAIN_MS_MIN = 1_000
+"""The policy's longest wait may be none at all: what cannot be read would be read for ever then, and nothing else."""
+
 
 def meet_damage(subscription: Subscription, ledger_id: int, entry_ids: UInt32Column, found: Salvaged) -> None:
     """Deal with what could not be read of entries that were taken to be sent. One step, without await."""
@@ -71,7 +74,8 @@ def _set_aside(subscription: Subscription, ledger_id: int, ids: UInt32Column, ca
 
 
 def _put_off(subscription: Subscription, ledger_id: int, ids: UInt32Column, cause: Corrupt | None) -> None:
-    again_ms = subscription.clock.now_ms() + (subscription.policy.max_backoff_ms or 0)
+    wait_ms = max(subscription.policy.max_backoff_ms or 0, _AGAIN_MS_MIN)
+    again_ms = subscription.clock.now_ms() + wait_ms
     log.error(
         "Messages cannot be read, not even their rows, and wait",
         subscription=subscription.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from broker.observe.metrics import SubscriptionCounters
 from broker.rpc.dead_letters import _letter
 from broker.storage.blocks import HEADER_BYTES
 from broker.storage.policy import SubscriptionPolicy
+from broker.subscriptions import damage as damage_module
 from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, Subscription
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
@@ -204,6 +206,47 @@ def test_rows_that_are_damaged_hold_up_their_own_and_settle_nothing(type_: int) 
             await node.produce("orders", messages(20))
         await node.stop()
         return Node(node.vfs, node.clock, config).open()
+
+    on_disk(scenario)
+
+
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("max_backoff_ms", [0, 1, 5_000])
+def test_what_cannot_be_read_is_looked_at_now_and_then_whatever_the_policy(
+    type_: int, max_backoff_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wait that a policy may hold, the shortest ones too: healthy messages behind it are delivered."""
+    looks: list[int] = []
+    put_off = damage_module._put_off
+
+    def counted(subscription: Subscription, *others: Any) -> None:
+        looks.append(subscription.clock.now_ms())
+        assert len(looks) < 100, "nothing else gets a turn"
+        put_off(subscription, *others)
+
+    monkeypatch.setattr(damage_module, "_put_off", counted)
+
+    async def scenario(node: Node) -> None:
+        config = small_config(ledger_entries_max=40)
+        await node.stop()
+        node = Node(MemVfs(), node.clock, config).open()
+        policy = SubscriptionPolicy(
+            max_delivery_attempts=0, initial_backoff_ms=0, max_backoff_ms=max_backoff_ms
+        )
+        await node.create_subscription("orders", BILLING, type_=type_, policy=policy)
+        for _ in range(3):
+            await node.produce("orders", messages(20))
+        await node.stop()
+        node = Node(node.vfs, node.clock, config).open()
+        first = next(iter(node.topic("orders").log)).name.ledger_id
+        await damage_rows(node, first)
+        inbox = await node.subscribe("orders", BILLING)
+        found = await inbox.wait(20)
+        assert {each.position.ledger_id for each in found} == {first + 1}
+        await asyncio.sleep(20)
+        rounds = len(looks) / sum(each - looks[0] < 500 for each in looks)
+        assert 20_000 / max(1_000, max_backoff_ms) - 1 <= rounds <= 21
+        await inbox.ack(ids(found))
 
     on_disk(scenario)
 
