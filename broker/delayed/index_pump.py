@@ -80,7 +80,7 @@ class SkippedRows(NamedTuple):
 
     ledger_id: int
     first: int
-    count: int
+    row_count: int
     were_appended: bool
 
 

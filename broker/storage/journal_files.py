@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from broker.errors import Corrupt
+from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.vfs import Buffer, File, Vfs, list_if_there
 from broker.storage.frame import encode_group
@@ -42,6 +43,8 @@ from broker.storage.segment import (
     replay,
     torn_bytes,
 )
+
+log = get_logger(__name__)
 
 SEGMENT_NAME = re.compile(r"([0-9a-f]{16})\.seg")
 SPARE_NAME = re.compile(r"spare-([0-9]{3,})\.seg")
@@ -59,7 +62,7 @@ class FoundJournal(NamedTuple):
 
     end_offset: int
     file_bytes: int
-    torn_bytes: int  # of a group that a crash cut, as far as it can be told from a former life
+    torn_bytes: int  # of a last group that is not whole, as far as it can be told from a former life
     cut_roll: str | None  # the last file, if a crash cut its making
     is_new: bool  # nothing is there, and nothing is needed
 
@@ -104,6 +107,14 @@ class JournalFiles:
         if found.is_new:
             self._roll(first_lsn=1)
         else:
+            if found.torn_bytes:
+                log.warning(
+                    "The last group of the journal is not whole and is dropped: a crash cut it before anybody was "
+                    "answered, or it was damaged since",
+                    path=self._path(self._segments[-1]),
+                    offset=found.end_offset,
+                    bytes=found.torn_bytes,
+                )
             self._resume(found.end_offset, found.file_bytes)
 
     def examine(self, needed_from_lsn: int, needed_to_lsn: int) -> FoundJournal:

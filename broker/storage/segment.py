@@ -15,8 +15,9 @@ Invariants:
   S4  A segment that has a successor is complete and is never written again.
 
 After a crash the last group may be torn, in any of its records: disks reorder. It is the only one (S3) and
-nobody was answered for it (S2), so recovery drops it whole. A bad group before a good one is damage: a COMMIT
-that verifies and whose group starts later proves that the bad group had been synced.
+nobody was answered for it (S2), so recovery drops it whole, and says so. A bad group before a good one is damage: a
+COMMIT that verifies and whose group starts later proves that the bad group had been synced. The bad group's own COMMIT
+does not, for the disk may have taken it before the rest; so damage of the last group of all looks as a crash does.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def find_end(data: bytes, first_lsn: int, path: str) -> SegmentEnd:
 
 
 def torn_bytes(data: bytes, first_lsn: int, end: int) -> int:
-    """Bytes of the torn group that begins where the last good one ends, as far as its records verify.
+    """Bytes of the group that follows the last good one and is not whole, as far as its records or its COMMIT verify.
 
     Most often 0, also where the file goes on: what a recycled file held in its former life does not verify.
     """
@@ -147,7 +148,8 @@ def torn_bytes(data: bytes, first_lsn: int, end: int) -> int:
     offset = end
     while (record := decode_record(view, first_lsn, offset)) is not None:
         offset = record.end
-    return offset - end
+    commit = find_commit(data, first_lsn, group_start_min=end)  # its own: a later one would have been damage
+    return max(offset, 0 if commit is None else commit + COMMIT_BYTES) - end
 
 
 def replay(data: bytes, first_lsn: int, next_lsn: int, path: str) -> Iterator[Group]:

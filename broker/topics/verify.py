@@ -289,8 +289,8 @@ class _Verification:
             # What else follows the last group is the rest of a recycled file: every clean stop leaves that.
             if found.torn_bytes:
                 self._notes.add(
-                    f"A crash cut the journal's last group, {found.torn_bytes} bytes of it are there and nobody was "
-                    f"answered for it; the next start drops it ({folder})"
+                    f"The journal's last group is not whole, {found.torn_bytes} bytes of it are there: a crash cut it "
+                    f"before anybody was answered, or it was damaged since; the next start drops it ({folder})"
                 )
             for lsn, record_type, body in () if found.is_new else files.replay(from_lsn):
                 self._record_count += 1

@@ -120,10 +120,14 @@ def test_torn_last_group_is_dropped_wherever_it_is_torn(damage: str) -> None:
             assert segment.find_end(torn, FIRST_LSN, PATH) == (ends[0], 8), offset
 
 
-def test_any_flipped_bit_in_the_last_group_drops_it() -> None:
-    data, ends = make([b"first"], [b"second", b"third"])
+@pytest.mark.parametrize("last", [[b"second"], [b"second", b"third"]], ids=["one", "two"])
+def test_any_flipped_bit_in_the_last_group_drops_it_and_can_be_told(last: list[bytes]) -> None:
+    data, ends = make([b"first"], last)
+    assert segment.torn_bytes(data, FIRST_LSN, ends[1]) == 0
     for bit in range(ends[0] * 8, ends[1] * 8):
-        assert segment.find_end(flip(data, bit), FIRST_LSN, PATH) == (ends[0], 8), bit
+        flipped = flip(data, bit)
+        assert segment.find_end(flipped, FIRST_LSN, PATH) == (ends[0], 8), bit
+        assert segment.torn_bytes(flipped, FIRST_LSN, ends[0]) > 0, bit
 
 
 def test_any_flipped_bit_before_the_last_group_is_damage() -> None:

@@ -127,6 +127,25 @@ async def test_a_torn_tail_is_cut_and_cutting_it_twice_changes_nothing() -> None
         open_journal(vfs, (1, 4))
 
 
+async def test_a_last_group_that_is_not_whole_is_dropped_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    vfs = make_vfs()
+    await write(vfs, 3)
+    path = f"{FOLDER}/{1:016x}.seg"
+    data = bytearray(vfs.snapshot()[path])
+    (end,) = {int(line["group"]) for line in dump(vfs, path) if line.get("lsn") == 3}
+    open_journal(vfs)
+    assert caplog.records == []
+    data[end + 14] ^= 4  # its COMMIT is whole
+    replace(vfs, path, bytes(data))
+    assert lsns(open_journal(vfs)) == [1, 2]
+    (warning,) = caplog.records
+    assert warning.levelname == "WARNING"
+    assert "The last group of the journal is not whole" in warning.getMessage()
+    assert vars(warning)["fields"] == {"path": path, "offset": end, "bytes": len(data) - end}
+
+
 async def test_damage_before_a_good_group_is_refused_and_left_as_it_is() -> None:
     vfs = make_vfs()
     await write(vfs, 3)

@@ -227,7 +227,7 @@ def test_a_torn_group_of_the_journal_is_a_note() -> None:
     report = verify(files)
     assert report.problems == []
     [note] = report.notes
-    assert "A crash cut the journal's last group" in note
+    assert "The journal's last group is not whole" in note
 
 
 def test_an_absent_root_beside_data_is_a_problem_and_an_empty_folder_is_none() -> None:
