@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 _LAST = datetime.max.replace(tzinfo=UTC)
-_INT64_MAX = 2**63 - 1
 _DURATION_MS_MAX = 2**53 - 1
 
 
@@ -69,4 +68,7 @@ def moment_or_none(ms: int) -> datetime | None:
 
 def span(ms: int) -> timedelta:
     """A duration from the wire."""
-    return timedelta(milliseconds=min(ms, _INT64_MAX // 1_000_000))
+    try:
+        return timedelta(milliseconds=ms)
+    except OverflowError:  # as in `moment`; the broker stores none that is so long
+        return timedelta.max

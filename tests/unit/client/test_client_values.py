@@ -59,7 +59,12 @@ def test_durations_round_up_and_are_not_negative() -> None:
 
 def test_times_beyond_what_python_knows_do_not_break_the_reader() -> None:
     assert moment(2**62).year == 9999
-    assert span(2**63 - 1) > timedelta(days=365)
+    assert span(2**63 - 1) == timedelta.max
+
+
+@pytest.mark.parametrize("length", [timedelta(days=200_000), timedelta(milliseconds=2**53 - 1)])
+def test_a_duration_that_the_broker_takes_comes_back_as_it_was(length: timedelta) -> None:
+    assert span(duration_ms(length, "ttl")) == length
 
 
 def test_ids_order_and_travel_as_text() -> None:
