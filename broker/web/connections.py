@@ -1,8 +1,9 @@
 """Bounds what connections of the HTTP port can hold: how many there are, and how long each may say nothing.
 
-aiohttp waits for the headers of a request for as long as it takes. Here a connection has a deadline whenever no request
-of it is being answered. Beyond the limit the connection that has waited longest gives its place to a new one, so that
-idle ones cannot shut out a probe; while all of them are being answered, a new one is closed.
+aiohttp waits for a request for as long as it takes. Here a connection has a deadline at all times. Until a request of
+it is whole, its body included, and again after the answer, the connection waits. Beyond the limit the one that has
+waited longest gives its place to a new one, so that who sends nothing, or half, cannot shut out a probe; while whole
+requests of all of them are being answered, a new one is closed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ class Timeouts:
     """From its begin to the end of the first headers."""
     idle_seconds: float = 75.0
     """From an answer to the next headers; the answer has to be taken within it, too."""
+    body_seconds: float = 5.0
+    """From the headers to the end of the body: pages send forms alone, which are small."""
     request_seconds: float = 60.0
-    """From the headers to the answer, so also for the body."""
+    """From the end of the body to the answer."""
 
 
 class Connections:
@@ -48,15 +51,23 @@ class Connections:
 
     @web.middleware
     async def watch(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Note that a request is being answered, and for how long that may take."""
+        """Note from when on a request is being answered, and how long it may take to come and to be answered."""
         connection = self._all.get(request.transport) if request.transport is not None else None
         if connection is None:
             return await handler(request)
-        self._waiting.pop(connection, None)
-        connection.expect(self._timeouts.request_seconds)
+        is_over = False
+
+        def answer() -> None:
+            if not is_over and connection.transport in self._all:
+                self._waiting.pop(connection, None)
+                connection.expect(self._timeouts.request_seconds)
+
+        connection.expect(self._timeouts.body_seconds)
+        request.content.on_eof(answer)  # at once if the body is there, or there is none
         try:
             return await handler(request)
         finally:
+            is_over = True
             self._wait(connection, self._timeouts.idle_seconds)
 
     def begin(self, connection: _Connection, transport: asyncio.Transport) -> bool:
@@ -78,6 +89,7 @@ class Connections:
 
     def _wait(self, connection: _Connection, seconds: float) -> None:
         if connection.transport in self._all:
+            self._waiting.pop(connection, None)
             self._waiting[connection] = None
             connection.expect(seconds)
 

@@ -14,6 +14,10 @@ from broker.web.server import HttpServer
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
+HALF = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nx="
+PROBE = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
 class Page:
     """What is served: it can be made to wait."""
 
@@ -129,3 +133,51 @@ async def test_who_is_being_answered_keeps_the_place():
         for answer in await asyncio.gather(*answers):
             assert b"200" in answer
         assert b"200" in await (await connect(server)).ask()
+
+
+async def test_a_request_without_its_body_gives_its_place():
+    page = Page()
+    async with port(page, limit=2) as server:
+        half = [await connect(server) for _ in range(2)]
+        for client in half:
+            client.writer.write(HALF)
+            await page.asked.acquire()
+        prober = await connect(server)
+        assert b"200" in await prober.ask(PROBE)
+        await half[0].until_closed()
+        half[1].writer.write(
+            b"12"
+        )  # whole now: it keeps its place, and the prober, who asks nothing, has none
+        assert b"200" in await (await connect(server)).ask(PROBE)
+        await prober.until_closed()
+        page.may_answer.set()
+        assert b"200" in await half[1].ask(b"")
+
+
+async def test_a_body_that_does_not_come_is_cut():
+    async with port(Page(), timeouts=Timeouts(body_seconds=0.1)) as server:
+        client = await connect(server)
+        assert await client.ask(HALF) == b""
+
+
+async def test_a_body_that_came_leaves_the_time_of_a_request_for_its_answer():
+    page = Page()
+    timeouts = Timeouts(body_seconds=0.1, request_seconds=30)
+    async with port(page, timeouts=timeouts) as server:
+        client = await connect(server)
+        client.writer.write(HALF + b"12")
+        await page.asked.acquire()
+        await asyncio.sleep(0.3)  # longer than a body may take: that is what is tested
+        page.may_answer.set()
+        assert b"200" in await client.ask(b"")
+
+
+async def test_a_body_that_comes_after_the_answer_keeps_no_place():
+    page = Page()
+    page.may_answer.set()
+    async with port(page, limit=1) as server:
+        client = await connect(server)
+        assert b"200" in await client.ask(HALF)
+        client.writer.write(b"12")
+        assert b"200" in await (await connect(server)).ask(PROBE)
+        await client.until_closed()
