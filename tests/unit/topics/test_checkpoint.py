@@ -127,3 +127,22 @@ def test_a_crash_at_any_step_of_a_checkpoint_leaves_every_new_topic(policy: Cras
             assert {topic.name for topic in again.broker.registry.topics.values()} == set(names), at
 
     on_node(scenario)
+
+
+def test_the_journal_keeps_what_came_while_a_checkpoint_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = Checkpointer._persist
+
+    async def scenario(node: Node) -> None:
+        await node.create_subscription("orders", "all")
+
+        async def persist(self: Checkpointer, capture: TopicCapture) -> None:
+            await inner(self, capture)
+            for _ in range(12):
+                await node.produce("orders", [Outgoing(bytes(2000))])
+
+        monkeypatch.setattr(Checkpointer, "_persist", persist)
+        await node.checkpoint()
+        after = node.crash(CrashPolicy.KEEP_ALL).open(start=False)
+        assert sum(ledger.entry_count for ledger in after.topic("orders").log) == 12
+
+    on_node(scenario)
