@@ -53,6 +53,16 @@ def has_more_fields(raw: bytes, most: int) -> bool:
         for _ in range(most):
             if at >= end:
                 return False
+            tag, size = raw[at], raw[at + 1]
+            if (
+                tag & 0x87 == 2
+            ):  # bytes under a tag of one byte, which messages and ids are: quicker than below
+                if size < 0x80:
+                    at += 2 + size
+                    continue
+                if (high := raw[at + 2]) < 0x80:
+                    at += 3 + (size & 0x7F) + (high << 7)
+                    continue
             tag, at = _varint(raw, at)
             match tag & 7:
                 case 0:

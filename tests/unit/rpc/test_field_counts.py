@@ -11,6 +11,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from broker.config import BrokerConfig
 from broker.errors import InvalidRequest
 from broker.rpc.field_counts import MOST, check_field_count, has_more_fields
+from broker.storage.varint import encode_varint
 from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, message_pb2, producer_pb2, schedule_pb2
 
 MODULES = (admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2)
@@ -67,6 +68,30 @@ def test_fields_are_counted_as_the_parser_sees_them():
         known = message_pb2.MessageId.FromString(raw)
         count = found - 1 + len(known.ListFields())
         assert not has_more_fields(raw, max(count, len(raw)))
+
+
+def test_fields_of_every_kind_and_length_are_counted_exactly():
+    rng = random.Random(11)
+    sizes = (0, 1, 127, 128, 16_383, 16_384, 70_000)
+
+    def field() -> bytes:
+        number = rng.choice((1, 2, 15, 16, 2_000)) << 3
+        match rng.randrange(4):
+            case 0:
+                return encode_varint(number) + encode_varint(rng.getrandbits(rng.choice((1, 7, 8, 64))))
+            case 1:
+                return encode_varint(number | 1) + rng.randbytes(8)
+            case 2:
+                size = rng.choice(sizes)
+                return encode_varint(number | 2) + encode_varint(size) + rng.randbytes(size)
+            case _:
+                return encode_varint(number | 5) + rng.randbytes(4)
+
+    for _ in range(200):
+        count = rng.randrange(1, 20)
+        raw = b"".join(field() for _ in range(count))
+        assert not has_more_fields(raw, count)
+        assert has_more_fields(raw, count - 1)
 
 
 def test_what_is_no_message_is_left_to_the_parser():
