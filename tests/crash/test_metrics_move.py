@@ -31,6 +31,7 @@ NAMED = {
     "postdate_disk_reserve_bytes": ("tests/crash/test_storage_faults.py", "disk_reserve_bytes"),
     "postdate_duplicate_batches": ("tests/unit/topics/test_counters.py", "duplicate_batches"),
     "postdate_early_deliveries": ("tests/unit/observe/test_metrics.py", "early_deliveries"),
+    "postdate_file_retries": ("tests/crash/test_storage_faults.py", "file_retries >= 3"),
     "postdate_index_rebuilds": ("tests/crash/test_bucket_faults.py", "rebuilds == 1"),
     "postdate_recovery_seconds": ("tests/unit/observe/test_metrics.py", "recovery_seconds"),
     "postdate_refused_batches": ("tests/unit/topics/test_counters.py", "refused_batches == 1"),
