@@ -19,7 +19,7 @@ from broker.delayed.bucket_storage import BucketSnapshotStorage
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_values import BucketImage, BucketPolicyValues
 from broker.delayed.sealed_bucket import SealedBucket
-from broker.errors import PostdateError, Unavailable
+from broker.errors import Corrupt, PostdateError, Unavailable
 from broker.model import START, Position
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
@@ -29,6 +29,9 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 _RETRY_SECONDS = 1.0
+_FAILED_READS_MAX = 30
+"""So many reads in a row fail, a second apart, and are tried again; then the failure lasts, like that of a bad sector,
+and no wait ends it. Whatever is in a bucket is in the ledgers too."""
 
 Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 
@@ -66,6 +69,7 @@ class BucketUpkeep:
         self._note = note
         self._begins_anew = begins_anew
         self._misses_rows = False
+        self._failed_reads = 0  # in a row
         self._keepers = 0
         self._sealing: asyncio.Task[None] | None = None
         self._merging: asyncio.Task[None] | None = None
@@ -95,7 +99,7 @@ class BucketUpkeep:
         while True:
             try:
                 metadatas = [await self._storage.read_metadata(bucket_id) for bucket_id in found.bucket_ids]
-                return await self._tracker.restore(
+                await self._tracker.restore(
                     metadatas,
                     indexed_through=found.indexed_through,
                     index_lsn=found.index_lsn,
@@ -103,8 +107,19 @@ class BucketUpkeep:
                 )
             except (OSError, Unavailable) as error:
                 # What passes costs a wait. To read all ledgers again may take minutes, and meets the same disk.
+                self._note_failed_read(error)
                 log.error("Buckets cannot be read yet", error=str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                self._failed_reads = 0
+                return
+
+    def _note_failed_read(self, error: Exception) -> None:
+        """Count a read that failed and may pass; raises Corrupt if so many did in a row that it does not."""
+        self._failed_reads += 1
+        if self._failed_reads > _FAILED_READS_MAX:
+            self._failed_reads = 0
+            raise Corrupt(f"{_FAILED_READS_MAX} tries to read a bucket failed as well: {error}") from error
 
     @property
     def indexed_through(self) -> Position:
@@ -195,8 +210,13 @@ class BucketUpkeep:
                 task.cancel()
 
     async def load(self, now_ms: int) -> None:
-        """One bounded step of loading; raises what the tracker does."""
-        await self._noted("load", self._tracker.load(now_ms))
+        """One bounded step of loading; raises what the tracker does, and Corrupt for a failure that lasts."""
+        try:
+            await self._noted("load", self._tracker.load(now_ms))
+        except (OSError, Unavailable) as error:
+            self._note_failed_read(error)
+            raise
+        self._failed_reads = 0
 
     async def _seal(self) -> None:
         await self._prepare_folders()

@@ -40,6 +40,8 @@ BUCKETS = "data/topics/1/buckets"
 SLOW_CHECKPOINTS = bucket_config(checkpoint_interval_ms=3_600_000)
 SEEDS = [4, 7, 12, *range(100, 100 + int(os.environ.get("POSTDATE_CRASH_SEEDS", "0")))]
 FIRST_MS, STEP_MS, COUNT = 5_000, 50, 60
+LASTING_SECONDS = 35
+"""After so long, a failure that lasts has led to a rebuild."""
 
 
 # -- snapshots that cannot be used ---------------------------------------------------------------------------------
@@ -209,6 +211,45 @@ def test_a_segment_that_cannot_be_read_is_met_when_it_is_loaded(damage, which, w
     assert sum(r.message.startswith(sentence) for r in caplog.records) == 1
 
 
+@pytest.mark.parametrize("which", [0, -1], ids=["first bucket", "last bucket"])
+@pytest.mark.parametrize("kind", ["open", "read"])
+@pytest.mark.parametrize("when", ["before the start", "while it runs"])
+@pytest.mark.parametrize("failing_seconds", [20, None], ids=["for a while", "for good"])
+def test_a_bucket_on_a_bad_sector_costs_a_wait_and_at_last_a_rebuild(failing_seconds, when, kind, which):
+    """The fault stays, on this file alone. What passes within the wait costs no rebuild."""
+    vfs, now_ms, due_ms = pending_disk()
+    vfs = copy_of(vfs)
+
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        bad = Fault(kind, bucket_paths(vfs)[which], onward=True)
+        if when == "before the start":
+            vfs.faults.add(bad)
+        node = Node(vfs, clock, SLOW_CHECKPOINTS).open()
+        await asyncio.sleep(0.5)
+        if when == "while it runs":
+            bad.glob = f"{BUCKETS}/{upkeep_of(node).image().bucket_ids[which]}.bucket"
+            vfs.faults.add(bad)
+        inboxes = attach_all(node)
+        if failing_seconds is not None:
+            await asyncio.sleep(failing_seconds)
+            assert bad.hit_count >= failing_seconds / 2 or when == "while it runs", "it is tried again"
+            vfs.faults.clear()
+        await asyncio.sleep(60)
+        for inbox in inboxes:
+            found = inbox.poll()
+            assert {each.position for each in found} == set(due_ms)
+            assert all(each.sent_ms >= due_ms[each.position] for each in found)
+        is_met = bad.hit_count > 0
+        assert is_met or (when, kind) == ("while it runs", "open")  # it may be open already
+        assert node.topic("orders").index.rebuilds == int(is_met and failing_seconds is None)
+        assert node.failures == []
+        later = await node.produce("orders", [Outgoing(b"later", deliver_after_ms=2_000)])
+        for inbox in inboxes:
+            assert [each.position for each in await inbox.wait(1, seconds=5)] == later, "the index goes on"
+
+    run_sim(scenario, 3, start_ms=now_ms, latency=QUICK)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_produced_and_due_while_the_index_is_built_again_is_delivered_once(seed):
     """Messages that are late for the index (due at once, or before they are indexed) meet a load that fails."""
@@ -302,7 +343,7 @@ async def work(node: Node, fault: Fault | None) -> tuple[list[Inbox], dict[Posit
         )
         due_ms.update(zip(positions, (now_ms + delay for delay in delays), strict=True))
         await asyncio.sleep(rng.uniform(0.05, 0.2))
-    await asyncio.sleep(10)
+    await asyncio.sleep(10 + LASTING_SECONDS)
     return inboxes, due_ms
 
 
@@ -345,7 +386,8 @@ async def meet_fault(clock: SimClock, fault: Fault) -> None:
     inboxes, due_ms = await work(node, fault)
     assert node.failures == []
     assert node.broker.journal.failed is None, "a bucket's disk error ended writing"
-    check_arrived(inboxes[0], due_ms, 0)
+    reads_no_more = fault.onward and fault.kind in ("open", "read")
+    check_arrived(inboxes[0], due_ms, 0, waited_ms=LASTING_SECONDS * 1000 if reads_no_more else 0)
     node.vfs.faults.clear()
     await node.produce("orders", [Outgoing(b".", deliver_after_ms=600_000)] * 12)
     await asyncio.sleep(70)  # the longest pause before another try
