@@ -334,7 +334,11 @@ async def test_wait_room_holds_back_until_a_group_is_durable() -> None:
 async def test_limits_of_bytes_are_reached_by_their_last_byte(over: int) -> None:
     executor = HeldExecutor(hold=True)
     pending = 2 * framed_bytes(20)
-    options = {"executor": executor, "group_bytes_max": pending - over, "pending_bytes_max": pending + over}
+    options: dict[str, Any] = {
+        "executor": executor,
+        "group_bytes_max": pending - over,
+        "pending_bytes_max": pending + over,
+    }
     async with running(open_journal(make_vfs(), **options)) as journal:
         await turns()
         for _ in range(2):

@@ -382,6 +382,7 @@ async def test_f4_threads_that_share_few_open_files_read_what_was_written(tmp_pa
 async def test_f4_what_was_opened_before_a_file_that_cannot_be_is_closed(nth: int) -> None:
     book, _ = await persisted(5)
     vfs, opened = book.vfs, list[Any]()
+    assert isinstance(vfs, MemVfs)
     open_file = vfs.open
 
     def open_and_note(path: str, *, create: bool = False) -> Any:
