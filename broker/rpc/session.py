@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 
 from broker.errors import InvalidRequest, LimitReached
 from broker.model import Entries
-from broker.rpc.calls import END_OF_STREAM, parse
+from broker.observe.logs import get_logger
+from broker.rpc.calls import END_OF_STREAM, parse, refuse
 from broker.rpc.encode import encode_batch_response
 from broker.rpc.entries import api_type, check_size, entries_of
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.unread import Place, Unread, UnreadRoom
+from broker.runtime.connections import cut_connection
 from broker.storage.manifest import REASON_BYTES_MAX
 from broker.storage.varint import encode_varint
 from broker.subscriptions.consumer import Consumer
@@ -22,6 +24,10 @@ from broker.topics.broker import Broker
 from broker.topics.topic import Topic
 from postdate.v1 import consumer_pb2, message_pb2
 
+log = get_logger(__name__)
+
+STATUS_SECONDS = 1.0
+"""How long the status of a stream that is ended for not reading may take to go out, before its connection is cut."""
 _CONFIRMED_TAG = bytes((consumer_pb2.SubscribeResponse.CONFIRMED_FIELD_NUMBER << 3 | 2,))
 _SETTLING = {b"\x1a": "ack", b"\x22": "nack", b"\x2a": "extend"}
 """Frames that name messages, by the first byte that every library writes."""
@@ -51,8 +57,8 @@ class Session:
         self._consumer = consumer
         self._context = context
         self._answers: deque[tuple[bytes, Place | None]] = deque()
-        self._unread = Unread(room, self._end_stalled)
-        self._writer: asyncio.Task[None] | None = None
+        self._unread = Unread(room, self._stall)
+        self._stalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._in_flight: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._finished_reading = False
@@ -70,22 +76,20 @@ class Session:
 
     async def _serve(self) -> None:
         reader = asyncio.create_task(self._read_frames(), name="frames of a consumer")
-        self._writer = asyncio.create_task(self._write_frames(), name="answers to a consumer")
+        writer = asyncio.create_task(self._write_frames(), name="answers to a consumer")
         try:
-            await asyncio.wait({self._writer})
-            if self._writer.cancelled():
-                assert self._failure is not None
-                raise self._failure
-            self._writer.result()
+            await asyncio.wait({writer, self._stalled}, return_when=asyncio.FIRST_COMPLETED)
+            if not writer.done():
+                reader.cancel()
+                await self._end_unread()
+                return
+            writer.result()
             if self._was_drained and self._subscription.leases.held(self._consumer.consumer_id):
                 # The end of a stream that was cut may look like a half-close; but nothing can be written to it.
                 await self._context.write(self._heartbeat().SerializeToString())
                 self._consumer.hands_back = True
         finally:
-            tasks = (reader, self._writer, *self._in_flight)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks((reader, writer, *self._in_flight))
 
     def drain(self, grace_ms: int) -> None:
         """Send no more messages; acks are taken until the stream ends, which it does once none can come. What is left
@@ -95,14 +99,29 @@ class Session:
         self._consumer.hands_back = True
         self._answer(consumer_pb2.SubscribeResponse(draining=consumer_pb2.Draining(grace_ms=grace_ms)))
 
-    def _end_stalled(self) -> None:
-        """Others wait for the room that the answers of this stream take, and its client does not read them."""
-        assert self._writer is not None
-        self._failure = LimitReached(
+    def _stall(self) -> None:
+        if not self._stalled.done():
+            self._stalled.set_result(None)
+
+    async def _end_unread(self) -> None:
+        """End the stream although an answer is still being written; returns when it no longer is.
+
+        The status goes out behind that answer. If the client does not read that far, gRPC would keep both, without a
+        way to reset the stream from here: the connection is cut.
+        """
+        error = LimitReached(
             "The answers to acks, nacks and extensions are not read, and others wait for their room",
             reason="ANSWERS_NOT_READ",
         )
-        self._writer.cancel()
+        telling = asyncio.create_task(refuse(self._broker, self._context, error), name="end of a stream")
+        try:
+            if not (await asyncio.wait({telling}, timeout=STATUS_SECONDS))[0]:
+                peer = self._context.peer()
+                is_cut = await asyncio.to_thread(cut_connection, peer)
+                log.warning("A client reads no answers: its connection is cut", peer=peer, cut=is_cut)
+                await asyncio.wait({telling})
+        finally:
+            await end_tasks((telling,))
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -132,7 +151,7 @@ class Session:
 
     async def _answer_frame(self, work: Coroutine[None, None, bytes], place: Place) -> None:
         answer = await work
-        place.shrink(len(answer))
+        place.answered(len(answer))
         self._answers.append((answer, place))
         self._consumer.wakeup.set()
 
@@ -212,7 +231,7 @@ class Session:
             consumer.wakeup.clear()
             while self._answers:
                 answer, place = self._answers.popleft()
-                await self._write(answer)
+                await self._context.write(answer)
                 if place is not None:
                     place.release()
             if self._failure is not None:
@@ -225,7 +244,7 @@ class Session:
                 continue
             if (batch := consumer.next_nowait()) is not None:
                 self._subscription.work.set()  # the next batch may gather while this one is sent
-                await self._write(encode_batch_response(batch))
+                await self._context.write(encode_batch_response(batch))
                 continue
             finished = self._finished_reading or consumer.ended or self._holds_nothing_more()
             if finished and not self._in_flight and not self._answers:
@@ -235,11 +254,6 @@ class Session:
     def _holds_nothing_more(self) -> bool:
         """Whether the broker leaves, and the consumer has nothing left to acknowledge."""
         return self._is_leaving and not self._subscription.leases.holds(self._consumer.consumer_id)
-
-    async def _write(self, raw: bytes) -> None:
-        self._unread.begin_write()
-        await self._context.write(raw)
-        self._unread.end_write()
 
     async def _wait_work(self) -> None:
         """Wait for something to write; say that all is well when there is nothing for long."""
@@ -279,6 +293,12 @@ class Session:
             ack_entries_max=self._broker.config.ack_entries_max,
         )
         return consumer_pb2.SubscribeResponse(opened=opened)
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def check_nack(nack: consumer_pb2.Nack | consumer_pb2.NackRequest, within: str = "") -> None:

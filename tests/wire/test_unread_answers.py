@@ -11,10 +11,11 @@ from typing import Any
 import grpc
 import pytest
 
-from broker.rpc import unread
+from broker.rpc import session, unread
+from broker.rpc.reception import Kind, Reception
 from broker.settings import MIB
 from broker.subscriptions.subscription import Subscription
-from postdate.v1 import consumer_pb2, message_pb2
+from postdate.v1 import consumer_pb2, consumer_pb2_grpc, message_pb2
 from tests.wire.conftest import LIMIT_SECONDS, Stream, Wire, eventually, within
 
 IDS = 10_000
@@ -62,11 +63,14 @@ async def test_others_go_on_while_clients_do_not_read(wire: Wire, monkeypatch: p
     await asyncio.gather(*(flood(each, 20) for each in idle))
     assert room_of(wire).held > 3 * MIB
     assert room_of(wire).held <= 6 * MIB
-    good = await wire.subscribe("t")
-    await good.deliveries(10)
-    assert await good.ack(ids) == []
-    await good.send(ack=consumer_pb2.Ack(request_id=1, entries=UNKNOWN))
-    assert len((await good.frame("confirmed")).failures) == IDS
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(wire.server.grpc_address, options=options) as channel:
+        good = Stream(consumer_pb2_grpc.ConsumerServiceStub(channel).Subscribe())
+        await good.open("t", "s")
+        await good.deliveries(10)
+        assert await good.ack(ids) == []
+        await good.send(ack=consumer_pb2.Ack(request_id=1, entries=UNKNOWN))
+        assert len((await good.frame("confirmed")).failures) == IDS
 
 
 async def test_a_client_that_reads_late_gets_every_answer(wire: Wire):
@@ -110,3 +114,51 @@ async def test_frames_that_wait_for_the_disk_are_bounded(wire: Wire, monkeypatch
     async with asyncio.timeout(LIMIT_SECONDS):
         answers = [(await stream.frame("confirmed")).request_id for _ in ids]
     assert answers == sorted(answers)  # in the order in which they became durable
+
+
+async def test_streams_that_are_ended_for_not_reading_leave_nothing(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    """Not even to read its status: what gRPC holds for such a stream goes too, and so does its place."""
+    monkeypatch.setattr(unread, "ALL_BYTES_MAX", 4 * MIB)
+    monkeypatch.setattr(unread, "STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(unread, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(session, "STATUS_SECONDS", 0.2)
+    await wire.produce("t", b"x")
+    places = next(each for each in wire.server._interceptors if isinstance(each, Reception))._places[
+        Kind.LONG
+    ]
+    before = resident_bytes()
+    narrow = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+    channels = [grpc.aio.insecure_channel(wire.server.grpc_address, options=narrow) for _ in range(12)]
+    ack = consumer_pb2.SubscribeRequest(ack=consumer_pb2.Ack(request_id=9, entries=UNKNOWN))
+
+    async def ask(channel: grpc.aio.Channel) -> Any:
+        call = consumer_pb2_grpc.ConsumerServiceStub(channel).Subscribe()
+        await call.write(
+            consumer_pb2.SubscribeRequest(
+                open=consumer_pb2.Open(topic="t", subscription="s", type="SUBSCRIPTION_TYPE_SHARED")
+            )
+        )
+        await call.write(ack)
+        return call
+
+    most_places = most_held = 0
+    calls = await within(asyncio.gather(*(ask(each) for each in channels)))
+
+    def have_left() -> bool:
+        nonlocal most_places, most_held
+        most_places = max(most_places, places._count)
+        most_held = max(most_held, room_of(wire).held)
+        return most_places > 2 >= places._count  # nobody waits for the room of the last two
+
+    await eventually(have_left)
+    assert most_held <= 4 * MIB
+    assert len(room_of(wire).streams) <= 2
+    assert sum(call.done() for call in calls) >= len(calls) - 2
+    ended = {await call.code() for call in calls if call.done()}
+    assert ended <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+    assert resident_bytes() - before < 150 * MIB
+    for channel in channels:
+        await channel.close(None)
+    await eventually(lambda: room_of(wire).held == 0 and places._count == 0)

@@ -1,0 +1,142 @@
+"""Who is ended while others wait for the room of unread answers: by how long answers wait, however clients read."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from broker.rpc import unread
+from broker.rpc.unread import Place, Unread, UnreadRoom
+from broker.settings import KIB, MIB
+
+
+@dataclass
+class HandClock:
+    seconds: float = 100.0
+
+    def monotonic_ns(self) -> int:
+        return int(self.seconds * 1e9)
+
+    def now_ms(self) -> int:
+        raise AssertionError("the wall clock is nobody's measure of time passed")
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.room = UnreadRoom(self.clock)
+        self.ended: list[Unread] = []
+
+    def stream(self) -> Unread:
+        stream = Unread(self.room, lambda: self.ended.append(stream))
+        return stream
+
+    async def full_stream(self) -> tuple[Unread, list[Place]]:
+        """With as much as one may hold, in answers of 16 KiB."""
+        stream = self.stream()
+        places = [await stream.take(16 * KIB) for _ in range(256)]
+        for place in places:
+            place.answered(16 * KIB)
+        return stream, places
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(unread, "ALL_BYTES_MAX", 12 * MIB)
+    return World()
+
+
+async def waiting(world: World, bytes_: int) -> asyncio.Task[Place]:
+    """One who waits for room."""
+    stream = world.stream()
+    task = asyncio.create_task(stream.take(bytes_))
+    await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+async def test_a_client_that_reads_a_little_now_and_then_is_ended(world: World):
+    """No single write lasts long, and the room is held for a quarter of an hour."""
+    streams = []
+    for _ in range(3):
+        streams.append(await world.full_stream())
+        world.clock.seconds += 0.1
+    task = await waiting(world, MIB)
+    for step in range(3):
+        world.clock.seconds += 4.0
+        for _, places in streams:
+            places[step].release()
+        world.room._look()
+        if world.ended:
+            break
+    assert world.ended == [streams[0][0]]
+    world.ended[0].close()
+    await task
+
+
+async def test_the_oldest_answers_go_first_and_no_more_than_needed(world: World):
+    first, _ = await world.full_stream()
+    world.clock.seconds += 1
+    second, _ = await world.full_stream()
+    world.clock.seconds += 1
+    third, _ = await world.full_stream()
+    task = await waiting(world, MIB)
+    world.clock.seconds += 60
+    for _ in range(3):
+        world.room._look()
+    assert world.ended == [first]
+    more = await waiting(world, 4 * MIB)
+    first.close()
+    await task
+    world.room._look()
+    assert world.ended == [first, second]
+    second.close()
+    await more
+    third.close()
+
+
+async def test_who_reads_in_time_or_waits_for_the_disk_is_not_ended(world: World):
+    prompt, places = await world.full_stream()
+    idle = world.stream()
+    working = [await idle.take(16 * KIB) for _ in range(256)]  # at work: nobody could have read an answer
+    await world.full_stream()
+    task = await waiting(world, MIB)
+    world.clock.seconds += unread.STALLED_SECONDS - 0.1
+    world.room._look()
+    assert world.ended == []
+    for place in places:
+        place.release()
+    await task
+    assert len(idle) == len(working)
+    assert prompt not in world.ended
+
+
+async def test_one_timer_looks_for_all_who_wait_and_none_when_nobody_does(world: World):
+    streams = [await world.full_stream() for _ in range(3)]
+    tasks = [await waiting(world, MIB) for _ in range(50)]
+    timer = world.room._timer
+    assert timer is not None
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert world.room._timer is timer
+    timer.cancel()
+    world.room._look()
+    assert world.room._timer is None
+    for stream, _ in streams:
+        stream.close()
+    assert world.room.held == 0
+    assert not world.room._queue
+
+
+async def test_a_stream_without_answers_is_not_ended_for_those_of_others(world: World):
+    idle = [world.stream() for _ in range(3)]
+    places = [await stream.take(4 * MIB) for stream in idle]
+    task = await waiting(world, MIB)
+    world.clock.seconds += 3600
+    world.room._look()
+    assert world.ended == []
+    places[1].answered(10)
+    await task

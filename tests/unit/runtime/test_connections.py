@@ -1,0 +1,43 @@
+"""Cutting a connection by the name that gRPC gives its peer."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from broker.runtime.connections import cut_connection
+
+
+@pytest.mark.parametrize(
+    ("family", "host", "target", "peer"),
+    [
+        (socket.AF_INET, "127.0.0.1", "127.0.0.1", "ipv4:127.0.0.1:{}"),
+        (socket.AF_INET6, "::1", "::1", "ipv6:%5B::1%5D:{}"),
+        (socket.AF_INET6, "::1", "::1", "ipv6:[::1]:{}"),
+        (socket.AF_INET6, "::", "127.0.0.1", "ipv4:127.0.0.1:{}"),
+        (socket.AF_INET6, "::", "127.0.0.1", "ipv6:[::ffff:127.0.0.1]:{}"),
+    ],
+)
+def test_the_named_connection_is_cut_and_no_other(family: Any, host: str, target: str, peer: str):
+    dual = family == socket.AF_INET6 and host == "::"
+    with socket.create_server((host, 0), family=family, dualstack_ipv6=dual) as listening:
+        address = (target, listening.getsockname()[1])
+        with (
+            socket.create_connection(address) as first,
+            listening.accept()[0],
+            socket.create_connection(address) as second,
+            listening.accept()[0] as other,
+        ):
+            assert cut_connection(peer.format(first.getsockname()[1]))
+            first.settimeout(5)
+            assert first.recv(1) == b""
+            other.send(b"x")
+            second.settimeout(5)
+            assert second.recv(1) == b"x"
+
+
+@pytest.mark.parametrize("peer", ["unix:", "ipv4:127.0.0.1:1", "ipv6:[::1]:1", "unknown"])
+def test_a_peer_without_a_connection_is_not_found(peer: str):
+    assert not cut_connection(peer)
