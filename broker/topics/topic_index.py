@@ -23,6 +23,10 @@ from broker.storage.manifest import TopicImage
 from broker.storage.policy import TRACKER_MEMORY, TopicPolicy
 from broker.topics.policies import bucket_policy
 
+_AHEAD_MS_MAX = 60_000
+"""A clock that was set back by so little has caught up soon: until then the index stands where it stood, and what is
+due in between is delivered by position. To read all ledgers again would cost more, at every correction of a clock."""
+
 
 @dataclass(frozen=True, slots=True)
 class IndexServices:
@@ -69,10 +73,12 @@ class TopicIndex:
         """Begin, after recovery; the caller runs the pump."""
         services = self._services
         now_ms = services.clock.now_ms()
-        # Was the clock ahead when the manifest was written? What buckets left out as taken is still to come then, and
-        # nothing may count as due until a time that may be years away: so the index begins now, from the rows.
-        self.begins_anew = self._found.frontier_ms > now_ms
-        frontier = Frontier(now_ms, *ENTRY_AFTER_ALL)
+        # Was the clock far ahead when the manifest was written? What buckets left out as taken is still to come then,
+        # and nothing may count as due until a time that may be years away: so the index begins now, from the rows.
+        self.begins_anew = self._found.frontier_ms - now_ms > _AHEAD_MS_MAX
+        frontier = Frontier(
+            now_ms if self.begins_anew else max(now_ms, self._found.frontier_ms), *ENTRY_AFTER_ALL
+        )
         tracker: DelayedDeliveryTracker
         upkeep: BucketUpkeep | None = None
         if policy.tracker == TRACKER_MEMORY:

@@ -32,6 +32,7 @@ from tests.unit.topics.change_world import (
 )
 
 MINUTE_MS = 60_000
+CORRECTIONS_MS = (2_000, 22_000, 59_000, 75_000)  # the index stands where it stood some twenty seconds before
 STEPS = {"minutes": 5 * MINUTE_MS, "hours": 5 * HOUR_MS, "weeks": 20 * DAY_MS, "years": 3 * 366 * DAY_MS}
 
 
@@ -131,3 +132,42 @@ def test_a_life_under_a_clock_that_was_ahead_hides_no_absence_after_it():
         return node
 
     run(scenario)
+
+
+@pytest.mark.parametrize("tracker", [BUCKETS, MEMORY])
+@pytest.mark.parametrize("ending", ["stop", "crash"])
+@pytest.mark.parametrize("by_ms", [*CORRECTIONS_MS, 90_000])
+def test_a_small_correction_of_the_clock_reads_no_ledger_again(tracker: str, ending: str, by_ms: int):
+    """The clock goes back by so much between two lives, and nothing is early, lost or twice."""
+
+    async def scenario(node: Node) -> Node:
+        await node.create_subscription(TOPIC, "one")
+        await node.produce(TOPIC, [Outgoing(b"now")])
+        soon = await node.produce(TOPIC, messages(3, deliver_after_ms=30_000))
+        (keyed,) = await node.produce(
+            TOPIC, [Outgoing(b"keyed", deliver_after_ms=HOUR_MS, schedule_key="key")]
+        )
+        await asyncio.sleep(20)  # sealed
+        node = await restart(node, ending)
+        step(node, -by_ms)
+        node = await restart(node, ending)
+        topic = node.topic(TOPIC)
+        (between,) = await node.produce(TOPIC, messages(1, deliver_after_ms=1_000))
+        await asyncio.sleep(0.5)
+        is_far = by_ms > max(CORRECTIONS_MS)
+        assert topic.index.rebuilds == int(is_far and tracker == BUCKETS)
+        assert topic._index.begins_anew == is_far
+        inbox = node.attach(topic, topic.subscription("one"), lease_ms=HOUR_MS)
+        await asyncio.sleep(200)
+        inbox.poll()
+        assert sorted(each.position for each in inbox.received)[1:] == [*soon, between]
+        delayed = [each for each in inbox.received if each.position in {*soon, between}]
+        assert all(0 <= each.sent_ms - each.deliver_at_ms < 1_000 for each in delayed)
+        assert {each.attempt for each in inbox.received} == {1}
+        with pytest.raises(PostdateError, match="key"):
+            await node.produce(TOPIC, [Outgoing(b"second", deliver_after_ms=HOUR_MS, schedule_key="key")])
+        assert await listed(node) == [keyed]
+        assert (await node.broker.verify_topic(TOPIC)).findings == []
+        return node
+
+    run(scenario, tracker=tracker)
