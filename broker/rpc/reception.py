@@ -5,21 +5,24 @@ up to the greatest request, for everybody. Here all methods are served as stream
 stands before this (`AccessInterceptor`) sees a call by its headers alone, and nothing is read for whoever is refused.
 
 Invariants:
-  R1  Calls of each kind (`Kind`) are bounded, and none takes the place of another kind: probes are answered and short
-      calls served however many streams there are.
-  R2  A call that has sent no message yet gives way: to a new call where all places are taken, the oldest first. So no
-      number of calls that only begin keeps out one that goes on.
+  R1  Calls of each kind (`Kind`) are bounded, and none takes the place of another kind.
+  R2  A call that has sent no message yet gives way to a new call where all places are taken: the oldest one of the
+      connection that has most of them. So whoever has fewer such calls than another connection keeps them.
   R3  Messages that arrive at once are bounded (`Turns`). A call without a turn is not read, and gRPC takes no more of
       it than one window, 64 KiB.
+  R4  Connections have turns in turn. While others wait, a turn may last as long as lets all of them have one within
+      `_TURN_SECONDS` or `_PROBE_SECONDS`, but not less than `_TURN_SECONDS_MIN`. So calls that only begin, on C
+      connections and however many, delay a call of another one by C * _TURN_SECONDS_MIN / turns, if that is longer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from enum import Enum
+from operator import itemgetter
 from typing import Any
 
 import grpc
@@ -41,79 +44,153 @@ class Kind(Enum):
     LONG = "streams"  # and calls that wait
 
 
-_PROBES_MAX = 100
-_PROBE_TURNS = 8
-_PROBE_SECONDS = 0.1
+_PROBES_MAX = 5_000
+_PROBE_TURNS = 16
+_PROBE_SECONDS = 0.5
 _SHORT_MAX = 5_000
 _TURN_SECONDS = 1.0
-"""How long a call may take to send its message while others wait for their turn."""
-
+"""Within this time everybody who waits shall have a turn."""
+_TURN_SECONDS_MIN = 0.03
+"""A message that has arrived is read sooner."""
 
 _TRIM_SECONDS = 2.0
 """After a call that ended before its message was whole, memory is given back."""
 
 
+class Shares:
+    """Calls by connection; knows which connection has most of them."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, OrderedDict[Place, None]] = {}  # by connection; the oldest first
+        self._peers: dict[int, OrderedDict[str, None]] = {}  # by how many calls they have
+        self._most = 0
+
+    def add(self, place: Place) -> None:
+        calls = self._calls.setdefault(place.peer, OrderedDict())
+        self._move(place.peer, len(calls), len(calls) + 1)
+        calls[place] = None
+
+    def discard(self, place: Place) -> None:
+        calls = self._calls.get(place.peer)
+        if calls is None or place not in calls:
+            return
+        self._move(place.peer, len(calls), len(calls) - 1)
+        del calls[place]
+        if not calls:
+            del self._calls[place.peer]
+
+    def lead(self, peer: str) -> int:
+        """By how many calls another connection is ahead of this one."""
+        return self._most - len(self._calls.get(peer, ()))
+
+    def oldest_of_most(self) -> Place | None:
+        """The oldest call of the connection that has most of them."""
+        if not self._most:
+            return None
+        return next(iter(self._calls[next(iter(self._peers[self._most]))]))
+
+    def _move(self, peer: str, before: int, after: int) -> None:
+        if before:
+            peers = self._peers[before]
+            del peers[peer]
+            if not peers:
+                del self._peers[before]
+        if after:
+            self._peers.setdefault(after, OrderedDict())[peer] = None
+        if after > self._most or self._most not in self._peers:
+            self._most = after
+
+
 class Turns:
-    """Calls whose message is being read. When all turns are taken, the slow and the many give way."""
+    """Calls whose message is being read. When all turns are taken, connections have them in turn."""
 
     def __init__(self, most: int, seconds: float) -> None:
         self._most = most
         self._seconds = seconds
-        self._held: OrderedDict[Place, float] = OrderedDict()  # since when; the oldest first
-        self._queue: OrderedDict[Place, asyncio.Future[None]] = OrderedDict()
+        self._held: dict[Place, float] = {}  # since when its connection has the turn
+        self._shares = Shares()  # of what is held
+        self._queue: OrderedDict[str, OrderedDict[Place, asyncio.Future[None]]] = (
+            OrderedDict()
+        )  # by connection
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self, place: Place) -> None:
-        """Wait for a turn. The newest goes first: who has waited long may be one of a flood."""
+        """Wait for a turn."""
         if len(self._held) < self._most:
-            self._held[place] = _now()
+            self._hold(place, _now())
             return
-        if (greedy := self._greedy(place)) is not None:
+        if self._shares.lead(place.peer) >= 2 and (greedy := self._shares.oldest_of_most()) is not None:
             self._end(greedy)
-            self._held[place] = _now()
+            self._hold(place, _now())
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue[place] = turn
+        self._queue.setdefault(place.peer, OrderedDict())[place] = turn
         self._watch()
         try:
             await turn
         finally:
-            self._queue.pop(place, None)
+            self._forget(place)
 
     def give_back(self, place: Place) -> None:
-        if self._held.pop(place, None) is not None:
-            self._pass_on()
+        since = self._release(place)
+        if since is None:
+            return
+        if place.peer in self._queue and since > self._began_by():  # the rest of it is for its connection
+            self._give(place.peer, since)
+        self._pass_on()
 
-    def _greedy(self, place: Place) -> Place | None:
-        """The oldest turn of the connection that has the most of them, if it has two more than the asking one."""
-        peers = Counter(held.peer for held in self._held)
-        peer, most = peers.most_common(1)[0]
-        if most < peers[place.peer] + 2:
-            return None
-        return next(held for held in self._held if held.peer == peer)
+    def _hold(self, place: Place, since: float) -> None:
+        self._held[place] = since
+        self._shares.add(place)
+
+    def _release(self, place: Place) -> float | None:
+        self._shares.discard(place)
+        return self._held.pop(place, None)
+
+    def _began_by(self) -> float:
+        """Turns that began by then are over if somebody waits."""
+        share = min(1.0, self._most / max(1, len(self._queue)))
+        return _now() - max(_TURN_SECONDS_MIN, self._seconds * share)
 
     def _end(self, place: Place) -> None:
-        del self._held[place]
+        self._release(place)
         place.give_way(_crowded())
+
+    def _forget(self, place: Place) -> None:
+        """It waits no more."""
+        calls = self._queue.get(place.peer)
+        if calls is not None:
+            calls.pop(place, None)
+            if not calls:
+                del self._queue[place.peer]
 
     def _pass_on(self) -> None:
         while self._queue and len(self._held) < self._most:
-            place, turn = self._queue.popitem()
-            if not turn.done():
-                self._held[place] = _now()
-                turn.set_result(None)
+            self._give(next(iter(self._queue)), _now())
+
+    def _give(self, peer: str, since: float) -> None:
+        """Give a turn to the newest call that waits on a connection: those who waited long may have been given up."""
+        calls = self._queue[peer]
+        place, turn = calls.popitem()
+        if calls:
+            self._queue.move_to_end(peer)
+        else:
+            del self._queue[peer]
+        if not turn.done():
+            self._hold(place, since)
+            turn.set_result(None)
 
     def _watch(self) -> None:
-        """End the oldest turn when it has lasted too long and somebody waits."""
-        if self._timer is None and self._queue and self._held:
-            due = next(iter(self._held.values())) + self._seconds
-            self._timer = asyncio.get_running_loop().call_at(due, self._end_oldest)
+        """Look at the turns now and then while somebody waits."""
+        if self._timer is None and self._queue:
+            self._timer = asyncio.get_running_loop().call_later(_TURN_SECONDS_MIN, self._end_oldest)
 
     def _end_oldest(self) -> None:
+        """End the turns that have lasted too long."""
         self._timer = None
-        while self._queue and self._held:
-            place, since = next(iter(self._held.items()))
-            if since + self._seconds > _now():
+        began_by = self._began_by()
+        for place, since in sorted(self._held.items(), key=itemgetter(1)):
+            if since > began_by or not self._queue:
                 break
             self._end(place)
             self._pass_on()
@@ -129,22 +206,23 @@ class Places:
         self._most = most
         self._turns = turns
         self._count = 0
-        self._beginning: OrderedDict[Place, None] = OrderedDict()  # the oldest first
+        self._beginning = Shares()
 
     def enter(self, context: Context, seconds: float) -> Place:
         """A place for a call, which must send its first message in time. Raises LimitReached."""
         if self._count >= self._most:
-            if not self._beginning:
+            oldest = self._beginning.oldest_of_most()
+            if oldest is None:
                 raise LimitReached(
                     f"The broker serves {self._most} {self._kind.value} at once, and no more",
                     reason="TOO_MANY_CALLS",
                     limit=self._most,
                 )
-            oldest, _ = self._beginning.popitem(last=False)
+            self._beginning.discard(oldest)
             oldest.give_way(_crowded())
         self._count += 1
         place = Place(context, seconds)
-        self._beginning[place] = None
+        self._beginning.add(place)
         return place
 
     async def first_message(self, place: Place) -> Any:
@@ -155,7 +233,7 @@ class Places:
                 return await place.context.read()
             finally:
                 self._turns.give_back(place)
-                self._beginning.pop(place, None)
+                self._beginning.discard(place)
                 place.settle()
         except asyncio.CancelledError:
             self._trimmer.ask()  # for what had arrived of the message
@@ -166,7 +244,7 @@ class Places:
 
     def leave(self, place: Place) -> None:
         self._count -= 1
-        self._beginning.pop(place, None)
+        self._beginning.discard(place)
 
 
 class Place:

@@ -104,6 +104,27 @@ async def test_probes_are_answered_while_others_only_begin_theirs(serve: Serve):
             await healthy(wire)
 
 
+@pytest.mark.parametrize("path", ["/grpc.health.v1.Health/Check", PRODUCE])
+async def test_a_flood_on_more_connections_than_turns_keeps_nobody_out(serve: Serve, path: str):
+    wire = await serve(receiving_bytes_max=8 * REQUEST_BYTES, **SMALL)
+    connections = 2 + max(reception.turns_of(wire.broker.config), reception._PROBE_TURNS)
+
+    async def go_on(raws: list[Raw]) -> None:
+        for number in range(3, 2 * STREAMS_OF_CONNECTION, 2):
+            for raw in raws:
+                await raw.send(frame(HEADERS, END_HEADERS, number, call(path)))
+            await asyncio.sleep(0.02)  # so that the newest call is a stranger's at any time
+
+    async with squatting(wire, 1, path, connections=connections) as raws:
+        going = asyncio.create_task(go_on(raws))
+        async with asyncio.timeout(15):
+            for _ in range(4):
+                await healthy(wire)
+                await wire.produce("t", b"x")
+        assert not going.done()
+        going.cancel()
+
+
 async def test_streams_take_no_place_of_calls_and_are_bounded(serve: Serve):
     wire = await serve(streams_max=2)
     streams = [await wire.subscribe("t", f"s{number}") for number in range(2)]

@@ -1,0 +1,145 @@
+"""Turns and places go by connection: calls that only begin, on however many connections, keep no other one out."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from broker.errors import LimitReached
+from broker.rpc import reception
+from broker.rpc.reception import Kind, Place, Places, Shares, Turns
+from broker.runtime.allocator import Trimmer
+
+TURNS = 4
+
+
+class Caller:
+    """What is a place to `Shares`."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+
+
+class Call:
+    """A context whose message is there, or never comes."""
+
+    def __init__(self, peer: str, *, is_silent: bool) -> None:
+        self._peer, self._is_silent = peer, is_silent
+
+    def peer(self) -> str:
+        return self._peer
+
+    async def read(self) -> bytes:
+        if self._is_silent:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        return b"x"
+
+
+def make_places(most: int, seconds: float = 0.2) -> Places:
+    return Places(Kind.SHORT, most, Turns(TURNS, seconds), Trimmer(1_000))
+
+
+async def call(places: Places, peer: str, *, is_silent: bool) -> bytes:
+    place = places.enter(cast("Any", Call(peer, is_silent=is_silent)), 30)
+    try:
+        return cast("bytes", await places.first_message(place))
+    finally:
+        places.leave(place)
+
+
+@asynccontextmanager
+async def flood(places: Places, connections: int) -> AsyncIterator[None]:
+    """Silent calls on all connections, and new ones all the time."""
+    tasks: set[asyncio.Task[bytes]] = set()
+
+    def begin() -> None:
+        for number in range(connections):
+            tasks.add(asyncio.create_task(call(places, f"stranger {number}", is_silent=True)))
+
+    async def go_on() -> None:
+        while True:
+            begin()
+            await asyncio.sleep(0.002)  # oftener than turns end: the newest call is a stranger's at any time
+
+    begin()
+    await asyncio.sleep(0)
+    going = asyncio.create_task(go_on())
+    try:
+        yield
+    finally:
+        for task in (going, *tasks):
+            task.cancel()
+        await asyncio.gather(going, *tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("connections", [1, TURNS, TURNS + 1, 5 * TURNS])
+async def test_a_call_is_served_however_many_only_begin(connections: int):
+    places = make_places(200)
+    async with flood(places, connections):
+        for _ in range(3):
+            async with asyncio.timeout(5):
+                assert await call(places, "friend", is_silent=False) == b"x"
+
+
+async def test_calls_of_a_connection_share_its_turn(monkeypatch: pytest.MonkeyPatch):
+    """So a connection with many calls has more than one of them served while the others have one turn each."""
+    monkeypatch.setattr(reception, "_TURN_SECONDS_MIN", 0.5)
+    places = make_places(200, 1.0)
+    async with flood(places, TURNS):
+        begin = asyncio.get_running_loop().time()
+        friends = [call(places, "friend", is_silent=False) for _ in range(8)]
+        async with asyncio.timeout(5):
+            assert await asyncio.gather(*friends) == [b"x"] * 8
+        assert asyncio.get_running_loop().time() - begin < 3  # of 8 turns one after the other: 8
+
+
+async def test_the_connection_with_most_calls_gives_way():
+    turns = Turns(TURNS, 30)
+    places = Places(Kind.SHORT, 20, turns, Trimmer(1_000))
+    tasks: list[asyncio.Task[bytes]] = []
+
+    async def begin(peer: str) -> asyncio.Task[bytes]:
+        task = asyncio.create_task(call(places, peer, is_silent=True))
+        tasks.append(task)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return task
+
+    friend = await begin("friend")
+    for number in range(200):
+        await begin(f"stranger {number % 7}")
+    assert not friend.done()
+    ended = [task for task in tasks if task.done()]
+    assert len(ended) >= 180 and all(isinstance(task.exception(), LimitReached) for task in ended)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_shares_are_counted_as_a_counter_counts_them():
+    rng = random.Random(3)
+    shares = Shares()
+    held: list[Place] = []
+    for _ in range(3_000):
+        if held and rng.random() < 0.5:
+            shares.discard(gone := held.pop(rng.randrange(len(held))))
+            shares.discard(gone)
+        else:
+            place = cast("Place", Caller(str(rng.randrange(6))))
+            shares.add(place)
+            held.append(place)
+        counts = Counter(place.peer for place in held)
+        most = max(counts.values(), default=0)
+        assert shares.lead("nobody") == most
+        oldest = shares.oldest_of_most()
+        assert (oldest is None) == (not held)
+        if oldest is not None:
+            assert counts[oldest.peer] == most
+            assert oldest is next(place for place in held if place.peer == oldest.peer)
