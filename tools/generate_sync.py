@@ -62,7 +62,6 @@ def run(self, handler: Callable[[Message], object], {rest}) -> None:
     self._portal.run_handlers(
         lambda handle: self._inner.run(handle, {passed}),
         lambda message: handler(Message(message, self._portal)),
-        self._inner.stop,
         concurrency,
     )
 """
@@ -258,9 +257,9 @@ def method(class_name: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str
 
 def special_method(name: str, args: ast.arguments, kind: str, call: str) -> str:
     if name == "__aenter__":
-        return f"def __enter__(self) -> {kind}:\n    self._portal.run({call})\n    return self\n"
+        return f"def __enter__(self) -> {kind}:\n    self._portal.enter({call})\n    return self\n"
     if name == "__aexit__":
-        return f"def __exit__({signature(args)}) -> {kind}:\n    self._portal.run({call})\n"
+        return f"def __exit__({signature(args)}) -> {kind}:\n    self._portal.leave({call})\n"
     if name == "__aiter__":
         return f"def __iter__(self) -> {kind}:\n    return self\n"
     if name == "__anext__":

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import cast
@@ -18,7 +17,7 @@ from postdate._link import Link
 from postdate._rpc import Rpc
 from postdate._runner import Handler, Runner
 from postdate._settlement import ACK, RELEASE, Done, Settlements, Verb
-from postdate._sigterm import stopping_on_sigterm
+from postdate._sigterm import add_consumer, remove_consumer, returning_on_sigterm
 from postdate._time import duration_ms, span
 from postdate.errors import Closed, Disconnected, PostdateError
 from postdate.message import Message
@@ -47,6 +46,9 @@ class Subscription:
     When the connection breaks, it is made again for as long as it takes. Messages that were not
     taken yet are forgotten, because the broker gives them out anew; acks that were not confirmed
     are sent again; nacks and extensions raise `Disconnected`, because the lease is gone.
+
+    SIGTERM ends iteration after the current message, where the block was opened in the main thread and nobody else
+    handles it; once the block is left, the program ends by it. A second SIGTERM ends it at once.
 
     Whatever ends it, messages that were not taken yet are handed back, and that delivery of them does not count
     as an attempt. Of those that were taken and not settled it counts if an exception ends the block: the next one
@@ -107,6 +109,8 @@ class Subscription:
         self._consumer_id = ""
         self._connected = False
         self._stopped = False  # no more will be handed out
+        self._is_terminated = False  # by SIGTERM
+        self._was_told = False  # that there will be no more
         self._stop_asked = False  # by `stop`, and not because the limit was reached
         self._unbegun: list[MessageId] = []  # to be handed back when it leaves, all at once
         self._error: PostdateError | None = None
@@ -138,14 +142,17 @@ class Subscription:
         self._link = Link(self._rpc, self)
         self._loop = asyncio.get_running_loop()
         entered.add(self)
+        add_consumer(self, self._terminated)
         try:
-            while not self._connected and self._error is None:
+            while not self._connected and self._error is None and not self._stopped:
                 await self._wait_change()
-        except asyncio.CancelledError:
-            await self._link.abort()
+            if self._error is not None:
+                raise self._error
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                await self._link.abort()
+            remove_consumer(self)
             raise
-        if self._error is not None:
-            raise self._error
         return self
 
     async def __aexit__(
@@ -154,6 +161,12 @@ class Subscription:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        try:
+            await self._exit(kind, error)
+        finally:
+            remove_consumer(self)
+
+    async def _exit(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         if kind is None:
             await self.close()
         elif issubclass(kind, Exception):
@@ -213,19 +226,24 @@ class Subscription:
         # More would starve other workers; but keys have one worker, and a hot one must not hold up the others.
         is_shared_by_key = self._type is SubscriptionType.KEY_SHARED
         self._begin(_PERMITS if is_shared_by_key else _PERMITS_A_HANDLER * concurrency)
-        with stopping_on_sigterm(partial(asyncio.get_running_loop().call_soon_threadsafe, self.stop)):
+        with returning_on_sigterm():
             await runner.run()
 
     async def receive_many(self, max_messages: int = 1000, timeout: timedelta | None = None) -> list[Message]:
         """Take what is there, at most `max_messages`; wait up to `timeout` for the first.
 
         None waits as long as it takes. An empty list means that the time is up, or that the
-        subscription was closed.
+        subscription was closed. After SIGTERM, a program that asks again with a timeout gets `Closed`.
         """
         if max_messages < 1:
             raise ValueError("max_messages is at least 1")
         loop = asyncio.get_running_loop()
         self._begin(_PERMITS)
+        if self._is_terminated:
+            await asyncio.sleep(0)  # `stop` comes first
+            if self._was_told and timeout is not None:  # it takes the time to be up, and would ask for ever
+                raise Closed("SIGTERM stopped the subscription")
+            self._was_told = True
         give_up_at = None if timeout is None else loop.time() + timeout.total_seconds()
         while not self._has_ready() and not self._stopped:
             if self._error is not None:
@@ -330,6 +348,7 @@ class Subscription:
         self._held.disconnected()
         self._settlements.give_up(Disconnected("the subscription was closed before the broker confirmed"))
         self._link = None
+        remove_consumer(self)
         self._raise_faults()
 
     def _hand_back(self, messages: Iterable[Message]) -> None:
@@ -373,6 +392,13 @@ class Subscription:
         self._open.permits.messages = 0 if waits else permits
         self._grant_held = permits if waits else 0
         return consumer_pb2.SubscribeRequest(open=self._open)
+
+    def _terminated(self) -> None:
+        """SIGTERM, in the main thread: stop, on the loop."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self.stop)
+        self._is_terminated = True
+        self._yield_due = True  # or a consumer that never waits would take more before the loop gets to it
 
     def _begin(self, permits: int) -> None:
         """Ask for messages, if that was left to how they are taken."""

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from postdate._runner import Handler
-from postdate._sigterm import stopping_on_sigterm
+from postdate._sigterm import leave_sigterm, returning_on_sigterm, take_sigterm
 from postdate.message import Message
 
 _T = TypeVar("_T")
@@ -72,6 +72,20 @@ class Portal:
                         self._loop.call_soon_threadsafe(cancel)
             raise
 
+    def enter(self, work: Coroutine[Any, Any, object]) -> None:
+        """Begin a block of this thread: of consumers, in the main thread, SIGTERM is handled from before they open."""
+        take_sigterm()
+        try:
+            self.run(work)
+        finally:
+            leave_sigterm()
+
+    def leave(self, work: Coroutine[Any, Any, object]) -> None:
+        try:
+            self.run(work)
+        finally:
+            leave_sigterm()
+
     def call(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Call a plain function on the loop."""
 
@@ -110,10 +124,9 @@ class Portal:
         self,
         run: Callable[[Handler], Coroutine[Any, Any, None]],
         handler: Callable[[Message], object],
-        stop: Callable[[], None],
         concurrency: int,
     ) -> None:
-        """`Subscription.run` with a handler that blocks, in as many threads. SIGTERM calls `stop`, on the loop."""
+        """`Subscription.run` with a handler that blocks, in as many threads."""
         threads = ThreadPoolExecutor(max(1, concurrency), thread_name_prefix="postdate-handler")
 
         async def handle(message: Message) -> None:
@@ -121,7 +134,7 @@ class Portal:
             await self._loop.run_in_executor(threads, contextvars.copy_context().run, call)
 
         try:
-            with stopping_on_sigterm(partial(self._loop.call_soon_threadsafe, stop)):
+            with returning_on_sigterm():
                 self.run(run(handle))
         finally:
             threads.shutdown(wait=False)  # what outlasted the grace cannot be cancelled in a thread

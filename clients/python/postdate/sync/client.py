@@ -68,13 +68,13 @@ class Client:
         return self._inner.address
 
     def __enter__(self) -> Client:
-        self._portal.run(self._inner.__aenter__())
+        self._portal.enter(self._inner.__aenter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._portal.run(self._inner.__aexit__(kind, error, traceback))
+        self._portal.leave(self._inner.__aexit__(kind, error, traceback))
 
     def open(self) -> None:
         """Begin, in place of a `with` block: for a client that is kept for as long as the program runs.

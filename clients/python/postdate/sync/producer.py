@@ -42,13 +42,13 @@ class Producer:
         return self._inner.topic
 
     def __enter__(self) -> Producer:
-        self._portal.run(self._inner.__aenter__())
+        self._portal.enter(self._inner.__aenter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._portal.run(self._inner.__aexit__(kind, error, traceback))
+        self._portal.leave(self._inner.__aexit__(kind, error, traceback))
 
     def send(
         self,

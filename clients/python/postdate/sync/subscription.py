@@ -23,6 +23,9 @@ class Subscription:
     forgotten, because the broker gives them out anew; acks that were not confirmed are sent again; nacks and
     extensions raise `Disconnected`, because the lease is gone.
 
+    SIGTERM ends iteration after the current message, where the block was opened in the main thread and nobody
+    else handles it; once the block is left, the program ends by it. A second SIGTERM ends it at once.
+
     Whatever ends it, messages that were not taken yet are handed back, and that delivery of them does not count
     as an attempt. Of those that were taken and not settled it counts if an exception ends the block: the next
     one could fail at the same message for ever. `Message.release` hands such a one back uncounted.
@@ -59,13 +62,13 @@ class Subscription:
         return self._inner.consumer_id
 
     def __enter__(self) -> Subscription:
-        self._portal.run(self._inner.__aenter__())
+        self._portal.enter(self._inner.__aenter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._portal.run(self._inner.__aexit__(kind, error, traceback))
+        self._portal.leave(self._inner.__aexit__(kind, error, traceback))
 
     def __iter__(self) -> Subscription:
         return self
@@ -96,7 +99,6 @@ class Subscription:
         self._portal.run_handlers(
             lambda handle: self._inner.run(handle, concurrency=concurrency, grace=grace),
             lambda message: handler(Message(message, self._portal)),
-            self._inner.stop,
             concurrency,
         )
 
@@ -104,7 +106,7 @@ class Subscription:
         """Take what is there, at most `max_messages`; wait up to `timeout` for the first.
 
         None waits as long as it takes. An empty list means that the time is up, or that the
-        subscription was closed.
+        subscription was closed. After SIGTERM, a program that asks again with a timeout gets `Closed`.
         """
         return [
             Message(each, self._portal)
