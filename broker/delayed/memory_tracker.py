@@ -22,7 +22,6 @@ Nothing here survives a crash; the caller adds the rows after the frontier again
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 from array import array
 from dataclasses import dataclass
@@ -42,10 +41,9 @@ from broker.delayed.tracker import (
     TimesReader,
     TrackerStats,
 )
-from broker.errors import Corrupt
 from broker.model import Int64Column, UInt32Column, ids_of
 from broker.observe.logs import get_logger
-from broker.storage.blocks import BLOCK_ROWS
+from broker.storage.salvage import UNREADABLE_TIME, times_around_damage
 
 log = get_logger(__name__)
 
@@ -55,8 +53,6 @@ LOAD_BITMAPS_MAX = 4_096
 _TICK_BYTES = 400  # of a far tick beside its bitmaps, about: objects, dict, heap
 _BITMAP_BYTES = 180  # of a bitmap beside its entries, about
 _STATS_SAMPLE = 256
-_UNREADABLE = -1
-"""Stands for a time that cannot be read for damage."""
 _NEVER_MS = 1 << 62
 
 
@@ -191,7 +187,7 @@ class MemoryTracker:
                 [len(part.entry_ids) for part in plan.slices],
             )
             # Of what cannot be read the tick is known. Whoever is told then looks at the rows before anything is sent.
-            self._apply_load(plan, np.where(times == _UNREADABLE, starts, times))
+            self._apply_load(plan, np.where(times == UNREADABLE_TIME, starts, times))
         finally:
             self._loading = False
             removed, self._removed = self._removed, []
@@ -412,7 +408,7 @@ class MemoryTracker:
         return _LoadPlan(slices, complete, partial)
 
     async def _read_times(self, slices: list[_Slice]) -> Int64Column:
-        """The effective times of all slices, one after the other, or _UNREADABLE; one question a ledger."""
+        """The effective times of all slices, one after the other, or UNREADABLE_TIME; one question a ledger."""
         of_ledger: dict[int, list[int]] = {}
         for index, part in enumerate(slices):
             of_ledger.setdefault(part.ledger_id, []).append(index)
@@ -430,17 +426,9 @@ class MemoryTracker:
         return np.concatenate([nothing, *times])
 
     async def _read_around_damage(self, ledger_id: int, entry_ids: UInt32Column) -> Int64Column:
-        """Effective times, _UNREADABLE where a block is damaged."""
-        try:
-            return await self._times_reader(ledger_id, entry_ids)
-        except Corrupt as damage:
+        times, damage = await times_around_damage(self._times_reader, ledger_id, entry_ids)
+        if damage is not None:
             log.error("Times of messages cannot be read", ledger_id=ledger_id, error=str(damage))
-        times = np.full(len(entry_ids), _UNREADABLE, dtype=np.int64)
-        blocks = entry_ids // BLOCK_ROWS
-        for block in np.unique(blocks).tolist():
-            at = np.flatnonzero(blocks == block)
-            with contextlib.suppress(Corrupt):
-                times[at] = await self._times_reader(ledger_id, entry_ids[at])
         return times
 
     def _apply_load(self, plan: _LoadPlan, times: Int64Column) -> None:

@@ -24,9 +24,12 @@ from pathlib import PurePath
 from typing import TextIO
 
 from broker.model import Position
+from broker.runtime.clock import Clock
 
 TEXT_CHARACTERS_MAX = 1_000
 LIST_ITEMS_MAX = 20
+
+_NOTICE_NS = 60_000_000_000
 
 Scalar = str | int | float | bool | None
 Shown = Scalar | list[Scalar]
@@ -62,6 +65,23 @@ class Log:
     ) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, sentence, extra={_FIELDS: fields}, exc_info=error, stacklevel=3)
+
+
+class Notice:
+    """Keeps what goes on failing from filling the log: it is told at once, and then once a minute."""
+
+    __slots__ = ("_again_ns", "_clock")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._again_ns: int | None = None
+
+    def is_time(self) -> bool:
+        now_ns = self._clock.monotonic_ns()
+        if self._again_ns is not None and now_ns < self._again_ns:
+            return False
+        self._again_ns = now_ns + _NOTICE_NS
+        return True
 
 
 def get_logger(name: str) -> Log:

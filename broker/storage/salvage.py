@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,9 +11,13 @@ import numpy.typing as npt
 
 from broker.errors import Corrupt, DamagedMessage, MissingFile
 from broker.model import ROW, Int64Column, RowColumn, UInt32Column
+from broker.storage.blocks import BLOCK_ROWS
 
 NO_FRAME = b"none"
 """Stands where there is no frame to show. A frame is never empty, and none begins like this."""
+
+UNREADABLE_TIME = -1
+"""Stands where a time cannot be read. Effective times are never negative."""
 
 _Mask = npt.NDArray[np.bool_]
 
@@ -80,6 +85,28 @@ async def read_around_damage(
             bytes_left -= sum(map(len, frames))
             is_full = len(frames) < end - first or bytes_left <= 0
     return found
+
+
+def by_block(entry_ids: UInt32Column) -> list[UInt32Column]:
+    """Rising ids of a ledger, parted by the checksums that vouch for their times and rows."""
+    return np.split(entry_ids, np.flatnonzero(np.diff(entry_ids // BLOCK_ROWS)) + 1)
+
+
+async def times_around_damage(
+    read: Callable[[int, UInt32Column], Awaitable[Int64Column]], ledger_id: int, entry_ids: UInt32Column
+) -> tuple[Int64Column, Corrupt | None]:
+    """What `read` says of some rising ids, UNREADABLE_TIME in each block that is damaged, and the last damage met."""
+    try:
+        return await read(ledger_id, entry_ids), None
+    except Corrupt as error:
+        parts, damage = by_block(entry_ids), error
+    found = [np.full(len(part), UNREADABLE_TIME, dtype=np.int64) for part in parts]
+    for at, part in enumerate(parts if len(parts) > 1 else []):
+        try:
+            found[at] = await read(ledger_id, part)
+        except Corrupt as error:
+            damage = error
+    return np.concatenate(found), damage
 
 
 async def read_marking_damage(

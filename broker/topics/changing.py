@@ -34,6 +34,7 @@ from broker.model import (
 )
 from broker.runtime.clock import Clock
 from broker.storage.changes import Cancelled, Changed, Moved
+from broker.storage.salvage import times_around_damage
 from broker.subscriptions.subscription import Subscription
 from broker.topics.refusals import topic_not_found
 from broker.topics.schedule_values import Cancel, Change, ChangeResult, Move, OutcomeColumns
@@ -85,7 +86,7 @@ class Changing:
         entries = {each.ledger_id: bitmap_of(each.entry_ids) for each in asked}
         while True:
             await self._topic.log.wait_unchanged(entries)
-            await self._read(asked)
+            await self._read(asked, around_damage=expected_ms is not None)
             if not common_entries(entries, self._topic.log.changing):
                 break
         for each in asked:
@@ -107,7 +108,8 @@ class Changing:
         times = np.array([deliver_at_ms], dtype=np.int64)
         return not self._sent_to(ledger_id, np.array([entry_id], dtype=np.uint32), times)
 
-    async def _read(self, asked: Sequence[_Asked]) -> None:
+    async def _read(self, asked: Sequence[_Asked], *, around_damage: bool) -> None:
+        """`around_damage`: what cannot be read has no time that anybody expects; else Corrupt is raised."""
         log = self._topic.log
         for each in asked:
             count = log.entry_count(each.ledger_id) or 0
@@ -115,7 +117,11 @@ class Changing:
             each.times[:] = 0
             if known:
                 try:
-                    each.times[:known] = await log.times_of(each.ledger_id, each.entry_ids[:known])
+                    ids = each.entry_ids[:known]
+                    if around_damage:
+                        each.times[:known], _ = await times_around_damage(log.times_of, each.ledger_id, ids)
+                    else:
+                        each.times[:known] = await log.times_of(each.ledger_id, ids)
                 except NotFound:  # dropped meanwhile
                     continue
 

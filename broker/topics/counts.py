@@ -40,12 +40,13 @@ from broker.model import (
     merge_entries,
     remove_entries,
 )
-from broker.observe.logs import get_logger
+from broker.observe.logs import Notice, get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
 from broker.storage.changes import Changed
 from broker.storage.log import TopicLog
 from broker.storage.records import GivenBack, Produced, Seeked, Settled, SubscriptionChanged
+from broker.storage.salvage import UNREADABLE_TIME, times_around_damage
 from broker.subscriptions.subscription import Subscription
 from broker.topics.ledger_facts import LedgerFacts
 from broker.topics.oldest import OldestReady
@@ -137,6 +138,7 @@ class TopicCounts:
         self._scan: asyncio.Task[None] | None = None
         self._sought: dict[int, OldestReady] = {}
         self._search: asyncio.Task[None] | None = None
+        self._notice = Notice(clock)
 
     # -- what changes them -----------------------------------------------------------------------------------
 
@@ -330,10 +332,11 @@ class TopicCounts:
                     each.frontier, each.before, each.elsewhere = self._index.tracker.frontier, 0, {}
                 try:
                     await self._count_hidden(sought)
-                except (Corrupt, Unavailable) as error:
-                    log.error(
-                        "Scheduled messages cannot be counted: a ledger cannot be read", error=str(error)
-                    )
+                except Unavailable as error:
+                    if self._notice.is_time():
+                        log.error(
+                            "Scheduled messages cannot be counted: a ledger cannot be read", error=str(error)
+                        )
                     await asyncio.sleep(_RETRY_SECONDS)
                     continue
                 for each in sought:
@@ -357,9 +360,7 @@ class TopicCounts:
             while concerned and not is_due and first < (self._log.entry_count(ledger_id) or 0):
                 count = min(SCAN_ROWS, (self._log.entry_count(ledger_id) or 0) - first)
                 try:
-                    times = self._log.times_nowait(ledger_id, first, count)
-                    if times is None:
-                        times = await self._log.read_times(ledger_id, first, count)
+                    times = await self._times(ledger_id, first, count)
                 except NotFound:
                     break  # dropped meanwhile: all of it is due
                 for each in concerned:
@@ -367,6 +368,15 @@ class TopicCounts:
                 first += count
                 await budget.spent()
             ledger_id = self._log.next_ledger_id(ledger_id)
+
+    async def _times(self, ledger_id: int, first: int, count: int) -> Int64Column:
+        """Effective times. Nobody knows when what is damaged is due: it counts as hidden from nobody."""
+        try:
+            times = self._log.times_nowait(ledger_id, first, count)
+            return await self._log.read_times(ledger_id, first, count) if times is None else times
+        except Corrupt:
+            ids = np.arange(first, first + count, dtype=np.uint32)
+            return (await times_around_damage(self._log.times_of, ledger_id, ids))[0]
 
     def _concerns(self, hidden: Hidden, ledger_id: int) -> bool:
         subscription = hidden.subscription
@@ -384,7 +394,8 @@ class TopicCounts:
         if self._index is None:
             return
         ids = np.arange(first, first + len(times), dtype=np.uint32)
-        later = _after(hidden.frontier, times, np.int64(ledger_id), ids) & (times < CANCELLED_MS)
+        is_pending = (times != UNREADABLE_TIME) & (times < CANCELLED_MS)
+        later = _after(hidden.frontier, times, np.int64(ledger_id), ids) & is_pending
         start = hidden.start
         below = (
             ids < start.entry_id

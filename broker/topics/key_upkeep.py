@@ -7,7 +7,8 @@ Seals and merges are tasks of the broker's supervisor, at most one of each a top
 while something waits to be sealed.
 
 Invariants:
-  K1  While `is_ready`, the lookup finds every entry that holds a key. Keyed calls wait for it.
+  K1  While `is_ready`, the lookup finds every entry that holds a key, but for those of damaged blocks, which are
+      stepped over until the next start. Keyed calls wait for it.
   K2  Only a row that was passed in order moves `keys_through`: while rows are read, who reads them says how far.
   K3  A checkpoint at any moment names the runs that there are, or were named before they were taken up.
   K4  An entry whose time had come is perhaps in no run any more. If it is moved, its row is read again; after a
@@ -19,14 +20,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from broker.delayed.key_cache import KeyCache
 from broker.delayed.schedule_keys import KeyImage, KeyLimits, ScheduleKeys
-from broker.errors import Corrupt, PostdateError, Unavailable
+from broker.errors import Corrupt, MissingFile, PostdateError, Unavailable
 from broker.model import (
     CANCELLED_MS,
     START,
@@ -37,7 +38,7 @@ from broker.model import (
     UInt64Column,
     members,
 )
-from broker.observe.logs import get_logger
+from broker.observe.logs import Notice, get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
@@ -46,7 +47,7 @@ from broker.storage.key_filter import BoolColumn
 from broker.storage.key_run_files import KeyRunStorage
 from broker.storage.log import TopicLog
 from broker.storage.records import Produced
-from broker.storage.salvage import read_marking_damage
+from broker.storage.salvage import UNREADABLE_TIME, by_block, read_marking_damage, times_around_damage
 
 log = get_logger(__name__)
 
@@ -113,10 +114,12 @@ class KeyUpkeep:
         self._begins_anew = False
         self._next = found.keys_through  # the first row that is to be read
         self._read_end = topic.log.end  # rows from here on were added when they were applied
+        self._missed: Position | None = None  # of the rows that could not be read for damage, the first
         self._moved: list[tuple[int, UInt32Column]] = []  # rows that are to be read besides
         self._settled = asyncio.Event()  # it is ready, or in trouble
         self._trouble: PostdateError | OSError | None = None
         self._budget = YieldBudget(services.clock)
+        self._notice = Notice(services.clock)
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Task[None] | None = None
         self._sealing: asyncio.Task[None] | None = None
@@ -189,7 +192,17 @@ class KeyUpkeep:
         if self._moved:
             self._read_again()
 
+    def image(self) -> KeyImage:
+        """What the next manifest says: rows that were stepped over are read again by the next start."""
+        image = self.keys.image()
+        if self._missed is None:
+            return image
+        return replace(image, keys_through=min(image.keys_through, self._missed))
+
     def dropped(self) -> None:
+        begin = self._topic.log.begin
+        if self._missed is not None:
+            self._missed = max(self._missed, begin)
         self.keys.drop_ledgers_before(self._topic.log.begin.ledger_id)
         self._note_deleted()
 
@@ -209,7 +222,7 @@ class KeyUpkeep:
         self._services.counters.schedule_key_rebuilds += 1
         self.keys.clear()
         self._next, self._read_end = START, self._topic.log.end
-        self._moved = []
+        self._moved, self._missed = [], None
 
     def _read_again(self) -> None:
         self.is_ready = False
@@ -228,11 +241,12 @@ class KeyUpkeep:
                 return
             except (OSError, PostdateError) as error:
                 # Other topics go on, and so does what has no schedule key.
-                log.error(
-                    "Schedule keys cannot be looked up: a ledger cannot be read",
-                    topic_id=self._topic.topic_id,
-                    error=str(error),
-                )
+                if self._notice.is_time():
+                    log.error(
+                        "Schedule keys cannot be looked up: a ledger cannot be read",
+                        topic_id=self._topic.topic_id,
+                        error=str(error),
+                    )
                 self._trouble = error
                 self._settled.set()
             await asyncio.sleep(_RETRY_SECONDS)
@@ -284,7 +298,7 @@ class KeyUpkeep:
             )
             return
         count = min(_READ_ROWS, count - first)
-        entry_ids, hashes = await self._keys_of(
+        entry_ids, hashes = await self._keys_around_damage(
             ledger_id, np.arange(first, first + count, dtype=np.uint32), also_settled=True
         )
         if self._next == position and version == self.version:  # it was not damaged meanwhile
@@ -296,7 +310,9 @@ class KeyUpkeep:
     async def _read_moved(self) -> None:
         ledger_id, entry_ids = self._moved[-1]
         version = self.version
-        found_ids, hashes = await self._keys_of(ledger_id, entry_ids[:_READ_ROWS], also_settled=False)
+        found_ids, hashes = await self._keys_around_damage(
+            ledger_id, entry_ids[:_READ_ROWS], also_settled=False
+        )
         if version != self.version:
             return  # there is more to read, or all is read again
         self.keys.add(ledger_id, found_ids, hashes)
@@ -304,6 +320,35 @@ class KeyUpkeep:
         if len(entry_ids) <= _READ_ROWS:
             self._moved.pop()
         await self._wait_sealed()
+
+    async def _keys_around_damage(
+        self, ledger_id: int, entry_ids: UInt32Column, *, also_settled: bool
+    ) -> tuple[UInt32Column, UInt64Column]:
+        """As `_keys_of`, without those of each block that is damaged."""
+        try:
+            return await self._keys_of(ledger_id, entry_ids, also_settled=also_settled)
+        except MissingFile:
+            raise
+        except Corrupt as error:
+            parts, damage = by_block(entry_ids), error
+        if len(parts) == 1:
+            self._miss(ledger_id, entry_ids, damage)
+            return entry_ids[:0], np.empty(0, np.uint64)
+        found = [await self._keys_around_damage(ledger_id, part, also_settled=also_settled) for part in parts]
+        ids, hashes = zip(*found, strict=True)
+        return np.concatenate(ids), np.concatenate(hashes)
+
+    def _miss(self, ledger_id: int, entry_ids: UInt32Column, damage: Corrupt) -> None:
+        first = Position(ledger_id, int(entry_ids[0]))
+        self._missed = first if self._missed is None else min(self._missed, first)
+        log.error(
+            "Rows of messages cannot be read: schedule keys are looked up without them",
+            topic_id=self._topic.topic_id,
+            ledger_id=ledger_id,
+            entry_id=first.entry_id,
+            messages=len(entry_ids),
+            error=str(damage),
+        )
 
     async def _keys_of(
         self, ledger_id: int, entry_ids: UInt32Column, *, also_settled: bool
@@ -351,18 +396,20 @@ class KeyUpkeep:
         await self._budget.spent()
 
     async def _still_pending(self, ledger_id: int, entry_ids: UInt32Column) -> BoolColumn:
-        """Which entries hold their keys."""
+        """Which entries hold their keys; perhaps also those whose times are damaged."""
         topic_log = self._topic.log
         none = np.zeros(len(entry_ids), dtype=np.bool_)
         if topic_log.entry_count(ledger_id) is None:
             return none
         try:
-            times = await topic_log.times_of(ledger_id, entry_ids)
+            times, _ = await times_around_damage(topic_log.times_of, ledger_id, entry_ids)
         except (OSError, PostdateError):
             if topic_log.entry_count(ledger_id) is None:
                 return none
             raise
-        return self._is_pending(times)
+        is_pending = self._is_pending(times)
+        is_pending |= times == UNREADABLE_TIME
+        return is_pending
 
     def _is_pending(self, times: Int64Column) -> BoolColumn:
         is_pending: BoolColumn = (times > self._topic.frontier_ms) & (times < CANCELLED_MS)

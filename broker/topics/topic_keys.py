@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from broker.delayed.schedule_keys import KeyImage, KeyStats
-from broker.errors import PostdateError
+from broker.errors import Corrupt, PostdateError
 from broker.model import CANCELLED_MS, Entries, Int64Column, Position, UInt32Column, UInt64Column
 from broker.storage import schedule_hash
 from broker.storage.changes import Changed
 from broker.storage.key_filter import BoolColumn
 from broker.storage.manifest import TopicImage
 from broker.storage.records import Produced
-from broker.storage.salvage import NO_FRAME, read_marking_damage
+from broker.storage.salvage import NO_FRAME, read_around_damage
 from broker.storage.varint import encode_varint
 from broker.topics.key_upkeep import KeyedTopic, KeyServices, KeyUpkeep
 from broker.topics.schedule_frames import schedule_key_of
@@ -102,7 +102,7 @@ class TopicKeys:
 
     def image(self) -> KeyImage:
         """What the next manifest says, if the keys are used."""
-        return KeyImage() if self._live is None else self._live.keys.image()
+        return KeyImage() if self._live is None else self._live.image()
 
     async def remove_deleted(self, image: KeyImage) -> None:
         """A manifest with this image is durable: remove the files that it did not name."""
@@ -201,17 +201,31 @@ class TopicKeys:
     async def _topic_read(
         self, ledger_id: int, entry_ids: UInt32Column
     ) -> tuple[Int64Column, list[bytes]] | None:
-        """Times and as many frames as fit; None: the ledger is gone."""
+        """Times and as many frames as fit, empty ones where nothing can be read; None: the ledger is gone."""
         topic_log = self._topic.log
         if topic_log.entry_count(ledger_id) is None:
             return None
         try:
-            times, _, frames = await read_marking_damage(topic_log, ledger_id, entry_ids, _READ_FRAME_BYTES)
+            times, _, frames = await topic_log.read(ledger_id, entry_ids, _READ_FRAME_BYTES)
+        except Corrupt:
+            return await self._read_around(ledger_id, entry_ids)
         except (OSError, PostdateError):
             if topic_log.entry_count(ledger_id) is None:
                 return None
             raise
         return times, frames
+
+    async def _read_around(
+        self, ledger_id: int, entry_ids: UInt32Column
+    ) -> tuple[Int64Column, list[bytes]] | None:
+        try:
+            found = await read_around_damage(self._topic.log, ledger_id, entry_ids, _READ_FRAME_BYTES)
+        except (OSError, PostdateError):
+            if self._topic.log.entry_count(ledger_id) is None:
+                return None
+            raise
+        marked = zip(found.frames, found.unreadable.tolist(), strict=False)
+        return found.times, [b"" if is_unreadable else frame for frame, is_unreadable in marked]
 
     @property
     def _used(self) -> KeyUpkeep:
