@@ -43,7 +43,12 @@ async def test_kill_9_while_buckets_are_sealed_and_merged_loses_and_doubles_noth
     load = Load(seed=21, delay_ms_max=7_000)
     data_dir = tmp_path / "d"
     operations = dict.fromkeys(("seal", "merge", "load"), 0.0)
-    for _ in range(ROUNDS):
+    wanted = {"seal": 3 * ROUNDS + 1, "merge": ROUNDS // 2, "load": ROUNDS // 2 + 1}
+    rounds = 0
+    # On a busy machine a round does less, so it takes more of them until enough was interrupted.
+    while rounds < ROUNDS or any(operations[each] < least for each, least in wanted.items()):
+        rounds += 1
+        assert rounds <= 5 * ROUNDS, operations
         load.begin_life()
         broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
         tasks = [asyncio.create_task(load.produce(broker))]  # one: merges keep up with so much
@@ -57,9 +62,6 @@ async def test_kill_9_while_buckets_are_sealed_and_merged_loses_and_doubles_noth
         for operation in operations:
             operations[operation] += done(found, operation)
         await asyncio.to_thread(verify, data_dir)
-    assert operations["seal"] > 3 * ROUNDS
-    assert operations["merge"] >= ROUNDS // 2
-    assert operations["load"] > ROUNDS // 2
     load.begin_life()
     broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
     await settle(load, broker, seconds=20)
