@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,7 +163,7 @@ def plain(name: str, request: Any, *repeats: str) -> None:
     """A method whose request needs nothing of the world."""
 
     async def make(_: World) -> list[Any]:
-        return [request]
+        return [deepcopy(request)]  # a test may change what it gets
 
     CASES[name] = Case(make, frozenset(repeats))
 
