@@ -136,7 +136,14 @@ async def test_streams_take_no_place_of_calls_and_are_bounded(serve: Serve):
     await wire.produce("t", b"x")
     await healthy(wire)
     await streams[0].close()
-    await (await wire.subscribe("t", "s0")).close()
+    async with asyncio.timeout(10):  # a client knows that its stream has ended before its place is free
+        while True:
+            try:
+                again = await wire.subscribe("t", "s0")
+                break
+            except grpc.aio.AioRpcError as error:
+                assert error.code() == EXHAUSTED
+    await again.close()
 
 
 async def test_no_more_messages_arrive_at_once_than_fit(serve: Serve):
