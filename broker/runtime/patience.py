@@ -39,24 +39,46 @@ class Patience:
     def __init__(self, note: Callable[[], None] = lambda: None) -> None:
         self._note = note  # of each repetition
         self._ending = False
+        self._failing_since: list[float] = []  # of each operation that is tried again, on the loop's clock
 
     def end(self) -> None:
         """From now on an operation fails once its pauses have reached the longest."""
         self._ending = True
 
+    def failing_seconds(self) -> float:
+        """For how long the operation that has been tried longest has failed; 0 if none is being tried again."""
+        if not self._failing_since:
+            return 0.0
+        return asyncio.get_running_loop().time() - min(self._failing_since)
+
     async def wait_done(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await what `work` returns, and again with a new call of it; raises what is not passing."""
-        pause_seconds, failures = FIRST_PAUSE_SECONDS, 0
+        try:
+            return await work()
+        except OSError as error:
+            if not is_passing(error):
+                raise
+            first = error
+        since = asyncio.get_running_loop().time()
+        self._failing_since.append(since)
+        try:
+            return await self._repeat(work, first)
+        finally:
+            self._failing_since.remove(since)
+
+    async def _repeat(self, work: Callable[[], Awaitable[T]], error: OSError) -> T:
+        pause_seconds, failures = FIRST_PAUSE_SECONDS, 1
         while True:
-            try:
-                return await work()
-            except OSError as error:
-                if not is_passing(error) or (self._ending and pause_seconds >= LONGEST_PAUSE_SECONDS):
-                    raise
-                if failures % _LOG_EVERY == 0:
-                    fields = {"error": error, "failures": failures + 1}
-                    _log.error("A file operation failed and is tried again", extra={"fields": fields})
-            failures += 1
+            if (failures - 1) % _LOG_EVERY == 0:
+                fields = {"error": error, "failures": failures}
+                _log.error("A file operation failed and is tried again", extra={"fields": fields})
             self._note()
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+            try:
+                return await work()
+            except OSError as again:
+                if not is_passing(again) or (self._ending and pause_seconds >= LONGEST_PAUSE_SECONDS):
+                    raise
+                error = again
+            failures += 1

@@ -158,13 +158,20 @@ class JournalFiles:
             kept = min(max(self._spare_segments_max - len(self._spares), 0), count)
         # No sync of our own. A crash brings back at most names of segments that nobody needs, and opening
         # never looks at those. A roll syncs the folder before such a file gets a new life's first group.
-        for first_lsn in dropped[kept:]:
-            self._vfs.remove(self._path(first_lsn))
-        for first_lsn in dropped[:kept]:
-            spare = self._spare_path()
-            self._vfs.rename(self._path(first_lsn), spare)
-            with self._lock:
-                self._spares.append(spare)
+        try:
+            while len(dropped) > kept:
+                self._vfs.remove(self._path(dropped[-1]))
+                dropped.pop()
+            while dropped:
+                spare = self._spare_path()
+                self._vfs.rename(self._path(dropped[-1]), spare)
+                dropped.pop()
+                with self._lock:
+                    self._spares.append(spare)
+        finally:
+            if dropped:  # an operation failed, and will be tried again: what is left must be known then
+                with self._lock:
+                    self._segments[:0] = dropped
 
     def counts(self) -> tuple[int, int]:
         """How many segments and spares there are."""

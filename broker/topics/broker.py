@@ -53,6 +53,8 @@ from broker.topics.topic_index import IndexServices
 log = get_logger(__name__)
 
 _DISK_CHECK_SECONDS = 1.0
+_FAILING_SECONDS = 5.0
+"""After file operations have failed for so long the broker is not ready: calls that write would wait for their end."""
 
 
 class Broker:
@@ -334,6 +336,13 @@ class Broker:
     @property
     def not_ready_because(self) -> str | None:
         """Why the broker cannot serve, in one line; None if it can."""
+        if (reason := self._not_serving_because()) is not None:
+            return reason
+        if self._patience.failing_seconds() >= _FAILING_SECONDS:
+            return "waiting for the disk: a file cannot be opened, made or named"
+        return None
+
+    def _not_serving_because(self) -> str | None:
         if self._journal is None:
             return "recovering"
         if self._journal.failed is not None:
@@ -387,7 +396,7 @@ class Broker:
                 "The broker has stopped accepting writes after a failed write or sync; it must be restarted",
                 reason="STORAGE_FAILED",
             )
-        if (reason := self.not_ready_because) is not None:
+        if (reason := self._not_serving_because()) is not None:
             raise Unavailable(
                 f"The broker is {reason}", reason="DRAINING" if self._draining else "RECOVERING"
             )

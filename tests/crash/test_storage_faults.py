@@ -320,6 +320,25 @@ def test_the_last_figure_of_the_free_space_stands_while_it_cannot_be_looked_up()
     run_sim(scenario, seed=5)
 
 
+def test_a_broker_whose_files_cannot_be_opened_for_long_is_not_ready_and_then_is_again():
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        node = Node(MemVfs(), clock, small_config()).open()
+        await node.produce("orders", [Outgoing(b"before")])
+        with patch.object(node.vfs, "make_dir", side_effect=OSError(errno.EMFILE, "Too many open files")):
+            made = asyncio.create_task(node.produce("another", [Outgoing(b"waits")]))
+            await asyncio.sleep(1)
+            assert node.broker.not_ready_because is None
+            await asyncio.sleep(6)
+            assert "waiting for the disk" in (node.broker.not_ready_because or "")
+            await node.produce("orders", [Outgoing(b"needs no file")])
+        await made
+        await asyncio.sleep(1)  # the longest pause of others that were tried again
+        assert node.broker.not_ready_because is None
+        await node.stop()
+
+    run_sim(scenario, seed=5)
+
+
 # -- two brokers, one directory ------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 from collections.abc import Callable
@@ -87,3 +88,25 @@ def test_no_error_of_a_write_is_passing(make: Callable[[], OSError]):
     error = make()
     assert is_passing(error)
     assert not is_passing(WriteFailed(error.errno, error.strerror, "data/x"))
+
+
+def test_how_long_operations_have_failed_is_known():
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        patience = Patience()
+
+        async def fail(times: int) -> None:
+            await patience.wait_done(Work(clock, [no_descriptors() for _ in range(times)]))
+
+        assert patience.failing_seconds() == 0
+        first = asyncio.ensure_future(fail(10))
+        await asyncio.sleep(2)
+        second = asyncio.ensure_future(fail(100))
+        await asyncio.sleep(1)
+        assert 2.9 < patience.failing_seconds() < 3.1
+        await first
+        assert 0.9 < patience.failing_seconds() < 4
+        second.cancel()
+        await asyncio.wait([second])
+        assert patience.failing_seconds() == 0
+
+    run_sim(scenario, seed=1)

@@ -420,6 +420,19 @@ async def test_drop_below_keeps_what_is_needed_and_the_active_segment(lsn: int, 
     assert lsns(open_journal(vfs, (min(lsn, 6) or 1, 7)), 6) == [6, 7]
 
 
+@pytest.mark.parametrize("kind", ["remove", "rename"])
+async def test_what_a_failed_drop_left_is_dropped_by_the_next(kind: str) -> None:
+    vfs = make_vfs()
+    async with running(open_journal(vfs, segment_bytes=1, spare_segments_max=2)) as journal:
+        await append(journal, 6)
+        vfs.faults.add(Fault(kind, error=errno.EIO))
+        with pytest.raises(OSError, match="Input/output"):
+            journal.drop_below(6)
+        assert journal.stats().segments == len(segments(vfs)) > 1
+        journal.drop_below(6)
+        assert (journal.stats().segments, journal.stats().spares) == (len(segments(vfs)), 2) == (1, 2)
+
+
 async def test_no_spare_takes_the_name_of_one_that_was_found() -> None:
     vfs = make_vfs()
     vfs.make_dir(FOLDER)
