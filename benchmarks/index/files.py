@@ -34,6 +34,7 @@ class CountingVfs(LocalVfs):
     """Local files, and the bytes written to each."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.written: dict[str, int] = {}
 
     def open(self, path: str, *, create: bool = False) -> LocalFile:

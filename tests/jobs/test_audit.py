@@ -328,6 +328,7 @@ class BrokenDisk(ReadOnlyVfs):
     """Fails for some files, so many times."""
 
     def __init__(self, part: str, times: int = 1 << 30) -> None:
+        super().__init__()
         self.part = part
         self.times = times
 

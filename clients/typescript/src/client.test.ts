@@ -88,7 +88,7 @@ test("a cancelled message is not delivered", OPTIONS, async () => {
   const [kept] = await take(subscription, 1); // due later: the other one would have come before
   assert.deepEqual(kept!.payload, bytes("kept"));
   await kept!.ack();
-  assert.equal((await postdate.cancel(topic, "order-17")).result, "CHANGE_RESULT_NOT_FOUND");
+  assert.equal((await postdate.cancel(topic, "order-17")).result, "CHANGE_RESULT_ALREADY_CANCELLED");
 });
 
 test("a consumer that takes nothing is sent no more than its permits", OPTIONS, async () => {
