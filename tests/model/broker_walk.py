@@ -55,7 +55,7 @@ WALK: dict[str, tuple[float, Callable[[random.Random], dict[str, Any]]]] = {
     ),
     "nack": (2, lambda rng: {"pick": pick(rng), "subset": pick(rng), "after_ms": rng.choice(NACKS)}),
     "attach": (1, lambda rng: {"pick": pick(rng), "limits": rng.choice(LIMITS)}),
-    "detach": (1, lambda rng: {"pick": pick(rng)}),
+    "detach": (1, lambda rng: {"pick": pick(rng), "hands_back": rng.random() < 0.5}),
     "step_clock": (2, lambda rng: {"ms": rng.choice(CLOCK_STEPS)}),
     "seek": (0.7, lambda rng: {"pick": pick(rng), "where": rng.choice(("earliest", "latest", "id"))}),
     "pause_or_resume": (0.5, lambda rng: {"pick": pick(rng)}),
