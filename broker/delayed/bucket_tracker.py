@@ -476,15 +476,12 @@ class BucketTracker:
         if bucket.is_deleting:
             return
         try:
-            columns = self._decode(
-                bucket, segment, await self._storage.read_segment(bucket.metadata, segment)
-            )
+            data = await self._storage.read_segment(bucket.metadata, segment)
+            if not bucket.is_deleting:  # K3; what a merge has left out is not stale once more
+                bucket.feed(self._decode(bucket, segment, data))
         except (OSError, PostdateError):
-            if bucket.is_deleting:  # merged or spent while we read (B11)
-                return
-            raise
-        if not bucket.is_deleting:  # K3
-            bucket.feed(columns)
+            if not bucket.is_deleting:  # else merged or spent while we read (B11)
+                raise
 
     def _hand_on(self, last_ms: int) -> None:
         """Hand to near what waits before the next segment not read, up to a time, and not too much at once (B1)."""

@@ -188,7 +188,7 @@ class TrackerMachine(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         live, count = self.live(), self.tracker.count()
-        assert len(live) <= count <= len(self.held) + self.uncertain()
+        assert len(live) <= count <= len(self.held) + self.uncertain(), (len(live), count, len(self.held))
         bars = self.tracker.histogram(START_MS - 99 * DAY, START_MS + 9_999 * DAY, HOUR).bars
         assert sum(bar.count for bar in bars) == count
         assert all(bar.count > 0 for bar in bars)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from pyroaring import BitMap
 
 from broker.storage.amendments import NONE
-from tests.unit.delayed.test_bucket_tracker import NOW, World, take
+from tests.unit.delayed.test_bucket_tracker import HOUR, NOW, SMALL, World, merge_all, take
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
@@ -32,3 +34,21 @@ async def test_nothing_of_a_ledger_that_is_gone_is_yielded(is_sealed: bool, is_l
     assert world.tracker.count() == 1
     assert await take(world.tracker, NOW + 20_000) == [(NOW + 20_000, 2, 0)]
     assert world.tracker.image().bucket_ids == ()
+
+
+async def test_what_a_merge_left_out_beside_a_load_is_not_left_out_of_the_count_once_more():
+    """The load has the old bucket's rows in hand when the merge has already forgotten those of the ledger that is gone."""
+    world = World(replace(SMALL, max_buckets=1))
+    for number in range(2):
+        world.add(1, [NOW + HOUR], first=number)
+        world.add(2, [NOW + HOUR + 1], first=number)
+        await world.seal()
+    world.discard(1)
+    loading = await world.start(lambda: world.tracker.load(NOW + HOUR))
+    assert world.executor.stopped
+    await merge_all(world)
+    assert len(world.tracker.image().bucket_ids) == 1
+    await world.go_on()
+    await loading
+    assert world.tracker.count() == 2
+    assert await take(world.tracker, NOW + HOUR + 1) == [(NOW + HOUR + 1, 2, 0), (NOW + HOUR + 1, 2, 1)]
