@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 
-from broker.errors import Corrupt
 from postdate.v1 import admin_pb2, consumer_pb2, message_pb2
 from tests.wire.conftest import (
     Message,
@@ -514,27 +513,6 @@ async def test_a_consumer_name_of_any_length_is_taken(wire: Wire):
 
 
 # -- damage and deletion -----------------------------------------------------------------------------------------------
-
-
-async def test_damage_ends_the_stream_with_data_loss_and_other_topics_go_on(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-):
-    await wire.produce("bad", b"x")
-    await wire.produce("good", b"x")
-
-    async def read(*_: Any) -> Any:
-        raise Corrupt("A checksum is wrong", path="/secret/place", offset=17, advice="Restore a backup")
-
-    monkeypatch.setattr(wire.broker.registry.topic("bad").log, "read", read)
-    stream = wire.stream()
-    await stream.send(
-        open=consumer_pb2.Open(topic="bad", subscription="s", permits=consumer_pb2.Permits(messages=1))
-    )
-    refusal = await stream.refusal()
-    assert (refusal.code, refusal.reason) == (grpc.StatusCode.DATA_LOSS, "CORRUPT")
-    assert "secret" not in refusal.message + str(refusal.metadata)
-    other = await wire.subscribe("good")
-    await other.delivery()
 
 
 @pytest.mark.parametrize("what", ["topic", "subscription"])

@@ -18,6 +18,7 @@ from broker.config import BrokerConfig
 from broker.errors import Fenced
 from broker.rpc import consumer as consumer_rpc
 from broker.rpc import producer as producer_rpc
+from broker.runtime.vfs import WriteFailed
 from broker.server import Server
 from postdate.v1 import admin_pb2, consumer_pb2
 from tests.wire.conftest import (
@@ -143,7 +144,7 @@ def break_disk(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on the disk takes nothing."""
 
     def failing(*_: Any) -> Any:
-        raise OSError(errno.EIO, "Input/output error", "/secret/path")
+        raise WriteFailed(errno.EIO, "Input/output error", "/secret/path")
 
     monkeypatch.setattr(wire.broker.journal._files, "append", failing)
 
