@@ -67,7 +67,7 @@ class World:
     async def seal(self) -> None:
         assert await self.tracker.seal()
 
-    async def start(self, work: Callable[[], Coroutine[None, None, bool]]) -> asyncio.Task[bool]:
+    async def start(self, work: Callable[[], Coroutine[None, None, object]]) -> asyncio.Task[object]:
         """Begin a seal or a merge that waits before each of its steps."""
         IS_BACKGROUND.set(True)
         task = asyncio.create_task(work())
