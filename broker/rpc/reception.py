@@ -9,7 +9,8 @@ Invariants:
   R2  A call that has sent no message yet gives way to a new call where all places are taken: the oldest one of the
       connection that has most of them. So whoever has fewer such calls than another connection keeps them.
   R3  Messages that arrive at once are bounded (`Turns`). A call without a turn is not read, and gRPC takes no more of
-      it than one window, 64 KiB.
+      it than one window, 64 KiB. A call that ends before its message was read has its turn until it is gone: until
+      then gRPC holds what has arrived.
   R4  Connections have turns in turn. While others wait, a turn may last as long as lets all of them have one within
       `_TURN_SECONDS` or `_PROBE_SECONDS`, but not less than `_TURN_SECONDS_MIN`. So calls that only begin, on C
       connections and however many, delay a call of another one by C * _TURN_SECONDS_MIN / turns, if that is longer.
@@ -108,7 +109,8 @@ class Turns:
         self._most = most
         self._seconds = seconds
         self._held: dict[Place, float] = {}  # since when its connection has the turn
-        self._shares = Shares()  # of what is held
+        self._shares = Shares()  # of what is held, without those that are ending
+        self._ending: set[Place] = set()  # held until their calls have gone
         self._queue: OrderedDict[str, OrderedDict[Place, asyncio.Future[None]]] = (
             OrderedDict()
         )  # by connection
@@ -119,12 +121,11 @@ class Turns:
         if len(self._held) < self._most:
             self._hold(place, _now())
             return
-        if self._shares.lead(place.peer) >= 2 and (greedy := self._shares.oldest_of_most()) is not None:
-            self._end(greedy)
-            self._hold(place, _now())
-            return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.setdefault(place.peer, OrderedDict())[place] = turn
+        if self._shares.lead(place.peer) >= 2 and (greedy := self._shares.oldest_of_most()) is not None:
+            self._end(greedy)
+            self._queue.move_to_end(place.peer, last=False)
         self._watch()
         try:
             await turn
@@ -132,10 +133,14 @@ class Turns:
             self._forget(place)
 
     def give_back(self, place: Place) -> None:
-        since = self._release(place)
+        """End a turn whose message was read, or whose call is over."""
+        since = self._held.pop(place, None)
         if since is None:
             return
-        if place.peer in self._queue and since > self._began_by():  # the rest of it is for its connection
+        self._shares.discard(place)
+        if place in self._ending:
+            self._ending.remove(place)
+        elif place.peer in self._queue and since > self._began_by():  # the rest of it is for its connection
             self._give(place.peer, since)
         self._pass_on()
 
@@ -143,17 +148,15 @@ class Turns:
         self._held[place] = since
         self._shares.add(place)
 
-    def _release(self, place: Place) -> float | None:
-        self._shares.discard(place)
-        return self._held.pop(place, None)
-
     def _began_by(self) -> float:
         """Turns that began by then are over if somebody waits."""
         share = min(1.0, self._most / max(1, len(self._queue)))
         return _now() - max(_TURN_SECONDS_MIN, self._seconds * share)
 
     def _end(self, place: Place) -> None:
-        self._release(place)
+        """End a call; it keeps its turn until it has gone, and with it what has arrived of its message."""
+        self._shares.discard(place)
+        self._ending.add(place)
         place.give_way(_crowded())
 
     def _forget(self, place: Place) -> None:
@@ -189,11 +192,11 @@ class Turns:
         """End the turns that have lasted too long."""
         self._timer = None
         began_by = self._began_by()
-        for place, since in sorted(self._held.items(), key=itemgetter(1)):
-            if since > began_by or not self._queue:
+        turns = [turn for turn in self._held.items() if turn[0] not in self._ending]
+        for place, since in sorted(turns, key=itemgetter(1)):
+            if since > began_by or len(self._ending) >= len(self._queue):
                 break
             self._end(place)
-            self._pass_on()
         self._watch()
 
 
@@ -230,9 +233,10 @@ class Places:
         try:
             try:
                 await self._turns.take(place)
-                return await place.context.read()
-            finally:
+                message = await place.context.read()
                 self._turns.give_back(place)
+                return message
+            finally:
                 self._beginning.discard(place)
                 place.settle()
         except asyncio.CancelledError:
@@ -245,6 +249,7 @@ class Places:
     def leave(self, place: Place) -> None:
         self._count -= 1
         self._beginning.discard(place)
+        self._turns.give_back(place)
 
 
 class Place:

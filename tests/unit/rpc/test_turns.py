@@ -143,3 +143,39 @@ def test_shares_are_counted_as_a_counter_counts_them():
         if oldest is not None:
             assert counts[oldest.peer] == most
             assert oldest is next(place for place in held if place.peer == oldest.peer)
+
+
+async def test_what_arrived_for_calls_that_are_ended_is_bounded_too():
+    """A call has its message, as far as it came, until it is gone; that takes longer where the broker has much to do."""
+    places = make_places(200)
+    arriving = most = 0
+
+    async def begin(number: int) -> None:
+        nonlocal arriving, most
+        silent = Call(f"stranger {number % 7}", is_silent=True)
+        reads = silent.read
+
+        async def read() -> bytes:
+            nonlocal arriving, most
+            arriving += 1
+            most = max(most, arriving)
+            return await reads()
+
+        silent.read = read  # type: ignore[method-assign]
+        place = places.enter(cast("Any", silent), 30)
+        try:
+            await places.first_message(place)
+        except LimitReached:
+            await asyncio.sleep(0.01)  # until the client has been told
+            arriving -= 1
+        finally:
+            places.leave(place)
+
+    calls = [asyncio.create_task(begin(number)) for number in range(100)]
+    await asyncio.wait(calls, timeout=1)
+    ended = sum(task.done() for task in calls)
+    for task in calls:
+        task.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert most == TURNS
+    assert ended > 2 * TURNS
