@@ -512,7 +512,7 @@ async def test_a_consumer_name_of_any_length_is_taken(wire: Wire):
     await wire.subscribe("t", consumer_name="📮" * 10_000)
 
 
-# -- damage and deletion -----------------------------------------------------------------------------------------------
+# -- deletion ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["topic", "subscription"])
