@@ -22,7 +22,7 @@ from broker.runtime.vfs import LocalVfs
 from broker.settings import ConfigError, Kind
 
 if TYPE_CHECKING:
-    from postdate.backups import Backups
+    from postdate.backups import Backup, Backups
     from postdate.commands.settings import Settings
 
 T = TypeVar("T")
@@ -293,9 +293,14 @@ def create_backup(connection: Settings, label: str) -> None:
 @backup.command("list")
 @_with_connection
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def list_backups(connection: Settings, output: str) -> None:
+@click.option("--limit", type=click.IntRange(1), help="Show so many, oldest first.  [default: all]")
+def list_backups(connection: Settings, output: str, limit: int | None) -> None:
     """List backups, the oldest first."""
-    found = _with_backups(connection, lambda backups: backups.list())
+
+    async def listed(backups: Backups) -> list[Backup]:
+        return [each async for each in backups.list(limit=limit)]
+
+    found = _with_backups(connection, listed)
     if output == "json":
         click.echo(json.dumps([asdict(each) for each in found], default=str))
         return

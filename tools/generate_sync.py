@@ -45,6 +45,9 @@ IMPORTS = {
     "Iterator": "collections.abc",
 }
 
+BLOCK_ENDS = {"open": "enter", "close": "leave"}
+"""Methods that stand in place of the two ends of a `with` block, and what runs those."""
+
 PROCESSING = """
 @contextmanager
 def processing(self) -> Generator[Message, None, None]:
@@ -286,6 +289,8 @@ def public_method(class_name: str, node: ast.FunctionDef | ast.AsyncFunctionDef,
     if kind.startswith("AsyncIterator["):
         kind = kind.removeprefix("Async")
         body = f"self._portal.iterate({call})"
+    elif name in BLOCK_ENDS:
+        body = f"self._portal.{BLOCK_ENDS[name]}({call})"
     elif isinstance(node, ast.AsyncFunctionDef):
         body = wrapped(f"self._portal.run({call})", kind)
     elif class_name == "Client":

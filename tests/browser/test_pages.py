@@ -299,7 +299,7 @@ def test_the_longest_names_fit_as_well(operator: Window, shop: Shop, viewport: d
     topic, subscription = "t" * 255, "s" * 200
 
     async def name(client: postdate.Client) -> None:
-        if topic not in [each.name for each in await client.topics.list()]:
+        if topic not in [each.name async for each in client.topics.list()]:
             await client.subscriptions.create(topic, subscription)
             async with client.producer(topic) as producer:
                 await producer.send(b"", deliver_after=timedelta(hours=1), schedule_key="long")

@@ -191,7 +191,7 @@ async def test_on_another_file_system_all_is_copied_there_and_back(
 async def test_the_sdk_and_the_commands_make_list_and_delete(wire: Wire, tmp_path: Path):
     async with postdate.connect(wire.server.grpc_address) as client:
         made = await client.backups.create("sdk")
-        assert await client.backups.list() == (made,)
+        assert [each async for each in client.backups.list()] == [made]
         assert made.label == "sdk" and made.bytes >= made.copied_bytes > 0
         with pytest.raises(postdate.NotFound):
             await client.backups.delete("20261121T205812345Z")
@@ -208,6 +208,7 @@ async def test_the_sdk_and_the_commands_make_list_and_delete(wire: Wire, tmp_pat
     listed = json.loads(await command("list", "--output", "json"))
     assert [each["label"] for each in listed] == ["sdk", "cli"]
     assert len((await command("list")).splitlines()) == 2
+    assert "-sdk" in (first := await command("list", "--limit", "1")) and len(first.splitlines()) == 1
     await command("delete", made.name)
     await asyncio.to_thread(restore, path, tmp_path / "r")
     again = await asyncio.to_thread(

@@ -44,7 +44,7 @@ def run(wire: Wire, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
 
 
 async def names(client: postdate.Client) -> list[str]:
-    return [each.name for each in await client.subscriptions.list("t")]
+    return [each.name async for each in client.subscriptions.list("t")]
 
 
 # -- check -----------------------------------------------------------------------------------------------------

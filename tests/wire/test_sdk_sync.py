@@ -313,6 +313,23 @@ def test_new_client_in_a_child_works_if_none_was_open_at_the_fork(fake):
     assert done.stdout.splitlines() == ["sent", "sent", "b'from the child' b'from the child'"]
 
 
+def test_subscription_without_a_block(client, topic):
+    subscription = client.subscribe(topic, "s")
+    subscription.open()
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "SIGTERM would wear its messages out"
+    with pytest.raises(RuntimeError, match="opened once"):
+        subscription.open()
+    with client.producer(topic) as producer:
+        producer.send(b"x")
+    message = next(subscription)
+    message.ack()
+    subscription.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert list(subscription) == []
+    (stats,) = client.stats(topic)
+    assert (stats.subscriptions[0].consumers, stats.subscriptions[0].ready_messages) == (0, 0)
+
+
 def test_client_and_producer_without_a_block(fake, topic):
     client = fake.client()
     for _ in range(2):  # what was closed is opened again

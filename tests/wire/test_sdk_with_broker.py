@@ -250,8 +250,8 @@ async def test_topics_and_subscriptions_as_plain_values(client: postdate.Client)
         "t", "s", policy=postdate.SubscriptionPolicy(lease=timedelta(seconds=9))
     )
     assert made.effective_policy.lease == timedelta(seconds=9)
-    assert await client.subscriptions.list("t") == (made,)
-    assert [topic.name for topic in await client.topics.list()] == ["t"]
+    assert [each async for each in client.subscriptions.list("t")] == [made]
+    assert [topic.name async for topic in client.topics.list()] == ["t"]
     async with client.producer("t") as producer:
         await producer.send(b"x", deliver_after=timedelta(hours=1))
     (stats,) = await client.stats("t")
@@ -260,7 +260,7 @@ async def test_topics_and_subscriptions_as_plain_values(client: postdate.Client)
     assert (await client.server_info()).limits.payload_bytes_max == 1024 * 1024
     await client.subscriptions.delete("t", "s")
     await client.topics.delete("t")
-    assert await client.topics.list() == ()
+    assert [each async for each in client.topics.list()] == []
 
 
 async def test_broker_that_restarts_is_found_again(tmp_path: Path) -> None:
@@ -334,8 +334,8 @@ async def test_change_that_a_dying_broker_made_is_neither_repeated_nor_called_a_
                 await within(undo(other))
             with pytest.raises(postdate.Disconnected, match="may have happened or not"):
                 await within(asked)
-            assert [each.name for each in await client.topics.list()] == ["t"]
-            assert [each.name for each in await client.subscriptions.list("t")] == left
+            assert [each.name async for each in client.topics.list()] == ["t"]
+            assert [each.name async for each in client.subscriptions.list("t")] == left
     finally:
         await within(server.stop())
 

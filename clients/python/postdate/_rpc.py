@@ -10,7 +10,7 @@ import logging
 import os
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -68,6 +68,7 @@ _CHANNEL_OPTIONS = (
 
 RequestT = TypeVar("RequestT", bound=Proto)
 ResponseT = TypeVar("ResponseT", bound=Proto)
+RowT = TypeVar("RowT")
 RequestT_contra = TypeVar("RequestT_contra", bound=Proto, contravariant=True)
 ResponseT_co = TypeVar("ResponseT_co", bound=Proto, covariant=True)
 
@@ -216,6 +217,31 @@ class Rpc:
         request id, and a repeat would delete what somebody has made meanwhile, or meet its own effect.
         """
         return await self._call(method, request, wait_s, once=True)
+
+    async def rows(
+        self,
+        method: UnaryMethod[Any, Any],
+        request: Any,
+        read: Callable[[Any], Sequence[RowT]],
+        *,
+        page_size: int,
+        limit: int | None = None,
+    ) -> AsyncIterator[RowT]:
+        """The rows that `read` finds in each page of a call that lists, as the iteration goes on; at most `limit`."""
+        if limit is not None and limit < 0:
+            raise ValueError("limit is negative")
+        left = limit
+        while left is None or left > 0:
+            request.page_size = page_size if left is None else min(page_size, left)
+            response = await self.call(method, request)
+            rows = read(response)[:left]
+            for row in rows:
+                yield row
+            if left is not None:
+                left -= len(rows)
+            if not response.next_page_token:
+                return
+            request.page_token = response.next_page_token
 
     async def _call(
         self, method: UnaryMethod[RequestT, ResponseT], request: RequestT, wait_s: float, *, once: bool

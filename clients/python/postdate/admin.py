@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Unpack, cast
@@ -150,16 +151,15 @@ class Topics:
         response = await self._rpc.call_once(self._rpc.admin.UpdateTopic, request)
         return _topic(response.topic)
 
-    async def list(self) -> tuple[TopicDescription, ...]:
-        """All topics, by name."""
-        topics: tuple[TopicDescription, ...] = ()
-        request = admin_pb2.ListTopicsRequest(page_size=_PAGE_SIZE)
-        while True:
-            response = await self._rpc.call(self._rpc.admin.ListTopics, request)
-            topics += tuple(map(_topic, response.topics))
-            if not response.next_page_token:
-                return topics
-            request.page_token = response.next_page_token
+    def list(self, *, limit: int | None = None) -> AsyncIterator[TopicDescription]:
+        """All topics, by name, page by page as the iteration goes on; at most `limit`."""
+        return self._rpc.rows(
+            self._rpc.admin.ListTopics,
+            admin_pb2.ListTopicsRequest(),
+            lambda page: [_topic(each) for each in page.topics],
+            page_size=_PAGE_SIZE,
+            limit=limit,
+        )
 
     async def verify(self, name: str) -> TopicCheck:
         """Compare the topic's index with its messages. Delivery goes on; with billions of messages it takes minutes."""
@@ -275,16 +275,15 @@ class Subscriptions:
         response = await self._rpc.call_once(self._rpc.admin.Resume, request)
         return _subscription(response.subscription)
 
-    async def list(self, topic: str) -> tuple[SubscriptionDescription, ...]:
-        """All subscriptions of a topic, by name."""
-        subscriptions: tuple[SubscriptionDescription, ...] = ()
-        request = admin_pb2.ListSubscriptionsRequest(topic=topic, page_size=_PAGE_SIZE)
-        while True:
-            response = await self._rpc.call(self._rpc.admin.ListSubscriptions, request)
-            subscriptions += tuple(map(_subscription, response.subscriptions))
-            if not response.next_page_token:
-                return subscriptions
-            request.page_token = response.next_page_token
+    def list(self, topic: str, *, limit: int | None = None) -> AsyncIterator[SubscriptionDescription]:
+        """All subscriptions of a topic, by name, page by page as the iteration goes on; at most `limit`."""
+        return self._rpc.rows(
+            self._rpc.admin.ListSubscriptions,
+            admin_pb2.ListSubscriptionsRequest(topic=topic),
+            lambda page: [_subscription(each) for each in page.subscriptions],
+            page_size=_PAGE_SIZE,
+            limit=limit,
+        )
 
     async def delete(self, topic: str, name: str) -> None:
         """Delete a subscription; its consumers are disconnected."""

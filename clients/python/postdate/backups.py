@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -50,16 +51,15 @@ class Backups:
         response = await self._rpc.call_once(self._rpc.admin.CreateBackup, request, wait_s=_CREATE_S)
         return _backup(response.backup)
 
-    async def list(self) -> tuple[Backup, ...]:
-        """All complete backups, the oldest first."""
-        backups: tuple[Backup, ...] = ()
-        request = admin_pb2.ListBackupsRequest(page_size=_PAGE_SIZE)
-        while True:
-            response = await self._rpc.call(self._rpc.admin.ListBackups, request)
-            backups += tuple(map(_backup, response.backups))
-            if not response.next_page_token:
-                return backups
-            request.page_token = response.next_page_token
+    def list(self, *, limit: int | None = None) -> AsyncIterator[Backup]:
+        """All complete backups, the oldest first, page by page as the iteration goes on; at most `limit`."""
+        return self._rpc.rows(
+            self._rpc.admin.ListBackups,
+            admin_pb2.ListBackupsRequest(),
+            lambda page: [_backup(each) for each in page.backups],
+            page_size=_PAGE_SIZE,
+            limit=limit,
+        )
 
     async def delete(self, name: str) -> None:
         """Delete a backup; `NotFound` if there is none of that name."""

@@ -59,28 +59,18 @@ class DeadLetters:
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc
 
-    async def list(
+    def list(
         self, topic: str, subscription: str, *, limit: int | None = None, payloads: bool = False
     ) -> AsyncIterator[DeadLetter]:
-        """What the subscription gave up, oldest first, page by page as the iteration goes on; at most `limit`."""
+        """Dead letters of the subscription, oldest first, page by page as the iteration goes on; at most `limit`."""
         view = message_pb2.MESSAGE_VIEW_FULL if payloads else message_pb2.MESSAGE_VIEW_BASIC
-        request = admin_pb2.ListDeadLettersRequest(
-            topic=topic,
-            subscription=subscription,
-            view=view,
+        return self._rpc.rows(
+            self._rpc.admin.ListDeadLetters,
+            admin_pb2.ListDeadLettersRequest(topic=topic, subscription=subscription, view=view),
+            lambda page: [_dead_letter(each, payloads) for each in page.dead_letters],
+            page_size=_FULL_PAGE_SIZE if payloads else _PAGE_SIZE,
+            limit=limit,
         )
-        page_size = _FULL_PAGE_SIZE if payloads else _PAGE_SIZE
-        left = limit
-        while left is None or left > 0:
-            request.page_size = page_size if left is None else min(page_size, left)
-            response = await self._rpc.call(self._rpc.admin.ListDeadLetters, request)
-            for letter in response.dead_letters:
-                yield _dead_letter(letter, payloads)
-            if left is not None:
-                left -= len(response.dead_letters)
-            if not response.next_page_token:
-                return
-            request.page_token = response.next_page_token
 
     async def requeue(
         self,

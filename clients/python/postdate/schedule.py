@@ -62,7 +62,7 @@ class Schedule:
         response = await self._rpc.call(self._rpc.schedule.GetScheduled, request)
         return ScheduledMessage(response.scheduled, payload)
 
-    async def list(
+    def list(
         self,
         topic: str,
         *,
@@ -76,20 +76,15 @@ class Schedule:
 
         Only those whose time has not come; with `key_prefix`, only those whose schedule_key begins so.
         """
-        request = schedule_pb2.ListScheduledRequest(
-            topic=topic, due=_due(start, end), key_prefix=key_prefix, view=_view(payloads)
+        return self._rpc.rows(
+            self._rpc.schedule.ListScheduled,
+            schedule_pb2.ListScheduledRequest(
+                topic=topic, due=_due(start, end), key_prefix=key_prefix, view=_view(payloads)
+            ),
+            lambda page: [ScheduledMessage(each, payloads) for each in page.scheduled],
+            page_size=_PAGE_SIZE,
+            limit=limit,
         )
-        left = limit
-        while left is None or left > 0:
-            request.page_size = _PAGE_SIZE if left is None else min(_PAGE_SIZE, left)
-            response = await self._rpc.call(self._rpc.schedule.ListScheduled, request)
-            for scheduled in response.scheduled:
-                yield ScheduledMessage(scheduled, payloads)
-            if left is not None:
-                left -= len(response.scheduled)
-            if not response.next_page_token:
-                return
-            request.page_token = response.next_page_token
 
     async def count(
         self,

@@ -10,6 +10,8 @@ from postdate._time import moment_or_none, span
 from postdate.model import SubscriptionType, subscription_type
 from postdate.v1 import admin_pb2
 
+_PAGE_SIZE = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class IndexStats:
@@ -58,14 +60,13 @@ class TopicStats:
 
 
 async def get_stats(rpc: Rpc, topics: tuple[str, ...]) -> tuple[TopicStats, ...]:
-    found: list[TopicStats] = []
-    request = admin_pb2.GetStatsRequest(topics=topics)
-    while True:
-        response = await rpc.call(rpc.admin.GetStats, request)
-        found += map(_topic_stats, response.topics)
-        if not response.next_page_token:
-            return tuple(found)
-        request.page_token = response.next_page_token
+    found = rpc.rows(
+        rpc.admin.GetStats,
+        admin_pb2.GetStatsRequest(topics=topics),
+        lambda page: [_topic_stats(each) for each in page.topics],
+        page_size=_PAGE_SIZE,
+    )
+    return tuple([each async for each in found])
 
 
 def _topic_stats(stats: admin_pb2.TopicStats) -> TopicStats:

@@ -137,8 +137,16 @@ class Subscription:
         return self._consumer_id
 
     async def __aenter__(self) -> Subscription:
-        if self._link is not None:
-            raise RuntimeError("a subscription is entered once")
+        await self.open()
+        return self
+
+    async def open(self) -> None:
+        """Begin, in place of a `with` block: for a consumer that is kept for as long as the program runs.
+
+        Returns once the broker has answered. `close` ends it, as leaving the block would.
+        """
+        if self._loop is not None:
+            raise RuntimeError("a subscription is opened once")
         self._link = Link(self._rpc, self)
         self._loop = asyncio.get_running_loop()
         entered.add(self)
@@ -153,7 +161,6 @@ class Subscription:
                 await self._link.abort()
             remove_consumer(self)
             raise
-        return self
 
     async def __aexit__(
         self,
@@ -540,7 +547,7 @@ class Subscription:
     async def _wait_change(self) -> None:
         if self._link is None:
             raise RuntimeError(
-                "the subscription is used before `with client.subscribe(...) as subscription:`"
+                "the subscription is used before `with client.subscribe(...) as subscription:` or `open()`"
             )
         self._changed.clear()
         await self._changed.wait()

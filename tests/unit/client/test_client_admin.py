@@ -26,7 +26,7 @@ async def test_topic_is_created_shown_listed_and_deleted(broker: FakeBroker, cli
     assert (await client.topics.get("a")) == created
     for name in "bcde":
         await client.topics.create(name)
-    assert [topic.name for topic in await client.topics.list()] == list("abcde")
+    assert [topic.name async for topic in client.topics.list()] == list("abcde")
     await client.topics.delete("c")
     with pytest.raises(postdate.NotFound) as caught:
         await client.topics.get("c")
@@ -57,9 +57,9 @@ async def test_subscription_is_created_shown_listed_and_deleted(
     await client.subscriptions.create("t", "other")
     assert (await client.subscriptions.get("t", "other")).type is postdate.SubscriptionType.SHARED
     await client.subscriptions.delete("t", "other")
-    assert [each.name for each in await client.subscriptions.list("t")] == ["s"]
+    assert [each.name async for each in client.subscriptions.list("t")] == ["s"]
     await client.subscriptions.delete("t", "s")
-    assert await client.subscriptions.list("t") == ()
+    assert [each async for each in client.subscriptions.list("t")] == []
 
 
 async def test_stats_and_server_info(broker: FakeBroker, client: postdate.Client) -> None:

@@ -24,10 +24,10 @@ async def test_backups_are_made_listed_over_pages_and_deleted(
     assert (first.lsn, first.topics, first.files, first.bytes, first.copied_bytes) == (7, 2, 9, 1000, 300)
     assert first.create_time.year == 2023
     assert first.duration == timedelta(seconds=1.5)
-    assert await client.backups.list() == tuple(made)
+    assert [each async for each in client.backups.list()] == made
     assert len({request.request_id for request in broker.unary}) == 3
     await client.backups.delete(first.name)
-    assert await client.backups.list() == tuple(made[1:])
+    assert [each async for each in client.backups.list()] == made[1:]
     with pytest.raises(postdate.NotFound) as caught:
         await client.backups.delete(first.name)
     assert caught.value.reason == "BACKUP_NOT_FOUND"

@@ -10,7 +10,7 @@ import click
 
 import postdate
 from postdate.commands.completion import SUBSCRIPTION, TOPIC
-from postdate.commands.output import emit_one, emit_rows, plain, record
+from postdate.commands.output import RowStream, emit_one, emit_rows, plain, record
 from postdate.commands.policies import (
     changes_buckets,
     inherit_subscription_option,
@@ -33,7 +33,7 @@ from postdate.commands.settings import (
     not_confirmed,
     run,
 )
-from postdate.commands.values import TARGET, counted, local_time, local_zone
+from postdate.commands.values import TARGET, counted, limit_option, local_time, local_zone
 
 _YES = click.option("--yes", is_flag=True, help="Do it, with messages pending.")
 _IF_NOT_EXISTS = click.option(
@@ -95,14 +95,17 @@ def get_topic(settings: Settings, name: str) -> None:
 
 
 @topic.command("list")
+@limit_option("by name")
 @click.pass_obj
-def list_topics(settings: Settings) -> None:
+def list_topics(settings: Settings, limit: int | None) -> None:
     """List all topics."""
 
     async def work() -> None:
+        rows = RowStream(settings, ["name", "create_time"])
         async with settings.client() as client:
-            rows = [record(each) for each in await client.topics.list()]
-            emit_rows(settings, rows, ["name", "create_time"])
+            async for each in client.topics.list(limit=limit):
+                rows.add(record(each))
+        rows.end()
 
     run(work())
 
@@ -283,14 +286,17 @@ def get_subscription(settings: Settings, topic: str, name: str) -> None:
 
 @subscription.command("list")
 @click.argument("topic", type=TOPIC)
+@limit_option("by name")
 @click.pass_obj
-def list_subscriptions(settings: Settings, topic: str) -> None:
+def list_subscriptions(settings: Settings, topic: str, limit: int | None) -> None:
     """List the subscriptions of TOPIC."""
 
     async def work() -> None:
+        rows = RowStream(settings, ["name", "type", "paused", "create_time"])
         async with settings.client() as client:
-            rows = [record(each) for each in await client.subscriptions.list(topic)]
-            emit_rows(settings, rows, ["name", "type", "paused", "create_time"])
+            async for each in client.subscriptions.list(topic, limit=limit):
+                rows.add(record(each))
+        rows.end()
 
     run(work())
 

@@ -81,11 +81,11 @@ class _Name(click.ParamType[str]):
 
 
 async def _topics(client: postdate.Client, _ctx: click.Context) -> list[str]:
-    return [each.name for each in await client.topics.list()]
+    return [each.name async for each in client.topics.list()]
 
 
 async def _subscriptions(client: postdate.Client, ctx: click.Context) -> list[str]:
-    return [each.name for each in await client.subscriptions.list(ctx.params["topic"])]
+    return [each.name async for each in client.subscriptions.list(ctx.params["topic"])]
 
 
 def _ask(ctx: click.Context, look: Callable[[postdate.Client, click.Context], Any]) -> list[str]:

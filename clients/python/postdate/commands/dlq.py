@@ -14,7 +14,7 @@ import postdate
 from postdate.commands.completion import SUBSCRIPTION, TOPIC
 from postdate.commands.output import RowStream, emit_one, payload_fields, progress_bar
 from postdate.commands.settings import EXIT_PARTLY, CommandFailed, Group, Settings, describe, run
-from postdate.commands.values import DURATION, MESSAGE_ID
+from postdate.commands.values import DURATION, MESSAGE_ID, limit_option
 
 _COLUMNS = ["id", "original_id", "attempts", "reason", "last_reason", "time", "payload_bytes", "key"]
 _LOOK_EVERY_S = 0.2  # at how many are left, for the progress bar
@@ -31,7 +31,7 @@ def dlq() -> None:
 @dlq.command("list")
 @click.argument("topic", type=TOPIC)
 @click.argument("subscription", type=SUBSCRIPTION)
-@click.option("--limit", type=click.IntRange(1), help="Show so many, oldest first.  [default: all]")
+@limit_option("oldest first")
 @click.option("--payload", is_flag=True, help="Show what is in them too.")
 @click.pass_obj
 def list_dead_letters(

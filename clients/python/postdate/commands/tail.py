@@ -113,7 +113,7 @@ async def _sweep(client: postdate.Client, topic: str) -> None:
     if not idle:
         return
     now = (await client.server_info()).broker_time
-    for each in await client.subscriptions.list(topic):
+    async for each in client.subscriptions.list(topic):
         if each.name in idle and now - each.create_time > _ABANDONED_AFTER:
             try:
                 await client.subscriptions.delete(topic, each.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -128,6 +129,11 @@ RATE = _Parsed("number", parse_rate)
 SIZE = _Parsed("size", parse_size)
 MESSAGE_ID = _Parsed("id", MessageId.parse)
 TARGET = _Parsed("target", parse_target)
+
+
+def limit_option(order: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The `--limit` of a list that shows all, in this order, where none is given."""
+    return click.option("--limit", type=click.IntRange(1), help=f"Show so many, {order}.  [default: all]")
 
 
 def show_duration(span: timedelta) -> str:

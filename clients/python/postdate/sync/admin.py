@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Unpack
 
@@ -52,9 +53,9 @@ class Topics:
         """
         return self._portal.run(self._inner.update(name, **changes))
 
-    def list(self) -> tuple[TopicDescription, ...]:
-        """All topics, by name."""
-        return self._portal.run(self._inner.list())
+    def list(self, *, limit: int | None = None) -> Iterator[TopicDescription]:
+        """All topics, by name, page by page as the iteration goes on; at most `limit`."""
+        return self._portal.iterate(self._inner.list(limit=limit))
 
     def verify(self, name: str) -> TopicCheck:
         """Compare the topic's index with its messages. Delivery goes on; with billions of messages it takes minutes."""
@@ -125,9 +126,9 @@ class Subscriptions:
         """Deliver again."""
         return self._portal.run(self._inner.resume(topic, name))
 
-    def list(self, topic: str) -> tuple[SubscriptionDescription, ...]:
-        """All subscriptions of a topic, by name."""
-        return self._portal.run(self._inner.list(topic))
+    def list(self, topic: str, *, limit: int | None = None) -> Iterator[SubscriptionDescription]:
+        """All subscriptions of a topic, by name, page by page as the iteration goes on; at most `limit`."""
+        return self._portal.iterate(self._inner.list(topic, limit=limit))
 
     def delete(self, topic: str, name: str) -> None:
         """Delete a subscription; its consumers are disconnected."""

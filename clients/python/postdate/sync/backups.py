@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from postdate import backups as _backups
 from postdate.backups import Backup
 from postdate.sync._portal import Portal
@@ -21,9 +23,9 @@ class Backups:
         """
         return self._portal.run(self._inner.create(label))
 
-    def list(self) -> tuple[Backup, ...]:
-        """All complete backups, the oldest first."""
-        return self._portal.run(self._inner.list())
+    def list(self, *, limit: int | None = None) -> Iterator[Backup]:
+        """All complete backups, the oldest first, page by page as the iteration goes on; at most `limit`."""
+        return self._portal.iterate(self._inner.list(limit=limit))
 
     def delete(self, name: str) -> None:
         """Delete a backup; `NotFound` if there is none of that name."""

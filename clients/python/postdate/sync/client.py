@@ -81,11 +81,11 @@ class Client:
 
         Nothing happens if it is open. After `close` it may be opened again.
         """
-        self._portal.run(self._inner.open())
+        self._portal.enter(self._inner.open())
 
     def close(self) -> None:
         """End the connection. Close producers and subscriptions before, or they are cut off."""
-        self._portal.run(self._inner.close())
+        self._portal.leave(self._inner.close())
 
     @property
     def topics(self) -> Topics:

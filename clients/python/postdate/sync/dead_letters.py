@@ -21,7 +21,7 @@ class DeadLetters:
     def list(
         self, topic: str, subscription: str, *, limit: int | None = None, payloads: bool = False
     ) -> Iterator[DeadLetter]:
-        """What the subscription gave up, oldest first, page by page as the iteration goes on; at most `limit`."""
+        """Dead letters of the subscription, oldest first, page by page as the iteration goes on; at most `limit`."""
         return self._portal.iterate(self._inner.list(topic, subscription, limit=limit, payloads=payloads))
 
     def requeue(

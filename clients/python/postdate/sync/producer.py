@@ -114,8 +114,8 @@ class Producer:
 
     def open(self) -> None:
         """Begin, in place of a `with` block: for a producer that is kept for as long as the program runs."""
-        self._portal.run(self._inner.open())
+        self._portal.enter(self._inner.open())
 
     def close(self) -> None:
         """Send what has gathered, wait until all is settled, and end the stream."""
-        self._portal.run(self._inner.close())
+        self._portal.leave(self._inner.close())

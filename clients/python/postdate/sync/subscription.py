@@ -65,6 +65,13 @@ class Subscription:
         self._portal.enter(self._inner.__aenter__())
         return self
 
+    def open(self) -> None:
+        """Begin, in place of a `with` block: for a consumer that is kept for as long as the program runs.
+
+        Returns once the broker has answered. `close` ends it, as leaving the block would.
+        """
+        self._portal.enter(self._inner.open())
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -132,4 +139,4 @@ class Subscription:
         failed at none of them. Waits for a broker that is away up to the client's `retry_for`; what is not
         confirmed by then raises.
         """
-        self._portal.run(self._inner.close())
+        self._portal.leave(self._inner.close())
