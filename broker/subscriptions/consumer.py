@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from broker.errors import PostdateError
-from broker.model import Array, Entries, Int64Column, RowColumn, UInt32Column, bitmap_of
+from broker.model import Array, Entries, Int64Column, RowColumn, UInt32Column, bitmap_of, common_entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class Consumer:
         self.found_nothing = False
         self.closed_because: PostdateError | None = None
         self._waiting: DeliveryBatch | None = None
+        self._charged_bytes = 0  # for what waits
         self.wakeup = asyncio.Event()
 
     @property
@@ -90,13 +91,13 @@ class Consumer:
             self.counts_bytes = True
         elif messages:
             self.counts_bytes = False
-            self.permit_bytes = 0
+            self.permit_bytes = self._charged_bytes = 0
 
     def charge(self, messages: int, bytes_: int) -> None:
         """Use up permits."""
         self.permits -= messages
-        if self.counts_bytes:
-            self.permit_bytes = max(0, self.permit_bytes - bytes_)
+        self._charged_bytes = min(bytes_, self.permit_bytes)
+        self.permit_bytes -= self._charged_bytes
 
     def deliver(self, batch: DeliveryBatch) -> None:
         """Put a batch on its way."""
@@ -109,16 +110,26 @@ class Consumer:
         batch, self._waiting = self._waiting, None
         return batch
 
+    def take_back(self) -> DeliveryBatch | None:
+        """What was put on its way and not sent yet, and never will be; its permits are there again."""
+        if (batch := self.next_nowait()) is not None:
+            self.permits += len(batch)
+            self.permit_bytes += self._charged_bytes
+        return batch
+
+    def waits_with(self, entries: Entries) -> bool:
+        """Whether any of these is on its way to it and not sent yet."""
+        return self._waiting is not None and bool(common_entries(self._waiting.entries(), entries))
+
     def tell_nothing_found(self) -> None:
         """The dispatcher has looked since this consumer came, and found nothing more that may be sent now."""
         self.found_nothing = True
         self.wakeup.set()
 
     def end(self) -> None:
-        """Tell the stream to end well. What was handed out and not sent yet is never sent."""
+        """Tell the stream to end well. What was not sent yet was taken back before."""
         self.ended = True
         self.draining = True
-        self._waiting = None
         self.wakeup.set()
 
     def close(self, because: PostdateError) -> None:

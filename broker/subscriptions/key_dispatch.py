@@ -4,7 +4,7 @@ A step takes from one source, and gives each consumer what is its own of it. Wha
 consumer without permits stops its own keys only. Of one slot (`key_shared`), messages go in the order in which the
 sources give them: first what came back, in the log's order, then what is due, in due order, then what else arrived.
 What was parked goes before what was not taken yet. What waits for its time (a delay, a nack) is outside the order;
-what waited in the redelivery queue and was never sent is as new as what the log and the replay queue give.
+what waited in the redelivery queue and was never handed out is as new as what the log and the replay queue give.
 
 Parked positions are bounded by `PARKED_MAX`: with so many, no more is taken from the replay queue and the log until
 something was unparked, so that a slow consumer holds up all in the end. What came back is taken all the same, since it
@@ -168,7 +168,7 @@ class KeyDispatch:
         keep = self._out.last_look(taken, read, now_ms)
         slots = slots_of(read.rows["key_hash"])
         if taken.from_redelivery:
-            # What only waited there, for a time or because a read failed, was never sent and is as new as any other.
+            # What only waited there, for a time or because a read failed, was never out and is as new as any other.
             came_back = self._came_back(taken)
             room = self._look_around()
             sendable = self._for_returned(room) & (self._returned.counts == 0)
@@ -180,7 +180,11 @@ class KeyDispatch:
 
     def _came_back(self, taken: Taken) -> Mask:
         (ledger_id,) = np.unique(taken.ledger_ids).tolist()  # the redelivery queue gives one ledger at a time
-        found = self._subscription.redelivery.came_back(entries_in(taken, slice(None)))
+        entries = entries_in(taken, slice(None))
+        found = self._subscription.redelivery.came_back(entries)
+        merge_entries(
+            found, self._router.back_among(entries)
+        )  # no record tells of what was taken back unsent
         nothing = np.zeros(len(taken.entry_ids), np.bool_)
         return members(taken.entry_ids, found[ledger_id]) if ledger_id in found else nothing
 

@@ -97,7 +97,7 @@ class KeyRouter:
         """See who shares the slots, what was settled and what comes back. Call it before each look at the rest.
 
         `came_back` was given back unasked since the last call; it is `promised` while the record is on its way to the
-        disk, and then `ready` in the redelivery queue until it is taken.
+        disk, and then `ready` in the redelivery queue until it is taken. What was never sent needs no record.
         """
         changed = self._note_returns(came_back, promised, ready)
         ended_count = self._granted_count - leases.count()
@@ -191,6 +191,10 @@ class KeyRouter:
         if not self._back:
             self.behind[:] = False
         return True
+
+    def back_among(self, entries: Entries) -> Entries:
+        """Which of some entries waited for redelivery at the last update and had been handed out before."""
+        return common_entries(entries, self._back)
 
     def _slots_holding(self, entries: Entries) -> Mask:
         """The slots of what was handed out; all of them if some was handed out by a dispatcher before this one."""

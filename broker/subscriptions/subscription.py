@@ -119,7 +119,7 @@ class Subscription:
         self.parked: Entries = {}
         """What came back and waits in the dispatcher for the consumer of its key (KEY_SHARED)."""
         self.came_back: list[Entries] = []
-        """What was given back unasked since the dispatcher last looked: it keeps its place (KEY_SHARED)."""
+        """What came back unasked or was taken back, since the dispatcher last looked: keeps its place (KEY_SHARED)."""
         self.returning = (
             0  # records on their way that give entries back: these lie before what was not sent yet
         )
@@ -316,10 +316,14 @@ class Subscription:
         self.work.set()  # another one may be the active consumer now
 
     def _take_back_unsent(self, consumer: Consumer) -> None:
-        if (unsent := consumer.next_nowait()) is not None:
-            held = self.leases.held_by(consumer.consumer_id, unsent.entries())
-            if held:
-                self._give_back_unasked(consumer.consumer_id, held, ReturnReason.RELEASED)
+        """As if it had never been handed out; by a record of it, it would count as sent, and could not be changed."""
+        unsent = consumer.take_back()
+        held = {} if unsent is None else self.leases.held_by(consumer.consumer_id, unsent.entries())
+        if held:
+            self.leases.take_back(consumer.consumer_id, held)
+            self.redelivery.push(0, held)
+            if self.type == KEY_SHARED:
+                self.came_back.append(held)
 
     def begin_catchup(self, catchup_ms: int) -> None:
         """From here on, what is due by now is found by position. One step, without await."""
@@ -341,6 +345,7 @@ class Subscription:
     def _end_streams(self) -> None:
         """Let all consumers go; who comes next is the first one, and starts catch-up."""
         for consumer in self.consumers:
+            self._take_back_unsent(consumer)
             consumer.end()
         self.consumers.clear()
         self.replay.clear()
@@ -422,10 +427,14 @@ class Subscription:
         """Give back what is held beyond its deadline; of a consumer that hangs, all that it holds."""
         now_ns = self.clock.monotonic_ns()
         for consumer_id, late in self.leases.expired(now_ns):
-            hung = self._hung(consumer_id, now_ns)
-            entries = self.leases.held(consumer_id) if hung else late
-            self.counters.lease_expired_messages += count_entries(entries)
-            self._give_back_unasked(consumer_id, entries, ReturnReason.LEASE_EXPIRED)
+            consumer = next((each for each in self.consumers if each.consumer_id == consumer_id), None)
+            hung = consumer is not None and self._hung(consumer, now_ns)
+            if consumer is not None and consumer.waits_with(late):
+                self._take_back_unsent(consumer)  # its stream did not come to send it: no attempt was made
+            entries = self.leases.held(consumer_id) if hung else self.leases.held_by(consumer_id, late)
+            if entries:
+                self.counters.lease_expired_messages += count_entries(entries)
+                self._give_back_unasked(consumer_id, entries, ReturnReason.LEASE_EXPIRED)
 
     def _lease_ended(self, consumer_id: str) -> None:
         """A consumer holds less: a message that is larger than the bytes it has left may go to it now (D4)."""
@@ -434,10 +443,9 @@ class Subscription:
                 consumer.starved = False
                 self.work.set()
 
-    def _hung(self, consumer_id: str, now_ns: int) -> bool:
+    def _hung(self, consumer: Consumer, now_ns: int) -> bool:
         """Whether nothing was heard of a consumer for as long as its lease: then others go before it."""
-        consumer = next((each for each in self.consumers if each.consumer_id == consumer_id), None)
-        if consumer is None or now_ns - consumer.heard_ns < consumer.lease_ms * 1_000_000:
+        if now_ns - consumer.heard_ns < consumer.lease_ms * 1_000_000:
             return False
         consumer.silent = True
         self.consumers.remove(consumer)

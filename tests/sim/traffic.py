@@ -191,6 +191,8 @@ class SimConsumer(Consumer):
         self.habits = habits
         self.left = 0
         self.left_bytes: int | None = None
+        self._last_bytes = 0  # what the last batch took of them
+        self._handed_back: DeliveryBatch | None = None
         self.attached = False
         self.attached_us = 0
         self.life = self._life = life
@@ -208,6 +210,7 @@ class SimConsumer(Consumer):
             self.left_bytes = (self.left_bytes or 0) + bytes_
         elif messages:
             self.left_bytes = None
+            self._last_bytes = 0
         super().grant(messages, bytes_)
 
     def deliver(self, batch: DeliveryBatch) -> None:
@@ -231,9 +234,21 @@ class SimConsumer(Consumer):
             return
         self.left -= len(batch)
         if self.left_bytes is not None:
-            self.left_bytes = max(0, self.left_bytes - batch.frames_bytes)
+            self._last_bytes = min(self.left_bytes, batch.frames_bytes)
+            self.left_bytes -= self._last_bytes
         self._arrived.append([self._all.by_frame[frame] for frame in batch.frames])
         super().deliver(batch)
+
+    def take_back(self) -> DeliveryBatch | None:
+        if self._life.dead:
+            return None
+        self._hand_back_unsent()
+        batch = super().take_back()
+        if batch is not None:
+            self.left += len(batch)
+            if self.left_bytes is not None:
+                self.left_bytes += self._last_bytes
+        return batch
 
     def sees_live(self, message: Message) -> bool:
         """Whether a message comes to this consumer through the index, in due order, and not by position."""
@@ -288,7 +303,8 @@ class SimConsumer(Consumer):
         self._subscription.drain(self)
 
     def _hand_back_unsent(self) -> None:
-        if self._waiting is not None:
+        if self._waiting is not None and self._waiting is not self._handed_back:
+            self._handed_back = self._waiting
             self._all.handed_back(self, self._arrived.pop())
 
     async def run(self) -> None:
