@@ -8,7 +8,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -110,6 +110,8 @@ Subscription._terminated = tell
 """
 FORKS = """
 import os, sys, time
+# gRPC's own handlers start its threads again in the child, where they crash now and then. The child is to end by SIGTERM.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 import postdate.sync
 
 with postdate.sync.connect(sys.argv[1]) as client, client.subscribe("t", "s") as subscription:
@@ -139,13 +141,14 @@ async def started(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}"},
+        start_new_session=True,
     )
     try:
         yield process
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        with suppress(ProcessLookupError):  # its children too: they hold its pipes, and `wait` waits for those
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
 
 
 async def line_of(process: asyncio.subprocess.Process) -> str:

@@ -295,9 +295,12 @@ class Rpc:
                 raise error from rpc_error
 
     async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if self._closed:
+            return
+        self._closed = True
+        try:
             await self._channel.close(None)
+        finally:  # also if it is cancelled: there is no second try, and a child would take this channel for open
             _open_channels[os.getpid()] -= 1
             # gRPC's thread goes with the last channel that somebody can reach, and no process with it can fork.
             self._producer = self.consumer = self.admin = self.schedule = _NoStub()

@@ -1,0 +1,62 @@
+"""The guard against forks: a client that was closed, in whatever way, does not count as open."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+
+import grpc.aio
+import pytest
+
+import postdate
+from tests.unit.client.fake_server import FakeBroker
+
+KIND = type(grpc.aio.insecure_channel("127.0.0.1:1"))
+
+
+async def hangs(_channel: object, _grace: object) -> None:
+    await asyncio.Event().wait()
+
+
+async def fails(_channel: object, _grace: object) -> None:
+    raise OSError("the channel is ill")
+
+
+async def cancel(client: postdate.Client) -> None:
+    closing = asyncio.ensure_future(client.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+
+
+async def fail(client: postdate.Client) -> None:
+    with pytest.raises(OSError, match="ill"):
+        await client.close()
+
+
+@pytest.mark.parametrize(("behaves", "close"), [(hangs, cancel), (fails, fail)])
+async def test_client_whose_close_does_not_end_well_is_closed(
+    broker: FakeBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    behaves: Callable[[object, object], Awaitable[None]],
+    close: Callable[[postdate.Client], Awaitable[None]],
+) -> None:
+    address = f"127.0.0.1:{broker.port}"
+    client = postdate.connect(address)
+    await client.open()
+    await client.server_info()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: -1)  # as if this were a child
+        with pytest.raises(RuntimeError, match="forked while a client"):
+            await postdate.connect(address).open()
+    with monkeypatch.context() as patched:
+        patched.setattr(KIND, "close", behaves)
+        await close(client)
+    await client.close()
+    with pytest.raises(postdate.Closed):
+        await client.server_info()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    async with postdate.connect(address):
+        pass
