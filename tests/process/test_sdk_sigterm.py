@@ -146,7 +146,9 @@ async def started(
     try:
         yield process
     finally:
-        with suppress(ProcessLookupError):  # its children too: they hold its pipes, and `wait` waits for those
+        with suppress(
+            ProcessLookupError
+        ):  # its children too: they hold its pipes, and `wait` waits for those
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 

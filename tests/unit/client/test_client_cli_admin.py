@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -152,9 +153,6 @@ async def test_dead_letters_are_requeued_and_purged(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["dlq", "purge", "t", "s", "8:0"], "to purge, add --yes"),
-        (["dlq", "purge", "t", "s", "--all"], "to purge, add --yes"),
-        (["dlq", "requeue", "t", "s", "--all"], "to requeue all, add --yes"),
         (["dlq", "requeue", "t", "s"], "one of the two"),
         (["dlq", "requeue", "t", "s", "8:0", "--all", "--yes"], "one of the two"),
         (["dlq", "requeue", "t", "s", "8-0"], "not a message id"),
@@ -205,15 +203,14 @@ NEEDS_YES = [
 
 @pytest.mark.parametrize("command", NEEDS_YES)
 async def test_without_yes_nothing_is_changed_and_the_exit_code_says_so(
-    broker: FakeBroker, postdate: Run, command: str
+    broker: FakeBroker, postdate: Run, dead: list[str], command: str
 ) -> None:
-    await postdate("topic", "create", "t")
-    await postdate("subscription", "create", "t", "s")
     await postdate("produce", "t", "--payload", "x", "--at", "2100-01-01T00:00:00Z", "--schedule-key", "o-1")
     before = len(broker.unary)
     refused = await postdate(*command.split())
     assert refused.code == 2
-    assert refused.err.rstrip().endswith(("add --yes", "add --yes to go on"))
+    assert refused.err.rstrip().endswith("add --yes to go on")
+    assert re.search(r"\b[1-9]", refused.out + refused.err), "it does not say how much there is"
     changes = [each for each in broker.unary[before:] if not is_read(each)]
     assert changes == []
 
@@ -232,6 +229,22 @@ def test_every_command_that_asks_for_yes_is_in_the_table() -> None:
         if any(param.name == "yes" for param in command.params)
     }
     assert asking == {" ".join(each.split()[:2]) for each in NEEDS_YES}
+
+
+async def test_dead_letters_are_counted_before_they_are_touched(
+    broker: FakeBroker, postdate: Run, dead: list[str]
+) -> None:
+    for verb, done in (("requeue", "requeued"), ("purge", "purged")):
+        refused = await postdate("dlq", verb, "t", "s", "--all", "-o", "json")
+        assert (refused.code, refused.json) == (2, {"matched": 3, done: 0})
+        assert refused.err == f"postdate: nothing was {done}; add --yes to go on\n"
+        assert (await postdate("dlq", verb, "t", "nope", "--all")).code == 3
+    named = await postdate("dlq", "purge", "t", "s", *dead[:2], dead[0], "-o", "json")
+    assert (named.code, named.json) == (2, {"matched": 2, "purged": 0})
+    await postdate("dlq", "purge", "t", "s", "--all", "--yes")
+    for verb, done in (("requeue", "requeued"), ("purge", "purged")):
+        nothing = await postdate("dlq", verb, "t", "s", "--all", "-o", "json")
+        assert (nothing.code, nothing.json) == (0, {"matched": 0, done: 0})
 
 
 async def test_deleting_what_nothing_waits_in_needs_no_yes(broker: FakeBroker, postdate: Run) -> None:

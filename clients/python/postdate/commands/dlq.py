@@ -13,7 +13,15 @@ import click
 import postdate
 from postdate.commands.completion import SUBSCRIPTION, TOPIC
 from postdate.commands.output import RowStream, emit_one, payload_fields, progress_bar
-from postdate.commands.settings import EXIT_PARTLY, CommandFailed, Group, Settings, describe, run
+from postdate.commands.settings import (
+    EXIT_PARTLY,
+    CommandFailed,
+    Group,
+    Settings,
+    describe,
+    not_confirmed,
+    run,
+)
 from postdate.commands.values import DURATION, MESSAGE_ID, limit_option
 
 _COLUMNS = ["id", "original_id", "attempts", "reason", "last_reason", "time", "payload_bytes", "key"]
@@ -67,16 +75,20 @@ def requeue(
     delay: timedelta | None,
 ) -> None:
     """Send dead letters to SUBSCRIPTION again, as new messages that no other subscription gets."""
-    _check(ids, every, yes or not every, "requeue all")
+    _check(ids, every)
 
-    async def work() -> postdate.DeadLetterChange:
+    async def work() -> None:
         async with settings.client() as client:
-            change = partial(
+            if every and not yes:
+                await _refuse(settings, client, topic, subscription, ids, "requeued")
+                return
+            call = partial(
                 client.dead_letters.requeue, topic, subscription, ids, all=every, deliver_after=delay
             )
-            return await _follow(settings, client, topic, subscription, "requeued", change)
+            change = await _follow(settings, client, topic, subscription, "requeued", call)
+        _report(settings, "requeued", change)
 
-    _report(settings, "requeued", run(work()))
+    run(work())
 
 
 @dlq.command("purge")
@@ -95,21 +107,39 @@ def purge(
     yes: bool,
 ) -> None:
     """Drop dead letters of SUBSCRIPTION for good."""
-    _check(ids, every, yes, "purge")
+    _check(ids, every)
 
-    async def work() -> postdate.DeadLetterChange:
+    async def work() -> None:
         async with settings.client() as client:
-            change = partial(client.dead_letters.purge, topic, subscription, ids, all=every)
-            return await _follow(settings, client, topic, subscription, "purged", change)
+            if not yes:
+                await _refuse(settings, client, topic, subscription, ids, "purged")
+                return
+            call = partial(client.dead_letters.purge, topic, subscription, ids, all=every)
+            change = await _follow(settings, client, topic, subscription, "purged", call)
+        _report(settings, "purged", change)
 
-    _report(settings, "purged", run(work()))
+    run(work())
 
 
-def _check(ids: tuple[postdate.MessageId, ...], every: bool, confirmed: bool, what: str) -> None:
+def _check(ids: tuple[postdate.MessageId, ...], every: bool) -> None:
     if bool(ids) == every:
         raise click.UsageError("give ids or --all, one of the two")
-    if not confirmed:
-        raise click.UsageError(f"to {what}, add --yes")
+
+
+async def _refuse(
+    settings: Settings,
+    client: postdate.Client,
+    topic: str,
+    subscription: str,
+    ids: tuple[postdate.MessageId, ...],
+    done: str,
+) -> None:
+    """Without --yes: say how many it would be, and fail if it is any."""
+    await client.subscriptions.get(topic, subscription)  # of one that is not there, nobody says how many
+    count = len(set(ids)) or await _left(client, topic, subscription)
+    emit_one(settings, {"matched": count, done: 0})
+    if count:
+        raise not_confirmed(done)
 
 
 async def _follow(
