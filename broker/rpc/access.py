@@ -33,7 +33,7 @@ from broker.rpc.access_identity import (
     parse_jwt_keys,
     parse_tokens,
 )
-from broker.rpc.access_rules import EVERY_RIGHT, RULES, Ask, Rule, Topics
+from broker.rpc.access_rules import RULES, Ask, Rule
 from broker.rpc.caller import CALLER, Caller
 from broker.rpc.calls import refuse
 from broker.rpc.status import Context
@@ -104,8 +104,8 @@ class AccessControl:
         if rule is None:
             raise PermissionDenied("This method is open to nobody")
         caller = Caller(self, identity.principal, rule, peer, shown, is_long=is_long)
-        # Before anything of the call is read: whoever has no right at all takes no place.
-        caller.check_always(Ask(EVERY_RIGHT, Topics.ANY))
+        # Before anything of the call is read: whoever has no right that it could need takes no place.
+        caller.check_always()
         return caller
 
     def enter(self, caller: Caller) -> None:

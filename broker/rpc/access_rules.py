@@ -49,7 +49,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one method asks for: `always`, before it begins, and what its requests need, by `of`."""
+    """What one method asks for: `always`, by the headers of a call, and what its requests need, by `of`.
+
+    Whoever has none of the rights that requests of a method need, on whatever topic, is refused by the headers.
+    """
 
     always: tuple[Ask, ...] = ()
     of: Callable[[Any, Broker], Iterable[Ask]] | None = None
@@ -70,20 +73,29 @@ SHOW_SUBSCRIPTION = SUBSCRIPTION_RIGHTS
 """Whoever has one of them on a subscription may see it, with its settings and counts."""
 
 
+def _named(
+    needed: frozenset[Right], of: Callable[[Any, Broker], Iterable[Ask]], *, waits: bool = False
+) -> Rule:
+    """One whose requests name what they need a right on."""
+    return Rule(always=(Ask(needed, Topics.ANY),), of=of, waits=waits)
+
+
 def _topic(*rights: Right, field: str = "topic") -> Rule:
     needed = frozenset(rights)
-    return Rule(of=lambda request, _: (Ask(needed, getattr(request, field)),))
+    return _named(needed, lambda request, _: (Ask(needed, getattr(request, field)),))
 
 
 def _shown(*rights: Right, field: str) -> Rule:
     """To see a topic, which a grant for one of its subscriptions is enough for."""
     needed = frozenset(rights)
-    return Rule(of=lambda request, _: (Ask(needed, getattr(request, field), Subscriptions.ANY),))
+    return _named(needed, lambda request, _: (Ask(needed, getattr(request, field), Subscriptions.ANY),))
 
 
 def _subscription(*rights: Right, field: str = "subscription", waits: bool = False) -> Rule:
     needed = frozenset(rights)
-    return Rule(of=lambda request, _: (Ask(needed, request.topic, getattr(request, field)),), waits=waits)
+    return _named(
+        needed, lambda request, _: (Ask(needed, request.topic, getattr(request, field)),), waits=waits
+    )
 
 
 def _settings_of_subscription(request: Any, _: Broker) -> Iterable[Ask]:
@@ -98,7 +110,7 @@ def _topics(*rights: Right, subscription: Subscriptions | None = None) -> Rule:
     def asks(request: Any, _: Broker) -> Iterable[Ask]:
         return [Ask(needed, topic, subscription) for topic in request.topics] or [Ask(needed, Topics.ANY)]
 
-    return Rule(of=asks)
+    return _named(needed, asks)
 
 
 def _of_compaction(request: Any, broker: Broker) -> Iterable[Ask]:
@@ -140,9 +152,9 @@ _SERVICES: Mapping[str, Mapping[str, Rule]] = {
         "UpdateTopic": _topic(_MANAGE, field="name"),
         "DeleteTopic": _topic(_MANAGE, field="name"),
         "ListTopics": _SOMEBODY,
-        "CreateSubscription": Rule(of=_settings_of_subscription),
+        "CreateSubscription": _named(_any(Right.MANAGE), _settings_of_subscription),
         "GetSubscription": _subscription(*SHOW_SUBSCRIPTION, field="name"),
-        "UpdateSubscription": Rule(of=_settings_of_subscription),
+        "UpdateSubscription": _named(_any(Right.MANAGE), _settings_of_subscription),
         "DeleteSubscription": _subscription(_MANAGE, field="name"),
         "ListSubscriptions": _shown(*SHOW_SUBSCRIPTION, field="topic"),
         "Seek": _subscription(_MANAGE),
@@ -161,8 +173,8 @@ _SERVICES: Mapping[str, Mapping[str, Rule]] = {
     },
     "postdate.v1.CompactionService": {
         "BeginCompaction": _topic(_COMPACT),
-        "CommitCompaction": Rule(of=_of_compaction),
-        "AbortCompaction": Rule(of=_of_compaction),
+        "CommitCompaction": _named(_any(Right.COMPACT), _of_compaction),
+        "AbortCompaction": _named(_any(Right.COMPACT), _of_compaction),
         "ListCompactions": _always(_COMPACT, topic=Topics.ANY),
     },
     "grpc.health.v1.Health": {

@@ -57,9 +57,9 @@ class Caller:
     def must_end(self) -> bool:
         return self.ended is not None and self.ended.done()
 
-    def check_always(self, *more: Ask) -> None:
-        """Ask for what the method needs whatever is in its requests, and for more. Raises PermissionDenied."""
-        for ask in (*self._rule.always, *more):
+    def check_always(self) -> None:
+        """Ask for what the method needs whatever is in its requests. Raises PermissionDenied."""
+        for ask in self._rule.always:
             self._require(ask)
 
     def check(self, request: Any) -> None:

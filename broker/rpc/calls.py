@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from broker.config import BrokerConfig
 from broker.errors import InvalidRequest, PostdateError, Unavailable
 from broker.rpc.audit import audited
 from broker.rpc.caller import check_request
@@ -24,8 +25,9 @@ END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined]  # the type stubs do 
 """What reading a stream yields once the other side has half-closed."""
 
 
-def parse(kind: type[Request], raw: bytes) -> Request:
-    """Parse a request; bytes that are none are the caller's mistake, not ours."""
+def parse(kind: type[Request], raw: bytes, config: BrokerConfig) -> Request:
+    """Parse a request; bytes that are none, or more than one can be, are the caller's mistake, not ours."""
+    check_field_count(kind.DESCRIPTOR, raw, config)
     try:
         return kind.FromString(raw)
     except DecodeError as error:
@@ -46,14 +48,12 @@ def unary(
 
     `check` sees the bytes before they are parsed.
     """
-    name = kind.DESCRIPTOR.full_name
 
     async def handle(raw: bytes, context: Context) -> bytes:
         try:
             if check is not None:
                 check(raw)
-            check_field_count(name, raw, broker.config)
-            request = parse(kind, raw)
+            request = parse(kind, raw, broker.config)
             check_request(request)
             response = await audited(broker, context, request, call)
         except asyncio.CancelledError:

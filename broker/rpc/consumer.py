@@ -90,7 +90,7 @@ class ConsumerService:
                 raise InvalidRequest(
                     "The stream ended before its first frame", field="open", reason="OPEN_EXPECTED"
                 )
-            frame = parse(consumer_pb2.SubscribeRequest, first)
+            frame = parse(consumer_pb2.SubscribeRequest, first, self._broker.config)
             if frame.WhichOneof("frame") != "open":
                 raise InvalidRequest("The first frame must be open", field="open", reason="OPEN_EXPECTED")
             check_request(frame.open)

@@ -27,12 +27,13 @@ from broker.model import (
     UInt32Column,
     UInt64Column,
 )
+from broker.rpc.field_counts import CHEAP_BYTES, OTHERS_MAX, has_more_fields, inside, too_many_fields
 from broker.rpc.wire import Fields, find_frames, scan_messages
 from broker.storage import schedule_hash
 from broker.storage.octets import Octets
 from broker.storage.varint import encode_varint
 from broker.topics.refusals import wrong_unit
-from postdate.v1 import producer_pb2
+from postdate.v1 import message_pb2, producer_pb2
 
 PRODUCER_NAME_BYTES_MAX = 255
 
@@ -40,6 +41,8 @@ _FEW = 16
 """Up to so many messages, reading them one by one costs less than the NumPy calls that many share."""
 _NOT_ASCII = np.uint64(0x8080808080808080)
 _PLAIN_FIELDS = 9  # of a message, apart from properties
+_OF_PROPERTY = 3  # the property, its name, its value
+_INSIDE_MESSAGE = inside(message_pb2.Message.DESCRIPTOR)
 
 
 def _envelope_class() -> Any:
@@ -75,20 +78,18 @@ class DecodedProduce:
     replace: bool = False  # messages that wait under the schedule keys of these give way to them
 
 
-def peek_request_id(raw: bytes) -> int:
-    """The request_id of a request that was refused; 0 if it cannot be read."""
+def read_envelope(raw: bytes) -> Any:
+    """A request with its messages as they came, which costs little; raises InvalidRequest."""
     try:
-        return int(ProduceEnvelope.FromString(raw).request_id)
-    except DecodeError:
-        return 0
-
-
-def decode_produce(raw: bytes, config: BrokerConfig) -> DecodedProduce:
-    """Check and decode one request; raises InvalidRequest with the field as the proto names it."""
-    try:
-        envelope = ProduceEnvelope.FromString(raw)
+        return ProduceEnvelope.FromString(raw)
     except DecodeError as error:
         raise InvalidRequest("The request is not a ProduceRequest", reason="MALFORMED_REQUEST") from error
+
+
+def decode_produce(raw: bytes, config: BrokerConfig, envelope: Any = None) -> DecodedProduce:
+    """Check and decode one request, perhaps with its envelope read; raises InvalidRequest with the field as the proto
+    names it."""
+    envelope = envelope if envelope is not None else read_envelope(raw)
     check_name("topic", envelope.topic, "topic")
     count = len(envelope.messages)
     if count == 0:
@@ -121,6 +122,8 @@ def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: Brok
         if fields.has_text or not _is_ascii(fields.schedule_keys, config.schedule_key_bytes_max):
             _parse_typed(raw)  # only it can tell whether texts are UTF-8
     else:
+        if len(raw) > CHEAP_BYTES:
+            _check_field_counts(messages, config)
         request = _parse_typed(raw)
         request.DiscardUnknownFields()
         messages = [message.SerializeToString() for message in request.messages]
@@ -147,6 +150,14 @@ def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: Brok
         else None,
         schedule_keys=fields.schedule_keys,
     )
+
+
+def _check_field_counts(messages: list[bytes], config: BrokerConfig) -> None:
+    """Refuse messages with more fields than they can mean, before they are parsed."""
+    most = OTHERS_MAX + _PLAIN_FIELDS + _OF_PROPERTY * config.properties_count_max
+    for index, message in enumerate(messages):
+        if len(message) > most and has_more_fields(message, most, _INSIDE_MESSAGE):
+            raise too_many_fields("A message", most, f"messages[{index}]")
 
 
 def _read_plain(

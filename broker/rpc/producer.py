@@ -12,7 +12,7 @@ from broker.errors import PostdateError
 from broker.rpc.audit import CONTEXT, note_created
 from broker.rpc.caller import CALLER, Caller
 from broker.rpc.calls import END_OF_STREAM, Handler, refuse
-from broker.rpc.decode import decode_produce, peek_request_id
+from broker.rpc.decode import ProduceEnvelope, decode_produce, read_envelope
 from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, to_status
 from broker.topics.broker import Broker
@@ -21,7 +21,6 @@ from postdate.v1 import message_pb2, producer_pb2
 
 SERVICE = "postdate.v1.ProducerService"
 
-_REQUEST = producer_pb2.ProduceRequest.DESCRIPTOR.full_name
 _IN_FLIGHT_MAX = 256
 """Batches of one stream that wait for the disk; beyond it the stream is not read."""
 
@@ -88,12 +87,14 @@ class ProducerService:
             await context.write(_answer(answer))
 
     async def _accept(self, raw: bytes, caller: Caller | None) -> _Pending:
+        pending = _Pending(0)
         try:
-            check_field_count(_REQUEST, raw, self._broker.config)
-            request = decode_produce(raw, self._broker.config)
-            if caller is not None:
-                caller.check_batch(request)
-            pending = _Pending(request.request_id)
+            check_field_count(ProduceEnvelope.DESCRIPTOR, raw, self._broker.config)
+            envelope = read_envelope(raw)
+            pending.request_id = envelope.request_id
+            if caller is not None:  # before the messages are looked at
+                caller.check_batch(envelope)
+            request = decode_produce(raw, self._broker.config, envelope)
             is_new = request.topic not in self._broker.registry.by_name
             try:
                 pending.accepted = await self._broker.submit_batch(
@@ -105,8 +106,7 @@ class ProducerService:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            is_parsed = not (isinstance(error, PostdateError) and error.reason == "TOO_MANY_FIELDS")
-            return _Pending(peek_request_id(raw) if is_parsed else 0, refusal=error)
+            pending.refusal = error
         return pending
 
     async def _wait_durable(self, pending: _Pending) -> None:

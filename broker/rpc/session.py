@@ -30,7 +30,7 @@ STATUS_SECONDS = 1.0
 """How long the status of a stream that is ended for not reading may take to go out, before its connection is cut."""
 _CONFIRMED_TAG = bytes((consumer_pb2.SubscribeResponse.CONFIRMED_FIELD_NUMBER << 3 | 2,))
 _SETTLING = {b"\x1a": "ack", b"\x22": "nack", b"\x2a": "extend"}
-"""Frames that name messages, by the first byte that every library writes."""
+"""Frames that name messages, by the first byte that every library writes: to say which one is too large, unparsed."""
 DELAY_MS_MAX = 366 * 24 * 3_600_000
 
 
@@ -128,10 +128,9 @@ class Session:
     async def _read_frames(self) -> None:
         try:
             while (raw := await self._context.read()) is not END_OF_STREAM:
-                if (kind := _SETTLING.get(raw[:1])) is not None:
-                    check_size(raw, f"{kind}.entries", self._broker.config.ack_entries_max)
-                frame = parse(consumer_pb2.SubscribeRequest, raw)
-                if kind is None:
+                frame = self._parsed(raw)
+                kind = frame.WhichOneof("frame")
+                if kind not in _SETTLING.values():
                     self._take_frame(frame)
                     continue
                 ids = sum(len(each.entry_ids) for each in getattr(frame, kind).entries)
@@ -148,6 +147,12 @@ class Session:
             self._finished_reading = True
             self._consumer.draining = True
             self._consumer.wakeup.set()
+
+    def _parsed(self, raw: bytes) -> consumer_pb2.SubscribeRequest:
+        """A frame that names no more messages than it may, and is not larger than one that does."""
+        named = _SETTLING.get(raw[:1])
+        check_size(raw, f"{named}.entries" if named else "frame", self._broker.config.ack_entries_max)
+        return parse(consumer_pb2.SubscribeRequest, raw, self._broker.config)
 
     async def _answer_frame(self, work: Coroutine[None, None, bytes], place: Place) -> None:
         answer = await work

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 
@@ -18,6 +20,7 @@ REQUESTS = {
 }
 FRAMES = {"ack": consumer_pb2.Ack, "nack": consumer_pb2.Nack, "extend": consumer_pb2.Extend}
 IDS_MAX = 10_000
+SUBSCRIBE = "/postdate.v1.ConsumerService/Subscribe"
 
 
 def spread(count: int, of: int = 1) -> list[message_pb2.EntrySet]:
@@ -117,3 +120,41 @@ async def test_as_many_ids_as_allowed_are_settled(serve: Serve):
     assert await wire.ack("t", ids[3:]) == []
     request = consumer_pb2.AcknowledgeRequest(topic="t", subscription="s", entries=sets(ids[:4]))
     assert (await refused(wire.consumer.Acknowledge(request))).metadata == {"limit": "3"}
+
+
+def led(by: bytes, frame: consumer_pb2.SubscribeRequest) -> bytes:
+    """A frame behind a field that stands first, which no library writes and every parser takes."""
+    return by + frame.SerializeToString()
+
+
+UNKNOWN = b"\x9a\x06\x04rest"
+PERMITS = consumer_pb2.SubscribeRequest(permits=consumer_pb2.Permits(messages=1)).SerializeToString()
+
+
+@pytest.mark.parametrize("by", [UNKNOWN, PERMITS], ids=["an unknown field", "another frame"])
+@pytest.mark.parametrize("kind", ["ack", "nack", "extend"])
+async def test_a_frame_is_what_the_parser_says_and_not_its_first_byte(wire: Wire, by: bytes, kind: str):
+    ids = await wire.produce("t", b"x")
+    call = wire.raw_stream(SUBSCRIBE)()
+    opening = consumer_pb2.Open(topic="t", subscription="s", permits=consumer_pb2.Permits(messages=1))
+    await within(call.write(consumer_pb2.SubscribeRequest(open=opening).SerializeToString()))
+    answers: list[consumer_pb2.SubscribeResponse] = []
+    while not answers or not answers[-1].HasField("batch"):
+        answers.append(consumer_pb2.SubscribeResponse.FromString(await within(call.read())))
+    frame = consumer_pb2.SubscribeRequest(**{kind: FRAMES[kind](request_id=7, entries=sets(ids))})
+    await within(call.write(led(by, frame)))
+    while not answers[-1].HasField("confirmed"):
+        answers.append(consumer_pb2.SubscribeResponse.FromString(await within(call.read())))
+    assert answers[-1].confirmed == consumer_pb2.Confirmed(request_id=7)
+
+
+@pytest.mark.parametrize("frame", [{"drain": consumer_pb2.Drain()}, {"permits": consumer_pb2.Permits()}])
+async def test_a_frame_larger_than_one_of_ids_may_be_ends_the_stream(wire: Wire, frame: dict[str, Any]):
+    call = wire.raw_stream(SUBSCRIBE)()
+    opening = consumer_pb2.Open(topic="t", subscription="s")
+    await within(call.write(consumer_pb2.SubscribeRequest(open=opening).SerializeToString()))
+    await within(call.read())
+    padding = b"\x9a\x06\x80\x80\x40" + bytes(1 << 20)
+    await within(call.write(led(padding, consumer_pb2.SubscribeRequest(**frame))))
+    refusal = await refused(call.read())
+    assert (refusal.code, refusal.reason, refusal.fields) == (INVALID, "TOO_MANY_ENTRIES", ("frame",))

@@ -15,11 +15,12 @@ from grpc_health.v1 import health_pb2
 
 from benchmarks.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Raw, call, connected, frame, message
 from broker.config import BrokerConfig
-from broker.rpc import reception
-from broker.rpc.access_rules import RULES
+from broker.rpc import decode, reception
+from broker.rpc.access_rules import RULES, Right
 from postdate.v1 import consumer_pb2, producer_pb2
 from tests.wire.access_files import Files, bearer
-from tests.wire.conftest import Serve, Wire, batch, refused, within
+from tests.wire.conftest import Refusal, Serve, Wire, batch, refused, within
+from tools.access_table import least_scope
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 PRODUCE = "/postdate.v1.ProducerService/Produce"
@@ -79,6 +80,61 @@ async def test_who_has_no_right_at_all_is_refused_by_the_headers(serve: Serve, t
         headers = call(PRODUCE, [("authorization", "Bearer nobody-secret")])
         await raw.send(frame(HEADERS, END_HEADERS, 1, headers))
         await raw.until(HEADERS, END_HEADERS | END_STREAM)
+
+
+NEEDED = {
+    path: {right for right in Right if least_scope(path, right)}
+    for path, rule in RULES.items()
+    if rule.of is not None
+}
+"""Methods whose requests name what they need a right on, and the rights of which one is enough."""
+
+
+def test_every_method_asks_for_something_by_its_headers():
+    assert [path for path, rule in RULES.items() if not rule.always and not rule.is_public] == []
+
+
+async def test_who_has_none_of_the_rights_that_a_method_needs_is_refused_by_the_headers(
+    serve: Serve, tmp_path: Path
+):
+    """Whatever else they may: without a look at the request, of which nothing was sent."""
+    files = Files(tmp_path)
+    rights = {right.value for right in Right}
+    holders = {path: f"holder{number}" for number, path in enumerate(NEEDED)}
+    others = {path: sorted(rights - {each.value for each in needed}) for path, needed in NEEDED.items()}
+    files.access(
+        "".join(
+            f'[[grant]]\nprincipals = ["token:{holders[path]}"]\ntopics = ["*"]\nrights = {held}\n'
+            for path, held in others.items()
+            if held
+        )
+    )
+    files.tokens(**{name: f"{name}-secret" for name in holders.values()})
+    wire = await serve(**files.settings, reflection="on")
+    async with connected(wire.server.grpc_address) as raw:
+        for number, (path, name) in enumerate(holders.items()):
+            headers = call(path, [("authorization", f"Bearer {name}-secret")])
+            await raw.send(frame(HEADERS, END_HEADERS, 2 * number + 1, headers))
+            await raw.until(HEADERS, END_HEADERS | END_STREAM)
+
+
+@pytest.mark.parametrize("how", ["Produce", "ProduceStream"])
+async def test_messages_for_a_topic_without_a_right_are_not_looked_at(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+):
+    """Not even to say that they are wrong: the topic is read, and then the right is asked for."""
+    wire = await serve(**Files(tmp_path).settings)
+    monkeypatch.setattr(decode, "_decode_messages", None)
+    request = batch("payroll", *[b"x"] * 2_000, request_id=5)
+    if how == "Produce":
+        refusal = await refused(wire.producer.Produce(request, metadata=bearer("shop-secret")))
+    else:
+        stream = wire.producer.ProduceStream(metadata=bearer("shop-secret"))
+        await within(stream.write(request))
+        answer = await within(stream.read())
+        assert answer.request_id == 5
+        refusal = Refusal.of(answer.error)
+    assert refusal.reason == "PERMISSION_DENIED"
 
 
 @pytest.mark.parametrize("path", [PRODUCE, "/postdate.v1.ProducerService/ProduceStream"])

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from broker.config import TRACEPARENT_BYTES_MAX, BrokerConfig
 from broker.errors import InvalidRequest
 from broker.model import DELIVER_AT_MS_MAX, DELIVER_AT_MS_MIN
-from broker.rpc.decode import PRODUCER_NAME_BYTES_MAX, DecodedProduce, decode_produce, peek_request_id
+from broker.rpc import decode
+from broker.rpc.decode import PRODUCER_NAME_BYTES_MAX, DecodedProduce, decode_produce, read_envelope
 from broker.storage.schedule_hash import hash_keys
 from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
 from tests.unit.rpc.test_wire import text, varint
@@ -346,11 +347,12 @@ def test_a_limit_itself_is_not_over_it(count: int):
 
 OVERLONG = {
     "six payloads": text(0x0A, bytes(1 << 20)) * 6,
-    "many keys": text(0x12, bytes(1024)) * 5_000,
-    "one property a thousand times": text(0x1A, text(0x0A, b"a") + text(0x12, bytes(5_000))) * 1_000,
+    "many keys": text(0x12, bytes(25_000)) * 200 + text(0x12, b"k"),
+    "one property again and again": text(0x1A, text(0x0A, b"a") + text(0x12, bytes(65_000))) * 80
+    + text(0x1A, text(0x0A, b"a")),
     "two traceparents, the last one fits": text(0x52, bytes(5_000_000)) + text(0x52, b"00"),
     "an unknown field": text(0x7A, bytes(5_000_000)),
-    "a thousand unknown numbers": b"\x78\x01" * 2_500_000,
+    "unknown fields": text(0x7A, bytes(25_000)) * 200,
     "an unknown field in a property": text(0x1A, text(0x0A, b"a") + text(0x1A, bytes(5_000_000))),
     "a group that is unknown": b"\x7b" + text(0x0A, bytes(5_000_000)) + b"\x7c",
 }
@@ -404,7 +406,6 @@ SOUND = [
 def test_any_bytes_are_decoded_or_refused(raw: bytes):
     check(raw)
     check(text(0x0A, b"t") + raw)
-    assert peek_request_id(raw) >= 0
 
 
 @given(some=st.lists(st.binary(max_size=12), min_size=1, max_size=3))
@@ -426,7 +427,26 @@ def test_a_request_that_was_changed_anywhere_is_decoded_or_refused(
     check(sound[:place] + put + sound[place + cut :])
 
 
-def test_the_request_id_is_read_from_what_was_refused():
-    assert peek_request_id(SOUND[0]) == 300
-    assert peek_request_id(text(0x0A, b"/") + b"\x20\x05") == 5
-    assert peek_request_id(b"\xff") == 0
+def test_the_request_id_is_read_from_what_will_be_refused():
+    assert read_envelope(SOUND[0]).request_id == 300
+    assert read_envelope(text(0x0A, b"/") + b"\x20\x05").request_id == 5
+
+
+def test_a_message_with_more_fields_than_it_can_mean_is_refused_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Properties, and what is in them: 16 MiB of empty ones take seconds to parse, and much memory."""
+    monkeypatch.setattr(decode, "_parse_typed", None)
+    for inside in (text(0x1A, b"") * 150_000, text(0x1A, text(0x0A, b"") * 150_000), b"\x20\x01" * 150_000):
+        for count in (1, MANY):
+            with pytest.raises(InvalidRequest) as caught:
+                decode_produce(request_of(*[b""] * (count - 1), inside), CONFIG)
+            assert (caught.value.reason, caught.value.field) == ("TOO_MANY_FIELDS", f"messages[{count - 1}]")
+
+
+def test_as_many_properties_as_a_message_may_have_pass():
+    properties = {f"{n}": "v" * 100 for n in range(PLENTY.properties_count_max)}
+    message = message_pb2.Message(payload=bytes(1000), properties=properties).SerializeToString()
+    for count in (1, 60):
+        batch = decode_produce(request_of(*[message + b"\x98\x06\x01"] * count), PLENTY).batch
+        assert batch.count == count
