@@ -338,7 +338,7 @@ class BucketTracker:
         """
         assert not self._buckets and not self._mutable.count
         self._next_bucket_id = max(next_bucket_id, *(m.bucket_id + 1 for m in metadatas), 1)
-        buckets = [await self._open(metadata) for metadata in metadatas]
+        buckets = [await self._open(metadata, self._generation) for metadata in metadatas]
         for bucket in buckets:  # in one step: if one cannot be opened, nothing has changed
             bucket.state = BucketState.LIVE
         self._buckets += buckets
@@ -379,7 +379,7 @@ class BucketTracker:
             not_needed = self._not_needed(frozen.ledger_ids)
             metadata = await self._writer.seal(new, frozen.blocks(), not_needed, self._segment_limits())
             if metadata is not None:
-                sealed = await self._open(metadata)
+                sealed = await self._open(metadata, generation)
             if generation == self._generation:  # no await from here on (B6, B7)
                 self._sealed(sealed, mark, not_needed)
         except (OSError, PostdateError) as error:
@@ -422,7 +422,7 @@ class BucketTracker:
                 self._segment_limits(),
             )
             if metadata is not None:
-                merged = await self._open(metadata)
+                merged = await self._open(metadata, generation)
             if generation == self._generation:  # no await from here on (B6, B7)
                 self._merged(sources, merged, not_needed)
         except (OSError, PostdateError) as error:
@@ -500,11 +500,13 @@ class BucketTracker:
         self._near.add(concatenate(parts))
         self._loaded_end = end
 
-    async def _open(self, metadata: BucketMetadata) -> SealedBucket:
+    async def _open(self, metadata: BucketMetadata, generation: int) -> SealedBucket:
         """A bucket that begins at `loaded_end`. The caller puts it to use before it awaits anything (B6)."""
         bucket = SealedBucket(metadata)
         while (segment := bucket.start_at(self._loaded_end)) is not None:
             data = await self._storage.read_segment(metadata, segment)
+            if generation != self._generation:  # B7; what is stale in there is stale no more
+                break
             columns = self._decode(bucket, segment, data)
             if bucket.start_at(self._loaded_end) == segment:
                 bucket.feed(columns)

@@ -242,6 +242,9 @@ class MemVfs:
         self._sync("sync_dir", path, self._find_dir(path).id)
 
     def free_bytes(self, path: str) -> int:
+        return self._free_bytes()
+
+    def _free_bytes(self) -> int:
         if self.capacity_bytes is None:
             return _UNLIMITED_BYTES
         files = {node.id: node for _, node in _walk(self._root) if isinstance(node, _FileNode)}
@@ -377,7 +380,7 @@ class MemVfs:
         """How many of `length` bytes fit at `offset`; negative if not even the offset does."""
         if self.capacity_bytes is None or offset + length <= len(node.data):
             return length
-        return min(length, len(node.data) + self.free_bytes("") - offset)
+        return min(length, len(node.data) + self._free_bytes() - offset)
 
     def _adopt(self, disk: _Disk, policy: CrashPolicy, rng: random.Random) -> None:
         """Fill this empty file system with what `disk` shows after a crash; all of it is durable now."""

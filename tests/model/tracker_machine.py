@@ -52,6 +52,7 @@ class TrackerMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.now_ms = START_MS
         self.effective: dict[tuple[int, int], int] = {}
+        self.discarded_positions: set[tuple[int, int]] = set()
         self.held: set[Row] = set()
         self.tracker = self.factory(self.read_times, Frontier(START_MS, *ENTRY_AFTER_ALL))
         self.frontier = self.tracker.frontier
@@ -107,6 +108,8 @@ class TrackerMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 999), offset=OFFSETS_MS)
     def move(self, number: int, offset: int) -> None:
         ledger_id, entry_id = self.entry_from(number)
+        if (ledger_id, entry_id) in self.discarded_positions:
+            return
         self.changed((ledger_id, entry_id))
         self.effective[ledger_id, entry_id] = self.now_ms + offset
         self.add_rows(ledger_id, {entry_id: self.now_ms + offset})
@@ -155,7 +158,9 @@ class TrackerMachine(RuleBasedStateMachine):
         self.tracker.discard_ledger(ledger_id)
         self.held = {row for row in self.held if row[1] != ledger_id}
         # Its ids stay used, as a ledger's number is never given again; its entries are gone.
-        self.effective |= {position: 0 for position in self.effective if position[0] == ledger_id}
+        gone = {position for position in self.effective if position[0] == ledger_id}
+        self.effective |= dict.fromkeys(gone, 0)
+        self.discarded_positions |= gone
         self.discarded(ledger_id)
 
     @rule(is_rebuilt=st.booleans())

@@ -362,7 +362,9 @@ async def test_health_follows_the_broker(serve: Serve, service: str):
     assert (await within(health.Check(request))).status == health_pb2.HealthCheckResponse.SERVING
     watch = health.Watch(request)
     assert (await within(watch.read())).status == health_pb2.HealthCheckResponse.SERVING
-    stream = await wire.subscribe("t")  # keeps the broker draining
+    stream = await wire.subscribe("t")
+    await wire.produce("t", b"keeps the broker draining")
+    await stream.delivery()
     stopping = asyncio.ensure_future(wire.stop())
     assert (await within(watch.read())).status == health_pb2.HealthCheckResponse.NOT_SERVING
     assert (await within(health.Check(request))).status == health_pb2.HealthCheckResponse.NOT_SERVING

@@ -52,3 +52,19 @@ async def test_what_a_merge_left_out_beside_a_load_is_not_left_out_of_the_count_
     await loading
     assert world.tracker.count() == 2
     assert await take(world.tracker, NOW + HOUR + 1) == [(NOW + HOUR + 1, 2, 0), (NOW + HOUR + 1, 2, 1)]
+
+
+async def test_what_a_merge_reads_after_the_index_began_anew_counts_for_nothing():
+    world = World(replace(SMALL, max_buckets=1, segment_time_step_ms=2 * HOUR, max_segment_entries=100))
+    for number in (0, 2):
+        world.add(1, [NOW + 1, NOW + HOUR], first=number)
+        world.add(2, [NOW + HOUR + 1], first=number)
+        await world.seal()
+    await world.tracker.load(NOW)  # so that a part of the merged segment was loaded, and it is read
+    merging = await world.start(world.tracker.merge)
+    world.discard(2)  # after the merge has asked what it may leave out
+    world.tracker.clear()
+    world.add(1, [NOW + HOUR])
+    await world.go_on()
+    assert await merging
+    assert world.tracker.count() == 1
