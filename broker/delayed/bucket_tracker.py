@@ -266,10 +266,12 @@ class BucketTracker:
             for bucket in self._buckets:
                 bucket.discard(ledger_id)
 
-    def clear(self) -> None:
+    def clear(self, frontier: Frontier | None = None) -> None:
         """See the protocol. What follows indexes from the start of the log again."""
         self._generation += 1  # B7
+        self._frontier = frontier or self._frontier
         self._near.clear()
+        self._loaded_end = key_after(self._frontier)
         self._stale.clear()
         self._mutable, self._frozen = MutableBucket(), None
         self._mutable_since_ms = None

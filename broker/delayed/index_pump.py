@@ -50,6 +50,10 @@ _OVERDUE_MS = 5_000
 _DAMAGED_NS = 60_000_000_000
 """How often times that are damaged are read again: by then somebody may have put the file right."""
 
+AHEAD_MS_MAX = 60_000
+"""A clock that was set back by so little has caught up soon: until then the index stands where it stood, and what is
+due in between is delivered by position. To read all ledgers again would cost more, at every correction of a clock."""
+
 _STUCK_MS = 100
 """What a broken index did not yield is looked for only so often, until the watchdog decides: nothing spins."""
 
@@ -99,14 +103,17 @@ class IndexPump:
         on_rebuild: Callable[[], None],
         upkeep: BucketUpkeep | None = None,
         on_unread: Callable[[], None] = lambda: None,
+        on_set_back: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_unread`: rows could not be read for damage."""
+        """`on_unread`: rows could not be read for damage. `on_set_back`: the frontier has gone back, with the clock."""
         self.tracker = tracker
         self.upkeep = upkeep
         """Of a bucket tracker: what seals and merges."""
         self.position = Position(0, 0)
         """The cursor: every row before it was looked at."""
-        self.rebuilds = 0
+        self.rebuilds = self.set_backs = 0  # and how often for a clock that was set back
+        self.reached_ms = 0
+        """The latest time that the frontier had before it went back: what is due by it may have been sent."""
         self._source = source
         self._clock = clock
         self._clock_recheck_ms = clock_recheck_ms
@@ -114,6 +121,7 @@ class IndexPump:
         self._on_due = on_due
         self._on_rebuild = on_rebuild
         self._on_unread = on_unread
+        self._on_set_back = on_set_back
         self._rebuild_end = source.end
         self._rebuild_frontier = tracker.frontier
         self._work = Signal()
@@ -366,6 +374,7 @@ class IndexPump:
         # Nor does what is due soon, though rows that can wait were appended before the cursor came to it.
         has_time = self._unindexed < _INDEX_ROWS and not self.is_rebuilding and not self._must_hurry()
         gathers = self._gathering is not None and has_time
+        self._look_at_clock()
         indexed = self._add_moved()
         if self._skipped and self._clock.monotonic_ns() >= self._skipped_again_ns:
             await self._index_skipped()
@@ -523,10 +532,28 @@ class IndexPump:
         )
         self._rebuild(Frontier(0, 0, 0))  # everything: the last look sorts it out
 
-    def _rebuild(self, frontier: Frontier) -> None:
+    def wake(self) -> None:
+        """The clock was set back: look at it, also if there is nothing else to do."""
+        self._work.set()
+
+    def _look_at_clock(self) -> None:
+        """If it was set back far, begin anew: what the index took by it has yet to come, to be seen and changed."""
+        frontier_ms, now_ms = self.tracker.frontier.deliver_at_ms, self._clock.now_ms()
+        if frontier_ms - now_ms <= AHEAD_MS_MAX:
+            return
+        log.warning("The clock was set back: the index is built again from the ledgers", now_ms=now_ms)
+        self.reached_ms = max(self.reached_ms, frontier_ms)
+        # What was moved lies before the rebuild's end, which meets it at its new time, or is due and found by position.
+        self._moved_lsn = max([self._moved_lsn, *(lsn for _, _, lsn in self._moved)])
+        self._moved.clear()
+        self._moved_count = 0
+        self.set_backs += 1
+        self._rebuild(Frontier(now_ms, *ENTRY_AFTER_ALL), goes_back=True)
+        self._on_set_back()
+
+    def _rebuild(self, frontier: Frontier, *, goes_back: bool = False) -> None:
         """Build the index again from the ledgers, but for indexed rows that lie at or before a frontier."""
-        self._count_rebuild()
-        self.tracker.clear()
+        self.tracker.clear(frontier if goes_back else None)
         self._skipped.clear()  # they are met again
         if self.upkeep is not None:
             self.upkeep.begin_anew()
@@ -536,6 +563,7 @@ class IndexPump:
         self._rebuild_end = max(self._rebuild_end, self.position)
         self._rebuild_frontier = frontier
         self.position = self._source.begin
+        self._count_rebuild()
 
     def _count_rebuild(self) -> None:
         self.rebuilds += 1

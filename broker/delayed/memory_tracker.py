@@ -276,7 +276,9 @@ class MemoryTracker:
                 del self._far[number]
         self._far_last = max(self._far, default=0)
 
-    def clear(self) -> None:
+    def clear(self, frontier: Frontier | None = None) -> None:
+        self._frontier = frontier or self._frontier
+        self._near_end = self._frontier.deliver_at_ms // self._tick_ms + 1
         self._near.clear()
         self._far.clear()
         self._far_heap.clear()

@@ -6,7 +6,7 @@ therefore be rebuilt at any time and may hold entries that were settled or moved
 One task owns a tracker (the topic's index pump); nobody else calls it.
 Invariants:
   T1  `take_due` yields each (deliver_at_ms, position) added once, in that order. The greatest pair taken is
-      the *frontier*; it never goes back.
+      the *frontier*; it goes back by `clear` only.
   T2  An entry added at or before the frontier is yielded by the next `take_due`, whatever its time.
   T3  `take_due(now)` yields nothing whose deliver_at_ms is above `now`.
   T4  `next_due_ms` is never later than the earliest deliver_at_ms held, loaded or not.
@@ -131,7 +131,7 @@ class DelayedDeliveryTracker(Protocol):
     def discard_ledger(self, ledger_id: int) -> None:
         """Forget a ledger that was deleted."""
 
-    def clear(self) -> None:
-        """Forget everything but the frontier."""
+    def clear(self, frontier: Frontier | None = None) -> None:
+        """Forget everything but the frontier, which becomes the one that is given, if any."""
 
     def stats(self) -> TrackerStats: ...

@@ -214,6 +214,7 @@ class Broker:
         self.supervisor.spawn_lasting("reclaim", reclaimer.run())
         self.supervisor.spawn_lasting("compaction leases", self.compactions.run())
         self.registry.start()
+        self.supervisor.spawn_lasting("wall clock", self.registry.watch_clock(self.clock))
         self._overdue.begin(self.started_ms)
         self.supervisor.spawn("overdue messages", self._overdue.sweep())
         self.supervisor.spawn_lasting("signs of life", self._overdue.beat())

@@ -163,9 +163,10 @@ class Changing:
         each.results = np.full(len(times), _DONE)
         each.results[times == 0] = _NOT_FOUND
         each.results[times >= CANCELLED_MS] = _CANCELLED
-        due = np.flatnonzero((times > 0) & (times <= self._frontier_ms))
         if waiting_only:
-            each.results[due] = _NOT_FOUND
+            each.results[(times > 0) & (times <= self._frontier_ms)] = _NOT_FOUND
+        due_ms = max(self._frontier_ms, self._topic.index.reached_ms)
+        due = np.flatnonzero((times > 0) & (times <= due_ms))
         if not len(due):
             return
         for name, sent in self._sent_to(each.ledger_id, each.entry_ids[due], times[due]):

@@ -165,7 +165,12 @@ class KeyUpkeep:
                 found = await self.keys.find(hashes)
             except Corrupt as error:
                 if version == self.version:
-                    self._begin_anew(error)
+                    log.error(
+                        "Schedule keys are damaged: they are built again from the rows",
+                        topic_id=self._topic.topic_id,
+                        error=str(error),
+                    )
+                    self.begin_anew()
                 continue
             if self.is_ready and version == self.version:
                 return found
@@ -208,12 +213,11 @@ class KeyUpkeep:
 
     # -- rows that are to be read ----------------------------------------------------------------------------
 
-    def _begin_anew(self, error: Corrupt) -> None:
-        log.error(
-            "Schedule keys are damaged: they are built again from the rows",
-            topic_id=self._topic.topic_id,
-            error=str(error),
-        )
+    def begin_anew(self) -> None:
+        """The clock was set back: keys were left out of what has yet to come."""
+        if not self._is_restored:
+            self._begins_anew = True
+            return
         self._clear()
         self._read_again()
         self._note_deleted()
@@ -252,12 +256,11 @@ class KeyUpkeep:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _restore(self) -> None:
-        self._is_restored = True
         try:
             await self.keys.restore()
         except (OSError, PostdateError):  # which it has logged
-            self._clear()
-            return
+            self._begins_anew = True
+        self._is_restored = True
         if self._begins_anew:
             self._clear()
             self._note_deleted()

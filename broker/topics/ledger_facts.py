@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from broker.model import EXPIRE_MS_MAX
 from broker.storage.changes import Changed
+from broker.storage.log import TopicLog
 from broker.storage.manifest import LedgerImage
 from broker.storage.records import Produced
+from broker.topics.plan import LedgerEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +59,12 @@ def first_facts(record: Produced) -> LedgerFacts:
         int(expire_at_ms.max()) if expire_at_ms.all() else 0,
         record.publish_time_ms,
     )
+
+
+def log_end(log: TopicLog, facts: Mapping[int, LedgerFacts]) -> LedgerEnd:
+    """Where the log ends, and how full its last ledger is."""
+    last = log.last
+    if last is None or last.sealed:
+        return LedgerEnd(*log.end, 0, 0, is_sealed=True)
+    ledger_id = last.name.ledger_id
+    return LedgerEnd(ledger_id, last.entry_count, last.data_bytes, facts[ledger_id].first_publish_ms)

@@ -13,6 +13,7 @@ from typing import Protocol
 from broker.config import BrokerConfig
 from broker.errors import AlreadyExists, LimitReached
 from broker.model import START
+from broker.runtime.clock import Clock
 from broker.storage.manifest import TopicImage
 from broker.storage.policy import TopicPolicy
 from broker.storage.records import (
@@ -52,6 +53,17 @@ class Registry:
         self._services: TopicServices | None = None
         self._creating: dict[str, asyncio.Future[None]] = {}
         self._started = False
+
+    async def watch_clock(self, clock: Clock) -> None:
+        """Tell every index when the wall clock was set back, until cancelled: one that holds nothing does not look."""
+        last_ms = clock.now_ms()
+        while True:
+            await asyncio.sleep(self._config.clock_recheck_ms / 1000)
+            now_ms = clock.now_ms()
+            if now_ms < last_ms:
+                for topic in self.topics.values():
+                    topic.index.wake()
+            last_ms = now_ms
 
     def bind(self, services: TopicServices) -> None:
         """Say what topics are made with; called once, before any topic is there."""

@@ -62,7 +62,7 @@ from broker.topics.generations import apply_compacted
 from broker.topics.intake import Accepted, Intake, is_examined
 from broker.topics.key_upkeep import KeyServices
 from broker.topics.keyed_intake import KeyedIntake
-from broker.topics.ledger_facts import facts_of, first_facts
+from broker.topics.ledger_facts import facts_of, first_facts, log_end
 from broker.topics.plan import LedgerEnd, plan_produced
 from broker.topics.policies import (
     check_subscription_policy,
@@ -164,18 +164,19 @@ class Topic:
         )
         for subscription in image.subscriptions:
             self._add_subscription(subscription, cursors.get(subscription.subscription_id))
-        self._end = self._log_end()
+        self._end = log_end(self.log, self.ledger_facts)
 
     # -- life ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to index and deliver; called once, after recovery."""
-        self._end = self._log_end()
+        self._end = log_end(self.log, self.ledger_facts)
         self.counters = TopicCounters()
         pump = self._index.start(
             self.policy,
             on_due=self._on_due,
             on_rebuild=self._index_begins_anew,
+            on_set_back=self._clock_set_back,
             prepare_folders=self.prepare_folders,
             changed=lambda: self._services.changed(self),
         )
@@ -188,6 +189,15 @@ class Topic:
     def _index_begins_anew(self) -> None:
         self._services.note_rebuild()
         self.counts.recount_all()
+
+    def _clock_set_back(self) -> None:
+        """What has come due by now is found by position, as after a start, and the rest comes once more."""
+        for subscription in self.subscriptions.values():
+            subscription.begins_anew(min(subscription.unknown_through_ms, self.frontier_ms))
+            if subscription.consumers:
+                subscription.begin_catchup(self.frontier_ms)
+        self.keys.begin_anew()
+        self._services.changed(self)
 
     def stop(self) -> None:
         """End the topic's tasks; durable state stays as it is."""
@@ -567,17 +577,6 @@ class Topic:
     def latest_position(self) -> Position:
         """The position after every message submitted so far."""
         return Position(self._end.ledger_id, self._end.entry_count)
-
-    def _log_end(self) -> LedgerEnd:
-        last = self.log.last
-        if last is None or last.sealed:
-            return LedgerEnd(*self.log.end, 0, 0, is_sealed=True)
-        return LedgerEnd(
-            last.name.ledger_id,
-            last.entry_count,
-            last.data_bytes,
-            self.ledger_facts[last.name.ledger_id].first_publish_ms,
-        )
 
     def _start_position(self, initial_position: int) -> Position:
         # The first one gets what waited for it: to produce before anybody subscribes must not lose a message.

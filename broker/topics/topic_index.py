@@ -12,7 +12,7 @@ from broker.delayed.bucket_storage import BucketSnapshotStorage
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_upkeep import BucketUpkeep, NoteIndex, Spawn
 from broker.delayed.bucket_values import BucketImage
-from broker.delayed.index_pump import IndexPump
+from broker.delayed.index_pump import AHEAD_MS_MAX, IndexPump
 from broker.delayed.memory_tracker import MemoryTracker
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier
 from broker.model import START, Int64Column, UInt32Column
@@ -22,10 +22,6 @@ from broker.storage.log import TopicLog
 from broker.storage.manifest import TopicImage
 from broker.storage.policy import TRACKER_MEMORY, TopicPolicy
 from broker.topics.policies import bucket_policy
-
-_AHEAD_MS_MAX = 60_000
-"""A clock that was set back by so little has caught up soon: until then the index stands where it stood, and what is
-due in between is delivered by position. To read all ledgers again would cost more, at every correction of a clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +63,7 @@ class TopicIndex:
         *,
         on_due: Callable[[DueChunk], None],
         on_rebuild: Callable[[], None],
+        on_set_back: Callable[[], None],
         prepare_folders: Callable[[], Awaitable[None]],
         changed: Callable[[], None],
     ) -> IndexPump:
@@ -75,7 +72,7 @@ class TopicIndex:
         now_ms = services.clock.now_ms()
         # Was the clock far ahead when the manifest was written? What buckets left out as taken is still to come then,
         # and nothing may count as due until a time that may be years away: so the index begins now, from the rows.
-        self.begins_anew = self._found.frontier_ms - now_ms > _AHEAD_MS_MAX
+        self.begins_anew = self._found.frontier_ms - now_ms > AHEAD_MS_MAX
         frontier = Frontier(
             now_ms if self.begins_anew else max(now_ms, self._found.frontier_ms), *ENTRY_AFTER_ALL
         )
@@ -113,6 +110,7 @@ class TopicIndex:
             on_due=on_due,
             on_rebuild=on_rebuild,
             upkeep=upkeep,
+            on_set_back=on_set_back,
             on_unread=lambda: services.note("read", 0.0, failed=True),
         )
         return self.pump

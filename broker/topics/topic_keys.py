@@ -95,6 +95,11 @@ class TopicKeys:
         if self._live is not None:
             self._live.start(anew=anew)
 
+    def begin_anew(self) -> None:
+        """The frontier has gone back, with the clock."""
+        if self._live is not None:
+            self._live.begin_anew()
+
     def stop(self) -> None:
         self._is_running = False
         if self._live is not None:

@@ -44,6 +44,7 @@ TASKS = {
     "compaction leases": (LASTS, True),
     "overdue messages": (ENDS, True),
     "signs of life": (LASTS, True),
+    "wall clock": (LASTS, True),
     "index of topic *": (LASTS, True),
     "dispatcher of subscription *": (ENDS, True),  # when nobody is there and nothing is held
     "dead letters of subscription *": (ENDS, True),

@@ -108,8 +108,8 @@ class Probe:
                 continue
             if mine := self._model.topics.get(topic.topic_id):
                 note_ledgers(self._model, mine, {ledger.name.ledger_id for ledger in topic.log})
-            # After a life under a clock that was far ahead the index begins anew, once.
-            rebuilds = topic.index.rebuilds - int(topic._index.begins_anew)
+            # After a life under a clock that was far ahead the index begins anew, once; and when it is set back far.
+            rebuilds = topic.index.rebuilds - int(topic._index.begins_anew) - topic.index.set_backs
             require(rebuilds <= 0, "watchdog", f"the index of {topic.name} was rebuilt")
             for subscription in topic.subscriptions.values():
                 queued = len(subscription.replay)

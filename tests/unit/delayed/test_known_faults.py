@@ -17,6 +17,7 @@ import pytest
 from broker.config import BrokerConfig
 from broker.delayed.bucket_storage import LocalBucketStorage
 from broker.delayed.bucket_tracker import BucketTracker
+from broker.delayed.tracker import Frontier
 from broker.model import TIME_MS_MAX
 from broker.storage.bucket_snapshot import BucketMetadata
 from broker.storage.layout import Layout
@@ -193,9 +194,9 @@ def test_watchdog_builds_an_index_again_that_does_not_yield_what_is_overdue(
         with monkeypatch.context() as broken:
             broken.setattr(BucketTracker, "take_due", lambda *_: None)
 
-            def clear_and_mend(self: BucketTracker) -> None:
+            def clear_and_mend(self: BucketTracker, frontier: Frontier | None) -> None:
                 broken.undo()
-                clear(self)
+                clear(self, frontier)
 
             broken.setattr(BucketTracker, "clear", clear_and_mend)
             clock.step(HOUR)
