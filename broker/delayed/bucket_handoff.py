@@ -81,7 +81,7 @@ async def adopt(tracker: BucketTracker, loan: Loan, *, is_alone: bool) -> bool:
     try:
         metadata, left_out = await _check(tracker, loan, is_alone)
         if metadata is not None:
-            merged = await tracker._open(metadata)
+            merged = await tracker._open(metadata, loan.generation)
         if loan.generation != tracker._generation:  # no await from here on (B6, B7)
             return False
         tracker._merged(sources, merged, left_out)
