@@ -16,20 +16,46 @@ from tests.programs import need_program
 
 __all__ = ["start"]  # the fixture
 
+GO_MOD = (ROOT / "clients/go/go.mod").read_text()
+NEEDED = tuple(map(int, re.findall(r"^go (\d+)\.(\d+)", GO_MOD, re.MULTILINE)[0]))
+NEEDS = f"gRPC for Go, as pinned in go.mod, needs Go {NEEDED[0]}.{NEEDED[1]}; Debian 12 has 1.19"
 GENERATOR = ROOT / "build/protos-venv/bin/python"
 
 
 def need_go() -> None:
-    """Skip where Go is missing or too old, on a build server too: Debian 12 has 1.19, the example needs that of go.mod."""
-    needed = re.search(r"^go (\d+)\.(\d+)", (ROOT / "clients/go/go.mod").read_text(), re.MULTILINE)
-    assert needed
+    """Skip where Go is missing or too old, on a build server too: Debian 12 has 1.19, and gRPC needs a newer one."""
     if shutil.which("go") is None:
-        pytest.skip(f"Go {'.'.join(needed.groups())} is not installed; Debian 12 has 1.19")
-    told = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, check=True).stdout
-    found = re.match(r"go(\d+)\.(\d+)", told)
-    # A Go of 1.21 or later fetches the one that go.mod asks for.
-    if found is None or tuple(map(int, found.groups())) < (1, 21):
-        pytest.skip(f"{told.strip()} is too old; the example needs {'.'.join(needed.groups())}")
+        pytest.skip(f"Go is not installed; {NEEDS}")
+    ask = ["go", "env", "GOVERSION", "GOTOOLCHAIN"]  # a line each; empty for what this Go does not know
+    told = subprocess.run(ask, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    version, toolchain = told.split("\n")[:2]
+    if is_too_old(version, toolchain):
+        pytest.skip(f"{version} is too old; {NEEDS}")
+
+
+def is_too_old(version: str, toolchain: str) -> bool:
+    """Whether this Go can neither build the example nor, as from 1.21 on where it may, fetch the one that go.mod asks for."""
+    found = re.match(r"go(\d+)\.(\d+)", version)
+    if found is None:
+        return True
+    may_fetch = toolchain != "local"
+    return tuple(map(int, found.groups())) < ((1, 21) if may_fetch else NEEDED)
+
+
+@pytest.mark.parametrize(
+    ("version", "toolchain", "too_old"),
+    [
+        ("go1.19.8", "", True),  # Debian 12
+        ("go1.20.14", "auto", True),
+        ("go1.21.0", "auto", False),
+        ("go1.24.4", "local", True),
+        ("go1.24.4", "auto", False),
+        ("go{}.{}.1", "local", False),
+        ("devel +abcdef", "auto", True),
+    ],
+)
+def test_which_go_will_do(version: str, toolchain: str, too_old: bool):
+    assert is_too_old(version.format(*NEEDED), toolchain) == too_old
 
 
 @pytest.fixture(scope="module")
@@ -63,5 +89,5 @@ async def test_a_worker_that_is_terminated_leaves_in_good_order(command: str, st
 
 
 def test_dependencies_are_pinned_and_name_no_host():
-    assert "replace" not in (ROOT / "clients/go/go.mod").read_text()
+    assert "replace" not in GO_MOD
     assert (ROOT / "clients/go/go.sum").read_text().count("h1:") > 4
