@@ -13,9 +13,7 @@ import grpc.aio
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha._async import (
-    ReflectionServicer,  # its public name, reflection.aio, is made at run time
-)
+from grpc_reflection.v1alpha.reflection import aio  # type: ignore[attr-defined]  # its type stubs leave it out
 
 _V1ALPHA = "grpc.reflection.v1alpha"
 _V1 = "grpc.reflection.v1"
@@ -25,7 +23,7 @@ SERVICES = tuple(f"{package}.ServerReflection" for package in (_V1, _V1ALPHA))
 def add_reflection(names: Iterable[str], server: grpc.aio.Server) -> None:
     """Let the server tell which services it has: those named, and reflection."""
     _describe_v1()
-    servicer = ReflectionServicer((*names, *SERVICES))
+    servicer = aio.ReflectionServicer((*names, *SERVICES))
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         reflection_pb2.ServerReflectionRequest.FromString,

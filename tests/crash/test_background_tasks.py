@@ -112,7 +112,7 @@ class Interrupted(Coroutine[Any, Any, None]):
         self._inner.close()
 
     def __await__(self) -> Generator[Any, Any, None]:
-        raise NotImplementedError
+        return (yield from self._inner.__await__())  # a task steps it by `send` and does not come here
 
 
 def row_of(name: str) -> str:

@@ -21,6 +21,15 @@ from postdate.v1 import consumer_pb2_grpc, producer_pb2_grpc
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 20.0
 
+
+async def until(holds: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Wait for what no line of a log and no answer tells of; `what` says that it did not come."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not await holds():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.05)
+
+
 # Small files and frequent checkpoints, so that a kill meets all of them.
 SMALL = {
     "payload_bytes_max": "64KiB",

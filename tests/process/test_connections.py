@@ -7,8 +7,6 @@ import asyncio
 import contextlib
 import os
 import resource
-import time
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import pytest
 from benchmarks.http2 import END_HEADERS, HEADERS, call, connected, frame, message
 from broker.runtime.descriptors import raise_descriptor_limit
 from postdate.v1 import message_pb2, producer_pb2
-from tests.process.conftest import BrokerProcess, Start
+from tests.process.conftest import BrokerProcess, Start, until
 
 HONEST = 5_000
 IDLE = 1_500
@@ -40,13 +38,6 @@ async def get(address: str, path: str) -> bytes:
             return await reader.readline()
     finally:
         writer.close()
-
-
-async def until(holds: Callable[[], Awaitable[bool]], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not await holds():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.05)
 
 
 def open_files_of(broker: BrokerProcess) -> int:

@@ -79,7 +79,9 @@ async def test_who_has_no_right_at_all_is_refused_by_the_headers(serve: Serve, t
     async with connected(wire.server.grpc_address) as raw:
         headers = call(PRODUCE, [("authorization", "Bearer nobody-secret")])
         await raw.send(frame(HEADERS, END_HEADERS, 1, headers))
-        await raw.until(HEADERS, END_HEADERS | END_STREAM)
+        refused = await raw.until(HEADERS, END_HEADERS | END_STREAM)
+    assert b"grpc-status\x017" in refused, "PERMISSION_DENIED"
+    assert b"token:nobody may not see any topic" in refused
 
 
 NEEDED = {

@@ -30,23 +30,25 @@ WRONG = {
 }
 
 
-def produce(ms: int, others: int = 0) -> None:
+def produce(ms: int, others: int = 0) -> int | None:
+    """The time that is read of the last message."""
     request = producer_pb2.ProduceRequest(topic="t")
     for _ in range(others):
         request.messages.add(payload=b"x", deliver_at_ms=NOW_MS)
     request.messages.add(payload=b"x", deliver_at_ms=ms)
-    decode_produce(request.SerializeToString(), BrokerConfig(data_dir="d"))
+    batch = decode_produce(request.SerializeToString(), BrokerConfig(data_dir="d")).batch
+    return int(batch.deliver_at_ms[-1])
 
 
-def produce_many(ms: int) -> None:
-    produce(ms, others=100)
+def produce_many(ms: int) -> int | None:
+    return produce(ms, others=100)
 
 
-def reschedule(ms: int) -> None:
-    move_of(schedule_pb2.RescheduleRequest(deliver_at_ms=ms), NOW_MS)
+def reschedule(ms: int) -> int | None:
+    return move_of(schedule_pb2.RescheduleRequest(deliver_at_ms=ms), NOW_MS).deliver_at_ms
 
 
-EDGES: dict[str, list[Callable[[int], None]]] = {
+EDGES: dict[str, list[Callable[[int], int | None]]] = {
     "Message.deliver_at_ms": [produce, produce_many],
     "RescheduleRequest.deliver_at_ms": [reschedule],
 }
@@ -77,7 +79,7 @@ def test_every_delivery_time_that_a_request_can_hold_is_checked() -> None:
 
 @pytest.mark.parametrize("edge", [each for edges in EDGES.values() for each in edges])
 @pytest.mark.parametrize("unit", WRONG)
-def test_a_time_in_another_unit_is_refused(edge: Callable[[int], None], unit: str) -> None:
+def test_a_time_in_another_unit_is_refused(edge: Callable[[int], int | None], unit: str) -> None:
     with pytest.raises(InvalidRequest, match="counts milliseconds since the Unix epoch") as caught:
         edge(WRONG[unit])
     assert caught.value.reason == "INVALID_DELIVER_AT_MS"
@@ -86,10 +88,9 @@ def test_a_time_in_another_unit_is_refused(edge: Callable[[int], None], unit: st
 
 @pytest.mark.parametrize("edge", [each for edges in EDGES.values() for each in edges])
 @pytest.mark.parametrize("ms", [DELIVER_AT_MS_MIN, NOW_MS, DELIVER_AT_MS_MAX])
-def test_a_time_in_milliseconds_is_taken(edge: Callable[[int], None], ms: int) -> None:
-    edge(ms)
+def test_a_time_in_milliseconds_is_taken(edge: Callable[[int], int | None], ms: int) -> None:
+    assert edge(ms) == ms
 
 
 def test_unset_keeps_its_meaning() -> None:
-    produce(0)
-    produce_many(0)
+    assert (produce(0), produce_many(0)) == (0, 0)
