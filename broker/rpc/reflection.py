@@ -7,14 +7,15 @@ what describes v1 is the other's description under the other name.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha.reflection import aio  # type: ignore[attr-defined]  # its type stubs leave it out
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+_aio: Any = vars(reflection)["aio"]  # which its type stubs leave out
 _V1ALPHA = "grpc.reflection.v1alpha"
 _V1 = "grpc.reflection.v1"
 SERVICES = tuple(f"{package}.ServerReflection" for package in (_V1, _V1ALPHA))
@@ -23,7 +24,7 @@ SERVICES = tuple(f"{package}.ServerReflection" for package in (_V1, _V1ALPHA))
 def add_reflection(names: Iterable[str], server: grpc.aio.Server) -> None:
     """Let the server tell which services it has: those named, and reflection."""
     _describe_v1()
-    servicer = aio.ReflectionServicer((*names, *SERVICES))
+    servicer = _aio.ReflectionServicer((*names, *SERVICES))
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         reflection_pb2.ServerReflectionRequest.FromString,

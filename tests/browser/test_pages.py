@@ -33,7 +33,7 @@ PAGES = {
 }
 
 
-OVERLAPS = """[...document.querySelectorAll(".chart .scale, .chart .tick")].flatMap(text => {
+OVERLAPS = """[...document.querySelectorAll(".chart text")].flatMap(text => {
     const t = text.getBoundingClientRect();
     return [...text.closest("svg").querySelectorAll("rect:not(.column)")].filter(bar => {
         const b = bar.getBoundingClientRect();
