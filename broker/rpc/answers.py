@@ -1,4 +1,8 @@
-"""Changes that are made once for each request_id, however often they are asked for."""
+"""Changes that are made once for each request_id, however often they are asked for.
+
+Answers that were given are forgotten by age, number and bytes, the oldest first. A change that is under way is not, or
+a repeat would make it a second time beside the first: where all that are remembered are under way, no more are begun.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
-from broker.errors import InvalidRequest
+from broker.errors import InvalidRequest, LimitReached
 from broker.runtime.clock import Clock
 from broker.settings import MIB
 
@@ -55,16 +59,14 @@ class Answers:
                 field="request_id",
                 reason="INVALID_REQUEST_ID",
             )
-        now_ms = self._clock.monotonic_ns() // 1_000_000
-        while self._answers and next(iter(self._answers.values())).until_ms <= now_ms:
-            self._forget(next(iter(self._answers)))
+        now_ms = self._now_ms()
+        self._forget_old(now_ms)
         # Ids are a topic's own: two clients that count from 1 must not get each other's answers.
         key = (type(request).__name__, topic, request.request_id)
         known = self._answers.get(key)
         fingerprint = _fingerprint(request)
         if known is None:
-            if len(self._answers) >= _REMEMBERED_MAX:
-                self._forget(next(iter(self._answers)))
+            self._make_room()
             known = _Answer(now_ms + _REMEMBERED_MS, fingerprint, asyncio.ensure_future(call()))
             self._answers[key] = known
             # Not by who waits for it: everybody may have gone by then.
@@ -75,6 +77,32 @@ class Answers:
             )
         return cast("R", await asyncio.shield(known.response))
 
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
+
+    def _forget_old(self, now_ms: int) -> None:
+        """Forget answers given long ago. Those on their way stay, however long that takes."""
+        while self._answers and next(iter(self._answers.values())).until_ms <= now_ms:
+            key, oldest = next(iter(self._answers.items()))
+            if oldest.response.done():
+                self._forget(key)
+            else:
+                oldest.until_ms = now_ms + _REMEMBERED_MS
+                self._answers.move_to_end(key)
+
+    def _make_room(self) -> None:
+        """Forget the oldest answer that was given, if there are too many. Raises LimitReached."""
+        if len(self._answers) < _REMEMBERED_MAX:
+            return
+        given = next((key for key, each in self._answers.items() if each.response.done()), None)
+        if given is None:
+            raise LimitReached(
+                f"{_REMEMBERED_MAX} changes with a request_id are under way, and no more are begun",
+                reason="TOO_MANY_CALLS",
+                limit=_REMEMBERED_MAX,
+            )
+        self._forget(given)
+
     def _note(self, key: _Key, answer: _Answer, response: asyncio.Future[Any]) -> None:
         """Weigh an answer that has come; what failed may be tried again."""
         failed = response.cancelled() or response.exception() is not None
@@ -83,6 +111,8 @@ class Answers:
         if failed:
             self._forget(key)
         else:
+            answer.until_ms = self._now_ms() + _REMEMBERED_MS
+            self._answers.move_to_end(key)
             self._weigh(answer, response.result())
 
     def _weigh(self, answer: _Answer, response: Message | bytes) -> None:

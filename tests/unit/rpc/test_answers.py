@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from broker.errors import InvalidRequest, NotFound
+from broker.errors import InvalidRequest, LimitReached, NotFound
+from broker.rpc import answers as answers_module
 from broker.rpc.answers import Answers
 from broker.settings import MIB
 from broker.testing.sim_clock import SimClock
@@ -139,3 +140,64 @@ async def test_what_failed_after_its_caller_went_away_may_be_tried_again(time: H
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert await answers.once("t", request, change) == b"x"
+
+
+class Slow:
+    """Changes that take until they are let go."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        self.count = 0
+        self.gate = asyncio.Event()
+
+    def ask(self, request_id: str) -> asyncio.Future[bytes]:
+        async def change() -> bytes:
+            self.count += 1
+            await self.gate.wait()
+            return b"x"
+
+        request = schedule_pb2.CancelScheduledRequest(request_id=request_id)
+        return asyncio.ensure_future(self.answers.once("t", request, change))
+
+
+WAYS_OUT = ("number", "age", "bytes")
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+async def test_a_change_that_is_under_way_is_not_made_again_whatever_is_forgotten(
+    asked: Asked, time: HandTime, way: str
+):
+    slow = Slow(asked.answers)
+    first = slow.ask("slow")
+    await asyncio.sleep(0)
+    if way == "number":
+        for i in range(10_001):
+            await asked.once(f"{i}")
+    elif way == "bytes":
+        for i in range(9):
+            await asked.once(f"{i}", 8 * MIB)
+    else:
+        time.advance(1_200_000)
+        await asked.once("a")
+    again = slow.ask("slow")
+    await asyncio.sleep(0)
+    slow.gate.set()
+    assert (await first, await again, slow.count) == (b"x", b"x", 1)
+    assert await slow.ask("slow") == b"x"  # and is remembered like any other now
+    assert slow.count == 1
+    time.advance(600_000)
+    await slow.ask("slow")
+    assert slow.count == 2
+
+
+async def test_where_all_are_under_way_no_more_are_begun(time: HandTime, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(answers_module, "_REMEMBERED_MAX", 3)
+    slow = Slow(Answers(SimClock(time, 0)))
+    calls = [slow.ask(f"{i}") for i in range(3)]
+    with pytest.raises(LimitReached) as caught:
+        async with asyncio.timeout(5):
+            await slow.ask("3")
+    assert caught.value.reason == "TOO_MANY_CALLS"
+    slow.gate.set()
+    await asyncio.gather(*calls)
+    assert (await slow.ask("3"), slow.count) == (b"x", 4)
