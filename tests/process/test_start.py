@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
-from tests.process.conftest import BrokerProcess, Start
+from tests.process.conftest import ROOT, BrokerProcess, Start
 
 
 async def fails(broker: BrokerProcess) -> str:
@@ -160,3 +162,21 @@ async def test_http_door_tells_life_readiness_and_metrics(start: Start, tmp_path
     assert (await asyncio.to_thread(get, "/livez"))[0] == 200
     await call.done_writing()
     assert await broker.wait() == 0
+
+
+def test_where_only_the_sdk_is_installed_the_command_says_what_to_install():
+    program = "import sys; sys.modules['numpy'] = None; from broker.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("postdate-broker: a part of the broker is not installed"), done.stderr
+    assert "numpy" in done.stderr and done.stderr.endswith("pip install 'postdate[broker]'\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_broker_is_a_module_that_can_be_run():
+    done = subprocess.run(
+        [sys.executable, "-m", "broker", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("postdate-broker, version ")

@@ -92,6 +92,7 @@ async def test_topics_and_subscriptions_are_listed_up_to_a_limit(broker: FakeBro
         assert [row["name"] for row in rows] == ["a", "b"]
         assert len((await postdate(*command, "-o", "json")).json) >= 3
         assert (await postdate(*command, "--limit", "0")).code == 2
+        assert "times in " in (table := (await postdate(*command)).out) and "+00:00" not in table
 
 
 @pytest.mark.parametrize("module", [sdk, postdate.sync])

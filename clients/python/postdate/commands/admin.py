@@ -101,10 +101,11 @@ def list_topics(settings: Settings, limit: int | None) -> None:
     """List all topics."""
 
     async def work() -> None:
-        rows = RowStream(settings, ["name", "create_time"])
+        title = f"Topics, times in {local_zone(datetime.now(UTC))}"
+        rows = RowStream(settings, ["name", "create_time"], title)
         async with settings.client() as client:
             async for each in client.topics.list(limit=limit):
-                rows.add(record(each))
+                rows.add(_listed(settings, each))
         rows.end()
 
     run(work())
@@ -292,10 +293,11 @@ def list_subscriptions(settings: Settings, topic: str, limit: int | None) -> Non
     """List the subscriptions of TOPIC."""
 
     async def work() -> None:
-        rows = RowStream(settings, ["name", "type", "paused", "create_time"])
+        title = f"Subscriptions of {topic}, times in {local_zone(datetime.now(UTC))}"
+        rows = RowStream(settings, ["name", "type", "paused", "create_time"], title)
         async with settings.client() as client:
             async for each in client.subscriptions.list(topic, limit=limit):
-                rows.add(record(each))
+                rows.add(_listed(settings, each))
         rows.end()
 
     run(work())
@@ -406,6 +408,14 @@ async def _each(names: tuple[str, ...], action: Callable[[str], Awaitable[object
         raise errors[0]
     if errors:
         raise CommandFailed(f"{len(errors)} of {len(names)} failed", EXIT_PARTLY)
+
+
+def _listed(
+    settings: Settings, described: postdate.TopicDescription | postdate.SubscriptionDescription
+) -> dict[str, Any]:
+    """One row; a table has times of this machine's clock."""
+    row = record(described)
+    return row | {"create_time": local_time(described.create_time)} if settings.output == "table" else row
 
 
 def _show_topic(settings: Settings, described: postdate.TopicDescription) -> dict[str, Any]:
