@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt: exponentially longer, with jitter."""
+"""Pauses before the next attempt: exponentially longer, with jitter."""
 
 from __future__ import annotations
 

@@ -32,16 +32,16 @@ _GUILTY = re.compile(r"messages\[(\d+)\]")
 
 
 class Batch(Protocol):
-    """What the pipeline needs to know of a batch."""
+    """A batch as the pipeline knows it."""
 
     request: producer_pb2.ProduceRequest
     deadline: float
     unsure: bool
-    """Whether it was written and lost its answer, so that it may be stored."""
+    """True once it was written and lost its answer, so that it may be stored."""
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Tell whether nobody waits for it any more."""
         ...
 
     def stored(self, ranges: Sequence[IdRange]) -> None:
@@ -78,11 +78,11 @@ class SharedBatch:
         self.futures.append(future)
 
     def rises_to(self, sequence_id: int) -> bool:
-        """Whether a message with this id may come next: within a batch the broker wants them to rise."""
+        """Tell whether a message with this id may come next: within a batch the broker wants them to rise."""
         return not self.futures or sequence_id > self.request.messages[-1].sequence_id
 
     def has_schedule_key(self, schedule_key: str) -> bool:
-        """Whether a message with this key has to go in another batch: the broker takes each once in one."""
+        """Tell whether a message with this key has to go in another batch: the broker takes each once in one."""
         return self.schedule_keys is not None and schedule_key in self.schedule_keys
 
     @property

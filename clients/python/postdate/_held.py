@@ -1,4 +1,4 @@
-"""What a consumer holds for its application, and how its leases are kept.
+"""Messages that a consumer holds for its application, and the keeping of their leases.
 
     arrived -> ready -> taken
                            -> processing -> settled

@@ -41,5 +41,5 @@ class Numbering:
 
 
 def refuse_number() -> NoReturn:
-    """Where a producer has no name, a number would do nothing."""
+    """Refuse a number where the producer has no name: it would do nothing."""
     raise ValueError("sequence_id is of use with a producer_name only")

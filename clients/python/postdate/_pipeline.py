@@ -77,7 +77,7 @@ class Pipeline:
 
     @property
     def backed_up(self) -> bool:
-        """What is submitted now would wait."""
+        """True while a batch that is submitted would wait."""
         return bool(self._queue)
 
     def submit(self, batch: Batch) -> None:
@@ -169,7 +169,7 @@ class Pipeline:
         return self._loop.time() >= self._not_before and self._is_remembered(self._queue[0])
 
     def _is_remembered(self, batch: Batch) -> bool:
-        """Whether the broker would remember all that is in flight, with this batch (L5)."""
+        """Tell whether the broker would remember all that is in flight, with this batch (L5)."""
         if not batch.request.producer_name or not self._in_flight:
             return True
         count = sum(len(each.request.messages) for each in self._in_flight)
@@ -240,7 +240,7 @@ class Pipeline:
             await asyncio.sleep(pause_s)
 
     def _take_back(self) -> None:
-        """What is numbered is sent again, in the order in which it was sent first, and before all others."""
+        """Send numbered batches again, in the order in which they were sent first, and before all others."""
         numbered = [batch for batch in self._in_flight if batch.request.producer_name]
         for batch in numbered:
             batch.unsure = True
@@ -280,7 +280,7 @@ class Pipeline:
 
 
 def _unsure(error: PostdateError) -> Disconnected:
-    """What to say of a batch that was written, lost its answer, and cannot be sent again."""
+    """The error of a batch that was written, lost its answer, and cannot be sent again."""
     return Disconnected(
         f"the connection broke before the answer came: {error.message}",
         code=error.code,

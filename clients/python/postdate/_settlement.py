@@ -1,4 +1,4 @@
-"""What a consumer has said of its messages, and what the broker has confirmed.
+"""Settlements of messages: those that a consumer asked for, and those that the broker has confirmed.
 
     add -> gathered -> frame (request_id) -> sent -> confirmed
 
@@ -37,7 +37,7 @@ Extended = Callable[[Mapping[int, Iterable[int]], Collection[MessageId]], None]
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """What is asked for; requests with the same verb share a frame."""
+    """A request about messages, without the messages; requests with the same verb share a frame."""
 
     kind: Literal["ack", "nack", "extend"]
     redeliver_after_ms: int = 0
@@ -215,7 +215,7 @@ class Settlements:
         self._wake()
 
     def _open(self, verb: Verb) -> Gathered:
-        """What gathers under a verb; it has room for one id at least."""
+        """The request that gathers under a verb; it has room for one id at least."""
         if verb is ACK:
             return self.acks
         return self._gathered.get(verb) or self._gathered.setdefault(verb, Gathered(verb))
@@ -315,7 +315,7 @@ def entry_sets(columns: dict[int, list[int]]) -> list[message_pb2.EntrySet]:
 
 
 def faults_of(verb: Verb, failures: Iterable[consumer_pb2.EntryFailure]) -> dict[MessageId, PostdateError]:
-    """What went wrong.
+    """Failures of what was asked for.
 
     Of an ack, NOT_FOUND did not: the subscription was moved past the message (seek, skip) while it was held here,
     and an ack asks for no more than that it does not come back. To raise would let an operator's skip end consumers

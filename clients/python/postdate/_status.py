@@ -79,7 +79,7 @@ def error_from_status(status: status_pb2.Status) -> errors.PostdateError:
 
 
 def connection_broke(error: errors.PostdateError) -> bool:
-    """Whether the call ended for want of a connection, so that a new one may do better."""
+    """Tell whether the call ended for want of a connection, so that a new one may do better."""
     if isinstance(error, errors.Unavailable | errors.Disconnected):
         return True
     return error.code in _BROKEN and not error.reason

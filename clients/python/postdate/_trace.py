@@ -1,4 +1,4 @@
-"""Where tracing hooks in, if it was asked for, by `postdate.otel`. Without it each hook costs one look."""
+"""Hooks of tracing, if it was asked for, by `postdate.otel`. Without it each hook costs one look."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Tracing(Protocol):
-    """What is told of messages that are sent and processed."""
+    """A listener that is told of messages that are sent and processed."""
 
     def sent(self, topic: str, message: message_pb2.Message, answer: asyncio.Future[Receipt]) -> None:
         """One message is about to leave; give it a traceparent unless it has one."""

@@ -64,7 +64,7 @@ class IndexFinding:
 
 @dataclass(frozen=True, slots=True)
 class TopicCheck:
-    """What a check of a topic's index looked at and found; `findings` are the first of `finding_count`.
+    """Result of a check of a topic's index: what it looked at and found; `findings` are the first of `finding_count`.
 
     `pending` messages are owed by the `entries` in its buckets. `stale` and `settled` entries are no faults.
     """

@@ -1,4 +1,4 @@
-"""How a client finds out that it speaks to the right broker, and shows who it is itself.
+"""Credentials: those by which a client knows the right broker, and those by which it shows who it is itself.
 
 What leaves this module is a channel and the metadata of each call; certificates and tokens are read here only.
 """
@@ -67,7 +67,7 @@ class Credentials:
 
     @property
     def can_renew(self) -> bool:
-        """Whether the next call may show another token than the last one."""
+        """Tell whether the next call may show another token than the last one."""
         return callable(self._token)
 
     @property
@@ -89,7 +89,7 @@ class Credentials:
         return grpc.aio.secure_channel(self._address, credentials, options=given)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with the next call."""
+        """Metadata that goes with the next call."""
         if self._token is None:
             return ()
         token = (self._token() if callable(self._token) else self._token).strip()
@@ -120,7 +120,7 @@ def _read(path: str | os.PathLike[str] | None) -> bytes | None:
 
 
 def _system_roots() -> bytes | None:
-    """What this machine trusts; None leaves gRPC to its own list."""
+    """The certificates that this machine trusts; None leaves gRPC to its own list."""
     paths = (os.environ.get("SSL_CERT_FILE"), ssl.get_default_verify_paths().cafile, *_BUNDLES)
     return next((_read(path) for path in paths if path and os.path.isfile(path)), None)
 

@@ -47,7 +47,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterChange:
-    """How many dead letters were requeued or purged, and which of those that were named were not."""
+    """Result of a requeue or purge: how many it was, and which of those that were named it was not."""
 
     count: int
     failures: Mapping[MessageId, PostdateError] = field(default_factory=dict[MessageId, PostdateError])

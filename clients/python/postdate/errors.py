@@ -1,4 +1,4 @@
-"""What can go wrong, grouped by what the caller should do about it.
+"""Errors, grouped by what the caller should do about them.
 
 Every failure that a broker or the connection to it can cause derives from `PostdateError`.
 Arguments that make no sense before anything is sent (a naive datetime, two delivery times) are

@@ -12,7 +12,7 @@ from typing import NamedTuple, overload
 
 
 class SubscriptionType(enum.Enum):
-    """How a subscription's messages are shared out among its consumers."""
+    """The way in which a subscription's messages are shared out among its consumers."""
 
     SHARED = 1
     KEY_SHARED = 2
@@ -26,7 +26,7 @@ def subscription_type(value: int) -> SubscriptionType:
 
 
 class InitialPosition(enum.Enum):
-    """Where a new subscription begins."""
+    """The place where a new subscription begins."""
 
     LATEST = 1
     EARLIEST = 2

@@ -20,21 +20,21 @@ from postdate.v1 import admin_pb2
 
 
 class Tracker(Enum):
-    """Which index a topic keeps of what is due when."""
+    """The index that a topic keeps of what is due when."""
 
     BUCKET = 1
     MEMORY = 2
 
 
 class DelayedDelivery(Enum):
-    """Whether a topic takes messages with a time. DISABLED refuses them; what is pending stays on time."""
+    """Says whether a topic takes messages with a time. DISABLED refuses them; what is pending stays on time."""
 
     ENABLED = 1
     DISABLED = 2
 
 
 class OverdueAction(Enum):
-    """What becomes of messages whose time came while the broker was down."""
+    """The fate of messages whose time came while the broker was down."""
 
     DELIVER = 1
     EXPIRE = 2
@@ -43,7 +43,7 @@ class OverdueAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BucketPolicy:
-    """How the bucket tracker seals, merges and cuts. None inherits the broker's."""
+    """Settings of the bucket tracker: how it seals, merges and cuts. None inherits the broker's."""
 
     max_buckets: int | None = None
     min_index_count: int | None = None
@@ -93,7 +93,7 @@ class SubscriptionPolicy:
 
 
 class TopicChanges(TypedDict, total=False):
-    """What `Topics.update` takes: the fields of `TopicPolicy`."""
+    """Arguments of `Topics.update`: the fields of `TopicPolicy`."""
 
     tracker: Tracker | None
     tick: timedelta | None
@@ -115,7 +115,7 @@ class TopicChanges(TypedDict, total=False):
 
 
 class SubscriptionChanges(TypedDict, total=False):
-    """What `Subscriptions.update` takes: the fields of `SubscriptionPolicy`."""
+    """Arguments of `Subscriptions.update`: the fields of `SubscriptionPolicy`."""
 
     lease: timedelta | None
     max_delivery_attempts: int | None
@@ -157,7 +157,7 @@ def subscription_policy(proto: admin_pb2.SubscriptionPolicy) -> SubscriptionPoli
 
 
 def topic_mask(changes: TopicChanges) -> FieldMask:
-    """What an update is about: all that was passed, None included."""
+    """The fields that an update is about: all that was passed, None included."""
     return _mask(admin_pb2.TopicPolicy(), changes)
 
 

@@ -30,7 +30,7 @@ holders: WeakSet[PullHolder] = WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What one `Client.receive` took; empty if nothing became ready in time."""
+    """Messages that one `Client.receive` took; empty if nothing became ready in time."""
 
     messages: tuple[Message, ...]
     next_due_time: datetime | None

@@ -1,4 +1,4 @@
-"""What is pending: to see, to count, to cancel, to move."""
+"""Pending messages: to see, to count, to cancel, to move."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Schedule:
         end: datetime | None = None,
         width: timedelta | None = None,
     ) -> ScheduledCounts:
-        """How many messages of these topics are due from `start` on and before `end`, in bars of `width`.
+        """Count the messages of these topics that are due from `start` on and before `end`, in bars of `width`.
 
         No message is read, however many there are. Without `width` there is one bar. Bars begin at `start`.
         """
@@ -112,7 +112,7 @@ class Schedule:
         end: datetime | None = None,
         key_prefix: str = "",
     ) -> int:
-        """How many messages `cancel_matching` or `move_matching` would change now, exactly. Nothing changes."""
+        """Count, exactly, the messages that `cancel_matching` or `move_matching` would change now. Nothing changes."""
         request = schedule_pb2.CancelScheduledRequest(topic=topic, dry_run=True, page_size=1)
         request.selector.filter.CopyFrom(_filter(start, end, key_prefix))
         return int((await self._call(request)).matched)
@@ -309,7 +309,7 @@ class Schedule:
 
 
 class _Tally:
-    """What became of the messages so far."""
+    """Tally of what became of the messages so far."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress

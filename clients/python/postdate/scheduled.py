@@ -1,4 +1,4 @@
-"""What is told of pending messages: typed results of `client.schedule`."""
+"""Typed results of `client.schedule`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from postdate.v1 import schedule_pb2
 
 
 class ScheduledState(enum.Enum):
-    """Where a pending message stands."""
+    """The state of a pending message."""
 
     WAITING = 1
     """Its time has not come."""
@@ -23,7 +23,7 @@ class ScheduledState(enum.Enum):
 
 
 class ChangeResult(enum.Enum):
-    """What became of one message that was to be cancelled or moved."""
+    """The kinds of result for one message that was to be cancelled or moved."""
 
     DONE = 1
     """The change holds: no consumer sees the old schedule."""
@@ -72,12 +72,12 @@ class ScheduledMessage:
 
     @property
     def revision(self) -> int:
-        """How often it was moved."""
+        """Number of times that it was moved."""
         return self._scheduled.revision
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in the broker's log."""
+        """Bytes that it takes in the broker's log."""
         return self._scheduled.size_bytes
 
     @property
@@ -122,7 +122,7 @@ class ScheduledMessage:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBar:
-    """How many messages are due from `start` on, up to the start of the next bar. `bytes` is an estimate."""
+    """Count of the messages due from `start` on, up to the start of the next bar. `bytes` is an estimate."""
 
     start: datetime
     messages: int
@@ -144,13 +144,13 @@ class ScheduledCounts:
 
     @property
     def messages(self) -> int:
-        """How many there are within the range."""
+        """Number of messages within the range."""
         return sum(bar.messages for bar in self.bars)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeOutcome:
-    """What became of one message, or in a dry run would become of it.
+    """Result for one message: what became of it, or in a dry run would become of it.
 
     `id` is None where a key names nothing, `deliver_at` where the message is not pending (any more). With
     ALREADY_DELIVERED, `delivered_to` names the subscriptions that were sent it, or may have been.
@@ -169,7 +169,7 @@ class ChangeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleChange:
-    """What became of many messages: how many of each result, and every one that was not done.
+    """Result for many messages: how many of each kind, and every one that was not done.
 
     `matched` is how many messages the names or the filter met.
     """

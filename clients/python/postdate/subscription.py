@@ -28,7 +28,7 @@ _KEEP = Verb("extend")  # by the consumer's own lease
 _PERMITS = 1000
 _PERMITS_A_HANDLER = 4
 _LEAVE_S = 1.0
-"""How long a program that is cancelled waits for the broker to take back what was not begun."""
+"""Seconds that a program that is cancelled waits for the broker to take back what was not begun."""
 
 _log = logging.getLogger("postdate")
 
@@ -123,12 +123,12 @@ class Subscription:
 
     @property
     def lease(self) -> timedelta:
-        """How long a message may be held."""
+        """The time that a message may be held."""
         return self._lease
 
     @property
     def effective_type(self) -> SubscriptionType:
-        """How messages are shared out, as the broker says."""
+        """The way in which messages are shared out, as the broker says."""
         return self._type
 
     @property
@@ -359,7 +359,7 @@ class Subscription:
         self._raise_faults()
 
     def _hand_back(self, messages: Iterable[Message]) -> None:
-        """What was not begun goes to others; at once, since handlers may take long, or in order at the end."""
+        """Give to others what was not begun; at once, since handlers may take long, or in order at the end."""
         ids = [message.id for message in messages]
         if self._type is not SubscriptionType.SHARED:
             self._unbegun += ids
@@ -498,7 +498,7 @@ class Subscription:
             self._wake()
 
     def _has_ready(self) -> bool:
-        """Whether there is a message whose lease holds; what has lost it is dropped and paid back."""
+        """Tell whether there is a message whose lease holds; what has lost it is dropped and paid back."""
         if self._ready and self._held.clock() >= self._held.sound_until:
             lost = self._held.drop_lost()
             self._taken += lost
@@ -521,7 +521,7 @@ class Subscription:
         return self._held.kept()
 
     def _holds(self, message: Message) -> bool:
-        """Whether its lease holds, as far as one can know here."""
+        """Tell whether its lease holds, as far as one can know here."""
         return self._connected and message._held_until > self._held.clock()
 
     def _extend(self, ids: Sequence[MessageId]) -> None:

@@ -20,7 +20,7 @@ _COUNT = click.IntRange(0)
 
 @dataclass(frozen=True)
 class Limits:
-    """What is still good; None: whatever it is."""
+    """Limits of what is still good; None: whatever it is."""
 
     max_lateness: timedelta | None = None
     max_ready_age: timedelta | None = None
@@ -73,7 +73,7 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """What a check came to; `problem` says why there was nothing to hold against limits."""
+    """Result of a check; `problem` says why there was nothing to hold against limits."""
 
     problem: str = ""
     version: str = ""

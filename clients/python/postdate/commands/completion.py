@@ -89,7 +89,7 @@ async def _subscriptions(client: postdate.Client, ctx: click.Context) -> list[st
 
 
 def _ask(ctx: click.Context, look: Callable[[postdate.Client, click.Context], Any]) -> list[str]:
-    """What the broker says, or nothing: a shell has no place for an error."""
+    """Ask the broker; nothing if it does not answer: a shell has no place for an error."""
     settings = ctx.ensure_object(Settings)
     settings.retry_for = timedelta(0)
 

@@ -42,13 +42,13 @@ class ContextError(Exception):
 
 
 def config_path() -> Path:
-    """Where the file is: `~/.config/postdate/config.toml`, or under XDG_CONFIG_HOME."""
+    """The path of the file: `~/.config/postdate/config.toml`, or under XDG_CONFIG_HOME."""
     return Path(click.get_app_dir("postdate")) / "config.toml"
 
 
 @dataclass
 class Contexts:
-    """What the file holds."""
+    """The content of the file."""
 
     current: str = ""
     by_name: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -86,7 +86,7 @@ def histogram(
 
 
 class Screen:
-    """How wide lines may be, and whether they may hold more than ASCII."""
+    """A screen: how wide its lines may be, and whether they may hold more than ASCII."""
 
     def __init__(self, width: int, *, has_blocks: bool) -> None:
         self.width = width
@@ -242,7 +242,7 @@ async def _fitted(
 
 
 def _end_of(bar: postdate.ScheduledBar, step: timedelta, end: datetime | None) -> datetime:
-    """Where a bar ends; no later than the range does, and than time does here."""
+    """The end of a bar; no later than the range does, and than time does here."""
     latest = end or datetime.max.replace(tzinfo=UTC)
     return latest if latest - bar.start < step else bar.start + step
 

@@ -54,7 +54,7 @@ return removed
 
 @dataclass(frozen=True)
 class _Mapping:
-    """How a member becomes a message."""
+    """Settings of how a member becomes a message."""
 
     name: str  # of the sorted set
     unit: str
@@ -88,7 +88,7 @@ class _Mapping:
 
 @dataclass
 class _Moved:
-    """What became of the members."""
+    """Counts of what became of the members."""
 
     stored: int = 0
     removed: int = 0
@@ -101,7 +101,7 @@ class _Moved:
     """Of each schedule key that came from a member's own field: whose it is."""
 
     def is_first(self, schedule_key: str, member: bytes) -> bool:
-        """Whether no other member has this key: its message would give way, and with --move be lost."""
+        """Tell whether no other member has this key: its message would give way, and with --move be lost."""
         return self.members.setdefault(schedule_key, digest := hashlib.sha256(member).digest()[:16]) == digest
 
     def refuse(self, member: bytes, why: str) -> None:

@@ -95,7 +95,7 @@ class _Line:
 
 @dataclass
 class _Import:
-    """What became of the file."""
+    """Counts of what became of the file."""
 
     producer_name: str
     messages: int = 0

@@ -31,7 +31,7 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _MS = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BEYOND = datetime.max.replace(tzinfo=UTC)
-"""What the SDK shows of times that Python does not have. It is no whole millisecond, so no message is due then."""
+"""Stands in the SDK for times that Python does not have. It is no whole millisecond, so no message is due then."""
 
 _TEXTS = ("key", "schedule_key", "traceparent")
 _KNOWN = {

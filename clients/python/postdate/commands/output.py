@@ -142,7 +142,7 @@ class RowStream:
 
 
 def _print_blocks(console: Console, rows: Sequence[Record], columns: Sequence[str], title: str) -> None:
-    """Where words of a table would be broken over lines: a block of lines for each row."""
+    """Print, where words of a table would be broken over lines, a block of lines for each row."""
     if title:
         console.print(escape(plain(title)), style="italic")
     for row in rows:
@@ -226,12 +226,12 @@ def progress_bar(settings: Settings) -> Progress:
 
 
 def table_width() -> int:
-    """How wide tables are on this output."""
+    """Return how wide tables are on this output."""
     return _console().width
 
 
 def stdout_width(piped: int) -> int:
-    """How wide lines on stdout may be: as the terminal or COLUMNS says, else so wide."""
+    """Return how wide lines on stdout may be: as the terminal or COLUMNS says, else so wide."""
     if sys.stdout.isatty():
         return Console().width  # which heeds COLUMNS too
     columns = os.environ.get("COLUMNS", "")

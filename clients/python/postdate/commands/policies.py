@@ -99,14 +99,14 @@ def subscription_policy(options: Mapping[str, Any]) -> postdate.SubscriptionPoli
 
 
 def changes_buckets(options: Mapping[str, Any], inherit: tuple[str, ...]) -> bool:
-    """Whether an update is about the index, whose settings are replaced together."""
+    """Tell whether an update is about the index, whose settings are replaced together."""
     return not _BUCKETS.keys().isdisjoint(_changes(options, inherit))
 
 
 def topic_changes(
     options: Mapping[str, Any], inherit: tuple[str, ...], buckets: postdate.BucketPolicy | None
 ) -> TopicChanges:
-    """What an update changes; `buckets` are the settings of the index that the topic has."""
+    """The changes of an update; `buckets` are the settings of the index that the topic has."""
     changes = _changes(options, inherit)
     of_index = {name: changes.pop(name) for name in _BUCKETS if name in changes}
     if of_index:
@@ -117,7 +117,7 @@ def topic_changes(
 
 
 def subscription_changes(options: Mapping[str, Any], inherit: tuple[str, ...]) -> SubscriptionChanges:
-    """What an update changes."""
+    """The changes of an update."""
     return cast(SubscriptionChanges, _changes(options, inherit))
 
 

@@ -80,7 +80,7 @@ def produce(settings: Settings, /, topic: str, **options: Any) -> None:
 
 
 class _Template:
-    """What all messages of one command have in common."""
+    """Settings that all messages of one command have in common."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class _Template:
 
 
 class _Sent:
-    """What is sent, and what became of it."""
+    """Messages to send, and what became of them."""
 
     def __init__(self, settings: Settings, template: _Template, *, replace: bool) -> None:
         self.template = template

@@ -157,7 +157,7 @@ def get_scheduled(
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Which messages a command is about: named ones, or those that match."""
+    """The messages that a command is about: named ones, or those that match."""
 
     topic: str
     ids: tuple[postdate.MessageId, ...]

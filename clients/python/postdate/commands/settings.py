@@ -1,4 +1,4 @@
-"""What every subcommand shares: where the broker is, how to print, what an error is worth."""
+"""Settings that every subcommand shares: where the broker is, how to print, what an error is worth."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Settings:
     retry_for: timedelta = timedelta(seconds=5)
     context: str = ""
     given: dict[str, str] = field(default_factory=dict)
-    """Which of these were given, and where: by an `option` or in the `environment`."""
+    """Return those of these that were given, and where: by an `option` or in the `environment`."""
     uses_contexts: bool = True
 
     tls: bool = False
@@ -99,7 +99,7 @@ class Settings:
             raise CommandFailed(_in_options(str(error)), EXIT_USAGE) from error
 
     def tls_settings(self) -> postdate.Tls | None:
-        """What the --tls options ask for."""
+        """The TLS that the --tls options ask for."""
         files = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
         if not self.tls and all(each is None for each in files):
             return None
@@ -119,7 +119,7 @@ class Settings:
 
 
 def _in_options(text: str) -> str:
-    """What the SDK says, in the words of the command line."""
+    """Say in the words of the command line what the SDK says."""
     for ours, theirs in (
         ("tls=postdate.Tls(...)", "--tls or --tls-ca"),
         ("allow_plaintext_token=True", "--allow-plaintext-token"),
@@ -139,7 +139,7 @@ class CommandFailed(Exception):
 
 
 def exit_code(error: postdate.PostdateError) -> int:
-    """What a failure of the broker, or of the way to it, means to a script."""
+    """The exit code of a failure of the broker, or of the way to it."""
     if isinstance(error, postdate.NotFound):
         return EXIT_NOT_FOUND
     if isinstance(
@@ -152,7 +152,7 @@ def exit_code(error: postdate.PostdateError) -> int:
 
 
 def not_confirmed(done: str, why: str = "") -> CommandFailed:
-    """What ends a command that changes by filter, in bulk or with messages pending, and was not told --yes."""
+    """The end of a command that changes by filter, in bulk or with messages pending, and was not told --yes."""
     return CommandFailed(f"{why + ', and ' if why else ''}nothing was {done}; add --yes to go on", EXIT_USAGE)
 
 
@@ -249,7 +249,7 @@ def shared_options() -> list[click.Option]:
 
 
 def credential_options() -> list[click.Option]:
-    """How to trust the broker, and what to show it. The same for every command that talks to one."""
+    """Options that say how to trust the broker, and what to show it. The same for every command that talks to one."""
     texts = {
         "tls-ca": ("FILE", "Encrypt, and trust a broker that these certificates vouch for."),
         "tls-cert": ("FILE", "The client's own certificate, with --tls-key."),

@@ -122,7 +122,7 @@ async def _sweep(client: postdate.Client, topic: str) -> None:
 
 
 def _stored_line(message: postdate.Message) -> str:
-    """What was stored, and when it is due if not at once."""
+    """The line of a message that was stored: when it is due if not at once, and the message."""
     text = message_line(message).partition(" ")[2]
     when = local(message.publish_time).isoformat(timespec="milliseconds")
     delay = message.deliver_at - message.publish_time

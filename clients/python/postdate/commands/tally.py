@@ -1,4 +1,4 @@
-"""What arrived, held against what was sent. Pure."""
+"""Messages that arrived, held against those that were sent. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What was sent under one id."""
+    """A message that was sent, under its id."""
 
     deliver_at_ms: int
     payload: bytes

@@ -90,7 +90,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_target(text: str) -> MessageId | datetime | InitialPosition:
-    """Where a seek goes: `earliest`, `latest`, a message id, or a time."""
+    """Read where a seek goes: `earliest`, `latest`, a message id, or a time."""
     if text.upper() in InitialPosition.__members__:
         return InitialPosition[text.upper()]
     try:

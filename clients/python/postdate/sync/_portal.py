@@ -41,7 +41,7 @@ class Portal:
         atexit.register(self._stop)
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """What the coroutine returns or raises."""
+        """Run a coroutine; return what it returns, or raise what it raises."""
         try:
             self._check_caller()
         except BaseException:

@@ -11,7 +11,7 @@ from postdate.sync.message import Message
 
 
 class Received:
-    """What one `Client.receive` took; empty if nothing became ready in time."""
+    """Messages that one `Client.receive` took; empty if nothing became ready in time."""
 
     def __init__(self, inner: _pull.Received, portal: Portal) -> None:
         self._inner = inner

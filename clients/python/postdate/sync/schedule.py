@@ -61,7 +61,7 @@ class Schedule:
         end: datetime | None = None,
         width: timedelta | None = None,
     ) -> ScheduledCounts:
-        """How many messages of these topics are due from `start` on and before `end`, in bars of `width`.
+        """Count the messages of these topics that are due from `start` on and before `end`, in bars of `width`.
 
         No message is read, however many there are. Without `width` there is one bar. Bars begin at `start`.
         """
@@ -70,7 +70,7 @@ class Schedule:
     def count_matching(
         self, topic: str, *, start: datetime | None = None, end: datetime | None = None, key_prefix: str = ""
     ) -> int:
-        """How many messages `cancel_matching` or `move_matching` would change now, exactly. Nothing changes."""
+        """Count, exactly, the messages that `cancel_matching` or `move_matching` would change now. Nothing changes."""
         return self._portal.run(
             self._inner.count_matching(topic, start=start, end=end, key_prefix=key_prefix)
         )

@@ -48,12 +48,12 @@ class Subscription:
 
     @property
     def lease(self) -> timedelta:
-        """How long a message may be held."""
+        """The time that a message may be held."""
         return self._inner.lease
 
     @property
     def effective_type(self) -> SubscriptionType:
-        """How messages are shared out, as the broker says."""
+        """The way in which messages are shared out, as the broker says."""
         return self._inner.effective_type
 
     @property

@@ -27,7 +27,7 @@ class FakeBroker:
 
     @property
     def address(self) -> str:
-        """Where it listens, for `postdate.sync.connect`."""
+        """The address where it listens, for `postdate.sync.connect`."""
         return self._inner.address
 
     @property

@@ -58,7 +58,7 @@ class FakeBroker:
 
     @property
     def address(self) -> str:
-        """Where it listens, for `postdate.connect`."""
+        """The address where it listens, for `postdate.connect`."""
         return self._inside.address
 
     @property
@@ -92,7 +92,7 @@ class FakeBroker:
         return await asyncio.wrap_future(self._inside.run(work))
 
     async def _kept(self) -> list[_Kept]:
-        """What this process holds of this broker, stream by stream; those of other threads' loops are asked there."""
+        """Return the held messages of this broker, stream by stream; those of other threads' loops are asked there."""
         kept: list[_Kept] = []
         for each in list(subscription.entered):
             loop = each._loop
