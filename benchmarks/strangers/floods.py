@@ -18,10 +18,18 @@ from benchmarks.http2 import (
     frame,
     message,
 )
+from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
+
+TOKEN_WITHOUT_RIGHT = "a-token-without-the-right"
+"""Of somebody who may produce, but to another topic than the floods name."""
 
 PRODUCE = call("/postdate.v1.ProducerService/Produce")
 STREAM = call("/postdate.v1.ProducerService/ProduceStream")
 CHECK = call("/grpc.health.v1.Health/Check")
+SUBSCRIBE = call("/postdate.v1.ConsumerService/Subscribe")
+WITHOUT_RIGHT = call(
+    "/postdate.v1.ProducerService/Produce", [("authorization", f"Bearer {TOKEN_WITHOUT_RIGHT}")]
+)
 CALLS_OF_CONNECTION = 250
 _BODY_BYTES = 15 << 20
 _GONE = (ConnectionError, TimeoutError, asyncio.IncompleteReadError, OSError)
@@ -178,6 +186,57 @@ async def whole_calls(flood: Flood) -> None:
     await flood.many(4, work)
 
 
+async def without_right(flood: Flood) -> None:
+    """Large requests that are complete, of somebody who has no right on their topic; nor would they fit the limits."""
+    messages = [message_pb2.Message(payload=bytes(2 << 20))]
+    request = producer_pb2.ProduceRequest(topic="t", messages=messages).SerializeToString()
+
+    async def work(raw: Raw) -> None:
+        reading = asyncio.ensure_future(raw.live())
+        flood.stack.callback(reading.cancel)
+        for number in range(1, 2 * flood.sized(500), 2):
+            await raw.send(frame(HEADERS, END_HEADERS, number, WITHOUT_RIGHT))
+            await raw.send(message(number, request, ends=True))
+            flood.calls += 1
+
+    await flood.many(4, work)
+
+
+async def unread_acks(flood: Flood) -> None:
+    """Consumers that acknowledge what is not there, which makes long answers, and give no window to read them."""
+    ids = message_pb2.EntrySet(ledger_id=1 << 40, entry_ids=range(10_000))
+    ack = consumer_pb2.SubscribeRequest(ack=consumer_pb2.Ack(request_id=1, entries=[ids])).SerializeToString()
+
+    async def work(raw: Raw) -> None:
+        name = f"s{flood.connections}"
+        opening = consumer_pb2.SubscribeRequest(open=consumer_pb2.Open(topic="t", subscription=name))
+        reading = asyncio.ensure_future(raw.live())
+        flood.stack.callback(reading.cancel)
+        for number in range(1, 2 * CALLS_OF_CONNECTION, 2):
+            await raw.send(frame(HEADERS, END_HEADERS, number, SUBSCRIBE))
+            await raw.send(message(number, opening.SerializeToString()), *[message(number, ack)] * 2)
+            flood.calls += 1
+            await asyncio.sleep(0.01)  # so that the broker takes in what was sent
+
+    await flood.many(8, work)
+
+
+async def half_forms(flood: Flood) -> None:
+    async def work(raw: Raw) -> None:
+        while True:
+            await raw.send(
+                b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+                b"Content-Length: 60000\r\n\r\ntoken=" + bytes(30_000)
+            )
+            flood.calls += 1
+            await raw.until_closed()
+            if (again := await flood.connect(http=True)) is None:
+                return
+            raw = again
+
+    await flood.many(500, work, http=True)
+
+
 async def slow_http(flood: Flood) -> None:
     async def work(raw: Raw) -> None:
         await raw.send(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n")
@@ -202,5 +261,8 @@ FLOODS: dict[str, Callable[[Flood], Awaitable[None]]] = {
     "pings": pings,
     "oversize messages": oversize,
     "whole calls": whole_calls,
+    "large calls without a right": without_right,
+    "acks whose answers are not read": unread_acks,
+    "half-sent HTTP forms": half_forms,
     "slow HTTP headers": slow_http,
 }

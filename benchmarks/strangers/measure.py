@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
+from benchmarks.strangers.floods import TOKEN_WITHOUT_RIGHT
 from postdate.v1 import message_pb2, producer_pb2
 
 HEADER = (
@@ -48,12 +49,19 @@ class Figures:
 
 
 def access_flags(folder: Path) -> tuple[str, ...]:
-    """Access control that knows one principal, who may do all."""
-    digest = hashlib.sha256(_TOKEN.encode()).hexdigest()
+    """Access control that knows one principal who may do all, and one who may do nothing here."""
     rights = '["produce", "consume", "schedule", "manage", "compact"]'
     access, tokens = folder / "access.toml", folder / "tokens.toml"
-    access.write_text(f'[[grant]]\nprincipals = ["token:it"]\ntopics = ["*"]\nrights = {rights}\n')
-    tokens.write_text(f'[[token]]\nprincipal = "it"\nsha256 = "{digest}"\n')
+    access.write_text(
+        f'[[grant]]\nprincipals = ["token:it"]\ntopics = ["*"]\nrights = {rights}\n'
+        '[[grant]]\nprincipals = ["token:other"]\ntopics = ["others"]\nrights = ["produce"]\n'
+    )
+    tokens.write_text(
+        "".join(
+            f'[[token]]\nprincipal = "{name}"\nsha256 = "{hashlib.sha256(token.encode()).hexdigest()}"\n'
+            for name, token in (("it", _TOKEN), ("other", TOKEN_WITHOUT_RIGHT))
+        )
+    )
     return ("--access-file", str(access), "--tokens-file", str(tokens))
 
 
