@@ -313,6 +313,28 @@ def test_new_client_in_a_child_works_if_none_was_open_at_the_fork(fake):
     assert done.stdout.splitlines() == ["sent", "sent", "b'from the child' b'from the child'"]
 
 
+def test_fork_waits_until_grpc_has_ended(fake, tmp_path):
+    """Or the child could inherit a lock that nobody gives back; gRPC's threads end some milliseconds after a close."""
+    (tmp_path / "comm").write_text("event_engine\n")
+    done = run_program(
+        fake.address,
+        f"""
+        from pathlib import Path
+        from postdate import _rpc
+        _rpc.threads_of_process = lambda: [Path({str(tmp_path)!r})]
+        client.close()
+        thread = Path({str(tmp_path / "comm")!r})
+        threading.Timer(0.2, thread.write_text, ["ended"]).start()
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        print(thread.read_text())
+        os.waitpid(child, 0)
+        """,
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "ended\n")
+
+
 def test_subscription_without_a_block(client, topic):
     subscription = client.subscribe(topic, "s")
     subscription.open()

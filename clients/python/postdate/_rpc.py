@@ -9,9 +9,11 @@ import asyncio
 import logging
 import os
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -46,6 +48,12 @@ _NOT_SENT = "failed to connect to all addresses"
 
 _open_channels: Counter[int] = Counter()
 """How many there are, by process: what a child inherits stands under its parent's number."""
+
+_GRPC_THREADS = ("event_engine", "lifeguard", "grpc_global_tim")
+"""The threads of gRPC's core, as Linux names them."""
+_GRPC_END_S = 1.0
+
+_closed_at = -_GRPC_END_S  # when the last channel was closed
 
 _EOF: Any = vars(grpc.aio)["EOF"]  # which its type stubs leave out
 
@@ -305,6 +313,8 @@ class Rpc:
             # gRPC's thread goes with the last channel that somebody can reach, and no process with it can fork.
             self._producer = self.consumer = self.admin = self.schedule = _NoStub()
             del self._channel
+            global _closed_at  # noqa: PLW0603
+            _closed_at = time.monotonic()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -316,6 +326,34 @@ class _NoStub:
 
     def __getattr__(self, method: str) -> None:
         return None
+
+
+def _await_end_of_grpc() -> None:
+    """Before a fork: wait until gRPC, which ends some milliseconds after its last channel, holds no lock.
+
+    A child that is forked meanwhile would wait for that lock for ever with its first channel. Other users of gRPC in
+    this process keep its threads, so the wait ends with `_GRPC_END_S` after the last channel of ours.
+    """
+    if _open_channels[os.getpid()]:
+        return  # a client of the child refuses
+    while time.monotonic() < _closed_at + _GRPC_END_S and _has_grpc_threads():
+        time.sleep(0.001)
+
+
+def _has_grpc_threads() -> bool:
+    try:
+        return any(Path(thread, "comm").read_text().strip() in _GRPC_THREADS for thread in threads_of_process())
+    except OSError:  # one of them has just ended
+        return True
+
+
+def threads_of_process() -> list[Path]:
+    """The threads of this process; none where the system is not Linux."""
+    folder = Path("/proc/self/task")
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+os.register_at_fork(before=_await_end_of_grpc)
 
 
 def _in_doubt(error: PostdateError) -> Disconnected:
