@@ -35,6 +35,8 @@ _Ts = TypeVarTuple("_Ts")
 _Coro: TypeAlias = Generator[Any, None, _T] | Coroutine[Any, Any, _T]
 
 _SPIN_LIMIT = 1_000_000
+_JUMP_LIMIT = 10_000_000
+"""No scenario of ours needs a tenth of that: beyond it something is tried again for ever."""
 _TRACE_LINES_MAX = 2000
 _NOTE_LINES = 20
 _CANCEL_ROUNDS = 10
@@ -46,7 +48,7 @@ class Deadlock(Exception):  # it reads as what it is: `raises(Deadlock)`
 
 
 class Livelock(Exception):
-    """The loop turned over and over and time stood still: something polls."""
+    """Something polls: the loop turned over and over while time stood still, or time goes on and nothing ends."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,12 @@ class SimLoop(asyncio.BaseEventLoop):
     _clock_resolution: float
 
     def __init__(
-        self, seed: int = 0, *, latency: Latency | None = None, spin_limit: int = _SPIN_LIMIT
+        self,
+        seed: int = 0,
+        *,
+        latency: Latency | None = None,
+        spin_limit: int = _SPIN_LIMIT,
+        jump_limit: int = _JUMP_LIMIT,
     ) -> None:
         super().__init__()
         self.seed = seed
@@ -119,6 +126,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._now_us = 0
         self._spin_limit = spin_limit
         self._spin_count = 0
+        self._jump_limit = self._jumps_left = jump_limit
         self._task_count = 0
         self._tasks: weakref.WeakSet[_SimTask[Any]] = weakref.WeakSet()
         self._latency_rng = self.rng("latency")
@@ -187,6 +195,10 @@ class SimLoop(asyncio.BaseEventLoop):
         tick = round(self._scheduled[0].when() * 1e6) if timeout > 0 else self._now_us
         if tick > self._now_us:
             self._now_us = tick
+            self._jumps_left -= 1
+            if self._jumps_left < 0:
+                self._jumps_left = self._jump_limit  # so that the leftovers can still be cancelled
+                raise Livelock(self._report(f"time goes on for ever, to {self.time():.6f} s:"))
             self._spin_count = 0
             self._digest.update(b"%d\n" % tick)
             return

@@ -74,6 +74,21 @@ def test_polling_without_time_is_a_livelock() -> None:
     loop.close()
 
 
+def test_what_is_tried_again_for_ever_is_named():
+    loop = SimLoop(jump_limit=1_000)
+
+    async def try_again() -> None:
+        while True:
+            await asyncio.sleep(1)
+
+    try:
+        with pytest.raises(Livelock, match=r"goes on for ever.*\n.*try_again"):
+            loop.run_until_complete(try_again())
+        loop.cancel_leftovers()
+    finally:
+        loop.close()
+
+
 def test_task_that_refuses_to_end_is_found() -> None:
     async def stubborn() -> None:
         while True:
