@@ -188,7 +188,7 @@ _CONNECTION = {
     "token_file": ("FILE", "Show the broker the token in this file; or set POSTDATE_TOKEN."),
     "allow_plaintext_token": ("", "Send the token without encryption, through a network that is trusted."),
 }
-"""How to reach a running broker: the options of the `postdate` command, with the same variables."""
+"""Options that say how to reach a running broker: those of the `postdate` command, with the same variables."""
 
 
 def _with_connection(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ class PostdateError(Exception):
 
     @property
     def names_files(self) -> bool:
-        """Whether message and facts say which file of the broker it is about."""
+        """Return whether message and facts say which file of the broker it is about."""
         return "path" in self.facts
 
 

@@ -223,5 +223,5 @@ def without_entries(left: Entries, right: Entries) -> Entries:
 
 
 def count_entries(entries: Entries) -> int:
-    """How many positions there are."""
+    """Return how many positions there are."""
     return sum(map(len, entries.values()))

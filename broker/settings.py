@@ -1,4 +1,4 @@
-"""How settings are written and what they may be: sizes, durations, counts, switches, choices, addresses."""
+"""Forms and bounds of settings: sizes, durations, counts, switches, choices, addresses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ConfigError(Exception):
 
 
 class Kind(Enum):
-    """How the value of a setting is written."""
+    """The form in which the value of a setting is written."""
 
     SIZE = "bytes"
     DURATION = "ms"
@@ -55,7 +55,7 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a field's annotation says beyond its type."""
+    """Facts that a field's annotation says beyond its type."""
 
     kind: Kind
     help: str

@@ -29,7 +29,7 @@ _Key = tuple[str, str, str]
 
 @dataclass(slots=True)
 class _Held:
-    """What one kind of change has come to within a window."""
+    """Sum of one kind of change within a window."""
 
     written: int = 0
     changes: int = 0  # beyond those that were written

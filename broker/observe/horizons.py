@@ -1,4 +1,4 @@
-"""How much comes due within the next minute, hour, day and week: one series for each, over all topics."""
+"""Counts of what comes due within the next minute, hour, day and week: one series for each, over all topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How late and how long: histograms of fixed size, and a probe of the event loop's lag."""
+"""Histograms of fixed size, of how late and how long, and a probe of the event loop's lag."""
 
 from __future__ import annotations
 

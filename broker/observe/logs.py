@@ -131,7 +131,7 @@ class TextFormatter(logging.Formatter):
 
 
 def show(value: object) -> Shown:
-    """What of a value may be seen in a log."""
+    """Return what of a value may be seen in a log."""
     if isinstance(value, list | tuple) and not isinstance(value, Position):
         items = [_show_one(item) for item in value[:LIST_ITEMS_MAX]]
         return [*items, f"... {len(value)} in all"] if len(value) > LIST_ITEMS_MAX else items

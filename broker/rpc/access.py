@@ -44,7 +44,7 @@ from broker.topics.broker import Broker
 log = get_logger(__name__)
 
 _END_SECONDS = 5.0
-"""How long a stream that must end may take to answer what it has begun."""
+"""Seconds that a stream that must end may take to answer what it has begun."""
 _CHECKED_AT_ONCE = 20
 """A signature takes a fraction of a millisecond, and deliveries wait meanwhile."""
 _LOGGED_MAX = 10
@@ -82,7 +82,7 @@ class AccessControl:
 
     @property
     def watched(self) -> Sequence[Watched[Any]]:
-        """What must be refreshed now and then."""
+        """Return what must be refreshed now and then."""
         return self._grants, self._authenticator
 
     @property
@@ -93,7 +93,7 @@ class AccessControl:
         return self._grants.value.allow(principal, ask)
 
     def admit(self, rule: Rule | None, context: Context, *, is_long: bool) -> Caller:
-        """Who makes this call, once that is known and the method is open to them. Raises what they are told."""
+        """Return who makes this call, once that is known and the method is open to them. Raises what they are told."""
         shown = self._shown(context)
         peer = context.peer()
         try:

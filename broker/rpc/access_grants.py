@@ -1,4 +1,4 @@
-"""Who may do what: the access file, as an object that answers.
+"""The access file as an object that answers who may do what.
 
     [[grant]]
     principals = ["token:billing", "cert:spiffe://example.org/shop/*"]
@@ -38,7 +38,7 @@ class Grant:
     subscriptions: re.Pattern[str] | None
 
     def allows(self, ask: Ask) -> bool:
-        """Whether this grant is enough for it, its principal aside."""
+        """Return whether this grant is enough for it, its principal aside."""
         if self.rights.isdisjoint(ask.rights):
             return False
         if ask.topic is Topics.ANY:

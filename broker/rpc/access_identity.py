@@ -1,4 +1,4 @@
-"""Who somebody is: static tokens, JSON web tokens and client certificates become a principal.
+"""Identity: static tokens, JSON web tokens and client certificates become a principal.
 
     token:NAME   a token whose SHA-256 stands in the tokens file
     jwt:SUB      a JSON web token, signed by a key of the keys file
@@ -54,7 +54,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a call came with."""
+    """Credentials that a call came with."""
 
     authorizations: tuple[str, ...] = ()
     """The values of `authorization`."""
@@ -82,7 +82,7 @@ class JwtKey:
 
 @dataclass(frozen=True, slots=True)
 class JwtRules:
-    """What a JSON web token must hold to."""
+    """Conditions that a JSON web token must hold to."""
 
     keys: tuple[JwtKey, ...]
     algorithms: frozenset[str]

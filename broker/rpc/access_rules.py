@@ -1,4 +1,4 @@
-"""Which call needs which right, on what: one table for every method of every service.
+"""The rights that each call needs, and on what: one table for every method of every service.
 
 Nothing is allowed that is not in the table. Where the need hangs on what a request names, `Rule.of` finds it in the
 request once that is parsed; a stream is asked about its first frame, and a produce stream about each of its requests.
@@ -15,7 +15,7 @@ from broker.topics.broker import Broker
 
 
 class Right(Enum):
-    """What somebody may do with a topic."""
+    """Rights: what somebody may do with a topic."""
 
     PRODUCE = "produce"
     CONSUME = "consume"
@@ -49,7 +49,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one method asks for: `always`, by the headers of a call, and what its requests need, by `of`.
+    """Needs of one method: `always` by the headers of a call, and by `of` those of its requests.
 
     Whoever has none of the rights that requests of a method need, on whatever topic, is refused by the headers.
     """
@@ -68,7 +68,7 @@ def _any(*rights: Right) -> frozenset[Right]:
 EVERY_RIGHT = frozenset(Right)
 """Whoever has one of them on a topic may see that it is there."""
 SUBSCRIPTION_RIGHTS = _any(Right.CONSUME, Right.MANAGE)
-"""What a grant may give on some subscriptions of a topic; the others are about a topic as a whole."""
+"""Rights that a grant may give on some subscriptions of a topic; the others are about a topic as a whole."""
 SHOW_SUBSCRIPTION = SUBSCRIPTION_RIGHTS
 """Whoever has one of them on a subscription may see it, with its settings and counts."""
 

@@ -1,4 +1,4 @@
-"""Which calls are changes, and what the audit trail says of them.
+"""The calls that are changes, and what the audit trail says of them.
 
 Every unary call is one unless it is named here as none: a new method is audited until somebody says otherwise.
 """
@@ -113,7 +113,7 @@ def _counts_of(response: Message) -> dict[str, int]:
 
 
 def _fields(request: Message) -> dict[str, object]:
-    """What a request asks for, but its topic: of a list only the first items, of a text only its beginning."""
+    """Return what a request asks for, but its topic: of a list only the first items, of a text only its beginning."""
     return {f"asked_{name}": value for name, value in _shown(request) if name != "topic"}
 
 

@@ -1,4 +1,4 @@
-"""Who makes the call that is being served, for whoever decodes what it asks for."""
+"""The caller of the call that is being served, for whoever decodes what it asks for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker.topics.broker import Broker
 
 
 class Judge(Protocol):
-    """What a caller asks: `AccessControl`."""
+    """The part of `AccessControl` that a caller asks."""
 
     @property
     def broker(self) -> Broker: ...
@@ -24,14 +24,14 @@ class Judge(Protocol):
         """Those in force now; another object once they have changed."""
 
     def allow(self, principal: str, ask: Ask) -> bool:
-        """Whether a grant that is in force now is enough."""
+        """Return whether a grant that is in force now is enough."""
 
     def note_denied(self, caller: Caller, error: PermissionDenied) -> None:
         """Count and log it."""
 
 
 class Caller:
-    """Who made one call, and what it may do."""
+    """The maker of one call, and what it may do."""
 
     def __init__(
         self, judge: Judge, principal: str, rule: Rule, peer: str, shown: Shown, *, is_long: bool
@@ -40,7 +40,7 @@ class Caller:
         self.peer = peer
         self.shown = shown
         self.is_checked = rule.of is None
-        """Whether somebody has asked for what the requests need."""
+        """True once somebody has asked for what the requests need."""
         self.ended: asyncio.Future[PostdateError] | None = (
             asyncio.get_running_loop().create_future() if is_long else None
         )
@@ -127,7 +127,7 @@ CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 def check_request(request: Any) -> None:
-    """Whether the caller may ask for this: PermissionDenied otherwise."""
+    """Check that the caller may ask for this: PermissionDenied otherwise."""
     if (caller := CALLER.get()) is not None:
         caller.check(request)
 
@@ -137,6 +137,6 @@ def may_see(
     rights: frozenset[Right] = EVERY_RIGHT,
     subscription: str | Subscriptions | None = Subscriptions.ANY,
 ) -> bool:
-    """Whether a list may show this topic, or this subscription of it, to the caller."""
+    """Return whether a list may show this topic, or this subscription of it, to the caller."""
     caller = CALLER.get()
     return caller is None or caller.may(Ask(rights, topic, subscription))

@@ -1,4 +1,4 @@
-"""What all services share: calls arrive as bytes, are parsed here, and every failure leaves with a status."""
+"""The part that all services share: calls arrive as bytes, are parsed here, and every failure leaves with a status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Request = TypeVar("Request", bound=Message)
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 
 END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined]  # the type stubs do not know it
-"""What reading a stream yields once the other side has half-closed."""
+"""Mark that reading a stream yields once the other side has half-closed."""
 
 
 def parse(kind: type[Request], raw: bytes, config: BrokerConfig) -> Request:

@@ -30,7 +30,7 @@ SERVICE = "postdate.v1.ConsumerService"
 
 _WAIT_MS_MAX = 60_000
 _POLL_MS_MAX = 1_000
-"""How long a Receive that does not wait gives the dispatcher to look."""
+"""Seconds that a Receive that does not wait gives the dispatcher to look."""
 _ATTEMPTS_MAX = 1_000
 _ATTEMPTS_BYTES_MAX = 64 << 20
 

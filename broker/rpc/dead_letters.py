@@ -133,7 +133,7 @@ def _check_delay(deliver_after_ms: int, topic: Topic) -> None:
 
 
 def _position_of(page_token: str) -> Position:
-    """Where the page before ended."""
+    """Return where the page before ended."""
     after = decode_token(page_token)
     match = _POSITION.fullmatch(after or "0.0")
     if match is None:

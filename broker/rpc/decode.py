@@ -185,7 +185,7 @@ def _read_plain(
 
 
 def _is_ascii(keys: KeySpans | None, size_max: int) -> bool:
-    """Whether nothing but the keys' size can be wrong with them. Too long ones are not looked at."""
+    """Return whether nothing but the keys' size can be wrong with them. Too long ones are not looked at."""
     if keys is None:
         return True
     if int((keys.ends - keys.starts).max()) > size_max:

@@ -106,7 +106,7 @@ def api_type(subscription: Subscription) -> consumer_pb2.SubscriptionType:
 
 
 def is_full_view(view: int) -> bool:
-    """Whether a view shows payloads too."""
+    """Return whether a view shows payloads too."""
     if view not in message_pb2.MessageView.values():
         raise InvalidRequest(
             f"view must be {one_of(message_pb2.MessageView.keys())}, not {view}",

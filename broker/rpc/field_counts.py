@@ -58,7 +58,7 @@ MOST: Mapping[str, Callable[[BrokerConfig], int]] = {
     "postdate.v1.BeginCompactionRequest": lambda _: INPUTS_MAX,
     "postdate.v1.CommitCompactionRequest": lambda _: _OF_OUTPUT * INPUTS_MAX,
 }
-"""How many elements the repeated fields of a request may have."""
+"""Number of elements that the repeated fields of a request may have."""
 
 Inside = Mapping[int, Any]
 """By number, the fields that hold elements of their own: what is inside a message, or `None` of packed varints, or the
@@ -86,7 +86,7 @@ def too_many_fields(what: str, most: int, field: str = "") -> InvalidRequest:
 
 @cache
 def inside(kind: Any) -> Inside:
-    """What of a message holds elements of its own."""
+    """Return what of a message holds elements of its own."""
     found: dict[int, Any] = {}
     for field in kind.fields:
         if field.message_type is not None:
@@ -106,8 +106,10 @@ def _width(field: FieldDescriptor) -> int:
 
 
 def has_more_fields(raw: bytes, most: int, within: Inside) -> bool:
-    """Whether a message has more elements than that. What is no message counts up to where it is none: the parser comes
-    no further either."""
+    """Tell whether a message has more elements than that.
+
+    Bytes that are no message count up to where they are none: the parser comes no further either.
+    """
     left = most
     spans = [(0, len(raw), within)]
     while spans:
@@ -120,7 +122,7 @@ def has_more_fields(raw: bytes, most: int, within: Inside) -> bool:
 def _walk(
     raw: bytes, at: int, end: int, within: Inside, spans: list[tuple[int, int, Inside]], left: int
 ) -> int:
-    """What is left when the fields of one message are taken off; messages inside of it are added to `spans`."""
+    """Return what is left when the fields of one message are taken off; messages inside of it are added to `spans`."""
     try:
         while at < end:
             left -= 1
@@ -154,7 +156,7 @@ def _walk(
 
 
 def _elements(raw: bytes, at: int, length: int, held: Any, spans: list[tuple[int, int, Inside]]) -> int:
-    """How many packed numbers a field has; a message is added to `spans`."""
+    """Return how many packed numbers a field has; a message is added to `spans`."""
     if held is None:
         return len(raw[at : at + length].translate(None, _HIGH_BYTES))
     if isinstance(held, int):

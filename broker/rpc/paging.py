@@ -18,7 +18,7 @@ Named = TypeVar("Named", Topic, Subscription, Backup)
 
 
 def check_page_size(page_size: int, default: int = _PAGE_SIZE, most: int = _PAGE_SIZE_MAX) -> int:
-    """How many a page holds."""
+    """Return how many a page holds."""
     if not 0 <= page_size <= most:
         raise InvalidRequest(
             f"page_size is between 0 and {most}", field="page_size", reason="INVALID_PAGE_SIZE", limit=most
@@ -31,7 +31,7 @@ def encode_token(after: str) -> str:
 
 
 def decode_token(page_token: str) -> str:
-    """What `encode_token` was given; empty for the first page."""
+    """Return what `encode_token` was given; empty for the first page."""
     try:
         return base64.b64decode(page_token.encode("ascii"), altchars=b"-_", validate=True).decode("ascii")
     except (binascii.Error, UnicodeError) as error:

@@ -101,7 +101,7 @@ def _masked_fields(paths: Sequence[str], kind: type[Message]) -> set[str]:
 
 
 def _why_not(path: str, kind: type[Message]) -> str:
-    """What is wrong with a path that is no field of a policy."""
+    """Return what is wrong with a path that is no field of a policy."""
     nested = "buckets"
     if kind is admin_pb2.TopicPolicy and path.removeprefix(f"{nested}.") in _BUCKET_FIELDS:
         return f"lies in a nested message: that is replaced whole, and named by {nested!r}"

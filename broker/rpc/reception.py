@@ -1,4 +1,4 @@
-"""Where every call arrives: it takes a place, and then its first message is read, within a time and a budget.
+"""Reception of every call: it takes a place, and then its first message is read, within a time and a budget.
 
 gRPC's own way of serving a unary method reads the message before any code of ours runs, for as long as that takes and
 up to the greatest request, for everybody. Here all methods are served as streams, which is the same on the wire: what
@@ -379,7 +379,7 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def turns_of(config: BrokerConfig) -> int:
-    """How many messages may arrive at once."""
+    """Return how many messages may arrive at once."""
     return max(1, config.receiving_bytes_max // config.request_bytes_max)
 
 

@@ -1,4 +1,4 @@
-"""What the schedule answers, on its wire form. Pure."""
+"""Answers of the schedule, on their wire form. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from broker.topics.schedule_values import Outcome, OutcomeColumns, Scheduled
 from postdate.v1 import message_pb2, schedule_pb2
 
 _REST_BYTES = 1 << 10
-"""What an answer holds besides its list: counts and a token."""
+"""Bytes that an answer holds besides its list: counts and a token."""
 _NAME_HEAD_BYTES = 3
 _ITEM_HEAD_BYTES = 5
 _ITEM_TAG = b"\x0a"  # GetScheduledResponse.scheduled, ListScheduledResponse.scheduled

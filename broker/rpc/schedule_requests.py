@@ -22,7 +22,7 @@ from broker.topics.schedule_values import DueRange, Move
 from postdate.v1 import message_pb2, schedule_pb2
 
 _OUTCOME_BYTES = 64
-"""What one message adds to an answer, its key and the names of subscriptions aside."""
+"""Bytes that one message adds to an answer, its key and the names of subscriptions aside."""
 _ID_BYTES_MAX = 32
 """No id takes more on the wire, also alone in its set."""
 _REST_BYTES_MAX = 64 * KIB
@@ -31,7 +31,7 @@ _REST_BYTES_MAX = 64 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which messages, by what they are."""
+    """Messages that are chosen by what they are."""
 
     due: DueRange
     key_prefix: str
@@ -39,16 +39,16 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Which messages, by name: in the order of the request, each as often as it comes."""
+    """Messages that are chosen by name: in the order of the request, each as often as it comes."""
 
     names: Sequence[Position] | Sequence[str]
     are_possible: bool
-    """Whether messages can have all of these names; most requests hold thousands, and none that cannot be."""
+    """True if messages can have all of these names; most requests hold thousands, and none that cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may name, and hold."""
+    """Limits of what one request may name, and hold."""
 
     names_max: int
     key_bytes_max: int
@@ -87,7 +87,7 @@ class Limits:
             )
 
     def selected(self, selector: schedule_pb2.Selector) -> Named | Filter:
-        """What a selector means."""
+        """Return what a selector means."""
         has_filter = selector.HasField("filter")
         kinds = bool(selector.entries) + bool(selector.schedule_keys) + has_filter
         if kinds != 1:
@@ -140,7 +140,7 @@ class Limits:
 
 
 def is_possible(name: Position | str) -> bool:
-    """Whether a message can have this name."""
+    """Return whether a message can have this name."""
     return isinstance(name, str) or (name.ledger_id <= LEDGER_ID_MAX and name.entry_id <= ENTRY_ID_MAX)
 
 

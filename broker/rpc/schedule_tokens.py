@@ -26,7 +26,7 @@ _LSN_MAX = (1 << 63) - 1
 def fingerprint(
     topic: str, due: DueRange, key_prefix: str, change: Change | None = None, *, dry_run: bool = False
 ) -> str:
-    """What the pages of one list, or of one change, have in common."""
+    """Return what the pages of one list, or of one change, have in common."""
     whole = repr((topic, tuple(due), key_prefix, change, dry_run))
     return hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
 
@@ -43,7 +43,7 @@ def encode_mark(print_: str, mark: PageMark) -> str:
 
 
 def decode_place(page_token: str, print_: str) -> Key | None:
-    """Where a list goes on; None at its first page."""
+    """Return where a list goes on; None at its first page."""
     found = _decode(page_token, print_)
     if found is None:
         return None
@@ -54,7 +54,7 @@ def decode_place(page_token: str, print_: str) -> Key | None:
 
 
 def decode_mark(page_token: str, print_: str) -> PageMark | None:
-    """Where a change goes on; None at its first page."""
+    """Return where a change goes on; None at its first page."""
     found = _decode(page_token, print_)
     if found is None:
         return None

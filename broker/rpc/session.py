@@ -27,7 +27,7 @@ from postdate.v1 import consumer_pb2, message_pb2
 log = get_logger(__name__)
 
 STATUS_SECONDS = 1.0
-"""How long the status of a stream that is ended for not reading may take to go out, before its connection is cut."""
+"""Seconds for the status of a stream that is ended for not reading to go out, before its connection is cut."""
 _CONFIRMED_TAG = bytes((consumer_pb2.SubscribeResponse.CONFIRMED_FIELD_NUMBER << 3 | 2,))
 _SETTLING = {b"\x1a": "ack", b"\x22": "nack", b"\x2a": "extend"}
 """Frames that name messages, by the first byte that every library writes: to say which one is too large, unparsed."""
@@ -257,7 +257,7 @@ class Session:
             await self._wait_work()
 
     def _holds_nothing_more(self) -> bool:
-        """Whether the broker leaves, and the consumer has nothing left to acknowledge."""
+        """Return whether the broker leaves, and the consumer has nothing left to acknowledge."""
         return self._is_leaving and not self._subscription.leases.holds(self._consumer.consumer_id)
 
     async def _wait_work(self) -> None:

@@ -21,7 +21,7 @@ _TOPICS_MAX = 1_000
 _SUBSCRIPTIONS_MAX = 10_000
 """A page ends when it has so many: it must fit into a frame."""
 _EXACT_SECONDS = 2.0
-"""How long an answer waits for counts that are being found out, for a moment after a start or a seek."""
+"""Seconds that an answer waits for counts that are being found out, for a moment after a start or a seek."""
 
 
 async def get_stats(broker: Broker, request: admin_pb2.GetStatsRequest) -> admin_pb2.GetStatsResponse:

@@ -1,4 +1,4 @@
-"""What a failure looks like on the wire: a status code, a reason, and what to do about it."""
+"""Failures as they look on the wire: a status code, a reason, and what to do about it."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ _ENTRY_ERRORS = {
     ),
 }
 FAILURE_BYTES_MAX = 32 + max(map(len, _ENTRY_ERRORS.values()))
-"""What one failure takes at most in the answer to an Ack, Nack or Extend."""
+"""Bytes that one failure takes at most in the answer to an Ack, Nack or Extend."""
 _DEAD_LETTER_ERRORS = {
     "NOT_FOUND": _entry_error(
         grpc.StatusCode.NOT_FOUND, "NOT_FOUND", "This message is no dead letter of this subscription"

@@ -28,7 +28,7 @@ class _Certificates:
 
 
 class ServerCertificates:
-    """What the port proves itself with. gRPC asks at each handshake, from a thread of its own."""
+    """Certificates that the port proves itself with. gRPC asks at each handshake, from a thread of its own."""
 
     def __init__(self, config: BrokerConfig, counters: BrokerCounters) -> None:
         """Raises ConfigError where the files cannot be used."""
@@ -47,7 +47,7 @@ class ServerCertificates:
         )
 
     def _next(self) -> Any:
-        """What to serve from now on; None: what is served already."""
+        """Return what to serve from now on; None: what is served already."""
         found = self.watched.value
         if found is self._served:
             return None

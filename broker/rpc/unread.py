@@ -1,4 +1,4 @@
-"""What consumers asked for and have not read the answer to: bounded in frames and bytes for a stream, in bytes for all.
+"""Requests whose answers consumers have not read: bounded in frames and bytes for a stream, in bytes for all.
 
     frame read --take--> at work, waits for the disk --answered--> waits to be written --release--> written
 
@@ -30,7 +30,7 @@ ALL_BYTES_MAX = 64 * MIB
 SMALL_BYTES = 16 * KIB
 """A frame of this size needs no room of all streams, if it is the only one of its stream."""
 STALLED_SECONDS = 5.0
-"""How long an answer may wait to be written while others wait for room."""
+"""Seconds that an answer may wait to be written while others wait for room."""
 _LOOK_SECONDS = 0.5
 
 
@@ -132,7 +132,7 @@ class Place:
 
 
 class Unread:
-    """What one stream holds."""
+    """Answers that one stream holds."""
 
     def __init__(self, room: UnreadRoom, end: Callable[[], None]) -> None:
         self.end = end
@@ -147,7 +147,7 @@ class Unread:
         room.streams.add(self)
 
     def __len__(self) -> int:
-        """How many frames have no answer that was written."""
+        """Return how many frames have no answer that was written."""
         return len(self._places)
 
     async def take(self, bytes_: int) -> Place:

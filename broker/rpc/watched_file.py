@@ -1,4 +1,4 @@
-"""What is made of files, and made anew when they change: certificates, keys, tokens, rights."""
+"""Things made of files, and made anew when they change: certificates, keys, tokens, rights."""
 
 from __future__ import annotations
 

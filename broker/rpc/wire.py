@@ -29,7 +29,7 @@ _EVEN_28, _ODD_28 = np.uint64(0x000000000FFFFFFF), np.uint64(0x0FFFFFFF00000000)
 
 @dataclass(slots=True)
 class Fields:
-    """What was found, aligned with the messages; 0 where a field is absent. The last of a repeated one counts."""
+    """Fields found, aligned with the messages; 0 where a field is absent. The last of a repeated one counts."""
 
     payload_bytes: Int64Column
     deliver_at_ms: Int64Column
@@ -40,7 +40,7 @@ class Fields:
     property_bytes: Int64Column
     traceparent_bytes: Int64Column
     has_text: bool = False
-    """Whether any message has a field that must be valid UTF-8, or holds a message of its own."""
+    """True if any message has a field that must be valid UTF-8, or holds a message of its own."""
     keys: dict[int, bytes] = field(default_factory=dict)
     """Message -> its key, for those that have one."""
     schedule_keys: KeySpans | None = None

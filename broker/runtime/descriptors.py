@@ -19,7 +19,7 @@ _OF_A_LEDGER = 3
 _SPARE = 128
 """For the journal, indexes, manifests, backups, the loop, and libraries."""
 _USEFUL_MAX = 1 << 20
-"""Where the system has no limit."""
+"""The limit where the system has none."""
 _HTTP_SHARE = 8
 """One of so many connections may be an HTTP one, where there are too few for all."""
 

@@ -1,4 +1,4 @@
-"""What systemd is told of a service of Type=notify: that it is ready, that it stops, and that it is alive.
+"""Messages to systemd from a service of Type=notify: that it is ready, that it stops, and that it is alive.
 
 The protocol is a datagram of lines `NAME=value` to the socket that NOTIFY_SOCKET names; see sd_notify(3).
 """
@@ -44,7 +44,7 @@ class ServiceNotifier:
 
 
 def _watchdog_seconds(environ: Mapping[str, str]) -> float:
-    """How long the service may be silent; 0: for ever, or another process is meant."""
+    """Return how long the service may be silent; 0: for ever, or another process is meant."""
     length, process = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
     if not length.isdecimal() or process not in ("", str(os.getpid())):
         return 0.0

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether an operation that failed so may be tried again: no bytes are in doubt, and it may be well later.
+    """Return whether an operation that failed so may be tried again: no bytes are in doubt, and it may be well later.
 
     Of such a kind are no descriptor, no memory and no space for opening, making, renaming and removing files.
     """

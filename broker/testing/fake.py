@@ -28,10 +28,10 @@ _T = TypeVar("_T")
 
 _MIB = 1 << 20
 _STOPS_MAX = 200
-"""How often one advance stops on its way at what comes due; what lies closer together comes due together."""
+"""Number of times that one advance stops on its way at what comes due; what lies closer together comes due together."""
 _LOOK_SECONDS = 0.0005
 _QUIET_SECONDS = 0.1
-"""What could be delivered and is not for so long waits for something else: a key whose slot changes hands, say."""
+"""Messages that could be delivered and are not for so long wait for something else: a key whose slot moves, say."""
 
 # (topic, subscription, consumer_id, message ids): what a consumer of this process keeps the leases of.
 Kept = tuple[str, str, str, list[tuple[int, int]]]
@@ -149,7 +149,7 @@ class FakeBroker:
         return step_ms == left_ms
 
     async def release(self, kept: Iterable[Kept]) -> None:
-        """What was kept on the way has an ordinary lease from now on."""
+        """Give what was kept on the way an ordinary lease from now on."""
         self._extend(kept, 0)
 
     async def _start(self) -> None:

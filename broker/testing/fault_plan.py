@@ -39,7 +39,7 @@ class FaultPlan:
         self.faults.clear()
 
     def concern(self, kind: str, path: str) -> bool:
-        """Whether a fault is planned for such an operation, now or later."""
+        """Return whether a fault is planned for such an operation, now or later."""
         return any(fault.concerns(kind, path) for fault in self.faults)
 
     def take(self, kind: str, path: str) -> Fault | None:

@@ -39,7 +39,7 @@ _ROOT = 0
 
 
 class CrashPolicy(enum.Enum):
-    """Which of the changes that were not yet durable the disk took before the power went."""
+    """The choice of which changes that were not yet durable the disk took before the power went."""
 
     KEEP_ALL = "keep_all"  # also what a killed process leaves on a machine that lives on
     LOSE_UNSYNCED = "lose_unsynced"
@@ -262,7 +262,7 @@ class MemVfs:
 
     @property
     def op_count(self) -> int:
-        """How many operations have returned so far; trimmed ones count."""
+        """Return how many operations have returned so far; trimmed ones count."""
         return self._first + len(self.ops)
 
     def snapshot(self) -> dict[str, bytes]:
@@ -377,7 +377,7 @@ class MemVfs:
         return node, last
 
     def _room(self, node: _FileNode, offset: int, length: int) -> int:
-        """How many of `length` bytes fit at `offset`; negative if not even the offset does."""
+        """Return how many of `length` bytes fit at `offset`; negative if not even the offset does."""
         if self.capacity_bytes is None or offset + length <= len(node.data):
             return length
         return min(length, len(node.data) + self._free_bytes() - offset)
@@ -470,7 +470,7 @@ class _DiskDir:
 
 @dataclass(slots=True)
 class _Disk:
-    """What is durable and what is pending after the first `at` operations."""
+    """Return what is durable and what is pending after the first `at` operations."""
 
     at: int = 0
     files: dict[int, _DiskFile] = field(default_factory=dict)

@@ -8,7 +8,7 @@ START_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 
 
 class VirtualTime(Protocol):
-    """What the clock reads: microseconds since the loop began. They never go back."""
+    """Source of the time that the clock reads: microseconds since the loop began. They never go back."""
 
     def now_us(self) -> int: ...
 

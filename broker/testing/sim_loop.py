@@ -53,7 +53,7 @@ class Livelock(Exception):
 
 @dataclass(frozen=True)
 class Latency:
-    """How long a call to an executor takes. One in `slow_every` takes up to `slow_ms`; 0 means none does."""
+    """Time that a call to an executor takes. One in `slow_every` takes up to `slow_ms`; 0 means none does."""
 
     min_ms: float = 0.05
     max_ms: float = 3.0

@@ -1,4 +1,4 @@
-"""What answers requests of the HTTP edge. Imported late: what it needs takes a quarter of a second to load.
+"""The application behind the HTTP edge. Imported late: what it needs takes a quarter of a second to load.
 
 The pages are loaded later still, when the first one is asked for: a broker that only machines look at never does.
 """
@@ -33,7 +33,7 @@ def make_runner(
     stop_ms: int,
     connections: Connections,
 ) -> web.AppRunner:
-    """What answers requests; `readiness` returns None when the broker is ready, else why it is not, in a line.
+    """Make what answers requests; `readiness` returns None when the broker is ready, else why it is not, in a line.
 
     `pages`: the broker that they show, and its version; None: there are none.
     """

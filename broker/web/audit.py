@@ -51,7 +51,7 @@ async def show_report(visit: Visit) -> web.Response:
 
 
 def _read_report(folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """What the page shows of the report, or why it shows none."""
+    """Return what the page shows of the report, or why it shows none."""
     content = _read_file(folder / "report.json")
     if content is None:
         return None, "There is no report in the folder yet."

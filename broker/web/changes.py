@@ -171,7 +171,7 @@ async def stop_job(visit: Visit) -> web.Response:
 
 
 def summary(action: str, job: Job) -> tuple[str, str]:
-    """What came of a change, with counts."""
+    """Return what came of a change, with counts."""
     done, delivered, missing, cancelled = (
         job.results[each]
         for each in (
@@ -199,7 +199,7 @@ def _asked(visit: Visit, given: Mapping[str, str]) -> tuple[Search, Topic, Chang
 
 
 async def _count(topic: Topic, search: Search, change: Change) -> tuple[int, bool]:
-    """How many messages match, and whether that is exact: a count that takes long ends with what the index knows."""
+    """Count the messages that match, and say whether that is exact: a long count ends with what the index knows."""
     counts = await topic.schedule.count(search.due, 0)
     within = sum(messages for _, messages in counts.bars)
     if counts.is_exact and not search.prefix:
@@ -221,7 +221,7 @@ def _results(outcomes: object) -> Counter[ChangeResult]:
 
 
 def _words(change: Change) -> str:
-    """What a change does, after "This will move 12 messages"."""
+    """Return what a change does, after "This will move 12 messages"."""
     if isinstance(change, Cancel):
         return "Nobody gets them."
     assert isinstance(change, Move)

@@ -21,7 +21,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a connection may take."""
+    """Times that a connection may take."""
 
     headers_seconds: float = 10.0
     """From its begin to the end of the first headers."""
@@ -71,7 +71,7 @@ class Connections:
             self._wait(connection, self._timeouts.idle_seconds)
 
     def begin(self, connection: _Connection, transport: asyncio.Transport) -> bool:
-        """Whether there is a place for it."""
+        """Return whether there is a place for it."""
         if len(self._all) >= self._limit:
             if not self._waiting:
                 return False

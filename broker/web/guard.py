@@ -1,4 +1,4 @@
-"""Who may see the pages, and who may change things on them. No I/O.
+"""The guard of the pages: who may see them, and who may change things on them. No I/O.
 
     every page    the Host is ours: a foreign name that was made to point here (DNS rebinding) gets nothing
     reading       open on loopback; elsewhere, for what came through a proxy, or where the broker has access control,
@@ -38,7 +38,7 @@ _FORWARDING_HEADERS = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Fo
 
 @dataclass(frozen=True, slots=True)
 class Flash:
-    """What the next page says about the change that led to it."""
+    """Words of the next page about the change that led to it."""
 
     kind: str  # done, nothing or failed
     text: str
@@ -68,8 +68,10 @@ class Hosts:
         self._names.add(listen_host.lower())
 
     def knows(self, host_header: str, sockname: object) -> bool:
-        """Whether a request is meant for us: for loopback, the address it came to (the name of its socket), or a name
-        that was configured."""
+        """Tell whether a request is meant for us.
+
+        That is: for loopback, the address it came to (the name of its socket), or a name that was configured.
+        """
         host = host_name(host_header)
         own_ip = str(sockname[0]) if isinstance(sockname, tuple) else ""
         return host in self._names or is_loopback(host) or (bool(own_ip) and _same_ip(host, own_ip))
@@ -90,13 +92,13 @@ class Guard:
 
     @property
     def can_log_in(self) -> bool:
-        """Whether there is a token to log in with."""
+        """Return whether there is a token to log in with."""
         return bool(self._token)
 
     # -- what a request says of itself -----------------------------------------------------------------------
 
     def may_read(self, host_header: str, headers: Mapping[str, str], session: Session | None) -> bool:
-        """Whether pages are shown: to who has logged in, and to anybody on this machine while they are open."""
+        """Return whether pages are shown: to who has logged in, and to anybody on this machine while they are open."""
         if session is not None:
             return True
         # What a proxy passes on comes from this machine as well, and is meant for another name or says so.
@@ -106,7 +108,7 @@ class Guard:
     # -- logging in ------------------------------------------------------------------------------------------
 
     def retry_after_seconds(self, address: str) -> int:
-        """How long this address has to wait before it may try another token; 0: it may now."""
+        """Return how long this address has to wait before it may try another token; 0: it may now."""
         now_ns = self._clock.monotonic_ns()
         waits = [0]
         own = self._failures.get(address, deque())
@@ -150,17 +152,17 @@ class Guard:
     # -- forms -----------------------------------------------------------------------------------------------
 
     def login_form_token(self, nonce: str) -> str:
-        """What the login form holds for a browser with this cookie: there is no session yet to bind it to."""
+        """Return what the login form holds for a browser with this cookie: there is no session yet to bind it to."""
         return hmac.new(self._form_key, nonce.encode(), hashlib.sha256).hexdigest()
 
 
 def is_own_form(given: str, expected: str) -> bool:
-    """Whether a form holds the token that was put into it."""
+    """Return whether a form holds the token that was put into it."""
     return hmac.compare_digest(given.encode(), expected.encode())
 
 
 def is_same_origin(headers: Mapping[str, str]) -> bool:
-    """Whether a browser says that a form was sent from one of our pages. Whoever says nothing is no browser.
+    """Return whether a browser says that a form was sent from one of our pages. Whoever says nothing is no browser.
 
     The scheme is not compared: behind a proxy it is not ours.
     """

@@ -70,7 +70,7 @@ class Rates:
 
 
 _samples: WeakKeyDictionary[Broker, deque[Totals]] = WeakKeyDictionary()
-"""What earlier looks found: rates are told from them, so that nothing is measured while nobody looks."""
+"""Figures that earlier looks found: rates are told from them, so that nothing is measured while nobody looks."""
 
 
 async def show_overview(visit: Visit) -> web.Response:
@@ -174,7 +174,7 @@ def _add(totals: Totals, broker: Broker, topic: Topic, subscription: Subscriptio
 
 
 def _wait(totals: Totals, topic: Topic, subscription: Subscription, counts: SubscriptionCounts) -> None:
-    """What is ready and stays so is late as well, though nothing was delivered that could be called so."""
+    """Count as late what is ready and stays so, though nothing was delivered that could be called so."""
     age_ms = topic.counts.known_oldest_age_ms(subscription, counts)
     totals.oldest_ready_ms = max(totals.oldest_ready_ms, age_ms)
     if subscription.paused or not subscription.consumers:
@@ -182,7 +182,7 @@ def _wait(totals: Totals, topic: Topic, subscription: Subscription, counts: Subs
 
 
 def _note(totals: Totals, topic: Topic, subscription: Subscription, ready: int, letters: int) -> None:
-    """What somebody should look at."""
+    """Note what somebody should look at."""
     place, name = f"/topics/{quote(topic.name)}", f"{topic.name} / {subscription.name}"
     if subscription.counters.early_deliveries:
         totals.attention.append((place, name, "delivered before its time: this must never happen"))

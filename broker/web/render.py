@@ -126,7 +126,7 @@ def moment(time_ms: int, precision: str = "seconds") -> Markup:
 
 
 def ago(time_ms: int, now_ms: int) -> str:
-    """How far a time lies from now: "in 3 h 2 min", "5 s ago"."""
+    """Return how far a time lies from now: "in 3 h 2 min", "5 s ago"."""
     distance = abs(time_ms - now_ms)
     if distance < 1_000:
         return "now"

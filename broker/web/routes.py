@@ -1,4 +1,4 @@
-"""Which page is where."""
+"""The pages, and where each is."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ async def _find_one(visit: Visit, search: Search) -> web.Response:
 
 
 async def _count(visit: Visit, topics: Sequence[Topic], search: Search) -> tuple[int, bool] | None:
-    """How many messages the list has, and whether that is exact; None where only reading them would tell."""
+    """Return how many messages the list has, and whether that is exact; None where only reading them would tell."""
     if search.prefix:
         return None
     if not search.is_narrowed:
@@ -202,7 +202,7 @@ def payload_views(payload: bytes) -> dict[str, str | int | bool]:
 
 
 def _is_control(character: str) -> bool:
-    """Whether it has no place in a text; what only turns or hides text is shown escaped."""
+    """Return whether it has no place in a text; what only turns or hides text is shown escaped."""
     return unicodedata.category(character) == "Cc" and character not in "\n\r\t"
 
 

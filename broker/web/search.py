@@ -1,4 +1,4 @@
-"""What the list of scheduled messages was asked for, and the times that forms hold. Pure; times of forms are UTC."""
+"""Questions to the list of scheduled messages, and the times that forms hold. Pure; times of forms are UTC."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Search:
 
     @property
     def is_narrowed(self) -> bool:
-        """Whether it is for less than all messages of a topic."""
+        """Return whether it is for less than all messages of a topic."""
         return bool(self.prefix or self.start_ms or self.end_ms)
 
     def fields(self) -> dict[str, str]:

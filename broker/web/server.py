@@ -54,7 +54,7 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """Where it listens; with the port that was picked, once it does."""
+        """Return where it listens; with the port that was picked, once it does."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{host}:{self._port}"
 

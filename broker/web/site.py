@@ -93,7 +93,7 @@ class Visit:
     session: Session | None
     form: Mapping[str, str] = field(default_factory=dict)  # of a POST, after it passed the guard
     told: tuple[str, str] = ("", "")
-    """What came of a change, as `done` was told."""
+    """The outcome of a change, as `done` was told."""
 
     @property
     def broker(self) -> Broker:

@@ -1,4 +1,4 @@
-"""What lies on disk: the ledgers and the buckets of each topic, and how much of them is still of use."""
+"""The page of what lies on disk: the ledgers and the buckets of each topic, and how much of them is still of use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many messages are due when, over topics.
+"""Counts of the messages that are due, by time and over topics.
 
 Counted from the index's metadata, whatever the number of messages. That knows of pieces of the index how much they
 hold: where one spans several bars and there is not much in it, the index itself is read, so that a bar which shows a
@@ -109,7 +109,7 @@ async def tally(topics: Iterable[Topic], due: DueRange, width_ms: int, clock: Cl
 
 
 def _outside(topic: Topic, due: DueRange, before: int, within: int) -> tuple[int, int, bool]:
-    """What is due before and after a range in which there are exactly `within`, and whether that is exact.
+    """Count what is due before and after a range in which there are exactly `within`, and whether that is exact.
 
     The three add up to what is scheduled. `before` is the estimate; it counts where there is something on both sides.
     """

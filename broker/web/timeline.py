@@ -67,7 +67,7 @@ async def show_timeline(visit: Visit) -> web.Response:
 async def chart_of(
     visit: Visit, topics: list[Topic], shown: Window, height: int = 260
 ) -> tuple[Tally, Chart]:
-    """What is due in a window."""
+    """Return what is due in a window."""
     clock = visit.broker.clock
     due = DueRange(shown.start_ms, shown.end_ms)
     counted = await visit.site.tallies.of(topics, due, shown.count_width_ms)
@@ -105,7 +105,7 @@ async def _first_unit(visit: Visit, topics: list[Topic], now_ms: int) -> str:
 
 
 def bar_links(shown: Window, topic: str) -> Callable[[ChartBar], str]:
-    """Where each bar leads: to the window inside it, or to its messages."""
+    """Return where each bar leads: to the window inside it, or to its messages."""
 
     def link_of(bar: ChartBar) -> str:
         inside = shown.inside(bar.bar)

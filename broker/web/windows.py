@@ -51,7 +51,7 @@ class Window:
 
     @property
     def title(self) -> str:
-        """What it shows, for people."""
+        """Return what it shows, for people."""
         first, last = _at(self.start_ms), _at(self.end_ms - 1)
         if self.unit == "year":
             return f"{first.year} to {last.year}"
@@ -67,7 +67,7 @@ class Window:
         return f"{first.strftime(style)} to {last.strftime(style)}"
 
     def label(self, bar: int) -> str:
-        """What stands below a bar."""
+        """Return what stands below a bar."""
         at = _at(self.starts_ms[bar])
         if self.unit == "day" and (bar == 0 or at.day == 1):
             return at.strftime("%-d %b")
@@ -121,7 +121,7 @@ _AROUND = {
     "minute": "hour",
     "second": "minute",
 }
-"""Where the window of a unit begins that is a whole one of the unit above."""
+"""The start of the window of a unit that is a whole one of the unit above."""
 
 
 def window(unit: str, start_ms: int) -> Window:
@@ -145,7 +145,7 @@ def start_name(unit: str, time_ms: int) -> str:
 
 
 def parse_start(text: str) -> int | None:
-    """What `start_name` gave, in milliseconds; None for anything else."""
+    """Return what `start_name` gave, in milliseconds; None for anything else."""
     for style in ("%Y", "%Y-%m", "%Y-%m-%d", "%Y-%m-%dT%H:%M"):
         try:
             at = datetime.strptime(text, style).replace(tzinfo=UTC)

@@ -342,7 +342,9 @@ def _await_end_of_grpc() -> None:
 
 def _has_grpc_threads() -> bool:
     try:
-        return any(Path(thread, "comm").read_text().strip() in _GRPC_THREADS for thread in threads_of_process())
+        return any(
+            Path(thread, "comm").read_text().strip() in _GRPC_THREADS for thread in threads_of_process()
+        )
     except OSError:  # one of them has just ended
         return True
 
