@@ -121,6 +121,7 @@ class Broker:
         self._found_alive_ms = 0
         self.disk_free_bytes = 0  # as of the last look
         self._appended_at_look = 0
+        self._unwritten_at_look = 0
         self._disk_full = False
         self._draining = False
 
@@ -450,15 +451,19 @@ class Broker:
                 log.warning("The free space could not be looked up", error=error)
 
     def _appended_into_reserve(self) -> bool:
-        """Whether what was accepted since the last look at the disk takes of the reserve: each byte goes to the journal
-        and to a ledger."""
+        """Whether what was accepted and was not on the disk at the last look takes of the reserve.
+
+        Each byte goes to the journal, where it may wait for its turn, and to a ledger, a little later.
+        """
         if not self.config.disk_reserve_bytes:
             return False
-        appended = self.journal.appended_bytes - self._appended_at_look
-        return self.disk_free_bytes - 2 * appended < self.config.disk_reserve_bytes
+        appended = self.journal.appended_bytes + self.journal.pending_bytes - self._appended_at_look
+        owed_bytes = 2 * appended + self._unwritten_at_look
+        return self.disk_free_bytes - owed_bytes < self.config.disk_reserve_bytes
 
     def _check_disk(self) -> None:
         self._appended_at_look = self.journal.appended_bytes
+        self._unwritten_at_look = self._tail_writer.unwritten_bytes
         self.disk_free_bytes = free_bytes = self._vfs.free_bytes(self.config.data_dir)
         full = free_bytes < self.config.disk_reserve_bytes
         if full != self._disk_full:

@@ -95,6 +95,30 @@ def test_what_was_appended_since_the_last_look_at_the_disk_counts(monkeypatch: p
     run(scenario, disk_reserve_bytes=1 << 20)
 
 
+@pytest.mark.parametrize("where", ["in the journal's queue", "in the tails of ledgers"])
+def test_what_was_accepted_and_is_not_on_the_disk_yet_counts(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred at once, while a disk writes nothing; or what the journal has and the ledgers' files have not."""
+
+    async def scenario(node: Node) -> None:
+        reserve = node.config.disk_reserve_bytes
+        await node.produce("t", [Outgoing(b"first")])
+        monkeypatch.setattr(node.vfs, "free_bytes", lambda path: reserve + 20_000)
+        if where == "in the tails of ledgers":
+            node.broker._tail_writer.appended(node.topic("t"), 18_000)
+        node.broker._check_disk()
+        accepted = []
+        with pytest.raises(LimitReached) as caught:
+            for _ in range(100):
+                accepted += [(await node.submit("t", [Outgoing(bytes(900))])).durable]
+        assert caught.value.reason == "DISK_RESERVE_REACHED"
+        assert len(accepted) <= (10 if where == "in the journal's queue" else 1)
+        await asyncio.gather(*accepted)
+
+    run(scenario, disk_reserve_bytes=1 << 20)
+
+
 def test_no_two_subscriptions_have_one_dead_letter_topic() -> None:
     parts = ["a", "b", "c", "a~b", "b~c", "a~", "a~~b", "1", "a~1", "1~b", "b~3"]
     found = [dead_letter_topic_name(one, two, SubscriptionPolicy()) for one in parts for two in parts]
