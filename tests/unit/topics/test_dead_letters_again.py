@@ -199,6 +199,35 @@ def test_dead_letters_stay_known_when_later_ones_go_elsewhere():
     on_node(scenario)
 
 
+@pytest.mark.parametrize("next_life", [False, True])
+def test_dead_letters_under_a_default_name_of_an_earlier_broker_are_listed_and_requeued(next_life: bool):
+    """Names with a "~" led to another topic by default: what lies there is found by where it lies, not by name."""
+
+    async def scenario(node: Node) -> None:
+        old = f"or~ders~billing~{HOLDER_NAME}"
+        policy = SubscriptionPolicy(dead_letter_topic=old, max_delivery_attempts=3, initial_backoff_ms=0)
+        await node.create_subscription("or~ders", "billing", policy=policy)
+        inbox = await node.subscribe("or~ders", "billing")
+        await node.produce("or~ders", [Outgoing(b"1")])
+        await nack_dead(inbox, [(await inbox.wait(1))[0].position])
+        topic, subscription = node.topic("or~ders"), subscription_of(node, "or~ders")
+        await control.update_policy(topic, subscription, SubscriptionPolicy(), {"dead_letter_topic"})
+        await node.produce("or~ders", [Outgoing(b"2")])
+        await nack_dead(inbox, [(await inbox.wait(1))[0].position])
+        if next_life:
+            await node.stop()
+            node = Node(node.vfs, node.clock, node.config).open()
+            inbox = node.attach(node.topic("or~ders"), subscription_of(node, "or~ders"))
+        subscription = subscription_of(node, "or~ders")
+        places = [place.topic.name for place in node.broker.dead_letters.places(subscription)]
+        assert places == [old, f"or~ders~billing~7~{HOLDER_NAME}"]
+        assert list(await letters(node, "or~ders")) == [b"1", b"2"]
+        assert count_entries(await node.broker.dead_letters.requeue(subscription, None, 0)) == 2
+        assert sorted(each.payload for each in await inbox.wait(2)) == [b"1", b"2"]
+
+    on_node(scenario)
+
+
 def test_a_subscription_made_with_its_first_message_gets_requeued_ones_and_a_later_one_does_not():
     async def scenario(node: Node) -> None:
         await with_letters(node, b"x")
