@@ -19,7 +19,7 @@ from broker.config import SETTINGS, BrokerConfig, load_config
 from broker.errors import Corrupt, Fenced, PostdateError
 from broker.observe.logs import configure_logging
 from broker.runtime.vfs import LocalVfs
-from broker.settings import ConfigError, Kind
+from broker.settings import ConfigError, SettingKind
 
 if TYPE_CHECKING:
     from postdate.backups import Backup, Backups
@@ -36,7 +36,7 @@ def main() -> None:
 
 def _with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     for setting in reversed(SETTINGS):
-        if setting.spec.kind is Kind.SECRET:
+        if setting.spec.kind is SettingKind.SECRET:
             continue  # every user of the machine can read command lines
         default = setting.default if setting.default != "" else "not set"
         text = f"{setting.spec.help} [{setting.variable}; default {default}]"

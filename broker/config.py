@@ -33,8 +33,8 @@ from broker.settings import (
     MINUTE_MS,
     SECOND_MS,
     ConfigError,
-    Kind,
     Setting,
+    SettingKind,
     Value,
     address,
     check_range,
@@ -465,7 +465,9 @@ def load_config(
 
 def _check_secrets(path: str, values: Mapping[str, Value]) -> None:
     """Refuse a file with a secret in it that every user of this machine can read."""
-    secrets = [each.name for each in SETTINGS if each.spec.kind is Kind.SECRET and values.get(each.name)]
+    secrets = [
+        each.name for each in SETTINGS if each.spec.kind is SettingKind.SECRET and values.get(each.name)
+    ]
     if secrets and os.stat(path).st_mode & stat.S_IROTH:
         raise ConfigError(
             f"{secrets[0]} in {path}: every user can read it: take that right away with chmod o-r, or set "

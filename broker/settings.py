@@ -36,7 +36,7 @@ class ConfigError(Exception):
     """The broker cannot start with these settings; the message names the setting and where it came from."""
 
 
-class Kind(Enum):
+class SettingKind(Enum):
     """The form in which the value of a setting is written."""
 
     SIZE = "bytes"
@@ -57,7 +57,7 @@ Value = str | int | float | bool
 class Spec:
     """Facts that a field's annotation says beyond its type."""
 
-    kind: Kind
+    kind: SettingKind
     help: str
     low: float = 0
     high: float = 0
@@ -83,40 +83,40 @@ class Setting:
 
 
 def size(low: int, high: int, help: str) -> Spec:
-    return Spec(Kind.SIZE, help, low, high)
+    return Spec(SettingKind.SIZE, help, low, high)
 
 
 def duration(low: int, high: int, help: str) -> Spec:
-    return Spec(Kind.DURATION, help, low, high)
+    return Spec(SettingKind.DURATION, help, low, high)
 
 
 def count(low: int, high: int, help: str) -> Spec:
-    return Spec(Kind.COUNT, help, low, high)
+    return Spec(SettingKind.COUNT, help, low, high)
 
 
 def factor(low: float, high: float, help: str) -> Spec:
-    return Spec(Kind.FACTOR, help, low, high)
+    return Spec(SettingKind.FACTOR, help, low, high)
 
 
 def switch(help: str) -> Spec:
-    return Spec(Kind.SWITCH, help)
+    return Spec(SettingKind.SWITCH, help)
 
 
 def choice(help: str, *choices: str) -> Spec:
-    return Spec(Kind.CHOICE, help, choices=choices)
+    return Spec(SettingKind.CHOICE, help, choices=choices)
 
 
 def text(help: str) -> Spec:
-    return Spec(Kind.TEXT, help)
+    return Spec(SettingKind.TEXT, help)
 
 
 def secret(length_min: int, help: str) -> Spec:
     """A text of at least so many characters that is never shown or logged; empty means not set."""
-    return Spec(Kind.SECRET, help, low=length_min)
+    return Spec(SettingKind.SECRET, help, low=length_min)
 
 
 def address(help: str) -> Spec:
-    return Spec(Kind.ADDRESS, help)
+    return Spec(SettingKind.ADDRESS, help)
 
 
 def split_address(value: str) -> tuple[str, int]:
@@ -137,7 +137,7 @@ def parse_setting(setting: Setting, raw: object, source: str) -> Value:
         if isinstance(value, int) and abs(value) >> 64:
             raise ValueError("the number is too great")  # and would be too long to print
     except ValueError as error:
-        shown = "what was given" if setting.spec.kind is Kind.SECRET else _shorten(raw)
+        shown = "what was given" if setting.spec.kind is SettingKind.SECRET else _shorten(raw)
         raise ConfigError(f"{source}: {setting.name} cannot be {shown}: {error}") from error
     try:
         check_range(setting, value)
@@ -149,8 +149,8 @@ def parse_setting(setting: Setting, raw: object, source: str) -> Value:
 def check_range(setting: Setting, value: Value) -> None:
     spec = setting.spec
     match spec.kind:
-        case Kind.SIZE | Kind.DURATION | Kind.COUNT | Kind.FACTOR:
-            allowed = (int, float) if spec.kind is Kind.FACTOR else (int,)
+        case SettingKind.SIZE | SettingKind.DURATION | SettingKind.COUNT | SettingKind.FACTOR:
+            allowed = (int, float) if spec.kind is SettingKind.FACTOR else (int,)
             if isinstance(value, bool) or not isinstance(value, allowed):
                 raise ConfigError(
                     f"{setting.name} must be a number ({spec.kind.value}), not {_shorten(value)}"
@@ -160,16 +160,16 @@ def check_range(setting: Setting, value: Value) -> None:
                 raise ConfigError(
                     f"{setting.name} must be from {low} to {high}, but is {show(spec.kind, value)}"
                 )
-        case Kind.SWITCH:
+        case SettingKind.SWITCH:
             if not isinstance(value, bool):
                 raise ConfigError(f"{setting.name} must be true or false, not {_shorten(value)}")
-        case Kind.CHOICE:
+        case SettingKind.CHOICE:
             if value not in spec.choices:
                 shown = show(spec.kind, value) if isinstance(value, bool) else _shorten(value)
                 raise ConfigError(f"{setting.name} must be {' or '.join(spec.choices)}, not {shown}")
-        case Kind.TEXT | Kind.SECRET:
+        case SettingKind.TEXT | SettingKind.SECRET:
             _check_text(setting, value)
-        case Kind.ADDRESS:
+        case SettingKind.ADDRESS:
             try:
                 split_address(str(value))
             except ValueError as error:
@@ -178,7 +178,7 @@ def check_range(setting: Setting, value: Value) -> None:
 
 def _check_text(setting: Setting, value: Value) -> None:
     spec = setting.spec
-    if spec.kind is Kind.SECRET:
+    if spec.kind is SettingKind.SECRET:
         if not isinstance(value, str) or 0 < len(value) < spec.low:
             raise ConfigError(f"{setting.name} must have at least {spec.low:.0f} characters")
     # Empty turns off what is off by default.
@@ -188,7 +188,7 @@ def _check_text(setting: Setting, value: Value) -> None:
 
 def parse_duration_ms(raw: str) -> int:
     """A duration as settings are written, like 90s or 2h; ValueError says what is wrong."""
-    return int(_PARSERS[Kind.DURATION](raw))
+    return int(_PARSERS[SettingKind.DURATION](raw))
 
 
 def _parse_quantity(units: Mapping[str, int], example: str) -> Callable[[object], int]:
@@ -247,16 +247,16 @@ def _parse_text(raw: object) -> str:
     return raw
 
 
-_PARSERS: dict[Kind, Callable[[object], Value]] = {
-    Kind.SIZE: _parse_quantity(_SIZE_UNITS, "64MiB"),
-    Kind.DURATION: _parse_quantity(_DURATION_UNITS, "30s"),
-    Kind.COUNT: _parse_count,
-    Kind.FACTOR: _parse_factor,
-    Kind.SWITCH: _parse_switch,
-    Kind.CHOICE: _parse_choice,
-    Kind.TEXT: _parse_text,
-    Kind.SECRET: _parse_text,
-    Kind.ADDRESS: _parse_text,
+_PARSERS: dict[SettingKind, Callable[[object], Value]] = {
+    SettingKind.SIZE: _parse_quantity(_SIZE_UNITS, "64MiB"),
+    SettingKind.DURATION: _parse_quantity(_DURATION_UNITS, "30s"),
+    SettingKind.COUNT: _parse_count,
+    SettingKind.FACTOR: _parse_factor,
+    SettingKind.SWITCH: _parse_switch,
+    SettingKind.CHOICE: _parse_choice,
+    SettingKind.TEXT: _parse_text,
+    SettingKind.SECRET: _parse_text,
+    SettingKind.ADDRESS: _parse_text,
 }
 
 
@@ -265,17 +265,19 @@ def _shorten(raw: object) -> str:
     return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
-def show(kind: Kind, value: Value) -> str:
+def show(kind: SettingKind, value: Value) -> str:
     """A value as a person would write it: the greatest unit that divides it, and that reads back the same."""
-    units = {Kind.SIZE: ("GiB", "MiB", "KiB"), Kind.DURATION: ("d", "h", "m", "s")}.get(kind, ())
-    scale = _SIZE_UNITS if kind is Kind.SIZE else _DURATION_UNITS
-    if kind is Kind.SECRET:
+    units = {SettingKind.SIZE: ("GiB", "MiB", "KiB"), SettingKind.DURATION: ("d", "h", "m", "s")}.get(
+        kind, ()
+    )
+    scale = _SIZE_UNITS if kind is SettingKind.SIZE else _DURATION_UNITS
+    if kind is SettingKind.SECRET:
         return "(set)" if value else ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int | float) and kind in (Kind.SIZE, Kind.DURATION, Kind.COUNT):
+    if isinstance(value, int | float) and kind in (SettingKind.SIZE, SettingKind.DURATION, SettingKind.COUNT):
         for unit in units:
             if value and value % scale[unit] == 0:
                 return f"{int(value) // scale[unit]}{unit}"
-        return f"{int(value)}{'ms' if kind is Kind.DURATION and value else ''}"
+        return f"{int(value)}{'ms' if kind is SettingKind.DURATION and value else ''}"
     return str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.config import SETTINGS
-from broker.settings import Kind, show
+from broker.settings import SettingKind, show
 
 _PREFACE = """\
 # Configuration
@@ -49,7 +49,7 @@ def render_reference() -> str:
                 "| setting | default | range | meaning |",
                 "| --- | --- | --- | --- |",
             ]
-        if spec.kind is Kind.SECRET:
+        if spec.kind is SettingKind.SECRET:
             allowed = f"{spec.low:.0f} characters or more"
         elif spec.high:
             allowed = f"{show(spec.kind, spec.low)} to {show(spec.kind, spec.high)}"

@@ -5,7 +5,7 @@ up to the greatest request, for everybody. Here all methods are served as stream
 stands before this (`AccessInterceptor`) sees a call by its headers alone, and nothing is read for whoever is refused.
 
 Invariants:
-  R1  Calls of each kind (`Kind`) are bounded, and none takes the place of another kind.
+  R1  Calls of each kind (`CallKind`) are bounded, and none takes the place of another kind.
   R2  A call that has sent no message yet gives way to a new call where all places are taken: the oldest one of the
       connection that has most of them. So whoever has fewer such calls than another connection keeps them.
   R3  Messages that arrive at once are bounded (`Turns`). A call without a turn is not read, and gRPC takes no more of
@@ -37,7 +37,7 @@ from broker.runtime.allocator import Trimmer
 from broker.topics.broker import Broker
 
 
-class Kind(Enum):
+class CallKind(Enum):
     """Calls that share places."""
 
     PROBE = "probes"  # open to all
@@ -62,16 +62,16 @@ class Shares:
     """Calls by connection; knows which connection has most of them."""
 
     def __init__(self) -> None:
-        self._calls: dict[str, OrderedDict[Place, None]] = {}  # by connection; the oldest first
+        self._calls: dict[str, OrderedDict[BegunCall, None]] = {}  # by connection; the oldest first
         self._peers: dict[int, OrderedDict[str, None]] = {}  # by how many calls they have
         self._most = 0
 
-    def add(self, place: Place) -> None:
+    def add(self, place: BegunCall) -> None:
         calls = self._calls.setdefault(place.peer, OrderedDict())
         self._move(place.peer, len(calls), len(calls) + 1)
         calls[place] = None
 
-    def discard(self, place: Place) -> None:
+    def discard(self, place: BegunCall) -> None:
         calls = self._calls.get(place.peer)
         if calls is None or place not in calls:
             return
@@ -84,7 +84,7 @@ class Shares:
         """By how many calls another connection is ahead of this one."""
         return self._most - len(self._calls.get(peer, ()))
 
-    def oldest_of_most(self) -> Place | None:
+    def oldest_of_most(self) -> BegunCall | None:
         """The oldest call of the connection that has most of them."""
         if not self._most:
             return None
@@ -108,15 +108,15 @@ class Turns:
     def __init__(self, most: int, seconds: float) -> None:
         self._most = most
         self._seconds = seconds
-        self._held: dict[Place, float] = {}  # since when its connection has the turn
+        self._held: dict[BegunCall, float] = {}  # since when its connection has the turn
         self._shares = Shares()  # of what is held, without those that are ending
-        self._ending: set[Place] = set()  # held until their calls have gone
-        self._queue: OrderedDict[str, OrderedDict[Place, asyncio.Future[None]]] = (
+        self._ending: set[BegunCall] = set()  # held until their calls have gone
+        self._queue: OrderedDict[str, OrderedDict[BegunCall, asyncio.Future[None]]] = (
             OrderedDict()
         )  # by connection
         self._timer: asyncio.TimerHandle | None = None
 
-    async def take(self, place: Place) -> None:
+    async def take(self, place: BegunCall) -> None:
         """Wait for a turn."""
         if len(self._held) < self._most:
             self._hold(place, _now())
@@ -132,7 +132,7 @@ class Turns:
         finally:
             self._forget(place)
 
-    def give_back(self, place: Place) -> None:
+    def give_back(self, place: BegunCall) -> None:
         """End a turn whose message was read, or whose call is over."""
         since = self._held.pop(place, None)
         if since is None:
@@ -144,7 +144,7 @@ class Turns:
             self._give(place.peer, since)
         self._pass_on()
 
-    def _hold(self, place: Place, since: float) -> None:
+    def _hold(self, place: BegunCall, since: float) -> None:
         self._held[place] = since
         self._shares.add(place)
 
@@ -153,13 +153,13 @@ class Turns:
         share = min(1.0, self._most / max(1, len(self._queue)))
         return _now() - max(_TURN_SECONDS_MIN, self._seconds * share)
 
-    def _end(self, place: Place) -> None:
+    def _end(self, place: BegunCall) -> None:
         """End a call; it keeps its turn until it has gone, and with it what has arrived of its message."""
         self._shares.discard(place)
         self._ending.add(place)
         place.give_way(_crowded())
 
-    def _forget(self, place: Place) -> None:
+    def _forget(self, place: BegunCall) -> None:
         """It waits no more."""
         calls = self._queue.get(place.peer)
         if calls is not None:
@@ -203,7 +203,7 @@ class Turns:
 class Places:
     """Calls of one kind that are served at once."""
 
-    def __init__(self, kind: Kind, most: int, turns: Turns, trimmer: Trimmer) -> None:
+    def __init__(self, kind: CallKind, most: int, turns: Turns, trimmer: Trimmer) -> None:
         self._kind = kind
         self._trimmer = trimmer
         self._most = most
@@ -211,7 +211,7 @@ class Places:
         self._count = 0
         self._beginning = Shares()
 
-    def enter(self, context: Context, seconds: float) -> Place:
+    def enter(self, context: Context, seconds: float) -> BegunCall:
         """A place for a call, which must send its first message in time. Raises LimitReached."""
         if self._count >= self._most:
             oldest = self._beginning.oldest_of_most()
@@ -224,11 +224,11 @@ class Places:
             self._beginning.discard(oldest)
             oldest.give_way(_crowded())
         self._count += 1
-        place = Place(context, seconds)
+        place = BegunCall(context, seconds)
         self._beginning.add(place)
         return place
 
-    async def first_message(self, place: Place) -> Any:
+    async def first_message(self, place: BegunCall) -> Any:
         """The first message of a call; END_OF_STREAM if there is none. Raises LimitReached if it does not come."""
         try:
             try:
@@ -246,13 +246,13 @@ class Places:
             place.task.uncancel()
             raise place.gone_because from None
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: BegunCall) -> None:
         self._count -= 1
         self._beginning.discard(place)
         self._turns.give_back(place)
 
 
-class Place:
+class BegunCall:
     """One call from its headers to its end."""
 
     def __init__(self, context: Context, seconds: float) -> None:
@@ -299,9 +299,9 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         probe_turns = Turns(_PROBE_TURNS, _PROBE_SECONDS)
         trimmer = Trimmer(_TRIM_SECONDS)
         self._places = {
-            Kind.PROBE: Places(Kind.PROBE, _PROBES_MAX, probe_turns, trimmer),
-            Kind.SHORT: Places(Kind.SHORT, _SHORT_MAX, turns, trimmer),
-            Kind.LONG: Places(Kind.LONG, config.streams_max, turns, trimmer),
+            CallKind.PROBE: Places(CallKind.PROBE, _PROBES_MAX, probe_turns, trimmer),
+            CallKind.SHORT: Places(CallKind.SHORT, _SHORT_MAX, turns, trimmer),
+            CallKind.LONG: Places(CallKind.LONG, config.streams_max, turns, trimmer),
         }
         self._served: dict[str, Any] = {}
 
@@ -321,13 +321,13 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             "response_serializer": handler.response_serializer,
         }
         if handler.unary_unary is not None:
-            kind = Kind.SHORT
+            kind = CallKind.SHORT
             if rule is not None and (rule.is_public or rule.waits):
-                kind = Kind.PROBE if rule.is_public else Kind.LONG
+                kind = CallKind.PROBE if rule.is_public else CallKind.LONG
             return grpc.stream_unary_rpc_method_handler(
                 self._serve_unary(self._places[kind], handler.unary_unary), **how
             )
-        places = self._places[Kind.LONG]
+        places = self._places[CallKind.LONG]
         if handler.unary_stream is not None:
             return grpc.stream_stream_rpc_method_handler(
                 self._serve_stream(places, handler.unary_stream, is_unary=True), **how
@@ -398,7 +398,7 @@ class Begun:
         return getattr(self._context, name)
 
 
-async def _begun(broker: Broker, places: Places, place: Place, *, may_end: bool = False) -> Any:
+async def _begun(broker: Broker, places: Places, place: BegunCall, *, may_end: bool = False) -> Any:
     """The first message of a call; the call ends if there is none."""
     try:
         message = await places.first_message(place)

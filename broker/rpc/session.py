@@ -13,7 +13,7 @@ from broker.rpc.calls import END_OF_STREAM, parse, refuse
 from broker.rpc.encode import encode_batch_response
 from broker.rpc.entries import api_type, check_size, entries_of
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
-from broker.rpc.unread import Place, Unread, UnreadRoom
+from broker.rpc.unread import FrameRoom, Unread, UnreadRoom
 from broker.runtime.connections import cut_connection
 from broker.storage.manifest import REASON_BYTES_MAX
 from broker.storage.varint import encode_varint
@@ -56,7 +56,7 @@ class Session:
         self._subscription = subscription
         self._consumer = consumer
         self._context = context
-        self._answers: deque[tuple[bytes, Place | None]] = deque()
+        self._answers: deque[tuple[bytes, FrameRoom | None]] = deque()
         self._unread = Unread(room, self._stall)
         self._stalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._in_flight: set[asyncio.Task[None]] = set()
@@ -154,7 +154,7 @@ class Session:
         check_size(raw, f"{named}.entries" if named else "frame", self._broker.config.ack_entries_max)
         return parse(consumer_pb2.SubscribeRequest, raw, self._broker.config)
 
-    async def _answer_frame(self, work: Coroutine[None, None, bytes], place: Place) -> None:
+    async def _answer_frame(self, work: Coroutine[None, None, bytes], place: FrameRoom) -> None:
         answer = await work
         place.answered(len(answer))
         self._answers.append((answer, place))

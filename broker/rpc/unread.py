@@ -105,7 +105,7 @@ class UnreadRoom:
             stream.end()
 
 
-class Place:
+class FrameRoom:
     """The room of one frame."""
 
     __slots__ = ("_bytes", "_is_counted", "_stream")
@@ -141,8 +141,8 @@ class Unread:
         self.counted = 0  # bytes in the room of all
         self._room = room
         self._bytes = 0
-        self._places: set[Place] = set()
-        self._answered: dict[Place, float] = {}  # since when; the oldest first
+        self._places: set[FrameRoom] = set()
+        self._answered: dict[FrameRoom, float] = {}  # since when; the oldest first
         self._freed = asyncio.Event()
         room.streams.add(self)
 
@@ -150,7 +150,7 @@ class Unread:
         """Return how many frames have no answer that was written."""
         return len(self._places)
 
-    async def take(self, bytes_: int) -> Place:
+    async def take(self, bytes_: int) -> FrameRoom:
         """Room for a frame and its answer."""
         while self._places and (len(self) >= FRAMES_MAX or self._bytes + bytes_ > STREAM_BYTES_MAX):
             self._freed.clear()
@@ -160,7 +160,7 @@ class Unread:
             await self._room.take(bytes_)
             self.counted += bytes_
         self._bytes += bytes_
-        place = Place(self, bytes_, is_counted=is_counted)
+        place = FrameRoom(self, bytes_, is_counted=is_counted)
         self._places.add(place)
         return place
 
@@ -171,12 +171,12 @@ class Unread:
             self._room.give(bytes_)
         self._freed.set()
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: FrameRoom) -> None:
         self._places.discard(place)
         self._answered.pop(place, None)
         self._freed.set()
 
-    def note_answered(self, place: Place) -> None:
+    def note_answered(self, place: FrameRoom) -> None:
         self._answered[place] = self._room.now_seconds()
 
     @property

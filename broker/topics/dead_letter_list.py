@@ -8,12 +8,12 @@ from broker.errors import NotFound
 from broker.model import Position, UInt32Column, ids_of
 from broker.settings import MIB
 from broker.storage.salvage import NO_FRAME, read_marking_damage
-from broker.topics.dead_letters import Place
+from broker.topics.dead_letters import HeldLetters
 from broker.topics.topic import Topic
 
 
 async def letters_after(
-    places: Sequence[Place], after: Position, step: int
+    places: Sequence[HeldLetters], after: Position, step: int
 ) -> AsyncIterator[tuple[Topic, Position, bytes]]:
     """Each letter as it is stored, with the topic that holds it; `step` of them are read at once, by bytes fewer."""
     for topic, ledger_id, ids in _rest_of(places, after):
@@ -30,7 +30,7 @@ async def letters_after(
             at += len(stored)
 
 
-def _rest_of(places: Sequence[Place], after: Position) -> Iterator[tuple[Topic, int, UInt32Column]]:
+def _rest_of(places: Sequence[HeldLetters], after: Position) -> Iterator[tuple[Topic, int, UInt32Column]]:
     """What comes after a page, ledger by ledger, oldest first."""
     ledgers = [
         (ledger_id, place.topic, bitmap) for place in places for ledger_id, bitmap in place.entries.items()

@@ -67,8 +67,8 @@ _LATEST = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where some dead letters of a subscription lie."""
+class HeldLetters:
+    """Some dead letters of a subscription, and where they lie."""
 
     topic: Topic
     holder: Subscription
@@ -292,12 +292,12 @@ class DeadLetterOffice:
 
     # -- for operators ---------------------------------------------------------------------------------------
 
-    def places(self, subscription: Subscription) -> list[Place]:
+    def places(self, subscription: Subscription) -> list[HeldLetters]:
         """Where the dead letters of a subscription lie that nobody has dealt with, in the order of their ids."""
         missing = dict(subscription.dead_letters)
         if not missing:
             return []
-        found: list[Place] = []
+        found: list[HeldLetters] = []
         for topic in self._candidates(subscription):
             if not missing:
                 break
@@ -311,7 +311,7 @@ class DeadLetterOffice:
             if holder is not None and there:
                 held = without_entries(there, holder.cursor.settled_part(there))
                 if held:
-                    found.append(Place(topic, holder, held))
+                    found.append(HeldLetters(topic, holder, held))
         for ledger_id in missing:
             del subscription.dead_letters[ledger_id]  # ids are not used again: what is gone stays gone
         return sorted(found, key=lambda place: min(place.entries))
@@ -348,7 +348,9 @@ class DeadLetterOffice:
             await each
         return work.moved
 
-    async def _requeue_some(self, work: _Requeue, place: Place, ledger_id: int, ids: UInt32Column) -> int:
+    async def _requeue_some(
+        self, work: _Requeue, place: HeldLetters, ledger_id: int, ids: UInt32Column
+    ) -> int:
         """Submit a record of the first entries; how many were looked at."""
         source, subscription = work.source, work.subscription
         budget = YieldBudget(self._clock)

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from broker.errors import Refused
 from broker.model import count_entries
-from broker.settings import Kind, show
+from broker.settings import SettingKind, show
 from broker.storage.policy import SubscriptionPolicy, TopicPolicy
 from broker.subscriptions.subscription import TYPE_NAMES, Subscription
 from broker.topics import control
@@ -233,7 +233,13 @@ def _shown(name: str) -> Callable[[object], str]:
             return _ENUMS[name][value]
         if isinstance(value, bool) or not isinstance(value, int):
             return str(value).lower() if isinstance(value, bool) else str(value)
-        kind = Kind.DURATION if name.endswith("_ms") else Kind.SIZE if "bytes" in name else Kind.COUNT
-        return f"{value:,}" if kind is Kind.COUNT else show(kind, value)
+        kind = (
+            SettingKind.DURATION
+            if name.endswith("_ms")
+            else SettingKind.SIZE
+            if "bytes" in name
+            else SettingKind.COUNT
+        )
+        return f"{value:,}" if kind is SettingKind.COUNT else show(kind, value)
 
     return text

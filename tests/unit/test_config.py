@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from broker import cli
 from broker.config import SETTINGS, BrokerConfig, check_name, is_loopback, load_config
 from broker.errors import InvalidRequest
-from broker.settings import MIB, ConfigError, Kind, split_address
+from broker.settings import MIB, ConfigError, SettingKind, split_address
 from tools.configuration import render_reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +61,7 @@ def test_each_source_overrides_the_one_below(tmp_path: Path) -> None:
 def test_every_setting_can_be_given_by_every_source(tmp_path: Path) -> None:
     for setting in SETTINGS:
         given_value = (
-            str(setting.default).lower() if setting.spec.kind is Kind.SWITCH else str(setting.default)
+            str(setting.default).lower() if setting.spec.kind is SettingKind.SWITCH else str(setting.default)
         )
         assert load({setting.flag.removeprefix("--"): given_value}) == BrokerConfig()
         assert load({}, {setting.variable: given_value}) == BrokerConfig()
@@ -70,7 +70,7 @@ def test_every_setting_can_be_given_by_every_source(tmp_path: Path) -> None:
 
 def test_secrets_are_no_options_where_every_user_of_the_machine_could_read_them() -> None:
     shown = CliRunner().invoke(cli.main, ["serve", "--help"]).output
-    secrets = [setting for setting in SETTINGS if setting.spec.kind is Kind.SECRET]
+    secrets = [setting for setting in SETTINGS if setting.spec.kind is SettingKind.SECRET]
     assert [setting.flag for setting in SETTINGS if setting.flag not in shown] == [
         each.flag for each in secrets
     ]

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from broker.rpc import session, unread
-from broker.rpc.reception import Kind, Reception
+from broker.rpc.reception import CallKind, Reception
 from broker.settings import MIB
 from broker.subscriptions.subscription import Subscription
 from postdate.v1 import consumer_pb2, consumer_pb2_grpc, message_pb2
@@ -126,7 +126,7 @@ async def test_streams_that_are_ended_for_not_reading_leave_nothing(
     monkeypatch.setattr(session, "STATUS_SECONDS", 0.2)
     await wire.produce("t", b"x")
     places = next(each for each in wire.server._interceptors if isinstance(each, Reception))._places[
-        Kind.LONG
+        CallKind.LONG
     ]
     before = resident_bytes()
     narrow = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]

@@ -13,7 +13,7 @@ import pytest
 
 from broker.errors import LimitReached
 from broker.rpc import reception
-from broker.rpc.reception import Kind, Place, Places, Shares, Turns
+from broker.rpc.reception import BegunCall, CallKind, Places, Shares, Turns
 from broker.runtime.allocator import Trimmer
 
 TURNS = 4
@@ -43,7 +43,7 @@ class Call:
 
 
 def make_places(most: int, seconds: float = 0.2) -> Places:
-    return Places(Kind.SHORT, most, Turns(TURNS, seconds), Trimmer(1_000))
+    return Places(CallKind.SHORT, most, Turns(TURNS, seconds), Trimmer(1_000))
 
 
 async def call(places: Places, peer: str, *, is_silent: bool) -> bytes:
@@ -102,7 +102,7 @@ async def test_calls_of_a_connection_share_its_turn(monkeypatch: pytest.MonkeyPa
 
 async def test_the_connection_with_most_calls_gives_way():
     turns = Turns(TURNS, 30)
-    places = Places(Kind.SHORT, 20, turns, Trimmer(1_000))
+    places = Places(CallKind.SHORT, 20, turns, Trimmer(1_000))
     tasks: list[asyncio.Task[bytes]] = []
 
     async def begin(peer: str) -> asyncio.Task[bytes]:
@@ -126,13 +126,13 @@ async def test_the_connection_with_most_calls_gives_way():
 def test_shares_are_counted_as_a_counter_counts_them():
     rng = random.Random(3)
     shares = Shares()
-    held: list[Place] = []
+    held: list[BegunCall] = []
     for _ in range(3_000):
         if held and rng.random() < 0.5:
             shares.discard(gone := held.pop(rng.randrange(len(held))))
             shares.discard(gone)
         else:
-            place = cast("Place", Caller(str(rng.randrange(6))))
+            place = cast("BegunCall", Caller(str(rng.randrange(6))))
             shares.add(place)
             held.append(place)
         counts = Counter(place.peer for place in held)

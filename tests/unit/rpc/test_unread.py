@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from broker.rpc import unread
-from broker.rpc.unread import Place, Unread, UnreadRoom
+from broker.rpc.unread import FrameRoom, Unread, UnreadRoom
 from broker.settings import KIB, MIB
 
 
@@ -33,7 +33,7 @@ class World:
         stream = Unread(self.room, lambda: self.ended.append(stream))
         return stream
 
-    async def full_stream(self) -> tuple[Unread, list[Place]]:
+    async def full_stream(self) -> tuple[Unread, list[FrameRoom]]:
         """With as much as one may hold, in answers of 16 KiB."""
         stream = self.stream()
         places = [await stream.take(16 * KIB) for _ in range(256)]
@@ -48,7 +48,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World()
 
 
-async def waiting(world: World, bytes_: int) -> asyncio.Task[Place]:
+async def waiting(world: World, bytes_: int) -> asyncio.Task[FrameRoom]:
     """One who waits for room."""
     stream = world.stream()
     task = asyncio.create_task(stream.take(bytes_))
