@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 
@@ -17,8 +19,9 @@ from broker.rpc.calls import END_OF_STREAM, Handler, parse, refuse, unary
 from broker.rpc.encode import encode_deliveries
 from broker.rpc.entries import check_initial_position, check_size, check_type, entries_of
 from broker.rpc.session import Session, check_nack
-from broker.rpc.status import Context, encode_failures
+from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.unread import UnreadRoom
+from broker.rpc.unread_calls import answer_within
 from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.subscription import KEY_SHARED, SHARED, TYPE_NAMES, Subscription
@@ -27,6 +30,11 @@ from broker.topics.topic import Topic
 from postdate.v1 import consumer_pb2
 
 SERVICE = "postdate.v1.ConsumerService"
+
+Settling = TypeVar(
+    "Settling", consumer_pb2.AcknowledgeRequest, consumer_pb2.NackRequest, consumer_pb2.ExtendLeaseRequest
+)
+"""What names messages, each of which may become a failure in the answer."""
 
 _WAIT_MS_MAX = 60_000
 _POLL_MS_MAX = 1_000
@@ -64,9 +72,13 @@ class ConsumerService:
         return {
             "Subscribe": grpc.stream_stream_rpc_method_handler(self._subscribe),
             "Receive": unary(broker, consumer_pb2.ReceiveRequest, self._receive),
-            "Acknowledge": unary(broker, consumer_pb2.AcknowledgeRequest, self._acknowledge, check=check),
-            "Nack": unary(broker, consumer_pb2.NackRequest, self._nack, check=check),
-            "ExtendLease": unary(broker, consumer_pb2.ExtendLeaseRequest, self._extend, check=check),
+            "Acknowledge": unary(
+                broker, consumer_pb2.AcknowledgeRequest, self._in_room(self._acknowledge), check=check
+            ),
+            "Nack": unary(broker, consumer_pb2.NackRequest, self._in_room(self._nack), check=check),
+            "ExtendLease": unary(
+                broker, consumer_pb2.ExtendLeaseRequest, self._in_room(self._extend), check=check
+            ),
         }
 
     def drain(self) -> None:
@@ -286,6 +298,20 @@ class ConsumerService:
         while len(self._attempts) > _ATTEMPTS_MAX or self._attempts_bytes > _ATTEMPTS_BYTES_MAX:
             _, oldest = self._attempts.popitem(last=False)
             self._attempts_bytes -= len(oldest.response)
+
+    def _in_room(
+        self, call: Callable[[Settling], Awaitable[bytes]]
+    ) -> Callable[[Settling], Awaitable[bytes]]:
+        """A call whose answer may hold a failure for each id, with room for that."""
+
+        async def called(request: Settling) -> bytes:
+            ids = sum(len(each.entry_ids) for each in request.entries)
+            bytes_max = min(ids, self._broker.config.ack_entries_max) * FAILURE_BYTES_MAX
+            context = CONTEXT.get()
+            assert context is not None
+            return await answer_within(self._unread, context, bytes_max, lambda: call(request))
+
+        return called
 
     async def _acknowledge(self, request: consumer_pb2.AcknowledgeRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)

@@ -11,12 +11,14 @@ from typing import Any
 import grpc
 import pytest
 
+from benchmarks.http2 import END_HEADERS, HEADERS, connected, frame, message
+from benchmarks.http2 import call as http2_call
 from broker.rpc import session, unread
 from broker.rpc.reception import CallKind, Reception
 from broker.settings import MIB
 from broker.subscriptions.subscription import Subscription
 from postdate.v1 import consumer_pb2, consumer_pb2_grpc, message_pb2
-from tests.wire.conftest import LIMIT_SECONDS, Stream, Wire, eventually, within
+from tests.wire.conftest import LIMIT_SECONDS, Stream, Wire, eventually, refused, within
 
 IDS = 10_000
 FRAMES = 400
@@ -162,3 +164,41 @@ async def test_streams_that_are_ended_for_not_reading_leave_nothing(
     for channel in channels:
         await channel.close(None)
     await eventually(lambda: room_of(wire).held == 0 and places._count == 0)
+
+
+@pytest.mark.parametrize("call", ["Acknowledge", "Nack", "ExtendLease"])
+async def test_calls_whose_answers_are_not_read_are_bounded_with_the_streams(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch, call: str
+):
+    """Many at once on a connection that gives no window; others get theirs, and the connection is cut for them."""
+    monkeypatch.setattr(unread, "ALL_BYTES_MAX", 6 * MIB)
+    monkeypatch.setattr(unread, "STALLED_SECONDS", 0.5)
+    await wire.produce("t", b"x")
+    await wire.create_subscription("t")
+    kind = getattr(consumer_pb2, f"{call}Request")
+    request = kind(topic="t", subscription="s", entries=UNKNOWN)
+    headers = http2_call(f"/postdate.v1.ConsumerService/{call}")
+    async with connected(wire.server.grpc_address) as raw:
+        reading = asyncio.create_task(raw.live())
+        for number in range(1, 41, 2):
+            await raw.send(frame(HEADERS, END_HEADERS, number, headers))
+            await raw.send(message(number, request.SerializeToString(), ends=True))
+            await asyncio.sleep(0.01)  # so that what was sent is taken in
+        await eventually(lambda: room_of(wire).held > 3 * MIB)
+        assert room_of(wire).held <= 6 * MIB
+        assert len(room_of(wire).streams) <= 20
+        answer = await within(getattr(wire.consumer, call)(request))
+        assert len(answer.failures) == IDS
+        await within(reading)  # it was cut
+    await eventually(lambda: room_of(wire).held == 0 and not room_of(wire).streams)
+
+
+async def test_calls_that_were_answered_or_refused_hold_nothing(wire: Wire):
+    ids = await wire.produce("t", b"x")
+    stream = await wire.subscribe("t")
+    await stream.deliveries(1)
+    assert await wire.ack("t", ids) == []
+    assert len(await wire.ack("t", [(9, n) for n in range(5_000)])) == 5_000
+    assert (await refused(wire.ack("none", ids))).reason == "TOPIC_NOT_FOUND"
+    stream.cancel()
+    await eventually(lambda: room_of(wire).held == 0 and not room_of(wire).streams)

@@ -54,6 +54,7 @@ class Edge:
         self.written: list[bytes] = []
         self._frames = list(frames)
         self._half_closes = half_closes
+        self._over: list[Callable[[Any], None]] = []
 
     async def read(self) -> Any:
         await asyncio.sleep(0)
@@ -74,6 +75,14 @@ class Edge:
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
 
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._over.append(callback)
+
+    def end(self) -> None:
+        """The call is over, its answer sent."""
+        for callback in self._over:
+            callback(self)
+
 
 @dataclass
 class World:
@@ -92,7 +101,11 @@ class World:
         """Call a method to its end; raises Refused."""
         handler = self.handlers[name]
         if handler.unary_unary is not None:
-            return [await handler.unary_unary(requests[0], Edge())]
+            edge = Edge()
+            try:
+                return [await handler.unary_unary(requests[0], edge)]
+            finally:
+                edge.end()
         edge = Edge(requests)
         await handler.stream_stream(None, edge)
         return edge.written

@@ -1,0 +1,44 @@
+"""Calls whose answers may be large share the room of answers that are not read with the streams.
+
+An answer of a call is given to gRPC whole, and waits there until its client reads it. The call has ended once it was
+read, so until then its room is held. Where others wait for it, the connection is cut: gRPC has no way to take back an
+answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from broker.observe.logs import get_logger
+from broker.rpc.status import Context
+from broker.rpc.unread import Unread, UnreadRoom
+from broker.runtime.connections import cut_connection
+
+log = get_logger(__name__)
+
+
+async def answer_within(
+    room: UnreadRoom, context: Context, bytes_max: int, work: Callable[[], Awaitable[bytes]]
+) -> bytes:
+    """Do some work once there is room for its answer, which takes so much at most."""
+    peer = context.peer()
+
+    def cut() -> None:
+        log.warning("A client reads no answers: its connection is cut", peer=peer)
+        asyncio.get_running_loop().run_in_executor(None, cut_connection, peer)
+
+    unread = Unread(room, cut)
+    over: Any = lambda _: unread.close()  # noqa: E731 - the type of its argument is gRPC's own
+    is_answered = False
+    try:
+        place = await unread.take(bytes_max)
+        answer = await work()
+        context.add_done_callback(over)
+        place.answered(len(answer))
+        is_answered = True
+        return answer
+    finally:
+        if not is_answered:
+            unread.close()
