@@ -14,7 +14,7 @@ from broker.model import Position
 async def holds_waiting(
     storage: BucketSnapshotStorage, bucket: SealedBucket, position: Position, loaded_end: Callable[[], Key]
 ) -> bool:
-    """Whether a bucket holds an entry that lies at or after `loaded_end`. Reads its bitmap, then segments."""
+    """Return whether a bucket holds an entry that lies at or after `loaded_end`. Reads its bitmap, then segments."""
     ledger_id, entry_id = position
     try:
         if entry_id not in await storage.read_bitmap(bucket.bucket_id, ledger_id):

@@ -100,7 +100,7 @@ async def adopt(tracker: BucketTracker, loan: Loan, *, is_alone: bool) -> bool:
 
 
 def _is_current(tracker: BucketTracker, loan: Loan) -> bool:
-    """Whether the sources are there as they were lent, and nobody merges."""
+    """Return whether the sources are there as they were lent, and nobody merges."""
     if tracker._is_merging or loan.generation != tracker._generation:
         return False
     if any(bucket.state is not BucketState.LIVE for bucket in loan.sources):

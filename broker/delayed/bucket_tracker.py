@@ -224,7 +224,7 @@ class BucketTracker:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the counts are right; see B10."""
+        """Return whether the counts are right; see B10."""
         return self._stale.is_exact_at(self._frontier.deliver_at_ms)
 
     def histogram(self, start_ms: int, end_ms: int, width_ms: int, floor_ms: int = 0) -> Histogram:
@@ -305,7 +305,7 @@ class BucketTracker:
 
     @property
     def has_deleted(self) -> bool:
-        """Whether files wait for a manifest that does not name them."""
+        """Return whether files wait for a manifest that does not name them."""
         return bool(self._deleted_ids)
 
     async def remove_deleted(self, image: BucketImage) -> None:
@@ -468,7 +468,7 @@ class BucketTracker:
         self._loaded_end = max(end, key_after(self._frontier))
 
     def _end_after(self, last_ms: int) -> Key:
-        """How far entries can be handed on without reading more, up to a time."""
+        """Return how far entries can be handed on without reading more, up to a time."""
         keys = [key for bucket in self._buckets if (key := bucket.first_unread_key) is not None]
         return min([(last_ms + 1, 0, 0), *keys])
 

@@ -173,7 +173,7 @@ class BucketUpkeep:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every entry counts once, and no stale row counts."""
+        """Return whether every entry counts once, and no stale row counts."""
         is_sought = self._seeking is None or self._seeking.done()
         return is_sought and self._tracker.is_exact
 

@@ -145,7 +145,7 @@ class IndexPump:
 
     @property
     def is_behind(self) -> bool:
-        """Whether rows were appended that are not indexed yet."""
+        """Return whether rows were appended that are not indexed yet."""
         return self.position < self._source.end
 
     @property
@@ -154,7 +154,7 @@ class IndexPump:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the counts are right: what is stale in buckets takes a moment to be found after a start."""
+        """Return whether the counts are right: what is stale in buckets takes a moment to be found after a start."""
         is_built = self._is_restored and not self.is_rebuilding
         return is_built and (self.upkeep is None or self.upkeep.is_exact)
 
@@ -282,7 +282,7 @@ class IndexPump:
         return self.tracker.count() != held_count
 
     def _must_hurry(self) -> bool:
-        """Whether a row that is not indexed yet is due soon."""
+        """Return whether a row that is not indexed yet is due soon."""
         return self._unindexed_earliest_ms - self._clock.now_ms() < 2 * _GATHER_MS
 
     def _gathered(self) -> None:
@@ -592,7 +592,7 @@ class IndexPump:
 
 
 def _rows_before(ledger_id: int, entry_ids: UInt32Column, position: Position) -> int:
-    """How many of a ledger's entries (ids rising) lie before a position."""
+    """Return how many of a ledger's entries (ids rising) lie before a position."""
     if ledger_id != position.ledger_id:
         return len(entry_ids) if ledger_id < position.ledger_id else 0
     return int(np.searchsorted(entry_ids, position.entry_id))

@@ -27,7 +27,7 @@ class KeyCache:
         return self._bytes
 
     def takes(self, part_bytes: int) -> bool:
-        """Whether a part of this size could be kept at all."""
+        """Return whether a part of this size could be kept at all."""
         return part_bytes <= self._bytes_max
 
     def filter_of(self, topic_id: int, run_id: int) -> KeyFilter | None:

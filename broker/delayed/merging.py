@@ -170,6 +170,6 @@ class MergeRuns:
 
 
 def _count_through(rows: Rows, time: int, ordinal: int) -> int:
-    """How many of the sorted rows lie at or before a row."""
+    """Return how many of the sorted rows lie at or before a row."""
     low, high = np.searchsorted(rows.times, (time, time + 1))
     return int(low + np.searchsorted(rows.ordinals[low:high], ordinal, side="right"))

@@ -122,7 +122,7 @@ class MutableBucket:
         return np.concatenate(parts)
 
     def count_ledgers_from(self, first: int) -> int:
-        """How many ledgers are `first` or later: a move adds to an older ledger, and must not hurry a seal."""
+        """Return how many ledgers are `first` or later: a move adds to an older ledger, and must not hurry a seal."""
         return sum(ledger_id >= first for ledger_id in self.ledger_ids)
 
     def memory_bytes(self) -> int:

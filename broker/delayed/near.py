@@ -213,7 +213,7 @@ def rows_before(columns: Columns, key: Key) -> Array:
 
 
 def count_before(columns: Columns, key: Key) -> int:
-    """How many of the sorted rows lie before `key`."""
+    """Return how many of the sorted rows lie before `key`."""
     time, ledger_id, entry_id = key
     low, high = np.searchsorted(columns.deliver_at_ms, (time, time + 1))
     if low == high:

@@ -120,7 +120,7 @@ class SealedBucket:
             self.window = concatenate((self.window, columns)) if len(self.window) else columns
 
     def count_before(self, key: Key) -> int:
-        """How many rows of the window lie before `key`."""
+        """Return how many rows of the window lie before `key`."""
         return count_before(self.window, key) if len(self.window) else 0
 
     def take(self, count: int) -> Columns:

@@ -27,7 +27,7 @@ class SeenHashes:
         self._table = _NO_TABLE
 
     def __len__(self) -> int:
-        """How often one was added."""
+        """Return how often one was added."""
         return self._count
 
     def add(self, hashes: UInt64Column) -> None:
@@ -47,7 +47,7 @@ class SeenHashes:
             self._note(part)
 
     def has(self, hashes: UInt64Column) -> BoolColumn:
-        """Which of some hashes were added."""
+        """Return which of some hashes were added."""
         mask: BoolColumn = self._table[self._slots(hashes)]
         at = np.flatnonzero(mask)
         if len(at):

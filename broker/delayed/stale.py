@@ -120,7 +120,7 @@ def _keys_by_ledger(rows: Columns) -> Iterator[tuple[int, Array]]:
 
 
 def _find(held: Array, wanted: Array) -> tuple[Array, Array]:
-    """Where sorted keys are or belong, and which of them are there."""
+    """Return where sorted keys are or belong, and which of them are there."""
     places = np.searchsorted(held, wanted)
     is_held = np.zeros(len(wanted), dtype=np.bool_)
     inside = places < len(held)
@@ -129,7 +129,7 @@ def _find(held: Array, wanted: Array) -> tuple[Array, Array]:
 
 
 def is_current(columns: Columns, amendments_of: AmendmentsOf) -> Array:
-    """Which rows are not stale: neither cancelled nor moved to another time."""
+    """Return which rows are not stale: neither cancelled nor moved to another time."""
     current = np.ones(len(columns), dtype=np.bool_)
     for ledger_id in np.unique(columns.ledger_ids).tolist():
         amended = amendments_of(ledger_id)
@@ -248,7 +248,7 @@ class StaleRows:
             self.doubles.add_rows(self.entries.remove(ledger_id, entry_ids, deliver_at_ms))
 
     def may_hold(self, ledger_id: int) -> bool:
-        """Whether a row of a ledger may count for nothing."""
+        """Return whether a row of a ledger may count for nothing."""
         return self.is_sought or self.entries.has_any_of(ledger_id)
 
     def surplus_times(self) -> Int64Column:
@@ -256,11 +256,11 @@ class StaleRows:
         return np.concatenate((self.entries.times(), self.doubles.times()))
 
     def is_exact_at(self, frontier_ms: int) -> bool:
-        """Whether `surplus` is right: who was moved again and again before the start may be there twice."""
+        """Return whether `surplus` is right: who was moved again and again before the start may be there twice."""
         return not self.is_sought and self._unsure_through_ms <= frontier_ms
 
     def outweigh(self, count: int) -> bool:
-        """Whether more rows became stale since the last merge than this."""
+        """Return whether more rows became stale since the last merge than this."""
         return self.entries.count - self._kept > count
 
     def clear(self) -> None:
@@ -311,7 +311,7 @@ class StaleRows:
                 raise
 
     async def _may_hold_stale(self, storage: BucketSnapshotStorage, bucket: SealedBucket) -> bool:
-        """Whether a bucket has an entry that was cancelled or moved at any time."""
+        """Return whether a bucket has an entry that was cancelled or moved at any time."""
         for span in bucket.metadata.spans:
             amended = self._amendments_of(span.ledger_id)
             if amended is None:

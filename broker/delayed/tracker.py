@@ -93,7 +93,7 @@ class DelayedDeliveryTracker(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is held, and nothing waits to be written or removed."""
+        """Return whether nothing is held, and nothing waits to be written or removed."""
 
     def add(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         """Index entries of one ledger; `entry_ids` rises, the times are in any order."""
@@ -102,7 +102,7 @@ class DelayedDeliveryTracker(Protocol):
         """Entries (ids rising) were cancelled, or moved away from these times: they neither count nor are taken."""
 
     def needs_load(self, now_ms: int) -> bool:
-        """Whether `load` should run before the next `take_due`."""
+        """Return whether `load` should run before the next `take_due`."""
 
     async def load(self, now_ms: int) -> None:
         """Bring into memory what is due at or soon after `now_ms`. One bounded step; call while `needs_load`."""
@@ -114,7 +114,7 @@ class DelayedDeliveryTracker(Protocol):
         """When to look again, milliseconds since the epoch; None if nothing is pending."""
 
     async def contains(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether the entry is held and not yet taken (for audit and tests, not for delivery)."""
+        """Return whether the entry is held and not yet taken (for audit and tests, not for delivery)."""
 
     def count(self) -> int:
         """Entries held and not yet taken."""

@@ -51,7 +51,7 @@ class JobSession:
 
     @property
     def _is_here(self) -> bool:
-        """Whether tasks run in processes of this machine that find what this one finds."""
+        """Return whether tasks run in processes of this machine that find what this one finds."""
         return self.master == "local" or self.master.startswith("local[")
 
     @property
@@ -116,7 +116,7 @@ class JobSession:
 
 @cache
 def _java_folder() -> tempfile.TemporaryDirectory[str]:
-    """Where the script for the packaged Java lies.
+    """Return where the script for the packaged Java lies.
 
     Until this process ends, as does the Java machine that PySpark begins once and starts executors from.
     """

@@ -336,7 +336,7 @@ class _UnitAudit:
 
 
 def _sampled(count: int, unit: Unit, ledger_id: int) -> set[int]:
-    """Which blocks of rows are looked at: always the same for one seed, and at least one."""
+    """Return which blocks of rows are looked at: always the same for one seed, and at least one."""
     if unit.sample >= 1 or not count:
         return set(range(count))
     chosen = random.Random(f"{unit.seed}.{ledger_id}")

@@ -19,7 +19,7 @@ class Unit(Protocol):
 
     @property
     def weight(self) -> int:
-        """How much there is to do, beside others of its kind."""
+        """Return how much there is to do, beside others of its kind."""
 
     def to_line(self) -> Line: ...
 

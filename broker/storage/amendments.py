@@ -59,7 +59,7 @@ class Amendments:
         return effective
 
     def is_current(self, entry_ids: UInt32Column, times: Int64Column) -> npt.NDArray[np.bool_]:
-        """Where `times`, from an index, may be the entries' effective times.
+        """Return where `times`, from an index, may be the entries' effective times.
 
         False for a cancelled entry, and for a moved one at another time than it was moved to. Ids in any order.
         """
@@ -75,7 +75,7 @@ class Amendments:
         return entry_id in self.cancelled
 
     def touches(self, entries: BitMap) -> bool:
-        """Whether one of some entries was cancelled, or moved at any time."""
+        """Return whether one of some entries was cancelled, or moved at any time."""
         if self.cancelled and not self.cancelled.isdisjoint(entries):
             return True
         return bool(len(self.entry_ids)) and bool(members(self.entry_ids, entries).any())
@@ -102,7 +102,7 @@ class Amendments:
         )
 
     def revisions_of(self, entry_ids: UInt32Column) -> UInt32Column:
-        """How often each entry was moved. Ids in any order."""
+        """Return how often each entry was moved. Ids in any order."""
         revisions = np.zeros(len(entry_ids), dtype=np.uint32)
         if len(self.entry_ids):
             places, moved = self._find(entry_ids)

@@ -138,7 +138,7 @@ class LedgerCapture:
 
 
 def file_lengths(capture: LedgerCapture) -> dict[str, int]:
-    """How long each file of a ledger with entries is, in bytes."""
+    """Return how long each file of a ledger with entries is, in bytes."""
     footer = footer_bytes(capture.row_count) if capture.sealed else 0
     present = capture.sparse.present_bytes if capture.sparse else 0
     return {
@@ -190,7 +190,7 @@ class BlockChecksums:
         return first, min(first + BLOCK_ROWS, self.row_count)
 
     def verify(self, block_index: int, block: bytes | Array) -> bool:
-        """Whether these are the block's rows: all of them, unchanged."""
+        """Return whether these are the block's rows: all of them, unchanged."""
         first, end = self.rows_of(block_index)
         size = block.nbytes if isinstance(block, np.ndarray) else len(block)
         return (
@@ -238,7 +238,7 @@ def peek_row_count(tail: bytes) -> int | None:
 
 
 def is_contiguous(entry_ids: UInt32Column) -> bool:
-    """Whether rising ids are consecutive."""
+    """Return whether rising ids are consecutive."""
     return len(entry_ids) > 0 and int(entry_ids[-1]) - int(entry_ids[0]) + 1 == len(entry_ids)
 
 
@@ -330,7 +330,7 @@ EntryName = Callable[[int], str]
 
 
 def name_entry(row: int) -> str:
-    """Where every entry has a row."""
+    """Return where every entry has a row."""
     return f"entry {row}"
 
 

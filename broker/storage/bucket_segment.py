@@ -74,7 +74,7 @@ def cut_segments(
     *,
     is_last: bool = True,
 ) -> Int64Column:
-    """Where segments end in sorted times: the index after the last entry of each.
+    """Return where segments end in sorted times: the index after the last entry of each.
 
     A segment ends before an entry of another time step once it has `min_entries` (at most `max_entries`), and at
     `max_entries` in any case. Unless the times are the last ones, entries that may yet get company are left over.
@@ -218,7 +218,7 @@ class _Source:
 
 
 def packed_bytes(count: int, width: int) -> int:
-    """How many bytes `count` values of `width` bits take."""
+    """Return how many bytes `count` values of `width` bits take."""
     return count * (width // 8) + -(-count // _GROUP) * (width % 8)
 
 

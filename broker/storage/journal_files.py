@@ -174,7 +174,7 @@ class JournalFiles:
                     self._segments[:0] = dropped
 
     def counts(self) -> tuple[int, int]:
-        """How many segments and spares there are."""
+        """Return how many segments and spares there are."""
         with self._lock:
             return len(self._segments), len(self._spares)
 

@@ -38,7 +38,7 @@ _ALL_TRUE = np.uint64(0x0101010101010101)  # eight booleans, looked at as one nu
 
 
 def filter_blocks(count: int) -> int:
-    """How many blocks the filter of so many hashes has."""
+    """Return how many blocks the filter of so many hashes has."""
     return -(-count * BITS_PER_KEY // _BLOCK_BITS)
 
 

@@ -126,7 +126,7 @@ class Ledger:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it takes no more entries, and all of it is on disk."""
+        """Return whether it takes no more entries, and all of it is on disk."""
         return self.sealed and self._checksums is None
 
     @property
@@ -357,7 +357,7 @@ class Ledger:
         )
 
     def _split(self, entry_ids: UInt32Column) -> int:
-        """How many of the rising ids are in the files; the rest is in the tail."""
+        """Return how many of the rising ids are in the files; the rest is in the tail."""
         if not len(entry_ids):
             return 0
         assert int(entry_ids[-1]) < self.entry_count, f"entry {entry_ids[-1]} of {self.entry_count}"

@@ -210,12 +210,12 @@ def _damaged_frame(file: Readable, start: int) -> DamagedMessage:
 
 
 def frames_within(rows: RowColumn, bytes_max: int) -> int:
-    """How many of the first frames `bytes_max` allows; one at least."""
+    """Return how many of the first frames `bytes_max` allows; one at least."""
     return max(1, int(rows["length"].cumsum(dtype=np.int64).searchsorted(bytes_max, "right")))
 
 
 def wrong_frames(frames: list[bytes], rows: RowColumn) -> npt.NDArray[np.int64]:
-    """Which frames are not those their rows were made for."""
+    """Return which frames are not those their rows were made for."""
     return np.flatnonzero(np.fromiter(map(value, frames), np.uint32, len(frames)) != rows["crc"])
 
 

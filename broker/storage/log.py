@@ -221,7 +221,7 @@ class TopicLog:
 
     @property
     def gone_end(self) -> Position:
-        """Where the log ended, if its last ledger is gone; else START."""
+        """Return where the log ended, if its last ledger is gone; else START."""
         end = self.end
         return START if end.ledger_id in self._ledgers else end
 
@@ -239,7 +239,7 @@ class TopicLog:
 
     @property
     def cancelled_count(self) -> int:
-        """How many entries of the ledgers that are there were cancelled."""
+        """Return how many entries of the ledgers that are there were cancelled."""
         return sum(len(amendments.cancelled) for amendments in self.amendments.values())
 
     @property
@@ -269,7 +269,7 @@ class TopicLog:
         return self._order[at] if at < len(self._order) else None
 
     def count_from(self, position: Position) -> int:
-        """How many entries there are at or after a position."""
+        """Return how many entries there are at or after a position."""
         count = 0
         for ledger_id in reversed(self._order):
             if ledger_id < position.ledger_id:
@@ -289,7 +289,7 @@ class TopicLog:
         return self._effective(ledger_id, lambda: entry_ids, times)
 
     def next_undelayed(self, position: Position) -> Position | None:
-        """Where the next entry that is not DELAYED may be, at or after `position`; None if there is none."""
+        """Return where the next entry that is not DELAYED may be, at or after `position`; None if there is none."""
         if position < self._runs_floor:
             return position
         for first, end in self._runs:

@@ -100,7 +100,7 @@ def check_header(data: bytes, first_lsn: int, path: str) -> None:
 
 
 def is_cut_roll(data: bytes, first_lsn: int) -> bool:
-    """Whether the journal's last file, named by `first_lsn`, is only a roll that a crash cut.
+    """Return whether the journal's last file, named by `first_lsn`, is only a roll that a crash cut.
 
     Its header was never synced, so the file holds no group of this life: it is short, empty, or still
     carries the header of its former life. A group that verifies under this name tells damage from that.
@@ -120,7 +120,7 @@ def scan(data: bytes, first_lsn: int) -> Iterator[Group]:
 
 
 def find_end(data: bytes, first_lsn: int, path: str) -> SegmentEnd:
-    """Where the last segment ends. What follows is a torn group, or former life; raises Corrupt if damage."""
+    """Return where the last segment ends. What follows is a torn group, or former life; raises Corrupt if damage."""
     check_header(data, first_lsn, path)
     end = SegmentEnd(HEADER_BYTES, first_lsn)
     for group in scan(data, first_lsn):

@@ -40,7 +40,7 @@ GONE_FRAME = b"\x12\0"
 
 
 def read_present(file: Readable, capture: LedgerCapture) -> BitMap:
-    """Which entries of a sparse ledger are there, from its `times`; raises Corrupt."""
+    """Return which entries of a sparse ledger are there, from its `times`; raises Corrupt."""
     assert capture.sparse is not None
     count, section_bytes = capture.sparse
     offset = HEADER_BYTES + count * TIME.itemsize + footer_bytes(count)

@@ -13,7 +13,7 @@ from broker.subscriptions.redelivery import Attempts
 def delays(
     held: Entries, asked_ms: int, attempts: Attempts, policy: SubscriptionPolicy, rng: random.Random
 ) -> Iterable[tuple[int, Entries]]:
-    """How long each part waits: as asked, or the back-off for how often it was sent."""
+    """Return how long each part waits: as asked, or the back-off for how often it was sent."""
     if not held:
         return
     if asked_ms:

@@ -27,7 +27,7 @@ class DeliveryBatch:
         return len(self.frames)
 
     def entries(self) -> Entries:
-        """Which messages these are."""
+        """Return which messages these are."""
         return {
             ledger_id: bitmap_of(np.sort(self.entry_ids[self.ledger_ids == ledger_id]))
             for ledger_id in np.unique(self.ledger_ids).tolist()
@@ -66,7 +66,7 @@ class Consumer:
 
     @property
     def can_take(self) -> bool:
-        """Whether anything may be handed to it now."""
+        """Return whether anything may be handed to it now."""
         return (
             self.permits > 0
             and not self.draining
@@ -79,7 +79,7 @@ class Consumer:
 
     @property
     def is_done(self) -> bool:
-        """Whether waiting for a message is over: the consumer is closed, or polled and there is nothing."""
+        """Return whether waiting for a message is over: the consumer is closed, or polled and there is nothing."""
         return self.closed_because is not None or self.found_nothing or self.ended
 
     def grant(self, messages: int, bytes_: int) -> None:
@@ -118,7 +118,7 @@ class Consumer:
         return batch
 
     def waits_with(self, entries: Entries) -> bool:
-        """Whether any of these is on its way to it and not sent yet."""
+        """Return whether any of these is on its way to it and not sent yet."""
         return self._waiting is not None and bool(common_entries(self._waiting.entries(), entries))
 
     def tell_nothing_found(self) -> None:
@@ -139,5 +139,5 @@ class Consumer:
 
 
 def prefix_within(lengths: Array, bytes_max: int) -> int:
-    """How many of the first messages fit into `bytes_max` together."""
+    """Return how many of the first messages fit into `bytes_max` together."""
     return int(lengths.cumsum(dtype="int64").searchsorted(bytes_max, side="right"))

@@ -74,14 +74,14 @@ class Cursor:
         return self.mark != mark or len(self.settled) != held_count
 
     def has_settled(self, ledger_id: int, entry_count: int) -> bool:
-        """Whether a whole ledger is settled, or lies before the start."""
+        """Return whether a whole ledger is settled, or lies before the start."""
         if ledger_id < self.mark.ledger_id:
             return True
         below = self.mark.entry_id if ledger_id == self.mark.ledger_id else 0
         return len(self.settled.get(ledger_id, _NOTHING)) >= entry_count - below  # C3
 
     def is_settled(self, position: Position) -> bool:
-        """Whether a position is settled, or lies before the start."""
+        """Return whether a position is settled, or lies before the start."""
         return position < self.mark or position.entry_id in self.settled.get(position.ledger_id, _NOTHING)
 
     def settled_part(self, entries: Entries) -> Entries:
@@ -110,7 +110,7 @@ class Cursor:
         return mask if mask is not None and mask.any() else None
 
     def settled_beyond_mark(self) -> int:
-        """How many entries are settled at or after the mark."""
+        """Return how many entries are settled at or after the mark."""
         return sum(map(len, self.settled.values()))
 
     def _beyond_mark(self, ledger_id: int, bitmap: BitMap) -> BitMap:

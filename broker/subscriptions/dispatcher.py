@@ -36,7 +36,7 @@ class Steps(Protocol):
 
     @property
     def has_taker(self) -> bool:
-        """Whether there is a consumer that would be given a message now."""
+        """Return whether there is a consumer that would be given a message now."""
 
 
 class Dispatcher:
@@ -135,7 +135,7 @@ class TakeTurns:
 
     @property
     def has_taker(self) -> bool:
-        """Whether there is a consumer that would be given a message now."""
+        """Return whether there is a consumer that would be given a message now."""
         if self._subscription.type == FAILOVER:
             active = self._active()
             return active is not None and active.can_take
@@ -161,7 +161,7 @@ class TakeTurns:
         return next((each for each in self._subscription.takers() if not each.draining), None)
 
     def _limit(self, consumer: Consumer) -> int:
-        """How many messages one step hands out at most."""
+        """Return how many messages one step hands out at most."""
         limits = self._subscription.limits
         return min(consumer.permits, limits.batch_entries, self._out.fitting_frame())
 

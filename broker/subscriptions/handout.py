@@ -96,7 +96,7 @@ class HandOut:
         self._clock = clock
 
     def fitting_frame(self) -> int:
-        """How many typical messages fit into a frame."""
+        """Return how many typical messages fit into a frame."""
         subscription = self._subscription
         return max(1, subscription.limits.batch_bytes // subscription.log.frame_bytes_average)
 
@@ -197,7 +197,7 @@ class HandOut:
         return found.times, found.rows, found.frames, found.damaged | found.unreadable
 
     def last_look(self, taken: Taken, read: Read, now_ms: int) -> Array:
-        """Which entries may be sent now. What is too early waits for its time, what is expired is settled."""
+        """Return which entries may be sent now. What is too early waits for its time, what is expired is settled."""
         subscription = self._subscription
         keep = ~self._refused(taken)
         if read.unread is not None:
@@ -300,7 +300,7 @@ class HandOut:
         counters.lateness.observe_many(now_ms - effective_ms)
 
     def attempts(self, ledger_ids: Int64Column, entry_ids: UInt32Column) -> UInt32Column:
-        """Which delivery of each entry the next one would be: 1 for the first."""
+        """Return which delivery of each entry the next one would be: 1 for the first."""
         attempts = np.ones(len(entry_ids), dtype=np.uint32)
         counted = self._subscription.attempts
         for ledger_id in counted.digits.keys() & set(ledger_ids.tolist()) if counted.digits else ():

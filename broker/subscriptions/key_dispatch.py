@@ -92,7 +92,7 @@ class KeyDispatch:
 
     @property
     def has_taker(self) -> bool:
-        """Whether there is a consumer that would be given a message now."""
+        """Return whether there is a consumer that would be given a message now."""
         return any(consumer.can_take for consumer in self._subscription.takers())
 
     # -- what is so now: true until the next await -----------------------------------------------------------
@@ -107,7 +107,7 @@ class KeyDispatch:
         return True
 
     def _look_around(self) -> RoomColumn:
-        """Who is there, and how much each seat can take."""
+        """Return who is there, and how much each seat can take."""
         subscription = self._subscription
         active = [each for each in subscription.takers() if not each.draining and each.closed_because is None]
         came_back, subscription.came_back = subscription.came_back, []
@@ -262,7 +262,7 @@ class KeyDispatch:
 
 
 def _first_of_each(ledger_ids: Int64Column, entry_ids: UInt32Column) -> Mask:
-    """Which entries do not stand before."""
+    """Return which entries do not stand before."""
     order = np.lexsort((entry_ids, ledger_ids))
     is_first: Mask = np.ones(len(order), dtype=np.bool_)
     is_first[order[1:]] = (np.diff(ledger_ids[order]) != 0) | (np.diff(entry_ids[order]) != 0)

@@ -193,7 +193,7 @@ class KeyRouter:
         return True
 
     def back_among(self, entries: Entries) -> Entries:
-        """Which of some entries waited for redelivery at the last update and had been handed out before."""
+        """Return which of some entries waited for redelivery at the last update and had been handed out before."""
         return common_entries(entries, self._back)
 
     def _slots_holding(self, entries: Entries) -> Mask:
@@ -284,7 +284,7 @@ class Parked:
         self._sorted = False
 
     def find(self, sendable: Mask, router: KeyRouter, room: RoomColumn, limit: int) -> Array:
-        """Where the first messages are that may go: of each seat no more than it has room for."""
+        """Return where the first messages are that may go: of each seat no more than it has room for."""
         if not (sendable & (self.counts > 0)).any():
             return np.empty(0, dtype=np.int64)
         slots = self._columns.slots
@@ -362,7 +362,7 @@ class _Columns:
         return _Columns([array[: self._count][chosen] for array in self._arrays])
 
     def within(self, entries: Entries) -> Mask:
-        """Which rows are in a set."""
+        """Return which rows are in a set."""
         mask: Mask = np.zeros(self._count, dtype=np.bool_)
         if entries:
             for ledger_id, at in self._by_ledger():
@@ -382,7 +382,7 @@ class _Columns:
 
 
 def _weights(consumer_id: str, slots: Array) -> UInt64Column:
-    """How much a consumer weighs for each slot: well mixed (the finalizer of splitmix64), and never 0."""
+    """Return how much a consumer weighs for each slot: well mixed (the finalizer of splitmix64), and never 0."""
     seed = int.from_bytes(hashlib.blake2b(consumer_id.encode(), digest_size=8).digest(), "little")
     mixed: UInt64Column = slots.astype(np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15) + np.uint64(seed)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
@@ -391,7 +391,7 @@ def _weights(consumer_id: str, slots: Array) -> UInt64Column:
 
 
 def _rank(seats: SeatColumn) -> Int64Column:
-    """How many elements before each one are equal to it."""
+    """Return how many elements before each one are equal to it."""
     order = np.argsort(seats, kind="stable")
     starts = np.flatnonzero(np.diff(seats[order], prepend=-2))
     lengths = np.diff(starts, append=len(order))

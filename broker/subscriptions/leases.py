@@ -89,7 +89,7 @@ class Leases:
         return 0 if self._late else self._none_before_ns
 
     def holds(self, consumer_id: str) -> bool:
-        """Whether a consumer holds anything."""
+        """Return whether a consumer holds anything."""
         return any(self._held.get(consumer_id, {}).values())
 
     def held(self, consumer_id: str) -> Entries:

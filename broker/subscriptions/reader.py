@@ -27,7 +27,7 @@ class ReadableLog(LedgerSpans, Protocol):
         """The position after the last entry."""
 
     def next_undelayed(self, position: Position) -> Position | None:
-        """Where the next entry that is not DELAYED may be, at or after `position`; None if there is none."""
+        """Return where the next entry that is not DELAYED may be, at or after `position`; None if there is none."""
 
     def times_nowait(self, ledger_id: int, first: int, count: int) -> Int64Column | None:
         """Times of consecutive entries if they are in memory."""
@@ -66,7 +66,7 @@ class Reader:
 
     @property
     def is_behind(self) -> bool:
-        """Whether `fill` may find something."""
+        """Return whether `fill` may find something."""
         if self._found or self.position >= self._log.end:
             return False
         if not self.honors_delay or self.position < self.catchup_end:

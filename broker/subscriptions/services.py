@@ -32,7 +32,7 @@ class SubscriptionLog(ReadableLog, Protocol):
 
     @property
     def changes(self) -> int:
-        """How many records have cancelled or moved entries."""
+        """Return how many records have cancelled or moved entries."""
 
     @property
     def changing(self) -> Entries:
@@ -42,10 +42,10 @@ class SubscriptionLog(ReadableLog, Protocol):
         """Effective times that were read some time ago, as they are by now."""
 
     def was_dropped(self, ledger_id: int) -> bool:
-        """Whether a ledger that is not there was, all of it settled."""
+        """Return whether a ledger that is not there was, all of it settled."""
 
     def count_from(self, position: Position) -> int:
-        """How many entries there are at or after a position."""
+        """Return how many entries there are at or after a position."""
 
     @property
     def frame_bytes_average(self) -> int:

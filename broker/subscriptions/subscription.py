@@ -140,17 +140,17 @@ class Subscription:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is delivered until it is resumed."""
+        """Return whether nothing is delivered until it is resumed."""
         return self.image.paused
 
     @property
     def honors_delay(self) -> bool:
-        """Whether no message is sent before its time."""
+        """Return whether no message is sent before its time."""
         return self.type in (SHARED, KEY_SHARED) or bool(self.policy.honor_delay)
 
     @property
     def is_attached(self) -> bool:
-        """Whether there is anybody to deliver to; only then chunks are wanted."""
+        """Return whether there is anybody to deliver to; only then chunks are wanted."""
         return bool(self.consumers)
 
     def start(self, frontier_ms: int) -> None:
@@ -444,7 +444,7 @@ class Subscription:
                 self.work.set()
 
     def _hung(self, consumer: Consumer, now_ns: int) -> bool:
-        """Whether nothing was heard of a consumer for as long as its lease: then others go before it."""
+        """Return whether nothing was heard of a consumer for as long as its lease: then others go before it."""
         if now_ns - consumer.heard_ns < consumer.lease_ms * 1_000_000:
             return False
         consumer.silent = True

@@ -172,14 +172,14 @@ class TimedEntries:
         return self._first_ms(unsent=True)
 
     def held_among(self, entries: Entries) -> Entries:
-        """Which of some entries are here, under whatever time."""
+        """Return which of some entries are here, under whatever time."""
         found: Entries = {}
         for held in (self._gathering.held, *(run.held for run in self._runs)):
             merge_entries(found, common_entries(entries, held))
         return found
 
     def timed_among(self, entries: Entries) -> Entries:
-        """Which of some entries have a time here that is not 0."""
+        """Return which of some entries have a time here that is not 0."""
         found: Entries = {}
         if not entries:
             return found

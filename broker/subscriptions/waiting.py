@@ -117,7 +117,7 @@ class Waiting:
         return first_ms if first_ms != NEVER_MS else None
 
     def count_after(self, now_ms: int) -> int:
-        """How many queued entries wait for a time that has not come.
+        """Return how many queued entries wait for a time that has not come.
 
         Exact, because what is due is sought in the rows that come next, as `take` does, and the rest is counted by
         its sets, which hold no dead entries. What came due before the clock stepped back counts as come.
@@ -132,11 +132,11 @@ class Waiting:
         return self._ready
 
     def came_back(self, entries: Entries) -> Entries:
-        """Which of some entries came back once at least, counted or not, so that they were sent before."""
+        """Return which of some entries came back once at least, counted or not, so that they were sent before."""
         return self._owed.held_among(entries)
 
     def ready_among(self, entries: Entries) -> Entries:
-        """Which of some entries are queued and may go now."""
+        """Return which of some entries are queued and may go now."""
         return common_entries(entries, self._ready)
 
     def at_once(self) -> Entries:

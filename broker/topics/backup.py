@@ -399,7 +399,7 @@ class _BackupFailed(Unavailable):
 
 
 def backup_folder(config: BrokerConfig) -> str:
-    """Where backups lie."""
+    """Return where backups lie."""
     return f"{config.data_dir}/backups" if config.backup_dir == "auto" else config.backup_dir.rstrip("/")
 
 

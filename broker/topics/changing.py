@@ -101,7 +101,7 @@ class Changing:
         return _outcomes(ledger_ids, entry_ids, asked, change)
 
     def is_due(self, position: Position, deliver_at_ms: int) -> bool:
-        """Whether a message whose time has come can still be held back from everybody."""
+        """Return whether a message whose time has come can still be held back from everybody."""
         ledger_id, entry_id = position
         if ledger_id in self._topic.log.going:
             return False

@@ -77,7 +77,7 @@ def find_index_problems(image: TopicImage) -> Iterator[str]:
 
 
 def _end_of(image: TopicImage) -> Position:
-    """Where the log ends, or once ended if its last ledgers were dropped."""
+    """Return where the log ends, or once ended if its last ledgers were dropped."""
     last = [Position(ledger.ledger_id, ledger.entry_count) for ledger in image.ledgers[-1:]]
     return max([image.log_end, *last])
 

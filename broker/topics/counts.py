@@ -314,7 +314,7 @@ class TopicCounts:
     # -- the search for what is hidden -----------------------------------------------------------------------
 
     def _may_be_elsewhere(self, subscription: Subscription) -> bool:
-        """Whether anything whose time has not come may be settled, held or put off."""
+        """Return whether anything whose time has not come may be settled, held or put off."""
         cursor = subscription.cursor
         return bool(
             cursor.mark > cursor.start
@@ -412,7 +412,7 @@ class TopicCounts:
 
 
 def _after(frontier: Frontier, times: Int64Column, ledger_ids: Array | np.int64, entry_ids: Array) -> Array:
-    """Which entries lie after a frontier: were not taken when it was that."""
+    """Return which entries lie after a frontier: were not taken when it was that."""
     behind = (ledger_ids > frontier.ledger_id) | (
         (ledger_ids == frontier.ledger_id) & (entry_ids > frontier.entry_id)
     )

@@ -44,7 +44,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 
 def dead_letter_topic_name(topic: str, subscription: str, policy: SubscriptionPolicy) -> str:
-    """Where a subscription's dead letters go; Refused if that cannot be."""
+    """Return where a subscription's dead letters go; Refused if that cannot be."""
     # With a "~" in one of the names only the length says where the first one ends: "a" and "b~c" are not "a~b" and "c".
     length = f"{len(topic)}~" if "~" in topic or "~" in subscription else ""
     name = policy.dead_letter_topic or f"{topic}~{subscription}~{length}{HOLDER_NAME}"
@@ -82,7 +82,7 @@ def damaged_letter_frame(properties: Mapping[str, str]) -> bytes:
 
 
 def is_damaged_letter(frame: bytes) -> bool:
-    """Whether a dead letter stands for a message that could not be read."""
+    """Return whether a dead letter stands for a message that could not be read."""
     message = memoryview(frame)[body_at(frame) :]
     return any(
         number == _PROPERTIES and _name_of(message[content:end]) == _DAMAGED_NAME
@@ -108,7 +108,7 @@ def _rewritten(frame: bytes, added: bytes) -> bytes:
 
 
 def body_at(frame: bytes) -> int:
-    """Where the message in a frame begins; raises Corrupt."""
+    """Return where the message in a frame begins; raises Corrupt."""
     if frame[:1] != _FRAME_TAG:
         raise Corrupt("A stored frame does not begin as one")
     length, at = varint_at(memoryview(frame), 1)

@@ -83,7 +83,7 @@ class _Cause(NamedTuple):
 
     @property
     def was_sent(self) -> bool:
-        """Whether the messages were with a consumer just now."""
+        """Return whether the messages were with a consumer just now."""
         return self.reason not in giving_up.UNSENT
 
     def last_reason_of(self, subscription: Subscription, position: Position) -> str:
@@ -293,7 +293,7 @@ class DeadLetterOffice:
     # -- for operators ---------------------------------------------------------------------------------------
 
     def places(self, subscription: Subscription) -> list[HeldLetters]:
-        """Where the dead letters of a subscription lie that nobody has dealt with, in the order of their ids."""
+        """Return where the dead letters of a subscription lie that nobody has dealt with, in the order of their ids."""
         missing = dict(subscription.dead_letters)
         if not missing:
             return []

@@ -95,7 +95,7 @@ class Look:
 
 
 def is_sequenced(batch: Batch, policy: TopicPolicy) -> bool:
-    """Whether a topic has an eye on a batch's sequence ids."""
+    """Return whether a topic has an eye on a batch's sequence ids."""
     return batch.sequence_ids is not None and bool(policy.dedup_window_ms)
 
 

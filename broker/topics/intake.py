@@ -85,7 +85,7 @@ class Intake:
 
 
 def is_examined(batch: Batch, policy: TopicPolicy) -> bool:
-    """Whether there is anything to look at; nearly always there is not."""
+    """Return whether there is anything to look at; nearly always there is not."""
     return is_sequenced(batch, policy) or has_quota(policy)
 
 

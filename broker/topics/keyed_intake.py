@@ -146,7 +146,7 @@ class KeyedIntake:
         return _Wanted(at if places is None else places[at], hashes)
 
     async def _look(self, batch: Batch, wanted: _Wanted, known: _Known | None) -> _Known | None:
-        """Who holds the keys: what is known if that still is all, and nothing was awaited; None: nobody."""
+        """Return who holds the keys: what is known if that still is all, and nothing was awaited; None: nobody."""
         keys, spans = self._topic.keys, batch.schedule_keys
         assert spans is not None
         if (

@@ -62,7 +62,7 @@ def first_facts(record: Produced) -> LedgerFacts:
 
 
 def log_end(log: TopicLog, facts: Mapping[int, LedgerFacts]) -> LedgerEnd:
-    """Where the log ends, and how full its last ledger is."""
+    """Return where the log ends, and how full its last ledger is."""
     last = log.last
     if last is None or last.sealed:
         return LedgerEnd(*log.end, 0, 0, is_sealed=True)

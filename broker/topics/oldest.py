@@ -42,7 +42,7 @@ class OldestReady:
 
     @property
     def is_known(self) -> bool:
-        """Whether the one that was found is still ready."""
+        """Return whether the one that was found is still ready."""
         return self._is_ready(self._position)
 
     def last_age_ms(self) -> int:
@@ -73,7 +73,7 @@ class OldestReady:
         return not self._not_ready(position.ledger_id, ids)[0]
 
     def _not_ready(self, ledger_id: int, ids: UInt32Column) -> np.ndarray:
-        """Which entries are settled, held, or waiting, or waited, for a time of their own."""
+        """Return which entries are settled, held, or waiting, or waited, for a time of their own."""
         subscription = self._subscription
         refused = subscription.not_to_send(ledger_id, ids, also_queued=False)
         queued = subscription.redelivery.queued.get(ledger_id)

@@ -155,7 +155,7 @@ class Overdue:
             self._absences = ()
 
     async def _sweep_topic(self, topic: Topic, subscriptions: list[Subscription]) -> int:
-        """How many messages were overdue."""
+        """Return how many messages were overdue."""
         begins_ms = min(absence.left_ms for absence in self._absences)
         count = 0
         for ledger_id in [ledger.name.ledger_id for ledger in topic.log]:

@@ -63,7 +63,7 @@ def plan_produced(
 
 
 def must_roll(batch: Batch, end: LedgerEnd, now_ms: int, policy: TopicPolicy) -> bool:
-    """Whether a batch begins a new ledger: a batch never spans two."""
+    """Return whether a batch begins a new ledger: a batch never spans two."""
     assert policy.ledger_max_entries is not None and policy.ledger_max_bytes is not None
     if end.ledger_id == 0 or end.is_sealed:
         return True

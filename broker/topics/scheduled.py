@@ -334,7 +334,7 @@ class ScheduledLook:
         return self._index().tracker.frontier.deliver_at_ms
 
     def _is_waiting(self, entries: Columns, lsn: int | None = None) -> Array:
-        """Which entries of the index wait now, and were not moved by a record after `lsn`."""
+        """Return which entries of the index wait now, and were not moved by a record after `lsn`."""
         kept: Array = self._log.is_current(entries.ledger_ids, entries.entry_ids, entries.deliver_at_ms)
         kept &= entries.deliver_at_ms > self._frontier_ms
         if lsn is not None:

@@ -470,7 +470,7 @@ class Topic:
         check_dead_letter_topic(self.name, name, policy, self.in_force(policy))
 
     def is_creating(self, name: str) -> bool:
-        """Whether a subscription of that name is on its way."""
+        """Return whether a subscription of that name is on its way."""
         return name in self._creating
 
     async def wait_created(self, name: str) -> None:
@@ -529,7 +529,7 @@ class Topic:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every batch that was accepted is stored."""
+        """Return whether every batch that was accepted is stored."""
         return (self._end.ledger_id, self._end.entry_count) == self.log.end
 
     def drop_ledgers(self, ledger_ids: Sequence[int], came_due_ms: int) -> asyncio.Future[None]:

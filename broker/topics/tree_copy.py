@@ -175,7 +175,7 @@ def pin_topics(vfs: Vfs, source: Layout, pins: Layout, root: BrokerImage) -> Ste
 
 
 def is_linkless(error: OSError) -> bool:
-    """Whether a link failed because files cannot have second names there."""
+    """Return whether a link failed because files cannot have second names there."""
     return error.errno in _NO_LINKS
 
 

@@ -233,13 +233,8 @@ def _shown(name: str) -> Callable[[object], str]:
             return _ENUMS[name][value]
         if isinstance(value, bool) or not isinstance(value, int):
             return str(value).lower() if isinstance(value, bool) else str(value)
-        kind = (
-            SettingKind.DURATION
-            if name.endswith("_ms")
-            else SettingKind.SIZE
-            if "bytes" in name
-            else SettingKind.COUNT
-        )
-        return f"{value:,}" if kind is SettingKind.COUNT else show(kind, value)
+        if name.endswith("_ms"):
+            return show(SettingKind.DURATION, value)
+        return show(SettingKind.SIZE, value) if "bytes" in name else f"{value:,}"
 
     return text

@@ -249,7 +249,7 @@ def _bases(metadata: BucketMetadata) -> dict[int, int]:
 
 
 def _falls(times: Int64Column, ledgers: Int64Column, entries: UInt32Column) -> Mask:
-    """Whether each row but the first lies before the row before it. Equal rows are in order: a duplicate."""
+    """Return whether each row but the first lies before the row before it. Equal rows are in order: a duplicate."""
     falls: Mask = entries[1:] < entries[:-1]
     falls &= ledgers[1:] == ledgers[:-1]
     falls |= ledgers[1:] < ledgers[:-1]

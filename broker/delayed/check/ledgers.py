@@ -222,7 +222,7 @@ def _indexed_end(ledger_id: int, row_count: int, through: tuple[int, int]) -> in
 
 
 def _mask(entry_ids: UInt32Column, row_count: int) -> Mask:
-    """Whether each row is in a set; ids beyond the rows are left out."""
+    """Return whether each row is in a set; ids beyond the rows are left out."""
     mask = np.zeros(row_count, dtype=np.bool_)
     mask[entry_ids[entry_ids < row_count]] = True
     return mask
