@@ -46,7 +46,7 @@ class AuditRunning(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AuditRequest:
-    """What to audit, and how."""
+    """Options of an audit: what to audit, and how."""
 
     folder: str
     level: Level = Level.STANDARD

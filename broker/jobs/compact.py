@@ -45,7 +45,7 @@ class Desk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TopicResult:
-    """What became of one topic."""
+    """Result for one topic."""
 
     topic: str
     planned: TopicPlan | None = None
@@ -57,7 +57,7 @@ class TopicResult:
 
 @dataclass(slots=True)
 class Tell:
-    """Who hears what a run does."""
+    """Listener that hears what a run does."""
 
     planned: Callable[[Sequence[TopicPlan]], None] = lambda plans: None
     started: Callable[[float], None] = lambda start_up_seconds: None
@@ -67,7 +67,7 @@ class Tell:
 
 @dataclass(slots=True)
 class CompactRequest:
-    """What a run is to do."""
+    """Options of a run."""
 
     apply: bool = False
     topics: tuple[str, ...] = ()  # none: all
@@ -122,7 +122,7 @@ async def _apply(
 
 
 def _rounds(plans: Sequence[TopicPlan]) -> Iterator[list[TopicPlan]]:
-    """What is leased and worked on together: enough to keep all cores busy, and done long before a lease ends."""
+    """Yield what is leased and worked on together: enough to keep all cores busy, and done long before a lease ends."""
     some: list[TopicPlan] = []
     size = 0
     for plan in plans:

@@ -1,4 +1,4 @@
-"""What of a topic is worth compacting. Pure: no file, no clock."""
+"""Choice of what is worth compacting in a topic. Pure: no file, no clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CompactLimits:
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """What would be done with one topic."""
+    """Plan for one topic."""
 
     topic: str
     ledgers: tuple[LedgerCandidate, ...]

@@ -1,4 +1,4 @@
-"""What runs the units of a job: here without Spark, in processes of this machine; on Spark in `spark`."""
+"""Engine that runs the units of a job: here without Spark, in processes of this machine; on Spark in `spark`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine the options `--engine` and `--master` name."""
+"""The engines that the options `--engine` and `--master` name."""
 
 from __future__ import annotations
 

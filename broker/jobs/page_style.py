@@ -1,4 +1,4 @@
-"""How the page of a report looks."""
+"""Looks of the page of a report."""
 
 STYLE = """
 :root{

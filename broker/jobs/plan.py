@@ -1,4 +1,4 @@
-"""What an audit is to do: reads the manifests and the beginnings of buckets, and cuts the work into units.
+"""Plan of an audit: reads the manifests and the beginnings of buckets, and cuts the work into units.
 
 The buckets of a topic were made from parts of its log, so the ledgers between two ids need few of them: units of a
 topic read little twice, and nothing has to travel between them.
@@ -40,7 +40,7 @@ _TOPIC_WEIGHT = 2_000  # of opening the files of a topic that holds nothing
 
 @dataclass(slots=True)
 class Plan:
-    """What was found out before anything was checked."""
+    """Units to check, and what was found out before anything was checked."""
 
     root: BrokerImage | None
     images: list[TopicImage] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How far a job is, on standard error: a bar on a terminal, now and then a line elsewhere."""
+"""Progress of a job, on standard error: a bar on a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 

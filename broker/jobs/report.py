@@ -39,7 +39,7 @@ _STALE_ENTRIES_MIN = 100_000  # a bucket or two: less is not worth a merge
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What was asked for, and how it went."""
+    """Facts of a run: what was asked for, and how it went."""
 
     run_id: str
     version: str

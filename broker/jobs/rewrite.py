@@ -1,4 +1,4 @@
-"""What a compaction job does under one lease: rewrites ledgers and merges buckets, into the lease's folder.
+"""Work of a compaction job under one lease: rewrites ledgers and merges buckets, into the lease's folder.
 
 The core of every engine: no Spark, no network, no clock. A unit is one ledger, or the merge of the buckets. It reads
 the files that `inputs` names, writes into a folder of its own, syncs, reads back what it wrote, and then moves it into
@@ -59,7 +59,7 @@ class RewriteUnit:
 
 @dataclass(frozen=True, slots=True)
 class RewriteResult:
-    """What became of one unit. Without output and error, nothing of the ledger would go, and nothing was written."""
+    """Result of one unit. Without output and error, nothing of the ledger would go, and nothing was written."""
 
     folder: str
     ledger_id: int
@@ -91,7 +91,7 @@ REWRITE = Work(rewrite_unit, failed_unit, RewriteUnit.from_line, RewriteResult.f
 
 
 def outputs_of(results: Sequence[RewriteResult]) -> Outputs:
-    """What a job hands in of what went well."""
+    """Return what a job hands in of what went well."""
     outputs = sorted(
         (each.output for each in results if each.output is not None), key=lambda each: each.ledger_id
     )
@@ -110,7 +110,7 @@ async def rewrite(vfs: Vfs, data_dir: str, folder: str) -> Outputs:
 
 
 def read_inputs(vfs: Vfs, folder: str) -> CompactionInputs:
-    """What a lease is about; raises Corrupt, OSError."""
+    """Return what a lease is about; raises Corrupt, OSError."""
     path = f"{folder}/{INPUTS_FILE}"
     with contextlib.closing(vfs.open(path)) as file:
         return decode_inputs(file.pread(file.size(), 0), path)

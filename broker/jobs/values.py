@@ -1,4 +1,4 @@
-"""What travels between the driver of a job and its tasks: plain values, as JSON on the way. Pure."""
+"""Values that travel between the driver of a job and its tasks: plain ones, as JSON on the way. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker.jobs.work import Line
 
 
 class Level(enum.StrEnum):
-    """How much is read."""
+    """Depth of an audit: how much is read."""
 
     QUICK = "quick"  # bitmaps of buckets against rows: no times of theirs
     STANDARD = "standard"  # every index entry against the rows' times
@@ -91,7 +91,7 @@ class TopicFinding:
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """What the report says of one ledger."""
+    """Line of the report for one ledger."""
 
     topic: str
     facts: LedgerFacts
@@ -111,7 +111,7 @@ class LedgerLine:
 
 @dataclass(slots=True)
 class UnitResult:
-    """What one unit came to."""
+    """Result of one unit."""
 
     topic: str
     findings: list[TopicFinding] = field(default_factory=list)

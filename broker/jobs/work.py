@@ -25,7 +25,7 @@ class Unit(Protocol):
 
 
 class Result(Protocol):
-    """What one unit came to."""
+    """Return what one unit came to."""
 
     def to_line(self) -> Line: ...
 

@@ -1,4 +1,4 @@
-"""What a subscription can know of messages that a request names: which it was sent, may have been sent, or never was.
+"""Knowledge of a subscription about messages that a request names: which it was sent, may have been sent, or never was.
 
 After a restart, and once a lease has ended, nobody knows exactly: hand-outs are not recorded.
 """

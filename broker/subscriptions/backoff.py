@@ -1,4 +1,4 @@
-"""How long what was given back waits before it is sent again. Pure."""
+"""Waits of what was given back before it is sent again. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one subscription has settled. Pure: no file, no clock, no await."""
+"""Cursor: all that one subscription has settled. Pure: no file, no clock, no await."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class LedgerSpans(Protocol):
-    """What a cursor must know of the log: which ledgers there are and how long."""
+    """Part of the log that a cursor must know: which ledgers there are and how long."""
 
     def entry_count(self, ledger_id: int) -> int | None:
         """Entries of a ledger; None if there is no such ledger."""
@@ -25,7 +25,7 @@ class LedgerSpans(Protocol):
 
 
 class Cursor:
-    """What one subscription has settled: acknowledged, or expired.
+    """Record of what one subscription has settled: acknowledged, or expired.
 
     Delayed delivery settles out of order as a matter of course, so besides the mark the cursor keeps a bitmap of
     everything settled beyond it, per ledger, without a limit on holes.

@@ -1,4 +1,4 @@
-"""What becomes of entries that a subscription is owed and that cannot be read.
+"""Handling of entries that a subscription is owed and that cannot be read.
 
 - *Damaged*: the message is not what was written; its row is. It is set aside for good, by a record: as a dead letter
   without a payload if the subscription has dead letters, else settled.

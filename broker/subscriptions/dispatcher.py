@@ -29,7 +29,7 @@ log = get_logger(__name__)
 
 
 class Steps(Protocol):
-    """How a subscription of some type hands out."""
+    """Dispatch of a subscription of some type."""
 
     async def step(self) -> bool:
         """Hand out one batch, or look for one; False when there is nothing to do."""

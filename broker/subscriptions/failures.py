@@ -1,4 +1,4 @@
-"""What of a request to a subscription was not taken, and why. Pure."""
+"""Failures: what of a request to a subscription was not taken, and why. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a subscription gives up: messages that came back too often, or that a consumer does not want. Pure.
+"""Messages that a subscription gives up: those that came back too often, or that a consumer does not want. Pure.
 
 The subscription decides which; the topics above it know where they go.
 """
@@ -25,7 +25,7 @@ UNSENT = frozenset({OVERDUE, DAMAGED})
 
 
 class DeadLetterSink(Protocol):
-    """Where subscriptions leave what they give up."""
+    """Place where subscriptions leave what they give up."""
 
     def check_place(self, subscription: Subscription) -> None:
         """Raise Refused if there is no place for dead letters of this subscription."""

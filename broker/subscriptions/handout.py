@@ -1,4 +1,4 @@
-"""What the dispatchers of all subscription types share: reading what was taken, the last look, the hand-out.
+"""Base that the dispatchers of all subscription types share: reading what was taken, the last look, the hand-out.
 
 Invariants:
   H1  No `await` lies between the last look and the hand-out: what is settled, leased, promised or too early at
@@ -80,7 +80,7 @@ class Window:
         return _part(self.taken, head), _read_part(self.read, head)
 
     def after(self, count: int) -> Window | None:
-        """What is left when the first `count` are done with."""
+        """Return what is left when the first `count` are done with."""
         taken, read, rest = self.taken, self.read, slice(count, None)
         if count >= len(taken.entry_ids):
             return None

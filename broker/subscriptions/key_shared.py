@@ -1,4 +1,4 @@
-"""Which consumer gets the messages of a key (KEY_SHARED). Pure: no file, no clock, no await.
+"""Owners of keys: which consumer gets the messages of a key (KEY_SHARED). Pure: no file, no clock, no await.
 
 A key belongs to one of `SLOTS` slots, and a slot to one consumer, its *owner*. Keys of one slot are treated as one key.
 

@@ -1,4 +1,4 @@
-"""Who holds what, and until when. Volatile: a restart ends every lease. Pure but for what it is told of time."""
+"""Holders: who has what, and until when. Volatile: a restart ends every lease. Pure but for what it is told of time."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _SCAN_ROWS = 16_384
 
 
 class ReadableLog(LedgerSpans, Protocol):
-    """What the reader asks of a topic's log."""
+    """Part of a topic's log that the reader asks."""
 
     @property
     def end(self) -> Position:

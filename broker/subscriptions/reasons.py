@@ -13,7 +13,7 @@ from broker.settings import MIB
 REASONS_BYTES_MAX = MIB
 """Of one subscription; the oldest reasons are forgotten first."""
 REASON_OVERHEAD_BYTES = 320
-"""What it takes to keep a reason, beside its text."""
+"""Bytes that it takes to keep a reason, beside its text."""
 
 
 class Reasons:

@@ -9,7 +9,7 @@ from broker.model import Entries, UInt32Column, members
 
 
 class Attempts:
-    """How often each entry was sent and came back.
+    """Counts of how often each entry was sent and came back.
 
     The counts are kept as binary digits: bit k of every entry's count is one bitmap per ledger. A thousand
     entries that come back together cost a few bitmap operations, and what never came back costs nothing.

@@ -12,7 +12,7 @@ _SMALL_ENTRIES = 1_024
 
 
 class ReplayQueue:
-    """What became due and was not handed out yet, as references into chunks that all subscriptions share.
+    """Queue of what became due and was not handed out yet, as references into chunks that all subscriptions share.
 
     A queue that would pass its limit is emptied instead, and says so: the subscription then finds what it
     missed by position (catch-up), which needs no memory.

@@ -1,4 +1,4 @@
-"""What a subscription asks of its topic, and what the subscriptions of a topic share."""
+"""Services that a subscription asks of its topic, and those that the subscriptions of a topic share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from broker.subscriptions.reader import ReadableLog
 
 
 class SubscriptionLog(ReadableLog, Protocol):
-    """What a subscription asks of its topic's log."""
+    """Part of its topic's log that a subscription asks."""
 
     async def times_of(self, ledger_id: int, entry_ids: UInt32Column) -> Int64Column:
         """Effective times of some entries; 0 where the row is not DELAYED."""
@@ -54,7 +54,7 @@ class SubscriptionLog(ReadableLog, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeliveryLimits:
-    """What bounds the work and the memory of one subscription."""
+    """Bounds of the work and the memory of one subscription."""
 
     batch_entries: int  # handed out in one step
     batch_bytes: int
@@ -64,7 +64,7 @@ class DeliveryLimits:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionServices:
-    """What the subscriptions of a topic share."""
+    """Services that the subscriptions of a topic share."""
 
     defaults: SubscriptionPolicy
     limits: DeliveryLimits
