@@ -56,7 +56,9 @@ class Bench:
     def open(self, image: KeyImage) -> ScheduleKeys:
         runs = LocalKeyRuns(LocalVfs(), self.folder, TOPIC_ID, self._reads)
         cache = KeyCache(self._cache_bytes)
-        return ScheduleKeys(runs, cache, _all_pending, image, topic_id=TOPIC_ID, executor=self._writes)
+        return ScheduleKeys(
+            runs, cache, _all_pending, image, topic_id=TOPIC_ID, now_ms=lambda: 1, executor=self._writes
+        )
 
     def close(self) -> None:
         self._reads.shutdown()
@@ -138,7 +140,7 @@ class Bench:
             finds.append(at.passed())
             assert int(value) in found
         self._note(f"{name}find_one", finds)
-        before, passed = keys.counters.block_reads, 0
+        before, passed = keys.files.block_reads, 0
         misses: list[Times] = []
         for _ in range(100):
             hashes = self._new()
@@ -149,7 +151,7 @@ class Bench:
             passed += len(hashes)
         self._note(f"{name}check_1000_new", misses)
         self.figures[f"{name}false_positives_per_1000"] = passed / 100
-        self.figures[f"{name}blocks_read_per_1000"] = (keys.counters.block_reads - before) / 100
+        self.figures[f"{name}blocks_read_per_1000"] = (keys.files.block_reads - before) / 100
         hits: list[Times] = []
         for sample in self._samples[:50]:
             at = Stopwatch()

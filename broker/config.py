@@ -248,6 +248,18 @@ class BrokerConfig:
     schedule_key_cache_bytes: Annotated[
         int, size(0, 64 * GIB, "What is kept in memory of the runs of schedule keys, of all topics.")
     ] = 64 * MIB
+    settled_key_retention_ms: Annotated[
+        int,
+        duration(
+            0,
+            3_660 * DAY_MS,
+            "How long a schedule_key that nothing waits under says what became of its message; 0: not at all.",
+        ),
+    ] = DAY_MS
+    settled_keys_per_topic_max: Annotated[
+        int,
+        count(1, 1_000_000_000, "Keys of a topic that are remembered so; the oldest are forgotten first."),
+    ] = 5_000_000
     max_delay_ms: Annotated[
         int, duration(0, TIME_MS_MAX, "Longest delay accepted, unless the topic says otherwise; 0: no limit.")
     ] = 0

@@ -357,6 +357,7 @@ class Server:
                     snapshot_bytes=index.disk_bytes,
                     key_runs=keys.runs,
                     key_bytes=keys.disk_bytes,
+                    settled_keys=keys.settled,
                 )
                 for topic in topics
                 for index in (topic.index.tracker.stats(),)

@@ -1,12 +1,14 @@
 """Seals and merges of schedule keys: the work in a thread, in steps.
 
 A seal writes a run of what was in memory; a merge writes one run of several, whose blocks it reads as it goes. Both
-make one sorted stream and leave out what nobody can ask for any more: what the caller says is not pending. A step
-works on a few thousand entries; between steps the thread is free for others. Memory is bounded by the rows of a
-seal, or by some blocks of each source, and 16 bytes for each 1,024 entries of the new run.
+make one sorted stream and leave out what waits no longer, as the caller says: that is handed to those who remember
+settled keys (`settled_keys`), whose own runs are written and merged here as well. A step works on a few thousand
+entries; between steps the thread is free for others. Memory is bounded by the rows of a seal, or by some blocks of each
+source, and 16 bytes for each 1,024 entries of the new run.
 
 Invariants:
-  Y1  An entry is left out only if the caller said that it is not pending, or if it is there twice.
+  Y1  An entry is left out only if the caller said that it does not hold its key, or if it is there twice; of settled
+      ones also if a younger one has its hash.
   Y2  Entries are in order, each once.
   Y3  A run that is handed back was read back whole: it holds count and checksum of what it was given.
   Y4  Nobody has been told of the file yet: a writer that fails leaves nothing, or a file for the owner to remove.
@@ -18,6 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
+from enum import IntEnum
 from functools import partial
 from typing import TypeVar
 
@@ -25,16 +28,41 @@ import numpy as np
 
 from broker.model import Array, UInt32Column
 from broker.runtime.steps import run_step
-from broker.storage.key_filter import BoolColumn
-from broker.storage.key_run import NO_KEYS, Fences, KeyColumns, KeyRunHeader, join_keys, sort_keys
+from broker.storage.key_run import (
+    NO_KEYS,
+    Fences,
+    KeyColumns,
+    KeyRunHeader,
+    KeyRunKind,
+    Stamp,
+    join_keys,
+    newest_of_each,
+    sort_keys,
+)
 from broker.storage.key_run_files import KeyRunReader, KeyRunStorage, KeyRunWriter
 
-StillPending = Callable[[int, UInt32Column], Awaitable[BoolColumn]]
-"""ledger_id and rising entry ids -> for each whether its message is still pending; none of a ledger that is gone."""
+
+class Standing(IntEnum):
+    """What an entry that was stored with a key is by now."""
+
+    UNKNOWN = 0  # its ledger is gone, or a compaction left it out
+    HOLDS = 1  # its key
+    DELIVERED = 2  # its time has come
+    CANCELLED = 3
+
+
+REMEMBERED = ((Standing.DELIVERED, KeyRunKind.DELIVERED), (Standing.CANCELLED, KeyRunKind.CANCELLED))
+
+Standings = Callable[[int, UInt32Column], Awaitable[Array]]
+"""ledger_id and rising entry ids -> the `Standing` of each."""
+
+Note = Callable[[KeyRunKind, KeyColumns], Awaitable[None]]
+"""Takes settled entries that a seal or merge leaves out."""
 
 STEP_BLOCKS = 8  # of each source at a time
 
 _STEP_ENTRIES = 16_384
+_OF_HOLDERS = Stamp()
 
 T = TypeVar("T")
 
@@ -43,40 +71,59 @@ class KeyWriter:
     """Writes new runs; the owner decides what, and puts them to use."""
 
     def __init__(
-        self, storage: KeyRunStorage, executor: Executor | None, still_pending: StillPending
+        self,
+        storage: KeyRunStorage,
+        executor: Executor | None,
+        standings: Standings | None = None,
+        note: Note | None = None,
     ) -> None:
+        """Without `standings` all entries are settled: each is kept, but for those with a younger one of their hash."""
         self._storage = storage
         self._executor = executor
-        self._still_pending = still_pending
+        self._standings = standings
+        self._note = note
 
-    async def seal(self, run_id: int, rows: KeyColumns) -> KeyRunHeader | None:
-        """Write a run of rows in any order; None if none of them is pending. Raises OSError, PostdateError."""
+    async def seal(self, run_id: int, rows: KeyColumns, stamp: Stamp = _OF_HOLDERS) -> KeyRunHeader | None:
+        """Write a run of rows in any order; None if none of them is kept. Raises OSError, PostdateError."""
         keys = await self._in_thread(lambda: sort_keys(rows))
         parts = [keys.part(slice(at, at + _STEP_ENTRIES)) for at in range(0, len(keys), _STEP_ENTRIES)]
-        work = _Work(self._storage, run_id)
+        work = _Work(self._storage, run_id, stamp)
         try:
             for part in parts:
-                await self._append(work, await self._in_thread(partial(_Question, part)))
+                await self._append(work, part)
             return await self._finished(work)
         finally:
             await self._in_thread(work.close)
 
-    async def merge(self, run_id: int, sources: Sequence[KeyRunHeader]) -> KeyRunHeader | None:
-        """Write one run of several; None if no entry is pending. Raises OSError, PostdateError."""
-        work = _Work(self._storage, run_id)
+    async def merge(
+        self, run_id: int, sources: Sequence[KeyRunHeader], stamp: Stamp = _OF_HOLDERS
+    ) -> KeyRunHeader | None:
+        """Write one run of several; None if no entry is kept. Raises OSError, PostdateError."""
+        work = _Work(self._storage, run_id, stamp)
         merge = _Merge(self._storage, sources)
         try:
             await self._in_thread(merge.open)
             while not merge.is_done:
-                await self._append(work, await self._in_thread(lambda: _Question(merge.step())))
+                await self._append(work, await self._in_thread(merge.step))
             return await self._finished(work)
         finally:
             await self._in_thread(partial(_close_both, merge, work))
 
-    async def _append(self, work: _Work, question: _Question) -> None:
-        """Write the entries that are still pending (Y1)."""
-        masks = [await self._still_pending(ledger_id, ids) for ledger_id, ids in question.ledgers]
-        await self._in_thread(lambda: work.append(question.kept(masks)))
+    async def _append(self, work: _Work, keys: KeyColumns) -> None:
+        """Write those of some sorted entries that are kept (Y1)."""
+        if self._standings is None:
+            await self._in_thread(lambda: work.append(newest_of_each(keys)))
+            return
+        question = await self._in_thread(partial(_Question, keys))
+        answers = [await self._standings(ledger_id, ids) for ledger_id, ids in question.ledgers]
+        await self._in_thread(lambda: work.append(question.of(answers, Standing.HOLDS)))
+        if self._note is None:
+            return
+        for standing, kind in REMEMBERED:
+            settled = await self._in_thread(
+                partial(lambda standing: newest_of_each(question.of(answers, standing)), standing)
+            )
+            await self._note(kind, settled)
 
     async def _finished(self, work: _Work) -> KeyRunHeader | None:
         if work.is_empty:
@@ -102,19 +149,20 @@ class _Question:
             zip(ids, np.split(entry_ids, starts), strict=True)
         )
 
-    def kept(self, masks: Sequence[BoolColumn]) -> KeyColumns:
-        """The entries for which the answer was yes; an answer for each ledger."""
-        is_kept = np.empty(len(self._keys), dtype=np.bool_)
-        is_kept[self._order] = np.concatenate(masks)
-        return self._keys if is_kept.all() else self._keys.part(is_kept)
+    def of(self, answers: Sequence[Array], standing: Standing) -> KeyColumns:
+        """The entries of one standing; an answer for each ledger."""
+        is_so = np.empty(len(self._keys), dtype=np.bool_)
+        is_so[self._order] = np.concatenate(answers) == standing
+        return self._keys if is_so.all() else self._keys.part(is_so)
 
 
 class _Work:
     """A run in the making, whose file is made with its first entry. Every method blocks."""
 
-    def __init__(self, storage: KeyRunStorage, run_id: int) -> None:
+    def __init__(self, storage: KeyRunStorage, run_id: int, stamp: Stamp) -> None:
         self._storage = storage
         self._run_id = run_id
+        self._stamp = stamp
         self._writer: KeyRunWriter | None = None
 
     @property
@@ -125,7 +173,7 @@ class _Work:
         if not len(keys):
             return
         if self._writer is None:
-            self._writer = self._storage.open_writer(self._run_id)
+            self._writer = self._storage.open_writer(self._run_id, self._stamp)
         self._writer.append(keys)
 
     def check(self) -> bool:

@@ -1,7 +1,8 @@
 """Which entries were stored with a schedule key: a lookup from its hash to positions.
 
 Entries come from the rows, in the order of the log; what was added last is in memory, the rest in sorted runs on
-disk. Runs merge in tiers, as buckets do. The lookup only says where to look: it may name entries that are due,
+disk. Runs merge in tiers, as buckets do. What a seal or merge leaves out is remembered elsewhere (`settled_keys`). The
+lookup only says where to look: it may name entries that are due,
 cancelled or gone, and entries of another key with the same hash. The caller decides which are pending, and reads the
 key. So it may be built again from the rows at any time.
 
@@ -19,7 +20,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -27,20 +28,19 @@ import numpy as np
 
 from broker.delayed.bucket_values import Retry
 from broker.delayed.key_cache import KeyCache
-from broker.delayed.key_writer import KeyWriter, StillPending
+from broker.delayed.key_runs import KeyRun, KeyRuns
+from broker.delayed.key_writer import KeyWriter, Standings
 from broker.delayed.merging import plan_merge
 from broker.delayed.recent_keys import RecentKeys
+from broker.delayed.settled_keys import SettledKeys
 from broker.errors import PostdateError
 from broker.model import START, Entries, Int64Column, Position, UInt32Column, UInt64Column, ids_of
 from broker.observe.logs import get_logger
 from broker.storage.key_filter import BoolColumn, KeyFilter, Probe
-from broker.storage.key_run import NO_KEYS, Fences, KeyColumns, KeyRunHeader, join_keys
+from broker.storage.key_run import KeyColumns, KeyRunHeader, KeyRunKind, join_keys
 from broker.storage.key_run_files import KeyRunStorage
 
 log = get_logger(__name__)
-
-_FIND_BLOCKS = 64  # read in one call of a thread, so that others have their turn
-_RUN_BYTES = 600  # of a run's own objects, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +50,35 @@ class KeyLimits:
     seal_count: int = 50_000  # entries that are sealed together, and the unit of the size classes
     seal_after_ms: int = 60_000  # a seal at the latest when the first entry has waited so long
     max_runs: int = 64
+    settled_keep_ms: int = 0  # how long settled keys are remembered; 0: not at all
+    settled_max: int = 1_000_000  # rows that are remembered of a topic
 
 
 @dataclass(frozen=True, slots=True)
 class KeyImage:
     """What a manifest says about the runs, all of one moment."""
 
-    run_ids: tuple[int, ...] = ()  # in the order in which they were written, or their sources were
+    run_ids: tuple[
+        int, ...
+    ] = ()  # in the order in which they were written, or their sources were; settled ones last
     next_run_id: int = 1
     keys_through: Position = START  # rows from here on are to be added again
     deleted_ids: tuple[int, ...] = ()
     """Not in the manifest: files to remove once one with this image is durable."""
+    settled_version: int = 0
+    """Not in the manifest: what was remembered when this was taken; see `SettledKeys.version`."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyStats:
-    """What there is of one topic. `entries` counts what is due, cancelled or gone until a merge leaves it out."""
+    """What there is of one topic. `entries` counts what is due, cancelled or gone until a merge leaves it out; runs
+    and bytes also those of settled keys."""
 
     runs: int
     entries: int
     disk_bytes: int
     memory_bytes: int
+    settled: int = 0  # entries that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +89,6 @@ class KeyCounters:
     merges: int = 0
     seal_failures: int = 0
     merge_failures: int = 0
-    block_reads: int = 0
-    filter_reads: int = 0
-
-
-class _Run:
-    """A run in use."""
-
-    def __init__(self, header: KeyRunHeader) -> None:
-        self.header = header
-        self.run_id = header.run_id
-        self.is_merging = False
-        self.is_gone = False
-        self.unfiltered_bytes = 0  # of the blocks that were read for want of the filter
-
-    @property
-    def block_bytes(self) -> int:
-        """Of one block on average."""
-        return self.header.filter_at // self.header.block_count
 
 
 class ScheduleKeys:
@@ -108,28 +98,33 @@ class ScheduleKeys:
         self,
         storage: KeyRunStorage,
         cache: KeyCache,
-        still_pending: StillPending,
+        standings: Standings,
         found: KeyImage,
         *,
         topic_id: int,
+        now_ms: Callable[[], int],
         executor: Executor | None = None,
         limits: KeyLimits | None = None,
     ) -> None:
         """`found`: what the manifest says; `restore` takes it up. `executor`: where runs are written."""
         self.limits = limits or KeyLimits()
         self.counters = KeyCounters()
-        self._storage = storage
-        self._cache = cache
-        self._writer = KeyWriter(storage, executor, still_pending)
+        self.files = KeyRuns(storage, cache, topic_id, found.next_run_id)
+        self.settled = SettledKeys(
+            self.files,
+            executor,
+            now_ms,
+            keep_ms=self.limits.settled_keep_ms,
+            rows_max=self.limits.settled_max,
+        )
+        note = self.settled.note if self.settled.remembers else None
+        self._writer = KeyWriter(storage, executor, standings, note)
         self._found: KeyImage | None = found
-        self._topic_id = topic_id
         self._recent = RecentKeys()
         self._frozen: RecentKeys | None = None
-        self._runs: list[_Run] = []
+        self._runs: list[KeyRun] = []
         self._mark = START  # the position up to which everything was added
         self._sealed_mark = START  # up to which everything is in runs
-        self._next_run_id = found.next_run_id
-        self._deleted_ids: list[int] = []
         self._generation = 0
         self._recent_since_ms: int | None = None
         self._seal_retry, self._merge_retry = Retry(), Retry()
@@ -169,7 +164,7 @@ class ScheduleKeys:
         if self._runs:
             probe = Probe(hashes)
             for run in self._runs:
-                key_filter = self._cache.filter_of(self._topic_id, run.run_id)
+                key_filter = self.files.cache.filter_of(self.files.topic_id, run.run_id)
                 if key_filter is None:
                     mask[:] = True
                     break
@@ -183,25 +178,22 @@ class ScheduleKeys:
         """
         assert self._found is None, "not restored yet"
         wanted = Probe(np.unique(hashes))
-        found = [NO_KEYS]
-        looked: set[int] = set()
-        while runs := [run for run in self._runs if run.run_id not in looked]:
-            for run in runs:
-                looked.add(run.run_id)
-                found.append(await self._look(run, wanted))
+        in_runs = await self.files.look_all(lambda: self._runs, wanted, self.files.look)
         # No await from here on: what was sealed or merged meanwhile was looked at as well.
-        return _collected(join_keys([*found, *(recent.find(wanted.hashes) for recent in self._in_memory())]))
+        in_memory = [recent.find(wanted.hashes) for recent in self._in_memory()]
+        return _collected(join_keys([*(keys for _, keys in in_runs), *in_memory]))
 
     def stats(self) -> KeyStats:
         memory = self._in_memory()
-        cached = sum(self._cache.bytes_of(self._topic_id, run.run_id) for run in self._runs)
+        runs = [*self._runs, *self.settled.runs]
         return KeyStats(
-            runs=len(self._runs),
+            runs=len(runs),
             entries=sum(run.header.count for run in self._runs) + sum(map(len, memory)),
-            disk_bytes=sum(run.header.file_bytes for run in self._runs),
-            memory_bytes=cached
-            + _RUN_BYTES * len(self._runs)
+            disk_bytes=sum(run.header.file_bytes for run in runs),
+            memory_bytes=self.files.memory_bytes(self._runs)
+            + self.settled.memory_bytes()
             + sum(recent.memory_bytes() for recent in memory),
+            settled=self.settled.count,
         )
 
     # What recovery and the checkpoint need besides.
@@ -209,32 +201,43 @@ class ScheduleKeys:
     async def restore(self) -> None:
         """Take up the runs that the manifest names.
 
-        Raises Corrupt or Unavailable if one of them cannot be used, and none is then: it is as after `clear`, and
-        the rows have to be added again from the first one on.
+        Raises Corrupt or Unavailable if one of them cannot be used. But for settled keys none is then: it is as after
+        `clear`, and the rows have to be added again from the first one on.
         """
         found = self._found
         assert found is not None and not self._runs
-        self._next_run_id = max(found.next_run_id, *(run_id + 1 for run_id in found.run_ids), 1)
-        try:
-            headers = [await self._storage.read_header(run_id) for run_id in found.run_ids]
-        except (OSError, PostdateError) as error:
-            log.error("Schedule keys cannot be looked up: build them again from the rows", error=str(error))
+        self.files.next_run_id = max(found.next_run_id, *(run_id + 1 for run_id in found.run_ids), 1)
+        headers: list[KeyRunHeader] = []
+        failure: OSError | PostdateError | None = None
+        for run_id in found.run_ids:
+            try:
+                headers.append(await self.files.storage.read_header(run_id))
+            except (OSError, PostdateError) as error:
+                failure = failure or error
+        settled = [each for each in headers if each.stamp.kind is not KeyRunKind.HOLDERS]
+        if failure is not None:
+            log.error("Schedule keys cannot be looked up: build them again from the rows", error=str(failure))
+            kept = {header.run_id for header in settled}
+            self._found = replace(found, run_ids=tuple(each for each in found.run_ids if each not in kept))
             self.clear()
-            raise
+            self.settled.restore(settled)
+            raise failure
         self._found = None
-        self._runs = [_Run(header) for header in headers]
+        self._runs = [KeyRun(header) for header in headers if header.stamp.kind is KeyRunKind.HOLDERS]
+        self.settled.restore(settled)
         self._sealed_mark = found.keys_through
         self._mark = max(self._mark, found.keys_through)
 
     def clear(self) -> None:
-        """Forget everything (L5). Until the rows are added again, what is not found may be there nevertheless."""
+        """Forget everything but settled keys (L5). Until the rows are added again, what is not found may be there
+        nevertheless."""
         self._generation += 1
         if self._found is not None:
-            self._deleted_ids += self._found.run_ids
+            self.files.deleted_ids += self._found.run_ids
             self._found = None
         self._recent, self._frozen, self._recent_since_ms = RecentKeys(), None, None
         for run in self._runs:
-            self._delete(run)
+            self.files.delete(run)
         self._runs = []
         self._mark = self._sealed_mark = START
 
@@ -244,35 +247,27 @@ class ScheduleKeys:
             return self._found
         nothing_to_seal = self._frozen is None and not len(self._recent)
         return KeyImage(
-            run_ids=tuple(run.run_id for run in self._runs),
-            next_run_id=self._next_run_id,
+            run_ids=tuple(run.run_id for run in [*self._runs, *self.settled.runs]),
+            next_run_id=self.files.next_run_id,
             keys_through=self._mark if nothing_to_seal else self._sealed_mark,  # L4
-            deleted_ids=tuple(self._deleted_ids),
+            deleted_ids=tuple(self.files.deleted_ids),
+            settled_version=self.settled.version,
         )
 
     @property
     def has_deleted(self) -> bool:
         """Whether files wait for a manifest that does not name them."""
-        return bool(self._deleted_ids)
+        return bool(self.files.deleted_ids)
 
     async def remove_deleted(self, image: KeyImage) -> None:
-        """Remove the files that `image` did not name, now that a manifest with it is durable (L1).
-
-        One that cannot be removed is tried again with the next image.
-        """
-        for run_id in image.deleted_ids:
-            try:
-                await self._storage.delete(run_id)
-            except (OSError, PostdateError) as error:
-                log.warning("A key run could not be removed", run_id=run_id, error=str(error))
-            else:
-                self._deleted_ids = [other for other in self._deleted_ids if other != run_id]
+        """Remove the files that `image` did not name, now that a manifest with it is durable (L1)."""
+        await self.files.remove_deleted(image.deleted_ids)
 
     def drop_ledgers_before(self, ledger_id: int) -> None:
         """There are no earlier ledgers any more: runs that name no later one go, without a merge."""
         for run in self._runs:
             if run.header.last_ledger_id < ledger_id and not run.is_merging:
-                self._delete(run)
+                self.files.delete(run)
         self._runs = [run for run in self._runs if not run.is_gone]
 
     @property
@@ -297,10 +292,11 @@ class ScheduleKeys:
         frozen, mark, generation = self._recent, self._mark, self._generation
         self._recent, self._frozen, self._recent_since_ms = RecentKeys(), frozen, None
         self._is_sealing = True
-        run_id = self._take_run_id()
+        run_id = self.files.take_id()
         is_used = False
         try:
             header = await self._writer.seal(run_id, frozen.rows())
+            await self.settled.flush()
             key_filter = await self._filter_to_keep([], header)
             if generation == self._generation:  # no await from here on (L1, L5)
                 self._frozen, self._sealed_mark = None, mark
@@ -320,7 +316,7 @@ class ScheduleKeys:
                 frozen.add(added.hashes, added.ledger_ids, added.entry_ids)
                 self._recent, self._frozen = frozen, None
             if not is_used:
-                self._deleted_ids.append(run_id)
+                self.files.deleted_ids.append(run_id)
         return True
 
     def needs_merge(self, now_ms: int) -> bool:
@@ -335,10 +331,11 @@ class ScheduleKeys:
         self._is_merging = True
         for run in sources:
             run.is_merging = True
-        run_id = self._take_run_id()
+        run_id = self.files.take_id()
         is_used = False
         try:
             header = await self._writer.merge(run_id, [run.header for run in sources])
+            await self.settled.flush()
             key_filter = await self._filter_to_keep(sources, header)
             if generation == self._generation:  # no await from here on (L1, L5)
                 self._replace(sources, header, key_filter)
@@ -355,7 +352,7 @@ class ScheduleKeys:
             for run in sources:
                 run.is_merging = False
             if not is_used:
-                self._deleted_ids.append(run_id)
+                self.files.deleted_ids.append(run_id)
         return True
 
     # How it looks.
@@ -363,91 +360,40 @@ class ScheduleKeys:
     def _in_memory(self) -> list[RecentKeys]:
         return [self._recent] if self._frozen is None else [self._recent, self._frozen]
 
-    async def _look(self, run: _Run, wanted: Probe) -> KeyColumns:
-        """The entries of one run with some rising hashes; none if the run went meanwhile."""
-        try:
-            hashes = await self._passing(run, wanted)
-            if not len(hashes):
-                return NO_KEYS
-            fences = await self._fences_of(run)
-            blocks = fences.blocks_of(hashes)
-            self._count(block_reads=len(blocks))
-            found = [
-                await self._storage.find(run.header, fences, blocks[at : at + _FIND_BLOCKS], hashes)
-                for at in range(0, len(blocks), _FIND_BLOCKS)
-            ]
-            return join_keys([NO_KEYS, *found])
-        except (OSError, PostdateError):
-            if run.is_gone:  # its file was removed; what took its place is looked at next
-                return NO_KEYS
-            raise
-
-    async def _passing(self, run: _Run, wanted: Probe) -> UInt64Column:
-        """The hashes that may be in a run."""
-        key_filter = self._cache.filter_of(self._topic_id, run.run_id)
-        if key_filter is None:
-            # It is read again once the blocks read for want of it weigh as much as it does: more filters than the
-            # cache can hold then cost at most twice what they must.
-            run.unfiltered_bytes += len(wanted.hashes) * run.block_bytes
-            filter_bytes = run.header.filter_bytes
-            if run.unfiltered_bytes < filter_bytes or not self._cache.takes(filter_bytes):
-                return wanted.hashes
-            run.unfiltered_bytes = 0
-            self._count(filter_reads=1)
-            key_filter = await self._storage.read_filter(run.header)
-            self._keep(run, key_filter)
-        return wanted.hashes[key_filter.maybe(wanted)]
-
-    async def _fences_of(self, run: _Run) -> Fences:
-        fences = self._cache.fences_of(self._topic_id, run.run_id)
-        if fences is None:
-            fences = await self._storage.read_fences(run.header)
-            self._keep(run, fences)
-        return fences
-
-    def _keep(self, run: _Run, part: KeyFilter | Fences) -> None:
-        if not run.is_gone:
-            self._cache.put(self._topic_id, run.run_id, part)
-
     # How runs come and go.
 
     def _replace(
-        self, sources: Sequence[_Run], header: KeyRunHeader | None, key_filter: KeyFilter | None
+        self, sources: Sequence[KeyRun], header: KeyRunHeader | None, key_filter: KeyFilter | None
     ) -> None:
         """Put a new run in the place of its sources, or after all others if it has none."""
         at = self._runs.index(sources[0]) if sources else len(self._runs)
         assert self._runs[at : at + len(sources)] == list(sources)
-        new = [] if header is None else [_Run(header)]
+        new = [] if header is None else [KeyRun(header)]
         self._runs[at : at + len(sources)] = new
         for source in sources:
-            self._delete(source)
+            self.files.delete(source)
         for run in new:
             if key_filter is not None:
-                self._keep(run, key_filter)
+                self.files.keep(run, key_filter)
 
-    async def _filter_to_keep(self, sources: Sequence[_Run], header: KeyRunHeader | None) -> KeyFilter | None:
+    async def _filter_to_keep(
+        self, sources: Sequence[KeyRun], header: KeyRunHeader | None
+    ) -> KeyFilter | None:
         """The filter of a new run, unless those of its sources are not in use: a lookup should not wait for it."""
-        in_use = not sources or any(self._cache.filter_of(self._topic_id, run.run_id) for run in sources)
-        if header is None or not in_use or not self._cache.takes(header.filter_bytes):
+        in_use = not sources or any(
+            self.files.cache.filter_of(self.files.topic_id, run.run_id) for run in sources
+        )
+        if header is None or not in_use or not self.files.cache.takes(header.filter_bytes):
             return None
-        return await self._storage.read_filter(header)
+        return await self.files.storage.read_filter(header)
 
-    def _plan_merge(self) -> list[_Run]:
+    def _plan_merge(self) -> list[KeyRun]:
         plan = plan_merge(
             [run.header.count for run in self._runs],
             max_buckets=max(self.limits.max_runs, 1),
             min_index_count=max(self.limits.seal_count, 1),
         )
         return [] if plan is None else self._runs[plan.start : plan.end]
-
-    def _delete(self, run: _Run) -> None:
-        run.is_gone = True
-        self._cache.drop(self._topic_id, run.run_id)
-        self._deleted_ids.append(run.run_id)
-
-    def _take_run_id(self) -> int:
-        self._next_run_id += 1
-        return self._next_run_id - 1
 
     def _count(self, **more: int) -> None:
         counters = self.counters

@@ -166,6 +166,7 @@ class TopicSnapshot:
     snapshot_bytes: int = 0
     key_runs: int = 0
     key_bytes: int = 0
+    settled_keys: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +252,7 @@ TOPIC_GAUGES: tuple[Family, ...] = (
     ("index_snapshot_bytes", "Bytes of bucket snapshots on disk."),
     ("schedule_key_runs", "Runs of schedule keys on disk."),
     ("schedule_key_bytes", "Bytes of these runs."),
+    ("settled_schedule_keys", "Schedule keys that are remembered though nothing waits under them, about."),
 )
 SUBSCRIPTION_GAUGES: tuple[Family, ...] = (
     ("subscription_scheduled_messages", "Messages owed whose time has not come."),
@@ -495,6 +497,7 @@ def _topic_row(topic: TopicSnapshot) -> _Row:
             topic.snapshot_bytes,
             topic.key_runs,
             topic.key_bytes,
+            topic.settled_keys,
         ),
         topic.next_due_ms,
     )

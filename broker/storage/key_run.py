@@ -1,10 +1,12 @@
 """A run of schedule keys: one immutable file, `topics/<topic_id>/keys/<run_id>.keys`. Pure.
 
 It says which entries were stored with a schedule key of a hash: (hash, ledger_id, entry_id) of each, in that order.
+They may hold their keys (kind 0), or are settled, and their keys are remembered for a while: as those of what was
+delivered, or waits for nobody any more (1), or of what was cancelled (2).
 
     | header | key block ... | filter | fences |
-    header    magic 4 "PDK1", version 1, zero 3, topic_id 8, run_id 8, count 8, checksum 8, first_ledger_id 8,
-              last_ledger_id 8, filter_at 8, block_count 4, filter_blocks 4, filter_crc 4, fences_crc 4, zero 8,
+    header    magic 4 "PDK1", version 1, kind 1, zero 2, topic_id 8, run_id 8, count 8, checksum 8, first_ledger_id 8,
+              last_ledger_id 8, filter_at 8, block_count 4, filter_blocks 4, filter_crc 4, fences_crc 4, settled_ms 8,
               crc32c 4 of the 88 bytes before, zero 4
     block     first_ledger_id 8, count 4, ledger_bytes 1 (0, 1, 2, 4 or 8), zero 3, then three columns of `count`
               items: hash 8, ledger_id - first_ledger_id in `ledger_bytes`, entry_id 4. 1,024 entries; the last block
@@ -14,6 +16,7 @@ It says which entries were stored with a schedule key of a hash: (hash, ledger_i
               file ends
 
 Integers are little-endian. `first_ledger_id` and `last_ledger_id` of the header bound those of all entries.
+`settled_ms` is when the youngest of settled entries were written first, milliseconds since the Unix epoch; 0 of kind 0.
 `checksum` is the sum modulo 2**64 of a hash of each entry: `entries_checksum` with the hash in the place of the time.
 
 Invariants:
@@ -28,12 +31,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from google_crc32c import value
 
 from broker.errors import Corrupt
-from broker.model import LEDGER_ID_MAX, Array, Int64Column, UInt32Column, UInt64Column
+from broker.model import LEDGER_ID_MAX, TIME_MS_MAX, Array, Int64Column, UInt32Column, UInt64Column
 from broker.storage.bucket_snapshot import entries_checksum
 from broker.storage.key_filter import (
     FILTER_BLOCK_BYTES,
@@ -50,12 +55,27 @@ FENCE_BYTES = 16
 COUNT_MAX = 1 << 40
 ADVICE = "The lookup of schedule keys can be built again from the ledgers"
 
-_HEADER = struct.Struct("<4sB3sQQQQQQQIIIIQ")
+_HEADER = struct.Struct("<4sBB2sQQQQQQQIIIIQ")
 _HEADER_CRC = struct.Struct("<II")
 _BLOCK = struct.Struct("<QIB3s")
 _ENTRY_BYTES_MAX = 8 + 8 + 4
 _LEDGER_TYPES = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 BLOCK_BYTES_MAX = _BLOCK.size + BLOCK_ENTRIES * _ENTRY_BYTES_MAX
+
+
+class KeyRunKind(IntEnum):
+    """What the entries of a run were when it was written. Numbers as on disk."""
+
+    HOLDERS = 0  # they held their keys
+    DELIVERED = 1  # their time had come: delivered, expired, or waiting for nobody any more
+    CANCELLED = 2
+
+
+class Stamp(NamedTuple):
+    """What the header of a run says besides its entries."""
+
+    kind: KeyRunKind = KeyRunKind.HOLDERS
+    settled_ms: int = 0  # 0: they are not settled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +122,13 @@ def sort_keys(keys: KeyColumns) -> KeyColumns:
     return ordered if is_new.all() else ordered.part(is_new)
 
 
+def newest_of_each(keys: KeyColumns) -> KeyColumns:
+    """Of sorted entries the last one of each hash."""
+    is_last = np.ones(len(keys), dtype=np.bool_)
+    is_last[:-1] = keys.hashes[1:] != keys.hashes[:-1]
+    return keys if is_last.all() else keys.part(is_last)
+
+
 @dataclass(frozen=True, slots=True)
 class KeyRunHeader:
     """What the file says of itself first."""
@@ -117,6 +144,12 @@ class KeyRunHeader:
     filter_blocks: int
     filter_crc: int
     fences_crc: int
+    kind: int = KeyRunKind.HOLDERS
+    settled_ms: int = 0
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(KeyRunKind(self.kind), self.settled_ms)
 
     @property
     def filter_bytes(self) -> int:
@@ -169,6 +202,7 @@ def encode_header(header: KeyRunHeader) -> bytes:
     head = _HEADER.pack(
         MAGIC,
         VERSION,
+        header.kind,
         b"",
         header.topic_id,
         header.run_id,
@@ -181,7 +215,7 @@ def encode_header(header: KeyRunHeader) -> bytes:
         header.filter_blocks,
         header.filter_crc,
         header.fences_crc,
-        0,
+        header.settled_ms,
     )
     return head + _HEADER_CRC.pack(value(head), 0)
 
@@ -191,15 +225,15 @@ def decode_header(data: bytes, path: str = "") -> KeyRunHeader:
     if len(data) < HEADER_BYTES:
         raise Corrupt("A key run is shorter than its header", path=path, offset=0, advice=ADVICE)
     head = data[: _HEADER.size]
-    magic, version, zeros, *fields, zero = _HEADER.unpack(head)
+    magic, version, kind, zeros, *fields, settled_ms = _HEADER.unpack(head)
     if magic != MAGIC:
         raise Corrupt("This is not a run of schedule keys", path=path, offset=0, advice=ADVICE)
     crc, end = _HEADER_CRC.unpack_from(data, _HEADER.size)
-    if crc != value(head) or any(zeros) or zero or end:
+    if crc != value(head) or any(zeros) or end:
         raise Corrupt("The header of a key run is damaged", path=path, offset=0, advice=ADVICE)
     if version != VERSION:
         raise Corrupt(f"Key run version {version} is not known", path=path, offset=4)
-    header = KeyRunHeader(*fields)
+    header = KeyRunHeader(*(*fields, kind, settled_ms))
     if not _is_possible(header):
         raise Corrupt("The header of a key run holds what none can hold", path=path, offset=8, advice=ADVICE)
     return header
@@ -215,6 +249,9 @@ def _is_possible(header: KeyRunHeader) -> bool:
         and 0 < header.filter_blocks <= min(header.count, FILTER_BLOCKS_MAX)
         and header.first_ledger_id <= header.last_ledger_id <= LEDGER_ID_MAX
         and HEADER_BYTES < header.filter_at <= HEADER_BYTES + most_bytes
+        and header.kind <= max(KeyRunKind)
+        and (header.kind == KeyRunKind.HOLDERS) == (header.settled_ms == 0)
+        and header.settled_ms <= TIME_MS_MAX
     )
 
 

@@ -9,13 +9,19 @@ from typing import Any
 from broker.errors import Corrupt
 from broker.runtime.vfs import Vfs
 from broker.storage.key_filter import Probe
-from broker.storage.key_run import HEADER_BYTES, VERSION, KeyColumns, decode_header
+from broker.storage.key_run import HEADER_BYTES, VERSION, KeyColumns, KeyRunHeader, decode_header
 from broker.storage.key_run_files import LocalKeyRunReader
 
 Line = dict[str, Any]
 
 _BLOCKS_AT_ONCE = 64
 _CHECKSUM_END = 1 << 64
+
+
+def read_key_run_header(vfs: Vfs, path: str, topic_id: int, run_id: int) -> KeyRunHeader:
+    """Raises Corrupt."""
+    with contextlib.closing(LocalKeyRunReader(vfs, path, topic_id, run_id)) as reader:
+        return reader.read_header()
 
 
 def read_key_run(vfs: Vfs, path: str, topic_id: int, run_id: int) -> Iterator[KeyColumns]:
@@ -50,6 +56,8 @@ def dump_key_run(vfs: Vfs, path: str) -> Iterator[Line]:
         "line": "run",
         "topic_id": header.topic_id,
         "run_id": header.run_id,
+        "kind": header.stamp.kind.name.lower(),
+        "settled_ms": header.stamp.settled_ms,
         "count": header.count,
         "checksum": f"{header.checksum:016x}",
         "ledger_ids": [header.first_ledger_id, header.last_ledger_id],

@@ -41,6 +41,7 @@ from broker.storage.key_run import (
     Fences,
     KeyColumns,
     KeyRunHeader,
+    Stamp,
     decode_block,
     decode_fences,
     decode_filter,
@@ -59,6 +60,7 @@ _FILTER_READ_BYTES = 1 << 20
 _FILE_NAME = re.compile(r"([1-9][0-9]{0,18})\.keys(\.new)?")
 _ASIDE = ".new"
 _CHECKSUM_END = 1 << 64
+_OF_HOLDERS = Stamp()
 
 _T = TypeVar("_T")
 _Ids = list[int]  # within the classes `list` is a method
@@ -104,7 +106,7 @@ class KeyRunReader(Protocol):
 class KeyRunStorage(Protocol):
     """The runs of one topic. An id is given to one run only."""
 
-    def open_writer(self, run_id: int) -> KeyRunWriter:
+    def open_writer(self, run_id: int, stamp: Stamp = _OF_HOLDERS) -> KeyRunWriter:
         """Blocks."""
 
     def open_reader(self, run_id: int) -> KeyRunReader:
@@ -141,8 +143,8 @@ class LocalKeyRuns:
     def path(self, run_id: int) -> str:
         return f"{self._folder}/{run_id}.keys"
 
-    def open_writer(self, run_id: int) -> LocalKeyRunWriter:
-        return LocalKeyRunWriter(self._vfs, self.path(run_id), self._topic_id, run_id)
+    def open_writer(self, run_id: int, stamp: Stamp = _OF_HOLDERS) -> LocalKeyRunWriter:
+        return LocalKeyRunWriter(self._vfs, self.path(run_id), self._topic_id, run_id, stamp)
 
     def open_reader(self, run_id: int) -> LocalKeyRunReader:
         return LocalKeyRunReader(self._vfs, self.path(run_id), self._topic_id, run_id)
@@ -203,11 +205,12 @@ class _Tally:
 class LocalKeyRunWriter:
     """See `KeyRunWriter`. Raises Unavailable; FileExistsError for an id that was given before."""
 
-    def __init__(self, vfs: Vfs, path: str, topic_id: int, run_id: int) -> None:
+    def __init__(self, vfs: Vfs, path: str, topic_id: int, run_id: int, stamp: Stamp = _OF_HOLDERS) -> None:
         self._vfs = vfs
         self._path = path
         self._topic_id = topic_id
         self._run_id = run_id
+        self._stamp = stamp
         self._given, self._found = _Tally(), _Tally()
         self._first_ledger_id, self._last_ledger_id = LEDGER_ID_MAX, 0
         self._uncut = NO_KEYS  # less than a block
@@ -315,6 +318,8 @@ class LocalKeyRunWriter:
             filter_blocks=KeyFilterBuilder(self._given.count).block_count,
             filter_crc=self._filter_crc,
             fences_crc=fences_crc,
+            kind=self._stamp.kind,
+            settled_ms=self._stamp.settled_ms,
         )
 
     def _add_filter(self, part: bytes) -> None:

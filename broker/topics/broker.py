@@ -296,7 +296,10 @@ class Broker:
                 cache=KeyCache(self.config.schedule_key_cache_bytes),
                 counters=self.counters,
                 limits=KeyLimits(
-                    seal_count=self.config.min_index_count, seal_after_ms=self.config.seal_after_ms
+                    seal_count=self.config.min_index_count,
+                    seal_after_ms=self.config.seal_after_ms,
+                    settled_keep_ms=self.config.settled_key_retention_ms,
+                    settled_max=self.config.settled_keys_per_topic_max,
                 ),
             ),
             dedup_memory=self.dedup_memory,

@@ -284,6 +284,8 @@ class CompactionDesk:
                 await self._in_file_thread(partial(self._remove_files, topic.topic_id, each))
             log.error("A compaction's files cannot be moved", topic=topic.name, error=error)
             raise Unavailable(f"A compaction's files cannot be moved: {error.strerror}") from error
+        for each in wanted:
+            await topic.keys.remember(each.ledger_id)
         # From here on no await until the record is submitted.
         named = self._allowed(held, wanted, refused)
         if named:

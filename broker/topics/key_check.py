@@ -14,8 +14,8 @@ from broker.model import CANCELLED_MS, ROW, Array, ids_of
 from broker.runtime.vfs import File, Vfs
 from broker.storage.amendments import NONE, Amendments
 from broker.storage.blocks import TIME, LedgerCapture
-from broker.storage.key_run import NO_KEYS, KeyColumns, join_keys
-from broker.storage.key_run_dump import read_key_run
+from broker.storage.key_run import NO_KEYS, KeyColumns, KeyRunKind, join_keys
+from broker.storage.key_run_dump import read_key_run, read_key_run_header
 from broker.storage.layout import Layout
 from broker.storage.ledger_files import (
     open_checked,
@@ -43,7 +43,9 @@ def find_key_problems(
     for run_id in image.key_run_ids:
         path = f"{layout.keys(image.topic_id)}/{run_id}.keys"
         try:
-            found += read_key_run(vfs, path, image.topic_id, run_id)
+            parts = list(read_key_run(vfs, path, image.topic_id, run_id))
+            if read_key_run_header(vfs, path, image.topic_id, run_id).stamp.kind is KeyRunKind.HOLDERS:
+                found += parts
         except Corrupt as error:
             is_whole = False
             yield error.message

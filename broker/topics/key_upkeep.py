@@ -1,10 +1,11 @@
 """Keeps the lookup of one topic's schedule keys up with its log: taken up at the start, built again if it is damaged,
-sealed and merged in the background.
+sealed and merged in the background. What a seal or merge leaves out, and what goes with a ledger, is remembered for
+a while (`settled_keys`).
 
     manifest: runs, keys_through -> rows from there to the end of the log, read -> every batch that is applied
 
 Seals and merges are tasks of the broker's supervisor, at most one of each a topic; between them a timer runs only
-while something waits to be sealed.
+while something waits to be sealed, and another one while settled keys wait to expire.
 
 Invariants:
   K1  While `is_ready`, the lookup finds every entry that holds a key, but for those of damaged blocks, which are
@@ -26,11 +27,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from broker.delayed.key_cache import KeyCache
+from broker.delayed.key_writer import Standing
 from broker.delayed.schedule_keys import KeyImage, KeyLimits, ScheduleKeys
 from broker.errors import Corrupt, MissingFile, PostdateError, Unavailable
 from broker.model import (
     CANCELLED_MS,
     START,
+    Array,
     Int64Column,
     Position,
     RowColumn,
@@ -48,6 +51,7 @@ from broker.storage.key_run_files import KeyRunStorage
 from broker.storage.log import TopicLog
 from broker.storage.records import Produced
 from broker.storage.salvage import UNREADABLE_TIME, by_block, read_marking_damage, times_around_damage
+from broker.topics.settled_upkeep import SettledUpkeep
 
 log = get_logger(__name__)
 
@@ -99,9 +103,10 @@ class KeyUpkeep:
         self.keys = ScheduleKeys(
             services.storage(topic.topic_id),
             services.cache,
-            self._still_pending,
+            self.standings,
             found,
             topic_id=topic.topic_id,
+            now_ms=services.clock.now_ms,
             executor=services.executor,
             limits=services.limits,
         )
@@ -125,6 +130,7 @@ class KeyUpkeep:
         self._sealing: asyncio.Task[None] | None = None
         self._merging: asyncio.Task[None] | None = None
         self._is_running = False
+        self.remembered = SettledUpkeep(topic, self.keys, services, self._name)
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -139,6 +145,7 @@ class KeyUpkeep:
 
     def stop(self) -> None:
         self._is_running = False
+        self.remembered.stop()
         if self._timer is not None:
             self._timer.cancel()
         for task in (self._reading, self._sealing, self._merging):
@@ -261,10 +268,12 @@ class KeyUpkeep:
         except (OSError, PostdateError):  # which it has logged
             self._begins_anew = True
         self._is_restored = True
+        self.remembered.start(self.standings, self.rows)
         if self._begins_anew:
             self._clear()
             self._note_deleted()
             return
+        self._note_deleted()  # settled keys may have expired
         frontier_ms = self._topic.frontier_ms
         for ledger_id, amendments in self._topic.log.amendments.items():
             if ledger_id <= self._next.ledger_id and len(amendments.entry_ids):
@@ -363,7 +372,7 @@ class KeyUpkeep:
         """
         nothing = np.empty(0, np.uint32), np.empty(0, np.uint64)
         try:
-            rows = await self._rows(ledger_id, entry_ids)
+            rows = await self.rows(ledger_id, entry_ids)
             if rows is None:
                 return nothing
             at = np.flatnonzero(rows["schedule_hash"])
@@ -381,7 +390,8 @@ class KeyUpkeep:
         at = at[is_kept]
         return entry_ids[at], rows["schedule_hash"][at]
 
-    async def _rows(self, ledger_id: int, entry_ids: UInt32Column) -> RowColumn | None:
+    async def rows(self, ledger_id: int, entry_ids: UInt32Column) -> RowColumn | None:
+        """Rows of some rising ids; None if there are none, or the ledger is gone."""
         if not len(entry_ids) or self._topic.log.entry_count(ledger_id) is None:
             return None
         first, count = int(entry_ids[0]), len(entry_ids)
@@ -398,21 +408,29 @@ class KeyUpkeep:
             await asyncio.wait([self._sealing])
         await self._budget.spent()
 
-    async def _still_pending(self, ledger_id: int, entry_ids: UInt32Column) -> BoolColumn:
-        """Which entries hold their keys; perhaps also those whose times are damaged."""
+    async def standings(self, ledger_id: int, entry_ids: UInt32Column) -> Array:
+        """The `Standing` of entries with keys; those whose times are damaged may hold theirs."""
         topic_log = self._topic.log
-        none = np.zeros(len(entry_ids), dtype=np.bool_)
+        unknown = np.full(len(entry_ids), Standing.UNKNOWN)
         if topic_log.entry_count(ledger_id) is None:
-            return none
+            return unknown
         try:
             times, _ = await times_around_damage(topic_log.times_of, ledger_id, entry_ids)
+            standings = np.where(times >= CANCELLED_MS, Standing.CANCELLED, Standing.DELIVERED)
+            standings[times == 0] = Standing.UNKNOWN
+            standings[self._is_pending(times) | (times == UNREADABLE_TIME)] = Standing.HOLDS
+            ledger = topic_log.find(ledger_id)
+            if ledger is not None and ledger.sparse is not None:
+                # What a compaction left out counts as cancelled, and was remembered before it.
+                cancelled = np.flatnonzero(standings == Standing.CANCELLED)
+                rows = await self.rows(ledger_id, entry_ids[cancelled])
+                if rows is not None:
+                    standings[cancelled[rows["schedule_hash"] == 0]] = Standing.UNKNOWN
         except (OSError, PostdateError):
             if topic_log.entry_count(ledger_id) is None:
-                return none
+                return unknown
             raise
-        is_pending = self._is_pending(times)
-        is_pending |= times == UNREADABLE_TIME
-        return is_pending
+        return standings
 
     def _is_pending(self, times: Int64Column) -> BoolColumn:
         is_pending: BoolColumn = (times > self._topic.frontier_ms) & (times < CANCELLED_MS)
@@ -453,7 +471,7 @@ class KeyUpkeep:
     async def _seal(self) -> None:
         await self._topic.prepare_folders()
         if await self.keys.seal():
-            self._topic.note_change()
+            self.remembered.changed()
             self._look_at_runs()
         self._arm()
 
@@ -461,7 +479,7 @@ class KeyUpkeep:
         while self.keys.needs_merge(self._services.clock.now_ms()):
             if not await self.keys.merge():
                 break
-            self._topic.note_change()
+            self.remembered.changed()
 
     def _note_deleted(self) -> None:
         if self.keys.has_deleted:

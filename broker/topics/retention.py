@@ -11,6 +11,8 @@ Invariants:
   R3  Of what was cancelled nothing is waited for: a ledger goes when the last of the others came due.
   R4  The ledger that takes entries goes only when it rests and every batch for it is stored; the next batch begins
       another one.
+  R5  A ledger goes only when a durable manifest names what is remembered of its messages with a schedule key
+      (`settled_upkeep`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from broker.model import CANCELLED_MS, Entries, without_entries
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
-from broker.storage.amendments import Amendments
+from broker.storage.amendments import NONE, Amendments
 from broker.subscriptions.subscription import Subscription
 from broker.topics.ledger_facts import LedgerFacts
 from broker.topics.registry import Registry
@@ -140,6 +142,15 @@ class _LiveDue:
     last_ms: int  # the last time at which an entry is due that was not cancelled
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Remembered:
+    """The keys of a ledger are remembered, as of these amendments and so many entries."""
+
+    amendments: Amendments
+    entry_count: int | None
+    version: int  # see `TopicKeys.is_remembered`
+
+
 class Reclaimer:
     """The task that lets ledgers go: visits every topic now and then, one at a time."""
 
@@ -153,6 +164,7 @@ class Reclaimer:
         self._budget = YieldBudget(clock)
         self._dropping: dict[int, asyncio.Future[None]] = {}  # by topic: a record on its way
         self._live_due: dict[int, dict[int, _LiveDue]] = {}  # by topic, by ledger
+        self._remembered: dict[int, dict[int, _Remembered]] = {}  # by topic, by ledger
 
     async def run(self) -> None:
         """Visit all topics, again and again, until cancelled."""
@@ -161,6 +173,7 @@ class Reclaimer:
             for topic in list(self._registry.topics.values()):
                 topic.intake.forget_expired(self._clock.now_ms(), topic.policy)
                 await self._look_at_amended(topic)
+                await self._remember_keys(topic)
                 # Once writing has ended nothing is recorded any more, which tells of itself. This goes on until then:
                 # who takes every Unavailable for that stops at the first read that fails.
                 with contextlib.suppress(Unavailable):
@@ -217,21 +230,55 @@ class Reclaimer:
                 states[index] = replace(state, facts=facts)
         return states
 
+    async def _remember_keys(self, topic: Topic) -> None:
+        """Let the keys of ledgers that can go be remembered (R5)."""
+        if not topic.keys.is_used or self._is_busy(topic):
+            self._remembered.pop(topic.topic_id, None)
+            return
+        known, self._remembered[topic.topic_id] = self._remembered.get(topic.topic_id, {}), {}
+        for ledger_id in self._plan(topic, self._clock.now_ms()):
+            amendments, count = topic.log.amendments.get(ledger_id, NONE), topic.log.entry_count(ledger_id)
+            found = known.get(ledger_id)
+            if found is None or found.amendments is not amendments or found.entry_count != count:
+                version = await topic.keys.remember(ledger_id)
+                found = None if version is None else _Remembered(amendments, count, version)
+            if found is not None:
+                self._remembered[topic.topic_id][ledger_id] = found
+
+    def _is_remembered(self, topic: Topic, ledger_id: int) -> bool:
+        if not topic.keys.is_used:
+            return True
+        found = self._remembered.get(topic.topic_id, {}).get(ledger_id)
+        return (
+            found is not None
+            and found.amendments is topic.log.amendments.get(ledger_id, NONE)
+            and found.entry_count == topic.log.entry_count(ledger_id)
+            and topic.keys.is_remembered(found.version)
+        )
+
+    def _is_busy(self, topic: Topic) -> bool:
+        return topic.deleted or topic.topic_id in self._dropping
+
+    def _plan(self, topic: Topic, now_ms: int) -> list[int]:
+        """The ledgers of a topic that can go."""
+        if topic.next_subscription_id == 1:
+            return []  # what is there waits for the first subscription
+        policy = topic.policy
+        rule = ReclaimRule(policy.retention_ms or 0, policy.retention_bytes or 0, self._interval_ms)
+        return plan_reclaim(self._states(topic), rule, now_ms, topic.index.spent_through_ms())
+
     def _visit(self, topic: Topic) -> None:
         """One step, without await: what is looked at is what is decided on."""
-        if topic.deleted or topic.topic_id in self._dropping:
+        if self._is_busy(topic):
             return
         now_ms = self._clock.now_ms()
         self._expire(topic, now_ms)
         if topic.log.dropped:
             self._changed(topic)  # their files wait for a checkpoint
-        if topic.next_subscription_id == 1:
-            return  # what is there waits for the first subscription
-        policy = topic.policy
-        rule = ReclaimRule(policy.retention_ms or 0, policy.retention_bytes or 0, self._interval_ms)
-        states = self._states(topic)
-        gone = plan_reclaim(states, rule, now_ms, topic.index.spent_through_ms())
-        came_due_ms = {state.ledger_id: state.facts.last_due_ms for state in states}
+        gone = [each for each in self._plan(topic, now_ms) if self._is_remembered(topic, each)]
+        came_due_ms = (
+            {state.ledger_id: state.facts.last_due_ms for state in self._states(topic)} if gone else {}
+        )
         for first in range(0, len(gone), _DROPPED_TOGETHER):
             some = gone[first : first + _DROPPED_TOGETHER]
             self._drop(topic, some, max(came_due_ms[ledger_id] for ledger_id in some))

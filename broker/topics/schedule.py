@@ -100,7 +100,30 @@ class Schedule:
                 outcomes[place] = outcome._replace(schedule_key=keys[place])
                 if outcome.result is not ChangeResult.DONE:
                     rest.append(place)
+        await self._look_at_settled(outcomes, change, dry_run=dry_run)
         return outcomes
+
+    async def _look_at_settled(self, outcomes: list[Outcome], change: Change, *, dry_run: bool) -> None:
+        """Put in what is remembered of keys under which nothing waits, where it is about a later message."""
+        late = [place for place, each in enumerate(outcomes) if each.result is not ChangeResult.DONE]
+        settled = await self._topic.keys.find_settled([outcomes[place].schedule_key for place in late])
+        by_id: list[tuple[int, Position]] = []
+        for place, found in zip(late, settled, strict=True):
+            known, key = outcomes[place].position, outcomes[place].schedule_key
+            if found is None or (known is not None and found.position < known):
+                continue
+            if found.position == known and found.was_cancelled is None:
+                continue  # its row was asked already
+            if found.was_cancelled is None:
+                by_id.append((place, found.position))
+                continue
+            ended = ChangeResult.ALREADY_CANCELLED if found.was_cancelled else ChangeResult.ALREADY_DELIVERED
+            outcomes[place] = Outcome(found.position, key, ended, 0)
+        changed = await self._changing.change(
+            *_columns([position for _, position in by_id]), change, dry_run=dry_run, waiting_only=True
+        )
+        for (place, _), outcome in zip(by_id, changed, strict=True):
+            outcomes[place] = outcome._replace(schedule_key=outcomes[place].schedule_key)
 
     async def change_matching(
         self,

@@ -8,8 +8,9 @@ A topic without schedule keys has no lookup, and pays with a look at the hashes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,6 +39,14 @@ class Holders:
     entry_ids: UInt32Column  # rising
     times: Int64Column
     places: Sequence[int]  # of the key of each
+
+
+class SettledKey(NamedTuple):
+    """The last message that is remembered to have had a key."""
+
+    position: Position
+    was_cancelled: bool | None
+    """What became of it; None: its row is still there, and says so itself."""
 
 
 class TopicKeys:
@@ -112,6 +121,7 @@ class TopicKeys:
     async def remove_deleted(self, image: KeyImage) -> None:
         """A manifest with this image is durable: remove the files that it did not name."""
         if self._live is not None:
+            self._live.remembered.image_durable(image)
             await self._live.keys.remove_deleted(image)
 
     def stats(self) -> KeyStats:
@@ -135,6 +145,49 @@ class TopicKeys:
                 found = waiting if self._topic.frontier_ms < time_ms < CANCELLED_MS else had
                 found[distinct[place]] = Position(each.ledger_id, entry_id)
         return [waiting.get(name) or had.get(name) for name in names]
+
+    async def find_settled(self, keys: Sequence[str]) -> list[SettledKey | None]:
+        """For each key the last message that is remembered to have had it, once `find` has named none that waits.
+
+        What has a row is confirmed by reading the message; of what has none the hash of its key has to do. Raises
+        Unavailable.
+        """
+        names = [key.encode() for key in keys]
+        distinct = list(dict.fromkeys(names))
+        if not distinct or self._live is None:
+            return [None] * len(names)
+        hashes = schedule_hash.hash_keys(distinct)
+        remembered = await self._live.remembered.find(hashes)
+        gone: dict[int, dict[Position, bool]] = {}
+        there: dict[int, list[Position]] = {}
+        for value, ends in remembered.items():
+            for position, was_cancelled in ends.items():
+                if await self._has_row(position):
+                    there.setdefault(value, []).append(position)
+                else:
+                    gone.setdefault(value, {})[position] = was_cancelled
+        found: dict[bytes, SettledKey] = {}
+        for name, value in zip(distinct, hashes.tolist(), strict=True):
+            if value in gone:
+                last = max(gone[value])
+                found[name] = SettledKey(last, gone[value][last])
+        for each in await self._confirm(there, distinct, hashes):  # in the order of the log
+            for entry_id, place in zip(each.entry_ids.tolist(), each.places, strict=True):
+                position, name = Position(each.ledger_id, entry_id), distinct[place]
+                if name not in found or found[name].position < position:
+                    found[name] = SettledKey(position, None)
+        return [found.get(name) for name in names]
+
+    async def remember(self, ledger_id: int) -> int | None:
+        """Rows of a ledger are about to go: remember what became of those messages that had a key.
+
+        They may go once `is_remembered` says so of what is returned; None: not this time.
+        """
+        return 0 if self._live is None else await self._live.remembered.remember(ledger_id)
+
+    def is_remembered(self, version: int) -> bool:
+        """Whether no crash can take what `remember` returned this for."""
+        return self._live is None or version <= self._live.remembered.durable_version
 
     @property
     def is_ready(self) -> bool:
@@ -160,10 +213,15 @@ class TopicKeys:
         In the order of the log; of one moment between the call and its return. Raises Corrupt, Unavailable.
         """
         self._services.counters.schedule_key_lookups += len(keys)
+        return await self._confirm(await self._used.find(hashes), keys, hashes)
+
+    async def _confirm(
+        self, found: Mapping[int, Sequence[Position]], keys: Sequence[bytes], hashes: UInt64Column
+    ) -> list[Holders]:
+        """Those of some entries, by hash, that have one of some distinct keys, in the order of the log."""
         places: dict[int, list[int]] = {}
         for place, value in enumerate(hashes.tolist()):
             places.setdefault(value, []).append(place)
-        found = await self._used.find(hashes)
         ledgers: dict[int, list[tuple[int, list[int]]]] = {}
         for value, positions in found.items():
             for position in positions:
@@ -202,6 +260,23 @@ class TopicKeys:
         ids, row_times, found = zip(*held, strict=True)
         columns = np.array(ids, dtype=np.uint32), np.array(row_times, dtype=np.int64)
         return [Holders(ledger_id, *columns, found)]
+
+    async def _has_row(self, position: Position) -> bool:
+        """Whether the row of a message with a key is there: not gone with its ledger, nor left out by a compaction."""
+        ledger = self._topic.log.find(position.ledger_id)
+        if ledger is None or position.ledger_id in self._topic.log.going:
+            return False
+        if ledger.sparse is None:
+            return True
+        try:
+            rows = await self._topic.log.read_rows(position.ledger_id, position.entry_id, 1)
+        except Corrupt:
+            return True
+        except (OSError, PostdateError):
+            if self._topic.log.entry_count(position.ledger_id) is None:
+                return False
+            raise
+        return bool(rows["schedule_hash"][0])
 
     async def _topic_read(
         self, ledger_id: int, entry_ids: UInt32Column

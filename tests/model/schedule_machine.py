@@ -352,21 +352,21 @@ class ScheduleMachine(ScheduleChecks):
         self.take_in(asked, [outcome for outcome in outcomes if outcome.result is DONE], dry_run)
 
     def _check_had(self, key: str, outcome: Outcome) -> None:
-        """Nobody holds a key: what is told is so of a message that was stored with it."""
+        """Nobody holds a key: what is told is so of the last message that was stored with it, whatever is gone."""
+        had = [p for p, message in self.messages.items() if message.schedule_key == key]
+        assert outcome.position == max(had, default=None), f"{key} named {outcome.position}"
         if outcome.position is None:
             assert outcome.result is MISSING and not outcome.delivered_to, outcome
             return
         message = self.messages[outcome.position]
-        assert message.schedule_key == key, f"{key} named {outcome.position}"
         log = self.topic.log
         is_gone = (
             outcome.position.ledger_id in log.going or log.entry_count(outcome.position.ledger_id) is None
         )
         is_cancelled = message.cancelled_ns is not None
-        assert is_cancelled == (outcome.result is CANCELLED) or (is_gone and outcome.result is MISSING), (
-            outcome
-        )
-        assert bool(outcome.delivered_to) == (outcome.result not in (MISSING, CANCELLED)), outcome
+        assert is_cancelled == (outcome.result is CANCELLED), outcome
+        assert not is_gone or outcome.result is not MISSING, outcome
+        assert bool(outcome.delivered_to) == (outcome.result is DELIVERED and not is_gone), outcome
 
     def change_matching(
         self, kind: str, value_ms: int, low_ms: int, width_ms: int, prefix: str, limit: int, dry_run: bool

@@ -11,7 +11,8 @@ import pytest
 
 import postdate
 from postdate.v1 import producer_pb2
-from tests.wire.conftest import Message, Refusal, Serve, Wire, batch, refused, within
+from tests.wire.conftest import Ahead, Message, Refusal, Serve, Wire, batch, eventually, refused, within
+from tests.wire.test_reclaim import metric
 
 LATER_MS = 600_000
 
@@ -99,3 +100,54 @@ async def test_the_sdk_sends_a_key_twice_in_two_batches(wire: Wire) -> None:
         sends = [producer.send(b"x", schedule_key="a", deliver_after=later, replace=True) for _ in range(5)]
         receipts = await within(asyncio.gather(*sends))
         assert len({receipt.id for receipt in receipts}) == 5
+
+
+async def test_a_key_is_remembered_when_its_message_is_gone(
+    serve: Serve, ahead: Ahead, tmp_path: Path
+) -> None:
+    """The SDK is told what became of the message, over a restart, and for as long as the settings say."""
+    settings = {
+        "data_dir": str(tmp_path / "data"),
+        "ledger_entries_max": 1,
+        "reclaim_interval_ms": 20,
+        "checkpoint_interval_ms": 20,
+        "seal_after_ms": 1_000,
+        "clock_recheck_ms": 20,
+    }
+    result = postdate.ChangeResult
+    wire = await serve(**settings)
+    async with (
+        postdate.connect(wire.server.grpc_address) as client,
+        client.subscribe("t", "s") as subscription,
+        client.producer("t") as producer,
+    ):
+        soon, later = timedelta(milliseconds=100), timedelta(hours=1)
+        paid = await producer.send(b"x", schedule_key="delivered", deliver_after=soon)
+        void = await producer.send(b"x", schedule_key="cancelled", deliver_after=later)
+        again = await producer.send(b"x", schedule_key="waits", deliver_after=48 * later)
+        assert (await client.schedule.cancel("t", schedule_key="cancelled")).done
+        message = await within(anext(subscription))
+        await message.ack()
+        await eventually(lambda: wire.broker.counters.removed_ledgers == 2)
+    await wire.stop()
+
+    wire = await serve(**settings)
+    ended = [
+        ("delivered", result.ALREADY_DELIVERED, paid.id),
+        ("cancelled", result.ALREADY_CANCELLED, void.id),
+    ]
+    async with postdate.connect(wire.server.grpc_address) as client:
+        for key, expected, message_id in ended:
+            for outcome in (
+                await client.schedule.cancel("t", schedule_key=key),
+                await client.schedule.move("t", schedule_key=key, deliver_after=later),
+            ):
+                assert (outcome.result, outcome.id, outcome.delivered_to) == (expected, message_id, ())
+        never = await client.schedule.cancel("t", schedule_key="never")
+        assert (never.result, never.id) == (result.NOT_FOUND, None)
+        assert await metric(wire, 'postdate_settled_schedule_keys{topic="t"}') >= 2
+        ahead.step(31 * 3_600_000)  # a day, and a fourth of it
+        for key, _, _ in ended:
+            outcome = await client.schedule.cancel("t", schedule_key=key)
+            assert (outcome.result, outcome.id) == (result.NOT_FOUND, None)
+        assert (await client.schedule.cancel("t", schedule_key="waits")).id == again.id

@@ -79,6 +79,7 @@ class Topic:
         self.executor = executor or HeldExecutor()
         self.limits = limits
         self.cache_bytes = cache_bytes
+        self.now_ms = 1_000_000
         self.open()
 
     def open(self) -> None:
@@ -91,6 +92,7 @@ class Topic:
             self.log.still_pending,
             self.manifest,
             topic_id=TOPIC_ID,
+            now_ms=lambda: self.now_ms,
             executor=self.executor,
             limits=self.limits,
         )

@@ -366,13 +366,13 @@ async def test_new_keys_cost_no_read_once_the_filters_are_there() -> None:
     topic = await restarted(topic)
     assert topic.keys.maybe(others).all()  # L3
     await topic.keys.find(others[:1])
-    assert topic.keys.counters.filter_reads == 0  # one look is not worth it
-    assert topic.keys.counters.block_reads == 2
+    assert topic.keys.files.filter_reads == 0  # one look is not worth it
+    assert topic.keys.files.block_reads == 2
     await topic.keys.find(others)
-    assert topic.keys.counters.filter_reads == 2
+    assert topic.keys.files.filter_reads == 2
     assert not topic.keys.maybe(others).any()
     await topic.keys.find(others)
-    assert topic.keys.counters.block_reads == 2
+    assert topic.keys.files.block_reads == 2
 
 
 async def test_a_merge_hands_on_the_filter_if_those_of_its_sources_are_in_use() -> None:
@@ -391,7 +391,7 @@ async def test_filters_that_do_not_fit_make_it_slower_and_not_wrong() -> None:
     for batch in batches * 2:
         await topic.check([*batch[:3], *random_hashes(50, 9)])
         assert topic.cache.memory_bytes <= 10_000
-    assert topic.keys.counters.filter_reads
+    assert topic.keys.files.filter_reads
 
 
 # Everything at once

@@ -1,4 +1,4 @@
-"""What a key answers whose message waits no longer: what the message's id answers, as long as the key is remembered."""
+"""What a key answers whose message waits no longer: what the message's id answers, while the lookup still has it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_the_key_of_what_waits_no_longer_answers_what_the_id_does(
     run(scenario, seal_after_ms=HOUR_MS)
 
 
-def test_a_key_is_remembered_while_its_ledger_is_there():
+def test_where_keys_are_not_remembered_one_goes_with_its_ledger():
     async def scenario(node: Node) -> Node:
         topic = node.topic(TOPIC)
         position = await acknowledged(node)
@@ -150,10 +150,10 @@ def test_a_key_is_remembered_while_its_ledger_is_there():
         assert await by_key(node) == Outcome(None, KEY, MISSING, 0)
         return node
 
-    run(scenario, seal_after_ms=HOUR_MS, reclaim_interval_ms=1_000)
+    run(scenario, seal_after_ms=HOUR_MS, reclaim_interval_ms=1_000, settled_key_retention_ms=0)
 
 
-def test_a_seal_forgets_the_keys_of_what_waits_no_longer():
+def test_where_keys_are_not_remembered_a_seal_forgets_those_of_what_waits_no_longer():
     """What waits at the seal is remembered in the run, also when its time has come since."""
 
     async def scenario(node: Node) -> Node:
@@ -167,7 +167,7 @@ def test_a_seal_forgets_the_keys_of_what_waits_no_longer():
         assert await topic.keys.find(["other"]) == [None]
         return node
 
-    run(scenario, seal_after_ms=5_000)
+    run(scenario, seal_after_ms=5_000, settled_key_retention_ms=0)
 
 
 def test_rows_that_are_read_again_name_a_key_once():

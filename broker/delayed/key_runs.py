@@ -1,0 +1,141 @@
+"""Runs of schedule keys in use: which files there are, and looks into them.
+
+Shared by those of a topic that hold their keys (`schedule_keys`) and those that are settled (`settled_keys`): one
+folder, one row of ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from broker.delayed.key_cache import KeyCache
+from broker.errors import PostdateError
+from broker.model import UInt64Column
+from broker.observe.logs import get_logger
+from broker.storage.key_filter import KeyFilter, Probe
+from broker.storage.key_run import NO_KEYS, Fences, KeyColumns, KeyRunHeader, join_keys
+from broker.storage.key_run_files import KeyRunStorage
+
+log = get_logger(__name__)
+
+_FIND_BLOCKS = 64  # read in one call of a thread, so that others have their turn
+_RUN_BYTES = 600  # of a run's own objects, about
+
+
+class KeyRun:
+    """A run in use."""
+
+    def __init__(self, header: KeyRunHeader) -> None:
+        self.header = header
+        self.run_id = header.run_id
+        self.is_merging = False
+        self.is_gone = False
+        self.unfiltered_bytes = 0  # of the blocks that were read for want of the filter
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block on average."""
+        return self.header.filter_at // self.header.block_count
+
+
+class KeyRuns:
+    """The files of one topic's runs: gives ids, reads, and removes what no manifest names any more.
+
+    A file stays until a manifest that does not name it is durable.
+    """
+
+    def __init__(self, storage: KeyRunStorage, cache: KeyCache, topic_id: int, next_run_id: int) -> None:
+        self.storage = storage
+        self.cache = cache
+        self.topic_id = topic_id
+        self.next_run_id = next_run_id
+        self.deleted_ids: list[int] = []
+        self.block_reads = 0
+        self.filter_reads = 0
+
+    def take_id(self) -> int:
+        self.next_run_id += 1
+        return self.next_run_id - 1
+
+    def delete(self, run: KeyRun) -> None:
+        run.is_gone = True
+        self.cache.drop(self.topic_id, run.run_id)
+        self.deleted_ids.append(run.run_id)
+
+    async def remove_deleted(self, run_ids: Sequence[int]) -> None:
+        """Remove files that a durable manifest did not name.
+
+        One that cannot be removed is tried again with the next manifest.
+        """
+        for run_id in run_ids:
+            try:
+                await self.storage.delete(run_id)
+            except (OSError, PostdateError) as error:
+                log.warning("A key run could not be removed", run_id=run_id, error=str(error))
+            else:
+                self.deleted_ids = [other for other in self.deleted_ids if other != run_id]
+
+    def memory_bytes(self, runs: Sequence[KeyRun]) -> int:
+        cached = sum(self.cache.bytes_of(self.topic_id, run.run_id) for run in runs)
+        return cached + _RUN_BYTES * len(runs)
+
+    async def look(self, run: KeyRun, wanted: Probe) -> KeyColumns:
+        """The entries of one run with some rising hashes; none if the run went meanwhile."""
+        try:
+            hashes = await self._passing(run, wanted)
+            if not len(hashes):
+                return NO_KEYS
+            fences = await self._fences_of(run)
+            blocks = fences.blocks_of(hashes)
+            self.block_reads += len(blocks)
+            found = [
+                await self.storage.find(run.header, fences, blocks[at : at + _FIND_BLOCKS], hashes)
+                for at in range(0, len(blocks), _FIND_BLOCKS)
+            ]
+            return join_keys([NO_KEYS, *found])
+        except (OSError, PostdateError):
+            if run.is_gone:  # its file was removed; what took its place is looked at next
+                return NO_KEYS
+            raise
+
+    async def look_all(
+        self,
+        runs: Callable[[], Sequence[KeyRun]],
+        wanted: Probe,
+        look: Callable[[KeyRun, Probe], Awaitable[KeyColumns]],
+    ) -> list[tuple[KeyRun, KeyColumns]]:
+        """What all runs hold of some rising hashes: when it returns, each run that there is has been looked at."""
+        found: list[tuple[KeyRun, KeyColumns]] = []
+        looked: set[int] = set()
+        while missing := [run for run in runs() if run.run_id not in looked]:
+            for run in missing:
+                looked.add(run.run_id)
+                found.append((run, await look(run, wanted)))
+        return found
+
+    async def _passing(self, run: KeyRun, wanted: Probe) -> UInt64Column:
+        """The hashes that may be in a run."""
+        key_filter = self.cache.filter_of(self.topic_id, run.run_id)
+        if key_filter is None:
+            # It is read again once the blocks read for want of it weigh as much as it does: more filters than the
+            # cache can hold then cost at most twice what they must.
+            run.unfiltered_bytes += len(wanted.hashes) * run.block_bytes
+            filter_bytes = run.header.filter_bytes
+            if run.unfiltered_bytes < filter_bytes or not self.cache.takes(filter_bytes):
+                return wanted.hashes
+            run.unfiltered_bytes = 0
+            self.filter_reads += 1
+            key_filter = await self.storage.read_filter(run.header)
+            self.keep(run, key_filter)
+        return wanted.hashes[key_filter.maybe(wanted)]
+
+    async def _fences_of(self, run: KeyRun) -> Fences:
+        fences = self.cache.fences_of(self.topic_id, run.run_id)
+        if fences is None:
+            fences = await self.storage.read_fences(run.header)
+            self.keep(run, fences)
+        return fences
+
+    def keep(self, run: KeyRun, part: KeyFilter | Fences) -> None:
+        if not run.is_gone:
+            self.cache.put(self.topic_id, run.run_id, part)

@@ -1,0 +1,156 @@
+"""Keeps what is remembered of one topic's settled schedule keys: taken from ledgers before they go, merged, expired.
+
+What seals and merges of the lookup leave out comes by itself (`SettledKeys.note`).
+
+Invariant:
+  E1  What became of a message is remembered before its row goes, with its ledger or in a compaction, as far as its row
+      can be read. A ledger goes once a durable manifest names what is remembered of it; a compaction does not wait for
+      that, so that a crash behind it may cost what it left out: such a key is unknown then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from broker.delayed.key_writer import REMEMBERED, Standings
+from broker.delayed.schedule_keys import KeyImage, ScheduleKeys
+from broker.errors import Corrupt, PostdateError
+from broker.model import Position, RowColumn, UInt32Column, UInt64Column
+from broker.observe.logs import get_logger
+from broker.runtime.supervise import YieldBudget
+from broker.storage.key_run import KeyColumns, newest_of_each, sort_keys
+
+if TYPE_CHECKING:
+    from broker.topics.key_upkeep import KeyedTopic, KeyServices
+
+log = get_logger(__name__)
+
+_READ_ROWS = 65_536
+_EXPIRY_LOOK_SECONDS = 3_600.0  # at the latest, as the clock may step
+
+Rows = Callable[[int, UInt32Column], Awaitable[RowColumn | None]]
+
+
+class SettledUpkeep:
+    """See the module's description. Does nothing before `start`: the runs are not taken up yet."""
+
+    def __init__(
+        self,
+        topic: KeyedTopic,
+        keys: ScheduleKeys,
+        services: KeyServices,
+        name: Callable[[str], str],
+    ) -> None:
+        self._topic = topic
+        self._settled = keys.settled
+        self._services = services
+        self._name = name
+        self._read: tuple[Standings, Rows] | None = None
+        self.durable_version = 0
+        """What was remembered up to this one is named by a durable manifest."""
+        self._budget = YieldBudget(services.clock)
+        self._merging: asyncio.Task[None] | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+
+    def start(self, standings: Standings, rows: Rows) -> None:
+        """The runs that there were are taken up."""
+        self._read = standings, rows
+        self._arm()
+
+    def stop(self) -> None:
+        self._read = None
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._merging is not None:
+            self._merging.cancel()
+
+    def image_durable(self, image: KeyImage) -> None:
+        self.durable_version = max(self.durable_version, image.settled_version)
+
+    async def remember(self, ledger_id: int) -> int | None:
+        """Rows of a ledger are about to go: remember what became of those messages that had a key (E1).
+
+        Returns what `durable_version` has to reach, 0 where there were none; None if it is to be tried again later.
+        """
+        if not self._settled.remembers:
+            return 0
+        first = noted = 0
+        while (read := self._read) and first < (count := self._topic.log.entry_count(ledger_id) or 0):
+            entry_ids = np.arange(first, min(first + _READ_ROWS, count), dtype=np.uint32)
+            first += len(entry_ids)
+            try:
+                await self._topic.prepare_folders()
+                noted += await self._remember(ledger_id, entry_ids, *read)
+            except (OSError, PostdateError) as error:
+                log.error(
+                    "Rows of messages cannot be read: their schedule keys are not remembered",
+                    topic_id=self._topic.topic_id,
+                    ledger_id=ledger_id,
+                    error=str(error),
+                )
+                if not isinstance(error, Corrupt):
+                    return None
+            await self._budget.spent()
+        if self._read is None:
+            return None  # not begun yet, or the topic is being deleted
+        if not noted:
+            return 0
+        is_written = await self._settled.flush()
+        self.changed()
+        return self._settled.version if is_written else None
+
+    async def find(self, hashes: UInt64Column) -> dict[int, dict[Position, bool]]:
+        """What is remembered of some hashes; see `SettledKeys.find`. Raises Unavailable."""
+        return {} if self._read is None else await self._settled.find(hashes)
+
+    def changed(self) -> None:
+        """Runs came or went: let the next manifest say so, merge if it is time for it, see to it that they expire."""
+        self._topic.note_change()
+        if self._read is None:
+            return
+        if (self._merging is None or self._merging.done()) and self._settled.needs_merge():
+            self._merging = self._services.spawn(self._name("merge of settled keys"), self._merge())
+        self._arm()
+
+    async def _remember(
+        self, ledger_id: int, entry_ids: UInt32Column, standings: Standings, rows: Rows
+    ) -> int:
+        """Note some rows; returns how many."""
+        found = await rows(ledger_id, entry_ids)
+        at = np.flatnonzero(found["schedule_hash"]) if found is not None else ()
+        if found is None or not len(at):
+            return 0
+        standing_of = await standings(ledger_id, entry_ids[at])
+        ledger_ids = np.full(len(at), ledger_id, dtype=np.int64)
+        keys = KeyColumns(found["schedule_hash"][at], ledger_ids, entry_ids[at])
+        noted = 0
+        for standing, kind in REMEMBERED:
+            settled = newest_of_each(sort_keys(keys.part(standing_of == standing)))
+            await self._settled.note(kind, settled)
+            noted += len(settled)
+        return noted
+
+    async def _merge(self) -> None:
+        while self._settled.needs_merge():
+            if not await self._settled.merge():
+                break
+            self._topic.note_change()
+
+    def _arm(self) -> None:
+        """One timer, while a run waits to expire."""
+        expiry_ms = self._settled.next_expiry_ms()
+        if self._expiry is not None or expiry_ms is None:
+            return
+        seconds = max(1.0, (expiry_ms - self._services.clock.now_ms()) / 1000)
+        later = asyncio.get_running_loop().call_later
+        self._expiry = later(min(seconds, _EXPIRY_LOOK_SECONDS), self._on_expiry)
+
+    def _on_expiry(self) -> None:
+        self._expiry = None
+        if self._settled.expire() or self._settled.needs_merge():
+            self.changed()
+        self._arm()
