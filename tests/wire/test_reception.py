@@ -81,7 +81,7 @@ async def test_who_has_no_right_at_all_is_refused_by_the_headers(serve: Serve, t
         await raw.send(frame(HEADERS, END_HEADERS, 1, headers))
         refused = await raw.until(HEADERS, END_HEADERS | END_STREAM)
     assert b"grpc-status\x017" in refused, "PERMISSION_DENIED"
-    assert b"token:nobody may not see any topic" in refused
+    assert b"token:nobody may not produce any topic" in refused
 
 
 NEEDED = {
