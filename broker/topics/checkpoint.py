@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from broker.delayed.bucket_values import BucketImage
 from broker.delayed.schedule_keys import KeyImage
@@ -423,4 +423,14 @@ class Checkpointer:
         loop = asyncio.get_running_loop()
         # Shielded: half a checkpoint may be left behind by a crash, but not by a caller that went away while
         # the file thread still writes.
-        return await asyncio.shield(loop.run_in_executor(executor, function, *arguments))
+        writing = loop.run_in_executor(executor, function, *arguments)
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            writing.add_done_callback(_failed_for_nobody)  # what ended the checkpoint has been told
+            raise
+
+
+def _failed_for_nobody(writing: asyncio.Future[Any]) -> None:
+    if not writing.cancelled():
+        writing.exception()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ import pytest
 from broker.config import BrokerConfig
 from broker.errors import Corrupt, Fenced, LimitReached, NotFound, StorageFailed, Unavailable
 from broker.model import Position
+from broker.runtime.vfs import WriteFailed
 from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
@@ -254,6 +256,25 @@ def test_a_read_that_fails_ends_the_streams_that_need_it_and_nothing_else():
 
 
 # -- a full disk ---------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_several_topics_that_finds_the_disk_full_fails_once():
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        vfs = MemVfs(capacity_bytes=1_000_000)
+        node = Node(vfs, clock, small_config()).open()
+        for topic in ("orders", "bills", "offers"):
+            await node.produce(topic, _messages(0))
+        await node.checkpoint()
+        for topic in ("orders", "bills", "offers"):
+            await node.create_subscription(topic, "billing", position=EARLIEST)
+        vfs.capacity_bytes -= vfs.free_bytes("")
+        with pytest.raises(WriteFailed):
+            await node.checkpoint()
+        await asyncio.sleep(5)  # the other topics' writes fail too
+        gc.collect()  # then `run_sim` knows of failures that nobody asked for
+        await node.stop()
+
+    run_sim(scenario, seed=1)
 
 
 def test_below_the_reserve_produce_is_refused_while_acks_and_deliveries_go_on_until_space_returns():
