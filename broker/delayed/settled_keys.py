@@ -105,7 +105,8 @@ class SettledKeys:
 
     def restore(self, headers: Sequence[KeyRunHeader]) -> None:
         """Take up runs that the manifest names."""
-        self._add(headers)
+        if headers:
+            self._add(headers)
         self.expire()
 
     async def note(self, kind: KeyRunKind, rows: KeyColumns) -> None:

@@ -130,7 +130,7 @@ class KeyUpkeep:
         self._sealing: asyncio.Task[None] | None = None
         self._merging: asyncio.Task[None] | None = None
         self._is_running = False
-        self.remembered = SettledUpkeep(topic, self.keys, services, self._name)
+        self.remembered = SettledUpkeep(topic, self.keys, services)
 
     # -- life ------------------------------------------------------------------------------------------------
 

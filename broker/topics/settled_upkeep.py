@@ -43,12 +43,10 @@ class SettledUpkeep:
         topic: KeyedTopic,
         keys: ScheduleKeys,
         services: KeyServices,
-        name: Callable[[str], str],
     ) -> None:
         self._topic = topic
         self._settled = keys.settled
         self._services = services
-        self._name = name
         self._read: tuple[Standings, Rows] | None = None
         self.durable_version = 0
         """What was remembered up to this one is named by a durable manifest."""
@@ -113,7 +111,9 @@ class SettledUpkeep:
         if self._read is None:
             return
         if (self._merging is None or self._merging.done()) and self._settled.needs_merge():
-            self._merging = self._services.spawn(self._name("merge of settled keys"), self._merge())
+            self._merging = self._services.spawn(
+                f"merge of settled schedule keys of topic {self._topic.topic_id}", self._merge()
+            )
         self._arm()
 
     async def _remember(

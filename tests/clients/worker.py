@@ -60,9 +60,11 @@ async def run(*command: str, environ: dict[str, str], status: int = 0) -> str:
     return out.decode()
 
 
-async def check_restart(start: Start, tmp_path: Path, *command: str, **environ: str) -> None:
-    """A worker whose messages take three times their lease goes on over a kill -9 of the broker, and holds its leases."""
-    settings = {"data_dir": str(tmp_path / "data"), "lease_ms": "2s"}
+async def check_restart(
+    start: Start, tmp_path: Path, *command: str, lease_ms: str = "2s", **environ: str
+) -> None:
+    """A worker whose messages take more than twice their lease goes on over a kill -9 of the broker, and holds its leases."""
+    settings = {"data_dir": str(tmp_path / "data"), "lease_ms": lease_ms}
     broker = await (await start(**settings)).serving()
     address = broker.grpc_address
     example = asyncio.ensure_future(run(*command, environ={**environ, "POSTDATE_ADDRESS": address}))

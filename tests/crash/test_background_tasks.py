@@ -54,6 +54,7 @@ TASKS = {
     "reading of schedule keys of topic *": (ENDS, True),
     "seal of schedule keys of topic *": (ENDS, True),
     "merge of schedule keys of topic *": (ENDS, True),
+    "merge of settled schedule keys of topic *": (ENDS, True),
     "counts of *": (ENDS, True),
     "oldest messages of *": (ENDS, True),
     "backup": (ENDS, True),

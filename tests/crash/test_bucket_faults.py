@@ -17,6 +17,7 @@ from functools import cache
 import pytest
 
 from broker.delayed.index_pump import IndexPump
+from broker.delayed.tracker import Frontier
 from broker.errors import Corrupt
 from broker.model import Position
 from broker.storage.bucket_snapshot import HEADER_BYTES, decode_metadata
@@ -440,9 +441,9 @@ def test_the_watchdog_rebuilds_an_index_that_keeps_what_is_due(caplog):
         take_due, clear = tracker.take_due, tracker.clear
         tracker.take_due = lambda now_ms, limit: None  # type: ignore[method-assign]
 
-        def mend() -> None:
+        def mend(frontier: Frontier | None = None) -> None:
             tracker.take_due, tracker.clear = take_due, clear  # type: ignore[method-assign]
-            clear()
+            clear(frontier)
 
         tracker.clear = mend  # type: ignore[method-assign]
         positions = await node.produce("orders", [Outgoing(b".", deliver_after_ms=500)] * 12)

@@ -161,7 +161,8 @@ async def produce_all(broker: BrokerProcess) -> tuple[set[int], bool]:
         try:
             await produce(broker, number)
         except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            # CANCELLED is gRPC's answer to a call that comes as the server ends.
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                 raise
             refused = True
             continue
