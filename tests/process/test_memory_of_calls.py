@@ -18,7 +18,7 @@ CONNECTIONS, CALLS = 12, 10
 REQUEST_BYTES = 15 << 20
 BUDGET_BYTES = 64 << 20  # four turns of 16 MiB
 KEPT_BYTES = 64 << 20
-OVERHEAD_BYTES = 96 << 20
+OVERHEAD_BYTES = 64 << 20
 """Windows of calls without a turn, buffers of sockets, messages of calls that have just lost their turn, and what the
 allocator keeps. Without turns it is 120 messages of 16 MiB."""
 
