@@ -29,7 +29,10 @@ def resident_bytes(broker: BrokerProcess) -> int:
 
 
 async def half_send(raw: Raw, seconds: float) -> None:
-    """Begin calls and send most of a great message on each, as far as the broker takes it."""
+    """Begin calls and send most of a great message on each, as far as the broker takes it.
+
+    It does not heed windows, so gRPC cuts its connections: what a sender that heeds them can do is not tried here.
+    """
     numbers = range(1, 2 * CALLS, 2)
     with contextlib.suppress(TimeoutError, ConnectionError):
         async with asyncio.timeout(seconds):
