@@ -105,8 +105,7 @@ class SettledKeys:
 
     def restore(self, headers: Sequence[KeyRunHeader]) -> None:
         """Take up runs that the manifest names."""
-        if headers:
-            self._add(headers)
+        self._add(headers)
         self.expire()
 
     async def note(self, kind: KeyRunKind, rows: KeyColumns) -> None:
@@ -233,7 +232,7 @@ class SettledKeys:
             return NO_KEYS
 
     def _add(self, headers: Sequence[KeyRunHeader]) -> None:
-        self.version += 1
+        self.version += bool(headers)
         self._runs = sorted([*self._runs, *map(KeyRun, headers)], key=lambda run: run.header.stamp.settled_ms)
 
     def _is_remembered(self, run: KeyRun, now_ms: int) -> bool:

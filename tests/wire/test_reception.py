@@ -113,11 +113,13 @@ async def test_who_has_none_of_the_rights_that_a_method_needs_is_refused_by_the_
     )
     files.tokens(**{name: f"{name}-secret" for name in holders.values()})
     wire = await serve(**files.settings, reflection="on")
+    ended = []
     async with connected(wire.server.grpc_address) as raw:
         for number, (path, name) in enumerate(holders.items()):
             headers = call(path, [("authorization", f"Bearer {name}-secret")])
             await raw.send(frame(HEADERS, END_HEADERS, 2 * number + 1, headers))
-            await raw.until(HEADERS, END_HEADERS | END_STREAM)
+            ended.append(await raw.until(HEADERS, END_HEADERS | END_STREAM))
+    assert len(ended) == len(NEEDED) > 0 and all(ended)
 
 
 @pytest.mark.parametrize("how", ["Produce", "ProduceStream"])
