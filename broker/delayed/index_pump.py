@@ -498,7 +498,7 @@ class IndexPump:
             ledger_id, first, count, were_appended = rows
             try:
                 times = await self._read_times(ledger_id, first, count)
-            except Corrupt:
+            except (Corrupt, Unavailable):
                 self._on_unread()
                 self._skipped.append(rows)
                 continue

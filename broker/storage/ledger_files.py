@@ -15,6 +15,7 @@ After a crash the files may be longer than the manifest names, with any bytes th
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from pyroaring import BitMap
 
 from broker.errors import Corrupt, MissingFile, NotFound, StorageFailed, Unavailable, WrongSize
 from broker.model import ROW, Array, EntryColumns, Int64Column, RowColumn, UInt32Column
+from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.vfs import Buffer, File, Vfs, WriteFailed
 from broker.storage.blocks import (
     HEADER_BYTES,
@@ -46,6 +48,17 @@ from broker.storage.ledger_reads import (
 )
 
 OPEN_LEDGERS = 256
+
+FAILED_READS_MAX = 30
+FAILING_NS = 120_000_000_000
+"""So many reads of a ledger fail, over so long, and each is the caller's to try again; then the failure lasts, like
+that of a bad sector, and whoever waited for its end would wait for ever, with all that is behind."""
+
+_FORGOTTEN_NS = 600_000_000_000
+"""After so long without a failure they are counted anew."""
+
+_LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What the process lacks says nothing of the file."""
 
 
 class LedgerStorage(Protocol):
@@ -114,8 +127,9 @@ class OpenFiles:
     from the loop. While more than `limit` ledgers are in use at once, more than `limit` are open.
     """
 
-    def __init__(self, vfs: Vfs, limit: int = OPEN_LEDGERS) -> None:
+    def __init__(self, vfs: Vfs, limit: int = OPEN_LEDGERS, clock: Clock | None = None) -> None:
         self.vfs = vfs
+        self.clock = clock or SystemClock()
         self._limit = limit
         self._lock = threading.Lock()
         self._handles: OrderedDict[LedgerName, Handles] = OrderedDict()
@@ -241,6 +255,9 @@ class ReadAccess:
         self.deleted = False
         self._open_files = open_files
         self._name = name
+        self._failures = 0
+        self._failing_since_ns = self._failed_ns = 0
+        self._fails_for_good = False
 
     def pin_nowait(self) -> Handles | None:
         return None if self.deleted else self._open_files.pin_nowait(self._name)
@@ -261,7 +278,28 @@ class ReadAccess:
             raise
         except OSError as error:
             path = self._name.path("*")
+            if self._is_lasting(error):
+                what = f"a part of a ledger has not been readable for long: {error}"
+                raise Corrupt(what, path=path, advice=RESTORE) from error
             raise Unavailable(f"a ledger could not be read ({path}): {error}", path=path) from error
+
+    def _is_lasting(self, error: OSError) -> bool:
+        """Note that a read failed; whether no wait will end that.
+
+        Then it is damage, as far as readers go: they read around it and come back to it now and then. Reads that
+        succeed in between prove nothing, as a bad sector fails those alone that touch it.
+        """
+        if error.errno in _LACKS:
+            return False
+        now_ns = self._open_files.clock.monotonic_ns()
+        if not self._failures or now_ns - self._failed_ns > _FORGOTTEN_NS:
+            self._failures, self._failing_since_ns = 0, now_ns
+        # Threads that fail at once may lose a count: then it is one failure more until it lasts.
+        self._failures += 1
+        self._failed_ns = now_ns
+        if self._failures > FAILED_READS_MAX and now_ns - self._failing_since_ns >= FAILING_NS:
+            self._fails_for_good = True
+        return self._fails_for_good
 
     def delete(self, vfs: Vfs) -> None:
         """Remove the files. Reads that have begun finish; the caller syncs the folder."""

@@ -17,6 +17,7 @@ class Fault:
     error: int = errno.EIO
     onward: bool = False
     after_bytes: int = 0  # a write takes so many bytes before it fails
+    at: int = -1  # of reads, those alone that touch this byte: a bad sector
     seen_count: int = 0
     hit_count: int = 0
 
@@ -42,11 +43,11 @@ class FaultPlan:
         """Return whether a fault is planned for such an operation, now or later."""
         return any(fault.concerns(kind, path) for fault in self.faults)
 
-    def take(self, kind: str, path: str) -> Fault | None:
-        """Count one operation; return the fault that hits it."""
+    def take(self, kind: str, path: str, touched: range = range(0)) -> Fault | None:
+        """Count one operation, which touches some bytes; return the fault that hits it."""
         hit = None
         for fault in self.faults:
-            if fault.concerns(kind, path):
+            if fault.concerns(kind, path) and (fault.at < 0 or fault.at in touched):
                 fault.seen_count += 1
                 due = fault.seen_count >= fault.nth if fault.onward else fault.seen_count == fault.nth
                 if due and hit is None:

@@ -98,7 +98,7 @@ class MemFile:
 
     def pread(self, length: int, offset: int) -> bytes:
         node = self._checked()
-        self._vfs._meet_fault("read", self._path)
+        self._vfs._meet_fault("read", self._path, range(offset, offset + length))
         return bytes(node.data[offset : offset + length])
 
     def pread_nowait(self, length: int, offset: int) -> bytes | None:
@@ -338,8 +338,8 @@ class MemVfs:
         if fault is not None:
             raise _write_failed(fault.error, path)
 
-    def _meet_fault(self, kind: str, path: str) -> None:
-        if (fault := self.faults.take(kind, _clean(path))) is not None:
+    def _meet_fault(self, kind: str, path: str, touched: range = range(0)) -> None:
+        if (fault := self.faults.take(kind, _clean(path), touched)) is not None:
             raise _os_error(fault.error, path)
 
     # Lookups.

@@ -91,7 +91,7 @@ class Broker:
         self._on_failure = on_failure
         self._layout = Layout(config.data_dir)
         self._lock: File | None = None
-        self._open_files = OpenFiles(vfs, config.open_ledgers_max)
+        self._open_files = OpenFiles(vfs, config.open_ledgers_max, clock)
         self.registry = Registry(config)
         self.supervisor = Supervisor(lambda _, error: self._task_failed(error))
         self.dead_letters = DeadLetterOffice(
