@@ -50,6 +50,7 @@ from broker.storage.records import (
 )
 from broker.subscriptions.asked import known, not_held, plausible, there
 from broker.subscriptions.backoff import delays
+from broker.subscriptions.brake import Brake
 from broker.subscriptions.capture import CursorCapture
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.cursor import Cursor
@@ -105,6 +106,7 @@ class Subscription:
         # volatile
         self.consumers: list[Consumer] = []
         self.leases = Leases(self._lease_ended)
+        self._brake = Brake()
         self.promised: Entries = {}
         self.absences: tuple[Absence, ...] = ()
         """What came due in them is held back until it was found out what becomes of it."""
@@ -393,10 +395,10 @@ class Subscription:
         held = self.leases.held_by(consumer_id, entries)
         failures = not_held(self, without_entries(entries, held))
         if release:
-            if held:
-                await self._give_back(consumer_id, held, ReturnReason.RELEASED, 0)
+            for done in self._release(consumer_id, held):
+                await done
             return failures
-        now_ms = self.clock.now_ms()
+        now_ms, now_ns = self.clock.now_ms(), self.clock.monotonic_ns()
         dead = held if dead_letter else self._worn_out(held)
         waits = []
         if dead:
@@ -408,7 +410,10 @@ class Subscription:
         for delay_ms, part in delays(
             rest, redeliver_after_ms, self.attempts, self.policy, self._services.rng
         ):
-            waits.append(self._give_back(consumer_id, part, ReturnReason.NACKED, now_ms + delay_ms, reason))
+            parts = ((delay_ms, part),) if delay_ms else self._brake.waits(part, now_ns)
+            for wait_ms, some in parts:
+                until_ms = now_ms + wait_ms
+                waits.append(self._give_back(consumer_id, some, ReturnReason.NACKED, until_ms, reason))
         for done in waits:
             await done
         return failures
@@ -552,6 +557,14 @@ class Subscription:
             self.came_back.append(entries)
         return self._return(entries, reason, not_before_ms, text)
 
+    def _release(self, consumer_id: str, held: Entries) -> list[asyncio.Future[None]]:
+        """Give back unbegun: at once and uncounted, unless the same came back so again and again just now."""
+        now_ms, now_ns = self.clock.now_ms(), self.clock.monotonic_ns()
+        return [
+            self._give_back(consumer_id, part, ReturnReason.RELEASED, now_ms + wait_ms if wait_ms else 0)
+            for wait_ms, part in self._brake.waits(held, now_ns)
+        ]
+
     def _return(
         self, entries: Entries, reason: ReturnReason, not_before_ms: int, text: str
     ) -> asyncio.Future[None]:
@@ -572,8 +585,10 @@ class Subscription:
     def _give_back_unasked(self, consumer_id: str, entries: Entries, reason: ReturnReason) -> None:
         """Give back at once what no consumer asked to give back; nobody waits for it."""
         with contextlib.suppress(Unavailable):
-            dead = self._worn_out(entries) if reason is not ReturnReason.RELEASED else {}
-            if dead:
+            if reason is ReturnReason.RELEASED:
+                self._release(consumer_id, entries)
+                return
+            if dead := self._worn_out(entries):
                 self.leases.take_back(consumer_id, dead)
                 self.give_up(dead, TOO_OFTEN)
             if rest := without_entries(entries, dead):

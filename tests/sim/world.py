@@ -118,7 +118,7 @@ class DiskFaults(FaultPlan):
         self._on_death = on_death
         self._dead = False
 
-    def take(self, kind: str, path: str) -> Fault | None:
+    def take(self, kind: str, path: str, touched: range = range(0)) -> Fault | None:
         if self._dead:
             raise ProcessDied
         if self.changes_left is not None and kind not in ("open", "read", "list_dir"):
@@ -127,7 +127,7 @@ class DiskFaults(FaultPlan):
                 self._dead = True
                 self._on_death()
                 raise ProcessDied
-        fault = super().take(kind, path)
+        fault = super().take(kind, path, touched)
         is_change = kind not in ("open", "read", "list_dir") and not _FOLDERS_OF_INDEXES & {*path.split("/")}
         if fault is not None and is_change and self.refused_us is None:
             self.refused_us = self._now_us()

@@ -143,7 +143,10 @@ class Message:
         await self._holder.settle(Verb("nack", delay_ms, dead_letter, reason), (self.id,))
 
     async def release(self) -> None:
-        """Hand it back unbegun: it goes out again at once, to anybody, and this delivery does not count."""
+        """Hand it back unbegun: it goes out again at once, to anybody, and this delivery does not count.
+
+        What comes back so again and again, more than ten times within ten seconds, waits a second each time.
+        """
         self._settled = True
         await self._holder.settle(RELEASE, (self.id,))
 

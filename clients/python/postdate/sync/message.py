@@ -99,7 +99,10 @@ class Message:
         self._portal.run(self._inner.nack(delay, dead_letter=dead_letter, reason=reason))
 
     def release(self) -> None:
-        """Hand it back unbegun: it goes out again at once, to anybody, and this delivery does not count."""
+        """Hand it back unbegun: it goes out again at once, to anybody, and this delivery does not count.
+
+        What comes back so again and again, more than ten times within ten seconds, waits a second each time.
+        """
         self._portal.run(self._inner.release())
 
     def extend(self, lease: timedelta | None = None) -> None:
