@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
 
 from broker.model import (
     Entries,
@@ -17,23 +20,39 @@ from broker.subscriptions.timed import TimedEntries
 
 _DUE_ROWS = 1 << 17
 """So many deadlines that passed are looked at in one step."""
+_GRANTS_MAX = 4_096
+"""So many grants are kept as they came; of the first ones beyond, what is still held has its deadline row by row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Grant:
+    """Entries handed out together, until one deadline."""
+
+    deadline_ns: int
+    entries: Entries
 
 
 class Leases:
     """The messages that are out, by consumer.
 
+    Most entries are settled soon, under the deadline that they were handed out with, so the last grants are kept as
+    they came. What is given another deadline, or taken back, is in `_outdated` while a grant still names it.
+
     Invariants:
       L1  `leased` is the union of what the consumers hold; no entry is held by two.
-      L2  Every held entry has exactly one deadline, the last one that it was given: in `_deadlines`, or it has
-          passed and the entry is in `_late`.
+      L2  Every held entry has exactly one deadline, the last one that it was given: of the grant that names it, if it
+          is not outdated, or in `_deadlines`, or it has passed and the entry is in `_late`.
       L3  No deadline of a held entry lies before `_none_before_ns`.
+      L4  An entry is named by one grant at most.
     """
 
     def __init__(self, on_end: Callable[[str], None] = lambda consumer_id: None) -> None:
-        """`on_end` is told of a consumer that has just ceased to hold something, however that came about."""
+        """`on_end` is told whose leases ended."""
         self._on_end = on_end
         self.leased: Entries = {}
         self._held: dict[str, Entries] = {}
+        self._grants: list[_Grant] = []  # by deadline
+        self._outdated: Entries = {}  # may name more
         self._deadlines = TimedEntries()  # its times are nanoseconds here
         self._late: Entries = {}  # found to be late, and held all the same
         self._none_before_ns = NEVER_MS  # looked at far more often than a deadline passes
@@ -42,7 +61,15 @@ class Leases:
         """Lease entries that nobody holds."""
         merge_entries(self.leased, entries)
         merge_entries(self._held.setdefault(consumer_id, {}), entries)
-        self._put(entries, deadline_ns)
+        self._none_before_ns = min(self._none_before_ns, deadline_ns)
+        if self._outdated and (again := common_entries(entries, self._outdated)):
+            self._deadlines.put(deadline_ns, again)
+            entries = without_entries(entries, again)
+        if entries:
+            insort(self._grants, _Grant(deadline_ns, entries), key=attrgetter("deadline_ns"))
+        first = self._grants[0] if self._grants else None
+        if first is not None and (len(self._grants) > _GRANTS_MAX or not self._alive(first)):
+            self._deadlines.put(first.deadline_ns, self._end_first())
 
     def held_by(self, consumer_id: str, entries: Entries) -> Entries:
         """The part of a set that this consumer holds."""
@@ -62,21 +89,23 @@ class Leases:
 
     def take_back(self, consumer_id: str, entries: Entries) -> None:
         """End this consumer's leases of entries that it holds; they may be leased again."""
+        merge_entries(self._outdated, entries)
         self._forget(entries)
         self._let_go(consumer_id, entries)
 
     def extend(self, entries: Entries, deadline_ns: int) -> None:
         """Give entries that are held another deadline. Costs what it names, however much is held."""
         remove_entries(self._late, entries)
-        self._put(entries, deadline_ns)
+        merge_entries(self._outdated, entries)
+        self._deadlines.put(deadline_ns, entries)
+        self._none_before_ns = min(self._none_before_ns, deadline_ns)
 
     def expired(self, now_ns: int) -> list[tuple[str, Entries]]:
         """What is held beyond its deadline, by consumer. It stays held: `take_back` ends that."""
         if now_ns >= self._none_before_ns:
-            due, is_more = self._deadlines.find_due(now_ns, _DUE_ROWS)
-            merge_entries(self._late, due)
-            self._deadlines.forget(due)
-            self._none_before_ns = now_ns if is_more else self._deadlines.next_ms()
+            is_more = self._find_late(now_ns)
+            first_ns = self._grants[0].deadline_ns if self._grants else NEVER_MS
+            self._none_before_ns = now_ns if is_more else min(first_ns, self._deadlines.next_ms())
         if not self._late:
             return []
         by_consumer = ((consumer_id, self.held_by(consumer_id, self._late)) for consumer_id in self._held)
@@ -99,9 +128,25 @@ class Leases:
     def count(self) -> int:
         return count_entries(self.leased)
 
-    def _put(self, entries: Entries, deadline_ns: int) -> None:
-        self._deadlines.put(deadline_ns, entries)
-        self._none_before_ns = min(self._none_before_ns, deadline_ns)
+    def _find_late(self, now_ns: int) -> bool:
+        """Move what is held beyond its deadline to `_late`; returns whether some of it was left for the next time."""
+        while self._grants and (self._grants[0].deadline_ns <= now_ns or not self._alive(self._grants[0])):
+            merge_entries(self._late, self._end_first())
+        due, is_more = self._deadlines.find_due(now_ns, _DUE_ROWS)
+        merge_entries(self._late, due)
+        self._deadlines.forget(due)
+        return is_more
+
+    def _alive(self, grant: _Grant) -> Entries:
+        """What has its deadline from a grant."""
+        return without_entries(common_entries(grant.entries, self.leased), self._outdated)
+
+    def _end_first(self) -> Entries:
+        """Forget the first grant; returns what had its deadline from it."""
+        grant = self._grants.pop(0)
+        alive = self._alive(grant)
+        remove_entries(self._outdated, grant.entries)
+        return alive
 
     def _forget(self, entries: Entries) -> None:
         remove_entries(self.leased, entries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
@@ -30,6 +31,13 @@ def deadlines_of(leases: Leases) -> Model:
         ):
             assert Position(ledger_id, entry_id) not in found  # L2
             found[Position(ledger_id, entry_id)] = ("", deadline)
+    named = set[Position]()
+    for grant in leases._grants:
+        assert not named & positions_in(grant.entries)  # L4
+        named |= positions_in(grant.entries)
+        for position in positions_in(leases._alive(grant)):
+            assert position not in found  # L2
+            found[position] = ("", grant.deadline_ns)
     for consumer_id, held in leases._held.items():
         for position in positions_in(held):
             found[position] = (consumer_id, found[position][1])
@@ -139,8 +147,17 @@ steps = st.lists(
 )
 
 
+@pytest.mark.parametrize("grants_max", [0, 2, 4_096])
 @given(steps=steps)
-def test_leases_say_what_a_plain_dict_says(steps: list[tuple[str, str, frozenset[Position], int]]):
+def test_leases_say_what_a_plain_dict_says(
+    grants_max: int, steps: list[tuple[str, str, frozenset[Position], int]]
+):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("broker.subscriptions.leases._GRANTS_MAX", grants_max)
+        _compare_with_a_dict(steps)
+
+
+def _compare_with_a_dict(steps: list[tuple[str, str, frozenset[Position], int]]) -> None:
     leases, model, done, now = Leases(), Model(), set[Position](), 0
     for step, consumer_id, some, number in steps:
         mine = {p for p in some if model.get(p, ("", 0))[0] == consumer_id}
