@@ -7,6 +7,8 @@ becomes INTERNAL.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class PostdateError(Exception):
     """Base of all failures that have a meaning for the caller.
@@ -168,3 +170,22 @@ class DamagedMessage(Corrupt):
 
 class WrongSize(Corrupt):
     """A file has another length than what names it says."""
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of the functions that a failure, and those that it was made from, came through.
+
+    They hold the request, and often the failure too: whoever keeps it, or a cycle, would keep all of that.
+    """
+    found: dict[int, BaseException] = {}
+    _find_all((error,), found)
+    for each in found.values():
+        each.__traceback__ = None
+
+
+def _find_all(errors: Iterable[BaseException | None], found: dict[int, BaseException]) -> None:
+    for each in errors:
+        if each is not None and id(each) not in found:
+            found[id(each)] = each
+            inner = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+            _find_all((each.__cause__, each.__context__, *inner), found)

@@ -58,7 +58,9 @@ async def _flood(task: dict[str, object]) -> int:
     name = str(task.pop("name"))
     flood = Flood(**task)  # type: ignore[arg-type]
     await flood.run(name)
-    print(json.dumps({"connections": flood.connections, "calls": flood.calls}))
+    print(
+        json.dumps({"connections": flood.connections, "calls": flood.calls, "sent_bytes": flood.sent_bytes})
+    )
     return 0
 
 

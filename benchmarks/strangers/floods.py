@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import count
 
 from benchmarks.http2 import (
     END_HEADERS,
@@ -13,10 +14,12 @@ from benchmarks.http2 import (
     PING,
     PREFACE,
     RST_STREAM,
+    WINDOW_BYTES,
     Raw,
     call,
     frame,
     message,
+    prefixed,
 )
 from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
 
@@ -27,11 +30,19 @@ PRODUCE = call("/postdate.v1.ProducerService/Produce")
 STREAM = call("/postdate.v1.ProducerService/ProduceStream")
 CHECK = call("/grpc.health.v1.Health/Check")
 SUBSCRIBE = call("/postdate.v1.ConsumerService/Subscribe")
-WITHOUT_RIGHT = call(
-    "/postdate.v1.ProducerService/Produce", [("authorization", f"Bearer {TOKEN_WITHOUT_RIGHT}")]
-)
+_AUTHORIZED = [("authorization", f"Bearer {TOKEN_WITHOUT_RIGHT}")]
+WITHOUT_RIGHT = call("/postdate.v1.ProducerService/Produce", _AUTHORIZED)
+STREAM_WITHOUT_RIGHT = call("/postdate.v1.ProducerService/ProduceStream", _AUTHORIZED)
 CALLS_OF_CONNECTION = 250
 _BODY_BYTES = 15 << 20
+_BODY = prefixed(bytes(_BODY_BYTES - 16_384), of_bytes=_BODY_BYTES)
+"""The most of a message."""
+_LARGE = prefixed(
+    producer_pb2.ProduceRequest(
+        topic="t", messages=[message_pb2.Message(payload=bytes(2 << 20))]
+    ).SerializeToString()
+)
+"""A whole message, beyond the limit of a payload too."""
 _GONE = (ConnectionError, TimeoutError, asyncio.IncompleteReadError, OSError)
 
 
@@ -45,22 +56,30 @@ class Flood:
     scale: float  # 1: in full
     connections: int = 0
     calls: int = 0
+    raws: list[Raw] = field(default_factory=list)
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     def sized(self, count: int) -> int:
         return max(1, round(count * self.scale))
 
-    async def connect(self, *, http: bool = False, greet: bool = True) -> Raw | None:
-        """One more connection; None if the broker takes no more."""
+    @property
+    def sent_bytes(self) -> int:
+        return sum(raw.sent_bytes for raw in self.raws)
+
+    async def connect(self, *, http: bool = False, greet: bool = True, reads: bool = False) -> Raw | None:
+        """One more connection, of somebody who reads or does not; None if the broker takes no more."""
         host, _, port = (self.http_address if http else self.grpc_address).rpartition(":")
         try:
-            raw = Raw(*await asyncio.open_connection(host, int(port)))
+            raw = Raw(*await asyncio.open_connection(host, int(port)), is_honest=reads)
             self.stack.callback(raw.writer.close)
+            self.raws.append(raw)
             if greet and not http:
                 await raw.greet()
         except _GONE:
             return None
         self.connections += 1
+        if reads:
+            self.stack.callback(asyncio.ensure_future(raw.live()).cancel)
         return raw
 
     async def many(self, count: int, work: Callable[[Raw], Awaitable[None]], **how: bool) -> None:
@@ -121,12 +140,47 @@ async def squatted_probes(flood: Flood) -> None:
 async def half_sent_bodies(flood: Flood) -> None:
     async def work(raw: Raw) -> None:
         await flood.begin(raw, PRODUCE, 10)
-        first = message(1, b"", of_bytes=_BODY_BYTES)[9:]
-        for part in range(_BODY_BYTES // 16_384 - 1):
-            for number in range(1, 21, 2):
-                await raw.send(frame(0, 0, number, first if part == 0 else bytes(16_384)))
+        await asyncio.gather(*(raw.upload(number, _BODY) for number in range(1, 21, 2)))
 
-    await flood.many(12, work)
+    await flood.many(12, work, reads=True)
+
+
+async def half_sent_later(flood: Flood) -> None:
+    """Streams that begin well, and send the next message halfway."""
+    first = prefixed(
+        producer_pb2.ProduceRequest(topic="others", messages=[message_pb2.Message()]).SerializeToString()
+    )
+
+    async def work(raw: Raw) -> None:
+        await flood.begin(raw, STREAM_WITHOUT_RIGHT, 10)
+        await asyncio.gather(*(raw.upload(number, first + _BODY) for number in range(1, 21, 2)))
+
+    await flood.many(12, work, reads=True)
+
+
+async def windows(flood: Flood) -> None:
+    """As many calls as there may be, and of the message of each what gRPC takes before anybody asks for it."""
+
+    async def work(raw: Raw) -> None:
+        numbers = range(1, 2 * CALLS_OF_CONNECTION, 2)
+        await flood.begin(raw, STREAM, CALLS_OF_CONNECTION)
+        await asyncio.gather(*(raw.upload(number, _BODY[: WINDOW_BYTES - 1]) for number in numbers))
+
+    await flood.many(80, work, reads=True)
+
+
+async def streams_of_messages(flood: Flood) -> None:
+    """Streams of large messages that are complete, and refused one by one."""
+
+    async def upload(raw: Raw, number: int) -> None:
+        while await raw.upload(number, _LARGE):
+            pass
+
+    async def work(raw: Raw) -> None:
+        await flood.begin(raw, STREAM_WITHOUT_RIGHT, 10)
+        await asyncio.gather(*(upload(raw, number) for number in range(1, 21, 2)))
+
+    await flood.many(12, work, reads=True)
 
 
 async def slow_bytes(flood: Flood) -> None:
@@ -165,17 +219,15 @@ async def oversize(flood: Flood) -> None:
         for number in range(1, 100, 2):
             flood.calls += 1
             await raw.send(frame(HEADERS, END_HEADERS, number, PRODUCE))
-            await raw.send(message(number, bytes(32_768), of_bytes=64 << 20))
+            await raw.upload(number, prefixed(bytes(32_768), of_bytes=64 << 20))
 
-    await flood.many(8, work)
+    await flood.many(8, work, reads=True)
 
 
 async def whole_calls(flood: Flood) -> None:
     """Requests that are complete, and refused: who sends them has no rights, or nothing to say."""
 
     async def work(raw: Raw) -> None:
-        reading = asyncio.ensure_future(raw.live())
-        flood.stack.callback(reading.cancel)
         for number in range(1, 10_000, 2):
             request = message(number, b"", ends=True)
             await raw.send(frame(HEADERS, END_HEADERS, number, PRODUCE), request)
@@ -183,29 +235,32 @@ async def whole_calls(flood: Flood) -> None:
             if number % 100 == 1:
                 await asyncio.sleep(0.01)  # so that answers come in between
 
-    await flood.many(4, work)
+    await flood.many(4, work, reads=True)
 
 
 async def without_right(flood: Flood) -> None:
     """Large requests that are complete, of somebody who has no right on their topic; nor would they fit the limits."""
-    messages = [message_pb2.Message(payload=bytes(2 << 20))]
-    request = producer_pb2.ProduceRequest(topic="t", messages=messages).SerializeToString()
 
     async def work(raw: Raw) -> None:
-        reading = asyncio.ensure_future(raw.live())
-        flood.stack.callback(reading.cancel)
-        for number in range(1, 2 * flood.sized(500), 2):
-            await raw.send(frame(HEADERS, END_HEADERS, number, WITHOUT_RIGHT))
-            await raw.send(message(number, request, ends=True))
-            flood.calls += 1
+        numbers = count(1, 2)
 
-    await flood.many(4, work)
+        async def calls() -> None:
+            while True:
+                number = next(numbers)
+                await raw.send(frame(HEADERS, END_HEADERS, number, WITHOUT_RIGHT))
+                flood.calls += 1
+                await raw.upload(number, _LARGE, ends=True)
+
+        await asyncio.gather(*(calls() for _ in range(10)))
+
+    await flood.many(12, work, reads=True)
 
 
 async def unread_acks(flood: Flood) -> None:
     """Consumers that acknowledge what is not there, which makes long answers, and give no window to read them."""
     ids = message_pb2.EntrySet(ledger_id=1 << 40, entry_ids=range(10_000))
-    ack = consumer_pb2.SubscribeRequest(ack=consumer_pb2.Ack(request_id=1, entries=[ids])).SerializeToString()
+    ack = consumer_pb2.SubscribeRequest(ack=consumer_pb2.Ack(request_id=1, entries=[ids]))
+    acks = prefixed(ack.SerializeToString()) * 2
 
     async def work(raw: Raw) -> None:
         name = f"s{flood.connections}"
@@ -214,9 +269,8 @@ async def unread_acks(flood: Flood) -> None:
         flood.stack.callback(reading.cancel)
         for number in range(1, 2 * CALLS_OF_CONNECTION, 2):
             await raw.send(frame(HEADERS, END_HEADERS, number, SUBSCRIBE))
-            await raw.send(message(number, opening.SerializeToString()), *[message(number, ack)] * 2)
             flood.calls += 1
-            await asyncio.sleep(0.01)  # so that the broker takes in what was sent
+            await raw.upload(number, prefixed(opening.SerializeToString()) + acks)
 
     await flood.many(8, work)
 
@@ -256,6 +310,9 @@ FLOODS: dict[str, Callable[[Flood], Awaitable[None]]] = {
     "streams without a message": squatted_streams,
     "probes without a message": squatted_probes,
     "half-sent messages of 15 MiB": half_sent_bodies,
+    "half-sent later messages of 15 MiB": half_sent_later,
+    "a window of each message": windows,
+    "streams of large messages": streams_of_messages,
     "messages byte by byte": slow_bytes,
     "calls reset at once": resets,
     "pings": pings,

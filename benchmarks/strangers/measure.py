@@ -19,8 +19,8 @@ from benchmarks.strangers.floods import TOKEN_WITHOUT_RIGHT
 from postdate.v1 import message_pb2, producer_pb2
 
 HEADER = (
-    "| flood | access control | connections | calls | Produce p50, max (ms) | failed | probe max (ms) | "
-    "memory peak, after (MiB) |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
+    "| flood | access control | connections | calls | sent (MiB) | Produce p50, max (ms) | failed | probe max (ms) | "
+    "memory peak, after (MiB) |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 _TOKEN = "a-token-of-the-benchmark"
 _CALL_SECONDS_MAX = 10.0
@@ -33,6 +33,7 @@ class Figures:
 
     connections: int
     calls: int
+    sent_bytes: int
     produce_ms: Sequence[float]
     failed: int
     probe_ms: Sequence[float]
@@ -43,6 +44,7 @@ class Figures:
         produce, probe = self.produce_ms or [float("nan")], self.probe_ms or [float("nan")]
         return (
             f"| {name} | {'on' if guarded else 'off'} | {self.connections} | {self.calls} "
+            f"| {self.sent_bytes >> 20} "
             f"| {statistics.median(produce):.0f}, {max(produce):.0f} | {self.failed} of {len(produce) + self.failed} "
             f"| {max(probe):.0f} | {self.peak_bytes >> 20}, {self.after_bytes >> 20} |"
         )
@@ -117,6 +119,7 @@ async def measure(
         return Figures(
             did["connections"],
             did["calls"],
+            did["sent_bytes"],
             caller.produce_ms,
             caller.failed,
             caller.probe_ms,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from broker.errors import PostdateError
+from broker.errors import PostdateError, forget_frames
 from broker.rpc.audit import CONTEXT, note_created
 from broker.rpc.caller import CALLER, Caller
 from broker.rpc.calls import END_OF_STREAM, Handler, refuse
@@ -106,6 +106,8 @@ class ProducerService:
         except asyncio.CancelledError:
             raise
         except Exception as error:
+            if isinstance(error, PostdateError):  # of a bug, the log tells the frames
+                forget_frames(error)
             pending.refusal = error
         return pending
 

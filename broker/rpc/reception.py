@@ -29,7 +29,7 @@ from typing import Any
 import grpc
 
 from broker.config import BrokerConfig
-from broker.errors import InvalidRequest, LimitReached, PostdateError
+from broker.errors import InvalidRequest, LimitReached, PostdateError, forget_frames
 from broker.rpc.access_rules import RULES
 from broker.rpc.calls import END_OF_STREAM, refuse
 from broker.rpc.status import Context
@@ -346,8 +346,10 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             except LimitReached as error:
                 return await refuse(broker, context, error)
             try:
-                request = await _begun(broker, places, place)
-                return await behavior(request, context)
+                return await behavior(await _begun(broker, places, place), context)
+            except grpc.aio.AbortError as error:
+                forget_frames(error)
+                raise
             finally:
                 places.leave(place)
 
@@ -362,16 +364,19 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             except LimitReached as error:
                 return await refuse(broker, context, error)
             try:
-                if is_unary:
-                    request = await _begun(broker, places, place)
-                else:
-                    context = Begun(context, await _begun(broker, places, place, may_end=True))  # type: ignore[assignment]
+                request = await _begun(broker, places, place, may_end=not is_unary)
+                if not is_unary:
+                    context = Begun(context, request)  # type: ignore[assignment]
                     request = _messages(context)
                 if not inspect.isasyncgenfunction(behavior):
                     await behavior(request, context)
                     return None
                 async for response in behavior(request, context):
                     await context.write(response)
+            except grpc.aio.AbortError as error:
+                request = None
+                forget_frames(error)
+                raise
             finally:
                 places.leave(place)
 
