@@ -1,10 +1,12 @@
 """What was cancelled or moved of one ledger: an immutable file, `ledgers/<ledger_id>.<lsn>.amend`. Pure.
 
-    header     magic 4 "PDA1", version 1, zero 3, topic_id 8, ledger_id 8, cancelled_bytes 4, moved_count 4, zero 4,
-               crc32c 4 of the 36 bytes before and of everything behind it
+    header     magic 4 "PDA1", version 1, zero 3, topic_id 8, ledger_id 8, cancelled_bytes 4, moved_count 4,
+               left_out_bytes 4, crc32c 4 of the 36 bytes before and of everything behind it
     moved      deliver_at_ms 8 ..., lsn 8 ..., entry_id 4 ..., revision 4 ...: columns of `moved_count` items, rising
                by entry_id
-    cancelled  roaring bitmap of entry ids, portable format, `cancelled_bytes` long; with it the file ends
+    cancelled  roaring bitmap of entry ids, portable format, `cancelled_bytes` long
+    left_out   the same, `left_out_bytes` long, 0 where it is empty: of these, what nobody cancelled and compaction
+               left out; with it the file ends
 
 Integers are little-endian. Rows never change; an entry's *effective time* is 0 if it was cancelled, else the time
 it was moved to, else its row's.
@@ -17,7 +19,7 @@ Invariants:
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +49,8 @@ class Amendments:
     deliver_at_ms: Int64Column
     revisions: UInt32Column  # how often the entry was moved
     lsns: UInt64Column  # of the record of the last move
+    left_out: BitMap = field(default_factory=BitMap)
+    """Of `cancelled`, what compaction left out and nobody had cancelled: every subscription was done with it."""
 
     def effective(self, entry_ids: UInt32Column, times: Int64Column) -> Int64Column:
         """The effective times of entries whose rows say `times`; 0 where cancelled. Ids in any order."""
@@ -83,6 +87,22 @@ class Amendments:
     def cancel(self, entries: BitMap) -> Amendments:
         """With more entries cancelled."""
         return replace(self, cancelled=self.cancelled | entries)
+
+    def leave_out(self, absent: BitMap) -> Amendments:
+        """With entries left out of the files by a compaction: they count as cancelled, and what moved them is gone."""
+        cancelled = self.cancelled | absent
+        left_out = cancelled - (self.cancelled - self.left_out)
+        cancelled.run_optimize()
+        left_out.run_optimize()
+        kept = ~members(self.entry_ids, cancelled) if len(self.entry_ids) else slice(0, 0)
+        return Amendments(
+            cancelled,
+            self.entry_ids[kept],
+            self.deliver_at_ms[kept],
+            self.revisions[kept],
+            self.lsns[kept],
+            left_out,
+        )
 
     def move(self, entry_ids: UInt32Column, deliver_at_ms: Int64Column, lsn: int) -> Amendments:
         """With entries (ids rising) moved by a record; each move counts one revision."""
@@ -163,6 +183,7 @@ class AmendmentsImage:
 def encode_amendments(image: AmendmentsImage) -> bytes:
     amendments = image.amendments
     cancelled = amendments.cancelled.serialize()
+    left_out = amendments.left_out.serialize() if amendments.left_out else b""
     body = b"".join(
         (
             np.ascontiguousarray(amendments.deliver_at_ms, "<i8").tobytes(),
@@ -170,10 +191,11 @@ def encode_amendments(image: AmendmentsImage) -> bytes:
             np.ascontiguousarray(amendments.entry_ids, "<u4").tobytes(),
             np.ascontiguousarray(amendments.revisions, "<u4").tobytes(),
             cancelled,
+            left_out,
         )
     )
-    moved_count = len(amendments.entry_ids)
-    head = _HEADER.pack(MAGIC, VERSION, b"", image.topic_id, image.ledger_id, len(cancelled), moved_count, 0)
+    lengths = len(cancelled), len(amendments.entry_ids), len(left_out)
+    head = _HEADER.pack(MAGIC, VERSION, b"", image.topic_id, image.ledger_id, *lengths)
     return head + _CRC.pack(extend(value(head), body)) + body
 
 
@@ -182,27 +204,28 @@ def decode_amendments(data: bytes, path: str = "") -> AmendmentsImage:
     if len(data) < HEADER_BYTES:
         raise Corrupt("A file of amendments is shorter than its header", path=path, offset=0, advice=_ADVICE)
     head = data[: _HEADER.size]
-    magic, version, zeros, topic_id, ledger_id, cancelled_bytes, moved_count, zero = _HEADER.unpack(head)
+    magic, version, zeros, topic_id, ledger_id, *lengths = _HEADER.unpack(head)
+    cancelled_bytes, moved_count, left_out_bytes = lengths
     if magic != MAGIC:
         raise Corrupt("This is not a file of amendments", path=path, offset=0, advice=_ADVICE)
     if version != VERSION:
         advice = "Start the version of the broker that wrote it"
         raise Corrupt(f"Amendments of version {version} are not known", path=path, offset=4, advice=advice)
     body = data[HEADER_BYTES:]
-    is_whole = len(body) == moved_count * _MOVED_BYTES + cancelled_bytes
+    is_whole = len(body) == moved_count * _MOVED_BYTES + cancelled_bytes + left_out_bytes
     crc = _CRC.unpack_from(data, _HEADER.size)[0]
-    if not is_whole or any(zeros) or zero or crc != extend(value(head), body):
+    if not is_whole or any(zeros) or crc != extend(value(head), body):
         raise Corrupt("The checksum of amendments does not match", path=path, offset=8, advice=_ADVICE)
     try:
         check_id(topic_id, "topic_id")
         check_ledger_id(ledger_id)
-        return AmendmentsImage(topic_id, ledger_id, _from_body(body, moved_count))
+        return AmendmentsImage(topic_id, ledger_id, _from_body(body, moved_count, left_out_bytes))
     except ValueError as error:
         what = f"Amendments hold what none can hold: {error}"
         raise Corrupt(what, path=path, offset=HEADER_BYTES, advice=_ADVICE) from error
 
 
-def _from_body(body: bytes, moved_count: int) -> Amendments:
+def _from_body(body: bytes, moved_count: int, left_out_bytes: int) -> Amendments:
     times = np.frombuffer(body, "<i8", moved_count).astype(np.int64)
     lsns = np.frombuffer(body, "<u8", moved_count, 8 * moved_count).astype(np.uint64)
     entry_ids = np.frombuffer(body, "<u4", moved_count, 16 * moved_count).astype(np.uint32)
@@ -210,5 +233,8 @@ def _from_body(body: bytes, moved_count: int) -> Amendments:
     check(bool((entry_ids[1:] > entry_ids[:-1]).all()), "moved entries are out of order")
     check(bool(((times > 0) & (times <= TIME_MS_MAX)).all()), "a time out of range")
     check(bool((lsns <= ID_MAX).all()), "an lsn out of range")
-    cancelled = bitmap_from_bytes(body[_MOVED_BYTES * moved_count :])
-    return Amendments(cancelled, entry_ids, times, revisions, lsns)
+    end = len(body) - left_out_bytes
+    cancelled = bitmap_from_bytes(body[_MOVED_BYTES * moved_count : end])
+    left_out = bitmap_from_bytes(body[end:]) if left_out_bytes else BitMap()
+    check(left_out <= cancelled, "what was left out does not count as cancelled")
+    return Amendments(cancelled, entry_ids, times, revisions, lsns, left_out)

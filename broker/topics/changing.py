@@ -163,6 +163,9 @@ class Changing:
         each.results = np.full(len(times), _DONE)
         each.results[times == 0] = _NOT_FOUND
         each.results[times >= CANCELLED_MS] = _CANCELLED
+        if (amendments := log.amendments.get(each.ledger_id)) is not None and amendments.left_out:
+            left_out = members(each.entry_ids, amendments.left_out)
+            each.results[left_out & (times >= CANCELLED_MS)] = _DELIVERED  # to whom is not known any more
         if waiting_only:
             each.results[(times > 0) & (times <= self._frontier_ms)] = _NOT_FOUND
         due_ms = max(self._frontier_ms, self._topic.index.reached_ms)

@@ -5,9 +5,9 @@ moved since it was read: a seek back, a new subscription from the beginning, or 
 may have come in between, and is then in the journal before the record. Both the broker that commits and the one that
 replays ask the same question (`refusal_of`), so that they agree.
 
-From then on what is not there counts as cancelled (`Amendments.cancelled`): it has no time, what the index holds of it
-is stale, and subscriptions that begin later have it settled from the start. What was moved of the rest stays moved, so
-that its revision is known; its time in the files is the one it was moved to.
+From then on what is not there counts as cancelled (`Amendments.leave_out`): it has no time, what the index holds of it
+is stale, and subscriptions that begin later have it settled from the start. What of it somebody cancelled stays known.
+What was moved of the rest stays moved, so that its revision is known; its time in the files is the one it was moved to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from enum import Enum
 from typing import Protocol
 
 import numpy as np
-from pyroaring import BitMap
 
 from broker.model import members, without_entries
 from broker.storage.amendments import NONE, Amendments
@@ -117,7 +116,7 @@ def apply_compacted(record: LedgersCompacted, topic: CompactedTopic) -> None:
         assert now.ledger is not None
         log.swap(
             now.ledger.replaced_by(capture_of(now.ledger, each)),
-            folded(now.amendments, each.present, now.ledger.entry_count),
+            now.amendments.leave_out(absent_of(each.present, now.ledger.entry_count)),
         )
         facts[each.ledger_id] = facts_after(facts[each.ledger_id], each, now.amendments, record.amended_lsn)
 
@@ -144,20 +143,6 @@ def capture_of(ledger: Ledger, each: CompactedLedger) -> LedgerCapture:
         data_bytes=each.data_bytes,
         sealed=True,
         sparse=each.sizes,
-    )
-
-
-def folded(amendments: Amendments, present: BitMap, entry_count: int) -> Amendments:
-    """The amendments of a rewritten ledger: what is not there counts as cancelled, moves of the rest stay."""
-    cancelled = amendments.cancelled | absent_of(present, entry_count)
-    cancelled.run_optimize()
-    kept = ~members(amendments.entry_ids, cancelled) if len(amendments.entry_ids) else slice(0, 0)
-    return Amendments(
-        cancelled,
-        amendments.entry_ids[kept],
-        amendments.deliver_at_ms[kept],
-        amendments.revisions[kept],
-        amendments.lsns[kept],
     )
 
 

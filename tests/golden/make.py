@@ -263,6 +263,7 @@ def amendments() -> bytes:
         deliver_at_ms=np.array([NOW_MS + 7, NOW_MS, (1 << 53) - 1]),
         revisions=np.array([1, 2, (1 << 32) - 1], np.uint32),
         lsns=np.array([0x1235, 0x1236, (1 << 63) - 1], np.uint64),
+        left_out=BitMap(range(200, 300)),
     )
     return encode_amendments(AmendmentsImage(3, (1 << 48) - 1, columns))
 

@@ -48,7 +48,7 @@ SHA256 = {
     "unsealed-v1/12.2.times": "5afb891fa59ad8a895f360121c5e25f321dc0a5038dd8a918d0209aa28bec6dc",
     "uniform-v1.bucket": "64d20694712c462713eef666f597876a83eeb07d9e3e240873cc63b594eb149d",
     "scattered-v1.bucket": "8ed5c7a0cda26b6859a6af9bad865ff3e1750493222a1702f4a84525fa863cba",
-    "ledger-v1.amend": "78d7359d94f2c6069fee4dd8258b35daaef6ae28ce8a92add01ed6986b593442",
+    "ledger-v1.amend": "4f83189590b3f147fbbb87b9d71756f29310bca4162d45caea656a9fc8734448",
     "sparse-v2/11.1.data": "b09e15be59c50ecb098372ccac3e5dd0f0e170e8fcdb03e547f02ca65afade51",
     "sparse-v2/11.1.times": "799b01d482b57ecb9336b716df050721fb700af94ad6c35229c370c334669a54",
     "sparse-v2/11.1.rows": "4a6f5c28ebbbc42c57273609e0dea3691f52d14534090aab8f04c7da49d9d9ca",

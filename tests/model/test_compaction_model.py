@@ -18,6 +18,7 @@ from broker.delayed.bucket_writer import NotNeeded
 from broker.errors import NotFound
 from broker.runtime.vfs import Vfs
 from broker.storage import sparse_check
+from broker.storage.amendments import Amendments
 from broker.storage.blocks import LedgerCapture
 from broker.storage.compacted import CompactedLedger
 from broker.storage.layout import Layout
@@ -162,9 +163,7 @@ GUARDS_OFF: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "outputs examined": lambda patch: patch.setattr(desk, "examine_generation", _trusting),
     "what is live is there": lambda patch: patch.setattr(sparse_check, "live_entries", lambda *_: BitMap()),
     "bytes are whole": _believe_files,
-    "what is gone is folded in": lambda patch: patch.setattr(
-        generations, "folded", lambda amendments, *_: amendments
-    ),
+    "what is gone is folded in": lambda patch: patch.setattr(Amendments, "leave_out", lambda self, _: self),
     "the lent buckets stand": lambda patch: patch.setattr(bucket_handoff, "_is_current", lambda *_: True),
     "the bucket is compared": lambda patch: patch.setattr(bucket_handoff, "_check", _unchecked),
     "replayed files kept": lambda patch: patch.setattr(broker, "remove_unnamed", _forget_replayed),

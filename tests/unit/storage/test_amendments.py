@@ -28,7 +28,7 @@ from broker.storage.manifest import ID_MAX
 Moves = dict[int, tuple[int, int, int]]  # entry_id -> deliver_at_ms, revision, lsn
 
 
-def amendments_of(cancelled: set[int], moves: Moves) -> Amendments:
+def amendments_of(cancelled: set[int], moves: Moves, left_out: set[int] | None = None) -> Amendments:
     rows = [(entry_id, *moves[entry_id]) for entry_id in sorted(moves)]
     entry_ids, times, revisions, lsns = zip(*rows, strict=True) if rows else ((), (), (), ())
     return Amendments(
@@ -37,16 +37,18 @@ def amendments_of(cancelled: set[int], moves: Moves) -> Amendments:
         np.array(times, np.int64),
         np.array(revisions, np.uint32),
         np.array(lsns, np.uint64),
+        BitMap(left_out or ()),
     )
 
 
-def facts(amendments: Amendments) -> tuple[BitMap, list[int], list[int], list[int], list[int]]:
+def facts(amendments: Amendments) -> tuple[BitMap, list[int], list[int], list[int], list[int], BitMap]:
     return (
         amendments.cancelled,
         amendments.entry_ids.tolist(),
         amendments.deliver_at_ms.tolist(),
         amendments.revisions.tolist(),
         amendments.lsns.tolist(),
+        amendments.left_out,
     )
 
 
@@ -99,7 +101,7 @@ def test_columns_say_what_the_plainest_model_says(
 
 @given(CANCELLED, MOVES, st.integers(1, ID_MAX), st.integers(1, LEDGER_ID_MAX))
 def test_any_amendments_come_back(cancelled: set[int], moves: Moves, topic_id: int, ledger_id: int) -> None:
-    amendments = amendments_of(cancelled, moves)
+    amendments = amendments_of(cancelled, moves, {each for each in cancelled if each % 2})
     image = decode_amendments(encode_amendments(AmendmentsImage(topic_id, ledger_id, amendments)))
     assert (image.topic_id, image.ledger_id) == (topic_id, ledger_id)
     assert facts(image.amendments) == facts(amendments)
@@ -114,10 +116,11 @@ def test_any_amendments_come_back(cancelled: set[int], moves: Moves, topic_id: i
     [
         NONE,
         amendments_of({0, ENTRY_ID_MAX}, {}),
+        amendments_of({0, 1, ENTRY_ID_MAX}, {}, {0, ENTRY_ID_MAX}),
         amendments_of(set(), {0: (1, 0, 0), ENTRY_ID_MAX: (TIME_MS_MAX, (1 << 32) - 1, ID_MAX)}),
         amendments_of(set(range(100_000)), {i: (i + 1, i, i) for i in range(1000)}),
     ],
-    ids=["none", "cancelled only", "moved only", "many"],
+    ids=["none", "cancelled only", "left out", "moved only", "many"],
 )
 def test_extremes_come_back(amendments: Amendments) -> None:
     image = decode_amendments(encode_amendments(AmendmentsImage(ID_MAX, LEDGER_ID_MAX, amendments)))
@@ -127,19 +130,42 @@ def test_extremes_come_back(amendments: Amendments) -> None:
 DATA = encode_amendments(AmendmentsImage(3, 11, SOME))
 
 
-def pack(topic_id: int, ledger_id: int, cancelled: bytes, *rows: tuple[int, int, int, int]) -> bytes:
+def pack(
+    topic_id: int,
+    ledger_id: int,
+    cancelled: bytes,
+    *rows: tuple[int, int, int, int],
+    left_out: bytes = b"",
+) -> bytes:
     """A file from (entry_id, deliver_at_ms, revision, lsn), by hand."""
     body = b"".join(struct.pack("<q", row[1]) for row in rows)
     body += b"".join(struct.pack("<Q", row[3]) for row in rows)
     body += b"".join(struct.pack("<I", row[0]) for row in rows)
-    body += b"".join(struct.pack("<I", row[2]) for row in rows) + cancelled
-    head = b"PDA1\1\0\0\0" + struct.pack("<QQIII", topic_id, ledger_id, len(cancelled), len(rows), 0)
+    body += b"".join(struct.pack("<I", row[2]) for row in rows) + cancelled + left_out
+    lengths = len(cancelled), len(rows), len(left_out)
+    head = b"PDA1\1\0\0\0" + struct.pack("<QQIII", topic_id, ledger_id, *lengths)
     return head + struct.pack("<I", extend(value(head), body)) + body
 
 
 def test_layout_is_the_documented_one() -> None:
     rows = [(3, 900, 1, 70), (5, 800, 2, 71), (9, 700, 1, 72)]
     assert pack(3, 11, BitMap([2, 5]).serialize(), *rows) == DATA
+    left_out = amendments_of({2, 5}, {3: (900, 1, 70)}, {2})
+    data = pack(3, 11, BitMap([2, 5]).serialize(), rows[0], left_out=BitMap([2]).serialize())
+    assert data == encode_amendments(AmendmentsImage(3, 11, left_out))
+
+
+def test_what_is_left_out_counts_as_cancelled_and_what_was_cancelled_stays_known() -> None:
+    once = SOME.leave_out(BitMap([1, 2, 3]))
+    assert facts(once) == facts(amendments_of({1, 2, 3, 5}, {9: (700, 1, 72)}, {1, 3}))
+    later = once.cancel(BitMap([7])).leave_out(BitMap([1, 2, 3, 5, 7, 9]))
+    assert facts(later) == facts(amendments_of({1, 2, 3, 5, 7, 9}, {}, {1, 3, 9}))
+
+
+def test_what_was_left_out_and_does_not_count_as_cancelled_is_refused() -> None:
+    data = pack(3, 11, BitMap([2]).serialize(), left_out=BitMap([2, 4]).serialize())
+    with pytest.raises(Corrupt):
+        decode_amendments(data)
 
 
 def test_every_changed_bit_and_every_truncation_is_found() -> None:
