@@ -220,7 +220,7 @@ async def test_the_client_and_its_command_tell_what_was_found(
     (path, *_) = await sealed(wire)
     async with postdate.connect(wire.server.grpc_address) as client:
         check = await client.topics.verify("t")
-        assert (check.pending, check.finding_count, check.findings) == (100, 0, ())
+        assert (check.expected, check.finding_count, check.findings) == (100, 0, ())
         assert await command(wire, "topic", "verify", "t") == 0
         path.write_bytes(path.read_bytes()[:-1])
         check = await client.topics.verify("t")

@@ -66,13 +66,14 @@ class IndexFinding:
 class TopicCheck:
     """Result of a check of a topic's index: what it looked at and found; `findings` are the first of `finding_count`.
 
-    `pending` messages are owed by the `entries` in its buckets. `stale` and `settled` entries are no faults.
+    `expected` scheduled messages are to be among the `entries` of its buckets; what was stored or moved since the last
+    one was written is in memory, and not looked at. `stale` and `settled` entries are no faults.
     """
 
     buckets: int
     ledgers: int
     entries: int
-    pending: int
+    expected: int
     stale: int
     settled: int
     finding_count: int
@@ -169,7 +170,7 @@ class Topics:
             buckets=response.buckets,
             ledgers=response.ledgers,
             entries=response.entries,
-            pending=response.pending,
+            expected=response.pending,
             stale=response.stale,
             settled=response.settled,
             finding_count=response.finding_count,
