@@ -114,6 +114,7 @@ class Broker:
             file_executor=file_executor,
             index_executor=index_executor,
             note=self.counters.note_compaction,
+            checkpoint=self._write_checkpoint,
         )
         self.dedup_memory = DedupMemory(
             config.producers_per_topic_max, config.dedup_memory_bytes_max, config.reclaim_interval_ms
@@ -429,6 +430,9 @@ class Broker:
         await self._patience.wait_done(
             lambda: loop.run_in_executor(self._file_executor, make_folders, self._vfs, topic_id)
         )
+
+    async def _write_checkpoint(self) -> None:
+        await self.checkpointer.checkpoint()
 
     def _note_file_retry(self) -> None:
         self.counters.file_retries += 1

@@ -17,6 +17,7 @@ Invariants:
   H2  Nothing but a commit under a lease that is current changes anything, and it does so once.
   H3  Files that a lease names stay while it lives.
   H4  One commit at a time moves files, so that no name is taken twice.
+  H5  A row with a schedule key is left out once a durable manifest names what is remembered of it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import asyncio
 import contextlib
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -110,9 +111,11 @@ class CompactionDesk:
         file_executor: Executor,
         index_executor: Executor,
         note: Callable[[str], None],
+        checkpoint: Callable[[], Awaitable[None]],
     ) -> None:
         self.is_alone = False  # nobody is served beside this
         self._note = note  # counts how leases ended
+        self._checkpoint = checkpoint
         self._registry = registry
         self._layout = layout
         self._vfs = vfs
@@ -284,8 +287,16 @@ class CompactionDesk:
                 await self._in_file_thread(partial(self._remove_files, topic.topic_id, each))
             log.error("A compaction's files cannot be moved", topic=topic.name, error=error)
             raise Unavailable(f"A compaction's files cannot be moved: {error.strerror}") from error
-        for each in wanted:
-            await topic.keys.remember(each.ledger_id)
+        versions = [await topic.keys.remember(each.ledger_id) for each in wanted]
+        known = [version for version in versions if version is not None]
+        if len(known) < len(versions):
+            for each in wanted:
+                await self._in_file_thread(partial(self._remove_files, topic.topic_id, each))
+            raise Unavailable(
+                "Schedule keys of messages that would be left out cannot be remembered: try again"
+            )
+        if not topic.keys.is_remembered(max(known)):
+            await self._checkpoint()  # H5
         # From here on no await until the record is submitted.
         named = self._allowed(held, wanted, refused)
         if named:

@@ -4,8 +4,7 @@ What seals and merges of the lookup leave out comes by itself (`SettledKeys.note
 
 Invariant:
   E1  What became of a message is remembered before its row goes, with its ledger or in a compaction, as far as its row
-      can be read. A ledger goes once a durable manifest names what is remembered of it; a compaction does not wait for
-      that, so that a crash behind it may cost what it left out: such a key is unknown then.
+      can be read: both wait for a durable manifest that names what is remembered.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from functools import cache, partial
 
 import pytest
 
+from broker.jobs.rewrite import rewrite
 from broker.model import Position
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
@@ -33,6 +34,14 @@ CONFIG = small_config(
     checkpoint_interval_ms=300,
     settled_key_retention_ms=KEEP_MS,
     journal_segment_bytes=1 << 16,
+)
+COMPACTED = small_config(
+    ledger_entries_max=9,
+    seal_after_ms=1_000,
+    reclaim_interval_ms=86_400_000,
+    checkpoint_interval_ms=86_400_000,
+    settled_key_retention_ms=86_400_000,
+    journal_segment_bytes=1 << 20,
 )
 POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
 HOUR_MS = 3_600_000
@@ -142,6 +151,59 @@ async def check(played: History, at: int, disk: MemVfs, _: SimLoop, clock: SimCl
         assert (found.position, found.result) == (each.position, each.result), key
     assert not node.failures
     node.abandon()
+
+
+@cache
+def compaction() -> tuple[History, int]:
+    """One ledger of which little is left is compacted, with no checkpoint of the broker's own; when that began."""
+
+    async def scenario(_: SimLoop, clock: SimClock) -> tuple[History, int]:
+        played = History(MemVfs(), clock)
+        node = Node(played.vfs, clock, COMPACTED).open()
+        inbox = await node.subscribe("t", "s")
+        names = {"d": 100, "c": HOUR_MS, "w": HOUR_MS}
+        ids = await node.produce(
+            "t",
+            [
+                Outgoing(b"x", deliver_after_ms=after_ms, schedule_key=f"{name}{number}")
+                for name, after_ms in names.items()
+                for number in range(3)
+            ],
+        )
+        await node.produce("t", [Outgoing(b"x", deliver_after_ms=HOUR_MS)] * 9)  # another ledger
+        await node.topic("t").schedule.change(ids[3:6], Cancel(), dry_run=False)
+        await inbox.wait(3)
+        await inbox.ack(ids[:3])
+        await asyncio.sleep(3)  # indexed
+        await node.checkpoint()
+        for number in range(3):
+            played.confirm(f"d{number}", ids[number], DELIVERED)
+            played.confirm(f"c{number}", ids[3 + number], CANCELLED)
+            played.confirm(f"w{number}", ids[6 + number], DONE)
+        began = played.vfs.op_count
+        lease = await node.broker.compactions.begin("t", [ids[0].ledger_id], ())
+        outputs = await rewrite(node.vfs, DATA_DIR, f"{DATA_DIR}/{lease.folder}")
+        committed = await node.broker.compactions.commit(lease.compaction_id, lease.epoch, outputs)
+        assert committed.ledger_ids == (ids[0].ledger_id,)
+        node.abandon()
+        played.times.append((0, clock.now_ms()))
+        return played, began
+
+    return run_sim(scenario, seed=5)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_compaction_leaves_out_only_what_is_remembered(policy: CrashPolicy) -> None:
+    played, began = compaction()
+    assert any(".keys" in op.path for op in played.vfs.ops[began:] if op.path)
+    for at in range(began, len(played.vfs.ops) + 1):
+        disk = played.vfs.crashed(at, policy, random.Random(at))
+        try:
+            run_sim(partial(check, played, at, disk), seed=at, start_ms=played.times[0][1])
+        except BaseException as error:
+            op = played.vfs.ops[at - 1]
+            error.add_note(f"crash at {at} ({policy}), after {(op.kind, op.path)}")
+            raise
 
 
 def test_the_history_writes_merges_and_expires_what_is_remembered() -> None:

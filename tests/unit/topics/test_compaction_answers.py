@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import patch
 
+import pytest
+
+from broker.errors import Unavailable
 from broker.model import Position
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics.schedule_values import Cancel, ChangeResult, Move
-from tests.harness import Node, Outgoing
-from tests.unit.topics.compaction_world import DAY_MS, LATER_MS, TOPIC, compact, run
+from broker.topics.topic_keys import TopicKeys
+from tests.harness import DATA_DIR, Node, Outgoing
+from tests.unit.topics.compaction_world import (
+    DAY_MS,
+    LATER_MS,
+    TOPIC,
+    begin,
+    compact,
+    fill,
+    generations,
+    ledger_ids,
+    run,
+    work,
+)
 
 
 def test_of_what_is_left_out_it_stays_known_whether_it_was_cancelled():
@@ -47,6 +63,25 @@ def test_of_what_is_left_out_it_stays_known_whether_it_was_cancelled():
         await node.stop()
         node = Node(node.vfs, node.clock, node.config).open()
         assert await ended(node, of[:7]) == [gone, was, gone, gone, was, gone, was]
+        return node
+
+    run(scenario)
+
+
+def test_nothing_is_left_out_while_its_keys_cannot_be_remembered():
+    async def scenario(node: Node) -> Node:
+        await fill(node, 1)
+        (ledger_id,) = await ledger_ids(node)
+        lease = await begin(node)
+        outputs = await work(node, lease)
+        before = generations(node), set(node.vfs.list_dir(f"{DATA_DIR}/topics/1/ledgers"))
+
+        async def remember(_: TopicKeys, ledger_id: int) -> None: ...
+
+        with patch.object(TopicKeys, "remember", remember), pytest.raises(Unavailable):
+            await node.broker.compactions.commit(lease.compaction_id, lease.epoch, outputs)
+        assert (generations(node), set(node.vfs.list_dir(f"{DATA_DIR}/topics/1/ledgers"))) == before
+        assert (await compact(node)).ledger_ids == (ledger_id,)
         return node
 
     run(scenario)
