@@ -48,7 +48,8 @@ _THREAD_SWITCH_SECONDS = 0.0005
 
 
 _GRPC_OPTIONS = {
-    # A window does not grow with the speed of a connection: what a call may send before it has its turn is 64 KiB.
+    # What a call may send before it has its turn; it does not grow with the speed of the connection.
+    "grpc.http2.lookahead_bytes": 16_384,
     "grpc.http2.bdp_probe": 0,
     "grpc.so_reuseport": 0,  # or a second broker would get half of the connections
     # Equal: between a soft and a hard limit the refusal would be a matter of luck.

@@ -14,7 +14,6 @@ from benchmarks.http2 import (
     PING,
     PREFACE,
     RST_STREAM,
-    WINDOW_BYTES,
     Raw,
     call,
     frame,
@@ -162,11 +161,14 @@ async def windows(flood: Flood) -> None:
     """As many calls as there may be, and of the message of each what gRPC takes before anybody asks for it."""
 
     async def work(raw: Raw) -> None:
-        numbers = range(1, 2 * CALLS_OF_CONNECTION, 2)
-        await flood.begin(raw, STREAM, CALLS_OF_CONNECTION)
-        await asyncio.gather(*(raw.upload(number, _BODY[: WINDOW_BYTES - 1]) for number in numbers))
+        uploads = []
+        for number in range(1, 2 * CALLS_OF_CONNECTION, 2):
+            await raw.send(frame(HEADERS, END_HEADERS, number, STREAM))
+            flood.calls += 1
+            uploads.append(asyncio.ensure_future(raw.upload(number, _BODY)))
+        await asyncio.gather(*uploads)
 
-    await flood.many(80, work, reads=True)
+    await flood.many(40, work, reads=True)
 
 
 async def streams_of_messages(flood: Flood) -> None:

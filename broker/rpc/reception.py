@@ -9,7 +9,7 @@ Invariants:
   R2  A call that has sent no message yet gives way to a new call where all places are taken: the oldest one of the
       connection that has most of them. So whoever has fewer such calls than another connection keeps them.
   R3  Messages that arrive at once are bounded (`Turns`). A call without a turn is not read, and gRPC takes no more of
-      it than one window, 64 KiB. A call that ends before its message was read has its turn until it is gone: until
+      it than one window, 16 KiB. A call that ends before its message was read has its turn until it is gone: until
       then gRPC holds what has arrived.
   R4  Connections have turns in turn. While others wait, a turn may last as long as lets all of them have one within
       `_TURN_SECONDS` or `_PROBE_SECONDS`, but not less than `_TURN_SECONDS_MIN`. So calls that only begin, on C
@@ -55,7 +55,8 @@ _TURN_SECONDS_MIN = 0.03
 """A message that has arrived is read sooner."""
 
 _TRIM_SECONDS = 2.0
-"""After a call that ended before its message was whole, memory is given back."""
+"""After a call that ended before its message was whole, or failed with large ones, memory is given back."""
+_LARGE_BYTES = 256 << 10
 
 
 class Shares:
@@ -235,6 +236,7 @@ class Places:
                 await self._turns.take(place)
                 message = await place.context.read()
                 self._turns.give_back(place)
+                place.is_large = isinstance(message, bytes) and len(message) > _LARGE_BYTES
                 return message
             finally:
                 self._beginning.discard(place)
@@ -245,6 +247,12 @@ class Places:
                 raise
             place.task.uncancel()
             raise place.gone_because from None
+
+    def forget(self, place: BegunCall, error: BaseException, *, is_stream: bool = False) -> None:
+        """A call has failed: nothing of its messages stays."""
+        forget_frames(error)
+        if place.is_large or is_stream:
+            self._trimmer.ask()
 
     def leave(self, place: BegunCall) -> None:
         self._count -= 1
@@ -264,6 +272,7 @@ class BegunCall:
         self._peer = ""
         self._timer = asyncio.get_running_loop().call_later(seconds, self._come_too_late, seconds)
         self._is_settled = False
+        self.is_large = False
 
     @property
     def peer(self) -> str:
@@ -348,7 +357,7 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             try:
                 return await behavior(await _begun(broker, places, place), context)
             except grpc.aio.AbortError as error:
-                forget_frames(error)
+                places.forget(place, error)
                 raise
             finally:
                 places.leave(place)
@@ -373,9 +382,9 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                     return None
                 async for response in behavior(request, context):
                     await context.write(response)
-            except grpc.aio.AbortError as error:
+            except (grpc.aio.AbortError, asyncio.CancelledError) as error:
                 request = None
-                forget_frames(error)
+                places.forget(place, error, is_stream=True)
                 raise
             finally:
                 places.leave(place)
