@@ -27,7 +27,7 @@ from broker.observe.logs import get_logger, set_log_level
 from broker.observe.metrics import BrokerCollector, BrokerSnapshot, SubscriptionSnapshot, TopicSnapshot
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessControl, AccessInterceptor
-from broker.rpc.reception import Reception
+from broker.rpc.reception import Reception, window_bytes
 from broker.rpc.reflection import add_reflection
 from broker.rpc.tls import ServerCertificates
 from broker.runtime.clock import Clock, SystemClock
@@ -48,9 +48,7 @@ _THREAD_SWITCH_SECONDS = 0.0005
 
 
 _GRPC_OPTIONS = {
-    # What a call may send before it has its turn; it does not grow with the speed of the connection.
-    "grpc.http2.lookahead_bytes": 16_384,
-    "grpc.http2.bdp_probe": 0,
+    "grpc.http2.bdp_probe": 0,  # or windows would grow with the speed of a connection, whoever it belongs to
     "grpc.so_reuseport": 0,  # or a second broker would get half of the connections
     # Equal: between a soft and a hard limit the refusal would be a matter of luck.
     "grpc.max_metadata_size": 16_384,
@@ -251,6 +249,7 @@ class Server:
                 "grpc.max_allowed_incoming_connections",
                 max(1, config.connections_max // _listeners(config.grpc_address)),
             ),
+            ("grpc.http2.lookahead_bytes", window_bytes(config)),
             *_GRPC_OPTIONS.items(),
         ]
         if config.tls_client_ca_file:

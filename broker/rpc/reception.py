@@ -9,8 +9,8 @@ Invariants:
   R2  A call that has sent no message yet gives way to a new call where all places are taken: the oldest one of the
       connection that has most of them. So whoever has fewer such calls than another connection keeps them.
   R3  Messages that arrive at once are bounded (`Turns`). A call without a turn is not read, and gRPC takes no more of
-      it than one window, 16 KiB. A call that ends before its message was read has its turn until it is gone: until
-      then gRPC holds what has arrived.
+      it than one window (`window_bytes`); such calls of a kind are bounded (`begun_max`), and give way as in R2. A call
+      that ends before its message was read has its turn until it is gone: until then gRPC holds what has arrived.
   R4  Connections have turns in turn. While others wait, a turn may last as long as lets all of them have one within
       `_TURN_SECONDS` or `_PROBE_SECONDS`, but not less than `_TURN_SECONDS_MIN`. So calls that only begin, on C
       connections and however many, delay a call of another one by C * _TURN_SECONDS_MIN / turns, if that is longer.
@@ -54,6 +54,11 @@ _TURN_SECONDS = 1.0
 _TURN_SECONDS_MIN = 0.03
 """A message that has arrived is read sooner."""
 
+_WINDOW_BYTES_MIN = 1 << 16
+_WINDOW_BYTES_MAX = 1 << 18
+_BEGUN_MIN = 64
+"""Callers who come all at once are read at once: of 5,000 calls a handful wait."""
+
 _TRIM_SECONDS = 2.0
 """After a call that ended before its message was whole, or failed with large ones, memory is given back."""
 _LARGE_BYTES = 256 << 10
@@ -66,8 +71,10 @@ class Shares:
         self._calls: dict[str, OrderedDict[BegunCall, None]] = {}  # by connection; the oldest first
         self._peers: dict[int, OrderedDict[str, None]] = {}  # by how many calls they have
         self._most = 0
+        self.count = 0
 
     def add(self, place: BegunCall) -> None:
+        self.count += 1
         calls = self._calls.setdefault(place.peer, OrderedDict())
         self._move(place.peer, len(calls), len(calls) + 1)
         calls[place] = None
@@ -76,6 +83,7 @@ class Shares:
         calls = self._calls.get(place.peer)
         if calls is None or place not in calls:
             return
+        self.count -= 1
         self._move(place.peer, len(calls), len(calls) - 1)
         del calls[place]
         if not calls:
@@ -204,17 +212,18 @@ class Turns:
 class Places:
     """Calls of one kind that are served at once."""
 
-    def __init__(self, kind: CallKind, most: int, turns: Turns, trimmer: Trimmer) -> None:
+    def __init__(self, kind: CallKind, most: int, begun_most: int, turns: Turns, trimmer: Trimmer) -> None:
         self._kind = kind
         self._trimmer = trimmer
         self._most = most
+        self._begun_most = begun_most
         self._turns = turns
         self._count = 0
         self._beginning = Shares()
 
     def enter(self, context: Context, seconds: float) -> BegunCall:
         """A place for a call, which must send its first message in time. Raises LimitReached."""
-        if self._count >= self._most:
+        if self._count >= self._most or self._beginning.count >= self._begun_most:
             oldest = self._beginning.oldest_of_most()
             if oldest is None:
                 raise LimitReached(
@@ -308,9 +317,12 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         probe_turns = Turns(_PROBE_TURNS, _PROBE_SECONDS)
         trimmer = Trimmer(_TRIM_SECONDS)
         self._places = {
-            CallKind.PROBE: Places(CallKind.PROBE, _PROBES_MAX, probe_turns, trimmer),
-            CallKind.SHORT: Places(CallKind.SHORT, _SHORT_MAX, turns, trimmer),
-            CallKind.LONG: Places(CallKind.LONG, config.streams_max, turns, trimmer),
+            kind: Places(kind, most, begun_max(config), kind_turns, trimmer)
+            for kind, most, kind_turns in (
+                (CallKind.PROBE, _PROBES_MAX, probe_turns),
+                (CallKind.SHORT, _SHORT_MAX, turns),
+                (CallKind.LONG, config.streams_max, turns),
+            )
         }
         self._served: dict[str, Any] = {}
 
@@ -390,6 +402,20 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 places.leave(place)
 
         return serve
+
+
+def window_bytes(config: BrokerConfig) -> int:
+    """Return how much of a message gRPC takes before it is read.
+
+    A stream carries about one window in the time of a round trip, so small ones are slow over distant links; and this
+    is what every call may take of the memory before it has a turn.
+    """
+    return min(_WINDOW_BYTES_MAX, max(_WINDOW_BYTES_MIN, config.receiving_bytes_max // 4096))
+
+
+def begun_max(config: BrokerConfig) -> int:
+    """Return how many calls of a kind may wait to be read: their windows take half of the memory for what arrives."""
+    return max(_BEGUN_MIN, config.receiving_bytes_max // window_bytes(config) // 2)
 
 
 def turns_of(config: BrokerConfig) -> int:

@@ -13,13 +13,24 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from benchmarks.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Raw, call, connected, frame, message
+from benchmarks.http2 import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    Raw,
+    call,
+    connected,
+    frame,
+    message,
+    prefixed,
+)
 from broker.config import BrokerConfig
 from broker.rpc import decode, reception
 from broker.rpc.access_rules import RULES, Right
 from postdate.v1 import consumer_pb2, producer_pb2
 from tests.wire.access_files import Files, bearer
-from tests.wire.conftest import Refusal, Serve, Wire, batch, refused, within
+from tests.wire.conftest import Refusal, Serve, Wire, batch, eventually, refused, within
 from tools.access_table import least_scope
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -223,6 +234,30 @@ async def test_no_more_messages_arrive_at_once_than_fit(serve: Serve):
         assert time.monotonic() - begin < 5
 
 
+async def test_a_call_without_a_turn_sends_one_window(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reception, "_TURN_SECONDS", 60.0)
+    wire = await serve(request_bytes_max=256 << 20, receiving_bytes_max=448 << 20)
+    window = reception.window_bytes(wire.broker.config)
+    assert window == 112 << 10 and reception.turns_of(wire.broker.config) == 1
+    async with (
+        squatting(wire, 1, begun=bytes(1000)),
+        connected(wire.server.grpc_address, is_honest=True) as raw,
+        asyncio.TaskGroup() as tasks,
+    ):
+        living = tasks.create_task(raw.live())
+        uploads = []
+        for number in range(1, 9, 2):
+            await raw.send(frame(HEADERS, END_HEADERS, number, call(PRODUCE)))
+            uploads.append(tasks.create_task(raw.upload(number, prefixed(bytes(5 << 20)))))
+        await eventually(lambda: raw.sent_bytes >= 4 * window)
+        for _ in range(50):  # of the broker's pings, which come oftener where much arrives, and of time
+            await healthy(wire)
+        assert raw.sent_bytes < 4 * window + 4_096  # and headers
+        assert not any(task.done() for task in (living, *uploads))
+        for task in (living, *uploads):
+            task.cancel()
+
+
 @pytest.mark.parametrize("path", sorted(RULES))
 async def test_every_method_ends_a_call_that_sends_no_message(slow_wire: Wire, path: str):
     """A method that is served otherwise would be read without limits, before anybody asked who calls."""
@@ -261,6 +296,16 @@ async def test_a_stream_that_began_may_be_silent(serve: Serve):
 def test_the_budget_bounds_the_turns():
     assert reception.turns_of(BrokerConfig()) == 64
     assert reception.turns_of(BrokerConfig(receiving_bytes_max=1 << 20)) == 1
+
+
+def test_the_budget_bounds_the_windows():
+    for memory, window, calls in (
+        (1 << 30, 1 << 18, 2_048),
+        (16 << 20, 1 << 16, 128),
+        (8 << 30, 1 << 18, 16_384),
+    ):
+        config = BrokerConfig(receiving_bytes_max=memory)
+        assert (reception.window_bytes(config), reception.begun_max(config)) == (window, calls)
 
 
 async def test_a_request_of_empty_messages_is_refused_unparsed(wire: Wire):

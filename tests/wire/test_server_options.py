@@ -31,6 +31,8 @@ from benchmarks.http2 import (
     frame,
 )
 from broker import server as server_module
+from broker.config import BrokerConfig
+from broker.rpc.reception import window_bytes
 from postdate.v1 import admin_pb2
 from tests.certificates import Authority
 from tests.wire.conftest import Serve, Wire, within
@@ -135,7 +137,7 @@ async def test_streams_of_one_connection_are_bounded(serve: Serve, monkeypatch: 
     settings = await connection.until(SETTINGS)
     told = {settings[at : at + 2]: settings[at + 2 : at + 6] for at in range(0, len(settings), 6)}
     assert int.from_bytes(told[b"\x00\x03"], "big") == 3
-    assert int.from_bytes(told[b"\x00\x04"], "big") == 16_384  # the window of a call that has no turn yet
+    assert int.from_bytes(told[b"\x00\x04"], "big") == window_bytes(BrokerConfig())
     # Calls that send nothing hold their streams; the one too many is refused, and the connection goes on.
     await connection.send(*(frame(HEADERS, END_HEADERS, number, CALL) for number in (1, 3, 5, 7)))
     refusal = int.from_bytes(await connection.until(RST_STREAM), "big")

@@ -43,7 +43,7 @@ class Call:
 
 
 def make_places(most: int, seconds: float = 0.2) -> Places:
-    return Places(CallKind.SHORT, most, Turns(TURNS, seconds), Trimmer(1_000))
+    return Places(CallKind.SHORT, most, most, Turns(TURNS, seconds), Trimmer(1_000))
 
 
 async def call(places: Places, peer: str, *, is_silent: bool) -> bytes:
@@ -88,6 +88,22 @@ async def test_a_call_is_served_however_many_only_begin(connections: int):
                 assert await call(places, "friend", is_silent=False) == b"x"
 
 
+async def test_calls_that_wait_to_be_read_are_bounded_and_the_oldest_of_most_gives_way():
+    places = Places(CallKind.SHORT, 1_000, 10, Turns(TURNS, 30), Trimmer(1_000))
+    tasks: list[asyncio.Task[bytes]] = []
+    for number in range(40):
+        peer = "friend" if number == 0 else f"stranger {number % 3}"
+        tasks.append(asyncio.create_task(call(places, peer, is_silent=True)))
+        await asyncio.sleep(0)
+    while sum(task.done() for task in tasks) < 30:
+        await asyncio.sleep(0)
+    assert all(isinstance(task.exception(), LimitReached) for task in tasks if task.done())
+    assert not tasks[0].done() and not any(task.done() for task in tasks[-9:])
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_calls_of_a_connection_share_its_turn(monkeypatch: pytest.MonkeyPatch):
     """So a connection with many calls has more than one of them served while the others have one turn each."""
     monkeypatch.setattr(reception, "_TURN_SECONDS_MIN", 0.5)
@@ -102,7 +118,7 @@ async def test_calls_of_a_connection_share_its_turn(monkeypatch: pytest.MonkeyPa
 
 async def test_the_connection_with_most_calls_gives_way():
     turns = Turns(TURNS, 30)
-    places = Places(CallKind.SHORT, 20, turns, Trimmer(1_000))
+    places = Places(CallKind.SHORT, 20, 20, turns, Trimmer(1_000))
     tasks: list[asyncio.Task[bytes]] = []
 
     async def begin(peer: str) -> asyncio.Task[bytes]:
