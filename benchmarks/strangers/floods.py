@@ -91,11 +91,22 @@ class Flood:
 
         await asyncio.gather(*(one() for _ in range(self.sized(count))))
 
-    async def begin(self, raw: Raw, headers: bytes, count: int) -> None:
-        """Calls that send their headers and no message."""
+    async def begin(self, raw: Raw, headers: bytes, number: int) -> None:
+        """A call that has sent its headers and no message."""
+        await raw.send(frame(HEADERS, END_HEADERS, number, headers))
+        self.calls += 1
+
+    async def squat(self, raw: Raw, headers: bytes) -> None:
+        for number in range(1, 2 * CALLS_OF_CONNECTION, 2):
+            await self.begin(raw, headers, number)
+
+    async def upload(self, raw: Raw, headers: bytes, count: int, data: bytes) -> None:
+        """Calls that send some data each, as far as windows allow."""
+        uploads = []
         for number in range(1, 2 * count, 2):
-            await raw.send(frame(HEADERS, END_HEADERS, number, headers))
-            self.calls += 1
+            await self.begin(raw, headers, number)
+            uploads.append(asyncio.ensure_future(raw.upload(number, data)))
+        await asyncio.gather(*uploads)
 
     async def run(self, name: str) -> None:
         with suppress(TimeoutError):
@@ -125,23 +136,19 @@ async def greeted(flood: Flood) -> None:
 
 
 async def squatted_calls(flood: Flood) -> None:
-    await flood.many(21, lambda raw: flood.begin(raw, PRODUCE, CALLS_OF_CONNECTION))
+    await flood.many(21, lambda raw: flood.squat(raw, PRODUCE))
 
 
 async def squatted_streams(flood: Flood) -> None:
-    await flood.many(21, lambda raw: flood.begin(raw, STREAM, CALLS_OF_CONNECTION))
+    await flood.many(21, lambda raw: flood.squat(raw, STREAM))
 
 
 async def squatted_probes(flood: Flood) -> None:
-    await flood.many(21, lambda raw: flood.begin(raw, CHECK, CALLS_OF_CONNECTION))
+    await flood.many(21, lambda raw: flood.squat(raw, CHECK))
 
 
 async def half_sent_bodies(flood: Flood) -> None:
-    async def work(raw: Raw) -> None:
-        await flood.begin(raw, PRODUCE, 10)
-        await asyncio.gather(*(raw.upload(number, _BODY) for number in range(1, 21, 2)))
-
-    await flood.many(12, work, reads=True)
+    await flood.many(12, lambda raw: flood.upload(raw, PRODUCE, 10, _BODY), reads=True)
 
 
 async def half_sent_later(flood: Flood) -> None:
@@ -150,44 +157,33 @@ async def half_sent_later(flood: Flood) -> None:
         producer_pb2.ProduceRequest(topic="others", messages=[message_pb2.Message()]).SerializeToString()
     )
 
-    async def work(raw: Raw) -> None:
-        await flood.begin(raw, STREAM_WITHOUT_RIGHT, 10)
-        await asyncio.gather(*(raw.upload(number, first + _BODY) for number in range(1, 21, 2)))
-
-    await flood.many(12, work, reads=True)
+    await flood.many(12, lambda raw: flood.upload(raw, STREAM_WITHOUT_RIGHT, 10, first + _BODY), reads=True)
 
 
 async def windows(flood: Flood) -> None:
     """As many calls as there may be, and of the message of each what gRPC takes before anybody asks for it."""
 
-    async def work(raw: Raw) -> None:
-        uploads = []
-        for number in range(1, 2 * CALLS_OF_CONNECTION, 2):
-            await raw.send(frame(HEADERS, END_HEADERS, number, STREAM))
-            flood.calls += 1
-            uploads.append(asyncio.ensure_future(raw.upload(number, _BODY)))
-        await asyncio.gather(*uploads)
-
-    await flood.many(40, work, reads=True)
+    await flood.many(40, lambda raw: flood.upload(raw, STREAM, CALLS_OF_CONNECTION, _BODY), reads=True)
 
 
 async def streams_of_messages(flood: Flood) -> None:
     """Streams of large messages that are complete, and refused one by one."""
 
-    async def upload(raw: Raw, number: int) -> None:
+    async def go_on(raw: Raw, number: int) -> None:
+        await flood.begin(raw, STREAM_WITHOUT_RIGHT, number)
         while await raw.upload(number, _LARGE):
             pass
 
     async def work(raw: Raw) -> None:
-        await flood.begin(raw, STREAM_WITHOUT_RIGHT, 10)
-        await asyncio.gather(*(upload(raw, number) for number in range(1, 21, 2)))
+        await asyncio.gather(*(go_on(raw, number) for number in range(1, 21, 2)))
 
     await flood.many(12, work, reads=True)
 
 
 async def slow_bytes(flood: Flood) -> None:
     async def work(raw: Raw) -> None:
-        await flood.begin(raw, PRODUCE, 10)
+        for number in range(1, 21, 2):
+            await flood.begin(raw, PRODUCE, number)
         for part in range(10_000):
             for number in range(1, 21, 2):
                 first = message(number, b"", of_bytes=_BODY_BYTES)
@@ -217,13 +213,8 @@ async def pings(flood: Flood) -> None:
 
 
 async def oversize(flood: Flood) -> None:
-    async def work(raw: Raw) -> None:
-        for number in range(1, 100, 2):
-            flood.calls += 1
-            await raw.send(frame(HEADERS, END_HEADERS, number, PRODUCE))
-            await raw.upload(number, prefixed(bytes(32_768), of_bytes=64 << 20))
-
-    await flood.many(8, work, reads=True)
+    begun = prefixed(bytes(32_768), of_bytes=64 << 20)
+    await flood.many(8, lambda raw: flood.upload(raw, PRODUCE, 50, begun), reads=True)
 
 
 async def whole_calls(flood: Flood) -> None:
@@ -249,8 +240,7 @@ async def without_right(flood: Flood) -> None:
         async def calls() -> None:
             while True:
                 number = next(numbers)
-                await raw.send(frame(HEADERS, END_HEADERS, number, WITHOUT_RIGHT))
-                flood.calls += 1
+                await flood.begin(raw, WITHOUT_RIGHT, number)
                 await raw.upload(number, _LARGE, ends=True)
 
         await asyncio.gather(*(calls() for _ in range(10)))
@@ -269,10 +259,8 @@ async def unread_acks(flood: Flood) -> None:
         opening = consumer_pb2.SubscribeRequest(open=consumer_pb2.Open(topic="t", subscription=name))
         reading = asyncio.ensure_future(raw.live())
         flood.stack.callback(reading.cancel)
-        for number in range(1, 2 * CALLS_OF_CONNECTION, 2):
-            await raw.send(frame(HEADERS, END_HEADERS, number, SUBSCRIBE))
-            flood.calls += 1
-            await raw.upload(number, prefixed(opening.SerializeToString()) + acks)
+        data = prefixed(opening.SerializeToString()) + acks
+        await flood.upload(raw, SUBSCRIBE, CALLS_OF_CONNECTION, data)
 
     await flood.many(8, work)
 
