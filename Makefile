@@ -25,7 +25,7 @@ PROTOS_PY := build/protos-venv/bin/python
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --require-hashes --only-binary :all:
 SOURCES := broker clients/python benchmarks examples tests tools
 
-.PHONY: help setup run test check check-format check-lint check-types check-imports check-protos \
+.PHONY: help setup run test test-fast test-deep test-packaging check check-format check-lint check-types check-imports check-protos \
         demo audit bench sim image-test docs descriptors protos generated format lock clean
 
 help: ## show this list
@@ -46,8 +46,17 @@ setup: .venv/.ready ## prepare .venv from the lock file
 run: setup ## run the broker on 127.0.0.1:7650 (gRPC) and 127.0.0.1:7680 (HTTP), data in ./data
 	@exec .venv/bin/postdate-broker serve $(ARGS)
 
-test: setup ## run all tests
-	@PYTHON=$(PY) tools/test.sh $(ARGS)
+test: setup ## run the tests of a change
+	@PYTHON=$(PY) tools/test.sh change $(ARGS)
+
+test-fast: setup ## run tests of units and models, while you write
+	@PYTHON=$(PY) tools/test.sh fast $(ARGS)
+
+test-deep: setup ## run all tests, with everything that is searched at night (hours)
+	@PYTHON=$(PY) tools/test.sh deep $(ARGS)
+
+test-packaging: setup ## run the tests of the wheel, documents, pages in a browser and other languages
+	@PYTHON=$(PY) tools/test.sh packaging $(ARGS)
 
 check: check-format check-lint check-types check-imports check-protos ## format, lint, types, import contracts, protos
 

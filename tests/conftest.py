@@ -1,9 +1,15 @@
-"""Profiles of Hypothesis: no example has a time limit, since tests share a machine; build servers try the same examples
-on every day, and others with a seed."""
+"""Depth of this run: profiles of Hypothesis, and which tests are left to the deep run."""
 
-from hypothesis import settings
+import pytest
 
-settings.register_profile("seeded", settings.get_profile("ci"), derandomize=False)
-settings.register_profile("unhurried", deadline=None)
-if settings.get_current_profile_name() == "default":
-    settings.load_profile("unhurried")
+from tests.depth import DEPTH, load_profile
+
+load_profile()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the depth of this run leaves out."""
+    left_out = {"fast": ("deep", "slow"), "change": ("deep",), "deep": ()}[DEPTH]
+    deselected = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = [item for item in items if item not in set(deselected)]

@@ -1,17 +1,35 @@
 #!/usr/bin/env bash
-# Runs all tests, in two halves at once: most wait for one core or for the disk. Arguments go to pytest and replace both.
+# Runs the tests of a depth: `fast`, `change`, `deep`, or those of `packaging`. Further arguments go to pytest in place
+# of the choice of tests. HYPOTHESIS_SEED is the seed of Hypothesis; `deep` takes the day's where there is none.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}
-if [ "$#" -gt 0 ]; then
-    exec "$python" -m pytest "$@"
+depth=$1
+shift
+case $depth in
+    fast | deep) export POSTDATE_TEST_DEPTH=$depth ;;
+esac
+if [ "$depth" = deep ]; then
+    export HYPOTHESIS_SEED=${HYPOTHESIS_SEED:-$(date -u +%Y%m%d)}
 fi
-mkdir -p build
-"$python" -m pytest tests/unit tests/golden tests/architecture tests/crash > build/tests.txt 2>&1 &
-other=$!
-trap 'kill "$other" 2> /dev/null' INT TERM
-"$python" -m pytest tests --ignore=tests/unit --ignore=tests/golden --ignore=tests/architecture --ignore=tests/crash
+pytest=("$python" -m pytest)
+if [ -n "${HYPOTHESIS_SEED:-}" ]; then
+    pytest+=("--hypothesis-seed=$HYPOTHESIS_SEED")
+    target=test
+    [ "$depth" = change ] || target=test-$depth
+    echo "Hypothesis: HYPOTHESIS_SEED=$HYPOTHESIS_SEED make $target tries the same again; ARGS=\"tests/...\" one test."
+fi
+if [ "$#" -gt 0 ]; then
+    exec "${pytest[@]}" "$@"
+fi
+# Work goes to whichever process is free: most tests wait for one core. Those marked `alone` measure time or memory, so
+# they come after the others, one at a time.
+together=("${pytest[@]}" -n "${TEST_PROCESSES:-auto}" --dist worksteal)
+case $depth in
+    fast) exec "${together[@]}" tests/unit tests/model ;;
+    packaging) exec "${pytest[@]}" -m packaging tests ;;
+esac
+"${together[@]}" -m "not packaging and not alone" tests
 status=$?
-wait "$other" || status=$?
-cat build/tests.txt
+"${pytest[@]}" -m "alone and not packaging" tests || status=$?
 exit "$status"

@@ -12,6 +12,8 @@ import yaml
 
 from tools.docs_site import PAGES, plain_pipes, site_links
 
+pytestmark = pytest.mark.packaging
+
 ROOT = Path(__file__).resolve().parents[2]
 SITE_URL = "https://postdate.dev/"
 # What a browser loads by itself, or a script is told to; links that a reader may follow are not among it.

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.packaging
+
 ROOT = Path(__file__).resolve().parents[2]
 # Where a package lies in the repository, and in the wheel.
 PACKAGES = {ROOT / "broker": "broker", ROOT / "clients/python/postdate": "postdate"}

@@ -12,6 +12,8 @@ import pytest
 import postdate
 from tests.browser.conftest import DESKTOP, PHONE, Shop, Window
 
+pytestmark = pytest.mark.packaging
+
 PAGES = {
     "/": "Nothing was delivered yet|On time|Late.*|.* ready, the oldest for .*",
     "/timeline": ".+",

@@ -14,6 +14,8 @@ from tests.clients.worker import ROOT, build, check_restart, check_stop, copied
 from tests.process.conftest import Start, start
 from tests.programs import need_program
 
+pytestmark = pytest.mark.packaging
+
 __all__ = ["start"]  # the fixture
 
 GO_MOD = (ROOT / "clients/go/go.mod").read_text()

@@ -18,6 +18,8 @@ import postdate
 from tests.process.conftest import Start, start
 from tests.programs import need_program
 
+pytestmark = pytest.mark.packaging
+
 __all__ = ["start"]  # the fixture
 
 ROOT = Path(__file__).parents[2]

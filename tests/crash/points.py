@@ -40,6 +40,11 @@ def model_after(recorder: Recorder, record_count: int, life: int) -> Model:
     return fold([each.record for each in recorder.lives[life].submitted[:record_count]])
 
 
+def moments_of(policy: CrashPolicy, operations: int, stride: int) -> range:
+    """Every so many operations of a history; with as many as there are policies, each operation is one policy's."""
+    return range(list(CrashPolicy).index(policy) % stride, operations + 1, stride)
+
+
 def states_at(
     recorder: Recorder, moments: Iterable[int], policy: CrashPolicy, seeds: range
 ) -> Iterator[tuple[int, int, MemVfs]]:

@@ -28,6 +28,7 @@ from broker.testing.mem_vfs import MemFile, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.schedule_values import Cancel
+from tests.depth import at_depth
 from tests.harness import DATA_DIR, EARLIEST, Node, Outgoing, small_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +75,7 @@ ERRORS = (
     lambda: KeyError("injected"),
     lambda: asyncio.CancelledError("injected"),
 )
-AWAITS = 5
+AWAITS = at_depth(change=2, deep=10)
 """How many of its awaits a task is hit at, from its first on, each with an error or two."""
 
 

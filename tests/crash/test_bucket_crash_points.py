@@ -3,14 +3,13 @@
 Whatever is found: every bucket that a manifest names is there and whole, nothing else lies in the folder, the
 index check has nothing to say, and every subscription gets what it is owed, once and on time.
 
-`POSTDATE_CRASH_SEEDS=40 make test` looks at every operation under every policy; by default each policy skips some.
+`make test-deep` looks at every operation under every policy; for a change each policy skips some.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -42,13 +41,15 @@ from tests.crash.points import (
     states_at,
     told,
 )
+from tests.depth import at_depth
 from tests.harness import Node, Outgoing
 
 __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
 
-SEEDS = range(int(os.environ.get("POSTDATE_CRASH_SEEDS", "1")))
-STRIDE = 1 if len(SEEDS) > 1 else 5
+SEEDS = range(at_depth(change=1, deep=4))
+STRIDE = at_depth(change=5 * len(CrashPolicy), deep=1)
+DENSE = at_depth(change=len(CrashPolicy), deep=1)
 
 
 @cache
@@ -63,10 +64,12 @@ def is_about_buckets(at: int) -> bool:
 
 
 def crash_states(policy: CrashPolicy) -> Iterator[tuple[int, int, MemVfs]]:
-    """The states that a policy makes of the history: (operation, seed, disk). Around buckets every operation."""
+    """The states that a policy makes of the history: (operation, seed, disk). Around buckets five times as many."""
     shift = list(CrashPolicy).index(policy)
     moments = (
-        at for at in range(history().vfs.op_count + 1) if not (at + shift) % STRIDE or is_about_buckets(at)
+        at
+        for at in range(history().vfs.op_count + 1)
+        if not (at + shift) % STRIDE or (is_about_buckets(at) and not (at + shift) % DENSE)
     )
     return states_at(history(), moments, policy, SEEDS)
 
@@ -123,7 +126,7 @@ async def open_and_deliver(vfs: MemVfs, clock: SimClock, at: int) -> int:
     model = model_after(history(), kept, history().life_at(at))
     assert await observe(node) == model
     check_verify(vfs)
-    if (at // 2) % STRIDE == 0:
+    if (at // 2) % (STRIDE // DENSE) == 0:
         await deliver(node, model)
     return kept
 
@@ -160,7 +163,7 @@ _recovered_trees: set[Tree] = set()
 def test_recovery_that_is_cut_leaves_what_recovers_to_the_same(policy):
     for at, seed, vfs in crash_states(policy):
         tree = frozenset(vfs.snapshot().items())
-        if tree in _recovered_trees or not is_about_buckets(at) or (at // 2) % STRIDE:
+        if tree in _recovered_trees or not is_about_buckets(at) or (at // 2) % (STRIDE // DENSE):
             continue
         _recovered_trees.add(tree)
         with told(history(), at, policy, seed):

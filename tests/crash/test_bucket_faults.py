@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
 import random
 from collections.abc import Callable
 from functools import cache
@@ -35,11 +34,12 @@ from tests.crash.bucket_history import (
     named_and_found,
     upkeep_of,
 )
+from tests.depth import at_depth
 from tests.harness import EARLIEST, Inbox, Node, Outgoing
 
 BUCKETS = "data/topics/1/buckets"
 SLOW_CHECKPOINTS = bucket_config(checkpoint_interval_ms=3_600_000)
-SEEDS = [4, 7, 12, *range(100, 100 + int(os.environ.get("POSTDATE_CRASH_SEEDS", "0")))]
+SEEDS = [4, 7, 12, *range(100, 140)][: at_depth(change=1, deep=43)]
 FIRST_MS, STEP_MS, COUNT = 5_000, 50, 60
 LASTING_SECONDS = 35
 """After so long, a failure that lasts has led to a rebuild."""
@@ -370,7 +370,7 @@ def test_a_failure_with_a_bucket_ends_nothing_and_loses_nothing(kind, error):
     count = operation_counts()[kind]
     assert count > 3
     hits = 0
-    for nth in range(1, count + 1, max(1, count // 7)):
+    for nth in range(1, count + 1, max(1, count // at_depth(change=4, deep=50))):
         for onward in (False, True):
             fault = Fault(kind, f"{BUCKETS}*", nth=nth, error=error, after_bytes=nth % 40, onward=onward)
             try:

@@ -4,14 +4,13 @@ Whatever is found equals the model (`history.py`) after as many records as the j
 replacement is wholly there or not at all, and whatever was answered is. Files of amendments are named or gone, `verify`
 has nothing to say, and every subscription gets what it is owed, once, and not before its last time.
 
-`POSTDATE_CRASH_SEEDS=40 make test` looks at every operation under every policy; by default each policy skips some.
+`make test-deep` looks at every operation under every policy; for a change each policy skips some.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -42,13 +41,15 @@ from tests.crash.points import (
     states_at,
     told,
 )
+from tests.depth import at_depth
 from tests.harness import DATA_DIR, EARLIEST, Inbox, Node, Outgoing, small_config
 
 __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
 
-SEEDS = range(int(os.environ.get("POSTDATE_CRASH_SEEDS", "1")))
-STRIDE = 1 if len(SEEDS) > 1 else 29
+SEEDS = range(at_depth(change=1, deep=4))
+STRIDE = at_depth(change=175, deep=1)
+DENSE = at_depth(change=35, deep=1)
 FAR_MS = 5_000
 TOPIC = "orders"
 
@@ -152,12 +153,11 @@ def is_after_a_change(at: int) -> bool:
 def crash_states(policy: CrashPolicy) -> Iterator[tuple[int, int, MemVfs]]:
     """The states that a policy makes of the history: (operation, seed, disk). Around changes many more."""
     shift = list(CrashPolicy).index(policy)
-    dense = max(1, STRIDE // 5)
     moments = (
         at
         for at in range(history().vfs.op_count + 1)
         if not (at + shift) % STRIDE
-        or ((is_about_changes(at) or is_after_a_change(at)) and not (at + shift) % dense)
+        or ((is_about_changes(at) or is_after_a_change(at)) and not (at + shift) % DENSE)
     )
     return states_at(history(), moments, policy, SEEDS)
 
@@ -280,7 +280,7 @@ _recovered_trees: set[Tree] = set()
 def test_recovery_that_is_cut_leaves_what_recovers_to_the_same(policy):
     for at, seed, vfs in crash_states(policy):
         tree = frozenset(vfs.snapshot().items())
-        if tree in _recovered_trees or not is_about_changes(at) or (at // 3) % STRIDE:
+        if tree in _recovered_trees or not is_about_changes(at) or (at // 3) % DENSE:
             continue
         _recovered_trees.add(tree)
         with told(history(), at, policy, seed):

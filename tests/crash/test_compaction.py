@@ -7,7 +7,6 @@ there under its id with its time and its payload, nothing is left that nobody na
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from functools import cache
 
@@ -19,11 +18,12 @@ from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.verify import verify_data_dir
+from tests.depth import at_depth
 from tests.harness import DATA_DIR, EARLIEST, Node, Outgoing, payload_of
 from tests.unit.topics.compaction_world import TOPIC, begin, compact, config, fill, payload, work
 
-SEEDS = range(int(os.environ.get("POSTDATE_CRASH_SEEDS", "1")))
-STRIDE = 1 if len(SEEDS) > 1 else 2
+SEEDS = range(at_depth(change=1, deep=4))
+STRIDE = at_depth(change=len(CrashPolicy), deep=1)
 
 
 class History:

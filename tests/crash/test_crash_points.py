@@ -4,13 +4,13 @@ For each operation and each way a disk can lose what was not synced, the broker 
 model (`history.py`) after as many records as its journal kept: all that were answered (P1), none that was not
 submitted. Then it delivers, and every subscription gets what it is owed, on time and once (P2, P3, P4).
 
-All operations and all policies run by default; `POSTDATE_CRASH_SEEDS=40 make test` draws the random ones oftener.
+A change cuts after each operation under one of the policies; `make test-deep` under all of them, and draws the random
+ones oftener.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -36,16 +36,19 @@ from tests.crash.points import (
     check_recovery_of_recovery,
     clock_at,
     model_after,
+    moments_of,
     same_broker_id,
     states_at,
     told,
 )
+from tests.depth import at_depth
 from tests.harness import Inbox, Node, Outgoing, payload_of
 
 __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
 
-SEEDS = range(int(os.environ.get("POSTDATE_CRASH_SEEDS", "2")))
+SEEDS = range(at_depth(change=1, deep=10))
+STRIDE = at_depth(change=len(CrashPolicy), deep=1)
 HOUR_MS = 3_600_000
 
 
@@ -55,8 +58,8 @@ def history() -> Recorder:
 
 
 def crash_states(policy: CrashPolicy) -> Iterator[tuple[int, int, MemVfs]]:
-    """Every state that a policy makes of the history: (operation, seed, disk)."""
-    return states_at(history(), range(history().vfs.op_count + 1), policy, SEEDS)
+    """The states that a policy makes of the history: (operation, seed, disk)."""
+    return states_at(history(), moments_of(policy, history().vfs.op_count, STRIDE), policy, SEEDS)
 
 
 def test_the_history_is_rich_enough_to_mean_something():

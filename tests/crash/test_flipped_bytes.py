@@ -9,7 +9,6 @@ anywhere else. No wrong byte is ever delivered, nothing comes early, no task end
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -25,6 +24,7 @@ from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop, run_sim
 from broker.topics.schedule_values import Cancel, Move
 from broker.topics.verify import verify_data_dir
+from tests.depth import at_depth
 from tests.harness import DATA_DIR, DAY_MS, EARLIEST, Node, Outgoing
 from tests.unit.topics.compaction_world import TOPIC, compact, config, fill
 
@@ -43,7 +43,7 @@ KINDS = (
 )
 EDGE_BYTES = 32
 """Of each file the first and the last bytes, headers and footers, are flipped one by one; in between, some are skipped."""
-STRIDE = 1 if os.environ.get("POSTDATE_SLOW_TESTS") else 7
+STRIDE = at_depth(change=11, deep=1)
 QUICK = Latency(slow_every=0)
 DELAY_MS = 15_000
 CONFIG = config(checkpoint_interval_ms=DAY_MS, clock_recheck_ms=DELAY_MS, max_backoff_ms=20_000)
@@ -140,7 +140,7 @@ def files_of(kind: str) -> Iterator[tuple[str, bytes]]:
 
 def places_in(length: int) -> list[int]:
     edges = {*range(min(length, EDGE_BYTES)), *range(max(0, length - EDGE_BYTES), length)}
-    return sorted({*edges, *range(0, length, STRIDE)})
+    return sorted({*edges, *range(0, length, STRIDE)})[:: at_depth(change=3, deep=1)]
 
 
 def may_cost(path: str, content: bytes, at: int) -> tuple[int, set[bytes]]:

@@ -3,13 +3,12 @@
 Whatever is found: every file that a manifest names is there and no other, what was dropped stays dropped, what was
 not is whole, `verify` has nothing to say, and every subscription gets what it is owed, once, and nothing else.
 
-`POSTDATE_CRASH_SEEDS=40 make test` looks at every operation under every policy; by default each policy skips some.
+`make test-deep` looks at every operation under every policy; for a change each policy skips some.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -36,13 +35,14 @@ from tests.crash.points import (
     states_at,
     told,
 )
+from tests.depth import at_depth
 from tests.harness import DATA_DIR, EARLIEST, Inbox, Node, Outgoing, small_config
 
 __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
 
-SEEDS = range(int(os.environ.get("POSTDATE_CRASH_SEEDS", "1")))
-STRIDE = 1 if len(SEEDS) > 1 else 37
+SEEDS = range(at_depth(change=1, deep=4))
+STRIDE = at_depth(change=37, deep=1)
 LONGEST_MS = 5_000
 HOUR_MS = 3_600_000
 

@@ -21,6 +21,7 @@ from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.schedule_values import Cancel, ChangeResult
 from broker.topics.verify import verify_data_dir
 from tests.crash.points import same_broker_id
+from tests.depth import at_depth
 from tests.harness import DATA_DIR, Node, Outgoing, small_config
 
 __all__ = ["same_broker_id"]
@@ -43,6 +44,7 @@ COMPACTED = small_config(
     settled_key_retention_ms=86_400_000,
     journal_segment_bytes=1 << 20,
 )
+STRIDE = at_depth(change=21, deep=1)
 POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
 HOUR_MS = 3_600_000
 DONE, DELIVERED = ChangeResult.DONE, ChangeResult.ALREADY_DELIVERED
@@ -127,7 +129,7 @@ def test_after_a_crash_a_key_says_what_was_confirmed_of_its_message(policy: Cras
     last = len(played.vfs.ops)
     written = [op.path for op in played.vfs.ops if op.path and ".keys" in op.path]
     assert len(set(written)) > 20
-    for at in range(POLICIES.index(policy), last + 1, 7):
+    for at in range(POLICIES.index(policy), last + 1, STRIDE):
         disk = played.vfs.crashed(at, policy, random.Random(at))
         now_ms = max((time_ms for count, time_ms in played.times if count <= at), default=0)
         try:

@@ -30,6 +30,7 @@ from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from tests.crash.history import Model, Recorder, crash_config, fold, observe, record_history
+from tests.depth import at_depth
 from tests.harness import EARLIEST, Inbox, Node, Outgoing, small_config
 
 ROOT = "data/broker.manifest"
@@ -37,6 +38,8 @@ Step = Callable[[], Awaitable[Any]]
 
 WRITING = ("write", "sync", "sync_dir")
 NAMING = ("create", "open", "open_dir", "rename", "make_dir", "remove", "remove_dir", "list_dir")
+STRIDE = at_depth(change=4, deep=1)
+"""Of the operations of a kind every so many fail; of each kind the first does."""
 NAMING_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EIO)
 
 
@@ -126,7 +129,7 @@ def operation_counts() -> dict[str, int]:
 def test_the_first_failure_ends_writing_and_nobody_is_answered_wrongly(kind):
     count = operation_counts()[kind]
     assert count > 2
-    for nth in range(1, count + 1):
+    for nth in range(1, count + 1, STRIDE):
         error = errno.EIO if kind.startswith("sync") else errno.ENOSPC
         fault = Fault(kind, nth=nth, error=error, after_bytes=nth % 40)
         try:
@@ -160,7 +163,7 @@ async def meet_fault(clock: SimClock, fault: Fault) -> None:
 def test_what_failed_before_a_byte_was_written_is_done_again_and_nobody_is_refused(kind):
     count = operation_counts()[kind]
     assert count > 0
-    for nth in range(1, count + 1):
+    for nth in range(1, count + 1, STRIDE):
         # From then on two more of the kind fail, so that what comes after a failure fails as well.
         for error in (NAMING_ERRORS[nth % len(NAMING_ERRORS)], errno.EMFILE):
             faults = [Fault(kind, nth=nth + more, error=error) for more in (0, 1, 2)]

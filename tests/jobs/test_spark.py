@@ -19,6 +19,7 @@ from broker.jobs.spark import SparkEngine
 from broker.jobs.spark_session import JobSession
 from broker.jobs.values import Level
 from broker.jobs.work import Line
+from tests.depth import deep_but
 from tests.jobs.compacting import Leased, compact_offline, contents, lease_all, run_all
 from tests.jobs.conftest import needs_java, session_on, standalone
 from tests.jobs.folders import (
@@ -36,7 +37,7 @@ from tests.jobs.folders import (
 MASTERS = ["local[2]", "local-cluster[2,1,1024]", "standalone"]
 
 
-@pytest.fixture(scope="module", params=MASTERS)
+@pytest.fixture(scope="module", params=deep_but(MASTERS[:1], MASTERS))
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobSession]:
     java_home = needs_java(tmp_path_factory.mktemp("java"))
     if request.param != "standalone":

@@ -32,6 +32,7 @@ def test_only_a_driver_alone_on_its_machine_hides_on_loopback(master: str, is_bo
     assert ("spark.driver.host" in settings) == is_bound
 
 
+@pytest.mark.packaging
 def test_the_packaged_java_is_there_for_as_long_as_the_machine_that_was_started_with_it(
     tmp_path: Path,
 ) -> None:
@@ -69,6 +70,7 @@ def test_the_packaged_java_is_there_for_as_long_as_the_machine_that_was_started_
     assert not Path(first).exists(), "it stays when the process has ended"
 
 
+@pytest.mark.packaging
 def test_the_package_works_from_its_zip(tmp_path: Path) -> None:
     packed = pack_package(tmp_path / "broker.zip")
     script = (

@@ -2,27 +2,22 @@
 
 Hypothesis finds short counterexamples, random walks cover more. A failing walk is run again by its seed.
 `MUTANTS` switch off one clause of the delivery rule each (architecture.md, section 6); a model that did not notice
-would prove nothing. More of everything: POSTDATE_MODEL_EXAMPLES=2000 POSTDATE_MODEL_WALKS=2000.
+would prove nothing. `make test-deep` tries the mutants, and a thousand of everything.
 """
 
 from __future__ import annotations
 
-import os
-
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import (
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import run_state_machine_as_test
 
 from broker.delayed import index_pump
 from broker.subscriptions import reader
+from tests.depth import at_depth, machine_settings
 from tests.model.broker_machine import BrokerMachine
 from tests.model.broker_mutants import MUTANTS
 from tests.model.broker_walk import walk
 
-EXAMPLES = int(os.environ.get("POSTDATE_MODEL_EXAMPLES", "25"))
-WALKS = int(os.environ.get("POSTDATE_MODEL_WALKS", "40"))
+WALKS = at_depth(fast=3, change=20, deep=1_000)
 RARE = {"rebuilds_after_live_frontier": 3_050}
 """Mutants that about one walk in two hundred notices, and where to begin so that it takes a few seconds."""
 WALKS_MAX = 200
@@ -39,14 +34,7 @@ def _small_steps(monkeypatch):
 def test_a_broker_behaves_like_a_dict_and_some_sets():
     run_state_machine_as_test(
         BrokerMachine,
-        settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=40,
-            deadline=None,
-            derandomize=True,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
+        settings=machine_settings(fast=2, change=15, deep=1_000),
     )
 
 
@@ -55,6 +43,7 @@ def test_a_random_schedule_loses_hurries_and_doubles_nothing(seed):
     walk(seed)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_model_notices_that_a_broker(name, monkeypatch):
     MUTANTS[name](monkeypatch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
@@ -31,10 +30,11 @@ from broker.topics import broker, generations, recovery, topic
 from broker.topics import compaction as desk
 from broker.topics.compaction import CompactionDesk
 from broker.topics.registry import Registry
+from tests.depth import at_depth
 from tests.model import compaction_walk
 from tests.model.compaction_walk import CompactionWalk
 
-SEEDS = range(int(os.environ.get("POSTDATE_COMPACTION_SEEDS", "8")))
+SEEDS = range(at_depth(fast=2, change=8, deep=500))
 STEPS = 120
 MUTANT_SEEDS = 40
 FOUND_BY = {
@@ -76,6 +76,7 @@ def test_nobody_loses_anything_to_a_compaction(seed: int):
     good_walk(seed)
 
 
+@pytest.mark.slow
 def test_the_walk_meets_what_it_is_for():
     walks = [good_walk(seed) for seed in range(8)]
     assert sum(each.swapped for each in walks) > 10
@@ -174,6 +175,7 @@ GUARDS_OFF: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("guard", GUARDS_OFF)
 def test_each_guard_is_needed(guard: str, monkeypatch: pytest.MonkeyPatch):
     """With one guard off, some walk breaks a promise."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from broker.delayed.bucket_tracker import BucketPolicyValues
 from broker.delayed.memory_tracker import MemoryTracker
+from tests.depth import machine_settings
 from tests.model.bucket_machine import BucketMachine
 from tests.model.tracker_machine import HOUR, Factory, TrackerMachine
 
@@ -26,13 +26,7 @@ FACTORIES: dict[str, Factory] = {
 }
 
 
-SETTINGS = settings(
-    max_examples=60,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    print_blob=True,
-)
+SETTINGS = machine_settings(fast=2, change=30, deep=1_000)
 
 
 @pytest.mark.parametrize("name", FACTORIES)

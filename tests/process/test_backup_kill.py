@@ -11,11 +11,12 @@ from typing import Any
 import grpc
 
 from postdate.v1 import admin_pb2, admin_pb2_grpc
+from tests.depth import at_depth
 from tests.process.conftest import ROOT, SMALL, BrokerProcess, Start
 from tests.process.load import Load, run_for
 from tests.process.test_crash import settle, verify
 
-ROUNDS = 3
+ROUNDS = at_depth(change=1, deep=6)
 
 
 async def back_up(broker: BrokerProcess, made: list[Any]) -> None:

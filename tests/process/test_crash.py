@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.depth import at_depth
 from tests.process.conftest import ROOT, SMALL, Start
 from tests.process.load import SUBSCRIPTIONS, Load, run_for
 
-ROUNDS = 5
+ROUNDS = at_depth(change=2, deep=20)
 FIRST_DELIVERY_SECONDS = 10.0
 """Generous: the machine may be busy. `make bench` measures it."""
 

@@ -14,6 +14,7 @@ from broker.config import BrokerConfig
 from broker.rpc.reception import window_bytes
 from tests.process.conftest import BrokerProcess, Start, until
 
+pytestmark = pytest.mark.alone
 MIB = 1 << 20
 BUDGET_BYTES = 64 * MIB  # four turns of 16 MiB
 KEPT_BYTES = 64 * MIB

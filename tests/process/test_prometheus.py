@@ -21,6 +21,8 @@ from tests.architecture.test_observability import PROMETHEUS, queries
 from tests.process.conftest import BrokerProcess, Start
 from tests.programs import need_program
 
+pytestmark = pytest.mark.packaging
+
 LIMIT_SECONDS = 30.0
 
 # What a broker without backups, audits, dead letters and refusals has nothing to show for.

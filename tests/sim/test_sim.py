@@ -1,4 +1,4 @@
-"""Hundreds of seeds of the whole broker on virtual time and a disk with faults, against the plainest model.
+"""Many seeds of the whole broker on virtual time and a disk with faults, against the plainest model.
 
 A failure prints its seed: `make sim SEED=n ARGS="--steps 60"` runs it again, with its trace.
 """
@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.depth import at_depth
 from tests.sim.__main__ import describe_failure
 from tests.sim.mutations import MUTATIONS, Mutation, catch
 from tests.sim.simulation import add_counts, run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = range(1, 121)
+SEEDS = range(1, 1 + at_depth(change=30, deep=1_000))
 STEPS = 60
 
 LEAST = {
@@ -28,7 +29,7 @@ LEAST = {
     "messages delayed": 6000,
     "handed out": 18000,
     "acks confirmed": 9000,
-    "nacks confirmed": 480,
+    "nacks confirmed": 240,
     "leases extended": 420,
     "redelivered: lease expired": 3600,
     "unknown acks refused": 18,
@@ -59,7 +60,9 @@ LEAST = {
     "messages reclaimed": 6000,
     "topics reclaimed to the last ledger": 90,
 }
-"""A run in which little happened is not a pass: about half of what these seeds do."""
+"""A run in which little happened is not a pass: about half of what 120 seeds do."""
+
+RARE = at_depth(change=14, deep=0)
 
 
 @pytest.fixture(autouse=True)
@@ -70,13 +73,15 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def test_hundreds_of_seeds_keep_every_promise_and_cover_what_matters():
+def test_seeds_keep_every_promise_and_cover_what_matters():
     total: Counter[str] = Counter()
     for seed in SEEDS:
         outcome = run_seed(seed, STEPS)
         assert outcome.error is None, describe_failure(outcome, 25)
         add_counts(total, outcome.count)
-    assert not {name: (total[name], least) for name, least in LEAST.items() if total[name] < least}
+    least = {name: count * len(SEEDS) // 120 for name, count in LEAST.items()}
+    # Of what thirty seeds do a few times, chance decides how often: the deep run asks for it.
+    assert not {name: (total[name], count) for name, count in least.items() if total[name] < count > RARE}
 
 
 def test_the_same_seed_gives_the_same_trace():
@@ -96,7 +101,7 @@ def test_a_trace_does_not_depend_on_the_hash_seed():
     assert said[0].splitlines()[0] == said[1].splitlines()[0]
 
 
-@pytest.mark.skipif(not os.environ.get("POSTDATE_SLOW_TESTS"), reason="minutes; set POSTDATE_SLOW_TESTS=1")
+@pytest.mark.deep
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_bug_put_in_on_purpose_is_found(mutation: Mutation):
     caught, how = catch(mutation)

@@ -551,7 +551,7 @@ async def test_histogram_is_exact_in_memory_and_adds_up_on_disk(world: World):
         for start, end in ((NOW, NOW + HOUR + 50_000), (NOW + HOUR + 50_000, NOW + 10 * DAY))
     ]
     assert sum(halves) == 102
-    assert world.tracker.histogram(0, NOW, 1_000).bars == []
+    assert world.tracker.histogram(0, NOW, DAY).bars == []
 
 
 async def test_real_threads_and_a_seal_beside_a_merge():

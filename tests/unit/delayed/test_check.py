@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from pyroaring import BitMap
@@ -61,19 +61,16 @@ def small_world() -> World:
 # -- the whole, against the oracle -------------------------------------------------------------------------------
 
 
-@settings(max_examples=400, deadline=None)
 @given(wild_worlds())
 def test_every_fault_of_any_buckets_is_found_and_named(world: World) -> None:
     assert faults_of(check(world)) == find_faults(world)
 
 
-@settings(max_examples=300, deadline=None)
 @given(sound_worlds())
 def test_what_a_broker_may_leave_is_clean(world: World) -> None:
     assert check(world) == []
 
 
-@settings(max_examples=100, deadline=None)
 @given(wild_worlds(), st.integers(1, 10))
 def test_several_passes_find_what_one_does(world: World, entries_max: int) -> None:
     sizes = [(ledger_id, len(times)) for ledger_id, times in sorted(world.times.items())]
@@ -510,7 +507,6 @@ any_metadata = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     any_metadata,
     st.lists(st.tuples(*[st.one_of(columns, int_columns)] * 3), max_size=3),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
@@ -23,7 +23,6 @@ from tests.unit.delayed.index_world import (
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(sound_worlds(), st.sampled_from([1, DAY_MS // 4, DAY_MS * 40_000]))
 def test_facts_are_those_of_counting(world: World, scale: int) -> None:
     world.times = {i: [time * scale for time in times] for i, times in world.times.items()}
@@ -55,7 +54,6 @@ def check_bitmaps(world: World) -> Faults:
     return faults_of(findings + check.finish())
 
 
-@settings(max_examples=300, deadline=None)
 @given(sound_worlds())
 def test_bitmaps_of_what_a_broker_may_leave_are_clean(world: World) -> None:
     world.moves, world.cancelled = (
@@ -68,7 +66,6 @@ def test_bitmaps_of_what_a_broker_may_leave_are_clean(world: World) -> None:
     assert check_bitmaps(world) == {}
 
 
-@settings(max_examples=300, deadline=None)
 @given(wild_worlds())
 def test_bitmaps_never_name_what_times_would_not(world: World) -> None:
     """With bitmaps alone less is found; what is found is a fault."""

@@ -184,7 +184,7 @@ async def test_empty_tracker_has_nothing_to_wake_for(build: Build) -> None:
     assert not tracker.needs_load(NOW + DAY)
     assert tracker.take_due(NOW + DAY, 10) is None
     assert tracker.count() == 0
-    assert tracker.histogram(0, NOW + DAY, 1_000).bars == []
+    assert tracker.histogram(0, NOW + DAY, DAY).bars == []
     assert not await tracker.contains(1, 1)
     tracker.add(1, np.empty(0, dtype=np.uint32), np.empty(0, dtype=np.int64))
     assert tracker.stats().memory_bytes == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
@@ -25,7 +25,6 @@ def columns_of(some: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     return ids, np.array([time << 40 for _, time in some], dtype=np.int64)
 
 
-@settings(deadline=None)
 @given(steps)
 def test_rows_are_kept_each_once(steps):
     stale, expected = StaleEntries(), set()
@@ -44,7 +43,6 @@ def test_rows_are_kept_each_once(steps):
     assert stale.memory_bytes() == 12 * stale.count
 
 
-@settings(deadline=None)
 @given(steps)
 def test_doubles_are_kept_as_often_as_they_were_added(steps):
     doubles, expected = Doubles(), Counter[tuple[int, int, int]]()

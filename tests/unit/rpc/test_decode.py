@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import google_crc32c
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.config import TRACEPARENT_BYTES_MAX, BrokerConfig
@@ -228,14 +228,12 @@ def test_columns_and_frames_are_those_of_the_typed_messages(some: list[Any], cou
     check(raw)
 
 
-@settings(max_examples=200)
 @given(some=st.lists(raw_messages(odd=False), min_size=1, max_size=4), count=counts)
 def test_fields_in_any_order_repeated_and_padded_are_read_as_typed(some: list[bytes], count: int):
     check(request_of(*cycled(some, count)))
     check(request_of(*cycled(some, count)), PLENTY)
 
 
-@settings(max_examples=200)
 @given(some=st.lists(raw_messages(odd=True), min_size=1, max_size=4), count=counts)
 def test_unknown_fields_and_broken_ones_are_read_as_typed(some: list[bytes], count: int):
     check(request_of(*cycled(some, count)))
@@ -413,7 +411,6 @@ def test_any_bytes_as_messages_are_decoded_or_refused(some: list[bytes]):
     check(request_of(*cycled(some, MANY)))
 
 
-@settings(max_examples=200)
 @given(
     sound=st.sampled_from(SOUND),
     at=st.floats(0, 1, exclude_max=True),

@@ -16,6 +16,7 @@ from broker.rpc.encode import encode_batch_response, encode_deliveries
 from broker.storage.varint import encode_varint
 from broker.subscriptions.consumer import DeliveryBatch
 from postdate.v1 import consumer_pb2, message_pb2
+from tests.depth import at_depth
 
 Told = tuple[int, int, int, int, int, bytes]
 """ledger_id, entry_id, publish_time_ms, deliver_at_ms, attempt, payload"""
@@ -108,7 +109,7 @@ deliveries = st.tuples(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=at_depth(fast=10, change=60, deep=600))
 @given(told=st.lists(deliveries, min_size=1, max_size=6))
 def test_both_ways_of_writing_are_read_alike(told: list[Told]):
     batch, few = batch_of(told), encode._FEW

@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from google_crc32c import extend, value
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
@@ -209,7 +209,6 @@ def test_a_later_version_is_refused() -> None:
         decode_amendments(DATA[:4] + b"\2" + DATA[5:])
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=90), st.integers(0, 4), st.integers(0, 60))
 def test_any_bytes_are_amendments_or_corrupt(body: bytes, moved_count: int, cancelled_bytes: int) -> None:
     for count in (cancelled_bytes, max(0, len(body) - 24 * moved_count)):

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import Corrupt
@@ -87,7 +87,6 @@ def test_any_columns_come_back(pairs: list[tuple[int, int]]) -> None:
     check_round_trip(rows_of(pairs))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 63), st.integers(0, 40), st.integers(0, 1 << 32))
 def test_any_width_is_packed_without_waste(width: int, count: int, seed: int) -> None:
     values = np.random.default_rng(seed).integers(0, 1 << 64, count, dtype=np.uint64) >> np.uint64(64 - width)
@@ -170,7 +169,6 @@ PACKED = st.tuples(
 ).map(lambda parts: bytes([parts[0]]) + struct.pack("<q", parts[1]) + parts[2])
 
 
-@settings(max_examples=500, deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=80),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google_crc32c import value
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
@@ -117,7 +117,6 @@ KEYS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(KEYS, st.integers(1, 20), st.integers(1, 9), st.integers(1, 9))
 def test_any_entries_come_back(keys: list[Key], part_rows: int, max_entries: int, min_entries: int) -> None:
     parts = build(keys, part_rows=part_rows, max_entries=max_entries, min_entries=min_entries)
@@ -379,7 +378,6 @@ def test_any_bytes_are_a_snapshot_or_corrupt(data: bytes) -> None:
     decode_all(b"PDB1\1\0\0\0" + data)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=80), st.binary(max_size=40), st.integers(0, (1 << 64) - 1))
 def test_any_metadata_is_a_value_or_corrupt(content: bytes, rest: bytes, segments_at: int) -> None:
     for at in (segments_at, HEADER_BYTES + len(content) + len(rest)):
@@ -392,7 +390,6 @@ NUMBER = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_any_change_of_the_metadata_is_a_value_or_corrupt(data: st.DataObject) -> None:
     def change(message: pb.BucketMetadata) -> None:

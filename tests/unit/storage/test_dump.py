@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.cli import main
@@ -309,7 +309,6 @@ def test_cut_files_are_printed_to_their_end(name: str) -> None:
 # Any bytes
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(MAGIC_BYTES), st.binary(max_size=300))
 def test_any_bytes_behind_any_magic_are_printed(magic: bytes, content: bytes) -> None:
     dump(content)
@@ -317,14 +316,12 @@ def test_any_bytes_behind_any_magic_are_printed(magic: bytes, content: bytes) ->
     dump(magic + b"\1\0\0\0" + content)
 
 
-@settings(deadline=None)
 @given(st.sampled_from([MAGIC_BROKER, MAGIC_TOPIC, MAGIC_CURSOR]), st.binary(max_size=100))
 def test_any_content_of_a_manifest_is_printed(magic: bytes, content: bytes) -> None:
     assert VERSION == 1
     dump(frame_content(magic, content))
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(SMALL)), st.data())
 def test_changed_files_are_printed(name: str, data: st.DataObject) -> None:
     content = bytearray(FILES[name])
@@ -334,7 +331,6 @@ def test_changed_files_are_printed(name: str, data: st.DataObject) -> None:
     dump(bytes(content))
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, (1 << 64) - 1),
     st.lists(st.tuples(st.integers(2, 255), st.binary(max_size=60)), max_size=4),
@@ -348,7 +344,6 @@ def test_any_records_in_a_good_segment_are_printed(first_lsn: int, records: list
     assert sum(line["line"] == "record" for line in lines) == len(records)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.integers(0, (1 << 64) - 1), st.booleans())
 def test_any_bytes_are_a_segment_or_corrupt(content: bytes, first_lsn: int, with_header: bool) -> None:
     data = encode_header(first_lsn) + content if with_header else content
@@ -362,7 +357,6 @@ def test_any_bytes_are_a_segment_or_corrupt(content: bytes, first_lsn: int, with
         value_or_corrupt(decode)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_a_changed_segment_gives_a_part_of_its_groups_and_nothing_else(data: st.DataObject) -> None:
     original = FILES["segment-v1.seg"]
@@ -374,7 +368,6 @@ def test_a_changed_segment_gives_a_part_of_its_groups_and_nothing_else(data: st.
     assert found == groups[: len(found)]
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from([8, 44]))
 def test_any_bytes_are_a_header_or_footer_of_a_ledger_or_corrupt(content: bytes, itemsize: int) -> None:
     value_or_corrupt(lambda: decode_header(content))

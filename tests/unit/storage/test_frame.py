@@ -9,7 +9,7 @@ from contextlib import suppress
 import google_crc32c
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import Corrupt
@@ -261,7 +261,6 @@ def test_any_bytes_decode_or_are_corrupt(data: bytes, first_lsn: int, with_heade
     decode_all(segment.encode_header(first_lsn) + data if with_header else data, first_lsn)
 
 
-@settings(max_examples=300)
 @given(
     st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=4), max_size=5),
     st.lists(st.tuples(st.integers(0, 500), st.binary(max_size=12)), max_size=3),

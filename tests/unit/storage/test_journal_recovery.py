@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import Corrupt
@@ -224,7 +224,6 @@ async def test_a_roll_that_a_killed_broker_left_is_named_durably_before_its_firs
     assert lsns(open_journal(vfs.crashed(vfs.op_count, CrashPolicy.LOSE_UNSYNCED))) == [1, 2, 3, 4]
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=300), st.integers(1, 2**64 - 1), st.integers(0, 3))
 def test_any_file_opens_or_is_corrupt(data: bytes, first_lsn: int, with_header: int) -> None:
     vfs = make_vfs()

@@ -27,6 +27,7 @@ from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
+from tests.depth import at_depth
 from tests.unit.storage.held_executor import HeldExecutor
 from tests.unit.storage.ledger_book import (
     FOLDER,
@@ -441,7 +442,7 @@ async def test_dump_prints_every_row_frame_and_footer(sealed: bool) -> None:
 # Random histories.
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=at_depth(fast=10, change=60, deep=600))
 @given(st.integers(0, 1 << 32), st.data())
 def test_any_order_of_appends_flushes_reads_and_restarts_reads_what_was_appended(
     seed: int, data: st.DataObject

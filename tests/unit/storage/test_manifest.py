@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
@@ -159,19 +159,16 @@ def cursor_images(draw: st.DrawFn) -> CursorImage:
     )
 
 
-@settings(deadline=None)
 @given(broker_images())
 def test_the_root_comes_back_as_it_was(image: BrokerImage) -> None:
     assert decode_broker(encode_broker(image), "") == image
 
 
-@settings(deadline=None)
 @given(topic_images())
 def test_a_topic_comes_back_as_it_was(image: TopicImage) -> None:
     assert decode_topic(encode_topic(image), "") == image
 
 
-@settings(deadline=None)
 @given(cursor_images())
 def test_a_cursor_comes_back_as_it_was(image: CursorImage) -> None:
     assert decode_cursor(encode_cursor(image), "") == image
@@ -186,7 +183,6 @@ def decode_any(decoder: Decoder, framed: bytes) -> None:
 
 
 @pytest.mark.parametrize("magic", DECODERS)
-@settings(deadline=None)
 @given(content=st.binary(max_size=300))
 def test_any_bytes_give_a_value_or_corrupt(magic: bytes, content: bytes) -> None:
     for framed in (content, magic + content, frame_content(magic, content)):
@@ -194,7 +190,6 @@ def test_any_bytes_give_a_value_or_corrupt(magic: bytes, content: bytes) -> None
 
 
 @pytest.mark.parametrize("magic", DECODERS)
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_a_checksum_does_not_vouch_for_the_content(magic: bytes, data: st.DataObject) -> None:
     content = bytearray(ENCODED[magic][FRAME_BYTES:])
@@ -266,7 +261,6 @@ messages = {
 
 
 @pytest.mark.parametrize("magic", messages)
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_what_decodes_can_be_encoded_again(magic: bytes, data: st.DataObject) -> None:
     encoders: dict[bytes, Any] = {
@@ -485,14 +479,12 @@ def test_a_cursor_with_a_value_out_of_range_is_corrupt(change: Callable[[pb.Curs
 # Bitmaps
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_bitmap_or_refused(content: bytes) -> None:
     with suppress(ValueError):
         assert len(bitmap_from_bytes(content).serialize()) == len(content)
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data(), entries=entry_sets, runs=st.booleans())
 def test_a_damaged_bitmap_is_a_bitmap_or_refused(data: st.DataObject, entries: set[int], runs: bool) -> None:
     bitmap = BitMap(entries | set(range(1000, 1000 + data.draw(st.integers(0, 9000)))))

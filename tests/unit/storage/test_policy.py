@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import InvalidRequest
@@ -44,13 +44,11 @@ subscription_policies = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(topic_policies)
 def test_topic_policies_come_back_as_they_were(policy: TopicPolicy) -> None:
     assert topic_policy_from_record(topic_policy_to_record(policy)) == policy
 
 
-@settings(deadline=None)
 @given(subscription_policies)
 def test_subscription_policies_come_back_as_they_were(policy: SubscriptionPolicy) -> None:
     assert subscription_policy_from_record(subscription_policy_to_record(policy)) == policy

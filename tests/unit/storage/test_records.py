@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
@@ -193,7 +193,6 @@ records: st.SearchStrategy[Record] = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(records)
 def test_a_record_comes_back_as_it_was(record: Record) -> None:
     found = decode(record.type, encode(record))
@@ -228,7 +227,6 @@ def test_a_batch_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("record_type", TYPES)
-@settings(deadline=None)
 @given(body=st.binary(max_size=200))
 def test_any_bytes_give_a_record_or_corrupt(record_type: int, body: bytes) -> None:
     with suppress(Corrupt):
@@ -238,7 +236,6 @@ def test_any_bytes_give_a_record_or_corrupt(record_type: int, body: bytes) -> No
 
 
 @pytest.mark.parametrize("record", make.records(), ids=lambda record: type(record).__name__)
-@settings(deadline=None)
 @given(data=st.data())
 def test_changed_bytes_give_a_record_or_corrupt(record: Record, data: st.DataObject) -> None:
     body = bytearray(encode(record))

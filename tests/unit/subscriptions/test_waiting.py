@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
@@ -169,7 +169,6 @@ def blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def test_it_gives_what_plain_dicts_would(block_rows: int, blocks_of_rows: Callable[[int], None]):
     blocks_of_rows(block_rows)
 
-    @settings(deadline=None)
     @given(steps=steps_of)
     def check(steps: list[tuple[str, frozenset[Position], int, int]]) -> None:
         both = Both()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import Corrupt
@@ -82,7 +82,6 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(steps, st.sampled_from([1, 15, 50, 10_000]), st.sampled_from([1, 3, 10, 1_000]))
 def test_runs_remember_what_a_dict_of_ids_does(steps, window_ms, entries_max):
     producer, plain = Producer(), Plain()
@@ -228,7 +227,6 @@ def test_a_file_comes_back_as_it_was():
     assert decode_producers(example().encode(), "f") == example()
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_file_or_corrupt(content):
     message = pb.ProducersFile()
@@ -242,7 +240,6 @@ def test_any_bytes_are_a_file_or_corrupt(content):
         return
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=100))
 def test_any_framed_bytes_are_a_file_or_corrupt(content):
     for each in (content, example().encode()[: len(content)], content + example().encode()):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.config import BrokerConfig
@@ -390,7 +390,6 @@ asks = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(asks)
 def test_no_id_is_ever_stored_twice_and_a_repeat_gets_its_own(steps):
     desk = Desk(producers_max=2, policy=replace(POLICY, dedup_entries=8))

@@ -25,7 +25,7 @@ DONE, DELIVERED = ChangeResult.DONE, ChangeResult.ALREADY_DELIVERED
 MISSING, CANCELLED = ChangeResult.NOT_FOUND, ChangeResult.ALREADY_CANCELLED
 KEY = "order-17"
 SOON_MS = 2_000
-KEEP_MS = 10 * HOUR_MS
+KEEP_MS = 2 * HOUR_MS
 FORGOTTEN = Outcome(None, KEY, MISSING, 0)
 
 World = Callable[[Node], Awaitable[Node]]

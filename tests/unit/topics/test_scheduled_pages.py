@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.delayed.near import Columns
@@ -87,7 +87,6 @@ class Play:
         return held[number % len(held)]
 
 
-@settings(deadline=None)
 @given(trackers, turns, ranges, st.sampled_from(("", "a", "b")), st.integers(1, 7), st.booleans())
 def test_pages_hold_what_waits_at_its_place_once_and_in_order(kind, turns, due, prefix, limit, is_narrow):
     asyncio.run(_page_by_page(kind, turns, due, prefix, limit, is_narrow))
@@ -128,7 +127,6 @@ async def _page_by_page(kind, turns, due, prefix, limit, is_narrow) -> None:
     assert {place[1:] for place in stayed} <= {tuple(position) for position in shown}
 
 
-@settings(deadline=None)
 @given(trackers, turns, ranges, st.sampled_from(("", "a")), st.integers(1, 7))
 def test_changes_by_filter_leave_alone_what_was_moved_meanwhile(kind, turns, due, prefix, limit):
     asyncio.run(_places_by_places(kind, turns, due, prefix, limit))
@@ -165,7 +163,6 @@ async def _places_by_places(kind, turns, due, prefix, limit) -> None:
     raise AssertionError("no page was the last one")
 
 
-@settings(deadline=None)
 @given(trackers, turns, ranges, st.one_of(st.just(0), st.integers(1, 4_000)))
 def test_counts_agree_with_what_waits(kind, turns, due, width_ms):
     asyncio.run(_counted(kind, turns, due, width_ms))

@@ -1,0 +1,70 @@
+"""Depth of a run of the tests: `fast` while one writes, `change` for each change, `deep` at night.
+
+A test that searches asks `at_depth` how far; a case that only `deep` tries is marked `deep`. CONTRIBUTING.md says what
+the targets of make leave to each other. A seed of Hypothesis comes with HYPOTHESIS_SEED: at `deep` for every test that
+uses it, at `change` on a build server for the state machines of tests/model alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+DEPTH = os.environ.get("POSTDATE_TEST_DEPTH", "change")
+EXAMPLES = {"fast": 10, "change": 100, "deep": 1_000}
+"""Examples of Hypothesis for a test that does not say otherwise."""
+T = TypeVar("T")
+
+
+def at_depth(*, change: int, deep: int, fast: int | None = None) -> int:
+    """How many, or how far apart, at the depth of this run."""
+    return {"fast": change if fast is None else fast, "change": change, "deep": deep}[DEPTH]
+
+
+def deep_but(kept: Iterable[T], cases: Iterable[T]) -> list[object]:
+    """The cases of a table, all but the kept ones left to the deep run."""
+    kept = list(kept)
+    return [
+        each
+        if each in kept
+        else pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.deep)
+        for each in cases
+    ]
+
+
+def load_profile() -> None:
+    """No example has a time limit, since tests share a machine.
+
+    A build server tries the same examples of each test on every day, unless it runs deep with the seed of the day.
+    """
+    settings.register_profile("unhurried", max_examples=EXAMPLES[DEPTH], deadline=None)
+    settings.register_profile(
+        "deep",
+        max_examples=EXAMPLES["deep"],
+        deadline=None,
+        derandomize=False,
+        database=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    if DEPTH == "deep":
+        settings.load_profile("deep")
+    elif settings.get_current_profile_name() == "default":
+        settings.load_profile("unhurried")
+
+
+def machine_settings(*, fast: int, change: int, deep: int) -> settings:
+    """Settings of a state machine: with a seed other examples, else the same in every run."""
+    return settings(
+        max_examples=at_depth(fast=fast, change=change, deep=deep),
+        stateful_step_count=40,
+        deadline=None,
+        database=None,
+        derandomize="HYPOTHESIS_SEED" not in os.environ,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
