@@ -29,6 +29,7 @@ from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessControl, AccessInterceptor
 from broker.rpc.reception import Reception, window_bytes
 from broker.rpc.reflection import add_reflection
+from broker.rpc.silent import SilentConnections
 from broker.rpc.tls import ServerCertificates
 from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
@@ -191,6 +192,8 @@ class Server:
         if self._access is not None or self._tls is not None:
             self.broker.supervisor.spawn_lasting("security files", self._watch_security())
         await self._grpc.start()
+        port = split_address(self.grpc_address)[1]
+        self.broker.supervisor.spawn_lasting("silent connections", self._silent.watch(port))
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         log.info(
             "Serving",
@@ -241,21 +244,20 @@ class Server:
 
     def _build_grpc(self) -> grpc.aio.Server:
         config = self.config
+        # gRPC counts them for each address that it listens on.
+        connections_max = max(1, config.connections_max // _listeners(config.grpc_address))
+        self._silent = SilentConnections(connections_max)
         options = [
             ("grpc.max_receive_message_length", config.request_bytes_max),
             ("grpc.max_send_message_length", -1),
-            # gRPC counts them for each address that it listens on.
-            (
-                "grpc.max_allowed_incoming_connections",
-                max(1, config.connections_max // _listeners(config.grpc_address)),
-            ),
+            ("grpc.max_allowed_incoming_connections", connections_max),
             ("grpc.http2.lookahead_bytes", window_bytes(config)),
             *_GRPC_OPTIONS.items(),
         ]
         if config.tls_client_ca_file:
             options += _MTLS_OPTIONS.items()
         self._interceptors: list[Any] = [AccessInterceptor(self._access)] if self._access is not None else []
-        self._interceptors.append(Reception(self.broker))
+        self._interceptors.append(Reception(self.broker, self._silent))
         server = grpc.aio.server(options=options, interceptors=self._interceptors)
         names = []
         for name, service in (

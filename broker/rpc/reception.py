@@ -32,6 +32,7 @@ from broker.config import BrokerConfig
 from broker.errors import InvalidRequest, LimitReached, PostdateError, forget_frames
 from broker.rpc.access_rules import RULES
 from broker.rpc.calls import END_OF_STREAM, refuse
+from broker.rpc.silent import SilentConnections
 from broker.rpc.status import Context
 from broker.runtime.allocator import Trimmer
 from broker.topics.broker import Broker
@@ -212,8 +213,18 @@ class Turns:
 class Places:
     """Calls of one kind that are served at once."""
 
-    def __init__(self, kind: CallKind, most: int, begun_most: int, turns: Turns, trimmer: Trimmer) -> None:
+    def __init__(
+        self,
+        kind: CallKind,
+        most: int,
+        begun_most: int,
+        turns: Turns,
+        trimmer: Trimmer,
+        silent: SilentConnections | None = None,
+    ) -> None:
+        """With `silent`, a connection with such a call is not a silent one."""
         self._kind = kind
+        self._silent = silent
         self._trimmer = trimmer
         self._most = most
         self._begun_most = begun_most
@@ -236,6 +247,8 @@ class Places:
         self._count += 1
         place = BegunCall(context, seconds)
         self._beginning.add(place)
+        if self._silent is not None:
+            self._silent.began(place.peer)
         return place
 
     async def first_message(self, place: BegunCall) -> Any:
@@ -265,6 +278,8 @@ class Places:
 
     def leave(self, place: BegunCall) -> None:
         self._count -= 1
+        if self._silent is not None:
+            self._silent.ended(place.peer)
         self._beginning.discard(place)
         self._turns.give_back(place)
 
@@ -309,7 +324,7 @@ class BegunCall:
 class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """See the module's description. Stands behind access control, so that who is refused takes no place."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, silent: SilentConnections) -> None:
         config = broker.config
         self._broker = broker
         self._seconds = config.first_message_ms / 1000
@@ -317,7 +332,9 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         probe_turns = Turns(_PROBE_TURNS, _PROBE_SECONDS)
         trimmer = Trimmer(_TRIM_SECONDS)
         self._places = {
-            kind: Places(kind, most, begun_max(config), kind_turns, trimmer)
+            kind: Places(
+                kind, most, begun_max(config), kind_turns, trimmer, None if kind is CallKind.PROBE else silent
+            )
             for kind, most, kind_turns in (
                 (CallKind.PROBE, _PROBES_MAX, probe_turns),
                 (CallKind.SHORT, _SHORT_MAX, turns),

@@ -1,37 +1,78 @@
-"""Ends TCP connections of this process that a library holds and offers no way to end."""
+"""Finds and ends TCP connections of this process that a library holds and offers no way to end."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from stat import S_ISSOCK
+from typing import TypeAlias
 from urllib.parse import unquote
 
 _DESCRIPTORS = Path("/dev/fd")
 
+Peer: TypeAlias = tuple[IPv4Address | IPv6Address, int]
 
-def cut_connection(peer: str) -> bool:
-    """End the connection from `peer`, written as gRPC writes it (`ipv4:192.0.2.1:5555`); whether there was one.
 
-    Looks at all descriptors: for a thread. Works on duplicates, so that a descriptor closed meanwhile harms nobody.
-    """
-    family, _, rest = unquote(peer).partition(":")
+def peer_of(name: str) -> Peer | None:
+    """Who is on the other side, of gRPC's name for it (`ipv4:192.0.2.1:5555`); None if that is no address."""
+    family, _, rest = unquote(name).partition(":")
     if family not in ("ipv4", "ipv6"):
-        return False
+        return None
     host, _, port = rest.rpartition(":")
-    wanted = (_plain(host.strip("[]")), int(port))
-    for name in os.listdir(_DESCRIPTORS):
-        with suppress(OSError, ValueError), socket.socket(fileno=os.dup(int(name))) as found:
-            address = found.getpeername()
-            if (
-                found.family in (socket.AF_INET, socket.AF_INET6)
-                and (_plain(address[0]), address[1]) == wanted
-            ):
+    return _plain(host.strip("[]")), int(port)
+
+
+def cut_connection(name: str) -> bool:
+    """End the connection from a peer, written as gRPC writes it; whether there was one."""
+    return bool((peer := peer_of(name)) and cut_connections({peer}))
+
+
+def cut_connections(peers: Collection[Peer]) -> int:
+    """End the connections from these peers; how many there were."""
+    count = 0
+    for found, peer in _connections():
+        if peer in peers:
+            with suppress(OSError):
                 found.shutdown(socket.SHUT_RDWR)
-                return True
-    return False
+                count += 1
+                if count == len(peers):
+                    break
+    return count
+
+
+def peers_by_family(port: int) -> dict[int, list[Peer]]:
+    """Who is connected to a port of this process, by the family of the socket."""
+    peers: dict[int, list[Peer]] = {}
+    for found, peer in _connections():
+        with suppress(OSError):
+            if found.getsockname()[1] == port:
+                peers.setdefault(found.family, []).append(peer)
+    return peers
+
+
+def descriptor_count() -> int:
+    return len(os.listdir(_DESCRIPTORS))
+
+
+def _connections() -> Iterator[tuple[socket.socket, Peer]]:
+    """Connections of this process. Looks at all descriptors: for a thread.
+
+    Yields duplicates, so that a descriptor that is closed meanwhile harms nobody.
+    """
+    for name in os.listdir(_DESCRIPTORS):
+        with suppress(OSError, ValueError):
+            copy = os.dup(int(name))
+            if not S_ISSOCK(os.fstat(copy).st_mode):
+                os.close(copy)  # a socket object would not have taken it, nor closed it
+                continue
+            with socket.socket(fileno=copy) as found:
+                if found.family in (socket.AF_INET, socket.AF_INET6):
+                    address = found.getpeername()
+                    yield found, (_plain(address[0]), address[1])
 
 
 def _plain(host: str) -> IPv4Address | IPv6Address:

@@ -64,6 +64,7 @@ TASKS = {
     # of the edges: an error in them is a failure of the supervisor, which the tests of the supervisor show
     "loop lag": (LASTS, False),
     "security files": (LASTS, False),
+    "silent connections": (LASTS, False),
     "reload": (ENDS, False),
     "service watchdog": (ENDS, False),  # where nobody listens there is nothing to do
     "change of *": (ENDS, False),  # its failure is shown on its page

@@ -121,3 +121,47 @@ async def test_idle_connections_on_both_ports_leave_descriptors_for_files(start:
 
     await until(can_connect, "the places of closed connections did not come back")
     assert not [line for line in broker.lines if '"level":"error"' in line.lower().replace(" ", "")]
+
+
+async def test_silent_connections_keep_nobody_out(start: Start, tmp_path: Path):
+    """More than there are places shake hands, stay silent, and come again when they are ended. An honest stream goes on."""
+    broker = await (await start(data_dir=str(tmp_path / "d"), connections_max="200")).serving()
+    await produce(broker)
+    stream = broker.producer.ProduceStream()
+    await stream.write(producer_pb2.ProduceRequest(topic="t", messages=[message_pb2.Message(payload=b"x")]))
+    assert (await stream.read()).ids
+    taken = 0
+
+    async def hold() -> None:
+        nonlocal taken
+        while True:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+                async with connected(broker.grpc_address) as raw:
+                    taken += 1
+                    await raw.live()
+            await asyncio.sleep(0.5)  # it is no flood of handshakes
+
+    holding = asyncio.gather(*(hold() for _ in range(300)))
+    try:
+
+        async def is_full() -> bool:
+            return taken >= 190
+
+        await until(is_full, "the places were not taken")
+        channel = grpc.aio.insecure_channel(
+            broker.grpc_address,
+            options=[("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 500)],
+        )
+        async with channel:
+            call = channel.unary_unary("/postdate.v1.ProducerService/Produce", None, None)
+            request = producer_pb2.ProduceRequest(topic="t", messages=[message_pb2.Message(payload=b"y")])
+            await call(request.SerializeToString(), timeout=15, wait_for_ready=True)
+        await stream.write(
+            producer_pb2.ProduceRequest(topic="t", messages=[message_pb2.Message(payload=b"z")])
+        )
+        assert (await stream.read()).ids
+        assert broker.logged("Silent connections gave way")["ended"]
+    finally:
+        holding.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await holding

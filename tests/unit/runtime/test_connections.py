@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker.runtime.connections import cut_connection
+from broker.runtime.connections import cut_connection, peers_by_family
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,13 @@ def test_the_named_connection_is_cut_and_no_other(family: Any, host: str, target
 @pytest.mark.parametrize("peer", ["unix:", "ipv4:127.0.0.1:1", "ipv6:[::1]:1", "unknown"])
 def test_a_peer_without_a_connection_is_not_found(peer: str):
     assert not cut_connection(peer)
+
+
+def test_looking_leaves_no_descriptor_open(tmp_path: Path):
+    """Files are among the descriptors that are looked at: a stranger can make the broker look often."""
+    with (tmp_path / "file").open("w"), socket.create_server(("127.0.0.1", 0)):
+        before = len(os.listdir("/dev/fd"))
+        for _ in range(3):
+            assert not cut_connection("ipv4:127.0.0.1:1")
+            peers_by_family(1)
+        assert len(os.listdir("/dev/fd")) == before
