@@ -127,3 +127,59 @@ def test_near_forgets_entries_under_just_these_times(keys):
     left = near.rows_between((0, 0, 0), AFTER_ALL)
     assert [left.key(row) for row in range(len(left))] == sorted(keys[1::2])
     assert near.count() == len(keys[1::2])
+
+
+def row_of(*keys: tuple[int, int, int]) -> Columns:
+    chunk = chunk_of(*keys)
+    return Columns(chunk.deliver_at_ms, chunk.ledger_ids, chunk.entry_ids)
+
+
+START = (0, 0, 0)
+
+
+def test_stale_rows_outweigh_by_those_that_became_so_since_the_last_merge():
+    stale = StaleRows(lambda ledger_id: GONE)
+    stale.note(row_of((11, 1, 5), (12, 1, 6), (13, 1, 7)), START)
+    assert stale.outweigh(2)
+    assert not stale.outweigh(3)
+    stale.left_out([row_of((11, 1, 5))], [], START, START, by_merge=False)  # by a seal: nothing was looked through
+    assert (stale.outweigh(1), stale.outweigh(2)) == (True, False)
+    stale.left_out([], [], START, START, by_merge=True)
+    assert not stale.outweigh(0)
+    stale.note(row_of((14, 1, 8)), START)
+    assert (stale.outweigh(0), stale.outweigh(1)) == (True, False)
+    stale.clear()
+    stale.note(row_of((14, 1, 8)), START)
+    assert stale.outweigh(0)
+
+
+def test_of_what_was_left_out_of_near_each_row_counts_that_is_stale_by_now_and_was_not_taken():
+    amendments = NONE.cancel(BitMap([5, 6, 7]))
+    stale = StaleRows(lambda ledger_id: amendments)
+    some = row_of((10, 1, 5), (11, 1, 6), (12, 1, 8), (13, 1, 7))  # 8 was moved back to where it was
+    stale.note(row_of((13, 1, 7)), START)
+    stale.left_out([some], [], (10, 1, 5), (13, 0, 0), by_merge=False)
+    assert sorted(stale.entries.times().tolist()) == [11]
+
+
+def test_rows_that_were_there_once_more_count_until_they_are_left_out_or_behind_the_frontier():
+    stale = StaleRows(lambda ledger_id: None)
+    rows = row_of((10, 1, 5), (11, 1, 6), (12, 1, 7), (13, 1, 8))
+    stale.note(rows, START)
+    stale.revived(1, rows.entry_ids, rows.deliver_at_ms)
+    assert (stale.entries.count, stale.doubles.count) == (0, 4)
+    # A seal has met two of them: one of these was loaded, so that near holds it twice until it is taken.
+    stale.left_out([], [row_of((11, 1, 6), (13, 1, 8))], (11, 0, 0), (12, 0, 0), by_merge=False)
+    assert sorted(stale.doubles.times().tolist()) == [11, 12]
+
+
+def test_counts_are_unsure_up_to_where_moves_again_may_lie():
+    stale = StaleRows(lambda ledger_id: None)
+    assert stale.is_exact_at(0)
+    stale._unsure_through_ms = 7
+    assert (stale.is_exact_at(6), stale.is_exact_at(7)) == (False, True)
+    stale.is_sought = True
+    assert (stale.is_exact_at(7), stale.may_hold(3)) == (False, True)
+    stale.is_sought = False
+    stale.clear()
+    assert stale.is_exact_at(0)
