@@ -142,7 +142,9 @@ def test_stale_rows_outweigh_by_those_that_became_so_since_the_last_merge():
     stale.note(row_of((11, 1, 5), (12, 1, 6), (13, 1, 7)), START)
     assert stale.outweigh(2)
     assert not stale.outweigh(3)
-    stale.left_out([row_of((11, 1, 5))], [], START, START, by_merge=False)  # by a seal: nothing was looked through
+    stale.left_out(
+        [row_of((11, 1, 5))], [], START, START, by_merge=False
+    )  # by a seal: nothing was looked through
     assert (stale.outweigh(1), stale.outweigh(2)) == (True, False)
     stale.left_out([], [], START, START, by_merge=True)
     assert not stale.outweigh(0)
@@ -160,6 +162,16 @@ def test_of_what_was_left_out_of_near_each_row_counts_that_is_stale_by_now_and_w
     stale.note(row_of((13, 1, 7)), START)
     stale.left_out([some], [], (10, 1, 5), (13, 0, 0), by_merge=False)
     assert sorted(stale.entries.times().tolist()) == [11]
+
+
+def test_a_row_that_was_loaded_is_still_there_as_often_as_it_was_when_a_seal_has_left_it_out():
+    stale = StaleRows(lambda ledger_id: NONE.cancel(BitMap([5])))
+    row = row_of((10, 1, 5))
+    stale.note(row, START)
+    stale.revived(1, row.entry_ids, row.deliver_at_ms)
+    stale.note(row, START)  # moved back, and away again: twice in the index, and stale
+    stale.left_out([row], [], START, (11, 0, 0), by_merge=False)
+    assert (stale.entries.count, stale.doubles.count) == (1, 1)
 
 
 def test_rows_that_were_there_once_more_count_until_they_are_left_out_or_behind_the_frontier():

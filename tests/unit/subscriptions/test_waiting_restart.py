@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from broker.storage.records import GivenBack, ReturnReason
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
-from broker.testing.sim_loop import run_sim
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import SimLoop, run_sim
 from tests.harness import DAY_MS, EARLIEST, Node, Outgoing, entries_of
 
 COUNT = 200
@@ -65,3 +67,26 @@ def test_delays_and_attempts_outlive_the_broker(end: Callable[[Node], Awaitable[
         await node.stop()
 
     run_sim(scenario, seed=7)
+
+
+def test_nothing_is_kept_of_what_was_settled_before_or_after_it_came_back() -> None:
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        node = Node(MemVfs(), clock).open()
+        subscription = await node.create_subscription("orders", "billing")
+        inbox = await node.subscribe("orders", "billing")
+        positions = await node.produce("orders", [Outgoing(b"x"), Outgoing(b"y")])
+        await inbox.wait(2)
+        returned = asyncio.create_task(inbox.nack(positions, 60_000))
+        await asyncio.sleep(0)
+        await inbox.ack(positions[:1])  # its record follows that of the nack
+        await returned
+        await inbox.ack(positions[1:])
+        entries = entries_of(positions)
+        subscription.apply_given_back(
+            GivenBack(subscription.topic_id, subscription.subscription_id, ReturnReason.NACKED, 0, entries)
+        )
+        assert subscription.attempts.digits == {}
+        assert subscription.redelivery.queued == {}
+        node.abandon()
+
+    run_sim(scenario, 1)

@@ -13,7 +13,7 @@ from broker.errors import StorageFailed
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
-from broker.topics.checkpoint import TOPICS_AT_ONCE, Checkpointer, TopicCapture
+from broker.topics.checkpoint import TOPICS_AT_ONCE, Checkpointer, TopicCapture, capture_topic
 from tests.harness import Node, Outgoing, small_config
 
 COUNT = 3 * TOPICS_AT_ONCE + 1
@@ -146,3 +146,32 @@ def test_the_journal_keeps_what_came_while_a_checkpoint_was_written(monkeypatch:
         assert sum(ledger.entry_count for ledger in after.topic("orders").log) == 12
 
     on_node(scenario)
+
+
+def test_what_a_checkpoint_has_captured_it_does_not_write_again() -> None:
+    async def scenario(node: Node) -> None:
+        await node.create_subscription("orders", "all")
+        inbox = await node.subscribe("orders", "all")
+        await node.produce("orders", [Outgoing(b"x")])
+        await inbox.ack([each.position for each in await inbox.wait(1)])
+        first, again = (capture_topic(node.topic("orders")) for _ in range(2))
+        assert (len(first.ledgers), len(first.cursors)) == (1, 1)
+        assert (again.ledgers, again.cursors) == ((), ())
+        node.abandon()
+
+    on_node(scenario)
+
+
+def test_after_a_checkpoint_only_what_came_since_hurries_the_next() -> None:
+    async def scenario(node: Node) -> None:
+        for _ in range(4):
+            await node.produce("orders", [Outgoing(bytes(3_000))])
+        await asyncio.sleep(1)
+        before = node.broker.counters.checkpoints
+        assert before >= 1
+        await node.produce("orders", [Outgoing(b"little")])
+        await asyncio.sleep(1)
+        assert node.broker.counters.checkpoints == before
+        await node.stop()
+
+    on_node(scenario, checkpoint_bytes=8_000, checkpoint_interval_ms=3_600_000)
