@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.strangers.floods import FLOODS
-from benchmarks.strangers.measure import access_flags, measure
+from benchmarks.strangers.measure import HEADER, access_flags, measure
 from tests.depth import deep_but
-from tests.process.conftest import Start
+from tests.process.conftest import ROOT, Start
 
 SCALE = 0.1
 SECONDS = 1.5
@@ -57,6 +57,14 @@ LEAST = {
 
 
 # A change meets each flood once, with or without access control in turn.
+def test_the_document_has_a_row_for_each_flood():
+    lines = (ROOT / "docs/security.md").read_text().splitlines()
+    begin = lines.index(HEADER.splitlines()[0])
+    named = [tuple(line.split(" | ")[:2]) for line in lines[begin + 2 : begin + 2 + 2 * len(FLOODS)]]
+    assert named == [(f"| {name}", access) for access in ("off", "on") for name in FLOODS]
+    assert list(LEAST) == list(FLOODS)
+
+
 @pytest.mark.parametrize(
     ("name", "access"),
     deep_but(
