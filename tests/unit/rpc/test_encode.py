@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, ROW, TIME_MS_MAX
 from broker.rpc import encode
-from broker.rpc.encode import encode_batch_response, encode_deliveries
+from broker.rpc.encode import encode_batch_response, encode_deliveries, put_varints
 from broker.storage.varint import encode_varint
 from broker.subscriptions.consumer import DeliveryBatch
 from postdate.v1 import consumer_pb2, message_pb2
@@ -124,3 +125,17 @@ def test_both_ways_of_writing_are_read_alike(told: list[Told]):
 def test_a_varint_is_what_protobuf_writes(value: int):
     written = message_pb2.MessageId(ledger_id=value).SerializeToString()
     assert encode_varint(value) == (written[1:] or b"\0")
+
+
+@pytest.mark.parametrize("bits", range(65))
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_varints_of_every_width_are_padded_to_one(bits: int, count: int):
+    rng = random.Random(bits)
+    values = [(1 << bits) - 1, *(rng.getrandbits(bits) if bits else 0 for _ in range(count - 1))]
+    head = np.zeros((count, 14), np.uint8)
+    end = put_varints(head, 2, 9, np.array(values, np.uint64))
+    assert end == 3 + max(1, (bits + 6) // 7)
+    assert (head[:, 2] == 9).all() and not head[:, :2].any() and not head[:, end:].any()
+    for value, row in zip(values, head[:, 3:end].tolist(), strict=True):
+        assert all(byte & 0x80 for byte in row[:-1]) and not row[-1] & 0x80
+        assert sum((byte & 0x7F) << 7 * place for place, byte in enumerate(row)) == value
