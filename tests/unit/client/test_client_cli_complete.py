@@ -102,6 +102,7 @@ def test_every_command_takes_the_shared_options_and_says_what_it_does(
             assert param.help or param.name in {"kind", "start"}, f"{name} {param.opts[0]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["json", "jsonl"])
 @pytest.mark.parametrize(
     "arguments",

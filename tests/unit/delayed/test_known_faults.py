@@ -256,6 +256,7 @@ def test_topic_is_deleted_whatever_its_index_holds_or_does(type_: int, count: in
     run_sim(scenario, seed=6)
 
 
+@pytest.mark.slow
 def test_ten_thousand_delayed_messages_are_all_delivered_once_beside_seals_and_merges():
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         limits = {"min_index_count": 400, "seal_after_ms": 700, "max_buckets": 3, "max_segment_entries": 100}

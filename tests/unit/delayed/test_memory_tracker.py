@@ -453,6 +453,7 @@ async def test_entry_added_twice_counts_once_and_comes_once(
     assert len(await follow(tracker)) == 6
 
 
+@pytest.mark.slow
 async def test_additions_merge_into_every_block_of_near(ledgers: Ledgers, build: Build) -> None:
     tracker = build()
     random = np.random.default_rng(11)

@@ -138,6 +138,7 @@ async def test_a_damaged_run_fails_the_restore_loudly_and_the_rows_build_it_agai
     await (await restarted(topic)).check([5, 6, 7])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["block", "fences", "filter"])
 async def test_a_run_found_damaged_later_fails_the_find_loudly(part: str) -> None:
     topic = await sealed(random_hashes(2_000))
@@ -281,6 +282,7 @@ def manifest_of(vfs: MemVfs) -> KeyImage:
     return KeyImage(tuple(said["run_ids"]), said["next_run_id"], Position(*said["keys_through"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", CrashPolicy)
 async def test_a_crash_at_any_moment_of_seal_merge_swap_and_delete_loses_no_key(policy: CrashPolicy) -> None:
     recorded = Recorded()
@@ -528,6 +530,7 @@ class Run:
         self.background = [task for task in self.background if not task.done()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 async def test_a_random_history_keeps_every_promise(seed: int) -> None:
     await Run(seed).run()

@@ -110,6 +110,7 @@ async def test_a_merge_keeps_the_last_entry_of_each_hash_and_both_kinds_apart() 
     assert await world.found(101, 209) == {101: {101: False}, 209: {209: True}}
 
 
+@pytest.mark.slow
 async def test_each_row_is_found_for_its_time_and_at_most_a_fourth_longer() -> None:
     world = World()
     written: dict[int, int] = {}
@@ -132,6 +133,7 @@ async def test_each_row_is_found_for_its_time_and_at_most_a_fourth_longer() -> N
     assert (world.headers, world.settled.count, world.settled.next_expiry_ms()) == ([], 0, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows_max", [1, 10, 100])
 async def test_rows_are_bounded_and_the_oldest_go_first(rows_max: int) -> None:
     world = World(rows_max=rows_max)

@@ -186,6 +186,7 @@ def run(name: str, at: int, request_id: str) -> Run:
     return run_sim(scenario, seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "request_id"),
     [(name, "") for name in METHODS]

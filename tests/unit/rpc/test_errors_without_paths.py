@@ -46,6 +46,7 @@ def answers(name: str, kind: str) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_no_status_names_a_file_of_the_broker(name: str) -> None:
     for kind in KINDS:

@@ -80,6 +80,7 @@ def test_16_mib_of_empty_fields_are_refused_before_they_are_parsed(kind: Any):
     assert is_refused(kind, bytes((15 << 3 | 2, 0)) * (CONFIG.request_bytes_max // 2))
 
 
+@pytest.mark.slow
 @on_repeated
 @pytest.mark.parametrize("spoilt", [b"", b"\x0f"], ids=["whole", "no message at its end"])
 def test_16_mib_of_elements_are_refused_wherever_they_lie(kind: Any, path: tuple[Any, ...], spoilt: bytes):

@@ -92,6 +92,7 @@ def _forget_reasons(count: int, each: Callable[[int], Entries]) -> None:
         reasons.forget(each(now))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "work",
     [

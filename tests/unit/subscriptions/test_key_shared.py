@@ -287,6 +287,7 @@ def test_messages_without_a_key_are_shared_out_evenly():
 # -- parked ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_parked_messages_are_a_list(seed: int):
     rng = random.Random(seed)

@@ -165,6 +165,7 @@ def blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return choose
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_rows", [1, 3, runs.BLOCK_ROWS])
 def test_it_gives_what_plain_dicts_would(block_rows: int, blocks_of_rows: Callable[[int], None]):
     blocks_of_rows(block_rows)
@@ -179,6 +180,7 @@ def test_it_gives_what_plain_dicts_would(block_rows: int, blocks_of_rows: Callab
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_many_entries_in_many_runs_are_what_plain_dicts_would_hold(
     seed: int, blocks_of_rows: Callable[[int], None]

@@ -23,6 +23,7 @@ TOPIC = "orders"
 NEVER_MS = DAY_MS
 DONE, DELIVERED = ChangeResult.DONE, ChangeResult.ALREADY_DELIVERED
 BUCKETS, MEMORY = "buckets", "memory"
+TRACKERS = pytest.mark.parametrize("tracker", [BUCKETS, MEMORY])
 HOUR_MS = 3_600_000
 
 

@@ -321,6 +321,7 @@ def manifest_cases() -> tuple[dict[str, dict[Any, tuple[str, bytes]]], set[str]]
 MANIFEST_FIELDS = sorted(set().union(*(fields_of(kind.DESCRIPTOR) for kind in MANIFESTS.values())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", MANIFEST_FIELDS)
 def test_a_manifest_with_a_field_at_a_bound_is_refused_or_lived_with(field: str) -> None:
     cases, held = manifest_cases()
@@ -431,6 +432,7 @@ def continuing(record: Any) -> Any:
     return record if inner is None else dataclasses.replace(record, produced=continuing(inner))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", get_args(Record), ids=lambda kind: kind.__name__)
 def test_a_record_with_a_field_at_a_bound_is_refused_or_lived_with(kind: type) -> None:
     assert kind in history().records, f"the history has no {kind.__name__}: let it have one"
@@ -488,6 +490,7 @@ def test_whatever_a_sum_came_to_a_manifest_is_written(expire_ms: int) -> None:
     assert found.ledgers[0].last_expire_ms == EXPIRE_MS_MAX
 
 
+@pytest.mark.slow
 def test_a_message_that_is_moved_to_the_end_of_time_and_back_leaves_a_broker_that_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -14,11 +14,10 @@ from broker.testing.mem_vfs import CrashPolicy
 from broker.topics.schedule_values import Cancel, ChangeResult, DueRange
 from tests.harness import Node, Outgoing
 from tests.unit.topics.change_world import (
-    BUCKETS,
     DELIVERED,
     DONE,
-    MEMORY,
     TOPIC,
+    TRACKERS,
     cancel,
     counted,
     is_pending,
@@ -29,7 +28,6 @@ from tests.unit.topics.change_world import (
     times_of,
 )
 
-TRACKERS = pytest.mark.parametrize("tracker", [BUCKETS, MEMORY])
 HOUR_MS = 3_600_000
 
 
@@ -370,6 +368,7 @@ def test_a_subscription_that_ignores_times_gets_what_is_moved_while_it_is_read(
     run(scenario)
 
 
+@pytest.mark.slow
 @TRACKERS
 @pytest.mark.parametrize("seconds", [2, 30])
 def test_what_is_moved_away_and_back_again_and_again_counts_once(tracker: str, seconds: int):

@@ -24,12 +24,12 @@ from broker.topics.schedule_values import ChangeResult
 from broker.topics.topic import Topic
 from tests.harness import Node
 from tests.unit.topics.change_world import (
-    BUCKETS,
     DELIVERED,
     DONE,
     HOUR_MS,
     MEMORY,
     TOPIC,
+    TRACKERS,
     after,
     apply,
     before,
@@ -43,7 +43,6 @@ from tests.unit.topics.change_world import (
 
 CANCELLED, MISSING = ChangeResult.ALREADY_CANCELLED, ChangeResult.NOT_FOUND
 TYPES = pytest.mark.parametrize("type_", [SHARED, KEY_SHARED])
-TRACKERS = pytest.mark.parametrize("tracker", [BUCKETS, MEMORY])
 CHANGES = pytest.mark.parametrize("kind", ["cancel", "later", "now"])
 
 Act = Callable[[], Awaitable[Any]]

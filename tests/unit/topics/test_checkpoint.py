@@ -110,6 +110,7 @@ def test_after_a_checkpoint_that_was_cancelled_none_follows() -> None:
     on_node(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", CrashPolicy)
 def test_a_crash_at_any_step_of_a_checkpoint_leaves_every_new_topic(policy: CrashPolicy) -> None:
     async def scenario(node: Node) -> None:

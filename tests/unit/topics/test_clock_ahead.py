@@ -19,8 +19,8 @@ from tests.unit.topics.change_world import (
     BUCKETS,
     DONE,
     HOUR_MS,
-    MEMORY,
     TOPIC,
+    TRACKERS,
     cancel,
     counted,
     is_pending,
@@ -50,7 +50,8 @@ async def listed(node: Node) -> list[Position]:
     return sorted(each.position for each in page.scheduled)
 
 
-@pytest.mark.parametrize("tracker", [BUCKETS, MEMORY])
+@pytest.mark.slow
+@TRACKERS
 @pytest.mark.parametrize("ending", ["stop", "crash"])
 @pytest.mark.parametrize("direction", [1, -1], ids=["ahead", "behind"])
 @pytest.mark.parametrize("by", STEPS)
@@ -134,7 +135,7 @@ def test_a_life_under_a_clock_that_was_ahead_hides_no_absence_after_it():
     run(scenario)
 
 
-@pytest.mark.parametrize("tracker", [BUCKETS, MEMORY])
+@TRACKERS
 @pytest.mark.parametrize("ending", ["stop", "crash"])
 @pytest.mark.parametrize("by_ms", [*CORRECTIONS_MS, 90_000])
 def test_a_small_correction_of_the_clock_reads_no_ledger_again(tracker: str, ending: str, by_ms: int):

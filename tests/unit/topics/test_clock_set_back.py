@@ -16,12 +16,11 @@ from broker.subscriptions.subscription import KEY_SHARED, SHARED
 from broker.testing.mem_vfs import CrashPolicy
 from tests.harness import DAY_MS, Node, Outgoing
 from tests.unit.topics.change_world import (
-    BUCKETS,
     DELIVERED,
     DONE,
     HOUR_MS,
-    MEMORY,
     TOPIC,
+    TRACKERS,
     cancel,
     counted,
     is_pending,
@@ -33,12 +32,12 @@ from tests.unit.topics.change_world import (
 )
 from tests.unit.topics.test_clock_ahead import STEPS, listed
 
-TRACKERS = pytest.mark.parametrize("tracker", [BUCKETS, MEMORY])
 TYPES = pytest.mark.parametrize("type_", [SHARED, KEY_SHARED])
 SECONDS = 3
 """Virtual: by then the clock was looked at twice."""
 
 
+@pytest.mark.slow
 @TRACKERS
 @TYPES
 @pytest.mark.parametrize("is_there", [False, True], ids=["absent", "without permits"])

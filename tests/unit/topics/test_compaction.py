@@ -337,6 +337,7 @@ def test_two_jobs_do_not_get_one_ledger():
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_zombie_is_refused_and_its_folder_goes():
     async def scenario(node: Node) -> Node:
         await fill(node, 1)

@@ -52,6 +52,7 @@ async def stopped_node(clock: SimClock, tracker: str, *, sealed: bool) -> tuple[
     return Node(node.vfs, clock, sealing), positions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracker", TRACKERS)
 @pytest.mark.parametrize("sealed", [True, False])
 @pytest.mark.parametrize("column", ["times", "rows"])

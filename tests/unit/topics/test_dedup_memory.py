@@ -166,6 +166,7 @@ def test_a_window_that_is_made_shorter_gives_back(window_ms: int) -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_what_has_expired_gives_way_to_other_topics() -> None:
     async def scenario(node: Node) -> None:
         at = await fill(node, "ab")
@@ -204,6 +205,7 @@ def test_a_folder_with_more_than_the_bound_starts_and_shrinks() -> None:
     run(scenario, dedup_memory_bytes_max=2 * BOUND)
 
 
+@pytest.mark.slow
 def test_a_random_history_is_counted_exactly() -> None:
     async def scenario(node: Node) -> None:
         rng = random.Random(11)
@@ -237,6 +239,7 @@ def test_a_random_history_is_counted_exactly() -> None:
     run(scenario, dedup_window_ms=MINUTE_MS, dedup_entries=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dedup_entries", [1_000, 300])
 def test_the_memory_is_what_is_counted(dedup_entries: int) -> None:
     """Producers of gapped ids, each with a state on its way: more than fit, and as many as fit, which forget as they go."""

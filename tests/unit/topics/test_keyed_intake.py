@@ -316,6 +316,7 @@ def test_of_several_batches_under_way_the_one_with_the_key_is_waited_for() -> No
     run(scenario, ledger_entries_max=10_000)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_hashes")
 def test_keys_of_one_hash_do_not_get_in_each_others_way() -> None:
     """Random histories against a dict: produce, replace, fall due, seal, merge, checkpoint, restart."""

@@ -126,6 +126,7 @@ def test_no_two_subscriptions_have_one_dead_letter_topic() -> None:
     assert dead_letter_topic_name("orders", "billing", SubscriptionPolicy()) == "orders~billing~dead-letters"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracker", ["buckets", "memory"])
 def test_counts_and_due_times_agree_at_every_instant(tracker: str) -> None:
     looks = 0

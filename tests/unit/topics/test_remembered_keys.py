@@ -180,6 +180,7 @@ def test_a_key_says_what_became_of_its_message_when_its_ledger_is_gone(
     run(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("life", ["live", "stopped", "killed"])
 def test_a_key_is_remembered_for_as_long_as_it_should_be(life: str):
     async def scenario(node: Node) -> Node:
@@ -198,6 +199,7 @@ def test_a_key_is_remembered_for_as_long_as_it_should_be(life: str):
     run(scenario)
 
 
+@pytest.mark.slow
 def test_what_expires_goes_without_anybody_asking():
     async def scenario(node: Node) -> Node:
         await wait_gone(node, await acknowledged(node))

@@ -149,6 +149,7 @@ def test_what_a_killed_broker_left_in_its_journal_is_followed() -> None:
     assert " 0 journal records" not in report.summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["flip", "cut", "remove"])
 def test_no_damage_to_a_named_file_is_missed(change: str) -> None:
     files = files_at_rest()

@@ -30,6 +30,7 @@ def test_every_change_has_a_case() -> None:
     assert {each.handler.__name__ for each in ROUTES if each.method == "POST"} == set(CHANGES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 async def test_every_change_leaves_a_line(
     make_pages: MakePages, caplog: pytest.LogCaptureFixture, name: str

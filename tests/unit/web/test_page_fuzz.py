@@ -113,6 +113,7 @@ async def try_it(pages: Pages, route: Route, path: str, fields: Mapping[str, str
         assert "a" not in response.cookies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", range(len(ROUTES)), ids=[f"{r.method} {r.handler.__name__}" for r in ROUTES]
 )

@@ -248,6 +248,7 @@ async def test_guessing_the_token_has_to_wait(make_pages):
     assert "Log out" not in await pages.get("/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("headers", "csrf"),
     [
