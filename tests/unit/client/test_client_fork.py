@@ -12,8 +12,6 @@ import pytest
 import postdate
 from tests.unit.client.fake_server import FakeBroker
 
-KIND = type(grpc.aio.insecure_channel("127.0.0.1:1"))
-
 
 async def hangs(_channel: object, _grace: object) -> None:
     await asyncio.Event().wait()
@@ -44,6 +42,8 @@ async def test_client_whose_close_does_not_end_well_is_closed(
     close: Callable[[postdate.Client], Awaitable[None]],
 ) -> None:
     address = f"127.0.0.1:{broker.port}"
+    async with grpc.aio.insecure_channel(address) as channel:
+        kind = type(channel)
     client = postdate.connect(address)
     await client.open()
     await client.server_info()
@@ -52,7 +52,7 @@ async def test_client_whose_close_does_not_end_well_is_closed(
         with pytest.raises(RuntimeError, match="forked while a client"):
             await postdate.connect(address).open()
     with monkeypatch.context() as patched:
-        patched.setattr(KIND, "close", behaves)
+        patched.setattr(kind, "close", behaves)
         await close(client)
     await client.close()
     with pytest.raises(postdate.Closed):
