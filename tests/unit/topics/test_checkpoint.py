@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from broker.errors import StorageFailed
+from broker.storage.manifest import decode_broker
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.checkpoint import TOPICS_AT_ONCE, Checkpointer, TopicCapture, capture_topic
-from tests.harness import Node, Outgoing, small_config
+from broker.topics.recovery import read_file
+from tests.harness import DATA_DIR, Node, Outgoing, small_config
 
 COUNT = 3 * TOPICS_AT_ONCE + 1
 
@@ -176,3 +178,38 @@ def test_after_a_checkpoint_only_what_came_since_hurries_the_next() -> None:
         await node.stop()
 
     on_node(scenario, checkpoint_bytes=8_000, checkpoint_interval_ms=3_600_000)
+
+
+def test_a_topic_deleted_while_a_checkpoint_is_written_is_not_named_by_the_root(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inner = Checkpointer._persist
+
+    async def scenario(node: Node) -> None:
+        for name in ("goes", "stays"):
+            await node.broker.registry.topic_or_create(name)
+
+        async def persist(self: Checkpointer, capture: TopicCapture) -> None:
+            await inner(self, capture)
+            if capture.image.name == "goes":
+                await node.broker.registry.delete_topic("goes")
+
+        monkeypatch.setattr(Checkpointer, "_persist", persist)
+        await node.checkpoint()
+        path = f"{DATA_DIR}/broker.manifest"
+        root = decode_broker(read_file(node.vfs, path), path)
+        assert list(root.topics.values()) == ["stays"]
+
+    on_node(scenario)
+
+
+def test_a_ledger_that_went_is_named_until_its_last_time_has_come() -> None:
+    async def scenario(node: Node) -> None:
+        await node.broker.registry.topic_or_create("orders")
+        topic = node.topic("orders")
+        frontier_ms = topic.index_image().frontier_ms
+        topic.gone_ledgers = {1: frontier_ms - 1, 2: frontier_ms, 3: frontier_ms + 1}
+        assert capture_topic(topic).image.gone_ledgers == ((3, frontier_ms + 1),)
+        node.abandon()
+
+    on_node(scenario)

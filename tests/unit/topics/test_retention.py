@@ -13,6 +13,7 @@ from broker.config import BrokerConfig
 from broker.model import START, Position
 from broker.storage.policy import TopicPolicy
 from broker.subscriptions.subscription import EXCLUSIVE
+from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -475,3 +476,20 @@ def test_a_deleted_topic_or_subscription_leaves_nothing_on_disk():
         return node
 
     run(scenario, ledger_entries_max=100)
+
+
+def test_a_ledger_whose_removal_fails_is_removed_by_the_next_checkpoint():
+    async def scenario(node: Node) -> Node:
+        await node.create_subscription("orders", "one")
+        await node.produce("orders", messages(4))
+        await consume(node, "orders", "one", 4)
+        fault = node.vfs.faults.add(Fault("remove", "*/ledgers/*"))
+        await reclaimed(node)
+        assert fault.hit_count == 1 and ledgers_of(node) == [] and files_of(node)
+        node.broker.checkpointer.changed(node.topic("orders"))
+        await node.checkpoint()
+        assert files_of(node) == []
+        assert node.broker.counters.removed_ledgers == 1
+        return node
+
+    run(scenario)
