@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import grpc.aio
 import pytest
 
 import postdate
+from postdate import _rpc
 from tests.unit.client.fake_server import FakeBroker
 
 
@@ -41,6 +43,8 @@ async def test_client_whose_close_does_not_end_well_is_closed(
     behaves: Callable[[object, object], Awaitable[None]],
     close: Callable[[postdate.Client], Awaitable[None]],
 ) -> None:
+    # Clients of other tests of this process may be open.
+    monkeypatch.setattr(_rpc, "_open_channels", Counter())
     address = f"127.0.0.1:{broker.port}"
     async with grpc.aio.insecure_channel(address) as channel:
         kind = type(channel)
