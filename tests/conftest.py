@@ -10,6 +10,6 @@ load_profile()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the depth of this run leaves out."""
     left_out = {"fast": ("deep", "slow"), "change": ("deep",), "deep": ()}[DEPTH]
-    deselected = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
-    config.hook.pytest_deselected(items=deselected)
-    items[:] = [item for item in items if item not in set(deselected)]
+    deselected = {item for item in items if any(item.get_closest_marker(name) for name in left_out)}
+    config.hook.pytest_deselected(items=list(deselected))
+    items[:] = [item for item in items if item not in deselected]
