@@ -46,7 +46,7 @@ LEAST = {
     "streams of large messages": Least(1, 10, 32 << 10, has_token=True),
     "messages byte by byte": Least(5, 50, 10),
     "calls reset at once": Least(1, 1_000, 100),
-    "pings": Least(5, 0, 10),
+    "pings": Least(1, 0, 100),
     "oversize messages": Least(1, 50, 500),
     "whole calls": Least(1, 500, 50),
     "large calls without a right": Least(1, 20, 32 << 10, has_token=True),
