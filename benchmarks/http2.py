@@ -73,9 +73,7 @@ class Raw:
         self._seconds_max: float | None = 20.0
         self._initial = WINDOW_BYTES
         self._window = WINDOW_BYTES
-        self._given: defaultdict[int, int] = defaultdict(
-            int
-        )  # by stream: beyond the first window, less what was sent
+        self._given = defaultdict[int, int](int)  # by stream: beyond the first window, less what was sent
         self._ended: set[int] = set()  # streams
         self._is_closed = False
         self._changed = asyncio.Event()

@@ -85,15 +85,19 @@ def encode_batch_response(batch: DeliveryBatch) -> bytes:
 
 def varint_width(values: Array) -> int:
     """Bytes of the largest value as a varint."""
-    return max(1, (int(values.max()).bit_length() + 6) // 7)
+    return _width_of(int(values.max()))
+
+
+def _width_of(value: int) -> int:
+    return max(1, (value.bit_length() + 6) // 7)
 
 
 def put_varints(head: npt.NDArray[np.uint8], at: int, tag: int, values: Array) -> int:
     """Write a tag and a varint of one width into every row, from column `at`; returns the column after it."""
-    width = varint_width(values)
+    first, greatest = int(values[0]), int(values.max())
+    width = _width_of(greatest)
     end = at + 1 + width
-    first = int(values[0])
-    if first == int(values.min()) == int(values.max()):
+    if first == greatest == int(values.min()):
         groups = [0x80 | first >> shift & 0x7F for shift in range(0, 7 * width, 7)]
         head[:, at:end] = [tag, *groups[:-1], groups[-1] & 0x7F]
         return end

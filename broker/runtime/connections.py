@@ -18,7 +18,7 @@ Peer: TypeAlias = tuple[IPv4Address | IPv6Address, int]
 
 
 def peer_of(name: str) -> Peer | None:
-    """Who is on the other side, of gRPC's name for it (`ipv4:192.0.2.1:5555`); None if that is no address."""
+    """Return the peer of gRPC's name for it (`ipv4:192.0.2.1:5555`); None if that is no address."""
     family, _, rest = unquote(name).partition(":")
     if family not in ("ipv4", "ipv6"):
         return None
@@ -45,7 +45,7 @@ def cut_connections(peers: Collection[Peer]) -> int:
 
 
 def peers_by_family(port: int) -> dict[int, list[Peer]]:
-    """Who is connected to a port of this process, by the family of the socket."""
+    """Return the peers connected to a port of this process, by the family of the socket."""
     peers: dict[int, list[Peer]] = {}
     for found, peer in _connections():
         with suppress(OSError):

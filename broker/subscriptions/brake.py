@@ -23,7 +23,7 @@ WAIT_MS = 1_000
 
 
 class Brake:
-    """How often entries were given back to be sent at once, in the present span."""
+    """Counts, by entry, of returns to be sent at once in the present span."""
 
     def __init__(self) -> None:
         self._returns = Attempts()

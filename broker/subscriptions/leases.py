@@ -101,7 +101,7 @@ class Leases:
         self._none_before_ns = min(self._none_before_ns, deadline_ns)
 
     def expired(self, now_ns: int) -> list[tuple[str, Entries]]:
-        """What is held beyond its deadline, by consumer. It stays held: `take_back` ends that."""
+        """Return entries held beyond their deadline, by consumer. Each stays held: `take_back` ends that."""
         if now_ns >= self._none_before_ns:
             is_more = self._find_late(now_ns)
             first_ns = self._grants[0].deadline_ns if self._grants else NEVER_MS
@@ -138,7 +138,7 @@ class Leases:
         return is_more
 
     def _alive(self, grant: _Grant) -> Entries:
-        """What has its deadline from a grant."""
+        """Return the entries whose deadline a grant still says."""
         return without_entries(common_entries(grant.entries, self.leased), self._outdated)
 
     def _end_first(self) -> Entries:

@@ -56,7 +56,6 @@ LEAST = {
 }
 
 
-# A change meets each flood once, with or without access control in turn.
 def test_the_document_has_a_row_for_each_flood():
     lines = (ROOT / "docs/security.md").read_text().splitlines()
     begin = lines.index(HEADER.splitlines()[0])
@@ -65,6 +64,7 @@ def test_the_document_has_a_row_for_each_flood():
     assert list(LEAST) == list(FLOODS)
 
 
+# A change meets each flood once, with or without access control in turn.
 @pytest.mark.parametrize(
     ("name", "access"),
     deep_but(
