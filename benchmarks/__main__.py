@@ -186,7 +186,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--native", action="store_true", help="with --profile: C functions too (slower)")
     parser.add_argument("--source", type=Path, default=ROOT, help="another checkout to measure")
     parser.add_argument(
-        "--broker-flag", action="append", default=[], metavar="FLAG", help="e.g. --broker-flag=--tick-ms=100"
+        "--broker-flag", action="append", default=[], metavar="FLAG", help="e.g. --broker-flag=--lease-ms=100"
     )
     return parser.parse_args()
 

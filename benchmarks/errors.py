@@ -1,4 +1,4 @@
-"""How a benchmark fails."""
+"""Failures of a benchmark."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def fairness(setup: Setup) -> Figures:
 
 
 def idle_memory(setup: Setup) -> Figures:
-    """What a topic and a subscription cost that nobody uses."""
+    """Measure the memory of an unused topic and subscription."""
     topics = subscriptions = setup.sized(10_000)
     resident: dict[str, int] = {}
     with Broker(setup, "idle") as broker:
@@ -73,7 +73,7 @@ def idle_memory(setup: Setup) -> Figures:
 
 
 def stop_topics(setup: Setup) -> Figures:
-    """How long a stop takes that has the manifests of as many new topics to write."""
+    """Measure a stop that has to write the manifests of many new topics."""
     count = setup.sized(3_000)
     # No checkpoint before the stop's own.
     setup = replace(setup, broker_flags=(*setup.broker_flags, "--checkpoint-interval-ms=1h"))

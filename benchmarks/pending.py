@@ -193,13 +193,13 @@ def _probe(setup: Setup, broker: Broker) -> Iterator[tuple[Any, Any]]:
 def _lag(setup: Setup, tracker: str) -> Figures:
     """100,000 messages a second; how much later than asked the loop calls back, looked at every 2 ms."""
     path = setup.folder / f"lag-{tracker}.json"
-    setup = replace(setup, broker_flags=(*setup.broker_flags, f"--tracker={tracker}"))
     scrapes: list[tuple[float, dict[str, float]]] = []
     script = HERE / "benchmarks" / "probed_broker.py"
     env = {"BENCHMARK_LAG_FILE": str(path)}
     with Broker(setup, f"lag-{tracker}", script=script, env=env) as broker:
         seconds = setup.seconds(30.0)
         task: dict[str, Any] = {"rate": _LAG_RATE, "batch": 1_000, "payload_bytes": 100, "delay": MONTH_DELAY}
+        task["tracker"] = tracker
         client = Client(setup, broker, "paced", warm_seconds=setup.seconds(5.0) + 1, seconds=seconds, **task)
 
         def scrape() -> None:

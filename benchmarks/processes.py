@@ -37,7 +37,7 @@ _LOG_FAILURE = re.compile(r"^\S+ (ERROR|CRITICAL) |^Traceback ", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all runs share."""
+    """Setup that all runs share."""
 
     source: Path  # the checkout whose broker and SDK are measured
     folder: Path  # where data directories and logs go
@@ -204,12 +204,12 @@ class Broker:
         return found
 
     def read_bytes(self) -> int:
-        """What it has read from the disk since it started; the page cache does not count."""
+        """Return the bytes read from the disk since the start; the page cache does not count."""
         lines = Path(f"/proc/{self.pid}/io").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
 
     def metrics(self) -> dict[str, float]:
-        """What /metrics says, by sample with its labels."""
+        """Return the samples of /metrics, by name with labels."""
         with urllib.request.urlopen(f"http://{self.http_address}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         samples = (line.rpartition(" ") for line in text.splitlines() if line and line[0] != "#")
@@ -284,7 +284,7 @@ class Client:
 
     @property
     def use(self) -> Use | None:
-        """What the phase from `measuring` to `measured` cost; None if there was none."""
+        """Return the cost of the phase from `measuring` to `measured`; None if there was none."""
         if "measured" not in self._marks:
             return None
         begin, end = self._marks["measuring"], self._marks["measured"]

@@ -18,7 +18,7 @@ class Outcome:
 
     @property
     def failed(self) -> str:
-        """Why there are no figures; empty if there are."""
+        """Return the reason for missing figures; empty if there are figures."""
         if not self.failures:
             return "" if self.runs else "not run"
         tried = len(self.runs) + len(self.failures)

@@ -1,4 +1,4 @@
-"""What each scenario starts, in which order, and the figures it yields. One call is one run, on a new broker."""
+"""Scenarios: what they start, in order, and the figures they yield. One call is one run, on a new broker."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def limits(setup: Setup) -> Figures:
-    """What the machine does without a broker's work; an idle one is there, as in every run."""
+    """Measure the machine without a broker's work; an idle broker is there, as in every run."""
     count = setup.sized(2_000)
     with machine.pinned(setup.broker_core):
         syncs = machine.sync_us(setup.folder, count)
@@ -238,7 +238,7 @@ def load(
 
 
 def added_memory(setup: Setup, name: str, count: int, delay: dict[str, list[int]]) -> Figures:
-    """What a broker holds half a minute after a load, above what it held empty."""
+    """Measure a broker's memory half a minute after a load, above that of an empty one."""
     with Broker(setup, name) as broker:
         time.sleep(2)
         empty = broker.memory_bytes()

@@ -26,7 +26,7 @@ from broker.delayed.schedule_keys import KeyImage, ScheduleKeys
 from broker.model import Position, UInt32Column, UInt64Column
 from broker.runtime.vfs import LocalVfs
 from broker.storage.key_filter import BoolColumn
-from broker.storage.key_run_files import LocalKeyRuns
+from broker.storage.key_run_files import key_storage
 
 BATCH = 1_000
 LEDGER_ENTRIES = 1_000_000
@@ -54,11 +54,9 @@ class Bench:
         self._samples: list[UInt64Column] = []
 
     def open(self, image: KeyImage) -> ScheduleKeys:
-        runs = LocalKeyRuns(LocalVfs(), self.folder, TOPIC_ID, self._reads)
+        runs = key_storage(LocalVfs(), self.folder, TOPIC_ID, self._reads)
         cache = KeyCache(self._cache_bytes)
-        return ScheduleKeys(
-            runs, cache, _all_pending, image, topic_id=TOPIC_ID, now_ms=lambda: 1, executor=self._writes
-        )
+        return ScheduleKeys(runs, cache, _all_pending, image, now_ms=lambda: 1, executor=self._writes)
 
     def close(self) -> None:
         self._reads.shutdown()
@@ -140,7 +138,7 @@ class Bench:
             finds.append(at.passed())
             assert int(value) in found
         self._note(f"{name}find_one", finds)
-        before, passed = keys.files.block_reads, 0
+        before, passed = keys.lookup.block_reads, 0
         misses: list[Times] = []
         for _ in range(100):
             hashes = self._new()
@@ -151,7 +149,7 @@ class Bench:
             passed += len(hashes)
         self._note(f"{name}check_1000_new", misses)
         self.figures[f"{name}false_positives_per_1000"] = passed / 100
-        self.figures[f"{name}blocks_read_per_1000"] = (keys.files.block_reads - before) / 100
+        self.figures[f"{name}blocks_read_per_1000"] = (keys.lookup.block_reads - before) / 100
         hits: list[Times] = []
         for sample in self._samples[:50]:
             at = Stopwatch()

@@ -47,10 +47,10 @@ def _with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @main.command()
-@click.option("--config", "config_path", help="TOML file with settings.", metavar="file")
+@click.option("--config", "config_path", help="TOML file of settings.", metavar="file")
 @_with_settings
 def serve(config_path: str | None, **flags: str | None) -> None:
-    """Run the broker until SIGTERM or SIGINT; on SIGHUP it reads again what can change meanwhile."""
+    """Run the broker until SIGTERM or SIGINT; SIGHUP reloads the settings that can change at run time."""
     given = {name: value for name, value in flags.items() if value is not None}
     read_config = partial(load_config, given, os.environ, config_path)
     try:
@@ -110,7 +110,7 @@ def verify(data_dir: str, output: str) -> None:
 
     Exit code 0: all is well; 2: there are problems; 1: the check could not be made.
     """
-    from broker.topics.verify import verify_data_dir  # noqa: PLC0415
+    from broker.jobs.verify import verify_data_dir  # noqa: PLC0415
 
     try:
         report = verify_data_dir(LocalVfs(), data_dir)
@@ -148,23 +148,30 @@ class _AuditCommand(click.Command):
 @main.command(cls=_AuditCommand)
 @click.argument("folder")
 @click.option("--engine", type=click.Choice(["spark", "inline"]), default="spark", show_default=True)
-@click.option("--master", help="Of Spark, such as spark://host:7077.", default="local[*]", show_default=True)
+@click.option(
+    "--master", help="Spark master URL, such as spark://host:7077.", default="local[*]", show_default=True
+)
 @click.option(
     "--level", type=click.Choice(["quick", "standard", "deep"]), default="standard", show_default=True
 )
 @click.option(
     "--sample",
-    help="With --level deep: how much of the stored messages is read, such as 5%.",
+    help="Share of the stored messages read with --level deep, such as 5%.",
     default="100%",
     show_default=True,
     metavar="PERCENT",
 )
-@click.option("--topic", "topics", multiple=True, help="Only this topic; can be given several times.")
+@click.option("--topic", "topics", multiple=True, help="Topic to work on; may be repeated.  [default: all]")
 @click.option(
-    "--report", "report_dir", metavar="DIR", help="Where report.json, findings.parquet and report.html go."
+    "--report",
+    "report_dir",
+    metavar="DIR",
+    help="Directory of report.json, findings.parquet and report.html.",
 )
-@click.option("--textfile", metavar="FILE", help="Metrics for the node exporter's textfile collector.")
-@click.option("--pushgateway", metavar="URL", help="Metrics for a Prometheus Pushgateway.")
+@click.option(
+    "--textfile", metavar="FILE", help="Metrics file for the textfile collector of the node exporter."
+)
+@click.option("--pushgateway", metavar="URL", help="URL of a Prometheus Pushgateway for the metrics.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def audit(**options: Any) -> None:
     """Prove that the delayed index of FOLDER, a backup or a stopped broker's data, is what the log says.
@@ -179,14 +186,14 @@ def audit(**options: Any) -> None:
 
 
 _CONNECTION = {
-    "address": ("HOST:PORT", "Where the broker's gRPC is, on this machine or beside its data directory."),
-    "tls": ("", "Encrypt, and trust a broker that the system's certificates vouch for."),
-    "tls_ca": ("FILE", "Encrypt, and trust a broker that these certificates vouch for."),
-    "tls_cert": ("FILE", "This command's own certificate, with --tls-key."),
-    "tls_key": ("FILE", "The key of --tls-cert."),
-    "tls_server_name": ("NAME", "The name in the broker's certificate, if it is not the address's host."),
-    "token_file": ("FILE", "Show the broker the token in this file; or set POSTDATE_TOKEN."),
-    "allow_plaintext_token": ("", "Send the token without encryption, through a network that is trusted."),
+    "address": ("HOST:PORT", "Address of the gRPC API of the broker."),
+    "tls": ("", "TLS with the CA certificates of the system."),
+    "tls_ca": ("FILE", "TLS with this CA bundle for the server certificate."),
+    "tls_cert": ("FILE", "Client certificate; requires --tls-key."),
+    "tls_key": ("FILE", "Private key of --tls-cert."),
+    "tls_server_name": ("NAME", "Name in the server certificate, if it is not the host of the address."),
+    "token_file": ("FILE", "File of the bearer token; or set POSTDATE_TOKEN."),
+    "allow_plaintext_token": ("", "Permission to send the token without TLS."),
 }
 """Options that say how to reach a running broker: those of the `postdate` command, with the same variables."""
 
@@ -221,39 +228,43 @@ def _with_connection(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @main.command()
 @_with_connection
-@click.option("--offline", metavar="FOLDER", help="A stopped broker's data directory, instead of a broker.")
-@click.option("--data-dir", metavar="DIR", help="Where the broker's data directory is seen from here.")
-@click.option("--apply", is_flag=True, help="Do what is planned. Without it, nothing is changed.")
+@click.option(
+    "--offline", metavar="FOLDER", help="Data directory of a stopped broker, instead of a running one."
+)
+@click.option("--data-dir", metavar="DIR", help="Path of the broker's data directory on this machine.")
+@click.option("--apply", is_flag=True, help="Execution of the plan; without it, nothing is changed.")
 @click.option("--engine", type=click.Choice(["spark", "inline"]), default="spark", show_default=True)
-@click.option("--master", help="Of Spark, such as spark://host:7077.", default="local[*]", show_default=True)
-@click.option("--topic", "topics", multiple=True, help="Only this topic; can be given several times.")
+@click.option(
+    "--master", help="Spark master URL, such as spark://host:7077.", default="local[*]", show_default=True
+)
+@click.option("--topic", "topics", multiple=True, help="Topic to work on; may be repeated.  [default: all]")
 @click.option(
     "--live-ratio",
     type=click.FloatRange(0, 1),
     default=0.2,
     show_default=True,
-    help="Ledgers of which more is live are left alone.",
+    help="Maximum share of live data in a ledger to rewrite.",
 )
 @click.option(
     "--reclaim-mib",
     type=click.IntRange(0),
     default=1,
     show_default=True,
-    help="Ledgers that free less are left alone.",
+    help="Minimum space freed by a ledger to rewrite, in MiB.",
 )
 @click.option(
     "--ledgers-max",
     type=click.IntRange(1, 10_000),
     default=1_000,
     show_default=True,
-    help="Ledgers of a topic that one run rewrites at most.",
+    help="Maximum number of ledgers rewritten per topic and run.",
 )
 @click.option(
     "--read-gib",
     type=click.IntRange(1),
     default=100,
     show_default=True,
-    help="What one run reads at most.",
+    help="Maximum amount of data read per run, in GiB.",
 )
 def compact(connection: Settings, **options: Any) -> None:
     """Free the disk of what was delivered: rewrite ledgers of which little is live, merge small buckets.
@@ -293,7 +304,9 @@ def create_backup(connection: Settings, label: str) -> None:
 @backup.command("list")
 @_with_connection
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--limit", type=click.IntRange(1), help="Show so many, oldest first.  [default: all]")
+@click.option(
+    "--limit", type=click.IntRange(1), help="Maximum number of backups listed, oldest first.  [default: all]"
+)
 def list_backups(connection: Settings, output: str, limit: int | None) -> None:
     """List backups, the oldest first."""
 
@@ -339,7 +352,7 @@ def restore(backup_folder: str, data_dir: str) -> None:
 
     What was acknowledged after the backup was made is delivered again, and what was produced after it is not there.
     """
-    from broker.topics.restore import Restore  # noqa: PLC0415
+    from broker.folder.restore import Restore  # noqa: PLC0415
 
     try:
         work = Restore(LocalVfs(), backup_folder, data_dir, str(uuid.uuid4()), 0)

@@ -20,6 +20,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from broker.config import SETTINGS, BrokerConfig, is_loopback
 from broker.delayed.due_within import due_within
 from broker.errors import Fenced, Unavailable
+from broker.folder.broker import Broker
+from broker.folder.checkpoint import TOPICS_AT_ONCE
 from broker.model import count_entries
 from broker.observe.horizons import HORIZONS
 from broker.observe.lateness import LoopLagProbe
@@ -37,8 +39,6 @@ from broker.runtime.notify import ServiceNotifier
 from broker.runtime.spare_files import SpareDescriptors
 from broker.runtime.vfs import LocalVfs, Vfs
 from broker.settings import ConfigError, split_address
-from broker.topics.broker import Broker
-from broker.topics.checkpoint import TOPICS_AT_ONCE
 from broker.topics.topic import Topic
 from broker.web.server import HttpServer
 
@@ -162,7 +162,7 @@ class Server:
             collector.render,
             lambda: self.broker.not_ready_because,
             pages=(self.broker, self._version),
-            connections_max=config.http_connections_max,
+            connections_max=config.tuning.http_connections_max,
         )
         self.grpc_address = ""
         self.http_address = ""
@@ -224,7 +224,7 @@ class Server:
             async with asyncio.timeout(grace_seconds):
                 await self._consumer.wait_drained()
         except TimeoutError:
-            log.warning("Some streams did not end within the grace")
+            log.warning("Some streams did not end within the grace period")
         await self._grpc.stop(min(grace_seconds, 1.0))
         await self._http.stop()
         await self.broker.stop()
@@ -306,7 +306,7 @@ class Server:
         watched += self._access.watched if self._access is not None else ()
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self.config.security_recheck_ms / 1000):
+                async with asyncio.timeout(self.config.tuning.security_recheck_ms / 1000):
                     await self._look_now.wait()
             self._look_now.clear()
             await asyncio.to_thread(lambda: [each.refresh() for each in watched])
@@ -326,14 +326,14 @@ class Server:
         try:
             fresh = await asyncio.to_thread(self._read_config)
         except ConfigError as error:
-            log.error("The settings cannot be read again; the old ones stay in force", error=error)
+            log.error("The settings could not be reloaded; the old ones stay in force", error=error)
             return
         set_log_level(fresh.log_level)
         names = [setting.name for setting in SETTINGS if setting.name != "log_level"]
         changed = [name for name in names if getattr(fresh, name) != getattr(self._given, name)]
         log.info("Reloaded", log_level=fresh.log_level)
         if changed:
-            log.warning("Settings have changed that need a restart", settings=changed)
+            log.warning("Changed settings need a restart", settings=changed)
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         services = (producer, consumer, admin, schedule, compaction)

@@ -1,13 +1,19 @@
-"""Forms and bounds of settings: sizes, durations, counts, switches, choices, addresses."""
+"""Schema of settings and policies: kinds of values, their ranges, how they are read and shown.
+
+A setting is a field of `BrokerConfig`, declared with `setting`; a policy is a field of `TopicPolicy` or
+`SubscriptionPolicy`, declared with `policy`. A setting that policies inherit is declared once, as the policy, and taken
+over with `inherited`. Parsing, range checks, flags, variables and docs are made from these declarations.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from enum import Enum
+from typing import Any
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -16,6 +22,8 @@ SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
+
+DURATION_MS_MAX = 1 << 53
 
 ENV_PREFIX = "POSTDATE_"
 
@@ -29,6 +37,7 @@ _SIZE_UNITS = {
     "GB": 1_000_000_000,
 }
 _DURATION_UNITS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,254}", re.ASCII)
 _QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)", re.ASCII)
 
 
@@ -46,6 +55,7 @@ class SettingKind(Enum):
     SWITCH = "true, false"
     CHOICE = "choice"
     TEXT = "text"
+    NAME = "name"
     SECRET = "secret"
     ADDRESS = "host:port"
 
@@ -55,13 +65,28 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Facts that a field's annotation says beyond its type."""
+    """Kind, help text and range of a setting or policy."""
 
     kind: SettingKind
     help: str
     low: float = 0
     high: float = 0
     choices: tuple[str, ...] = ()
+
+    def number(self, choice: str) -> int:
+        """Return the number that stands for a choice in policies; 0 is unspecified."""
+        return self.choices.index(choice) + 1
+
+    def is_in_range(self, value: Value) -> bool:
+        """Return whether a policy may have this value; choices are given by number."""
+        match self.kind:
+            case SettingKind.NAME:
+                return isinstance(value, str) and is_name(value)
+            case SettingKind.SWITCH:
+                return value in (False, True)
+            case SettingKind.CHOICE:
+                return not isinstance(value, str) and 0 <= value <= len(self.choices)
+        return not isinstance(value, str) and self.low <= value <= self.high  # false for NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +144,31 @@ def address(help: str) -> Spec:
     return Spec(SettingKind.ADDRESS, help)
 
 
+def name(help: str) -> Spec:
+    return Spec(SettingKind.NAME, help)
+
+
+def setting(default: Value, spec: Spec) -> Any:
+    """Declare a field of `BrokerConfig`."""
+    return field(default=default, repr=spec.kind is not SettingKind.SECRET, metadata={"spec": spec})
+
+
+def policy(default: Value | None, spec: Spec) -> Any:
+    """Declare a field of a policy: None inherits, in the end the default of the broker."""
+    return field(default=None, metadata={"spec": spec, "default": default})
+
+
+def inherited(kind: type[Any], name: str) -> Any:
+    """Declare the setting that policies without a value of their own inherit."""
+    declared = kind.__dataclass_fields__[name].metadata
+    return setting(declared["default"], declared["spec"])
+
+
+def is_name(value: str) -> bool:
+    """Return whether a topic or a subscription may have this name."""
+    return _NAME.fullmatch(value) is not None
+
+
 def split_address(value: str) -> tuple[str, int]:
     """`host:port` or `[v6]:port`, taken apart; ValueError says what is wrong."""
     host, colon, port = value.rpartition(":")
@@ -167,7 +217,7 @@ def check_range(setting: Setting, value: Value) -> None:
             if value not in spec.choices:
                 shown = show(spec.kind, value) if isinstance(value, bool) else _shorten(value)
                 raise ConfigError(f"{setting.name} must be {' or '.join(spec.choices)}, not {shown}")
-        case SettingKind.TEXT | SettingKind.SECRET:
+        case SettingKind.TEXT | SettingKind.NAME | SettingKind.SECRET:
             _check_text(setting, value)
         case SettingKind.ADDRESS:
             try:
@@ -255,6 +305,7 @@ _PARSERS: dict[SettingKind, Callable[[object], Value]] = {
     SettingKind.SWITCH: _parse_switch,
     SettingKind.CHOICE: _parse_choice,
     SettingKind.TEXT: _parse_text,
+    SettingKind.NAME: _parse_text,
     SettingKind.SECRET: _parse_text,
     SettingKind.ADDRESS: _parse_text,
 }

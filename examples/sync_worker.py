@@ -14,7 +14,7 @@ CONCURRENCY = 8
 
 
 def handle(message: postdate.sync.Message) -> None:
-    """What you would do. It is acked when this returns; an exception means: try again later."""
+    """Do the work. The message is acked when this returns; an exception means: try again later."""
     print(f"{message.id} attempt {message.attempt}: {message.payload.decode(errors='replace')}", flush=True)
     time.sleep(0.01)  # blocking is fine here
 

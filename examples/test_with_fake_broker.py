@@ -1,4 +1,4 @@
-"""How to test a program that uses Postdate: three days pass within a test, on the real broker.
+"""A test of a program that uses Postdate: three days pass within it, on the real broker.
 
 pip install 'postdate[broker]' pytest
 pytest examples/test_with_fake_broker.py

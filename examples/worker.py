@@ -17,7 +17,7 @@ ATTEMPTS_MAX = 5
 
 
 async def handle(message: postdate.Message) -> None:
-    """What you would do. It is acked when this returns; an exception means: try again later."""
+    """Do the work. The message is acked when this returns; an exception means: try again later."""
     try:
         print(f"{message.id} attempt {message.attempt}: {message.payload.decode()}")
     except UnicodeDecodeError:

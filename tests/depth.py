@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def at_depth(*, change: int, deep: int, fast: int | None = None) -> int:
-    """How many, or how far apart, at the depth of this run."""
+    """Return the count or distance for the depth of this run."""
     return {"fast": change if fast is None else fast, "change": change, "deep": deep}[DEPTH]
 
 

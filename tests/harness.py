@@ -23,18 +23,20 @@ from dataclasses import dataclass
 from typing import cast
 
 from broker.config import BrokerConfig
+from broker.folder.broker import Broker
 from broker.model import Batch, Entries, IdRange, Position, bitmap_of
+from broker.policy import SubscriptionPolicy
 from broker.rpc.decode import ProduceEnvelope, decode_produce
 from broker.runtime.clock import Clock
-from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
 from broker.subscriptions.failures import Failure
-from broker.subscriptions.subscription import SHARED, Subscription
+from broker.subscriptions.subscription import Subscription
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
-from broker.topics.broker import Broker
 from broker.topics.intake import Accepted
 from broker.topics.topic import Topic
 from postdate.v1 import message_pb2, producer_pb2
+from tests.configs import broker_config
 
 DATA_DIR = "data"
 LATEST, EARLIEST = 1, 2
@@ -54,7 +56,7 @@ def small_config(**changes: object) -> BrokerConfig:
         "journal_segment_bytes": 4096,
         "journal_spare_segments_max": 1,
         "journal_group_bytes_max": 2048,
-        "ledger_entries_max": 8,
+        "ledger_max_entries": 8,
         "checkpoint_interval_ms": DAY_MS,
         "disk_reserve_bytes": 0,
         "initial_backoff_ms": 100,
@@ -66,7 +68,7 @@ def small_config(**changes: object) -> BrokerConfig:
         "max_segment_entries": 2,
         "segment_time_step_ms": 500,
     }
-    return BrokerConfig(**{**settings, **changes})  # type: ignore[arg-type]
+    return broker_config(**{**settings, **changes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Delivered:
 
 
 def batch_of(topic: str, messages: Sequence[Outgoing], config: BrokerConfig, producer: str = "") -> Batch:
-    """What the rpc edge makes of a produce request."""
+    """Return the batch that the rpc edge makes of a produce request."""
     request = producer_pb2.ProduceRequest(topic=topic, producer_name=producer)
     for each in messages:
         request.messages.add(
@@ -199,18 +201,18 @@ class Node:
         topic: str,
         name: str,
         *,
-        type_: int = SHARED,
+        type_: int = SubscriptionType.SHARED,
         position: int = LATEST,
         policy: SubscriptionPolicy | None = None,
     ) -> Subscription:
         """Create a subscription, and its topic if need be."""
         found = await self.broker.registry.topic_or_create(topic)
-        return await found.create_subscription(name, type_, position, policy or SubscriptionPolicy())
+        return await found.subscriptions.create(name, type_, position, policy or SubscriptionPolicy())
 
     async def subscribe(self, topic: str, name: str, **options: int) -> Inbox:
         """Attach a consumer to a subscription, which is created if it is not there."""
         found = await self.broker.registry.topic_or_create(topic)
-        subscription = found.find_subscription(name) or await self.create_subscription(topic, name)
+        subscription = found.subscriptions.find(name) or await self.create_subscription(topic, name)
         return self.attach(found, subscription, **options)
 
     def attach(self, topic: Topic, subscription: Subscription, **options: int) -> Inbox:
@@ -263,10 +265,10 @@ class Inbox:
         lease_ms = lease_ms or subscription.policy.lease_ms or node.config.lease_ms
         self.consumer = _StampingConsumer(next(node.consumer_numbers), node.clock, lease_ms)
         self.consumer.grant(permits, 0)
-        topic.attach(subscription, self.consumer)
+        topic.subscriptions.attach(subscription, self.consumer)
 
     def poll(self) -> list[Delivered]:
-        """What arrived since the last poll."""
+        """Return what arrived since the last poll."""
         found: list[Delivered] = []
         while self.consumer.arrived:
             found += _delivered(*self.consumer.arrived.popleft())
@@ -303,7 +305,7 @@ class Inbox:
     def detach(self, *, hands_back: bool = False) -> None:
         self.attached = False
         self.consumer.hands_back = hands_back
-        self.topic.detach(self.subscription, self.consumer)
+        self.topic.subscriptions.detach(self.subscription, self.consumer)
 
 
 def _delivered(batch: DeliveryBatch, sent_ms: int, sent_ns: int) -> list[Delivered]:

@@ -9,7 +9,7 @@ import pytest
 
 
 def need_program(name: str, package: str = "") -> str:
-    """Where the program is. Without it the test is skipped, or failed on a build server, which installs them all."""
+    """Return the path of a program. Without it the test is skipped, or fails on a build server, which installs all."""
     path = shutil.which(name)
     if path is not None:
         return path

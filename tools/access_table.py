@@ -14,9 +14,9 @@ from google.protobuf import message_factory
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from broker.folder.broker import Broker
 from broker.rpc.access_grants import Grants, parse_grants
 from broker.rpc.access_rules import RULES, SUBSCRIPTION_RIGHTS, Right, Rule
-from broker.topics.broker import Broker
 from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "security.md"
@@ -99,7 +99,7 @@ def _lines() -> Iterator[str]:
 
 
 def row_name(path: str) -> str:
-    """What the table calls a method."""
+    """Return the name of a method in the table."""
     return path[1:].removeprefix("postdate.v1.").replace("/", ".")
 
 

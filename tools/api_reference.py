@@ -52,7 +52,7 @@ Path_ = tuple[int, ...]  # where a declaration stands in its file, as descriptor
 
 @dataclass
 class Api:
-    """What the files declare, by name; comments by the full name of what they are on."""
+    """Declarations of the files by name; comments by the full name of what they are on."""
 
     messages: dict[str, DescriptorProto] = field(default_factory=dict)
     enums: dict[str, EnumDescriptorProto] = field(default_factory=dict)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from broker.config import SETTINGS
-from broker.settings import SettingKind, show
+from broker.policy import SubscriptionPolicy, TopicPolicy
+from broker.settings import SettingKind, Spec, Value, show
 
 _PREFACE = """\
 # Configuration
@@ -27,12 +30,13 @@ those of the client command: `POSTDATE_ADDRESS`, `POSTDATE_CONTEXT`, `POSTDATE_O
 `POSTDATE_TOKEN_FILE`, `POSTDATE_TLS`, `POSTDATE_TLS_CA` and its like. (Kubernetes invents such variables for a
 service named `postdate`: set `enableServiceLinks: false` on the pod.)
 
-Some settings must fit together, and are refused if they do not: the greatest message into a request and into
-a frame; a request into a journal file, the pending journal and a ledger; a batch into a ledger; what one
-dispatcher step reads (`read_batch_entries`) into one acknowledgement (`ack_entries_max`), and the failures
-of a whole acknowledgement, 192 bytes each, into a frame; `lease_ms` into `lease_ms_max`;
+Some settings must fit together, and are refused if they do not: `lease_ms` into `lease_ms_max`, and
 `initial_backoff_ms` into `max_backoff_ms`. What the settings of security need of each other is in
-[security.md](security.md).
+[security.md](security.md). The limits of a request
+(16 MiB) and of a frame sent (3.5 MiB) grow with `payload_bytes_max`.
+
+Policies of topics and subscriptions ([cli-reference.md](cli-reference.md)) inherit the settings of the same name. Those
+without a setting, such as the tracker or the size of a ledger, have the defaults in the last table.
 """
 
 
@@ -41,7 +45,6 @@ def render_reference() -> str:
     lines = [_PREFACE]
     group = ""
     for setting in SETTINGS:
-        spec = setting.spec
         if setting.group != group:
             group = setting.group
             lines += [
@@ -49,16 +52,28 @@ def render_reference() -> str:
                 "| setting | default | range | meaning |",
                 "| --- | --- | --- | --- |",
             ]
-        if spec.kind is SettingKind.SECRET:
-            allowed = f"{spec.low:.0f} characters or more"
-        elif spec.high:
-            allowed = f"{show(spec.kind, spec.low)} to {show(spec.kind, spec.high)}"
-        else:
-            allowed = ", ".join(spec.choices) or spec.kind.value
-        default = show(spec.kind, setting.default)
-        shown = f"`{default}`" if default else "not set"
-        lines.append(f"| `{setting.name}` | {shown} | {allowed} | {spec.help} |")
+        lines.append(_row(setting.name, setting.spec, setting.default))
+    lines += ["\n## Policies without a setting\n"]
+    lines += ["| policy | default | range | meaning |", "| --- | --- | --- | --- |"]
+    known = {setting.name for setting in SETTINGS}
+    lines += [
+        _row(each.name, each.metadata["spec"], each.metadata["default"])
+        for kind in (TopicPolicy, SubscriptionPolicy)
+        for each in fields(kind)
+        if each.name not in known
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _row(name: str, spec: Spec, default: Value | None) -> str:
+    if spec.kind is SettingKind.SECRET:
+        allowed = f"{spec.low:.0f} characters or more"
+    elif spec.high:
+        allowed = f"{show(spec.kind, spec.low)} to {show(spec.kind, spec.high)}"
+    else:
+        allowed = ", ".join(spec.choices) or spec.kind.value
+    shown = "" if default is None else show(spec.kind, default)
+    return f"| `{name}` | {f'`{shown}`' if shown else 'not set'} | {allowed} | {spec.help} |"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the Grafana dashboards show: rows of panels. `tools/dashboards.py` makes JSON of them.
+"""Panels of the Grafana dashboards, row by row. `tools/dashboards.py` makes JSON of them.
 
 A panel is a title, a unit, its queries (legend and expression; Grafana fills in `$topic` and `$instance`) and a
 sentence that says what it means.

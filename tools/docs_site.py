@@ -1,4 +1,4 @@
-"""What the site (mkdocs.yml) needs besides docs/: pages that lie elsewhere, and links that hold there and on git hosts.
+"""Hooks of the site (mkdocs.yml): pages from outside docs/, and links that hold there and on git hosts.
 
 In every document links are relative paths of the repository. On the site a link to another page leads to that page,
 and shows its title where its text was the file's name; one to anything else (code, protos, folders) is left as text,

@@ -99,7 +99,7 @@ def write_descriptors(path: Path) -> None:
 
 
 def includes() -> list[str]:
-    """Where what the API names lies: its own protos, google/rpc, google/protobuf."""
+    """Return the include paths of the API's protos: its own, google/rpc, google/protobuf."""
     return [f"-I{folder}" for folder in (PROTOS, THIRD_PARTY, files("grpc_tools") / "_proto")]
 
 

@@ -179,7 +179,7 @@ def module(name: str) -> str:
 
 
 def imported(tree: ast.Module, name: str) -> dict[str, str]:
-    """Where the names come from that annotations may use."""
+    """Return the imports of names that annotations may use."""
     places = {}
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module != "__future__":

@@ -73,7 +73,7 @@ class Stage:
 
 @dataclass(slots=True)
 class Image:
-    """What a stage leaves: a folder, and how to run what is in it."""
+    """Result of a stage: a folder, and how to run what is in it."""
 
     root: Path
     environ: dict[str, str]
@@ -367,7 +367,7 @@ def run(*command: str) -> None:
 
 
 def debootstrap() -> None:
-    """What stands in for the base image; made once."""
+    """Make the stand-in for the base image, once."""
     if (BASE / ".made").exists():
         return
     targets = subprocess.run(

@@ -50,12 +50,10 @@ def running_broker(folder: Path, report: Path) -> Iterator[tuple[str, str]]:
         "POSTDATE_ADMIN_TOKEN": ADMIN_TOKEN,
         "POSTDATE_AUDIT_REPORT_DIR": str(report),
         "POSTDATE_INITIAL_BACKOFF_MS": "0",
-        "POSTDATE_LEDGER_ENTRIES_MAX": "6000",
-        "POSTDATE_MIN_INDEX_COUNT": "5000",
-        "POSTDATE_BATCH_MESSAGES_MAX": "1000",
+        "TUNING": '{"ledger_max_entries": "6000", "min_index_count": "5000", "batch_messages_max": "1000"}',
         "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}",
     }
-    command = [sys.executable, "-m", "broker.cli", "serve"]
+    command = [sys.executable, "-m", "tests.tuned_broker", "serve"]
     with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -104,7 +102,7 @@ async def make_subscriptions(client: postdate.Client) -> None:
 
 
 async def fill(client: postdate.Client) -> None:
-    """What a shop leaves behind in a morning."""
+    """Produce a shop's morning of messages."""
     rng = random.Random(7)
     now = datetime.now(UTC)
     for topic, messages in (

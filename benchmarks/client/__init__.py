@@ -1,1 +1,1 @@
-"""What runs in a client's process: `python -m benchmarks.client WORK JSON`, started by `benchmarks.processes`."""
+"""Work of a client's process: `python -m benchmarks.client WORK JSON`, started by `benchmarks.processes`."""

@@ -1,4 +1,4 @@
-"""How a client's process talks to the one that started it."""
+"""Messages between a client's process and the one that started it."""
 
 from __future__ import annotations
 

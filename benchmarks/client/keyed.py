@@ -90,7 +90,7 @@ def _requests(task: dict[str, Any], topic: str, *, with_keys: bool) -> list[byte
 
 
 def _places(request: bytes) -> np.ndarray:
-    """Where the digits of each key begin."""
+    """Return the offset of each key's digits."""
     mark = _PLACEHOLDER.encode()
     places, at = [], request.find(mark)
     while at >= 0:

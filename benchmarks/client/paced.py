@@ -65,7 +65,7 @@ async def paced(task: dict[str, Any]) -> dict[str, Any]:
     batch = task["batch"]
     requests = raw.requests(_DISTINCT, batch, task["payload_bytes"], task["delay"])
     async with raw.connect(task["address"]) as channel:
-        await raw.create_subscriptions(channel, 1)
+        await raw.create_subscriptions(channel, 1, task.get("tracker", "bucket"))
         producer = _Paced(channel, requests, batch, task["rate"])
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(producer.run())

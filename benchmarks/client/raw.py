@@ -42,10 +42,12 @@ def subscribe_stream(channel: Any) -> Any:
     return channel.stream_stream("/postdate.v1.ConsumerService/Subscribe")()
 
 
-async def create_subscriptions(channel: Any, count: int) -> list[str]:
+async def create_subscriptions(channel: Any, count: int, tracker: str = "bucket") -> list[str]:
     """Create the topic with so many SHARED subscriptions from its first message on."""
     admin: Any = admin_pb2_grpc.AdminServiceStub(channel)
-    await admin.CreateTopic(admin_pb2.CreateTopicRequest(name=TOPIC), wait_for_ready=True)
+    policy = admin_pb2.TopicPolicy(tracker=f"TRACKER_{tracker.upper()}")
+    request: Any = admin_pb2.CreateTopicRequest(name=TOPIC, policy=policy)
+    await admin.CreateTopic(request, wait_for_ready=True)
     names = [f"subscription-{number}" for number in range(count)]
     for name in names:
         request = admin_pb2.CreateSubscriptionRequest(
@@ -69,7 +71,7 @@ Times = Callable[[], dict[str, Any]]
 
 
 def times(delay: dict[str, Any], rng: random.Random) -> Times:
-    """When each message is due: the fields of `Message`, drawn anew for every message.
+    """Return the time fields of `Message`, drawn anew for every message.
 
     `{"after_ms": [low, high]}` counts from the moment the broker accepts it, `{"at_ms": [low, high]}` is the
     wall clock; both uniform, both ends included.

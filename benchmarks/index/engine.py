@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.client.control import check
 from benchmarks.index.entries import NOW_MS
-from benchmarks.index.files import TOPIC_ID, CountingStorage
+from benchmarks.index.files import CountingStorage
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_upkeep import BucketUpkeep
 from broker.delayed.bucket_values import BucketImage
@@ -51,9 +51,7 @@ class Engine:
         self.clock = StandingClock()
         self.storage = CountingStorage(self.buckets_folder, ThreadPoolExecutor(1))
         frontier = Frontier(NOW_MS, *ENTRY_AFTER_ALL)
-        self.tracker = BucketTracker(
-            self.storage, frontier, topic_id=TOPIC_ID, executor=ThreadPoolExecutor(1)
-        )
+        self.tracker = BucketTracker(self.storage, frontier, executor=ThreadPoolExecutor(1))
         self.upkeep = BucketUpkeep(
             self.tracker,
             self.storage,
@@ -71,7 +69,7 @@ class Engine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a seal or a merge is under way."""
+        """Return whether a seal or a merge is under way."""
         self.check_failures()
         for task in [task for task in self._tasks if task.done()]:
             self._tasks.discard(task)

@@ -34,7 +34,7 @@ class Block:
 
 @dataclass(slots=True)
 class Minute:
-    """What is due within the first minute: its count and order-free checksum."""
+    """Entries due within the first minute: their count and order-free checksum."""
 
     count: int = 0
     checksum: int = 0

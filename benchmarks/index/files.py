@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
-from pyroaring import BitMap
-
-from broker.delayed.bucket_storage import LocalBucketStorage, LocalSnapshotWriter
+from broker.runs.storage import RunStorage, RunWriter
 from broker.runtime.vfs import Buffer, LocalFile, LocalVfs
-from broker.storage.bucket_snapshot import BucketMetadata
+from broker.storage.bucket_files import BUCKETS, SnapshotReader
 
 TOPIC_ID = 1
 
@@ -42,27 +40,18 @@ class CountingVfs(LocalVfs):
         return _CountingFile(file, self.written) if create else file
 
 
-class CountingStorage(LocalBucketStorage):
-    """A seal saves a bucket whole, a merge opens a writer: that tells them apart."""
+class CountingStorage(RunStorage[SnapshotReader]):
+    """A merge leaves whole blocks for metadata that it does not know yet: that tells it from a seal."""
 
     def __init__(self, folder: Path, executor: Executor) -> None:
         self._counting = CountingVfs()
-        super().__init__(self._counting, str(folder), TOPIC_ID, executor)
+        super().__init__(self._counting, str(folder), TOPIC_ID, BUCKETS, executor)
         self._sealed: set[str] = set()
 
-    async def save_all(
-        self,
-        bucket_id: int,
-        metadata: BucketMetadata,
-        bitmaps: dict[int, BitMap],
-        segments: Iterable[bytes],
-    ) -> BucketMetadata:
-        self._sealed.add(self.path(bucket_id))
-        return await super().save_all(bucket_id, metadata, bitmaps, segments)
-
-    def open_writer(self, bucket_id: int, reserve_bytes: int) -> LocalSnapshotWriter:
-        assert self.path(bucket_id) not in self._sealed
-        return super().open_writer(bucket_id, reserve_bytes)
+    def create(self, run_id: int, begins_at: int) -> RunWriter:
+        if begins_at % 4096:
+            self._sealed.add(self.path(run_id))
+        return super().create(run_id, begins_at)
 
     def sealed_bytes(self) -> int:
         return sum(self._counting.written.get(path, 0) for path in self._sealed)

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.client.control import check, phase, say
 from benchmarks.index.engine import Engine, memory_bytes
 from benchmarks.index.entries import BATCH, NOW_MS, Block, Minute, blocks, note_minute
-from benchmarks.index.files import TOPIC_ID, disk_bytes
+from benchmarks.index.files import disk_bytes
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.tracker import ENTRY_AFTER_ALL, Frontier
 from broker.model import ROW, START, Position
@@ -158,7 +158,7 @@ def _add_alone(engine: Engine, delay: str, count: int) -> float:
     for block in blocks(delay, count, ledger_entries):
         if not block.entry_ids[0]:
             frontier = Frontier(NOW_MS, *ENTRY_AFTER_ALL)
-            tracker = BucketTracker(engine.storage, frontier, topic_id=TOPIC_ID)
+            tracker = BucketTracker(engine.storage, frontier)
         begin = time.perf_counter()
         _add_block(tracker, block)
         seconds += time.perf_counter() - begin

@@ -21,7 +21,7 @@ class Row:
     on_request: bool = False  # it takes long, and runs only if its name or its scenario's is spelled out
 
     def reached(self, values: list[float]) -> bool | None:
-        """Whether the target is reached; None where there is none."""
+        """Return whether the target is reached; None where there is none."""
         if self.target is None:
             return None
         ordered = sorted(values, reverse=self.better == "more")

@@ -46,8 +46,10 @@ def main() -> int:
 
 def _run(folder: Path, name: str, *, guarded: bool, seconds: float) -> Figures:
     flags = access_flags(folder) if guarded else ()
-    setup = Setup(ROOT, folder, 0, 1, quick=False, broker_flags=("--first-message-ms", "5s", *flags))
-    with Broker(setup, f"{'guarded' if guarded else 'open'}-{name.replace(' ', '-')}") as broker:
+    setup = Setup(ROOT, folder, 0, 1, quick=False, broker_flags=tuple(flags))
+    folder_name = f"{'guarded' if guarded else 'open'}-{name.replace(' ', '-')}"
+    env = {"TUNING": '{"first_message_ms": "5s"}'}
+    with Broker(setup, folder_name, script=ROOT / "tests/tuned_broker.py", env=env) as broker:
         command = [sys.executable, "-m", "benchmarks.strangers", "--flood"]
         return asyncio.run(
             measure(command, broker.address, broker.http_address, broker.pid, name, seconds=seconds)

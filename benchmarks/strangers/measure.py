@@ -29,7 +29,7 @@ _REST_SECONDS = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was seen from the flood's begin to some seconds after its end."""
+    """Figures from the flood's begin to some seconds after its end."""
 
     connections: int
     calls: int

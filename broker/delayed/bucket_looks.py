@@ -1,4 +1,4 @@
-"""What a bucket tracker says of itself: its statistics, and its entries by due time."""
+"""Statistics of a bucket tracker, and its histogram of due times."""
 
 from __future__ import annotations
 
@@ -64,6 +64,6 @@ def histogram_over(
         end_ms=end_ms,
         width_ms=width_ms,
     )
-    # Of a ledger that was discarded, what lies in unread segments still counts (B10).
+    # Of a ledger that was discarded, what lies in unread segments still counts (BUCKET-10).
     is_clean = not any(bucket.is_unsure and bucket.first_unread_key for bucket in buckets)
     return replace(found, is_exact=found.is_exact and is_clean)

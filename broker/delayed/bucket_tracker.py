@@ -10,58 +10,57 @@ taken from without a look at anything else, and no entry is ever loaded twice. A
 where entries wait: the new bucket is opened at `loaded_end` as it stands at the swap, whatever was loaded or
 taken since the work began.
 
-Invariants (T1-T4 stand in `tracker`; U in `mutable_bucket`, K in `sealed_bucket`, G in `merging`, W in
-`bucket_writer`):
-  B1  frontier < loaded_end; every row of near lies before `loaded_end`, every waiting row at or after it. It
+Invariants (TRACKER stand in `tracker`, MUTABLE in `mutable_bucket`, SEALED in `sealed_bucket`, MERGE in `runs.merging`,
+WRITER in `bucket_writer`):
+  BUCKET-1  frontier < loaded_end; every row of near lies before `loaded_end`, every waiting row at or after it. It
       moves over waiting rows only by handing all of them to near, in one step without `await`; it moves back
       only as far as the frontier and near's last row. It is a whole key, not a time: a million entries of one
       millisecond are handed on in parts.
-  B2  What is added before `loaded_end` goes to near at once (T2), and is remembered for the next seal too,
-      unless it lies at or before the frontier. After the clock stepped back it waits in near until due (T3).
-  B3  Everything after the frontier that was added is in the mutable bucket, the frozen one, or the file of a
+  BUCKET-2  What is added before `loaded_end` goes to near at once (TRACKER-2), and is remembered for the next seal too,
+      unless it lies at or before the frontier. After the clock stepped back it waits in near until due (TRACKER-3).
+  BUCKET-3  Everything after the frontier that was added is in the mutable bucket, the frozen one, or the file of a
       bucket that `image` names, but for what amendments make stale. What lies at or
       before the frontier may be left out: after a crash it is delivered by position (catch-up).
-  B4  `image().indexed_through` moves only when everything indexed before it is in buckets that the image names, or
-      lies at or before its `frontier_ms`.
-  B5  A seal freezes in one step, and there is at most one frozen bucket. One that failed is thawed: its rows
+  BUCKET-4  `image().indexed_through` moves only when everything indexed before it is in buckets that the image names,
+      or lies at or before its `frontier_ms`.
+  BUCKET-5  A seal freezes in one step, and there is at most one frozen bucket. One that failed is thawed: its rows
       stand before those added since, as if it had never been frozen.
-  B6  Between the look that finds a new bucket's window right for `loaded_end` and the swap there is no `await`.
-  B7  What began before a `clear` changes nothing after it (generation), and its file goes to `deleted_ids`.
-  B8  A merge replaces its sources in one step, and only by a bucket that was read back and holds the same entries
-      (W3). Whatever fails before leaves the sources as they were, LIVE.
-  B9  A file is deleted only after a manifest is durable whose image did not name it: its id is handed out by
+  BUCKET-6  Between the look that finds a new bucket's window right for `loaded_end` and the swap there is no `await`.
+  BUCKET-7  What began before a `clear` changes nothing after it (generation), and its file goes to `deleted_ids`.
+  BUCKET-8  A merge replaces its sources in one step, and only by a bucket that was read back and holds the same entries
+      (WRITER-3). Whatever fails before leaves the sources as they were, LIVE.
+  BUCKET-9  A file is deleted only after a manifest is durable whose image did not name it: its id is handed out by
       `image().deleted_ids` and comes back through `remove_deleted`.
-  B10 `count` is exact but for: an entry added twice counts twice until both meet in near or in a seal or merge;
+  BUCKET-10  `count` is exact but for: an entry added twice counts twice until both meet in near or in a seal or merge;
       entries of a discarded ledger in unread segments count until these are read or merged, but for those that
       were known as stale; after a start, what was cancelled or moved counts until `seek_stale` has ended, and what
       was moved to one time again may count twice.
-  B11 A failed read changes nothing and reaches the caller of `load`, unless its bucket is out of use by then.
-  B12 Rows that amendments made stale are left out when they are taken, sealed or merged; until then `_stale` names
-      them, so that they do not count. Whether a row is stale is decided by the amendments, never by `_stale`.
+  BUCKET-11  A failed read changes nothing and reaches the caller of `load`, unless its bucket is out of use by then.
+  BUCKET-12  Rows that amendments made stale are left out when they are taken, sealed or merged; until then `_stale`
+      names them, so that they do not count. Whether a row is stale is decided by the amendments, never by `_stale`.
       All rows of a discarded ledger are stale: its amendments say that it is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from broker.delayed.bucket_audit import holds_waiting
 from broker.delayed.bucket_looks import histogram_over, stats_of
-from broker.delayed.bucket_storage import BucketSnapshotStorage
-from broker.delayed.bucket_values import BucketCounters, BucketImage, BucketPolicyValues, Retry
+from broker.delayed.bucket_values import BucketImage, BucketPolicyValues
 from broker.delayed.bucket_writer import (
     BucketWriter,
     NewBucket,
     NotNeeded,
     SegmentLimits,
 )
-from broker.delayed.merging import plan_merge
+from broker.delayed.lent_buckets import Loan, check_steps, loan_of, not_needed_of
 from broker.delayed.mutable_bucket import MutableBucket
 from broker.delayed.near import (
     Columns,
@@ -81,6 +80,9 @@ from broker.delayed.tracker import DueChunk, Frontier, Histogram, TrackerStats
 from broker.errors import PostdateError
 from broker.model import START, Int64Column, Position, UInt32Column
 from broker.observe.logs import get_logger
+from broker.runs.merging import plan_merge
+from broker.runs.upkeep import RunCounters, RunFiles, RunWork, counters_of
+from broker.storage.bucket_files import BucketStorage
 from broker.storage.bucket_snapshot import BucketMetadata
 
 log = get_logger(__name__)
@@ -91,10 +93,9 @@ class BucketTracker:
 
     def __init__(
         self,
-        storage: BucketSnapshotStorage,
+        storage: BucketStorage,
         frontier: Frontier,
         *,
-        topic_id: int,
         executor: Executor | None = None,
         amendments_of: AmendmentsOf = lambda ledger_id: None,
         policy: BucketPolicyValues | None = None,
@@ -103,10 +104,12 @@ class BucketTracker:
     ) -> None:
         """`lead_ms`: what is due so soon is loaded, and then as much again, so that loads are seldom."""
         self.policy = policy or BucketPolicyValues()
-        self.counters = BucketCounters()
         self._storage = storage
         self._writer = BucketWriter(storage, executor)
-        self._topic_id = topic_id
+        self._files = RunFiles(storage)
+        self._seals = RunWork(self._files, "A bucket could not be sealed; its entries stay in memory")
+        self._merges = RunWork(self._files, "Buckets could not be merged and stay as they are")
+        self._adoptions = RunWork(self._files, "A bucket that was handed in cannot be used")
         self._amendments_of = amendments_of
         self._frontier = frontier
         self._loaded_end: Key = key_after(frontier)
@@ -119,12 +122,8 @@ class BucketTracker:
         self._buckets: list[SealedBucket] = []
         self._mark = (START, 0)  # position and lsn up to which everything was added
         self._sealed_mark = (START, 0)  # up to which everything is in buckets
-        self._next_bucket_id = 1
-        self._deleted_ids: list[int] = []
         self._generation = 0
         self._mutable_since_ms: int | None = None
-        self._seal_retry, self._merge_retry = Retry(), Retry()
-        self._is_sealing = self._is_merging = False
 
     # What every tracker offers.
 
@@ -133,13 +132,17 @@ class BucketTracker:
         return self._frontier
 
     @property
+    def counters(self) -> RunCounters:
+        return counters_of(self._seals, self._merges)
+
+    @property
     def buckets(self) -> Sequence[SealedBucket]:
         return self._buckets
 
     @property
     def is_idle(self) -> bool:
         in_memory = self._mutable.count or self._frozen is not None or self._near.count()
-        return not (in_memory or self._buckets or self._deleted_ids)
+        return not (in_memory or self._buckets or self._files.deleted_ids)
 
     def add(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         if not len(entry_ids):
@@ -152,11 +155,11 @@ class BucketTracker:
         columns = Columns(deliver_at_ms, np.full(len(entry_ids), ledger_id, dtype=np.int64), entry_ids)
         is_near = rows_before(columns, self._loaded_end)
         self._near.add(columns.part(is_near))
-        kept = ~rows_before(columns, key_after(self._frontier))  # B2
+        kept = ~rows_before(columns, key_after(self._frontier))  # BUCKET-2
         self._mutable.append(ledger_id, entry_ids[kept], deliver_at_ms[kept], ~is_near[kept])
 
     def remove(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
-        """See the protocol. The rows stay where they are until they are taken, sealed or merged (B12)."""
+        """See the protocol. The rows stay where they are until they are taken, sealed or merged (BUCKET-12)."""
         ledger_ids = np.full(len(entry_ids), ledger_id, dtype=np.int64)
         self._stale.note(Columns(deliver_at_ms, ledger_ids, entry_ids), self._frontier)
 
@@ -166,11 +169,11 @@ class BucketTracker:
         if first is None or first[0] > now_ms + self._lead_ms:
             return False
         # A million may be due at one moment, and after the clock leapt forward a day may be: what is in near is taken
-        # before more is brought there. Order holds, for near lies before what waits (B1).
+        # before more is brought there. Order holds, for near lies before what waits (BUCKET-1).
         return self._near.count() < self._load_entries_max
 
     async def load(self, now_ms: int) -> None:
-        """See the protocol. Raises Corrupt or OSError if a segment cannot be read (B11)."""
+        """See the protocol. Raises Corrupt or OSError if a segment cannot be read (BUCKET-11)."""
         self._move_loaded_end(now_ms)
         last_ms = now_ms + 2 * self._lead_ms
         end = self._end_after(last_ms)
@@ -192,7 +195,7 @@ class BucketTracker:
     def next_due_ms(self) -> int | None:
         near_ms = self._near.first_due_ms()
         if near_ms is not None:
-            return near_ms  # near lies before what waits (B1)
+            return near_ms  # near lies before what waits (BUCKET-1)
         first = self._first_waiting_key()
         return None if first is None else first[0]
 
@@ -224,7 +227,7 @@ class BucketTracker:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether the counts are right; see B10."""
+        """Return whether the counts are right; see BUCKET-10."""
         return self._stale.is_exact_at(self._frontier.deliver_at_ms)
 
     def histogram(self, start_ms: int, end_ms: int, width_ms: int, floor_ms: int = 0) -> Histogram:
@@ -241,18 +244,10 @@ class BucketTracker:
         rows = [self._near.rows_between(start, end)]
         rows += [bucket.waiting_between(waiting_from, end) for bucket in self._in_memory()]
         rows += [bucket.window for bucket in self._buckets]
-        unread = [
-            UnreadSegments(*bucket.unread_borders(), partial(self._read_unread, bucket, bucket.next_segment))
-            for bucket in self._buckets
-        ]
-        return concatenate(rows), unread
-
-    async def _read_unread(self, bucket: SealedBucket, first: int, number: int) -> Columns:
-        data = await self._storage.read_segment(bucket.metadata, first + number)
-        return bucket.decode(first + number, data)
+        return concatenate(rows), [bucket.unread_segments(self._storage) for bucket in self._buckets]
 
     def discard_ledger(self, ledger_id: int) -> None:
-        """See the protocol; B10 says when what lies in unread segments stops to count."""
+        """See the protocol; BUCKET-10 says when what lies in unread segments stops to count."""
         is_known = self._stale.may_hold(ledger_id)
         held = [*self._near.blocks(), *(bucket.window for bucket in self._buckets)]
         for memory in self._in_memory():
@@ -268,7 +263,7 @@ class BucketTracker:
 
     def clear(self, frontier: Frontier | None = None) -> None:
         """See the protocol. What follows indexes from the start of the log again."""
-        self._generation += 1  # B7
+        self._generation += 1  # BUCKET-7
         self._frontier = frontier or self._frontier
         self._near.clear()
         self._loaded_end = key_after(self._frontier)
@@ -291,39 +286,30 @@ class BucketTracker:
         self._mark = (position, lsn)
 
     def image(self) -> BucketImage:
-        """What the next manifest says; see `remove_deleted`."""
+        """Return the image for the next manifest; see `remove_deleted`."""
         nothing_to_seal = self._frozen is None and not self._mutable.count
-        position, lsn = self._mark if nothing_to_seal else self._sealed_mark  # B4
+        position, lsn = self._mark if nothing_to_seal else self._sealed_mark  # BUCKET-4
         return BucketImage(
             bucket_ids=tuple(bucket.bucket_id for bucket in self._buckets),
             indexed_through=position,
             index_lsn=lsn,
             frontier_ms=self._frontier.deliver_at_ms,
-            next_bucket_id=self._next_bucket_id,
-            deleted_ids=tuple(self._deleted_ids),
+            next_bucket_id=self._files.next_id,
+            deleted_ids=tuple(self._files.deleted_ids),
         )
 
     @property
     def has_deleted(self) -> bool:
         """Return whether files wait for a manifest that does not name them."""
-        return bool(self._deleted_ids)
+        return bool(self._files.deleted_ids)
 
     async def remove_deleted(self, image: BucketImage) -> None:
-        """Remove the files that `image` did not name, now that a manifest with it is durable (B9).
-
-        One that cannot be removed is tried again with the next image.
-        """
-        for bucket_id in image.deleted_ids:
-            try:
-                await self._storage.delete(bucket_id)
-            except (OSError, PostdateError) as error:
-                log.warning("A bucket's file could not be removed", bucket_id=bucket_id, error=str(error))
-            else:
-                self._deleted_ids = [other for other in self._deleted_ids if other != bucket_id]
+        """Remove the files that `image` did not name, now that a manifest with it is durable (BUCKET-9)."""
+        await self._files.remove_deleted(image.deleted_ids)
 
     def disown(self, bucket_ids: Sequence[int]) -> None:
-        """Buckets of a manifest that cannot be used: their files go once one without them is durable (B9)."""
-        self._deleted_ids += [bucket_id for bucket_id in bucket_ids if bucket_id not in self._deleted_ids]
+        """Buckets of a manifest that cannot be used: their files go once one without them is durable (BUCKET-9)."""
+        self._files.delete(bucket_ids)
 
     async def restore(
         self,
@@ -339,7 +325,7 @@ class BucketTracker:
         hold of ledgers that were dropped since lies at or before the frontier.
         """
         assert not self._buckets and not self._mutable.count
-        self._next_bucket_id = max(next_bucket_id, *(m.bucket_id + 1 for m in metadatas), 1)
+        self._files.restore([metadata.bucket_id for metadata in metadatas], next_bucket_id)
         buckets = [await self._open(metadata, self._generation) for metadata in metadatas]
         for bucket in buckets:  # in one step: if one cannot be opened, nothing has changed
             bucket.state = BucketState.LIVE
@@ -355,11 +341,11 @@ class BucketTracker:
 
     def needs_seal(self, now_ms: int) -> bool:
         mutable, policy = self._mutable, self.policy
-        if not mutable.count or self._is_sealing:
+        if not mutable.count or self._seals.is_running:
             return False
         if self._mutable_since_ms is None or self._mutable_since_ms > now_ms:
             self._mutable_since_ms = now_ms
-        if not self._seal_retry.is_ready(now_ms):
+        if not self._seals.is_ready(now_ms):
             return False
         if mutable.count >= policy.min_index_count:
             return True
@@ -368,79 +354,90 @@ class BucketTracker:
         return mutable.count_ledgers_from(self._sealed_mark[0].ledger_id) > policy.ledgers_per_bucket
 
     async def seal(self) -> bool:
-        """Write what was added to a bucket; False if that failed, and everything is as it was (B5)."""
-        if self._is_sealing or not self._mutable.count:
+        """Write what was added to a bucket; False if that failed, and everything is as it was (BUCKET-5)."""
+        if self._seals.is_running or not self._mutable.count:
             return True
         frozen, mark, generation = self._mutable, self._mark, self._generation
-        self._mutable, self._frozen, self._mutable_since_ms = MutableBucket(), frozen, None
-        self._is_sealing = True
-        bucket_id = self._take_bucket_id()
-        sealed: SealedBucket | None = None
-        try:
-            new = NewBucket(self._topic_id, bucket_id, self._sealed_mark[0], mark[0])
-            not_needed = self._not_needed(frozen.ledger_ids)
-            metadata = await self._writer.seal(new, frozen.blocks(), not_needed, self._segment_limits())
-            if metadata is not None:
-                sealed = await self._open(metadata, generation)
-            if generation == self._generation:  # no await from here on (B6, B7)
-                self._sealed(sealed, mark, not_needed)
-        except (OSError, PostdateError) as error:
-            self._seal_retry.failed()
-            self._count(seal_failures=1)
-            log.error("A bucket could not be sealed; its entries stay in memory", error=str(error))
-            return False
-        finally:
-            self._is_sealing = False
-            if self._frozen is frozen:
-                self._mutable.prepend(frozen)
-                self._frozen = None
-            if sealed is None or sealed.state is BucketState.CREATING:
-                self._deleted_ids.append(bucket_id)
-        return True
+        with self._seals.attempt() as attempt:
+            self._mutable, self._frozen, self._mutable_since_ms = MutableBucket(), frozen, None
+            try:
+                new = NewBucket(attempt.run_id, self._sealed_mark[0], mark[0])
+                not_needed = self._not_needed(frozen.ledger_ids)
+                metadata = await self._writer.seal(new, frozen.blocks(), not_needed, self._segment_limits())
+                sealed = None if metadata is None else await self._open(metadata, generation)
+                if generation == self._generation:  # no await from here on (BUCKET-6, BUCKET-7)
+                    self._sealed(sealed, mark, not_needed)
+                    attempt.is_used = sealed is not None
+            finally:
+                if self._frozen is frozen:
+                    self._mutable.prepend(frozen)
+                    self._frozen = None
+        return not attempt.has_failed
 
     def needs_merge(self, now_ms: int) -> bool:
-        return not self._is_merging and self._merge_retry.is_ready(now_ms) and self._plan_merge() is not None
+        return self._merges.is_ready(now_ms) and self._plan_merge() is not None
 
     async def merge(self) -> bool:
         """Make one bucket of several, as planned now; False if that failed, and the sources are as they were."""
         sources = self._plan_merge()
-        if self._is_merging or sources is None:
+        if self._merges.is_running or sources is None:
             return True
         generation = self._generation
+        with self._merges.attempt() as attempt, self._merging(sources):
+            new = NewBucket(attempt.run_id, sources[0].metadata.start, sources[-1].metadata.end)
+            not_needed = self._not_needed(_ledgers_of(sources))
+            metadata = await self._writer.merge(new, sources, not_needed, self._segment_limits())
+            attempt.is_used = await self._use_merged(sources, metadata, not_needed, generation)
+        return not attempt.has_failed
+
+    # Buckets that somebody outside the broker merges; see `lent_buckets`.
+
+    def lend(self, bucket_ids: Sequence[int]) -> Loan:
+        """Lend buckets that are there, side by side."""
+        by_id = {bucket.bucket_id: bucket for bucket in self._buckets}
+        sources = tuple(by_id[bucket_id] for bucket_id in bucket_ids)
+        not_needed = self._not_needed(_ledgers_of(sources))
+        return loan_of(sources, self._files.take_id(), not_needed, self._segment_limits(), self._generation)
+
+    async def adopt(self, loan: Loan, *, rest: float) -> bool:
+        """Put a bucket that was written to its final name in the place of its sources; whether that was done.
+
+        If it was not, its file goes with the next manifest, and the sources stay. `rest`: how long the check of it
+        rests, by how long it works.
+        """
+        with self._adoptions.attempt(loan.buckets.new_bucket_id) as attempt:
+            if not self._is_lent(loan):
+                return False
+            with self._merging(loan.sources):
+                not_needed = not_needed_of(loan.buckets, loan.frontier)
+                steps = check_steps(self._storage, loan.sources, loan.buckets, not_needed)
+                metadata = await self._writer.check(steps, rest)
+                attempt.is_used = await self._use_merged(loan.sources, metadata, not_needed, loan.generation)
+        return not attempt.has_failed and loan.generation == self._generation
+
+    def _is_lent(self, loan: Loan) -> bool:
+        """Return whether the sources are there as they were lent, and nobody merges."""
+        if self._merges.is_running or loan.generation != self._generation:
+            return False
+        if any(bucket.state is not BucketState.LIVE for bucket in loan.sources):
+            return False
+        at = self._buckets.index(loan.sources[0])
+        return tuple(self._buckets[at : at + len(loan.sources)]) == loan.sources
+
+    @contextlib.contextmanager
+    def _merging(self, sources: Sequence[SealedBucket]) -> Iterator[None]:
+        """Hold buckets together while one is made of them."""
+        self._merges.is_running = True
         for bucket in sources:
             bucket.state = BucketState.MERGING
-        self._is_merging = True
-        bucket_id = self._take_bucket_id()
-        merged: SealedBucket | None = None
         try:
-            new = NewBucket(self._topic_id, bucket_id, sources[0].metadata.start, sources[-1].metadata.end)
-            not_needed = self._not_needed(
-                {span.ledger_id for bucket in sources for span in bucket.metadata.spans}
-            )
-            metadata = await self._writer.merge(
-                new,
-                sources,
-                not_needed,
-                self._segment_limits(),
-            )
-            if metadata is not None:
-                merged = await self._open(metadata, generation)
-            if generation == self._generation:  # no await from here on (B6, B7)
-                self._merged(sources, merged, not_needed)
-        except (OSError, PostdateError) as error:
-            self._merge_retry.failed()
-            self._count(merge_failures=1)
-            log.error("Buckets could not be merged and stay as they are", error=str(error))
-            return False
+            yield
         finally:
-            self._is_merging = False
+            self._merges.is_running = False
             for bucket in sources:
                 if bucket.state is BucketState.MERGING:
                     bucket.state = BucketState.LIVE
-            if merged is None or merged.state is BucketState.CREATING:
-                self._deleted_ids.append(bucket_id)
             self._drop_spent()
-        return True
 
     # Where entries wait.
 
@@ -456,7 +453,7 @@ class BucketTracker:
     def _move_loaded_end(self, now_ms: int) -> None:
         """Move `loaded_end` as far as a load would, where nothing waits.
 
-        It also goes back with the clock, as far as B1 allows, or a clock that leapt forward once by mistake would
+        It also goes back with the clock, as far as BUCKET-1 allows, or a clock that leapt forward once by mistake would
         have everything added in near for as long as it leapt.
         """
         end: Key = (now_ms + 2 * self._lead_ms + 1, 0, 0)
@@ -478,15 +475,16 @@ class BucketTracker:
         if bucket.is_deleting:
             return
         try:
-            data = await self._storage.read_segment(bucket.metadata, segment)
-            if not bucket.is_deleting:  # K3; what a merge has left out is not stale once more
-                bucket.feed(self._decode(bucket, segment, data))
+            columns = await bucket.read(self._storage, segment)
+            if not bucket.is_deleting:  # SEALED-3; what a merge has left out is not stale once more
+                self._note_stale(columns)
+                bucket.feed(columns)
         except (OSError, PostdateError):
-            if not bucket.is_deleting:  # else merged or spent while we read (B11)
+            if not bucket.is_deleting:  # else merged or spent while we read (BUCKET-11)
                 raise
 
     def _hand_on(self, last_ms: int) -> None:
-        """Hand to near what waits before the next segment not read, up to a time, and not too much at once (B1)."""
+        """Move to near the rows before the next unread segment, up to a time and a number of rows (BUCKET-1)."""
         start, end = self._loaded_end, self._end_after(last_ms)
         if end <= start:
             return
@@ -503,51 +501,56 @@ class BucketTracker:
         self._loaded_end = end
 
     async def _open(self, metadata: BucketMetadata, generation: int) -> SealedBucket:
-        """A bucket that begins at `loaded_end`. The caller puts it to use before it awaits anything (B6)."""
+        """A bucket that begins at `loaded_end`. The caller puts it to use before it awaits anything (BUCKET-6)."""
         bucket = SealedBucket(metadata)
         while (segment := bucket.start_at(self._loaded_end)) is not None:
-            data = await self._storage.read_segment(metadata, segment)
-            if generation != self._generation:  # B7; what is stale in there is stale no more
+            columns = await bucket.read(self._storage, segment)
+            if generation != self._generation:  # BUCKET-7; what is stale in there is stale no more
                 break
-            columns = self._decode(bucket, segment, data)
+            self._note_stale(columns)
             if bucket.start_at(self._loaded_end) == segment:
                 bucket.feed(columns)
                 bucket.take(bucket.count_before(self._loaded_end))
                 break
         return bucket
 
-    def _decode(self, bucket: SealedBucket, segment: int, data: bytes) -> Columns:
-        """The rows of a segment; what is stale of them is known from now on, also of ledgers that are gone."""
-        columns = bucket.decode(segment, data)
+    def _note_stale(self, columns: Columns) -> None:
+        """Rows were read: what is stale of them is known from now on, also of ledgers that are gone."""
         self._stale.note(columns.part(~is_current(columns, self._amendments_of)), self._frontier)
-        return columns
 
     # Where they move.
 
     def _sealed(self, sealed: SealedBucket | None, mark: tuple[Position, int], not_needed: NotNeeded) -> None:
         self._frozen = None
         self._sealed_mark = mark
-        self._seal_retry.succeeded()
         if sealed is not None:
             sealed.state = BucketState.LIVE
             self._buckets.append(sealed)
         self._left_out(not_needed, by_merge=False)
-        self._count(seals=1, sealed_entries=sealed.metadata.count if sealed is not None else 0)
+        self._seals.succeeded(sealed.metadata.count if sealed is not None else 0)
         self._drop_spent()
 
-    def _merged(
-        self, sources: list[SealedBucket], merged: SealedBucket | None, not_needed: NotNeeded
-    ) -> None:
+    async def _use_merged(
+        self,
+        sources: Sequence[SealedBucket],
+        metadata: BucketMetadata | None,
+        not_needed: NotNeeded,
+        generation: int,
+    ) -> bool:
+        """Put what was made of buckets in their place; whether there is anything, and they were still in use."""
+        merged = None if metadata is None else await self._open(metadata, generation)
+        if generation != self._generation:  # no await from here on (BUCKET-6, BUCKET-7)
+            return False
         self._left_out(not_needed, by_merge=True)
         at = self._buckets.index(sources[0])
-        assert self._buckets[at : at + len(sources)] == sources
+        assert self._buckets[at : at + len(sources)] == list(sources)
         self._buckets[at : at + len(sources)] = [] if merged is None else [merged]
         if merged is not None:
             merged.state = BucketState.LIVE
         for source in sources:
             self._delete(source)
-        self._merge_retry.succeeded()
-        self._count(merges=1, merged_entries=merged.metadata.count if merged is not None else 0)
+        self._merges.succeeded(merged.metadata.count if merged is not None else 0)
+        return merged is not None
 
     def _plan_merge(self) -> list[SealedBucket] | None:
         smallest = max(self.policy.min_index_count, 1)
@@ -555,13 +558,13 @@ class BucketTracker:
             return list(self._buckets) or None  # most of what lies there is stale: write what is left
         plan = plan_merge(
             [bucket.waiting for bucket in self._buckets],
-            max_buckets=max(self.policy.max_buckets, 1),
-            min_index_count=smallest,
+            runs_max=max(self.policy.max_buckets, 1),
+            unit=smallest,
         )
         return None if plan is None else self._buckets[plan.start : plan.end]
 
     def _drop_spent(self) -> None:
-        """Take out of use what holds nothing after the frontier (B3)."""
+        """Take out of use what holds nothing after the frontier (BUCKET-3)."""
         for bucket in self._buckets:
             is_spent = not bucket.waiting and bucket.last_key <= self._frontier
             if bucket.state is BucketState.LIVE and is_spent:
@@ -573,14 +576,10 @@ class BucketTracker:
 
     def _delete(self, bucket: SealedBucket) -> None:
         bucket.state = BucketState.DELETING
-        self._deleted_ids.append(bucket.bucket_id)
+        self._files.delete([bucket.bucket_id])
 
     def _segment_limits(self) -> SegmentLimits:
         return SegmentLimits(self.policy.segment_time_step_ms, self.policy.max_segment_entries)
-
-    def _take_bucket_id(self) -> int:
-        self._next_bucket_id += 1
-        return self._next_bucket_id - 1
 
     def _not_needed(self, ledger_ids: set[int]) -> NotNeeded:
         amendments = {ledger_id: self._amendments_of(ledger_id) for ledger_id in ledger_ids}
@@ -592,7 +591,6 @@ class BucketTracker:
         rows, marks = (not_needed.left_out, not_needed.doubles), (self._frontier, self._loaded_end)
         self._stale.left_out(*rows, *marks, by_merge=by_merge)
 
-    def _count(self, **more: int) -> None:
-        self.counters = replace(
-            self.counters, **{name: getattr(self.counters, name) + count for name, count in more.items()}
-        )
+
+def _ledgers_of(buckets: Sequence[SealedBucket]) -> set[int]:
+    return {span.ledger_id for bucket in buckets for span in bucket.metadata.spans}

@@ -1,4 +1,4 @@
-"""What a bucket tracker needs beside the pump: its buckets taken up at the start, seals and merges in the background.
+"""Upkeep of a bucket tracker: opens its buckets at the start, seals and merges in the background.
 
 Each topic has at most one seal and one merge under way, as tasks of the broker's supervisor; the index pump only
 starts them, so that neither holds up a delivery.
@@ -14,15 +14,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from broker.delayed.bucket_handoff import Loan, adopt, lend
-from broker.delayed.bucket_storage import BucketSnapshotStorage
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_values import BucketImage, BucketPolicyValues
+from broker.delayed.lent_buckets import Loan
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.errors import Corrupt, PostdateError, Unavailable
 from broker.model import START, Position
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
+from broker.storage.bucket_files import BucketStorage, SnapshotReader
 
 log = get_logger(__name__)
 
@@ -48,7 +48,7 @@ class BucketUpkeep:
     def __init__(
         self,
         tracker: BucketTracker,
-        storage: BucketSnapshotStorage,
+        storage: BucketStorage,
         found: BucketImage,
         *,
         spawn: Spawn,
@@ -85,7 +85,7 @@ class BucketUpkeep:
                 raise Unavailable("the clock was ahead when they were written")
             await self._take_up(found)
         except PostdateError as error:
-            log.error("Buckets cannot be used: the index is built again from the ledgers", error=str(error))
+            log.error("Buckets are damaged; rebuilding the delayed index from the ledgers", error=str(error))
             tracker.clear()
             tracker.disown(found.bucket_ids)
             await tracker.restore([], indexed_through=START, index_lsn=0, next_bucket_id=found.next_bucket_id)
@@ -98,7 +98,8 @@ class BucketUpkeep:
     async def _take_up(self, found: BucketImage) -> None:
         while True:
             try:
-                metadatas = [await self._storage.read_metadata(bucket_id) for bucket_id in found.bucket_ids]
+                read = SnapshotReader.read_metadata
+                metadatas = [await self._storage.read(bucket_id, read) for bucket_id in found.bucket_ids]
                 await self._tracker.restore(
                     metadatas,
                     indexed_through=found.indexed_through,
@@ -126,7 +127,7 @@ class BucketUpkeep:
         return self.image().indexed_through
 
     def image(self) -> BucketImage:
-        """What the next manifest says of the buckets: of those that miss rows, nothing."""
+        """Return the image for the next manifest, without buckets that miss rows."""
         if self._found is not None:
             return self._found
         image = self._tracker.image()
@@ -162,12 +163,12 @@ class BucketUpkeep:
         return self._tracker.buckets
 
     def lend(self, bucket_ids: Sequence[int]) -> Loan:
-        """Lend adjacent buckets to somebody who merges them; see `bucket_handoff`."""
-        return lend(self._tracker, bucket_ids)
+        """Lend adjacent buckets to somebody who merges them; see `lent_buckets`."""
+        return self._tracker.lend(bucket_ids)
 
-    async def adopt(self, loan: Loan, *, is_alone: bool) -> bool:
+    async def adopt(self, loan: Loan, *, rest: float) -> bool:
         """Put what was made of lent buckets in their place, if they still stand; whether it was."""
-        adopted = await self._noted("merge", adopt(self._tracker, loan, is_alone=is_alone))
+        adopted = await self._noted("merge", self._tracker.adopt(loan, rest=rest))
         self._changed()
         return adopted
 

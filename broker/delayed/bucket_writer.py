@@ -7,15 +7,16 @@ the event loop never waits for more than a step. Memory is bounded by the frozen
 source (in a job: a few).
 
 Invariants:
-  W1  A row is left out only if it lies at or before the frontier noted at the start, if it is not current under
+  WRITER-1  A row is left out only if it lies at or before the frontier noted at the start, if it is not current under
       the amendments of then, or if it is there twice. What is left out because of amendments may become current again
       only by being added again.
-  W2  Rows are in order, each once; the spans of the result hold all of them.
-  W3  Before a merged bucket is handed back, it is read back whole, and holds the count and checksum of the rows that
-      were kept of the sources. Both are taken of decoded segments: those read, before the merge touched them,
+  WRITER-2  Rows are in order, each once; the spans of the result hold all of them.
+  WRITER-3  Before a merged bucket is handed back, it is read back whole, and holds the count and checksum of the rows
+      that were kept of the sources. Both are taken of decoded segments: those read, before the merge touched them,
       and those written, after they were on disk.
-  W4  Nobody has been told of the file yet: a writer that fails leaves nothing, or a file for the tracker to remove.
-  W5  One thread at a time works on a seal or merge, also when it is cancelled.
+  WRITER-4  Nobody has been told of the file yet: a writer that fails leaves nothing, or a file for the tracker to
+      remove.
+  WRITER-5  One thread at a time works on a seal or merge, also when it is cancelled.
 """
 
 from __future__ import annotations
@@ -24,24 +25,30 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
-from broker.delayed.bucket_storage import BucketSnapshotStorage, SnapshotReader, SnapshotWriter
-from broker.delayed.merging import NO_ROWS, MergeRuns, Rows, join_rows, sort_rows
 from broker.delayed.near import Columns, Key, concatenate, key_after, rows_before
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.delayed.stale import is_current
 from broker.errors import Corrupt
 from broker.model import Int64Column, Position, UInt32Column
+from broker.runs.merging import MergeRuns
 from broker.runtime.steps import run_step
 from broker.storage.amendments import Amendments
 from broker.storage.bucket_builder import SnapshotBuilder
+from broker.storage.bucket_files import (
+    BucketStorage,
+    SnapshotFileWriter,
+    SnapshotReader,
+    create_bucket,
+    save_bucket,
+)
 from broker.storage.bucket_snapshot import (
     BucketMetadata,
     LedgerSpan,
@@ -52,6 +59,7 @@ from broker.storage.bucket_snapshot import (
 T = TypeVar("T")
 
 RUN_ROWS = 65_536
+_KEY_BITS = 63
 _STEP_ROWS = 8_192
 _CHECKED_SEGMENTS = 8  # read back at a time
 _CHECKSUM_END = 1 << 64
@@ -59,7 +67,7 @@ _CHECKSUM_END = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class SegmentLimits:
-    """Where segments are cut."""
+    """Sizes at which segments are cut."""
 
     time_step_ms: int
     entries_max: int
@@ -70,7 +78,7 @@ class SegmentLimits:
 
 @dataclass(frozen=True, slots=True)
 class NotNeeded:
-    """What says that a row need not be written, as of the start (W1)."""
+    """State at the start of a seal or merge that lets rows be left out (WRITER-1)."""
 
     frontier: Key
     amendments: dict[int, Amendments]
@@ -82,9 +90,8 @@ class NotNeeded:
 
 @dataclass(frozen=True, slots=True)
 class NewBucket:
-    """What a bucket is to be called, and the range of the log it covers."""
+    """Id of a new bucket, and the range of the log that it covers."""
 
-    topic_id: int
     bucket_id: int
     start: Position
     end: Position
@@ -95,22 +102,19 @@ class BucketWriter:
 
     def __init__(
         self,
-        storage: BucketSnapshotStorage,
+        storage: BucketStorage,
         executor: Executor | None,
         *,
+        into: BucketStorage | None = None,
         segments_fed: int = 1,
-        reads_back: bool = True,
-        rest: float = 0.0,
     ) -> None:
-        """`segments_fed`: a merge takes so many of a source at once, which costs memory and longer steps, and saves a
-        third of the time of twenty sources. Without `reads_back` the storage has compared what is on disk already (W3).
-        `rest`: after each step of a merge it waits so many times as long as that took.
+        """`into`: where new buckets go, if not to their sources. `segments_fed`: a merge takes so many of a source at
+        once, which costs memory and longer steps, and saves a third of the time of twenty sources.
         """
         self._storage = storage
+        self._into = into or storage
         self._executor = executor
         self._segments_fed = segments_fed
-        self._reads_back = reads_back
-        self._rest = rest
 
     async def seal(
         self, new: NewBucket, blocks: Sequence[Columns], not_needed: NotNeeded, limits: SegmentLimits
@@ -130,22 +134,21 @@ class BucketWriter:
         doubles = not_needed.doubles
         rows = [await self._in_thread(partial(_sorted_rows, run, builder, doubles)) for run in runs]
         segments = await self._in_thread(lambda: _encode_runs(builder, rows, doubles))
-        metadata = builder.metadata(new.topic_id, new.bucket_id, new.start, new.end)
-        return await self._storage.save_all(new.bucket_id, metadata, builder.bitmaps, segments)
+        metadata = builder.metadata(self._storage.topic_id, new.bucket_id, new.start, new.end)
+        return await self._in_thread(
+            lambda: save_bucket(self._into, new.bucket_id, metadata, builder.bitmaps, segments)
+        )
 
     async def merge(
         self, new: NewBucket, sources: Sequence[SealedBucket], not_needed: NotNeeded, limits: SegmentLimits
     ) -> BucketMetadata | None:
         """Write one bucket of several; None if no row has to be kept. Raises OSError, PostdateError."""
         builder = limits.builder(merge_spans(source.metadata.spans for source in sources))
-        work = _Merge(self._storage, sources, not_needed, builder, self._segments_fed)
+        work = _Merge(sources, not_needed, builder, self._segments_fed)
         try:
-            await self._in_thread(lambda: work.open(new.bucket_id))
+            await self._in_thread(lambda: work.open(self._storage, self._into, new.bucket_id))
             while not work.is_done:
-                began_ns = time.perf_counter_ns()
                 await self._in_thread(work.step)
-                if self._rest:
-                    await asyncio.sleep(self._rest * (time.perf_counter_ns() - began_ns) / 1e9)
             if not builder.count:
                 return None
             metadata = await self._in_thread(lambda: work.finish(new))
@@ -155,29 +158,116 @@ class BucketWriter:
         return metadata
 
     async def _check(self, written: BucketMetadata, kept: Tally) -> None:
-        """Read a bucket back; raises Corrupt if anything is not as it should be (W3)."""
-        found = Tally(written.count, written.checksum)
-        if self._reads_back:
-            found = await self._read_back(written.bucket_id)
+        """Read a bucket back; raises Corrupt if anything is not as it should be (WRITER-3)."""
+        found = await self._read_back(written.bucket_id)
         if not found == kept == Tally(written.count, written.checksum):
             raise Corrupt(
                 "A merged bucket does not hold the entries of its sources", path=str(written.bucket_id)
             )
 
     async def _read_back(self, bucket_id: int) -> Tally:
-        """What a bucket holds, of its decoded segments; raises Corrupt."""
-        bucket = SealedBucket(await self._storage.read_metadata(bucket_id))
+        """Count and checksum a bucket's decoded segments; raises Corrupt."""
+        bucket = SealedBucket(await self._into.read(bucket_id, SnapshotReader.read_metadata))
         found = Tally()
         for first in range(0, bucket.segment_count, _CHECKED_SEGMENTS):
             end = min(first + _CHECKED_SEGMENTS, bucket.segment_count)
-            segments = await self._storage.read_segments(bucket.metadata, first, end)
+            read = partial(SnapshotReader.read_segments, metadata=bucket.metadata, first=first, end=end)
+            segments = await self._into.read(bucket_id, read)
             await self._in_thread(partial(_add_segments, found, bucket, first, segments))
         if found != Tally(bucket.metadata.count, bucket.metadata.checksum):
             raise Corrupt("A merged bucket counts other entries than it holds", path=str(bucket_id))
         return found
 
+    async def check(self, steps: Generator[None, None, T], rest: float) -> T:
+        """Run a check in steps; after each it waits `rest` times as long as that took."""
+
+        def step() -> StopIteration | None:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end
+            return None
+
+        try:
+            while True:
+                began_ns = time.perf_counter_ns()
+                if (end := await self._in_thread(step)) is not None:
+                    return cast("T", end.value)
+                await asyncio.sleep(rest * (time.perf_counter_ns() - began_ns) / 1e9)
+        finally:
+            await self._in_thread(steps.close)
+
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await run_step(self._executor, work)  # W5
+        return await run_step(self._executor, work)  # WRITER-5
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a bucket in the making, aligned: times, and ordinals of the result, which order as positions do."""
+
+    times: Int64Column
+    ordinals: Int64Column
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def part(self, rows: slice) -> Rows:
+        return Rows(self.times[rows], self.ordinals[rows])
+
+    def key(self, row: int) -> tuple[int, int]:
+        return int(self.times[row]), int(self.ordinals[row])
+
+    def count_through(self, key: tuple[int, int]) -> int:
+        """Return how many of the sorted rows lie at or before a key."""
+        time, ordinal = key
+        low, high = np.searchsorted(self.times, (time, time + 1))
+        return int(low + np.searchsorted(self.ordinals[low:high], ordinal, side="right"))
+
+
+NO_ROWS = Rows(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    if len(parts) == 1:
+        return parts[0]
+    return Rows(
+        np.concatenate([NO_ROWS.times, *(part.times for part in parts)]),
+        np.concatenate([NO_ROWS.ordinals, *(part.ordinals for part in parts)]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SortedRows:
+    """Rows in order, each once; and the copies that were dropped."""
+
+    rows: Rows
+    doubles: Rows | None = None
+
+
+def sort_rows(rows: Rows) -> SortedRows:
+    if len(rows) < 2:
+        return SortedRows(rows)
+    lowest, bits = int(rows.times.min()), int(rows.ordinals.max()).bit_length()
+    if (int(rows.times.max()) - lowest).bit_length() + bits <= _KEY_BITS:
+        # Both in one number: sorting numbers is five times faster than sorting indexes of them.
+        keys = ((rows.times - lowest) << bits) | rows.ordinals
+        keys.sort()
+        times, ordinals = (keys >> bits) + lowest, keys & ((1 << bits) - 1)
+    else:
+        order = np.lexsort((rows.ordinals, rows.times))
+        times, ordinals = rows.times[order], rows.ordinals[order]
+    is_new = np.ones(len(times), dtype=np.bool_)
+    is_new[1:] = (times[1:] != times[:-1]) | (ordinals[1:] != ordinals[:-1])
+    if is_new.all():
+        return SortedRows(Rows(times, ordinals))
+    is_double = ~is_new
+    return SortedRows(Rows(times[is_new], ordinals[is_new]), Rows(times[is_double], ordinals[is_double]))
+
+
+def merged_rows(runs: MergeRuns[Rows]) -> SortedRows:
+    """The next rows of several runs."""
+    parts = runs.step()
+    return SortedRows(parts[0]) if len(parts) == 1 else sort_rows(join_rows(parts))
 
 
 @dataclass(slots=True)
@@ -201,7 +291,6 @@ class _Merge:
 
     def __init__(
         self,
-        storage: BucketSnapshotStorage,
         sources: Sequence[SealedBucket],
         not_needed: NotNeeded,
         builder: SnapshotBuilder,
@@ -209,28 +298,28 @@ class _Merge:
     ) -> None:
         self.kept = Tally()
         self._segments_fed = segments_fed
-        self._storage = storage
         self._sources = sources
         self._not_needed = not_needed
         self._builder = builder
-        self._runs = MergeRuns(len(sources))
+        self._topic_id = sources[0].metadata.topic_id
+        self._runs = MergeRuns(len(sources), NO_ROWS)
         self._next = [source.first_segment_from(key_after(not_needed.frontier)) for source in sources]
         self._readers = contextlib.ExitStack()
         self._reader_of: list[SnapshotReader] = []
-        self._writer: SnapshotWriter | None = None
+        self._writer: SnapshotFileWriter | None = None
 
     @property
     def is_done(self) -> bool:
         return self._runs.is_done
 
-    def open(self, bucket_id: int) -> None:
+    def open(self, storage: BucketStorage, into: BucketStorage, bucket_id: int) -> None:
         for run, source in enumerate(self._sources):
-            reader = self._storage.open_reader(source.bucket_id)
+            reader = storage.open_reader(source.bucket_id)
             self._reader_of.append(self._readers.enter_context(contextlib.closing(reader)))
             if self._next[run] == source.segment_count:
                 self._runs.feed(run, NO_ROWS, is_last=True)
         reserve = self._builder.reserve_bytes(sum(source.metadata.count for source in self._sources))
-        self._writer = self._storage.open_writer(bucket_id, reserve)
+        self._writer = create_bucket(into, bucket_id, reserve)
 
     def step(self) -> None:
         """Read the segments that are wanted, and write those that are complete then."""
@@ -239,7 +328,7 @@ class _Merge:
             self._feed(run)
         if self._runs.wanted() or self._runs.is_done:  # what was read held nothing to keep
             return
-        taken = self._runs.step()
+        taken = merged_rows(self._runs)
         if taken.doubles is not None:
             doubles = _columns(taken.doubles, self._builder)
             self.kept.remove(doubles)
@@ -251,7 +340,7 @@ class _Merge:
         assert self._writer is not None
         for segment in self._builder.end():
             self._writer.append(segment)
-        metadata = self._builder.metadata(new.topic_id, new.bucket_id, new.start, new.end)
+        metadata = self._builder.metadata(self._topic_id, new.bucket_id, new.start, new.end)
         return self._writer.finish(metadata, self._builder.bitmaps)
 
     def close(self) -> None:
@@ -265,7 +354,7 @@ class _Merge:
         segments = self._reader_of[run].read_segments(source.metadata, first, end)
         parts: list[Rows] = []
         for segment, data in enumerate(segments, first):
-            columns = _kept(source.decode(segment, data), self._not_needed)
+            columns = kept_rows(source.decode(segment, data), self._not_needed)
             self.kept.add(columns)
             ordinals = self._builder.ordinals.to_ordinals(columns.ledger_ids, columns.entry_ids)
             parts.append(Rows(columns.deliver_at_ms, ordinals))
@@ -299,11 +388,11 @@ def _groups(blocks: Sequence[Columns]) -> Iterator[list[Columns]]:
 
 
 def _kept_of(group: Sequence[Columns], not_needed: NotNeeded) -> Columns:
-    return _kept(concatenate(group), not_needed)
+    return kept_rows(concatenate(group), not_needed)
 
 
-def _kept(columns: Columns, not_needed: NotNeeded) -> Columns:
-    """The rows that have to be kept (W1)."""
+def kept_rows(columns: Columns, not_needed: NotNeeded) -> Columns:
+    """The rows that have to be kept (WRITER-1)."""
     start = key_after(not_needed.frontier)
     # Mostly nothing is left out, and to see that costs less than a copy.
     if len(columns) and int(columns.deliver_at_ms.min()) <= start[0]:
@@ -321,11 +410,11 @@ def _spans_of(runs: Sequence[Columns]) -> tuple[LedgerSpan, ...]:
     return merge_spans(
         [LedgerSpan(ledger_id, int(entries.min()), int(entries.max()) + 1)]
         for run in runs
-        for ledger_id, entries in _by_ledger(run.ledger_ids, run.entry_ids)
+        for ledger_id, entries in entries_by_ledger(run.ledger_ids, run.entry_ids)
     )
 
 
-def _by_ledger(ledger_ids: Int64Column, entry_ids: UInt32Column) -> Iterator[tuple[int, UInt32Column]]:
+def entries_by_ledger(ledger_ids: Int64Column, entry_ids: UInt32Column) -> Iterator[tuple[int, UInt32Column]]:
     """The entries of each ledger."""
     lowest = int(ledger_ids.min())
     if lowest == int(ledger_ids.max()):
@@ -353,14 +442,14 @@ def _columns(rows: Rows, builder: SnapshotBuilder) -> Columns:
 def _encode_runs(builder: SnapshotBuilder, runs: Sequence[Rows], doubles: list[Columns]) -> list[bytes]:
     """All segments of some sorted runs."""
     segments: list[bytes] = []
-    merged = MergeRuns(len(runs))
+    merged = MergeRuns(len(runs), NO_ROWS)
     following = [0] * len(runs)
     while not merged.is_done:
         for run in merged.wanted():
             end = following[run] + _STEP_ROWS
             merged.feed(run, runs[run].part(slice(following[run], end)), is_last=end >= len(runs[run]))
             following[run] = end
-        taken = merged.step()
+        taken = merged_rows(merged)
         if taken.doubles is not None:
             doubles.append(_columns(taken.doubles, builder))
         segments += builder.add(taken.rows.times, taken.rows.ordinals)
@@ -372,7 +461,7 @@ _WORK_NS = 1_000_000
 
 
 class _Turn(threading.local):
-    """When this thread last let others work."""
+    """Time at which this thread last let others work."""
 
     ended_ns = 0
 

@@ -1,4 +1,4 @@
-"""How many entries of an index come due within some durations, from what it has in memory."""
+"""Counts of the entries that come due within some durations, from an index's memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from broker.delayed.tracker import DelayedDeliveryTracker
 
 
 def due_within(tracker: DelayedDeliveryTracker, now_ms: int, durations_ms: Sequence[int]) -> Iterator[int]:
-    """How many entries are due by `now_ms` and each of the durations. Nothing is read for it: see `Histogram.is_exact`.
+    """Count the entries due by `now_ms` plus each duration. Reads nothing: see `Histogram.is_exact`.
 
     Counting takes up to a millisecond where many are pending, so each count is found when it is asked for.
     """

@@ -59,7 +59,7 @@ _STUCK_MS = 100
 
 
 class IndexedLog(Protocol):
-    """What the cursor asks of a topic's log."""
+    """A topic's log as the pump's cursor needs it."""
 
     @property
     def begin(self) -> Position: ...
@@ -250,7 +250,7 @@ class IndexPump:
         return max(0, self.tracker.count() + self._moved_count + self._unindexed)
 
     def next_due_ms(self) -> int | None:
-        """When the next entry is due, or a little before; None if nothing is pending."""
+        """Return the due time of the next entry, or a little before; None if nothing is pending."""
         if not self.scheduled_count():
             return None  # the index may still hold what was cancelled
         known = [self.tracker.next_due_ms(), self._unindexed_earliest_ms if self._unindexed else None]
@@ -258,7 +258,7 @@ class IndexPump:
         return min((ms for ms in known if ms is not None), default=None)
 
     def last_due_ms(self) -> int | None:
-        """When the last entry is due, or a little after; None if nothing is pending."""
+        """Return the due time of the last entry, or a little after; None if nothing is pending."""
         if not self.scheduled_count():
             return None
         known = [self.tracker.stats().last_due_ms, self._unindexed_latest_ms if self._unindexed else None]
@@ -266,7 +266,7 @@ class IndexPump:
         return max((ms for ms in known if ms is not None), default=None)
 
     def _waiting_moves(self) -> list[Changed]:
-        """What was moved and is not added yet."""
+        """Return the moves that are not in the index yet."""
         return [moved for _, moved, _ in self._moved if len(moved.entry_ids)]
 
     def spent_through_ms(self) -> int:
@@ -298,7 +298,7 @@ class IndexPump:
                 busy = await self._step()
             except (Corrupt, Unavailable) as error:
                 # Nothing is lost: the rows are indexed, and due, once they can be read. Other topics go on.
-                log.error("The index stands still: a ledger cannot be read", error=str(error))
+                log.error("The delayed index has stopped: a ledger cannot be read", error=str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             if busy:
@@ -418,7 +418,9 @@ class IndexPump:
             log.error("A bucket cannot be read yet", error=str(error))
             self._load_again_ns = self._clock.monotonic_ns() + int(_RETRY_SECONDS * 1e9)
         except PostdateError as error:
-            log.error("A bucket cannot be read: the index is built again from the ledgers", error=str(error))
+            log.error(
+                "A bucket cannot be read; rebuilding the delayed index from the ledgers", error=str(error)
+            )
             now_ms = self._clock.now_ms()
             while (chunk := self.tracker.take_due(now_ms, self._due_entries)) is not None:
                 self._on_due(chunk)  # what was late for the index lies before the frontier
@@ -527,9 +529,7 @@ class IndexPump:
         next_due_ms = self.tracker.next_due_ms()
         if next_due_ms is None or next_due_ms > now_ms - _OVERDUE_MS:
             return
-        log.error(
-            "The index holds overdue entries that it does not yield: rebuilding it", next_due_ms=next_due_ms
-        )
+        log.error("The delayed index does not yield overdue entries; rebuilding it", next_due_ms=next_due_ms)
         self._rebuild(Frontier(0, 0, 0))  # everything: the last look sorts it out
 
     def wake(self) -> None:
@@ -537,11 +537,11 @@ class IndexPump:
         self._work.set()
 
     def _look_at_clock(self) -> None:
-        """If it was set back far, begin anew: what the index took by it has yet to come, to be seen and changed."""
+        """Rebuild the index after the clock was set far back: entries taken under it are pending again."""
         frontier_ms, now_ms = self.tracker.frontier.deliver_at_ms, self._clock.now_ms()
         if frontier_ms - now_ms <= AHEAD_MS_MAX:
             return
-        log.warning("The clock was set back: the index is built again from the ledgers", now_ms=now_ms)
+        log.warning("The clock was set back; rebuilding the delayed index from the ledgers", now_ms=now_ms)
         self.reached_ms = max(self.reached_ms, frontier_ms)
         # What was moved lies before the rebuild's end, which meets it at its new time, or is due and found by position.
         self._moved_lsn = max([self._moved_lsn, *(lsn for _, _, lsn in self._moved)])
@@ -570,7 +570,7 @@ class IndexPump:
         self._on_rebuild()
 
     def _idle_seconds(self) -> float | None:
-        """How long there is nothing to do; None if that is so until rows are appended: idle topics cost nothing."""
+        """Return the seconds until there is work; None if only an append brings any: idle topics cost nothing."""
         is_idle = self.tracker.is_idle and not self._skipped and not self.is_behind
         if is_idle and self._group_wait_ns() <= 0:
             return None

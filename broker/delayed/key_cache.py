@@ -1,4 +1,4 @@
-"""What the broker keeps in memory of all runs of schedule keys: filters and fences, a bounded number of bytes.
+"""Cache of filters and fences of all key runs, bounded in bytes.
 
 What was used last stays. Nothing in here is needed: what is missing is read again.
 """

@@ -11,12 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from broker.delayed.key_cache import KeyCache
 from broker.errors import PostdateError
 from broker.model import UInt64Column
-from broker.observe.logs import get_logger
+from broker.runs.upkeep import RunFiles
 from broker.storage.key_filter import KeyFilter, Probe
 from broker.storage.key_run import NO_KEYS, Fences, KeyColumns, KeyRunHeader, join_keys
-from broker.storage.key_run_files import KeyRunStorage
-
-log = get_logger(__name__)
+from broker.storage.key_run_files import KeyRunReader
 
 _FIND_BLOCKS = 64  # read in one call of a thread, so that others have their turn
 _RUN_BYTES = 600  # of a run's own objects, about
@@ -39,41 +37,20 @@ class KeyRun:
 
 
 class KeyRuns:
-    """The files of one topic's runs: gives ids, reads, and removes what no manifest names any more.
+    """Looks into one topic's runs, by way of what is cached of them."""
 
-    A file stays until a manifest that does not name it is durable.
-    """
-
-    def __init__(self, storage: KeyRunStorage, cache: KeyCache, topic_id: int, next_run_id: int) -> None:
-        self.storage = storage
+    def __init__(self, files: RunFiles[KeyRunReader], cache: KeyCache) -> None:
+        self.files = files
+        self.storage = files.storage
         self.cache = cache
-        self.topic_id = topic_id
-        self.next_run_id = next_run_id
-        self.deleted_ids: list[int] = []
+        self.topic_id = files.storage.topic_id
         self.block_reads = 0
         self.filter_reads = 0
-
-    def take_id(self) -> int:
-        self.next_run_id += 1
-        return self.next_run_id - 1
 
     def delete(self, run: KeyRun) -> None:
         run.is_gone = True
         self.cache.drop(self.topic_id, run.run_id)
-        self.deleted_ids.append(run.run_id)
-
-    async def remove_deleted(self, run_ids: Sequence[int]) -> None:
-        """Remove files that a durable manifest did not name.
-
-        One that cannot be removed is tried again with the next manifest.
-        """
-        for run_id in run_ids:
-            try:
-                await self.storage.delete(run_id)
-            except (OSError, PostdateError) as error:
-                log.warning("A key run could not be removed", run_id=run_id, error=str(error))
-            else:
-                self.deleted_ids = [other for other in self.deleted_ids if other != run_id]
+        self.files.delete([run.run_id])
 
     def memory_bytes(self, runs: Sequence[KeyRun]) -> int:
         cached = sum(self.cache.bytes_of(self.topic_id, run.run_id) for run in runs)
@@ -88,10 +65,8 @@ class KeyRuns:
             fences = await self._fences_of(run)
             blocks = fences.blocks_of(hashes)
             self.block_reads += len(blocks)
-            found = [
-                await self.storage.find(run.header, fences, blocks[at : at + _FIND_BLOCKS], hashes)
-                for at in range(0, len(blocks), _FIND_BLOCKS)
-            ]
+            parts = [blocks[at : at + _FIND_BLOCKS] for at in range(0, len(blocks), _FIND_BLOCKS)]
+            found = [await self._find(run, fences, part, hashes) for part in parts]
             return join_keys([NO_KEYS, *found])
         except (OSError, PostdateError):
             if run.is_gone:  # its file was removed; what took its place is looked at next
@@ -104,7 +79,7 @@ class KeyRuns:
         wanted: Probe,
         look: Callable[[KeyRun, Probe], Awaitable[KeyColumns]],
     ) -> list[tuple[KeyRun, KeyColumns]]:
-        """What all runs hold of some rising hashes: when it returns, each run that there is has been looked at."""
+        """Look rising hashes up in all runs: when it returns, every run that exists has been asked."""
         found: list[tuple[KeyRun, KeyColumns]] = []
         looked: set[int] = set()
         while missing := [run for run in runs() if run.run_id not in looked]:
@@ -112,6 +87,13 @@ class KeyRuns:
                 looked.add(run.run_id)
                 found.append((run, await look(run, wanted)))
         return found
+
+    async def _find(
+        self, run: KeyRun, fences: Fences, blocks: Sequence[int], hashes: UInt64Column
+    ) -> KeyColumns:
+        return await self.storage.read(
+            run.run_id, lambda reader: reader.find(run.header, fences, blocks, hashes)
+        )
 
     async def _passing(self, run: KeyRun, wanted: Probe) -> UInt64Column:
         """The hashes that may be in a run."""
@@ -125,14 +107,14 @@ class KeyRuns:
                 return wanted.hashes
             run.unfiltered_bytes = 0
             self.filter_reads += 1
-            key_filter = await self.storage.read_filter(run.header)
+            key_filter = await self.storage.read(run.run_id, lambda reader: reader.read_filter(run.header))
             self.keep(run, key_filter)
         return wanted.hashes[key_filter.maybe(wanted)]
 
     async def _fences_of(self, run: KeyRun) -> Fences:
         fences = self.cache.fences_of(self.topic_id, run.run_id)
         if fences is None:
-            fences = await self.storage.read_fences(run.header)
+            fences = await self.storage.read(run.run_id, lambda reader: reader.read_fences(run.header))
             self.keep(run, fences)
         return fences
 

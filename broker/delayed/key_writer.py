@@ -7,12 +7,13 @@ entries; between steps the thread is free for others. Memory is bounded by the r
 source, and 16 bytes for each 1,024 entries of the new run.
 
 Invariants:
-  Y1  An entry is left out only if the caller said that it does not hold its key, or if it is there twice; of settled
-      ones also if a younger one has its hash.
-  Y2  Entries are in order, each once.
-  Y3  A run that is handed back was read back whole: it holds count and checksum of what it was given.
-  Y4  Nobody has been told of the file yet: a writer that fails leaves nothing, or a file for the owner to remove.
-  Y5  One thread at a time works on a seal or merge, also when it is cancelled.
+  KEYWRITER-1  An entry is left out only if the caller said that it does not hold its key, or if it is there twice; of
+      settled ones also if a younger one has its hash.
+  KEYWRITER-2  Entries are in order, each once.
+  KEYWRITER-3  A run that is handed back was read back whole: it holds count and checksum of what it was given.
+  KEYWRITER-4  Nobody has been told of the file yet: a writer that fails leaves nothing, or a file for the owner to
+      remove.
+  KEYWRITER-5  One thread at a time works on a seal or merge, also when it is cancelled.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import TypeVar
 import numpy as np
 
 from broker.model import Array, UInt32Column
+from broker.runs.merging import MergeRuns
 from broker.runtime.steps import run_step
 from broker.storage.key_run import (
     NO_KEYS,
@@ -39,11 +41,11 @@ from broker.storage.key_run import (
     newest_of_each,
     sort_keys,
 )
-from broker.storage.key_run_files import KeyRunReader, KeyRunStorage, KeyRunWriter
+from broker.storage.key_run_files import KeyRunReader, KeyRunWriter, KeyStorage, create_key_run
 
 
 class Standing(IntEnum):
-    """What an entry that was stored with a key is by now."""
+    """State of an entry that was stored with a key."""
 
     UNKNOWN = 0  # its ledger is gone, or a compaction left it out
     HOLDS = 1  # its key
@@ -72,7 +74,7 @@ class KeyWriter:
 
     def __init__(
         self,
-        storage: KeyRunStorage,
+        storage: KeyStorage,
         executor: Executor | None,
         standings: Standings | None = None,
         note: Note | None = None,
@@ -110,7 +112,7 @@ class KeyWriter:
             await self._in_thread(partial(_close_both, merge, work))
 
     async def _append(self, work: _Work, keys: KeyColumns) -> None:
-        """Write those of some sorted entries that are kept (Y1)."""
+        """Write those of some sorted entries that are kept (KEYWRITER-1)."""
         if self._standings is None:
             await self._in_thread(lambda: work.append(newest_of_each(keys)))
             return
@@ -133,7 +135,7 @@ class KeyWriter:
         return await self._in_thread(work.finish)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await run_step(self._executor, work)  # Y5
+        return await run_step(self._executor, work)  # KEYWRITER-5
 
 
 class _Question:
@@ -159,7 +161,7 @@ class _Question:
 class _Work:
     """A run in the making, whose file is made with its first entry. Every method blocks."""
 
-    def __init__(self, storage: KeyRunStorage, run_id: int, stamp: Stamp) -> None:
+    def __init__(self, storage: KeyStorage, run_id: int, stamp: Stamp) -> None:
         self._storage = storage
         self._run_id = run_id
         self._stamp = stamp
@@ -173,7 +175,7 @@ class _Work:
         if not len(keys):
             return
         if self._writer is None:
-            self._writer = self._storage.open_writer(self._run_id, self._stamp)
+            self._writer = create_key_run(self._storage, self._run_id, self._stamp)
         self._writer.append(keys)
 
     def check(self) -> bool:
@@ -192,18 +194,18 @@ class _Work:
 class _Merge:
     """The entries of several runs as one sorted stream. Every method blocks."""
 
-    def __init__(self, storage: KeyRunStorage, sources: Sequence[KeyRunHeader]) -> None:
+    def __init__(self, storage: KeyStorage, sources: Sequence[KeyRunHeader]) -> None:
         self._storage = storage
         self._headers = sources
         self._open = contextlib.ExitStack()
         self._readers: list[KeyRunReader] = []
         self._fences: list[Fences] = []
         self._next = [0] * len(sources)  # block
-        self._held = [NO_KEYS] * len(sources)  # read, and not taken yet
+        self._runs = MergeRuns(len(sources), NO_KEYS)
 
     @property
     def is_done(self) -> bool:
-        return not any(map(len, self._held)) and not any(map(self._has_more, range(len(self._headers))))
+        return self._runs.is_done
 
     def open(self) -> None:
         for header in self._headers:
@@ -213,30 +215,15 @@ class _Merge:
 
     def step(self) -> KeyColumns:
         """The entries that follow."""
-        for run, held in enumerate(self._held):
-            if not len(held) and self._has_more(run):
-                end = min(self._next[run] + STEP_BLOCKS, len(self._fences[run]))
-                self._held[run] = self._readers[run].read_blocks(
-                    self._headers[run], self._fences[run], self._next[run], end
-                )
-                self._next[run] = end
-        # A run that has more ends, for now, with its last entry: what others hold beyond it has to wait.
-        bound = min(
-            (_key(held, -1) for run, held in enumerate(self._held) if self._has_more(run)), default=None
-        )
-        parts: list[KeyColumns] = []
-        for run, held in enumerate(self._held):
-            end = len(held) if bound is None else _count_through(held, bound)
-            parts.append(held.part(slice(0, end)))
-            self._held[run] = held.part(slice(end, None))
-        return sort_keys(join_keys(parts))
+        for run in self._runs.wanted():
+            first, count = self._next[run], len(self._fences[run])
+            end = self._next[run] = min(first + STEP_BLOCKS, count)
+            keys = self._readers[run].read_blocks(self._headers[run], self._fences[run], first, end)
+            self._runs.feed(run, keys, is_last=end == count)
+        return sort_keys(join_keys(self._runs.step()))
 
     def close(self) -> None:
         self._open.close()
-
-    def _has_more(self, run: int) -> bool:
-        """Whether blocks of a run were not read yet. None was before `open`."""
-        return not self._fences or self._next[run] < len(self._fences[run])
 
 
 def _by_position(keys: KeyColumns) -> Array:
@@ -251,18 +238,3 @@ def _by_position(keys: KeyColumns) -> Array:
 def _close_both(merge: _Merge, work: _Work) -> None:
     merge.close()
     work.close()
-
-
-def _key(keys: KeyColumns, row: int) -> tuple[int, int, int]:
-    return int(keys.hashes[row]), int(keys.ledger_ids[row]), int(keys.entry_ids[row])
-
-
-def _count_through(keys: KeyColumns, key: tuple[int, int, int]) -> int:
-    """How many of the sorted entries lie at or before a key."""
-    value, ledger_id, entry_id = key
-    low = int(np.searchsorted(keys.hashes, np.uint64(value), side="left"))
-    high = int(np.searchsorted(keys.hashes, np.uint64(value), side="right"))
-    ledger_ids = keys.ledger_ids[low:high]
-    first = low + int(np.searchsorted(ledger_ids, ledger_id, side="left"))
-    last = low + int(np.searchsorted(ledger_ids, ledger_id, side="right"))
-    return first + int(np.searchsorted(keys.entry_ids[first:last], np.uint32(entry_id), side="right"))

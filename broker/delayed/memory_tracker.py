@@ -8,14 +8,14 @@ weeks cost hundreds of bytes, and belong into the `bucket` tracker. Ticks alone 
 tick, so `load` reads the exact effective times of the next ticks and moves their entries to near before they
 are due.
 
-Invariants (T1-T4 stand in `tracker`):
-  M1  Every near entry's tick < `_near_end` <= every far tick; the frontier's tick < `_near_end`. So near can
-      be taken without a look at far (T1), and what is added at or before the frontier lands in near (T2).
-  M2  A far tick stays whole in far until all of its times were read. A reader that fails, or a load that is
+Invariants (TRACKER-1 to TRACKER-4 stand in `tracker`):
+  MEMORY-1  Every near entry's tick < `_near_end` <= every far tick; the frontier's tick < `_near_end`. So near can
+      be taken without a look at far (TRACKER-1), and what is added at or before the frontier lands in near (TRACKER-2).
+  MEMORY-2  A far tick stays whole in far until all of its times were read. A reader that fails, or a load that is
       cancelled, loses nothing.
-  M3  An entry added to a tick that was read in part is read again: the time read before may be its old one.
+  MEMORY-3  An entry added to a tick that was read in part is read again: the time read before may be its old one.
 
-T3 goes before T2: after the clock stepped back, an entry at or before the frontier waits until it is due.
+TRACKER-3 goes before TRACKER-2: after the clock stepped back, an entry at or before the frontier waits until it is due.
 Nothing here survives a crash; the caller adds the rows after the frontier again.
 """
 
@@ -57,7 +57,7 @@ _NEVER_MS = 1 << 62
 
 
 class _Tick:
-    """The far entries of a tick. `read` and `parts`: what was read of one too large for one load (M2)."""
+    """The far entries of a tick. `read` and `parts`: what was read of one too large for one load (MEMORY-2)."""
 
     __slots__ = ("count", "ledgers", "parts", "read")
 
@@ -169,7 +169,7 @@ class MemoryTracker:
         if tick is None or tick > self._last_tick_to_load(now_ms):
             return False
         # After the clock leapt forward, a day may be due at once: what is loaded drains before more is
-        # loaded, or near would grow to all of it. Order holds, for near lies before far (M1).
+        # loaded, or near would grow to all of it. Order holds, for near lies before far (MEMORY-1).
         first_due_ms = self._near.first_due_ms()
         is_draining = first_due_ms is not None and first_due_ms <= now_ms
         return not (is_draining and self._near.count() >= self._load_entries_max)
@@ -207,7 +207,7 @@ class MemoryTracker:
         """The earliest time in near, else the start of a far tick: who wakes there loads and asks again."""
         near_ms, tick = self._near.first_due_ms(), self._first_far_tick()
         if near_ms is not None:
-            return near_ms  # near lies before far (M1)
+            return near_ms  # near lies before far (MEMORY-1)
         return None if tick is None else tick * self._tick_ms
 
     async def contains(self, ledger_id: int, entry_id: int) -> bool:
@@ -330,7 +330,7 @@ class MemoryTracker:
                 entries.update(group)
                 added = len(entries) - before
             if tick.read is not None:
-                tick.forget_read(ledger_id, BitMap(group))  # M3
+                tick.forget_read(ledger_id, BitMap(group))  # MEMORY-3
             tick.count += added
             self._far_count += added
             start = end
@@ -368,7 +368,7 @@ class MemoryTracker:
     def _move_near_end(self, now_ms: int) -> None:
         """Let near reach as far as a load would, without one where far holds nothing.
 
-        It also goes back with the clock, as far as M1 allows, or a clock that leapt forward once by mistake
+        It also goes back with the clock, as far as MEMORY-1 allows, or a clock that leapt forward once by mistake
         would have everything added at full width for as long as it leapt.
         """
         end = self._last_tick_to_load(now_ms) + 1
@@ -404,7 +404,7 @@ class MemoryTracker:
                     break
             else:
                 complete.append(number)
-        # Until their times are read, the ticks belong to far (M2).
+        # Until their times are read, the ticks belong to far (MEMORY-2).
         for number in complete if partial is None else [*complete, partial]:
             heapq.heappush(self._far_heap, number)
         return _LoadPlan(slices, complete, partial)
@@ -456,7 +456,7 @@ class MemoryTracker:
             self._keep_read(self._far[plan.partial], plan, columns.part(slice(rest, None)))
 
     def _keep_read(self, tick: _Tick, plan: _LoadPlan, columns: Columns) -> None:
-        """Note what was read of a tick that is not read to its end: none of it may be taken yet (T1)."""
+        """Note what was read of a tick that is not read to its end: none of it may be taken yet (TRACKER-1)."""
         tick.parts.append(columns)
         tick.read = {} if tick.read is None else tick.read
         for part in plan.slices:

@@ -1,13 +1,13 @@
-"""What was indexed since the last seal: columns in blocks, unsorted, in memory only.
+"""Rows indexed since the last seal: columns in blocks, unsorted, in memory only.
 
 The tracker tells each row's side of `loaded_end`: rows before it are *loaded* (they are in the near part, or
 were taken), the others *wait* here. Rows stay here until they are sealed, whichever side they are on, because
 a snapshot must hold everything after the frontier.
 
 Invariants:
-  U1  Rows below the fill of a block are never written again, so a seal reads them without a lock.
-  U2  `waiting` is the number of rows that are not loaded; `first_waiting_ms` is the least of their times.
-  U3  After a freeze nothing is appended; loads change which rows wait, never an array.
+  MUTABLE-1  Rows below the fill of a block are never written again, so a seal reads them without a lock.
+  MUTABLE-2  `waiting` is the number of rows that are not loaded; `first_waiting_ms` is the least of their times.
+  MUTABLE-3  After a freeze nothing is appended; loads change which rows wait, never an array.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ it falls into. One sorted array would be simpler, but an entry that arrives whil
 copy the million.
 
 Invariants:
-  N1  Blocks are never empty; the last row of each lies before the first row of the next.
-  N2  No (deliver_at_ms, position) is held twice once `_settle` ran, and every public look runs it first.
-  N3  The arrays of a block are never written: a chunk handed out may be a part of them.
+  NEAR-1  Blocks are never empty; the last row of each lies before the first row of the next.
+  NEAR-2  No (deliver_at_ms, position) is held twice once `_settle` ran, and every public look runs it first.
+  NEAR-3  The arrays of a block are never written: a chunk handed out may be a part of them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ NO_COLUMNS = Columns(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), n
 
 
 class NearEntries:
-    """What a tracker can hand out without reading anything."""
+    """Entries that a tracker can hand out without reading anything."""
 
     def __init__(self) -> None:
         self._blocks: list[Columns] = []
@@ -267,19 +267,19 @@ def sort_unique(columns: Columns) -> Columns:
         columns = columns.part(stable_order(times))
     # Entries mostly arrive in position order, so a stable sort by time alone is mostly enough; sorting by all
     # three columns takes four times as long. Whether it was enough is cheap to see.
-    if _rises(columns).all():
+    if rises(columns).all():
         return columns
     columns = columns.part(np.lexsort((columns.entry_ids, columns.ledger_ids, columns.deliver_at_ms)))
-    return columns.part(np.concatenate(([True], _rises(columns))))
+    return columns.part(np.concatenate(([True], rises(columns))))
 
 
 def _doubles_in(columns: Columns) -> Columns:
     """Of rows in any order, each that was there before."""
     columns = columns.part(np.lexsort((columns.entry_ids, columns.ledger_ids, columns.deliver_at_ms)))
-    return columns.part(np.concatenate(([False], ~_rises(columns))))
+    return columns.part(np.concatenate(([False], ~rises(columns))))
 
 
-def _rises(columns: Columns) -> Array:
+def rises(columns: Columns) -> Array:
     """Of rows whose times do not fall: whether each but the first lies after the row before it."""
     times, ledgers, entries = columns.deliver_at_ms, columns.ledger_ids, columns.entry_ids
     rises = entries[1:] > entries[:-1]

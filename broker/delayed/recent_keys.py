@@ -4,8 +4,8 @@ Looking for many keys that are not there is what has to be fast (`SeenHashes`). 
 looking at all of them.
 
 Invariants:
-  V1  `rows` returns every row that was added, also those that were discarded: a seal looks at each itself.
-  V2  After a freeze nothing is added, so a seal may work on `rows` in a thread.
+  RECENT-1  `rows` returns every row that was added, also those that were discarded: a seal looks at each itself.
+  RECENT-2  After a freeze nothing is added, so a seal may work on `rows` in a thread.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RecentKeys:
         return self.rows().part(rows) if len(rows) else NO_KEYS
 
     def rows(self) -> KeyColumns:
-        """Copies of all rows (V1)."""
+        """Copies of all rows (RECENT-1)."""
         return KeyColumns(
             np.array(self._hashes, dtype=np.uint64),
             np.array(self._ledger_ids, dtype=np.int64),

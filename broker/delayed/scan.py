@@ -110,7 +110,7 @@ class _Waiting:
         return self._first.key(self._taken)
 
     def take(self, known: Columns, wanted: int) -> list[Callable[[], Awaitable[Columns]]]:
-        """What reads the next segments, so many that with known rows about `wanted` are expected; one at least."""
+        """Return readers of the next segments: one at least, and about as many as give `wanted` rows."""
         low, high = self._taken + 1, len(self._first)
         while low < high:
             middle = (low + high) // 2

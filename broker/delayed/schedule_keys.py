@@ -1,4 +1,4 @@
-"""Which entries were stored with a schedule key: a lookup from its hash to positions.
+"""Lookup of schedule keys: from a key's hash to positions.
 
 Entries come from the rows, in the order of the log; what was added last is in memory, the rest in sorted runs on
 disk. Runs merge in tiers, as buckets do. What a seal or merge leaves out is remembered elsewhere (`settled_keys`). The
@@ -9,13 +9,13 @@ key. So it may be built again from the rows at any time.
 Belongs to the event loop; threads read and write runs.
 
 Invariants:
-  L1  Every entry that was added and is pending is found: in memory, or in a run. Both change in one step without
+  KEYS-1  Every entry that was added and is pending is found: in memory, or in a run. Both change in one step without
       await, and the files of a run stay until a manifest that does not name it is durable.
-  L2  `find` leaves out nothing of L1 at the moment it returns: what was added or moved while it read is in it.
-  L3  `maybe` is False only where `find` would find nothing. A filter that is not in memory makes it True.
-  L4  `keys_through` is the end of what is in runs, or of what was added if nothing is left in memory.
-  L5  After `clear` nothing that was under way changes anything.
-  L6  A seal or merge that fails leaves everything as it was.
+  KEYS-2  `find` leaves out nothing of KEYS-1 at the moment it returns: what was added or moved while it read is in it.
+  KEYS-3  `maybe` is False only where `find` would find nothing. A filter that is not in memory makes it True.
+  KEYS-4  `keys_through` is the end of what is in runs, or of what was added if nothing is left in memory.
+  KEYS-5  After `clear` nothing that was under way changes anything.
+  KEYS-6  A seal or merge that fails leaves everything as it was.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from broker.delayed.bucket_values import Retry
 from broker.delayed.key_cache import KeyCache
 from broker.delayed.key_runs import KeyRun, KeyRuns
 from broker.delayed.key_writer import KeyWriter, Standings
-from broker.delayed.merging import plan_merge
 from broker.delayed.recent_keys import RecentKeys
 from broker.delayed.settled_keys import SettledKeys
 from broker.errors import PostdateError
 from broker.model import START, Entries, Int64Column, Position, UInt32Column, UInt64Column, ids_of
 from broker.observe.logs import get_logger
+from broker.runs.merging import plan_merge
+from broker.runs.upkeep import RunCounters, RunFiles, RunWork, counters_of
 from broker.storage.key_filter import BoolColumn, KeyFilter, Probe
 from broker.storage.key_run import KeyColumns, KeyRunHeader, KeyRunKind, join_keys
-from broker.storage.key_run_files import KeyRunStorage
+from broker.storage.key_run_files import KeyRunReader, KeyStorage
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """When to seal, and how many runs to keep; may be replaced at any time."""
+    """Thresholds of seals, and the number of runs to keep; may be replaced at any time."""
 
     seal_count: int = 50_000  # entries that are sealed together, and the unit of the size classes
     seal_after_ms: int = 60_000  # a seal at the latest when the first entry has waited so long
@@ -56,7 +56,7 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class KeyImage:
-    """What a manifest says about the runs, all of one moment."""
+    """Key runs in a manifest, all of one moment."""
 
     run_ids: tuple[
         int, ...
@@ -71,7 +71,7 @@ class KeyImage:
 
 @dataclass(frozen=True, slots=True)
 class KeyStats:
-    """What there is of one topic. `entries` counts what is due, cancelled or gone until a merge leaves it out; runs
+    """Statistics of one topic. `entries` counts what is due, cancelled or gone until a merge leaves it out; runs
     and bytes also those of settled keys."""
 
     runs: int
@@ -81,37 +81,28 @@ class KeyStats:
     settled: int = 0  # entries that are remembered
 
 
-@dataclass(frozen=True, slots=True)
-class KeyCounters:
-    """What was done since the start; only ever rises."""
-
-    seals: int = 0
-    merges: int = 0
-    seal_failures: int = 0
-    merge_failures: int = 0
-
-
 class ScheduleKeys:
     """See the module's description. One for each topic; `cache` is shared by all."""
 
     def __init__(
         self,
-        storage: KeyRunStorage,
+        storage: KeyStorage,
         cache: KeyCache,
         standings: Standings,
         found: KeyImage,
         *,
-        topic_id: int,
         now_ms: Callable[[], int],
         executor: Executor | None = None,
         limits: KeyLimits | None = None,
     ) -> None:
         """`found`: what the manifest says; `restore` takes it up. `executor`: where runs are written."""
         self.limits = limits or KeyLimits()
-        self.counters = KeyCounters()
-        self.files = KeyRuns(storage, cache, topic_id, found.next_run_id)
+        self._files = RunFiles(storage, found.next_run_id)
+        self._seals = RunWork(self._files, "Schedule keys could not be sealed and stay in memory")
+        self._merges = RunWork(self._files, "Key runs could not be merged and stay as they are")
+        self.lookup = KeyRuns(self._files, cache)
         self.settled = SettledKeys(
-            self.files,
+            self.lookup,
             executor,
             now_ms,
             keep_ms=self.limits.settled_keep_ms,
@@ -127,8 +118,10 @@ class ScheduleKeys:
         self._sealed_mark = START  # up to which everything is in runs
         self._generation = 0
         self._recent_since_ms: int | None = None
-        self._seal_retry, self._merge_retry = Retry(), Retry()
-        self._is_sealing = self._is_merging = False
+
+    @property
+    def counters(self) -> RunCounters:
+        return counters_of(self._seals, self._merges)
 
     # What the topic needs.
 
@@ -154,7 +147,7 @@ class ScheduleKeys:
         self._mark = position
 
     def maybe(self, hashes: UInt64Column) -> BoolColumn:
-        """For each hash whether an entry may have it; False is certain (L3). Reads nothing."""
+        """For each hash whether an entry may have it; False is certain (KEYS-3). Reads nothing."""
         assert self._found is None, "not restored yet"
         mask = np.zeros(len(hashes), dtype=np.bool_)
         if not len(hashes):
@@ -164,7 +157,7 @@ class ScheduleKeys:
         if self._runs:
             probe = Probe(hashes)
             for run in self._runs:
-                key_filter = self.files.cache.filter_of(self.files.topic_id, run.run_id)
+                key_filter = self.lookup.cache.filter_of(self.lookup.topic_id, run.run_id)
                 if key_filter is None:
                     mask[:] = True
                     break
@@ -172,13 +165,13 @@ class ScheduleKeys:
         return mask
 
     async def find(self, hashes: UInt64Column) -> dict[int, list[Position]]:
-        """The entries with one of some hashes, newest first; hashes without any are left out (L2).
+        """The entries with one of some hashes, newest first; hashes without any are left out (KEYS-2).
 
         Raises Corrupt if a run is damaged (`clear`, and build it again), Unavailable if the disk does not read.
         """
         assert self._found is None, "not restored yet"
         wanted = Probe(np.unique(hashes))
-        in_runs = await self.files.look_all(lambda: self._runs, wanted, self.files.look)
+        in_runs = await self.lookup.look_all(lambda: self._runs, wanted, self.lookup.look)
         # No await from here on: what was sealed or merged meanwhile was looked at as well.
         in_memory = [recent.find(wanted.hashes) for recent in self._in_memory()]
         return _collected(join_keys([*(keys for _, keys in in_runs), *in_memory]))
@@ -190,7 +183,7 @@ class ScheduleKeys:
             runs=len(runs),
             entries=sum(run.header.count for run in self._runs) + sum(map(len, memory)),
             disk_bytes=sum(run.header.file_bytes for run in runs),
-            memory_bytes=self.files.memory_bytes(self._runs)
+            memory_bytes=self.lookup.memory_bytes(self._runs)
             + self.settled.memory_bytes()
             + sum(recent.memory_bytes() for recent in memory),
             settled=self.settled.count,
@@ -206,17 +199,19 @@ class ScheduleKeys:
         """
         found = self._found
         assert found is not None and not self._runs
-        self.files.next_run_id = max(found.next_run_id, *(run_id + 1 for run_id in found.run_ids), 1)
+        self._files.restore(found.run_ids, found.next_run_id)
         headers: list[KeyRunHeader] = []
         failure: OSError | PostdateError | None = None
         for run_id in found.run_ids:
             try:
-                headers.append(await self.files.storage.read_header(run_id))
+                headers.append(await self._files.storage.read(run_id, KeyRunReader.read_header))
             except (OSError, PostdateError) as error:
                 failure = failure or error
         settled = [each for each in headers if each.stamp.kind is not KeyRunKind.HOLDERS]
         if failure is not None:
-            log.error("Schedule keys cannot be looked up: build them again from the rows", error=str(failure))
+            log.error(
+                "Schedule keys cannot be looked up; rebuilding them from the ledgers", error=str(failure)
+            )
             kept = {header.run_id for header in settled}
             self._found = replace(found, run_ids=tuple(each for each in found.run_ids if each not in kept))
             self.clear()
@@ -229,45 +224,45 @@ class ScheduleKeys:
         self._mark = max(self._mark, found.keys_through)
 
     def clear(self) -> None:
-        """Forget everything but settled keys (L5). Until the rows are added again, what is not found may be there
+        """Forget everything but settled keys (KEYS-5). Until the rows are added again, what is not found may be there
         nevertheless."""
         self._generation += 1
         if self._found is not None:
-            self.files.deleted_ids += self._found.run_ids
+            self._files.delete(self._found.run_ids)
             self._found = None
         self._recent, self._frozen, self._recent_since_ms = RecentKeys(), None, None
         for run in self._runs:
-            self.files.delete(run)
+            self.lookup.delete(run)
         self._runs = []
         self._mark = self._sealed_mark = START
 
     def image(self) -> KeyImage:
-        """What the next manifest says; see `remove_deleted`."""
+        """Return the image for the next manifest; see `remove_deleted`."""
         if self._found is not None:  # a checkpoint of this time must not forget the runs
             return self._found
         nothing_to_seal = self._frozen is None and not len(self._recent)
         return KeyImage(
             run_ids=tuple(run.run_id for run in [*self._runs, *self.settled.runs]),
-            next_run_id=self.files.next_run_id,
-            keys_through=self._mark if nothing_to_seal else self._sealed_mark,  # L4
-            deleted_ids=tuple(self.files.deleted_ids),
+            next_run_id=self._files.next_id,
+            keys_through=self._mark if nothing_to_seal else self._sealed_mark,  # KEYS-4
+            deleted_ids=tuple(self._files.deleted_ids),
             settled_version=self.settled.version,
         )
 
     @property
     def has_deleted(self) -> bool:
-        """Whether files wait for a manifest that does not name them."""
-        return bool(self.files.deleted_ids)
+        """Return whether files wait for a manifest that does not name them."""
+        return bool(self._files.deleted_ids)
 
     async def remove_deleted(self, image: KeyImage) -> None:
-        """Remove the files that `image` did not name, now that a manifest with it is durable (L1)."""
-        await self.files.remove_deleted(image.deleted_ids)
+        """Remove the files that `image` did not name, now that a manifest with it is durable (KEYS-1)."""
+        await self._files.remove_deleted(image.deleted_ids)
 
     def drop_ledgers_before(self, ledger_id: int) -> None:
         """There are no earlier ledgers any more: runs that name no later one go, without a merge."""
         for run in self._runs:
             if run.header.last_ledger_id < ledger_id and not run.is_merging:
-                self.files.delete(run)
+                self.lookup.delete(run)
         self._runs = [run for run in self._runs if not run.is_gone]
 
     @property
@@ -276,84 +271,62 @@ class ScheduleKeys:
         return sum(map(len, self._in_memory()))
 
     def needs_seal(self, now_ms: int) -> bool:
-        if not len(self._recent) or self._is_sealing:
+        if not len(self._recent) or self._seals.is_running:
             return False
         if self._recent_since_ms is None or self._recent_since_ms > now_ms:
             self._recent_since_ms = now_ms
-        if not self._seal_retry.is_ready(now_ms):
+        if not self._seals.is_ready(now_ms):
             return False
         is_old = now_ms - self._recent_since_ms >= self.limits.seal_after_ms
         return is_old or len(self._recent) >= self.limits.seal_count
 
     async def seal(self) -> bool:
-        """Write what is in memory to a run; False if that failed, and everything is as it was (L6)."""
-        if self._is_sealing or not len(self._recent):
+        """Write what is in memory to a run; False if that failed, and everything is as it was (KEYS-6)."""
+        if self._seals.is_running or not len(self._recent):
             return True
         frozen, mark, generation = self._recent, self._mark, self._generation
-        self._recent, self._frozen, self._recent_since_ms = RecentKeys(), frozen, None
-        self._is_sealing = True
-        run_id = self.files.take_id()
-        is_used = False
-        try:
-            header = await self._writer.seal(run_id, frozen.rows())
-            await self.settled.flush()
-            key_filter = await self._filter_to_keep([], header)
-            if generation == self._generation:  # no await from here on (L1, L5)
-                self._frozen, self._sealed_mark = None, mark
-                self._replace([], header, key_filter)
-                is_used = True
-                self._seal_retry.succeeded()
-                self._count(seals=1)
-        except (OSError, PostdateError) as error:
-            self._seal_retry.failed()
-            self._count(seal_failures=1)
-            log.error("Schedule keys could not be sealed and stay in memory", error=str(error))
-            return False
-        finally:
-            self._is_sealing = False
-            if self._frozen is frozen:
-                added = self._recent.rows()
-                frozen.add(added.hashes, added.ledger_ids, added.entry_ids)
-                self._recent, self._frozen = frozen, None
-            if not is_used:
-                self.files.deleted_ids.append(run_id)
-        return True
+        with self._seals.attempt() as attempt:
+            self._recent, self._frozen, self._recent_since_ms = RecentKeys(), frozen, None
+            try:
+                header = await self._writer.seal(attempt.run_id, frozen.rows())
+                await self.settled.flush()
+                key_filter = await self._filter_to_keep([], header)
+                if generation == self._generation:  # no await from here on (KEYS-1, KEYS-5)
+                    self._frozen, self._sealed_mark = None, mark
+                    self._replace([], header, key_filter)
+                    self._seals.succeeded(0 if header is None else header.count)
+                    attempt.is_used = header is not None
+            finally:
+                if self._frozen is frozen:
+                    added = self._recent.rows()
+                    frozen.add(added.hashes, added.ledger_ids, added.entry_ids)
+                    self._recent, self._frozen = frozen, None
+        return not attempt.has_failed
 
     def needs_merge(self, now_ms: int) -> bool:
-        return not self._is_merging and self._merge_retry.is_ready(now_ms) and bool(self._plan_merge())
+        return self._merges.is_ready(now_ms) and bool(self._plan_merge())
 
     async def merge(self) -> bool:
-        """Make one run of several, as planned now; False if that failed, and the sources are as they were (L6)."""
+        """Make one run of several, as planned now; False if that failed, and the sources are as they were (KEYS-6)."""
         sources = self._plan_merge()
-        if self._is_merging or not sources:
+        if self._merges.is_running or not sources:
             return True
         generation = self._generation
-        self._is_merging = True
-        for run in sources:
-            run.is_merging = True
-        run_id = self.files.take_id()
-        is_used = False
-        try:
-            header = await self._writer.merge(run_id, [run.header for run in sources])
-            await self.settled.flush()
-            key_filter = await self._filter_to_keep(sources, header)
-            if generation == self._generation:  # no await from here on (L1, L5)
-                self._replace(sources, header, key_filter)
-                is_used = True
-                self._merge_retry.succeeded()
-                self._count(merges=1)
-        except (OSError, PostdateError) as error:
-            self._merge_retry.failed()
-            self._count(merge_failures=1)
-            log.error("Key runs could not be merged and stay as they are", error=str(error))
-            return False
-        finally:
-            self._is_merging = False
+        with self._merges.attempt() as attempt:
             for run in sources:
-                run.is_merging = False
-            if not is_used:
-                self.files.deleted_ids.append(run_id)
-        return True
+                run.is_merging = True
+            try:
+                header = await self._writer.merge(attempt.run_id, [run.header for run in sources])
+                await self.settled.flush()
+                key_filter = await self._filter_to_keep(sources, header)
+                if generation == self._generation:  # no await from here on (KEYS-1, KEYS-5)
+                    self._replace(sources, header, key_filter)
+                    self._merges.succeeded(0 if header is None else header.count)
+                    attempt.is_used = header is not None
+            finally:
+                for run in sources:
+                    run.is_merging = False
+        return not attempt.has_failed
 
     # How it looks.
 
@@ -371,35 +344,29 @@ class ScheduleKeys:
         new = [] if header is None else [KeyRun(header)]
         self._runs[at : at + len(sources)] = new
         for source in sources:
-            self.files.delete(source)
+            self.lookup.delete(source)
         for run in new:
             if key_filter is not None:
-                self.files.keep(run, key_filter)
+                self.lookup.keep(run, key_filter)
 
     async def _filter_to_keep(
         self, sources: Sequence[KeyRun], header: KeyRunHeader | None
     ) -> KeyFilter | None:
         """The filter of a new run, unless those of its sources are not in use: a lookup should not wait for it."""
         in_use = not sources or any(
-            self.files.cache.filter_of(self.files.topic_id, run.run_id) for run in sources
+            self.lookup.cache.filter_of(self.lookup.topic_id, run.run_id) for run in sources
         )
-        if header is None or not in_use or not self.files.cache.takes(header.filter_bytes):
+        if header is None or not in_use or not self.lookup.cache.takes(header.filter_bytes):
             return None
-        return await self.files.storage.read_filter(header)
+        return await self._files.storage.read(header.run_id, lambda reader: reader.read_filter(header))
 
     def _plan_merge(self) -> list[KeyRun]:
         plan = plan_merge(
             [run.header.count for run in self._runs],
-            max_buckets=max(self.limits.max_runs, 1),
-            min_index_count=max(self.limits.seal_count, 1),
+            runs_max=max(self.limits.max_runs, 1),
+            unit=max(self.limits.seal_count, 1),
         )
         return [] if plan is None else self._runs[plan.start : plan.end]
-
-    def _count(self, **more: int) -> None:
-        counters = self.counters
-        self.counters = replace(
-            counters, **{name: getattr(counters, name) + count for name, count in more.items()}
-        )
 
 
 def _column(ledger_id: int, count: int) -> Int64Column:

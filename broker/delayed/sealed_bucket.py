@@ -4,11 +4,11 @@
                                         ^ the tracker's `loaded_end` lies in or before the window
 
 Invariants:
-  K1  Rows before the window lie before the tracker's `loaded_end`: they are in the near part, or were taken, or
+  SEALED-1  Rows before the window lie before the tracker's `loaded_end`: they are in the near part, or were taken, or
       were left out at a restart because they lie at or before the frontier.
-  K2  `waiting` counts the rows of the window and of the segments not read. Those of a discarded ledger
+  SEALED-2  `waiting` counts the rows of the window and of the segments not read. Those of a discarded ledger
       are stale as others are: they stay until they are taken or merged.
-  K3  Nothing of a bucket is used once its state is DELETING, also not what a read that began before returns.
+  SEALED-3  Nothing of a bucket is used once its state is DELETING, also not what a read that began before returns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from enum import Enum
 import numpy as np
 
 from broker.delayed.near import NO_COLUMNS, ROW_BYTES, Columns, Key, concatenate, count_before
+from broker.delayed.scan import UnreadSegments
 from broker.model import Int64Column
+from broker.storage.bucket_files import BucketStorage
 from broker.storage.bucket_snapshot import BucketMetadata, Ordinals, decode_segment
 
 _SEGMENT_BYTES = 64
@@ -113,6 +115,14 @@ class SealedBucket:
         ledger_ids, entry_ids = self._ordinals.to_positions(ordinals)
         return Columns(times, ledger_ids, entry_ids)
 
+    async def read(self, storage: BucketStorage, segment: int) -> Columns:
+        """The rows of a segment, from its file; raises Corrupt, Unavailable."""
+        metadata = self.metadata
+        (data,) = await storage.read(
+            metadata.bucket_id, lambda reader: reader.read_segments(metadata, segment, segment + 1)
+        )
+        return self.decode(segment, data)
+
     def feed(self, columns: Columns) -> None:
         """The next segment was read: its rows follow the window's."""
         self._go_to(self.next_segment + 1)
@@ -142,13 +152,18 @@ class SealedBucket:
         segments, rest = self.metadata.segments, slice(self.next_segment, None)
         return segments.first_ms[rest], segments.last_ms[rest], segments.counts[rest]
 
-    def unread_borders(self) -> tuple[Columns, Columns, Int64Column]:
-        """Of each unread segment: first and last row, and count."""
-        segments, rest = self.metadata.segments, slice(self.next_segment, None)
-        first = self._ordinals.to_positions(segments.first_ordinals[rest])
-        last = self._ordinals.to_positions(segments.last_ordinals[rest])
-        borders = Columns(segments.first_ms[rest], *first), Columns(segments.last_ms[rest], *last)
-        return *borders, segments.counts[rest]
+    def unread_segments(self, storage: BucketStorage) -> UnreadSegments:
+        """The segments that were not read yet, for a look at them."""
+        segments, first = self.metadata.segments, self.next_segment
+        rest = slice(first, None)
+        first_positions = self._ordinals.to_positions(segments.first_ordinals[rest])
+        last_positions = self._ordinals.to_positions(segments.last_ordinals[rest])
+        return UnreadSegments(
+            Columns(segments.first_ms[rest], *first_positions),
+            Columns(segments.last_ms[rest], *last_positions),
+            segments.counts[rest],
+            lambda number: self.read(storage, first + number),
+        )
 
     def memory_bytes(self) -> int:
         return ROW_BYTES * len(self.window) + _SEGMENT_BYTES * self.segment_count + _BUCKET_BYTES

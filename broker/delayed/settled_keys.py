@@ -15,13 +15,14 @@ a message that waits is still never hidden.
 Belongs to the event loop; threads read and write runs.
 
 Invariants:
-  M1  A row that was remembered is found, in memory or in a run, until its run expires or goes for the limit: both
-      change in one step without await.
-  M2  A row is remembered for the whole time from when it was first written, and for at most a fourth longer: a merged
-      run counts from its youngest rows, and merges stay within a slot, a fourth of that time.
-  M3  Rows beyond the limit go run by run, the oldest first; a merge makes none of more than a fourth of the limit.
-  M4  What fails here costs what is remembered, and nothing else: an error is logged, not raised, but for a disk that
-      does not read when somebody asks.
+  SETTLED-1  A row that was remembered is found, in memory or in a run, until its run expires or goes for the limit:
+      both change in one step without await.
+  SETTLED-2  A row is remembered for the whole time from when it was first written, and for at most a fourth longer: a
+      merged run counts from its youngest rows, and merges stay within a slot, a fourth of that time.
+  SETTLED-3  Rows beyond the limit go run by run, the oldest first; a merge makes none of more than a fourth of the
+      limit.
+  SETTLED-4  What fails here costs what is remembered, and nothing else: an error is logged, not raised, but for a
+      disk that does not read when somebody asks.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from concurrent.futures import Executor
 
 import numpy as np
 
-from broker.delayed.bucket_values import Retry
 from broker.delayed.key_runs import KeyRun, KeyRuns
 from broker.delayed.key_writer import KeyWriter
-from broker.delayed.merging import plan_merge
-from broker.errors import Corrupt, PostdateError
+from broker.errors import Corrupt
 from broker.model import Position, UInt64Column
 from broker.observe.logs import get_logger
+from broker.runs.merging import plan_merge
+from broker.runs.upkeep import Retry, RunWork
 from broker.storage.key_filter import Probe
 from broker.storage.key_run import (
     NO_KEYS,
@@ -63,7 +64,7 @@ class SettledKeys:
 
     def __init__(
         self,
-        files: KeyRuns,
+        lookup: KeyRuns,
         executor: Executor | None,
         now_ms: Callable[[], int],
         *,
@@ -73,16 +74,19 @@ class SettledKeys:
         """`keep_ms`: how long a key is remembered; 0: not at all. `rows_max`: how many rows, at most."""
         self.keep_ms = keep_ms
         self.rows_max = rows_max
-        self._files = files
+        self._lookup = lookup
         self._now_ms = now_ms
-        self._writer = KeyWriter(files.storage, executor)
+        self._writer = KeyWriter(lookup.storage, executor)
         self._runs: list[KeyRun] = []  # by `settled_ms`
         self._rows = dict.fromkeys(_KINDS, NO_KEYS)  # in no run yet
         self._writing: list[tuple[KeyRunKind, KeyColumns]] = []
         self.version = 0
         """Another one: there is a run that an image before it did not name."""
-        self._is_merging = False
-        self._retry = Retry()
+        self._retry, files = Retry(), lookup.files
+        self._writes = RunWork(files, "Settled schedule keys could not be written", self._retry)
+        self._merges = RunWork(
+            files, "Settled schedule keys could not be merged and stay as they are", self._retry
+        )
 
     @property
     def remembers(self) -> bool:
@@ -101,7 +105,7 @@ class SettledKeys:
     def memory_bytes(self) -> int:
         rows = [*self._rows.values(), *(each for _, each in self._writing)]
         held = sum(each.hashes.nbytes + each.ledger_ids.nbytes + each.entry_ids.nbytes for each in rows)
-        return held + self._files.memory_bytes(self._runs)
+        return held + self._lookup.memory_bytes(self._runs)
 
     def restore(self, headers: Sequence[KeyRunHeader]) -> None:
         """Take up runs that the manifest names."""
@@ -119,7 +123,7 @@ class SettledKeys:
     async def flush(self) -> bool:
         """Write what is in memory to runs, which the next manifest may name; False if that failed."""
         if not self._retry.is_ready(self._now_ms()):
-            for kind in _KINDS:  # the disk does not write: what there is no room for is forgotten (M4)
+            for kind in _KINDS:  # the disk does not write: what there is no room for is forgotten (SETTLED-4)
                 self._rows[kind] = self._rows[kind].part(slice(-_FLUSH_ROWS, None))
             return False
         for kind in _KINDS:
@@ -127,35 +131,31 @@ class SettledKeys:
             if not len(rows):
                 continue
             part = kind, rows
-            self._writing.append(part)
-            run_id = self._files.take_id()
-            try:
-                header = await self._writer.seal(run_id, rows, Stamp(kind, max(1, self._now_ms())))
-                self._retry.succeeded()
-                self._add([header] if header else [])
-            except (OSError, PostdateError) as error:
-                self._files.deleted_ids.append(run_id)
-                self._retry.failed()
+            with self._writes.attempt() as attempt:
+                self._writing.append(part)
+                try:
+                    stamp = Stamp(kind, max(1, self._now_ms()))
+                    header = await self._writer.seal(attempt.run_id, rows, stamp)
+                    self._add([header] if header else [])
+                    self._writes.succeeded(len(rows))
+                    attempt.is_used = header is not None
+                finally:
+                    self._writing = [each for each in self._writing if each is not part]
+            if attempt.has_failed:
                 self._rows[kind] = join_keys([rows, self._rows[kind]])
-                log.error("Settled schedule keys could not be written", error=str(error))
                 return False
-            except BaseException:  # cancelled: the file may be there
-                self._files.deleted_ids.append(run_id)
-                raise
-            finally:
-                self._writing = [each for each in self._writing if each is not part]
         self.expire()
         return True
 
     async def find(self, hashes: UInt64Column) -> dict[int, dict[Position, bool]]:
-        """What is remembered of some hashes: by hash, the entries that had it, and whether each was cancelled.
+        """Return the remembered entries of some hashes, and whether each was cancelled.
 
         Raises Unavailable if the disk does not read.
         """
         self.expire()
         wanted = Probe(np.unique(hashes))
-        in_runs = await self._files.look_all(lambda: self._runs, wanted, self._look)
-        # No await from here on: what was written or merged meanwhile was looked at as well (M1).
+        in_runs = await self._lookup.look_all(lambda: self._runs, wanted, self._look)
+        # No await from here on: what was written or merged meanwhile was looked at as well (SETTLED-1).
         parts = [(run.header.stamp.kind, keys) for run, keys in in_runs]
         for kind, rows in [*self._rows.items(), *self._writing]:
             parts.append((kind, rows.part(np.isin(rows.hashes, wanted.hashes))))
@@ -170,7 +170,7 @@ class SettledKeys:
         return found
 
     def next_expiry_ms(self) -> int | None:
-        """When the oldest run expires; None: there is none."""
+        """Return the time at which the oldest run expires; None if there is none."""
         return self._runs[0].header.stamp.settled_ms + self.keep_ms if self._runs else None
 
     def expire(self) -> bool:
@@ -179,55 +179,45 @@ class SettledKeys:
         left = [run for run in self._runs if self._is_remembered(run, now_ms)]
         total = self.count - sum(run.header.count for run in self._runs)
         kept: list[KeyRun] = []
-        for run in reversed(left):  # M3
+        for run in reversed(left):  # SETTLED-3
             total += run.header.count
             if total > self.rows_max and kept:
                 break
             kept.append(run)
         gone = [run for run in self._runs if run not in kept]
         for run in gone:
-            self._files.delete(run)
+            self._lookup.delete(run)
         self._runs = kept[::-1]
         return bool(gone)
 
     def needs_merge(self) -> bool:
-        return not self._is_merging and self._retry.is_ready(self._now_ms()) and bool(self._plan_merge())
+        return self._merges.is_ready(self._now_ms()) and bool(self._plan_merge())
 
     async def merge(self) -> bool:
         """Make one run of several of a slot; False if that failed, and they are as they were."""
         sources = self._plan_merge()
-        if self._is_merging or not sources:
+        if self._merges.is_running or not sources:
             return True
-        self._is_merging = True
-        stamp = max(run.header.stamp for run in sources)  # of one kind: the youngest (M2)
-        run_id = self._files.take_id()
-        is_used = False
-        try:
-            header = await self._writer.merge(run_id, [run.header for run in sources], stamp)
-            # No await from here on (M1). What expired meanwhile is older than the slot, so that all did, or none.
-            is_used = all(run in self._runs for run in sources) and header is not None
-            if is_used:
+        stamp = max(run.header.stamp for run in sources)  # of one kind: the youngest (SETTLED-2)
+        with self._merges.attempt() as attempt:
+            header = await self._writer.merge(attempt.run_id, [run.header for run in sources], stamp)
+            # No await from here on (SETTLED-1). What expired meanwhile is older than the slot, so that all did, or
+            # none.
+            if header is not None and all(run in self._runs for run in sources):
                 self._runs = [run for run in self._runs if run not in sources]
                 for run in sources:
-                    self._files.delete(run)
-                self._add([header] if header else [])
-            self._retry.succeeded()
-        except (OSError, PostdateError) as error:
-            self._retry.failed()
-            log.error("Settled schedule keys could not be merged and stay as they are", error=str(error))
-            return False
-        finally:
-            self._is_merging = False
-            if not is_used:
-                self._files.deleted_ids.append(run_id)
-        return True
+                    self._lookup.delete(run)
+                self._add([header])
+                attempt.is_used = True
+            self._merges.succeeded(0 if header is None else header.count)
+        return not attempt.has_failed
 
     async def _look(self, run: KeyRun, wanted: Probe) -> KeyColumns:
         try:
-            return await self._files.look(run, wanted)
+            return await self._lookup.look(run, wanted)
         except Corrupt as error:
             log.error("Settled schedule keys are damaged: those of one run are forgotten", error=str(error))
-            self._files.delete(run)
+            self._lookup.delete(run)
             self._runs = [other for other in self._runs if other is not run]
             return NO_KEYS
 
@@ -252,8 +242,8 @@ class SettledKeys:
         for (_, slot), runs in groups.items():
             plan = plan_merge(
                 [run.header.count for run in runs],
-                max_buckets=_SLOT_RUNS_MAX if slot == slot_now else 1,
-                min_index_count=_FLUSH_ROWS,
+                runs_max=_SLOT_RUNS_MAX if slot == slot_now else 1,
+                unit=_FLUSH_ROWS,
             )
             if plan is not None:
                 chosen: list[KeyRun] = []

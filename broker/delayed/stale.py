@@ -1,4 +1,4 @@
-"""What the index still holds of messages that were cancelled or moved: rows that count for nothing. Pure.
+"""Stale rows: what the index still holds of messages that were cancelled or moved. Pure.
 
 A row is named by position *and* time: a message that was moved has one row for each time it had, and the one under its
 present time is not stale. That is for counting alone. Whether a row is due is decided by comparing it with the
@@ -8,10 +8,10 @@ amendments, so nothing is lost or sent because of what stands here.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
-from broker.delayed.bucket_storage import BucketSnapshotStorage
 from broker.delayed.mutable_bucket import NEVER_MS
 from broker.delayed.near import NO_COLUMNS, Columns, Key, concatenate, key_after, rows_before
 from broker.delayed.sealed_bucket import SealedBucket
@@ -19,6 +19,7 @@ from broker.delayed.tracker import DueChunk
 from broker.errors import PostdateError
 from broker.model import Array, Int64Column, UInt32Column
 from broker.storage.amendments import Amendments
+from broker.storage.bucket_files import BucketStorage, SnapshotReader
 
 AmendmentsOf = Callable[[int], Amendments | None]
 """ledger_id -> its amendments as of now, immutable; None if it has none. Called on the loop."""
@@ -203,7 +204,7 @@ class StaleRows:
         self.entries.add_rows(rows.part(~rows_before(rows, key_after(frontier))))
 
     def without(self, chunk: DueChunk) -> DueChunk:
-        """What was taken from the index, but for stale rows, which are gone with that."""
+        """Return a chunk without its stale rows, and forget these."""
         if not self.surplus and not self.is_sought:
             return chunk
         columns = Columns(chunk.deliver_at_ms, chunk.ledger_ids, chunk.entry_ids)
@@ -270,7 +271,7 @@ class StaleRows:
 
     async def seek(
         self,
-        storage: BucketSnapshotStorage,
+        storage: BucketStorage,
         buckets: Callable[[], Sequence[SealedBucket]],
         frontier: Callable[[], Key],
         loaded_end: Callable[[], Key],
@@ -296,13 +297,13 @@ class StaleRows:
             self.is_sought = False
 
     async def _stale_of(
-        self, storage: BucketSnapshotStorage, bucket: SealedBucket, frontier: Key
+        self, storage: BucketStorage, bucket: SealedBucket, frontier: Key
     ) -> AsyncIterator[Columns]:
         try:
             if not await self._may_hold_stale(storage, bucket):
                 return
             for segment in range(bucket.first_segment_from(key_after(frontier)), bucket.segment_count):
-                rows = bucket.decode(segment, await storage.read_segment(bucket.metadata, segment))
+                rows = await bucket.read(storage, segment)
                 if bucket.is_deleting:
                     return  # merged: what is stale in there was left out, or is found in the new one
                 yield rows.part(~is_current(rows, self._amendments_of))
@@ -310,7 +311,7 @@ class StaleRows:
             if not bucket.is_deleting:
                 raise
 
-    async def _may_hold_stale(self, storage: BucketSnapshotStorage, bucket: SealedBucket) -> bool:
+    async def _may_hold_stale(self, storage: BucketStorage, bucket: SealedBucket) -> bool:
         """Return whether a bucket has an entry that was cancelled or moved at any time."""
         for span in bucket.metadata.spans:
             amended = self._amendments_of(span.ledger_id)
@@ -318,7 +319,8 @@ class StaleRows:
                 continue
             moved_again_ms = amended.deliver_at_ms[amended.revisions > 1]
             self._unsure_through_ms = max(self._unsure_through_ms, int(moved_again_ms.max(initial=0)))
-            held = await storage.read_bitmap(bucket.bucket_id, span.ledger_id)
+            read = partial(SnapshotReader.read_bitmap, ledger_id=span.ledger_id)
+            held = await storage.read(bucket.bucket_id, read)
             if amended.touches(held):
                 return True
         return False

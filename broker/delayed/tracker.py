@@ -1,15 +1,15 @@
-"""What every delayed index offers, whatever it keeps where.
+"""Protocol of a delayed index.
 
 A tracker says *when to look*, nothing more: who is owed a message is decided from rows and cursors. It may
 therefore be rebuilt at any time and may hold entries that were settled or moved meanwhile.
 
 One task owns a tracker (the topic's index pump); nobody else calls it.
 Invariants:
-  T1  `take_due` yields each (deliver_at_ms, position) added once, in that order. The greatest pair taken is
+  TRACKER-1  `take_due` yields each (deliver_at_ms, position) added once, in that order. The greatest pair taken is
       the *frontier*; it goes back by `clear` only.
-  T2  An entry added at or before the frontier is yielded by the next `take_due`, whatever its time.
-  T3  `take_due(now)` yields nothing whose deliver_at_ms is above `now`.
-  T4  `next_due_ms` is never later than the earliest deliver_at_ms held, loaded or not.
+  TRACKER-2  An entry added at or before the frontier is yielded by the next `take_due`, whatever its time.
+  TRACKER-3  `take_due(now)` yields nothing whose deliver_at_ms is above `now`.
+  TRACKER-4  `next_due_ms` is never later than the earliest deliver_at_ms held, loaded or not.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class DelayedDeliveryTracker(Protocol):
         """Take at most `limit` due entries; None if nothing is due (or its times are not loaded yet)."""
 
     def next_due_ms(self) -> int | None:
-        """When to look again, milliseconds since the epoch; None if nothing is pending."""
+        """Return the time to ask again, in milliseconds since the epoch; None if nothing is pending."""
 
     async def contains(self, ledger_id: int, entry_id: int) -> bool:
         """Return whether the entry is held and not yet taken (for audit and tests, not for delivery)."""

@@ -26,7 +26,7 @@ from broker.jobs.journal import JournalResult, check_journal
 from broker.jobs.page import render_page
 from broker.jobs.plan import plan_audit
 from broker.jobs.report import (
-    Outcome,
+    AuditOutcome,
     RunFacts,
     build_report,
     encode_findings,
@@ -92,21 +92,21 @@ def run_audit(request: AuditRequest, engine: Engine, tell: Tell = lambda done, t
     return report
 
 
-def _check(request: AuditRequest, folder: Folder, engine: Engine, tell: Tell) -> Outcome:
+def _check(request: AuditRequest, folder: Folder, engine: Engine, tell: Tell) -> AuditOutcome:
     seed = secrets.randbits(32)  # another sample each night
     plan = plan_audit(folder, request.topics, request.level, request.sample, seed)
     journal = JournalResult()
     # Records of a topic that is not looked at would seem to continue nothing.
     if plan.root is not None and len(plan.images) == len(plan.root.topics):
         journal = check_journal(folder, plan.root, plan.images)
-    outcome = Outcome(plan, journal)
+    outcome = AuditOutcome(plan, journal)
     for results in engine.run(AUDIT, plan.units, tell):
         outcome.results += results
     outcome.results.sort(key=lambda result: result.topic)
     return outcome
 
 
-def _write(folder: Path, report: Line, outcome: Outcome) -> None:
+def _write(folder: Path, report: Line, outcome: AuditOutcome) -> None:
     findings = encode_findings(outcome.findings())
     report["findings_file"] = FINDINGS_FILE if findings is not None else None
     if findings is not None:

@@ -1,7 +1,7 @@
 """Compaction: plan, rewrite, hand in; topic by topic, so that one that fails does not sink the run.
 
-The same for a running broker (`rpc.compaction_client`) and for a folder that nobody uses (`compact_offline`): both are
-a `Desk`. Nothing is changed unless `apply` is set.
+The same for a running broker (`rpc.compaction_client`) and for one that serves nobody (`compact_offline`): both are a
+`Desk`. Nothing is changed unless `apply` is set.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from broker.errors import PostdateError
+from broker.folder.compaction_values import Candidates, Committed, Lease
 from broker.jobs.compact_plan import CompactLimits, TopicPlan, plan_topic
 from broker.jobs.engine import Engine
 from broker.jobs.rewrite import BUCKETS, REWRITE, RewriteResult, RewriteUnit, outputs_of
 from broker.storage.compaction_inputs import Outputs
-from broker.topics.compaction_values import Candidates, Committed, Lease
 
 _TRIES = 3
 _ROUND_TOPICS = 32  # half of the leases that a broker gives
@@ -38,9 +38,9 @@ class Desk(Protocol):
 
     async def begin(self, topic: str, ledger_ids: Sequence[int], bucket_ids: Sequence[int]) -> Lease: ...
 
-    async def commit(self, lease: Lease, outputs: Outputs) -> Committed: ...
+    async def commit(self, compaction_id: str, epoch: int, outputs: Outputs) -> Committed: ...
 
-    async def abort(self, lease: Lease) -> None: ...
+    async def abort(self, compaction_id: str, epoch: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class _Round:
             self._finish(TopicResult(plan.topic, plan, unchanged=unchanged, error=error))
             return
         try:
-            committed = await self._desk.commit(lease, outputs)
+            committed = await self._desk.commit(lease.compaction_id, lease.epoch, outputs)
         except PostdateError as refused:
             # What became of it is not known, so nothing is cleaned up here: the broker does that.
             self._finish(_failed(plan.topic, refused, plan))
@@ -274,7 +274,7 @@ async def _begin(desk: Desk, plan: TopicPlan, limits: CompactLimits) -> tuple[To
 
 async def _abort_quietly(desk: Desk, lease: Lease) -> None:
     try:
-        await desk.abort(lease)
+        await desk.abort(lease.compaction_id, lease.epoch)
     except PostdateError:
         return  # the lease ends by itself
 

@@ -1,50 +1,22 @@
-"""Compaction of a folder that no broker uses: the broker itself, without its network, under the folder's lock."""
+"""Hand-in to a broker that serves nobody: the broker itself, without its network, under the folder's lock."""
 
 from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 from broker.config import BrokerConfig
 from broker.errors import NotFound
+from broker.folder.broker import Broker
+from broker.folder.compaction import CompactionDesk
 from broker.runtime.clock import Clock
 from broker.runtime.vfs import Vfs
-from broker.storage.compaction_inputs import Outputs
-from broker.topics.broker import Broker
-from broker.topics.compaction_values import Candidates, Committed, Lease
-
-
-class OfflineDesk:
-    """A `Desk` in this process."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    @property
-    def data_dir(self) -> str:
-        return self._broker.config.data_dir
-
-    async def topics(self) -> list[str]:
-        return sorted(self._broker.registry.by_name)
-
-    async def candidates(self, topic: str) -> Candidates:
-        await self._broker.registry.topic(topic).index.wait_built()
-        return await self._broker.compactions.candidates(topic)
-
-    async def begin(self, topic: str, ledger_ids: Sequence[int], bucket_ids: Sequence[int]) -> Lease:
-        return await self._broker.compactions.begin(topic, ledger_ids, bucket_ids)
-
-    async def commit(self, lease: Lease, outputs: Outputs) -> Committed:
-        return await self._broker.compactions.commit(lease.compaction_id, lease.epoch, outputs)
-
-    async def abort(self, lease: Lease) -> None:
-        await self._broker.compactions.abort(lease.compaction_id, lease.epoch)
 
 
 @contextlib.asynccontextmanager
-async def open_offline(vfs: Vfs, clock: Clock, folder: str) -> AsyncIterator[OfflineDesk]:
+async def open_offline(vfs: Vfs, clock: Clock, folder: str) -> AsyncIterator[CompactionDesk]:
     """Open a stopped broker's folder. Raises Fenced if a broker runs on it, NotFound, Corrupt, OSError."""
     if not vfs.exists(f"{folder}/broker.manifest"):
         raise NotFound(f"{folder!r} is not a data directory: it has no broker.manifest")
@@ -65,7 +37,9 @@ async def open_offline(vfs: Vfs, clock: Clock, folder: str) -> AsyncIterator[Off
         broker.open()
         broker.start_offline()
         try:
-            yield OfflineDesk(broker)
+            for topic in broker.registry.by_name.values():
+                await topic.index.wait_built()
+            yield broker.compactions
         finally:
             await broker.stop()
         if failures:

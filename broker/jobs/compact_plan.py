@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.topics.compaction_values import BucketCandidate, Candidates, LedgerCandidate
+from broker.folder.compaction_values import BucketCandidate, Candidates, LedgerCandidate
 
 
 @dataclass(frozen=True, slots=True)
 class CompactLimits:
-    """When something is worth it, and how much a run does at most (the caps of a night)."""
+    """Thresholds above which an input is compacted, and the bounds of one pass."""
 
     live_ratio_max: float = 0.2  # a ledger of which more is live is left alone
     reclaim_bytes_min: int = 1 << 20  # a ledger that frees less is left alone, unless all of it goes

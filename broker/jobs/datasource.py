@@ -19,11 +19,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from broker.delayed.bucket_storage import LocalBucketStorage
 from broker.delayed.check import CursorView, settled_by_all
+from broker.folder.index_check import file_source
 from broker.jobs.folder import ReadOnlyVfs, read_named
 from broker.model import FLAG_DELAYED, ROW, ids_of
 from broker.storage.amendments import NONE, decode_amendments
+from broker.storage.bucket_files import bucket_storage
 from broker.storage.bucket_snapshot import Ordinals, decode_entries
 from broker.storage.layout import Layout
 from broker.storage.ledger_files import (
@@ -42,7 +43,6 @@ from broker.storage.manifest import (
 )
 from broker.storage.named_files import ledger_capture
 from broker.storage.sparse_files import read_present
-from broker.topics.index_check import file_source
 
 ROWS, SNAPSHOTS, CURSORS = "rows", "snapshots", "cursors"
 
@@ -167,7 +167,7 @@ class PostdateReader(DataSourceReader):
 
     def _snapshot(self, image: TopicImage, bucket_id: int) -> Iterator[pa.RecordBatch]:
         folder = Layout(self._path).buckets(image.topic_id)
-        storage = LocalBucketStorage(ReadOnlyVfs(), folder, image.topic_id)
+        storage = bucket_storage(ReadOnlyVfs(), folder, image.topic_id)
         with contextlib.closing(storage.open_reader(bucket_id)) as reader:
             metadata = reader.read_metadata()
             ordinals = Ordinals(metadata.spans)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from broker.errors import Fenced, MissingFile, NotFound
-from broker.runtime.vfs import LocalFile, LocalVfs, Vfs
-from broker.storage.journal_files import read_file
+from broker.runtime.vfs import LocalFile, LocalVfs, Vfs, read_file
 from broker.storage.layout import Layout
 
 BACKUP, DATA_DIR = "backup", "data directory"

@@ -12,25 +12,27 @@ from dataclasses import dataclass, field
 
 from broker.delayed.check import Finding, Kind
 from broker.errors import Corrupt, PostdateError
+from broker.folder.consistency import History, find_batch_problems
 from broker.jobs.folder import Folder
 from broker.jobs.values import TopicFinding
-from broker.runtime.clock import SystemClock
-from broker.storage.journal_files import JournalFiles
+from broker.storage.group_log import records_from
+from broker.storage.local_group_log import SegmentFolder
 from broker.storage.manifest import BrokerImage, TopicImage
 from broker.storage.records import Produced, decode_record
-from broker.topics.consistency import History, find_batch_problems
 
 _FINDINGS_MAX = 1_000
 
 
 @dataclass(slots=True)
 class JournalResult:
-    """What lies above the manifests."""
+    """Records of the journal that no manifest covers yet."""
 
     checked: bool = False
     records: int = 0
     messages: int = 0
     last_lsn: int = 0
+    torn_bytes: int = 0  # of a last group that is not whole
+    cut_roll: str = ""  # a segment that a crash cut in the making
     findings: list[TopicFinding] = field(default_factory=list)
     left_out: int = 0
 
@@ -58,12 +60,11 @@ def _problems(
     history = History(root, images)
     yield from ((Kind.STATE, what) for what in history.begin())
     from_lsn = root.checkpoint_lsn + 1
-    files = JournalFiles(
-        folder.vfs, folder.layout.journal, segment_bytes=0, spare_segments_max=0, clock=SystemClock()
-    )
-    found = files.examine(from_lsn, max([root.checkpoint_lsn, *(image.applied_lsn for image in images)]))
-    result.last_lsn = files.recovered_lsn
-    for lsn, record_type, body in () if found.is_new else files.replay(from_lsn):
+    segments = SegmentFolder(folder.vfs, folder.layout.journal)
+    found = segments.examine(from_lsn, max([root.checkpoint_lsn, *(image.applied_lsn for image in images)]))
+    result.last_lsn, result.torn_bytes = found.next_lsn - 1, found.torn_bytes
+    result.cut_roll = found.cut_roll or ""
+    for lsn, record_type, body in records_from(segments.read(from_lsn, found.next_lsn), from_lsn):
         result.records += 1
         try:
             record = decode_record(record_type, body)

@@ -14,8 +14,8 @@ from google_crc32c import value
 from broker.delayed.check.ledgers import Mask
 from broker.model import Int64Column, RowColumn
 from broker.rpc.wire import Fields, scan_messages
+from broker.storage import schedule_hash
 from broker.storage.blocks import FRAME_HEAD_BYTES, frame_length
-from broker.storage.schedule_hash import hash_spans
 
 _FIELDS_MAX = 100_000
 
@@ -47,7 +47,7 @@ def compare_messages(
     for place, key in fields.keys.items():
         key_hashes[place] = value(key) or 1
     none = np.zeros(len(frames), dtype=np.uint64)
-    schedule_hashes = none if fields.schedule_keys is None else hash_spans(fields.schedule_keys)
+    schedule_hashes = none if fields.schedule_keys is None else schedule_hash.hash_spans(fields.schedule_keys)
     for name, expected in (("key_hash", key_hashes), ("schedule_hash", schedule_hashes)):
         for place in np.flatnonzero(expected != rows[name]).tolist():
             yield place, f"the {name} of its row is not that of its message"

@@ -10,16 +10,17 @@ import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from broker.delayed.bucket_storage import LocalBucketStorage
 from broker.delayed.check import Finding, Kind, plan_passes
 from broker.errors import Corrupt, NotFound, PostdateError
+from broker.folder.index_check import estimate_entries
 from broker.jobs.folder import Folder, read_named
 from broker.jobs.values import Level, TopicFinding, Unit
 from broker.model import LEDGER_ID_MAX
 from broker.runtime.vfs import list_if_there
+from broker.storage.bucket_files import bucket_storage
 from broker.storage.bucket_snapshot import BucketMetadata
+from broker.storage.local_group_log import SEGMENT_NAME, SPARE_NAME
 from broker.storage.manifest import BrokerImage, TopicImage, decode_broker, decode_topic
-from broker.topics.index_check import estimate_entries
 
 UNIT_WEIGHT_MAX = 4_000_000
 """Rows and index entries of one unit, about: it keeps some 30 bytes of memory for each."""
@@ -98,12 +99,17 @@ def _numbered(folder: Folder) -> list[int]:
 
 
 def _orphans(folder: Folder, topics: Collection[int]) -> Iterator[TopicFinding]:
-    """What lies beside topics, and in the place of one, and is none of ours, or is left over."""
+    """Report files and folders that no manifest names."""
     layout = folder.layout
+    journal = list_if_there(folder.vfs, layout.journal)
     for parent, named in (
         (layout.root, _ROOT_NAMES),
         (layout.topics, set(map(str, topics))),
         (layout.staging, set()),
+        (
+            layout.journal,
+            {each for each in journal if SEGMENT_NAME.fullmatch(each) or SPARE_NAME.fullmatch(each)},
+        ),
     ):
         for name in list_if_there(folder.vfs, parent):
             if name not in named:
@@ -118,6 +124,8 @@ def _ranges(folder: Folder, topic_id: int, name: str, plan: Plan) -> list[tuple[
         image = decode_topic(read_named(folder.vfs, path), path)
     except (Corrupt, OSError):
         return [(0, LEDGER_ID_MAX, _TOPIC_WEIGHT)]  # the unit meets it again, and says so
+    if (image.topic_id, image.name) != (topic_id, name):
+        return [(0, LEDGER_ID_MAX, _TOPIC_WEIGHT)]  # here too
     plan.images.append(image)
     weights = {ledger.ledger_id: ledger.entry_count for ledger in image.ledgers}
     for ledger_id, count in estimate_entries(_read_buckets(folder, image)):
@@ -130,7 +138,7 @@ def _ranges(folder: Folder, topic_id: int, name: str, plan: Plan) -> list[tuple[
 
 
 def _read_buckets(folder: Folder, image: TopicImage) -> list[BucketMetadata]:
-    storage = LocalBucketStorage(folder.vfs, folder.layout.buckets(image.topic_id), image.topic_id)
+    storage = bucket_storage(folder.vfs, folder.layout.buckets(image.topic_id), image.topic_id)
     buckets = []
     for bucket_id in image.bucket_ids:
         # What is wrong with it is said by the unit that checks it.

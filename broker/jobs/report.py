@@ -54,7 +54,7 @@ class RunFacts:
 
 
 @dataclass(slots=True)
-class Outcome:
+class AuditOutcome:
     """Everything that a run found out."""
 
     plan: Plan
@@ -79,7 +79,7 @@ def exit_code(findings: Iterable[TopicFinding]) -> int:
     return WARNINGS if severities else CLEAN
 
 
-def build_report(run: RunFacts, outcome: Outcome) -> Line:
+def build_report(run: RunFacts, outcome: AuditOutcome) -> Line:
     """The whole report as JSON has it. Pure."""
     findings = outcome.findings()
     code = exit_code(findings)
@@ -182,11 +182,11 @@ def encode_findings(findings: Sequence[TopicFinding]) -> bytes | None:
     return bytes(sink.getvalue())
 
 
-def _left_out(outcome: Outcome) -> int:
+def _left_out(outcome: AuditOutcome) -> int:
     return outcome.journal.left_out + sum(result.left_out for result in outcome.results)
 
 
-def _topics(outcome: Outcome) -> list[Line]:
+def _topics(outcome: AuditOutcome) -> list[Line]:
     by_topic: dict[str, list[UnitResult]] = {}
     for result in outcome.results:
         by_topic.setdefault(result.topic, []).append(result)

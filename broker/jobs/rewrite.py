@@ -1,9 +1,10 @@
 """Work of a compaction job under one lease: rewrites ledgers and merges buckets, into the lease's folder.
 
 The core of every engine: no Spark, no network, no clock. A unit is one ledger, or the merge of the buckets. It reads
-the files that `inputs` names, writes into a folder of its own, syncs, reads back what it wrote, and then moves it into
-the lease's folder. It needs no lock: its inputs never change, and what is written follows from them alone, so a unit
-that runs twice, one after the other or side by side, leaves the same bytes under the same names.
+the files that `inputs` names, writes into a folder of its own, syncs, and then moves what it wrote into the lease's
+folder, where the broker checks it when it is handed in. It needs no lock: its inputs never change, and what is written
+follows from them alone, so a unit that runs twice, one after the other or side by side, leaves the same bytes under the
+same names.
 """
 
 from __future__ import annotations
@@ -11,20 +12,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 
-from pyroaring import BitMap
-
-from broker.delayed.bucket_storage import LocalBucketStorage, SnapshotReader, SnapshotWriter
 from broker.delayed.lent_buckets import merge_lent
 from broker.errors import PostdateError
 from broker.jobs.work import Line, Work
 from broker.runtime.steps import InThisThread
 from broker.runtime.vfs import LocalVfs, Vfs
-from broker.storage.bucket_snapshot import BucketMetadata
+from broker.storage.bucket_files import bucket_storage
 from broker.storage.compaction_inputs import (
     INPUTS_FILE,
     CompactionInputs,
@@ -34,7 +31,7 @@ from broker.storage.compaction_inputs import (
     decode_inputs,
 )
 from broker.storage.layout import Layout, remove_tree
-from broker.storage.sparse_writer import check_generation, live_entries, open_source, write_generation
+from broker.storage.sparse_writer import live_entries, open_source, write_generation
 
 BUCKETS = 0
 """In the place of a ledger's id: the unit that merges the buckets."""
@@ -146,88 +143,21 @@ async def _merge_buckets(vfs: Vfs, data_dir: str, aside: str, inputs: Compaction
     assert inputs.buckets is not None
     executor = InThisThread()
     folder = Layout(data_dir).buckets(inputs.topic_id)
-    storage = _StagedBuckets(vfs, folder, aside, inputs.topic_id, inputs.buckets.new_bucket_id, executor)
-    await merge_lent(storage, inputs.topic_id, inputs.buckets, inputs.frontier, executor)
+    storage = bucket_storage(vfs, folder, inputs.topic_id, executor)
+    staged = bucket_storage(vfs, aside, inputs.topic_id, executor)
+    await merge_lent(storage, staged, inputs.buckets, inputs.frontier, executor)
 
 
 def _rewrite_ledger(
     vfs: Vfs, data_dir: str, folder: str, inputs: CompactionInputs, ledger: InputLedger
 ) -> LedgerOutput | None:
-    """Write the generation of one ledger, and read it back; None if nothing of it would go."""
+    """Write the generation of one ledger; None if nothing of it would go."""
     source_folder = Layout(data_dir).ledgers(inputs.topic_id)
     target = ledger.capture.name(folder)._replace(generation=ledger.new_generation, sparse=True)
     with open_source(vfs, source_folder, ledger.capture, ledger.amendments) as source:
         live = live_entries(source, ledger.settled, inputs.frontier[0])
         if len(live) >= ledger.capture.row_count:
             return None
-        generation = write_generation(vfs, source, live, target)
-    check_generation(vfs, folder, generation)
-    sparse = generation.capture.sparse
-    assert sparse is not None
-    return LedgerOutput(
-        ledger_id=ledger.capture.ledger_id,
-        data_bytes=generation.capture.data_bytes,
-        present_count=sparse.present_count,
-        present_bytes=sparse.present_bytes,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Homes:
-    data: LocalBucketStorage
-    staged: LocalBucketStorage
-
-
-class _StagedBuckets:
-    """Reads the buckets of a topic, and writes one into another folder."""
-
-    def __init__(
-        self, vfs: Vfs, buckets: str, folder: str, topic_id: int, new_id: int, executor: Executor
-    ) -> None:
-        self._homes = _Homes(
-            LocalBucketStorage(vfs, buckets, topic_id, executor),
-            LocalBucketStorage(vfs, folder, topic_id, executor),
-        )
-        self._new_id = new_id
-
-    def _home(self, bucket_id: int) -> LocalBucketStorage:
-        return self._homes.staged if bucket_id == self._new_id else self._homes.data
-
-    def open_writer(self, bucket_id: int, reserve_bytes: int) -> SnapshotWriter:
-        return self._homes.staged.open_writer(bucket_id, reserve_bytes)
-
-    def open_reader(self, bucket_id: int) -> SnapshotReader:
-        return self._home(bucket_id).open_reader(bucket_id)
-
-    async def create(self, bucket_id: int, reserve_bytes: int) -> SnapshotWriter:
-        return await self._homes.staged.create(bucket_id, reserve_bytes)
-
-    async def save_all(
-        self,
-        bucket_id: int,
-        metadata: BucketMetadata,
-        bitmaps: dict[int, BitMap],
-        segments: Iterable[bytes],
-    ) -> BucketMetadata:
-        return await self._homes.staged.save_all(bucket_id, metadata, bitmaps, segments)
-
-    async def read_metadata(self, bucket_id: int) -> BucketMetadata:
-        return await self._home(bucket_id).read_metadata(bucket_id)
-
-    async def read_bitmaps(self, bucket_id: int) -> dict[int, BitMap]:
-        return await self._home(bucket_id).read_bitmaps(bucket_id)
-
-    async def read_bitmap(self, bucket_id: int, ledger_id: int) -> BitMap:
-        return await self._home(bucket_id).read_bitmap(bucket_id, ledger_id)
-
-    async def read_segment(self, metadata: BucketMetadata, index: int) -> bytes:
-        return await self._home(metadata.bucket_id).read_segment(metadata, index)
-
-    async def read_segments(self, metadata: BucketMetadata, first: int, end: int) -> list[bytes]:
-        return await self._home(metadata.bucket_id).read_segments(metadata, first, end)
-
-    async def delete(self, bucket_id: int) -> None:
-        await self._homes.staged.delete(bucket_id)
-
-    async def list(self) -> list[int]:
-        return await self._homes.data.list()
+        written = write_generation(vfs, source, live, target)
+    assert written.sparse is not None
+    return LedgerOutput(written.ledger_id, written.data_bytes, *written.sparse)

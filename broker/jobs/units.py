@@ -13,10 +13,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from broker.delayed.bucket_storage import LocalBucketStorage
-from broker.delayed.check import CursorView, Finding, IndexState, Kind, LedgerFacts, LedgerRows, ledger_facts
+from broker.delayed.check import CursorView, Finding, IndexState, Kind, LedgerRows, RowFacts, ledger_facts
 from broker.delayed.check.ledgers import Mask
 from broker.errors import Corrupt, PostdateError
+from broker.folder.consistency import find_amendment_problems, find_cursor_problems, find_index_problems
+from broker.folder.index_check import LedgerSource, Scope, check_index, file_source
+from broker.folder.key_check import find_key_problems
 from broker.jobs.folder import ReadOnlyVfs, read_named
 from broker.jobs.messages import compare_messages
 from broker.jobs.values import LedgerLine, Level, TopicFinding, Unit, UnitResult
@@ -25,7 +27,8 @@ from broker.model import Int64Column, RowColumn, ids_of
 from broker.runtime.vfs import Vfs, list_if_there, size_if_there
 from broker.storage.amendments import NONE, Amendments, decode_amendments
 from broker.storage.blocks import LedgerCapture, block_count, file_lengths
-from broker.storage.key_run_files import LocalKeyRuns
+from broker.storage.bucket_files import bucket_storage
+from broker.storage.key_run_files import key_storage
 from broker.storage.layout import Layout
 from broker.storage.ledger_check import CompareFrames, verify_ledger
 from broker.storage.ledger_files import open_checked
@@ -40,9 +43,6 @@ from broker.storage.manifest import (
 from broker.storage.named_files import ledger_capture, named_files
 from broker.storage.producers_file import decode_producers
 from broker.storage.sparse_files import read_present
-from broker.topics.consistency import find_amendment_problems, find_cursor_problems, find_index_problems
-from broker.topics.index_check import LedgerSource, Scope, check_index, file_source
-from broker.topics.key_check import find_key_problems
 
 FINDINGS_MAX = 2_000
 """Findings of one unit beyond so many are counted and not listed; each may stand for many entries."""
@@ -57,10 +57,10 @@ _ENTRIES_MAX = 8_000_000  # index entries in memory at once, should one ledger h
 def audit_unit(unit: Unit, vfs: Vfs | None = None) -> UnitResult:
     """Check a unit, and a second time if that led to findings: only what was found both times counts."""
     vfs = vfs or ReadOnlyVfs()
-    result = _UnitAudit(unit, vfs).run()
+    result = _tried(unit, vfs)
     if not any(each.finding.kind in _CONFIRMED for each in result.findings):
         return result
-    again = _UnitAudit(unit, vfs).run()
+    again = _tried(unit, vfs)
     first, second = set(result.findings), set(again.findings)
     if not _is_whole(again):  # it cannot clear what the first one found
         result.findings += [each for each in again.findings if each not in first]
@@ -71,6 +71,23 @@ def audit_unit(unit: Unit, vfs: Vfs | None = None) -> UnitResult:
     again.findings = [_unconfirmed(each) if each in doubtful else each for each in again.findings]
     again.findings += map(_unconfirmed, vanished)
     return again
+
+
+def check_unit(unit: Unit, vfs: Vfs) -> UnitResult:
+    """Check a unit once. Raises OSError and PostdateError for a disk that does not read."""
+    check = _UnitCheck(unit, vfs)
+    check.run()
+    return check.result
+
+
+def _tried(unit: Unit, vfs: Vfs) -> UnitResult:
+    """Check a unit once; a disk that does not read is a finding."""
+    check = _UnitCheck(unit, vfs)
+    try:
+        check.run()
+    except (OSError, PostdateError) as error:
+        check.add(Finding(Kind.NOT_CHECKED, f"{type(error).__name__}: {error}"))
+    return check.result
 
 
 def _is_whole(result: UnitResult) -> bool:
@@ -93,34 +110,29 @@ AUDIT = Work(audit_unit, failed_unit, Unit.from_line, UnitResult.from_line)
 _CONFIRMED = {kind for kind in Kind if kind not in (Kind.ORPHAN, Kind.STALE, Kind.PINNED, Kind.UNCONFIRMED)}
 
 
-class _UnitAudit:
+class _UnitCheck:
     def __init__(self, unit: Unit, vfs: Vfs) -> None:
         self._unit = unit
         self._vfs = vfs
         self._layout = Layout(unit.folder)
-        self._result = UnitResult(unit.topic)
-        self._facts: dict[int, LedgerFacts] = {}
+        self.result = UnitResult(unit.topic)
+        self._facts: dict[int, RowFacts] = {}
 
-    def run(self) -> UnitResult:
-        try:
-            image = self._read_manifest()
-            if image is not None:
-                self._check(image)
-        except (OSError, PostdateError) as error:
-            self._add(Finding(Kind.NOT_CHECKED, f"{type(error).__name__}: {error}"))
-        return self._result
+    def run(self) -> None:
+        if (image := self._read_manifest()) is not None:
+            self._check(image)
 
-    def _add(self, finding: Finding, path: str = "") -> None:
-        if len(self._result.findings) < FINDINGS_MAX:
-            self._result.findings.append(TopicFinding(self._unit.topic, finding, path))
+    def add(self, finding: Finding, path: str = "") -> None:
+        if len(self.result.findings) < FINDINGS_MAX:
+            self.result.findings.append(TopicFinding(self._unit.topic, finding, path))
         else:
-            self._result.left_out += 1
+            self.result.left_out += 1
 
     def _add_state(self, problems: Iterator[str], path: str) -> None:
-        """What contradicts what; said once a topic."""
+        """Add contradictions between manifest, cursors and amendments, once a topic."""
         for what in problems:
             if self._unit.is_first:
-                self._add(Finding(Kind.STATE, what), path)
+                self.add(Finding(Kind.STATE, what), path)
 
     def _read_manifest(self) -> TopicImage | None:
         """None if there is nothing to go by; the first unit says why."""
@@ -129,7 +141,7 @@ class _UnitAudit:
         # Never take an empty listing for an answer: a medium that is not there lists nothing too.
         if not self._vfs.exists(folder) or not self._vfs.list_dir(folder):
             if unit.is_first:
-                self._add(
+                self.add(
                     Finding(Kind.NOT_CHECKED, "the topic is known, and its folder is empty or gone"), folder
                 )
             return None
@@ -137,11 +149,12 @@ class _UnitAudit:
             image = decode_topic(read_named(self._vfs, path), path)
         except Corrupt as error:
             if unit.is_first:
-                self._add(Finding(Kind.of(error), error.message), path)
+                self.add(Finding(Kind.of(error), error.message), path)
             return None
-        if image.topic_id != unit.topic_id:
+        if (image.topic_id, image.name) != (unit.topic_id, unit.topic):
             if unit.is_first:
-                self._add(Finding(Kind.STATE, f"the manifest is of topic {image.topic_id}"), path)
+                what = f"the manifest is of another topic, {image.topic_id} {image.name!r}"
+                self.add(Finding(Kind.STATE, what), path)
             return None
         return image
 
@@ -159,14 +172,14 @@ class _UnitAudit:
             amendments = self._read_amendments(image, ledger)
             self._check_files(ledger_capture(ledger, topic_id), amendments)
             sources.append(self._source(image, ledger, amendments))
-        storage = LocalBucketStorage(self._vfs, layout.buckets(topic_id), topic_id)
+        storage = bucket_storage(self._vfs, layout.buckets(topic_id), topic_id)
         gone = frozenset(ledger_id for ledger_id, _ in image.gone_ledgers)
         state = IndexState(image.indexed_through, image.index_lsn, image.frontier_ms, gone)
 
         def look(rows: LedgerRows) -> None:
             self._facts[rows.ledger_id] = ledger_facts(rows, image.frontier_ms)
 
-        findings, self._result.counts = check_index(
+        findings, self.result.counts = check_index(
             storage.open_reader,
             image.bucket_ids,
             state,
@@ -177,7 +190,7 @@ class _UnitAudit:
         )
         for finding in findings:
             bucket = finding.bucket_id
-            self._add(finding, "" if bucket is None else storage.path(bucket))
+            self.add(finding, "" if bucket is None else storage.path(bucket))
         for ledger in ledgers:
             self._tell_ledger(ledger, topic_id)
 
@@ -195,17 +208,17 @@ class _UnitAudit:
             path = f"{layout.cursors(image.topic_id)}/{image.producers_file}"
             try:
                 if decode_producers(read_named(self._vfs, path), path).topic_id != image.topic_id:
-                    self._add(Finding(Kind.STATE, "a file of producers belongs to another topic"), path)
+                    self.add(Finding(Kind.STATE, "a file of producers belongs to another topic"), path)
             except Corrupt as error:
-                self._add(Finding(Kind.of(error), error.message), path)
+                self.add(Finding(Kind.of(error), error.message), path)
         self._check_key_runs(image)
-        self._result.bucket_count = len(image.bucket_ids)
+        self.result.bucket_count = len(image.bucket_ids)
         paths = [f"{layout.buckets(image.topic_id)}/{bucket_id}.bucket" for bucket_id in image.bucket_ids]
-        self._result.bucket_bytes = sum(size_if_there(self._vfs, path) for path in paths)
+        self.result.bucket_bytes = sum(size_if_there(self._vfs, path) for path in paths)
 
     def _check_key_runs(self, image: TopicImage) -> None:
-        known = len(self._result.findings)
-        runs = LocalKeyRuns(self._vfs, self._layout.keys(image.topic_id), image.topic_id)
+        known = len(self.result.findings)
+        runs = key_storage(self._vfs, self._layout.keys(image.topic_id), image.topic_id)
         for run_id in image.key_run_ids:
             try:
                 with contextlib.closing(runs.open_reader(run_id)) as reader:
@@ -215,20 +228,20 @@ class _UnitAudit:
                     for first in range(0, len(fences) if self._unit.level is Level.DEEP else 0, _RUN_BLOCKS):
                         reader.read_blocks(header, fences, first, min(first + _RUN_BLOCKS, len(fences)))
             except Corrupt as error:
-                self._add(Finding(Kind.of(error), error.message), runs.path(run_id))
-        if self._unit.level is Level.DEEP and len(self._result.findings) == known:
+                self.add(Finding(Kind.of(error), error.message), runs.path(run_id))
+        if self._unit.level is Level.DEEP and len(self.result.findings) == known:
             amendments = {ledger.ledger_id: self._read_amendments(image, ledger) for ledger in image.ledgers}
-            del self._result.findings[known:]  # who checks the ledgers says so again
+            del self.result.findings[known:]  # who checks the ledgers says so again
             for what in find_key_problems(self._vfs, self._layout, image, amendments):
-                self._add(Finding(Kind.STATE, what), self._layout.keys(image.topic_id))
+                self.add(Finding(Kind.STATE, what), self._layout.keys(image.topic_id))
 
     def _find_orphans(self, folder: str, named: set[str]) -> None:
         for name in list_if_there(self._vfs, folder):
             if name not in named:
-                self._add(Finding(Kind.ORPHAN, "no manifest names this file"), f"{folder}/{name}")
+                self.add(Finding(Kind.ORPHAN, "no manifest names this file"), f"{folder}/{name}")
 
     def _read_cursor(self, image: TopicImage, subscription: SubscriptionImage) -> CursorView:
-        """What a subscription has settled; of a cursor that cannot be read, what lies before its mark."""
+        """Return the settled entries of a subscription; of an unreadable cursor, those before its mark."""
         cursor = CursorImage(image.topic_id, subscription.subscription_id, {}, {}, {})
         path = self._layout.topic_manifest(image.topic_id)
         if subscription.cursor_file:
@@ -237,7 +250,7 @@ class _UnitAudit:
                 cursor = decode_cursor(read_named(self._vfs, path), path)
             except Corrupt as error:
                 if self._unit.is_first:
-                    self._add(Finding(Kind.of(error), error.message), path)
+                    self.add(Finding(Kind.of(error), error.message), path)
                 return CursorView(subscription.mark, {})
         if (cursor.topic_id, cursor.subscription_id) != (image.topic_id, subscription.subscription_id):
             self._add_state(iter(("a cursor belongs to another subscription",)), path)
@@ -248,7 +261,7 @@ class _UnitAudit:
     # -- ledgers ---------------------------------------------------------------------------------------------
 
     def _check_files(self, capture: LedgerCapture, amendments: Amendments | None) -> None:
-        """Whether the files are there and as long as they should be; with `deep`, what is in them."""
+        """Check that the files exist with their lengths; with `deep`, check their content."""
         blocks: set[int] = set()
         is_deep = self._unit.level is Level.DEEP
         if is_deep:
@@ -264,8 +277,8 @@ class _UnitAudit:
         )
         for problem in problems:
             what = f"{problem.what} (at offset {problem.offset})"
-            self._add(Finding(Kind(problem.fault), what, ledger_id=capture.ledger_id), problem.path)
-        self._result.rows_compared += min(len(blocks) * 4096, capture.row_count)
+            self.add(Finding(Kind(problem.fault), what, ledger_id=capture.ledger_id), problem.path)
+        self.result.rows_compared += min(len(blocks) * 4096, capture.row_count)
 
     def _comparison(self, capture: LedgerCapture, amendments: Amendments) -> CompareFrames:
         moved: Mask = np.zeros(capture.row_count, dtype=np.bool_)
@@ -296,27 +309,27 @@ class _UnitAudit:
             except Corrupt as error:
                 found = Finding(Kind.of(error), error.message, ledger_id=ledger.ledger_id)
                 if found.kind is Kind.CHECKSUM:  # the others were met before
-                    self._add(found, error.path)
+                    self.add(found, error.path)
                 raise
 
         return replace(source, read_times=read_times)
 
     def _read_amendments(self, image: TopicImage, ledger: LedgerImage) -> Amendments | None:
-        """What was amended of a ledger; None if that cannot be read."""
+        """Read the amendments of a ledger; None if they cannot be read."""
         if not ledger.amendments_file:
             return NONE
         path = f"{self._layout.ledgers(image.topic_id)}/{ledger.amendments_file}"
         try:
             found = decode_amendments(read_named(self._vfs, path), path)
         except Corrupt as error:
-            self._add(Finding(Kind.of(error), error.message, ledger_id=ledger.ledger_id), path)
+            self.add(Finding(Kind.of(error), error.message, ledger_id=ledger.ledger_id), path)
             return None
         if (found.topic_id, found.ledger_id) != (image.topic_id, ledger.ledger_id):
             what = "amendments belong to another ledger"
-            self._add(Finding(Kind.STATE, what, ledger_id=ledger.ledger_id), path)
+            self.add(Finding(Kind.STATE, what, ledger_id=ledger.ledger_id), path)
             return None
         for what in find_amendment_problems(image, ledger, found.amendments):
-            self._add(Finding(Kind.STATE, what, ledger_id=ledger.ledger_id), path)
+            self.add(Finding(Kind.STATE, what, ledger_id=ledger.ledger_id), path)
         return found.amendments
 
     def _tell_ledger(self, ledger: LedgerImage, topic_id: int) -> None:
@@ -325,14 +338,14 @@ class _UnitAudit:
             return
         capture = ledger_capture(ledger, topic_id)
         file_bytes = sum(file_lengths(capture).values()) if ledger.entry_count else 0
-        self._result.ledgers.append(
+        self.result.ledgers.append(
             LedgerLine(self._unit.topic, facts, ledger.sealed, ledger.data_bytes, file_bytes)
         )
         stored = capture.row_count
         is_pinned = ledger.sealed and 0 < facts.live <= _PINNED_RATIO * stored
         if is_pinned and file_bytes >= _PINNED_BYTES_MIN:
             what = f"{facts.live} live entries of {stored} keep {file_bytes} bytes"
-            self._add(Finding(Kind.PINNED, what, facts.live, ledger_id=ledger.ledger_id))
+            self.add(Finding(Kind.PINNED, what, facts.live, ledger_id=ledger.ledger_id))
 
 
 def _sampled(count: int, unit: Unit, ledger_id: int) -> set[int]:

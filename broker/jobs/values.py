@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import asdict, dataclass, field
 
-from broker.delayed.check import Finding, Kind, LedgerCounts, LedgerFacts, Severity, Suspect
+from broker.delayed.check import Finding, Kind, LedgerCounts, RowFacts, Severity, Suspect
 from broker.jobs.work import Line
 
 
@@ -94,7 +94,7 @@ class LedgerLine:
     """Line of the report for one ledger."""
 
     topic: str
-    facts: LedgerFacts
+    facts: RowFacts
     sealed: bool
     data_bytes: int
     file_bytes: int
@@ -106,7 +106,7 @@ class LedgerLine:
     @classmethod
     def from_line(cls, line: Line) -> LedgerLine:
         facts = {**line["facts"], "due_days": dict(map(tuple, line["facts"]["due_days"]))}
-        return cls(**{**line, "facts": LedgerFacts(**facts)})
+        return cls(**{**line, "facts": RowFacts(**facts)})
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ Line = dict[str, Any]
 """A value as it travels to a task and back: what JSON can hold."""
 
 
-class Unit(Protocol):
+class WorkUnit(Protocol):
     """One piece of work."""
 
     @property
@@ -30,7 +30,7 @@ class Result(Protocol):
     def to_line(self) -> Line: ...
 
 
-U = TypeVar("U", bound=Unit)
+U = TypeVar("U", bound=WorkUnit)
 R = TypeVar("R", bound=Result)
 
 

@@ -28,7 +28,7 @@ _Key = tuple[str, str, str]
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldChanges:
     """Sum of one kind of change within a window."""
 
     written: int = 0
@@ -41,7 +41,7 @@ class AuditTrail:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._held: dict[_Key, _Held] = {}
+        self._held: dict[_Key, _HeldChanges] = {}
         self._ends_ms = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -63,7 +63,7 @@ class AuditTrail:
         key = (principal[:_NAME_CHARACTERS_MAX], action, topic[:_NAME_CHARACTERS_MAX])
         if key not in self._held and len(self._held) >= _KEYS_MAX:
             key = _REST
-        held = self._held.setdefault(key, _Held())
+        held = self._held.setdefault(key, _HeldChanges())
         if held.written < LINES_MAX:
             held.written += 1
             log.info(
@@ -90,7 +90,7 @@ class AuditTrail:
         for (principal, action, topic), held in held_of.items():
             if held.changes:
                 log.info(
-                    "Audit: more changes, not written one by one",
+                    "Audit: further changes, summarized",
                     action=action,
                     principal=principal,
                     topic=topic,

@@ -48,7 +48,7 @@ _SLICE_ROWS = 50
 
 @dataclass(slots=True, eq=False)
 class TopicCounters:
-    """What a topic did since the broker started."""
+    """Counters of a topic since the broker started."""
 
     produced_messages: int = 0
     produced_bytes: int = 0
@@ -61,7 +61,7 @@ class TopicCounters:
 
 @dataclass(slots=True, eq=False)
 class SubscriptionCounters:
-    """What a subscription did since the broker started."""
+    """Counters of a subscription since the broker started."""
 
     delivered_messages: int = 0
     delivered_bytes: int = 0
@@ -89,7 +89,7 @@ class SubscriptionCounters:
 
 @dataclass(slots=True, eq=False)
 class BrokerCounters:
-    """What the broker did since it started."""
+    """Counters of the broker since it started."""
 
     journal_records: int = 0
     journal_bytes: int = 0
@@ -222,20 +222,20 @@ TOPIC_COUNTERS: tuple[Family, ...] = (
 SUBSCRIPTION_COUNTERS: tuple[Family, ...] = (
     ("delivered_messages", "Messages sent to consumers, redeliveries included."),
     ("delivered_bytes", "Bytes of the messages sent to consumers."),
-    ("acked_messages", "Messages acknowledged, durably."),
+    ("acked_messages", "Messages whose acknowledgement is durable."),
     ("nacked_messages", "Messages given back by consumers."),
-    ("redelivered_messages", "Messages that came back: nacked, lease expired or consumer lost."),
-    ("expired_messages", "Messages settled because their time to live had passed."),
-    ("dead_lettered_messages", "Messages given up, which went to the dead-letter topic."),
-    ("requeued_messages", "Dead letters sent to their subscription again; counted where they were held."),
-    ("purged_messages", "Dead letters dropped for good; counted where they were held."),
+    ("redelivered_messages", "Messages returned for redelivery: nacked, lease expired or consumer lost."),
+    ("expired_messages", "Messages settled because their TTL had passed."),
+    ("dead_lettered_messages", "Messages moved to the dead-letter topic."),
+    ("requeued_messages", "Dead letters requeued, counted on the subscription that held them."),
+    ("purged_messages", "Dead letters purged, counted on the subscription that held them."),
     ("damaged_messages", "Damaged messages that were set aside. Must stay 0."),
     (
         "unreadable_messages",
-        "Messages that wait because not even their rows can be read, counted at each attempt. Must stay 0.",
+        "Failed attempts to read messages of which not even the rows can be read; they wait. Must stay 0.",
     ),
-    ("lease_expired_messages", "Messages whose lease ended without an answer."),
-    ("early_deliveries", "Messages sent before their time where delays are honoured. Must stay 0."),
+    ("lease_expired_messages", "Messages whose lease expired."),
+    ("early_deliveries", "Messages delivered before their effective time. Must stay 0."),
 )
 DROPPED_REASONS: tuple[Family, ...] = (
     ("dropped_settled_messages", "settled"),
@@ -244,22 +244,22 @@ DROPPED_REASONS: tuple[Family, ...] = (
 )
 """Attributes of SubscriptionCounters, and the value of the label `reason`."""
 TOPIC_GAUGES: tuple[Family, ...] = (
-    ("scheduled_messages", "Messages whose time has not come."),
+    ("scheduled_messages", "Messages that are not due yet."),
     ("storage_bytes", "Bytes on disk."),
-    ("index_memory_bytes", "Memory that the index of delayed messages holds, estimated."),
-    ("index_buckets", "Buckets of the index: sealed ones and the mutable one, or time buckets in memory."),
-    ("index_loaded_entries", "Entries of the index in memory with their exact time, about to come due."),
-    ("index_snapshot_bytes", "Bytes of bucket snapshots on disk."),
-    ("schedule_key_runs", "Runs of schedule keys on disk."),
-    ("schedule_key_bytes", "Bytes of these runs."),
-    ("settled_schedule_keys", "Schedule keys that are remembered though nothing waits under them, about."),
+    ("index_memory_bytes", "Memory of the delayed index, estimated."),
+    ("index_buckets", "Buckets: sealed ones and the mutable one, or time buckets in memory."),
+    ("index_loaded_entries", "Entries of the delayed index that are loaded because they are due soon."),
+    ("index_snapshot_bytes", "Bytes of sealed buckets on disk."),
+    ("schedule_key_runs", "Key runs on disk."),
+    ("schedule_key_bytes", "Bytes of key runs on disk."),
+    ("settled_schedule_keys", "Schedule keys remembered after their message stopped waiting; approximate."),
 )
 SUBSCRIPTION_GAUGES: tuple[Family, ...] = (
-    ("subscription_scheduled_messages", "Messages owed whose time has not come."),
-    ("ready_messages", "Messages owed and due that nobody holds."),
-    ("leased_messages", "Messages that consumers hold."),
-    ("consumers", "Consumers connected."),
-    ("dead_letter_messages", "Messages given up and not dealt with yet."),
+    ("subscription_scheduled_messages", "Unsettled messages that are not due yet."),
+    ("ready_messages", "Unsettled messages that are due and not leased."),
+    ("leased_messages", "Messages leased to consumers."),
+    ("consumers", "Connected consumers."),
+    ("dead_letter_messages", "Dead letters that were neither requeued nor purged."),
     ("subscription_paused", "1 if delivery is paused."),
 )
 BROKER_COUNTERS: tuple[Family, ...] = (
@@ -267,34 +267,34 @@ BROKER_COUNTERS: tuple[Family, ...] = (
     ("journal_bytes", "Bytes written to the journal."),
     ("checkpoints", "Checkpoints completed."),
     ("checkpoint_failures", "Checkpoints that failed."),
-    ("file_retries", "File operations that failed without writing anything and were tried again."),
-    ("removed_ledgers", "Ledgers with nothing live whose files were removed."),
-    ("compacted_ledgers", "Ledgers whose files were replaced by a generation with what is live of them."),
-    ("reclaimed_bytes", "Bytes of the files that were removed, less those of what took their place."),
-    ("index_rebuilds", "Rebuilds of an index of delayed messages from its ledgers. Must stay 0."),
+    ("file_retries", "File operations that failed without effect and were retried."),
+    ("removed_ledgers", "Ledgers removed because nothing in them was live."),
+    ("compacted_ledgers", "Ledgers replaced by a compacted generation."),
+    ("reclaimed_bytes", "Bytes freed by removing and compacting ledgers."),
+    ("index_rebuilds", "Rebuilds of a delayed index from its ledgers. Must stay 0."),
     ("backups", "Backups completed."),
     ("backup_failures", "Backups that failed."),
-    ("schedule_key_lookups", "Schedule keys that were looked for beyond the filters in memory."),
-    ("clock_steps", "Times that the wall clock was seen to jump, in either direction."),
-    ("schedule_key_rebuilds", "Lookups of schedule keys built again from the rows. Must stay 0."),
+    ("schedule_key_lookups", "Schedule keys looked up beyond the filters in memory."),
+    ("clock_steps", "Jumps of the wall clock, in either direction."),
+    ("schedule_key_rebuilds", "Rebuilds of a schedule-key lookup from the ledgers. Must stay 0."),
 )
 BROKER_HISTOGRAMS: tuple[tuple[str, str, str], ...] = (
-    ("journal_sync", "journal_sync_seconds", "Time of one sync of the journal."),
-    ("checkpoint", "checkpoint_duration_seconds", "Time of one checkpoint."),
-    ("loop_lag", "loop_lag_seconds", "How much later than asked the event loop calls back."),
-    ("bucket_seal", "index_seal_seconds", "Time of one seal of a bucket."),
-    ("bucket_merge", "index_merge_seconds", "Time of one merge of buckets."),
-    ("bucket_load", "index_load_seconds", "Time of one step that loads what is due soon."),
+    ("journal_sync", "journal_sync_seconds", "Duration of a journal sync."),
+    ("checkpoint", "checkpoint_duration_seconds", "Duration of a checkpoint."),
+    ("loop_lag", "loop_lag_seconds", "Delay of event-loop callbacks."),
+    ("bucket_seal", "index_seal_seconds", "Duration of a bucket seal."),
+    ("bucket_merge", "index_merge_seconds", "Duration of a bucket merge."),
+    ("bucket_load", "index_load_seconds", "Duration of a step that loads entries due soon."),
 )
 """Attribute of BrokerCounters, metric, help."""
 
 _LATENESS = (
     "delivery_lateness_seconds",
-    "From due time to hand-out; from arrival for messages without a time.",
+    "Time from effective time to delivery; from arrival for messages without a delay.",
 )
 _DROPPED = (
     "last_look_dropped_messages",
-    "Messages not sent at the last look: settled (or held, or waiting), moved, or too early yet.",
+    "Messages dropped by the last look before delivery: settled (or leased, or waiting), moved, or not due yet.",
 )
 
 _topic_counts = attrgetter(*(name for name, _ in TOPIC_COUNTERS))
@@ -409,7 +409,7 @@ class BrokerCollector(Collector):
     def _broker_parts(self, snapshot: BrokerSnapshot) -> Iterator[Metric]:
         counters = snapshot.counters
         build = GaugeMetricFamily(
-            "postdate_build_info", "1, with the version as label.", labels=("version", "python_version")
+            "postdate_build_info", "1, labelled with the version.", labels=("version", "python_version")
         )
         build.add_metric((self._version, platform.python_version()), 1)
         yield build
@@ -423,14 +423,14 @@ class BrokerCollector(Collector):
         yield refused
         operations = CounterMetricFamily(
             "postdate_index_operations",
-            "Seals, merges and loads of buckets, reads of damaged ledgers. Failed ones are tried again.",
+            "Seals, merges and loads of buckets, and failed reads of damaged ledgers. Failed ones are retried.",
             labels=("operation", "result"),
         )
         for key, count in sorted(counters.index_operations.items()):
             operations.add_metric(key, count)
         yield operations
         compactions = CounterMetricFamily(
-            "postdate_compactions", "Compactions that ended, by result.", labels=("result",)
+            "postdate_compactions", "Leases of compaction jobs that ended, by result.", labels=("result",)
         )
         for result, count in counters.compactions.items():
             compactions.add_metric((result,), count)
@@ -442,29 +442,29 @@ class BrokerCollector(Collector):
                 "1 if the broker serves, 0 while it recovers, drains or has failed.",
                 int(snapshot.ready),
             ),
-            ("recovery_seconds", "Time that the recovery at the last start took.", counters.recovery_seconds),
+            ("recovery_seconds", "Duration of the recovery at the last start.", counters.recovery_seconds),
             (
                 "tls_certificate_expiry_timestamp_seconds",
-                "When the broker's certificate expires, Unix time; 0: it has none.",
+                "Expiry of the broker's certificate, Unix time; 0 without a certificate.",
                 counters.tls_expires_at_seconds,
             ),
             (
                 "backup_last_success_timestamp_seconds",
-                "When the last backup that was completed was begun, Unix time; 0: there is none.",
+                "Start of the last completed backup, Unix time; 0 if there is none.",
                 counters.backup_last_ms / 1000,
             ),
-            ("backup_last_duration_seconds", "Time that it took.", counters.backup_last_seconds),
-            ("backup_last_bytes", "Bytes of its files, linked or copied.", counters.backup_last_bytes),
-            ("journal_pending_bytes", "Bytes that wait for a sync.", snapshot.journal_pending_bytes),
-            ("disk_free_bytes", "Bytes free where the data directory lies.", snapshot.disk_free_bytes),
-            ("disk_reserve_bytes", "Produce is refused when less is free.", snapshot.disk_reserve_bytes),
+            ("backup_last_duration_seconds", "Duration of the last backup.", counters.backup_last_seconds),
+            ("backup_last_bytes", "Bytes of the last backup, linked or copied.", counters.backup_last_bytes),
+            ("journal_pending_bytes", "Journal bytes that wait for a sync.", snapshot.journal_pending_bytes),
+            ("disk_free_bytes", "Free bytes on the data directory's disk.", snapshot.disk_free_bytes),
+            ("disk_reserve_bytes", "Free bytes below which produce is refused.", snapshot.disk_reserve_bytes),
             (
                 "dedup_memory_bytes",
-                "Memory that is counted for sequence ids of producers.",
+                "Memory of producers' sequence ids.",
                 snapshot.dedup_memory_bytes,
             ),
-            ("topics", "Topics.", snapshot.topics_count),
-            ("subscriptions", "Subscriptions.", snapshot.subscriptions_count),
+            ("topics", "Number of topics.", snapshot.topics_count),
+            ("subscriptions", "Number of subscriptions.", snapshot.subscriptions_count),
         ):
             yield GaugeMetricFamily(f"postdate_{name}", text, value=value)
         for attribute, name, text in BROKER_HISTOGRAMS:
@@ -544,7 +544,7 @@ def _next_due_parts(rows: list[_Row]) -> Iterator[Metric]:
     for some in _sliced(rows, 1):
         gauge = GaugeMetricFamily(
             "postdate_next_due_timestamp_seconds",
-            "When the next message comes due, Unix time; absent if none is scheduled.",
+            "Due time of the next message, Unix time; absent if none is scheduled.",
             labels=("topic",),
         )
         for row in some:
@@ -558,7 +558,7 @@ def _age_parts(labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(
             "postdate_oldest_ready_age_seconds",
             "Age of the oldest ready message, since it was due or produced; 0 if none is ready. While messages flow, "
-            "as of the scrape before.",
+            "as of the previous scrape.",
             labels=labels,
         )
         for row in some:

@@ -13,7 +13,7 @@ def security_parts(
     """The families; the mappings are those of `BrokerCounters`."""
     turned_away = CounterMetricFamily(
         "postdate_auth_failures",
-        "Calls and streams turned away: credentials missing, invalid or expired, or a right denied.",
+        "Calls and streams refused: credentials missing, invalid or expired, or a right denied.",
         labels=("reason",),
     )
     for reason, count in auth_failures.items():
@@ -21,7 +21,7 @@ def security_parts(
     yield turned_away
     reloads = CounterMetricFamily(
         "postdate_security_reloads",
-        "Changes of certificates, keys, tokens or rights that were seen. After a failed one the old stay in force.",
+        "Reloads of certificates, keys, tokens or rights. After a failed one the old ones stay in force.",
         labels=("what", "result"),
     )
     for key, count in sorted(security_reloads.items()):

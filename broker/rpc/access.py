@@ -23,6 +23,7 @@ import grpc
 
 from broker.config import BrokerConfig
 from broker.errors import PermissionDenied, PostdateError, Unauthenticated
+from broker.folder.broker import Broker
 from broker.observe.logs import get_logger
 from broker.rpc.access_grants import Grants, parse_grants
 from broker.rpc.access_identity import (
@@ -39,7 +40,6 @@ from broker.rpc.calls import refuse
 from broker.rpc.status import Context
 from broker.rpc.watched_file import Watched, read_text
 from broker.settings import ConfigError
-from broker.topics.broker import Broker
 
 log = get_logger(__name__)
 
@@ -154,12 +154,12 @@ class AccessControl:
         now_ms = self.broker.clock.monotonic_ns() // 1_000_000
         if now_ms - self._logged_since_ms >= _LOGGED_MS:
             if self._logged > _LOGGED_MAX:
-                log.warning("More callers were turned away than are logged", count=self._logged - _LOGGED_MAX)
+                log.warning("Further refused callers are not logged", count=self._logged - _LOGGED_MAX)
             self._logged, self._logged_since_ms = 0, now_ms
         self._logged += 1
         if self._logged <= _LOGGED_MAX:
             log.warning(
-                "A caller was turned away", reason=reason, why=error.message, principal=principal, peer=peer
+                "A caller was refused", reason=reason, why=error.message, principal=principal, peer=peer
             )
 
 
@@ -265,7 +265,7 @@ def _read_grants(config: BrokerConfig) -> Grants:
 def _read_authenticator(config: BrokerConfig) -> Authenticator:
     tokens = _parsed("tokens_file", config.tokens_file, parse_tokens) if config.tokens_file else ()
     if config.tokens_file and os.stat(config.tokens_file).st_mode & stat.S_IROTH:
-        log.warning("Every user of this machine can read the hashes of the tokens", path=config.tokens_file)
+        log.warning("The file of tokens is readable by every user of this machine", path=config.tokens_file)
     if not config.jwt_keys_file:
         return Authenticator(tokens)
     rules = JwtRules(
@@ -273,7 +273,7 @@ def _read_authenticator(config: BrokerConfig) -> Authenticator:
         parse_algorithms(config.jwt_algorithms),
         config.jwt_issuer,
         config.jwt_audience,
-        config.jwt_leeway_ms,
+        config.tuning.jwt_leeway_ms,
     )
     return Authenticator(tokens, rules)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from broker.rpc.access_rules import SUBSCRIPTION_RIGHTS, Ask, Right, Subscriptions, Topics
+from broker.rpc.access_rules import SUBSCRIPTION_RIGHTS, Ask, Right, SubscriptionScope, TopicScope
 from broker.settings import ConfigError
 
 _FIELDS = {"principals", "topics", "rights", "subscriptions"}
@@ -41,14 +41,14 @@ class Grant:
         """Return whether this grant is enough for it, its principal aside."""
         if self.rights.isdisjoint(ask.rights):
             return False
-        if ask.topic is Topics.ANY:
+        if ask.topic is TopicScope.ANY:
             return True
-        if ask.topic is Topics.ALL:
+        if ask.topic is TopicScope.ALL:
             return self.is_for_all_topics and self.subscriptions is None
         assert isinstance(ask.topic, str)
         if not self.is_for_all_topics and not _matches(self.topics, ask.topic):
             return False
-        if self.subscriptions is None or ask.subscription is Subscriptions.ANY:
+        if self.subscriptions is None or ask.subscription is SubscriptionScope.ANY:
             return True
         # What is about the topic itself would reach every other subscription of it too.
         return ask.subscription is not None and _matches(self.subscriptions, ask.subscription)

@@ -294,7 +294,7 @@ def _token(where: str, fields: dict[str, Any]) -> TokenHash:
 
 
 def identity_of_certificate(pem: bytes) -> Identity:
-    """Whom a client certificate names; Unauthenticated if nobody, or several."""
+    """Return the identity in a client certificate; Unauthenticated if it names none or several."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         name = _name_in(certificate)

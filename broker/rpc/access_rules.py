@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from broker.topics.broker import Broker
+from broker.folder.broker import Broker
 
 
 class Right(Enum):
@@ -24,14 +24,14 @@ class Right(Enum):
     COMPACT = "compact"
 
 
-class Topics(Enum):
+class TopicScope(Enum):
     """Instead of one topic."""
 
     ANY = "any topic"  # whichever: the answer is about the broker, or shows only what the caller may see
     ALL = "all topics, as a grant on * would allow"  # the pattern must be *
 
 
-class Subscriptions(Enum):
+class SubscriptionScope(Enum):
     """Instead of one subscription."""
 
     ANY = "any subscription"  # whichever: the answer is that the topic is there, or shows only what the caller may see
@@ -42,8 +42,8 @@ class Ask:
     """One thing that a caller must be allowed: one of these rights, on a topic, or on one subscription of it."""
 
     rights: frozenset[Right]
-    topic: str | Topics
-    subscription: str | Subscriptions | None = None
+    topic: str | TopicScope
+    subscription: str | SubscriptionScope | None = None
     """None: it is about the topic itself, which a grant for some of its subscriptions never allows."""
 
 
@@ -77,7 +77,7 @@ def _named(
     needed: frozenset[Right], of: Callable[[Any, Broker], Iterable[Ask]], *, waits: bool = False
 ) -> Rule:
     """One whose requests name what they need a right on."""
-    return Rule(always=(Ask(needed, Topics.ANY),), of=of, waits=waits)
+    return Rule(always=(Ask(needed, TopicScope.ANY),), of=of, waits=waits)
 
 
 def _topic(*rights: Right, field: str = "topic") -> Rule:
@@ -88,7 +88,7 @@ def _topic(*rights: Right, field: str = "topic") -> Rule:
 def _shown(*rights: Right, field: str) -> Rule:
     """To see a topic, which a grant for one of its subscriptions is enough for."""
     needed = frozenset(rights)
-    return _named(needed, lambda request, _: (Ask(needed, getattr(request, field), Subscriptions.ANY),))
+    return _named(needed, lambda request, _: (Ask(needed, getattr(request, field), SubscriptionScope.ANY),))
 
 
 def _subscription(*rights: Right, field: str = "subscription", waits: bool = False) -> Rule:
@@ -104,11 +104,11 @@ def _settings_of_subscription(request: Any, _: Broker) -> Iterable[Ask]:
         yield Ask(_any(Right.MANAGE), request.policy.dead_letter_topic)
 
 
-def _topics(*rights: Right, subscription: Subscriptions | None = None) -> Rule:
+def _topics(*rights: Right, subscription: SubscriptionScope | None = None) -> Rule:
     needed = frozenset(rights)
 
     def asks(request: Any, _: Broker) -> Iterable[Ask]:
-        return [Ask(needed, topic, subscription) for topic in request.topics] or [Ask(needed, Topics.ANY)]
+        return [Ask(needed, topic, subscription) for topic in request.topics] or [Ask(needed, TopicScope.ANY)]
 
     return _named(needed, asks)
 
@@ -116,16 +116,16 @@ def _topics(*rights: Right, subscription: Subscriptions | None = None) -> Rule:
 def _of_compaction(request: Any, broker: Broker) -> Iterable[Ask]:
     # An id that is not known any more may be a repeat of what was done; ids are random, so nothing is told by it.
     held = (each.topic for each in broker.compactions.leases() if each.compaction_id == request.compaction_id)
-    return (Ask(_any(Right.COMPACT), next(held, Topics.ANY)),)
+    return (Ask(_any(Right.COMPACT), next(held, TopicScope.ANY)),)
 
 
-def _always(*rights: Right, topic: Topics) -> Rule:
+def _always(*rights: Right, topic: TopicScope) -> Rule:
     return Rule(always=(Ask(frozenset(rights), topic),))
 
 
 _PRODUCE, _CONSUME, _SCHEDULE = Right.PRODUCE, Right.CONSUME, Right.SCHEDULE
 _MANAGE, _COMPACT = Right.MANAGE, Right.COMPACT
-_SOMEBODY = _always(*EVERY_RIGHT, topic=Topics.ANY)
+_SOMEBODY = _always(*EVERY_RIGHT, topic=TopicScope.ANY)
 
 _SERVICES: Mapping[str, Mapping[str, Rule]] = {
     "postdate.v1.ProducerService": {
@@ -164,18 +164,18 @@ _SERVICES: Mapping[str, Mapping[str, Rule]] = {
         "ListDeadLetters": _subscription(_CONSUME, _MANAGE),
         "RequeueDeadLetters": _subscription(_MANAGE),
         "PurgeDeadLetters": _subscription(_MANAGE),
-        "GetStats": _topics(*EVERY_RIGHT, subscription=Subscriptions.ANY),
+        "GetStats": _topics(*EVERY_RIGHT, subscription=SubscriptionScope.ANY),
         "VerifyTopic": _topic(_MANAGE, field="name"),
         "GetServerInfo": _SOMEBODY,
-        "CreateBackup": _always(_MANAGE, topic=Topics.ALL),
-        "ListBackups": _always(_MANAGE, topic=Topics.ALL),
-        "DeleteBackup": _always(_MANAGE, topic=Topics.ALL),
+        "CreateBackup": _always(_MANAGE, topic=TopicScope.ALL),
+        "ListBackups": _always(_MANAGE, topic=TopicScope.ALL),
+        "DeleteBackup": _always(_MANAGE, topic=TopicScope.ALL),
     },
     "postdate.v1.CompactionService": {
         "BeginCompaction": _topic(_COMPACT),
         "CommitCompaction": _named(_any(Right.COMPACT), _of_compaction),
         "AbortCompaction": _named(_any(Right.COMPACT), _of_compaction),
-        "ListCompactions": _always(_COMPACT, topic=Topics.ANY),
+        "ListCompactions": _always(_COMPACT, topic=TopicScope.ANY),
     },
     "grpc.health.v1.Health": {
         "Check": Rule(is_public=True),  # probes have no credentials, and it says no more than SERVING

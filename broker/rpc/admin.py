@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from broker.config import check_name
+from broker.folder.broker import Broker
 from broker.rpc.access_rules import SHOW_SUBSCRIPTION
 from broker.rpc.answers import Answers
 from broker.rpc.backups import BackupCalls
@@ -26,8 +27,7 @@ from broker.rpc.policies import (
     topic_policy_of,
 )
 from broker.rpc.stats import get_stats
-from broker.subscriptions.subscription import SHARED
-from broker.topics.broker import Broker
+from broker.subscriptions.types import SubscriptionType
 from postdate.v1 import admin_pb2
 
 SERVICE = "postdate.v1.AdminService"
@@ -92,7 +92,7 @@ class AdminService:
         async def update() -> Message:
             topic = self._broker.registry.topic(request.name)
             await topic.change_policy(
-                replace(topic.decided_policy, **{name: getattr(given, name) for name in named})
+                replace(topic.policies.decided, **{name: getattr(given, name) for name in named})
             )
             return admin_pb2.UpdateTopicResponse(topic=describe_topic(topic))
 
@@ -126,12 +126,12 @@ class AdminService:
         check_name("subscription", request.name, "name")
         check_type(request.type, "type")
         check_initial_position(request.initial_position, "initial_position")
-        policy = subscription_policy_of(request.policy, self._broker.config.lease_ms_max)
+        policy = subscription_policy_of(request.policy, self._broker.config)
 
         async def create() -> Message:
             topic = await self._broker.registry.topic_or_create(request.topic)
-            subscription = await topic.create_subscription(
-                request.name, request.type or SHARED, request.initial_position, policy
+            subscription = await topic.subscriptions.create(
+                request.name, request.type or SubscriptionType.SHARED, request.initial_position, policy
             )
             return admin_pb2.CreateSubscriptionResponse(
                 subscription=describe_subscription(topic, subscription)
@@ -152,7 +152,7 @@ class AdminService:
         check_name("subscription", request.name, "name")
 
         async def delete() -> Message:
-            await self._broker.registry.topic(request.topic).delete_subscription(request.name)
+            await self._broker.registry.topic(request.topic).subscriptions.delete(request.name)
             return admin_pb2.DeleteSubscriptionResponse()
 
         return await self._answers.once(request.topic, request, delete)
@@ -207,11 +207,11 @@ class AdminService:
             broker_time_ms=self._broker.clock.now_ms(),
             limits=admin_pb2.ServerLimits(
                 payload_bytes_max=config.payload_bytes_max,
-                key_bytes_max=config.key_bytes_max,
-                schedule_key_bytes_max=config.schedule_key_bytes_max,
-                properties_count_max=config.properties_count_max,
-                properties_bytes_max=config.properties_bytes_max,
-                batch_messages_max=config.batch_messages_max,
-                ack_entries_max=config.ack_entries_max,
+                key_bytes_max=config.tuning.key_bytes_max,
+                schedule_key_bytes_max=config.tuning.schedule_key_bytes_max,
+                properties_count_max=config.tuning.properties_count_max,
+                properties_bytes_max=config.tuning.properties_bytes_max,
+                batch_messages_max=config.tuning.batch_messages_max,
+                ack_entries_max=config.tuning.ack_entries_max,
             ),
         )

@@ -14,9 +14,9 @@ from typing import Any
 from google.protobuf.message import Message
 
 from broker.errors import PostdateError
+from broker.folder.broker import Broker
 from broker.rpc.caller import CALLER
 from broker.rpc.status import Context
-from broker.topics.broker import Broker
 
 NOT_CHANGES = frozenset(
     {

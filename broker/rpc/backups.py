@@ -7,10 +7,10 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from broker.folder.broker import Broker
 from broker.rpc.answers import Answers
 from broker.rpc.paging import page_by_name
 from broker.storage.backup_marker import Backup
-from broker.topics.broker import Broker
 from postdate.v1 import admin_pb2
 
 Call = tuple[type[Message], Callable[[Any], Awaitable[Message]]]

@@ -8,9 +8,9 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from broker.errors import PermissionDenied, PostdateError
+from broker.folder.broker import Broker
 from broker.rpc.access_identity import Shown
-from broker.rpc.access_rules import EVERY_RIGHT, Ask, Right, Rule, Subscriptions, Topics
-from broker.topics.broker import Broker
+from broker.rpc.access_rules import EVERY_RIGHT, Ask, Right, Rule, SubscriptionScope, TopicScope
 
 
 class Judge(Protocol):
@@ -103,10 +103,10 @@ class Caller:
         rights = (
             "see" if ask.rights == EVERY_RIGHT else " or ".join(sorted(each.value for each in ask.rights))
         )
-        what = ask.topic.value if isinstance(ask.topic, Topics) else f"topic {_cut(ask.topic)}"
+        what = ask.topic.value if isinstance(ask.topic, TopicScope) else f"topic {_cut(ask.topic)}"
         if isinstance(ask.subscription, str):
             what = f"subscription {_cut(ask.subscription)} of {what}"
-        if not isinstance(ask.topic, Topics):
+        if not isinstance(ask.topic, TopicScope):
             what += ", whether or not it exists"
         error = PermissionDenied(
             f"{self.principal} may not {rights} {what}",
@@ -135,7 +135,7 @@ def check_request(request: Any) -> None:
 def may_see(
     topic: str,
     rights: frozenset[Right] = EVERY_RIGHT,
-    subscription: str | Subscriptions | None = Subscriptions.ANY,
+    subscription: str | SubscriptionScope | None = SubscriptionScope.ANY,
 ) -> bool:
     """Return whether a list may show this topic, or this subscription of it, to the caller."""
     caller = CALLER.get()

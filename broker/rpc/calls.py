@@ -11,11 +11,11 @@ from google.protobuf.message import DecodeError, Message
 
 from broker.config import BrokerConfig
 from broker.errors import InvalidRequest, PostdateError, Unavailable
+from broker.folder.broker import Broker
 from broker.rpc.audit import audited
 from broker.rpc.caller import check_request
 from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, abort
-from broker.topics.broker import Broker
 
 Request = TypeVar("Request", bound=Message)
 

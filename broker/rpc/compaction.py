@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any
 
 from google.protobuf.message import Message
 
 from broker.config import check_name
 from broker.errors import InvalidRequest
+from broker.folder.broker import Broker
 from broker.rpc.access_rules import Right
 from broker.rpc.caller import may_see
 from broker.rpc.calls import Handler, unary
 from broker.storage.compaction_inputs import LedgerOutput, Outputs
-from broker.topics.broker import Broker
-from broker.topics.compaction_values import Lease
-from broker.topics.generations import Refusal
 from postdate.v1 import compaction_pb2 as pb
 
 SERVICE = "postdate.v1.CompactionService"
-
-_REFUSALS = {
-    Refusal.GONE: pb.COMPACTION_REFUSAL_GONE,
-    Refusal.REPLACED: pb.COMPACTION_REFUSAL_REPLACED,
-    Refusal.OWED: pb.COMPACTION_REFUSAL_OWED,
-    Refusal.MOVED: pb.COMPACTION_REFUSAL_MOVED,
-    Refusal.DAMAGED: pb.COMPACTION_REFUSAL_DAMAGED,
-}
 
 
 class CompactionService:
@@ -57,25 +48,11 @@ class CompactionService:
             lease = await self._desk.begin(
                 request.topic, request.ledger_ids, request.bucket_ids, request.lease_ms
             )
-            response.compaction.CopyFrom(_describe(lease))
+            response.compaction.CopyFrom(pb.Compaction(**asdict(lease)))
             return response
         candidates = await self._desk.candidates(request.topic)
-        for ledger in candidates.ledgers:
-            response.ledgers.add(
-                ledger_id=ledger.ledger_id,
-                generation=ledger.generation,
-                entry_count=ledger.entry_count,
-                present_count=ledger.present_count,
-                settled_count=ledger.settled_count,
-                disk_bytes=ledger.disk_bytes,
-            )
-        for bucket in candidates.buckets:
-            response.buckets.add(
-                bucket_id=bucket.bucket_id,
-                entry_count=bucket.entry_count,
-                waiting_count=bucket.waiting_count,
-                disk_bytes=bucket.disk_bytes,
-            )
+        response.ledgers.extend(pb.LedgerCandidate(**asdict(each)) for each in candidates.ledgers)
+        response.buckets.extend(pb.BucketCandidate(**asdict(each)) for each in candidates.buckets)
         return response
 
     async def _commit(self, request: pb.CommitCompactionRequest) -> Message:
@@ -91,7 +68,7 @@ class CompactionService:
         return pb.CommitCompactionResponse(
             ledger_ids=committed.ledger_ids,
             refused=[
-                pb.RefusedOutput(ledger_id=ledger_id, refusal=_REFUSALS[refusal])
+                pb.RefusedOutput(ledger_id=ledger_id, refusal=f"COMPACTION_REFUSAL_{refusal.name}")
                 for ledger_id, refusal in sorted(committed.refused.items())
             ],
             bucket_swapped=committed.bucket_swapped,
@@ -107,16 +84,4 @@ class CompactionService:
         leases = [
             each for each in self._desk.leases() if may_see(each.topic, frozenset({Right.COMPACT}), None)
         ]
-        return pb.ListCompactionsResponse(compactions=[_describe(each) for each in leases])
-
-
-def _describe(lease: Lease) -> pb.Compaction:
-    return pb.Compaction(
-        compaction_id=lease.compaction_id,
-        epoch=lease.epoch,
-        topic=lease.topic,
-        ledger_ids=lease.ledger_ids,
-        bucket_ids=lease.bucket_ids,
-        folder=lease.folder,
-        expires_at_ms=lease.expires_at_ms,
-    )
+        return pb.ListCompactionsResponse(compactions=[pb.Compaction(**asdict(each)) for each in leases])

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from broker.errors import NotFound, PostdateError, Refused, Unavailable
-from broker.rpc.status import DETAILS_KEY
-from broker.storage.compaction_inputs import Outputs
-from broker.topics.compaction_values import (
+from broker.folder.compaction_values import (
     BucketCandidate,
     Candidates,
     Committed,
     Lease,
     LedgerCandidate,
 )
+from broker.rpc.status import DETAILS_KEY
+from broker.storage.compaction_inputs import Outputs
 from broker.topics.generations import Refusal
 from postdate.credentials import Credentials
 from postdate.v1 import admin_pb2, admin_pb2_grpc, compaction_pb2_grpc
@@ -28,12 +30,7 @@ T = TypeVar("T")
 
 _CALL_SECONDS = 60.0
 _COMMIT_SECONDS = 3_600.0
-_REFUSALS = {
-    pb.COMPACTION_REFUSAL_GONE: Refusal.GONE,
-    pb.COMPACTION_REFUSAL_REPLACED: Refusal.REPLACED,
-    pb.COMPACTION_REFUSAL_OWED: Refusal.OWED,
-    pb.COMPACTION_REFUSAL_MOVED: Refusal.MOVED,
-}
+_REFUSALS = {pb.CompactionRefusal.Value(f"COMPACTION_REFUSAL_{each.name}"): each for each in Refusal}
 _CLASSES: dict[grpc.StatusCode, type[PostdateError]] = {
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.FAILED_PRECONDITION: Refused,
@@ -42,7 +39,7 @@ _CLASSES: dict[grpc.StatusCode, type[PostdateError]] = {
 
 
 class RemoteDesk:
-    """A `jobs.compact.Desk` over gRPC."""
+    """A `jobs.compact.Desk` over gRPC: calls, and what they answer, are those of the broker's own."""
 
     def __init__(self, credentials: Credentials, data_dir: str = "") -> None:
         """`data_dir` is where the broker's data directory is seen here, if that is another place."""
@@ -79,49 +76,22 @@ class RemoteDesk:
         self.data_dir = self.data_dir or response.data_dir
         return Candidates(
             topic,
-            tuple(
-                LedgerCandidate(
-                    each.ledger_id,
-                    each.generation,
-                    each.entry_count,
-                    each.present_count,
-                    each.settled_count,
-                    each.disk_bytes,
-                )
-                for each in response.ledgers
-            ),
-            tuple(
-                BucketCandidate(each.bucket_id, each.entry_count, each.waiting_count, each.disk_bytes)
-                for each in response.buckets
-            ),
+            tuple(_value(LedgerCandidate, each) for each in response.ledgers),
+            tuple(_value(BucketCandidate, each) for each in response.buckets),
         )
 
     async def begin(self, topic: str, ledger_ids: Sequence[int], bucket_ids: Sequence[int]) -> Lease:
         request = pb.BeginCompactionRequest(topic=topic, ledger_ids=ledger_ids, bucket_ids=bucket_ids)
         response = await self._call(self._compaction.BeginCompaction, request)
-        found = response.compaction
-        return Lease(
-            compaction_id=found.compaction_id,
-            epoch=found.epoch,
-            topic=found.topic,
-            topic_id=0,
-            ledger_ids=tuple(found.ledger_ids),
-            bucket_ids=tuple(found.bucket_ids),
-            folder=found.folder,
-            expires_at_ms=found.expires_at_ms,
-        )
+        return _value(Lease, response.compaction)
 
-    async def commit(self, lease: Lease, outputs: Outputs) -> Committed:
+    async def commit(self, compaction_id: str, epoch: int, outputs: Outputs) -> Committed:
         request = pb.CommitCompactionRequest(
-            compaction_id=lease.compaction_id, epoch=lease.epoch, has_bucket=outputs.has_bucket
+            compaction_id=compaction_id,
+            epoch=epoch,
+            ledgers=[pb.LedgerOutput(**asdict(each)) for each in outputs.ledgers],
+            has_bucket=outputs.has_bucket,
         )
-        for each in outputs.ledgers:
-            request.ledgers.add(
-                ledger_id=each.ledger_id,
-                data_bytes=each.data_bytes,
-                present_count=each.present_count,
-                present_bytes=each.present_bytes,
-            )
         response = await self._call(self._compaction.CommitCompaction, request, _COMMIT_SECONDS)
         return Committed(
             tuple(response.ledger_ids),
@@ -130,8 +100,8 @@ class RemoteDesk:
             response.is_repeat,
         )
 
-    async def abort(self, lease: Lease) -> None:
-        request = pb.AbortCompactionRequest(compaction_id=lease.compaction_id, epoch=lease.epoch)
+    async def abort(self, compaction_id: str, epoch: int) -> None:
+        request = pb.AbortCompactionRequest(compaction_id=compaction_id, epoch=epoch)
         await self._call(self._compaction.AbortCompaction, request)
 
     async def _call(
@@ -142,6 +112,14 @@ class RemoteDesk:
         except grpc.aio.AioRpcError as error:
             kind = _CLASSES.get(error.code(), PostdateError)
             raise kind(error.details() or error.code().name, reason=_reason(error)) from error
+
+
+def _value(kind: type[T], message: Message) -> T:
+    """The value whose fields are named as those of a message."""
+    found = {each.name: getattr(message, each.name) for each in message.DESCRIPTOR.fields}
+    return kind(
+        **{name: each if isinstance(each, int | str) else tuple(each) for name, each in found.items()}
+    )
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:

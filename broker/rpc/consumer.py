@@ -13,19 +13,21 @@ import grpc
 
 from broker.config import check_name
 from broker.errors import InvalidRequest, Refused
+from broker.folder.broker import Broker
+from broker.policy import SubscriptionPolicy
 from broker.rpc.audit import CONTEXT, note_created
 from broker.rpc.caller import check_request
 from broker.rpc.calls import END_OF_STREAM, Handler, parse, refuse, unary
 from broker.rpc.encode import encode_deliveries
 from broker.rpc.entries import check_initial_position, check_size, check_type, entries_of
+from broker.rpc.leases import check_lease_ms, default_lease_ms
 from broker.rpc.session import Session, check_nack
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.unread import UnreadRoom
 from broker.rpc.unread_calls import answer_within
-from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.consumer import Consumer
-from broker.subscriptions.subscription import KEY_SHARED, SHARED, TYPE_NAMES, Subscription
-from broker.topics.broker import Broker
+from broker.subscriptions.subscription import Subscription
+from broker.subscriptions.types import SubscriptionType
 from broker.topics.topic import Topic
 from postdate.v1 import consumer_pb2
 
@@ -67,7 +69,7 @@ class ConsumerService:
         broker = self._broker
 
         def check(raw: bytes) -> None:
-            check_size(raw, "entries", broker.config.ack_entries_max)
+            check_size(raw, "entries", broker.config.tuning.ack_entries_max)
 
         return {
             "Subscribe": grpc.stream_stream_rpc_method_handler(self._subscribe),
@@ -114,17 +116,21 @@ class ConsumerService:
 
     async def _run_session(self, opening: consumer_pb2.Open, context: Context) -> None:
         topic, subscription = await self._resolve(opening)
-        lease_ms = self._lease_ms(opening, subscription)
+        config = self._broker.config
+        if opening.HasField("lease_ms"):
+            lease_ms = check_lease_ms(opening.lease_ms, "open.lease_ms", config)
+        else:
+            lease_ms = default_lease_ms(subscription)
         consumer = self._consumer(opening.consumer_name, lease_ms)
         consumer.grant(opening.permits.messages, opening.permits.bytes)
-        topic.attach(subscription, consumer)
+        topic.subscriptions.attach(subscription, consumer)
         session = Session(self._broker, topic, subscription, consumer, context, self._unread)
         self._sessions.add(session)
         try:
             await session.run()
         finally:
             self._sessions.discard(session)
-            topic.detach(subscription, consumer)
+            topic.subscriptions.detach(subscription, consumer)
             session.ended.set_result(None)
 
     async def _resolve(self, opening: consumer_pb2.Open) -> tuple[Topic, Subscription]:
@@ -134,22 +140,18 @@ class ConsumerService:
         check_type(opening.type, "open.type")
         check_initial_position(opening.initial_position, "open.initial_position")
         if opening.HasField("lease_ms"):
-            self._checked_lease_ms(opening.lease_ms, "open.lease_ms")
+            check_lease_ms(opening.lease_ms, "open.lease_ms", self._broker.config)
         honor_delay = opening.honor_delay if opening.HasField("honor_delay") else None
-        type_ = self._type_of(opening)
-        if honor_delay is False and type_ in (SHARED, KEY_SHARED):  # before anything is created
-            raise Refused(
-                f"A {TYPE_NAMES[type_]} subscription honours delivery times", reason="HONOR_DELAY_MISMATCH"
-            )
+        self._type_of(opening).check_honor_delay(honor_delay)  # before anything is created
         topic, subscription = await self._subscription(
             opening.topic, opening.subscription, opening.type, opening.initial_position, honor_delay
         )
-        if opening.type and opening.type != subscription.type:
+        asked = SubscriptionType(opening.type or subscription.type)
+        if asked is not subscription.type:
             raise Refused(
-                f"Subscription {subscription.name!r} is {TYPE_NAMES[subscription.type]}, "
-                f"not {TYPE_NAMES.get(opening.type, opening.type)}",
+                f"Subscription {subscription.name!r} is {subscription.type.name}, not {asked.name}",
                 reason="SUBSCRIPTION_TYPE_MISMATCH",
-                type=TYPE_NAMES[subscription.type],
+                type=subscription.type.name,
             )
         if honor_delay is not None and honor_delay != subscription.honors_delay:
             raise Refused(
@@ -159,11 +161,11 @@ class ConsumerService:
             )
         return topic, subscription
 
-    def _type_of(self, opening: consumer_pb2.Open) -> int:
+    def _type_of(self, opening: consumer_pb2.Open) -> SubscriptionType:
         """The type that the subscription has, or would be created with."""
         topic = self._broker.registry.by_name.get(opening.topic)
-        found = topic.find_subscription(opening.subscription) if topic is not None else None
-        return found.type if found is not None else opening.type or SHARED
+        found = topic.subscriptions.find(opening.subscription) if topic is not None else None
+        return found.type if found is not None else SubscriptionType(opening.type or SubscriptionType.SHARED)
 
     async def _subscription(
         self, topic_name: str, name: str, type_: int, initial_position: int, honor_delay: bool | None
@@ -177,14 +179,16 @@ class ConsumerService:
         else:
             topic = self._broker.registry.topic(topic_name)
         while True:
-            await topic.wait_created(name)
-            if found := topic.find_subscription(name):
+            await topic.subscriptions.wait_created(name)
+            if found := topic.subscriptions.find(name):
                 return topic, found
             if not config.auto_create_subscriptions:
                 return topic, topic.subscription(name)
             policy = SubscriptionPolicy(honor_delay=honor_delay)
-            if not topic.is_creating(name):
-                found = await topic.create_subscription(name, type_ or SHARED, initial_position, policy)
+            if not topic.subscriptions.is_creating(name):
+                found = await topic.subscriptions.create(
+                    name, type_ or SubscriptionType.SHARED, initial_position, policy
+                )
                 note_created(self._broker, topic_name, name)
                 return topic, found
 
@@ -192,20 +196,6 @@ class ConsumerService:
         # The start time tells consumers of different lives of the broker apart.
         consumer_id = f"{self._broker.started_ms:x}-{next(self._consumer_numbers):x}"
         return Consumer(consumer_id, name[:255] or consumer_id, lease_ms, self._broker.clock.monotonic_ns())
-
-    def _lease_ms(self, opening: consumer_pb2.Open, subscription: Subscription) -> int:
-        if not opening.HasField("lease_ms"):
-            return subscription.policy.lease_ms or self._broker.config.lease_ms
-        return self._checked_lease_ms(opening.lease_ms, "open.lease_ms")
-
-    def _checked_lease_ms(self, lease_ms: int, field: str) -> int:
-        if not 0 < lease_ms <= self._broker.config.lease_ms_max:
-            raise InvalidRequest(
-                f"A lease is between 1 and {self._broker.config.lease_ms_max} ms, not {lease_ms}",
-                field=field,
-                reason="INVALID_LEASE_MS",
-            )
-        return lease_ms
 
     # -- single calls ----------------------------------------------------------------------------------------
 
@@ -217,24 +207,24 @@ class ConsumerService:
             raise InvalidRequest(
                 f"wait_ms is between 0 and {_WAIT_MS_MAX}", field="wait_ms", reason="INVALID_WAIT_MS"
             )
-        if request.max_messages > self._broker.config.read_batch_entries:
+        if request.max_messages > self._broker.config.tuning.read_batch_entries:
             raise InvalidRequest(
-                f"max_messages is at most {self._broker.config.read_batch_entries}",
+                f"max_messages is at most {self._broker.config.tuning.read_batch_entries}",
                 field="max_messages",
                 reason="INVALID_MAX_MESSAGES",
             )
         if request.lease_ms:
-            self._checked_lease_ms(request.lease_ms, "lease_ms")
+            check_lease_ms(request.lease_ms, "lease_ms", self._broker.config)
         check_initial_position(request.initial_position, "initial_position")
         topic, subscription = await self._subscription(
             request.topic, request.subscription, 0, request.initial_position, None
         )
-        if subscription.type != SHARED:
+        if not subscription.type.allows_receive:
             raise Refused(
                 f"Receive works on SHARED subscriptions, and {subscription.name!r} is not one",
                 reason="SUBSCRIPTION_TYPE_MISMATCH",
             )
-        lease_ms = request.lease_ms or subscription.policy.lease_ms or self._broker.config.lease_ms
+        lease_ms = request.lease_ms or default_lease_ms(subscription)
         attempt = (request.topic, request.subscription, request.attempt_id)
         if request.attempt_id and (repeated := self._repeated(attempt, subscription)):
             return repeated
@@ -251,7 +241,7 @@ class ConsumerService:
         consumer = self._consumer("receive", lease_ms)
         consumer.grant(request.max_messages or 1, 0)
         consumer.polls = not request.wait_ms
-        topic.attach(subscription, consumer)
+        topic.subscriptions.attach(subscription, consumer)
         batch = None
         try:
             async with asyncio.timeout((request.wait_ms or _POLL_MS_MAX) / 1000):
@@ -262,9 +252,9 @@ class ConsumerService:
             batch = consumer.next_nowait()
         finally:
             if batch is None:  # also when the caller has gone: what was handed out meanwhile goes to others
-                topic.detach(subscription, consumer)
+                topic.subscriptions.detach(subscription, consumer)
             else:
-                topic.detach_keeping_leases(subscription, consumer)
+                topic.subscriptions.detach(subscription, consumer, keep_leases=True)
         if consumer.closed_because is not None:
             raise consumer.closed_because
         rest = consumer_pb2.ReceiveResponse(
@@ -282,7 +272,7 @@ class ConsumerService:
             return None  # it was deleted, and made again
         # What was settled, given back or lost since is not sent again; if that is all of it, the request is a new one.
         answer = consumer_pb2.ReceiveResponse.FromString(found.response)
-        held = subscription.leases.held(answer.consumer_id)
+        held = subscription.states.leases.held(answer.consumer_id)
         kept = [each for each in answer.deliveries if each.id.entry_id in held.get(each.id.ledger_id, ())]
         if len(kept) == len(answer.deliveries):
             return found.response
@@ -306,7 +296,7 @@ class ConsumerService:
 
         async def called(request: Settling) -> bytes:
             ids = sum(len(each.entry_ids) for each in request.entries)
-            bytes_max = min(ids, self._broker.config.ack_entries_max) * FAILURE_BYTES_MAX
+            bytes_max = min(ids, self._broker.config.tuning.ack_entries_max) * FAILURE_BYTES_MAX
             context = CONTEXT.get()
             assert context is not None
             return await answer_within(self._unread, context, bytes_max, lambda: call(request))
@@ -315,14 +305,14 @@ class ConsumerService:
 
     async def _acknowledge(self, request: consumer_pb2.AcknowledgeRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
-        entries, failures = entries_of(request.entries, "entries", self._broker.config.ack_entries_max)
+        entries, failures = entries_of(request.entries, "entries", self._broker.config.tuning.ack_entries_max)
         failures += await subscription.acknowledge(entries)
         return await encode_failures(failures, consumer_pb2.AcknowledgeResponse.FAILURES_FIELD_NUMBER)
 
     async def _nack(self, request: consumer_pb2.NackRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
         check_nack(request)
-        entries, failures = entries_of(request.entries, "entries", self._broker.config.ack_entries_max)
+        entries, failures = entries_of(request.entries, "entries", self._broker.config.tuning.ack_entries_max)
         failures += await subscription.give_back(
             request.consumer_id,
             entries,
@@ -335,10 +325,10 @@ class ConsumerService:
 
     async def _extend(self, request: consumer_pb2.ExtendLeaseRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
-        lease_ms = subscription.policy.lease_ms or self._broker.config.lease_ms
+        lease_ms = default_lease_ms(subscription)
         if request.lease_ms:
-            lease_ms = self._checked_lease_ms(request.lease_ms, "lease_ms")
-        entries, failures = entries_of(request.entries, "entries", self._broker.config.ack_entries_max)
+            lease_ms = check_lease_ms(request.lease_ms, "lease_ms", self._broker.config)
+        entries, failures = entries_of(request.entries, "entries", self._broker.config.tuning.ack_entries_max)
         failures += subscription.extend(request.consumer_id, entries, lease_ms)
         return await encode_failures(failures, consumer_pb2.ExtendLeaseResponse.FAILURES_FIELD_NUMBER)
 

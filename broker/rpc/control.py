@@ -9,14 +9,15 @@ from google.protobuf.message import Message
 
 from broker.config import check_name
 from broker.errors import InvalidRequest
+from broker.folder.broker import Broker
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, START, TIME_MS_MAX, Position
 from broker.rpc.answers import Answers
 from broker.rpc.entries import check_initial_position
 from broker.rpc.policies import describe_subscription, masked_subscription_fields, subscription_policy_of
 from broker.subscriptions.subscription import Subscription
 from broker.topics import control
-from broker.topics.broker import Broker
-from broker.topics.topic import EARLIEST, Topic
+from broker.topics.topic import Topic
+from broker.topics.topic_subscriptions import EARLIEST
 from postdate.v1 import admin_pb2, message_pb2
 
 Call = tuple[type[Message], Callable[[Any], Awaitable[Message]]]
@@ -40,7 +41,7 @@ class ControlCalls:
 
     async def _update(self, request: admin_pb2.UpdateSubscriptionRequest) -> Message:
         self._check(request.topic, request.name, "name")
-        given = subscription_policy_of(request.policy, self._broker.config.lease_ms_max)
+        given = subscription_policy_of(request.policy, self._broker.config)
         named = masked_subscription_fields(request.update_mask.paths)
 
         async def update() -> Message:

@@ -6,10 +6,12 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import Message
 
 from broker.config import check_name
-from broker.errors import InvalidRequest, OutOfRange
+from broker.errors import InvalidRequest
+from broker.folder.broker import Broker
 from broker.model import Entries, Position, count_entries, without_entries
 from broker.rpc.answers import Answers
 from broker.rpc.decode import ProduceEnvelope
@@ -20,8 +22,8 @@ from broker.rpc.status import encode_failures
 from broker.subscriptions.failures import Failure
 from broker.subscriptions.subscription import Subscription
 from broker.topics import dead_letter_frames as frames
-from broker.topics.broker import Broker
 from broker.topics.dead_letter_list import letters_after
+from broker.topics.refusals import check_max_delay
 from broker.topics.topic import Topic
 from postdate.v1 import admin_pb2, message_pb2
 
@@ -113,7 +115,7 @@ class DeadLetterCalls:
             )
         if request.all:
             return None, []
-        return entries_of(request.entries, "entries", self._broker.config.ack_entries_max)
+        return entries_of(request.entries, "entries", self._broker.config.tuning.ack_entries_max)
 
 
 def _check_delay(deliver_after_ms: int, topic: Topic) -> None:
@@ -123,13 +125,7 @@ def _check_delay(deliver_after_ms: int, topic: Topic) -> None:
             field="deliver_after_ms",
             reason="INVALID_DELIVER_AFTER_MS",
         )
-    if topic.policy.max_delay_ms and deliver_after_ms > topic.policy.max_delay_ms:
-        raise OutOfRange(
-            f"The delay is beyond this topic's max_delay_ms of {topic.policy.max_delay_ms}",
-            field="deliver_after_ms",
-            reason="DELIVER_AT_TOO_FAR",
-            max_delay_ms=topic.policy.max_delay_ms,
-        )
+    check_max_delay(np.array([deliver_after_ms]), 0, topic.policy, lambda _: "deliver_after_ms")
 
 
 def _position_of(page_token: str) -> Position:

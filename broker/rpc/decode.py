@@ -94,12 +94,12 @@ def decode_produce(raw: bytes, config: BrokerConfig, envelope: Any = None) -> De
     count = len(envelope.messages)
     if count == 0:
         raise InvalidRequest("A batch needs at least one message", field="messages", reason="EMPTY_BATCH")
-    if count > config.batch_messages_max:
+    if count > config.tuning.batch_messages_max:
         raise InvalidRequest(
-            f"A batch of {count} messages is over the limit of {config.batch_messages_max}",
+            f"A batch of {count} messages is over the limit of {config.tuning.batch_messages_max}",
             field="messages",
             reason="TOO_MANY_MESSAGES",
-            limit=config.batch_messages_max,
+            limit=config.tuning.batch_messages_max,
         )
     producer_name = envelope.producer_name
     if producer_name and len(producer_name.encode()) > PRODUCER_NAME_BYTES_MAX:
@@ -119,7 +119,7 @@ def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: Brok
     plain = _read_plain(raw, envelope.topic, messages, config) if len(messages) > _FEW else None
     if plain is not None:
         frames, fields = plain
-        if fields.has_text or not _is_ascii(fields.schedule_keys, config.schedule_key_bytes_max):
+        if fields.has_text or not _is_ascii(fields.schedule_keys, config.tuning.schedule_key_bytes_max):
             _parse_typed(raw)  # only it can tell whether texts are UTF-8
     else:
         if len(raw) > CHEAP_BYTES:
@@ -154,7 +154,7 @@ def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: Brok
 
 def _check_field_counts(messages: list[bytes], config: BrokerConfig) -> None:
     """Refuse messages with more fields than they can mean, before they are parsed."""
-    most = OTHERS_MAX + _PLAIN_FIELDS + _OF_PROPERTY * config.properties_count_max
+    most = OTHERS_MAX + _PLAIN_FIELDS + _OF_PROPERTY * config.tuning.properties_count_max
     for index, message in enumerate(messages):
         if len(message) > most and has_more_fields(message, most, _INSIDE_MESSAGE):
             raise too_many_fields("A message", most, f"messages[{index}]")
@@ -174,13 +174,13 @@ def _read_plain(
     if frames is None:
         frames = _write_frames(messages)
     ends = (heads + lengths).cumsum()
-    fields = scan_messages(frames, ends - lengths, ends, _PLAIN_FIELDS + config.properties_count_max)
+    fields = scan_messages(frames, ends - lengths, ends, _PLAIN_FIELDS + config.tuning.properties_count_max)
     # Longer than any message within the limits: fields come twice, and only the typed parser drops the first ones.
     if fields is None or int(lengths.max()) > config.message_bytes_max:
         return None
     # A name may come twice, and the last one counts: only the typed parser can tell.
-    over = fields.property_counts > config.properties_count_max
-    over |= fields.property_bytes > config.properties_bytes_max
+    over = fields.property_counts > config.tuning.properties_count_max
+    over |= fields.property_bytes > config.tuning.properties_bytes_max
     return None if over.any() else (frames, fields)
 
 
@@ -249,18 +249,21 @@ def _parse_typed(raw: bytes) -> producer_pb2.ProduceRequest:
 def _check_limits(fields: Fields, config: BrokerConfig) -> None:
     for name, sizes, limit, unit in (
         ("payload", fields.payload_bytes, config.payload_bytes_max, "bytes"),
-        ("properties", fields.property_counts, config.properties_count_max, "entries"),
-        ("properties", fields.property_bytes, config.properties_bytes_max, "bytes"),
+        ("properties", fields.property_counts, config.tuning.properties_count_max, "entries"),
+        ("properties", fields.property_bytes, config.tuning.properties_bytes_max, "bytes"),
         ("traceparent", fields.traceparent_bytes, TRACEPARENT_BYTES_MAX, "bytes"),
     ):
         over = np.flatnonzero(sizes > limit)
         if len(over):
             raise _too_large(name, int(over[0]), int(sizes[over[0]]), limit, unit)
     for index, key in fields.keys.items():
-        if len(key) > config.key_bytes_max:
-            raise _too_large("key", index, len(key), config.key_bytes_max, "bytes")
+        if len(key) > config.tuning.key_bytes_max:
+            raise _too_large("key", index, len(key), config.tuning.key_bytes_max, "bytes")
     if fields.schedule_keys is not None:
-        sizes, limit = fields.schedule_keys.ends - fields.schedule_keys.starts, config.schedule_key_bytes_max
+        sizes, limit = (
+            fields.schedule_keys.ends - fields.schedule_keys.starts,
+            config.tuning.schedule_key_bytes_max,
+        )
         over = np.flatnonzero(sizes > limit)
         if len(over):
             raise _too_large("schedule_key", int(over[0]), int(sizes[over[0]]), limit, "bytes")

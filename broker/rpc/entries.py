@@ -12,7 +12,8 @@ from broker.errors import InvalidRequest
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Entries, Position
 from broker.settings import KIB
 from broker.subscriptions.failures import Failure
-from broker.subscriptions.subscription import TYPE_NAMES, Subscription
+from broker.subscriptions.subscription import Subscription
+from broker.subscriptions.types import SubscriptionType
 from postdate.v1 import consumer_pb2, message_pb2
 
 _ID_BYTES_MAX = 32
@@ -82,7 +83,7 @@ def one_of(names: Sequence[str]) -> str:
 
 def check_type(type_: int, field: str) -> None:
     """Refuse a subscription type that is none."""
-    if type_ not in (0, *TYPE_NAMES):
+    if type_ not in (0, *SubscriptionType):
         raise InvalidRequest(
             f"{field} must be {one_of(consumer_pb2.SubscriptionType.keys())}, not {type_}",
             field=field,

@@ -16,8 +16,8 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from broker.config import BrokerConfig
 from broker.errors import InvalidRequest
+from broker.folder.compaction import INPUTS_MAX
 from broker.settings import KIB
-from broker.topics.compaction import INPUTS_MAX
 
 CHEAP_BYTES = 256 * KIB
 """A request up to this size is parsed sooner than it is looked through."""
@@ -42,15 +42,15 @@ _VARINTS = (
 )
 
 MOST: Mapping[str, Callable[[BrokerConfig], int]] = {
-    "postdate.broker.ProduceEnvelope": lambda config: config.batch_messages_max,
-    "postdate.v1.SubscribeRequest": lambda config: _OF_ID * config.ack_entries_max,
-    "postdate.v1.AcknowledgeRequest": lambda config: _OF_ID * config.ack_entries_max,
-    "postdate.v1.NackRequest": lambda config: _OF_ID * config.ack_entries_max,
-    "postdate.v1.ExtendLeaseRequest": lambda config: _OF_ID * config.ack_entries_max,
-    "postdate.v1.RequeueDeadLettersRequest": lambda config: _OF_ID * config.ack_entries_max,
-    "postdate.v1.PurgeDeadLettersRequest": lambda config: _OF_ID * config.ack_entries_max,
-    "postdate.v1.CancelScheduledRequest": lambda config: _OF_ID * config.schedule_names_max,
-    "postdate.v1.RescheduleRequest": lambda config: _OF_ID * config.schedule_names_max,
+    "postdate.broker.ProduceEnvelope": lambda config: config.tuning.batch_messages_max,
+    "postdate.v1.SubscribeRequest": lambda config: _OF_ID * config.tuning.ack_entries_max,
+    "postdate.v1.AcknowledgeRequest": lambda config: _OF_ID * config.tuning.ack_entries_max,
+    "postdate.v1.NackRequest": lambda config: _OF_ID * config.tuning.ack_entries_max,
+    "postdate.v1.ExtendLeaseRequest": lambda config: _OF_ID * config.tuning.ack_entries_max,
+    "postdate.v1.RequeueDeadLettersRequest": lambda config: _OF_ID * config.tuning.ack_entries_max,
+    "postdate.v1.PurgeDeadLettersRequest": lambda config: _OF_ID * config.tuning.ack_entries_max,
+    "postdate.v1.CancelScheduledRequest": lambda config: _OF_ID * config.tuning.schedule_names_max,
+    "postdate.v1.RescheduleRequest": lambda config: _OF_ID * config.tuning.schedule_names_max,
     "postdate.v1.GetStatsRequest": lambda config: config.topics_max,
     "postdate.v1.CountScheduledRequest": lambda config: config.topics_max,
     "postdate.v1.UpdateTopicRequest": lambda _: _PATHS_MAX,

@@ -9,40 +9,44 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from broker.config import check_name
+from broker.config import BrokerConfig, check_name
 from broker.errors import InvalidRequest, Refused
+from broker.policy import POLICY_SPECS, SubscriptionPolicy, TopicPolicy
 from broker.rpc.entries import api_type, one_of
-from broker.storage.policy import RANGES, SubscriptionPolicy, TopicPolicy
+from broker.rpc.leases import check_lease_ms
+from broker.settings import SettingKind, Spec
 from broker.subscriptions.subscription import Subscription
 from broker.topics.dead_letter_frames import dead_letter_topic_name
 from broker.topics.topic import Topic
 from postdate.v1 import admin_pb2
 
 _BUCKET_FIELDS = frozenset(admin_pb2.BucketPolicy.DESCRIPTOR.fields_by_name)
-_ENUM_FIELDS = frozenset({"tracker", "delayed_delivery", "overdue_action"})
-"""Their zero is *unspecified*: it inherits."""
 
 
 def topic_policy_of(message: admin_pb2.TopicPolicy) -> TopicPolicy:
     given = _set_fields(message, TopicPolicy) | _set_fields(message.buckets, TopicPolicy)
     for name, value in given.items():
-        if name in _ENUM_FIELDS:
+        if POLICY_SPECS[name].choices:
             _check_enum(name, value)
             continue
         within = "policy.buckets" if name in _BUCKET_FIELDS else "policy"
-        _check_range(f"{within}.{name}", value, *RANGES[name])
-    return TopicPolicy(**{name: value for name, value in given.items() if value or name not in _ENUM_FIELDS})
+        _check_range(f"{within}.{name}", value, POLICY_SPECS[name])
+    # The zero of an enum is *unspecified*: it inherits.
+    return TopicPolicy(
+        **{name: value for name, value in given.items() if value or not POLICY_SPECS[name].choices}
+    )
 
 
-def subscription_policy_of(message: admin_pb2.SubscriptionPolicy, lease_ms_max: int) -> SubscriptionPolicy:
+def subscription_policy_of(message: admin_pb2.SubscriptionPolicy, config: BrokerConfig) -> SubscriptionPolicy:
     given = _set_fields(message, SubscriptionPolicy)
     for name, value in given.items():
-        if name == "dead_letter_topic":
+        spec = POLICY_SPECS[name]
+        if spec.kind is SettingKind.NAME:
             check_name("topic", value, f"policy.{name}")
         elif name == "lease_ms":
-            _check_range(f"policy.{name}", value, 1, lease_ms_max)
-        elif name in RANGES:
-            _check_range(f"policy.{name}", value, *RANGES[name])
+            check_lease_ms(value, f"policy.{name}", config, is_policy=True)
+        elif spec.kind is not SettingKind.SWITCH:
+            _check_range(f"policy.{name}", value, spec)
     return SubscriptionPolicy(**given)
 
 
@@ -56,10 +60,12 @@ def _check_enum(name: str, value: int) -> None:
         )
 
 
-def _check_range(field: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not low <= value <= high:
+def _check_range(field: str, value: float, spec: Spec) -> None:
+    if not spec.is_in_range(value):
         raise InvalidRequest(
-            f"{field} must be between {low} and {high}, not {value}", field=field, reason="INVALID_POLICY"
+            f"{field} must be between {spec.low} and {spec.high}, not {value}",
+            field=field,
+            reason="INVALID_POLICY",
         )
 
 
@@ -117,7 +123,7 @@ def topic_policy_message(policy: TopicPolicy) -> admin_pb2.TopicPolicy:
 def describe_topic(topic: Topic) -> admin_pb2.Topic:
     return admin_pb2.Topic(
         name=topic.name,
-        policy=topic_policy_message(topic.own_policy),
+        policy=topic_policy_message(topic.policies.own),
         effective_policy=topic_policy_message(topic.policy),
         create_time_ms=topic.create_time_ms,
     )

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import grpc
 
 from broker.errors import PostdateError, forget_frames
+from broker.folder.broker import Broker
 from broker.rpc.audit import CONTEXT, note_created
 from broker.rpc.caller import CALLER, Caller
 from broker.rpc.calls import END_OF_STREAM, Handler, refuse
 from broker.rpc.decode import ProduceEnvelope, decode_produce, read_envelope
 from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, to_status
-from broker.topics.broker import Broker
 from broker.topics.intake import Accepted
 from postdate.v1 import message_pb2, producer_pb2
 

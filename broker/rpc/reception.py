@@ -5,15 +5,16 @@ up to the greatest request, for everybody. Here all methods are served as stream
 stands before this (`AccessInterceptor`) sees a call by its headers alone, and nothing is read for whoever is refused.
 
 Invariants:
-  R1  Calls of each kind (`CallKind`) are bounded, and none takes the place of another kind.
-  R2  A call that has sent no message yet gives way to a new call where all places are taken: the oldest one of the
-      connection that has most of them. So whoever has fewer such calls than another connection keeps them.
-  R3  Messages that arrive at once are bounded (`Turns`). A call without a turn is not read, and gRPC takes no more of
-      it than one window (`window_bytes`); such calls of a kind are bounded (`begun_max`), and give way as in R2. A call
-      that ends before its message was read has its turn until it is gone: until then gRPC holds what has arrived.
-  R4  Connections have turns in turn. While others wait, a turn may last as long as lets all of them have one within
-      `_TURN_SECONDS` or `_PROBE_SECONDS`, but not less than `_TURN_SECONDS_MIN`. So calls that only begin, on C
-      connections and however many, delay a call of another one by C * _TURN_SECONDS_MIN / turns, if that is longer.
+  RECEPTION-1  Calls of each kind (`CallKind`) are bounded, and none takes the place of another kind.
+  RECEPTION-2  A call that has sent no message yet gives way to a new call where all places are taken: the oldest one
+      of the connection that has most of them. So whoever has fewer such calls than another connection keeps them.
+  RECEPTION-3  Messages that arrive at once are bounded (`Turns`). A call without a turn is not read, and gRPC takes
+      no more of it than one window (`window_bytes`); such calls of a kind are bounded (`begun_max`), and give way as
+      in RECEPTION-2. A call that ends before its message was read has its turn until it is gone: until then gRPC
+      holds what has arrived.
+  RECEPTION-4  Connections have turns in turn. While others wait, a turn may last as long as lets all of them have one
+      within `_TURN_SECONDS` or `_PROBE_SECONDS`, but not less than `_TURN_SECONDS_MIN`. So calls that only begin, on
+      C connections and however many, delay a call of another one by C * _TURN_SECONDS_MIN / turns, if that is longer.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ import grpc
 
 from broker.config import BrokerConfig
 from broker.errors import InvalidRequest, LimitReached, PostdateError, forget_frames
+from broker.folder.broker import Broker
 from broker.rpc.access_rules import RULES
 from broker.rpc.calls import END_OF_STREAM, refuse
 from broker.rpc.silent import SilentConnections
 from broker.rpc.status import Context
 from broker.runtime.allocator import Trimmer
-from broker.topics.broker import Broker
 
 
 class CallKind(Enum):
@@ -300,7 +301,7 @@ class BegunCall:
 
     @property
     def peer(self) -> str:
-        """Whose connection it is on."""
+        """Return the peer of the connection."""
         self._peer = self._peer or self.context.peer()
         return self._peer
 
@@ -327,7 +328,7 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, broker: Broker, silent: SilentConnections) -> None:
         config = broker.config
         self._broker = broker
-        self._seconds = config.first_message_ms / 1000
+        self._seconds = config.tuning.first_message_ms / 1000
         turns = Turns(turns_of(config), _TURN_SECONDS)
         probe_turns = Turns(_PROBE_TURNS, _PROBE_SECONDS)
         trimmer = Trimmer(_TRIM_SECONDS)

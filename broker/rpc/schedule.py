@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from broker.config import check_name
 from broker.errors import InvalidRequest, NotFound
+from broker.folder.broker import Broker
 from broker.model import TIME_MS_MAX, Position
 from broker.rpc.answers import Answers
 from broker.rpc.audit import note_counts
@@ -22,7 +23,6 @@ from broker.rpc.schedule_answers import (
 )
 from broker.rpc.schedule_requests import Filter, Limits, Named, due_range, is_possible, move_of
 from broker.rpc.schedule_tokens import decode_mark, decode_place, encode_mark, encode_place, fingerprint
-from broker.topics.broker import Broker
 from broker.topics.schedule_values import Cancel, Change, ChangeResult, DueRange, Outcome, OutcomeColumns
 from broker.topics.topic import Topic
 from postdate.v1 import schedule_pb2

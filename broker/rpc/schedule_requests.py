@@ -56,8 +56,10 @@ class Limits:
     @classmethod
     def of(cls, config: BrokerConfig) -> Limits:
         # The answer repeats every key, and an answer that its client cannot take is worse than a request refused.
-        answer = config.frame_bytes_max // (config.schedule_key_bytes_max + _OUTCOME_BYTES)
-        return cls(max(1, min(config.schedule_names_max, answer)), config.schedule_key_bytes_max)
+        answer = config.frame_bytes_max // (config.tuning.schedule_key_bytes_max + _OUTCOME_BYTES)
+        return cls(
+            max(1, min(config.tuning.schedule_names_max, answer)), config.tuning.schedule_key_bytes_max
+        )
 
     def check_size(self, raw: bytes) -> None:
         """Refuse a request that is too long to be within the limits, before it is parsed."""

@@ -7,11 +7,13 @@ from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 
 from broker.errors import InvalidRequest, LimitReached
+from broker.folder.broker import Broker
 from broker.model import Entries
 from broker.observe.logs import get_logger
 from broker.rpc.calls import END_OF_STREAM, parse, refuse
 from broker.rpc.encode import encode_batch_response
 from broker.rpc.entries import api_type, check_size, entries_of
+from broker.rpc.leases import check_lease_ms
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.unread import FrameRoom, Unread, UnreadRoom
 from broker.runtime.connections import cut_connection
@@ -20,7 +22,6 @@ from broker.storage.varint import encode_varint
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.failures import Failure
 from broker.subscriptions.subscription import Subscription
-from broker.topics.broker import Broker
 from broker.topics.topic import Topic
 from postdate.v1 import consumer_pb2, message_pb2
 
@@ -84,7 +85,7 @@ class Session:
                 await self._end_unread()
                 return
             writer.result()
-            if self._was_drained and self._subscription.leases.held(self._consumer.consumer_id):
+            if self._was_drained and self._subscription.states.leases.held(self._consumer.consumer_id):
                 # The end of a stream that was cut may look like a half-close; but nothing can be written to it.
                 await self._context.write(self._heartbeat().SerializeToString())
                 self._consumer.hands_back = True
@@ -118,7 +119,7 @@ class Session:
             if not (await asyncio.wait({telling}, timeout=STATUS_SECONDS))[0]:
                 peer = self._context.peer()
                 is_cut = await asyncio.to_thread(cut_connection, peer)
-                log.warning("A client reads no answers: its connection is cut", peer=peer, cut=is_cut)
+                log.warning("A client reads no responses: its connection is closed", peer=peer, cut=is_cut)
                 await asyncio.wait({telling})
         finally:
             await end_tasks((telling,))
@@ -151,7 +152,7 @@ class Session:
     def _parsed(self, raw: bytes) -> consumer_pb2.SubscribeRequest:
         """A frame that names no more messages than it may, and is not larger than one that does."""
         named = _SETTLING.get(raw[:1])
-        check_size(raw, f"{named}.entries" if named else "frame", self._broker.config.ack_entries_max)
+        check_size(raw, f"{named}.entries" if named else "frame", self._broker.config.tuning.ack_entries_max)
         return parse(consumer_pb2.SubscribeRequest, raw, self._broker.config)
 
     async def _answer_frame(self, work: Coroutine[None, None, bytes], place: FrameRoom) -> None:
@@ -201,19 +202,15 @@ class Session:
         return await self._confirmed(nack.request_id, failures)
 
     def _extend(self, extend: consumer_pb2.Extend) -> Coroutine[None, None, bytes]:
-        lease_ms = extend.lease_ms or self._consumer.lease_ms
-        if not 0 < lease_ms <= self._broker.config.lease_ms_max:
-            raise InvalidRequest(
-                f"A lease is between 1 and {self._broker.config.lease_ms_max} ms, not {lease_ms}",
-                field="extend.lease_ms",
-                reason="INVALID_LEASE_MS",
-            )
+        lease_ms = check_lease_ms(
+            extend.lease_ms or self._consumer.lease_ms, "extend.lease_ms", self._broker.config
+        )
         entries, failures = self._entries_of(extend.entries, "extend.entries")
         failures += self._subscription.extend(self._consumer.consumer_id, entries, lease_ms)
         return self._confirmed(extend.request_id, failures)
 
     def _entries_of(self, sets: Sequence[message_pb2.EntrySet], field: str) -> tuple[Entries, list[Failure]]:
-        return entries_of(sets, field, self._broker.config.ack_entries_max)
+        return entries_of(sets, field, self._broker.config.tuning.ack_entries_max)
 
     async def _confirmed(self, request_id: int, failures: list[Failure]) -> bytes:
         confirmed = consumer_pb2.Confirmed(request_id=request_id).SerializeToString()
@@ -258,7 +255,7 @@ class Session:
 
     def _holds_nothing_more(self) -> bool:
         """Return whether the broker leaves, and the consumer has nothing left to acknowledge."""
-        return self._is_leaving and not self._subscription.leases.holds(self._consumer.consumer_id)
+        return self._is_leaving and not self._subscription.states.leases.holds(self._consumer.consumer_id)
 
     async def _wait_work(self) -> None:
         """Wait for something to write; say that all is well when there is nothing for long."""
@@ -266,7 +263,7 @@ class Session:
         if wakeup.is_set():
             return
         quiet = asyncio.get_running_loop().call_later(
-            self._broker.config.heartbeat_ms / 1000, self._queue_heartbeat
+            self._broker.config.tuning.heartbeat_ms / 1000, self._queue_heartbeat
         )
         try:
             await wakeup.wait()
@@ -292,10 +289,10 @@ class Session:
         opened = consumer_pb2.Opened(
             consumer_id=self._consumer.consumer_id,
             lease_ms=self._consumer.lease_ms,
-            heartbeat_ms=self._broker.config.heartbeat_ms,
+            heartbeat_ms=self._broker.config.tuning.heartbeat_ms,
             type=api_type(self._subscription),
             honor_delay=self._subscription.honors_delay,
-            ack_entries_max=self._broker.config.ack_entries_max,
+            ack_entries_max=self._broker.config.tuning.ack_entries_max,
         )
         return consumer_pb2.SubscribeResponse(opened=opened)
 

@@ -61,4 +61,8 @@ class SilentConnections:
                 too_many = len(peers) - int(_ENOUGH * self._most)
                 count = cut_connections(set([peer for peer in before if peer in mine][:too_many]))
                 if count:
-                    log.warning("Silent connections gave way", connections=len(peers), ended=count)
+                    log.warning(
+                        "Connections without a call were closed to make room",
+                        connections=len(peers),
+                        ended=count,
+                    )

@@ -6,13 +6,13 @@ import asyncio
 
 from broker.config import check_name
 from broker.errors import InvalidRequest
+from broker.folder.broker import Broker
 from broker.model import count_entries
 from broker.rpc.access_rules import SHOW_SUBSCRIPTION
 from broker.rpc.caller import may_see
 from broker.rpc.entries import api_type
 from broker.rpc.paging import check_page_size, decode_token, encode_token
 from broker.subscriptions.subscription import Subscription
-from broker.topics.broker import Broker
 from broker.topics.topic import Topic
 from postdate.v1 import admin_pb2
 

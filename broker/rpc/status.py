@@ -51,7 +51,7 @@ def to_status(error: BaseException) -> status_pb2.Status:
         return _internal(error)
     metadata: dict[str, str] = {}
     if error.names_files:
-        log.warning("A request met a file that cannot be used", error=error)
+        log.warning("A request failed: a file is damaged or cannot be read", error=error)
     else:
         metadata = {key: str(value) for key, value in error.facts.items()}
     details: list[Message] = [
@@ -99,7 +99,7 @@ async def encode_failures(
 
 def _internal(error: BaseException) -> status_pb2.Status:
     error_id = uuid.uuid4().hex[:12]
-    log.error("A request met a bug", exc_info=error, error_id=error_id)
+    log.error("A request failed with an internal error", exc_info=error, error_id=error_id)
     info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain=DOMAIN, metadata={"error_id": error_id})
     return _status(grpc.StatusCode.INTERNAL, f"Internal error {error_id}; the broker's log says more", [info])
 

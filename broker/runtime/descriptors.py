@@ -47,19 +47,22 @@ def fit_descriptors(config: BrokerConfig, limit: int) -> tuple[BrokerConfig, lis
             f"This process may open {limit} files, and the broker needs {DESCRIPTORS_MIN} at least: raise the limit "
             "(ulimit -n, LimitNOFILE)"
         )
-    files = min(_OF_A_LEDGER * config.open_ledgers_max + _SPARE, limit // 2)
-    open_ledgers = min(config.open_ledgers_max, (files - _SPARE) // _OF_A_LEDGER)
+    files = min(_OF_A_LEDGER * config.tuning.open_ledgers_max + _SPARE, limit // 2)
+    open_ledgers = min(config.tuning.open_ledgers_max, (files - _SPARE) // _OF_A_LEDGER)
     connections = limit - files
-    http, grpc = config.http_connections_max, config.connections_max
+    http, grpc = config.tuning.http_connections_max, config.connections_max
     if http + grpc > connections:
         http = min(http, connections // _HTTP_SHARE)
         grpc = min(grpc, connections - http)
-    fitted = replace(
-        config, open_ledgers_max=max(open_ledgers, 1), connections_max=grpc, http_connections_max=http
-    )
+    tuning = replace(config.tuning, open_ledgers_max=max(open_ledgers, 1), http_connections_max=http)
+    fitted = replace(config, connections_max=grpc, tuning=tuning)
     lowered = [
-        f"{name} is {getattr(fitted, name)} instead of {getattr(config, name)}"
-        for name in ("connections_max", "http_connections_max", "open_ledgers_max")
-        if getattr(fitted, name) != getattr(config, name)
+        f"{name} is {value} instead of {configured}"
+        for name, value, configured in (
+            ("connections_max", grpc, config.connections_max),
+            ("http_connections_max", http, config.tuning.http_connections_max),
+            ("open_ledgers_max", tuning.open_ledgers_max, config.tuning.open_ledgers_max),
+        )
+        if value != configured
     ]
     return fitted, lowered

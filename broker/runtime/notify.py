@@ -32,7 +32,7 @@ class ServiceNotifier:
                 sender.setblocking(False)
                 sender.sendto("\n".join(lines).encode(), self._address)
         except OSError as error:
-            _log.warning("The service manager could not be told", extra={"fields": {"error": error}})
+            _log.warning("The service manager could not be notified", extra={"fields": {"error": error}})
 
     async def keep_alive(self, is_well: Callable[[], bool]) -> None:
         """Tell the watchdog, if there is one, twice in its time, while `is_well`; a loop that hangs tells nothing."""

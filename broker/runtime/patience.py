@@ -71,7 +71,7 @@ class Patience:
         while True:
             if (failures - 1) % _LOG_EVERY == 0:
                 fields = {"error": error, "failures": failures}
-                _log.error("A file operation failed and is tried again", extra={"fields": fields})
+                _log.error("A file operation failed and is retried", extra={"fields": fields})
             self._note()
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)

@@ -127,6 +127,9 @@ class LocalFile:
     def path(self) -> str:
         return self._path
 
+    def fileno(self) -> int:
+        return self._fd
+
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
@@ -278,6 +281,15 @@ class LocalVfs:
 def list_if_there(vfs: Vfs, folder: str) -> list[str]:
     """The names in a folder; none if there is no such folder."""
     return vfs.list_dir(folder) if vfs.exists(folder) else []
+
+
+def read_file(vfs: Vfs, path: str, length_max: int | None = None) -> bytes:
+    """A file's bytes from its beginning: all of them, or at most so many."""
+    file = vfs.open(path)
+    try:
+        return file.pread(file.size() if length_max is None else length_max, 0)
+    finally:
+        file.close()
 
 
 def size_if_there(vfs: Vfs, path: str) -> int:

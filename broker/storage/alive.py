@@ -45,7 +45,7 @@ class Absence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """What the file says."""
+    """Content of the file."""
 
     alive_ms: int
     absences: tuple[Absence, ...] = ()
@@ -84,7 +84,7 @@ def decode_alive(data: bytes, path: str) -> Alive:
 
 
 def read_alive(vfs: Vfs, path: str) -> Alive | None:
-    """What the file says; None if it is not there. Blocks; raises Corrupt."""
+    """Read the file; None if it does not exist. Blocks; raises Corrupt."""
     if not vfs.exists(path):
         return None
     file = vfs.open(path)

@@ -1,4 +1,4 @@
-"""What was cancelled or moved of one ledger: an immutable file, `ledgers/<ledger_id>.<lsn>.amend`. Pure.
+"""Amendments of one ledger, its cancels and moves: an immutable file, `ledgers/<ledger_id>.<lsn>.amend`. Pure.
 
     header     magic 4 "PDA1", version 1, zero 3, topic_id 8, ledger_id 8, cancelled_bytes 4, moved_count 4,
                left_out_bytes 4, crc32c 4 of the 36 bytes before and of everything behind it
@@ -12,8 +12,8 @@ Integers are little-endian. Rows never change; an entry's *effective time* is 0 
 it was moved to, else its row's.
 
 Invariants:
-  A1  A decoder gives a value or `Corrupt`, whatever the bytes; it allocates nothing it has not checked.
-  A2  An entry that was cancelled stays cancelled, whether it was moved or not.
+  AMENDMENT-1  A decoder gives a value or `Corrupt`, whatever the bytes; it allocates nothing it has not checked.
+  AMENDMENT-2  An entry that was cancelled stays cancelled, whether it was moved or not.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ A ledger that compaction rewrote is *sparse*: version 2, the surviving entries o
 ids these are stands behind the footer of `times` (`sparse`).
 
 Invariants:
-  B1  The checksum of a block covers exactly its rows, however they were cut into batches.
-  B2  A decoder gives a value or `Corrupt`, whatever the bytes; it allocates nothing it has not checked.
+  BLOCK-1  The checksum of a block covers exactly its rows, however they were cut into batches.
+  BLOCK-2  A decoder gives a value or `Corrupt`, whatever the bytes; it allocates nothing it has not checked.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _KINDS = {magic: kind for kind, magic in MAGICS.items()}
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """Which file this is: written first, checked whenever the file is opened."""
+    """Identity of a file: written first, checked whenever the file is opened."""
 
     kind: str  # "data", "times" or "rows"
     topic_id: int
@@ -88,7 +88,7 @@ def decode_header(block: bytes, path: str = "") -> FileHeader:
 
 
 class LedgerName(NamedTuple):
-    """Where a ledger lies. `folder` is `topics/<topic_id>/ledgers`."""
+    """Paths of a ledger's files. `folder` is `topics/<topic_id>/ledgers`."""
 
     folder: str
     topic_id: int
@@ -104,7 +104,7 @@ class LedgerName(NamedTuple):
 
 
 class SparseSizes(NamedTuple):
-    """What a sparse ledger has beside its logical length."""
+    """Sizes of a sparse ledger besides its logical length."""
 
     present_count: int  # entries that are there
     present_bytes: int  # of the section that says which
@@ -112,7 +112,7 @@ class SparseSizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LedgerCapture:
-    """What a manifest names of one ledger: its state at one moment.
+    """State of one ledger at one moment, as a manifest names it.
 
     The checksums are those of an unsealed ledger's blocks. A sealed ledger carries its own, in footers that
     are on disk before any manifest says that it is sealed.
@@ -298,8 +298,8 @@ def frame_length(head: bytes) -> int | None:
     return None
 
 
-class Fault(enum.StrEnum):
-    """What kind of problem a file has."""
+class FileFault(enum.StrEnum):
+    """Kind of problem of a file."""
 
     MISSING = "missing_file"
     SIZE = "size_mismatch"
@@ -314,14 +314,14 @@ class LedgerProblem:
     path: str
     offset: int  # in the file
     what: str
-    fault: Fault = Fault.ROWS
+    fault: FileFault = FileFault.ROWS
 
     @classmethod
     def of(cls, error: Corrupt) -> LedgerProblem:
-        """What reading met."""
-        fault = Fault.MISSING if isinstance(error, MissingFile) else Fault.CHECKSUM
+        """Return the problem behind an error of reading."""
+        fault = FileFault.MISSING if isinstance(error, MissingFile) else FileFault.CHECKSUM
         if isinstance(error, WrongSize):
-            fault = Fault.SIZE
+            fault = FileFault.SIZE
         return cls(error.path, error.offset, error.message, fault)
 
 

@@ -88,7 +88,7 @@ class SnapshotBuilder:
         return self._cut(is_last=True)
 
     def metadata(self, topic_id: int, bucket_id: int, start: Position, end: Position) -> BucketMetadata:
-        """What the file will say, after `end`. There must have been a row."""
+        """Return the metadata of the file, after `end`. There must have been a row."""
         assert self.count and not len(self._times)
         segments = SegmentColumns.of(
             self._first_ms,

@@ -9,7 +9,7 @@ import numpy as np
 
 from broker.errors import Corrupt
 from broker.model import members
-from broker.runtime.vfs import File, Vfs
+from broker.runtime.vfs import File, Vfs, read_file
 from broker.storage.amendments import HEADER_BYTES as AMENDMENTS_HEADER_BYTES
 from broker.storage.amendments import decode_amendments
 from broker.storage.bucket_snapshot import (
@@ -24,7 +24,6 @@ from broker.storage.bucket_snapshot import (
     decode_metadata,
     entries_checksum,
 )
-from broker.storage.journal_files import read_file
 
 Line = dict[str, Any]
 
@@ -128,7 +127,7 @@ def _segment_lines(file: File, metadata: BucketMetadata, damages: list[Corrupt])
 
 
 def dump_amendments(vfs: Vfs, path: str) -> Iterator[Line]:
-    """What was cancelled of a ledger, as count and first ids, and each move that still holds or was cancelled."""
+    """Print the cancels of a ledger as count and first ids, and each move."""
     data = read_file(vfs, path)
     version = data[4] if len(data) >= AMENDMENTS_HEADER_BYTES else 0
     yield {"line": "header", "file": "amendments", "version": version, "file_bytes": len(data)}

@@ -17,7 +17,7 @@ The first time, the first ordinal and the count are in the bucket's metadata. In
 two encodings of a column the writer takes the shorter one.
 
 Invariants:
-  E1  A decoder gives columns in order, (time, ordinal) rising strictly, or `Corrupt`, whatever the bytes; it
+  SEGMENT-1  A decoder gives columns in order, (time, ordinal) rising strictly, or `Corrupt`, whatever the bytes; it
       allocates nothing beyond what `count` allows.
 """
 
@@ -242,7 +242,7 @@ def pack_bits(values: UInt64Column, width: int) -> bytes:
 
 
 def unpack_bits(content: bytes, count: int, width: int) -> UInt64Column:
-    """What `pack_bits` packed; `content` has exactly `packed_bytes(count, width)` bytes."""
+    """Undo `pack_bits`; `content` has exactly `packed_bytes(count, width)` bytes."""
     values: UInt64Column | None = None
     shift = offset = 0
     for bits, dtype in _PARTS:

@@ -13,10 +13,10 @@ plus the lengths of the spans of all ledgers before it: ordinals order as positi
 be packed.
 
 Invariants:
-  O1  Keys (time, ordinal) rise strictly within a segment and from segment to segment, so the columns of the
+  SNAPSHOT-1  Keys (time, ordinal) rise strictly within a segment and from segment to segment, so the columns of the
       metadata can be searched.
-  O2  `count` and `checksum` are those of the entries in the segments, each counted once a segment entry.
-  O3  A decoder gives a value or `Corrupt`, whatever the bytes.
+  SNAPSHOT-2  `count` and `checksum` are those of the entries in the segments, each counted once a segment entry.
+  SNAPSHOT-3  A decoder gives a value or `Corrupt`, whatever the bytes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ FILE_BYTES_MAX = 1 << 62
 
 _HEADER = struct.Struct("<4sB3sIIQI")
 _CRC = struct.Struct("<I")
-_ADVICE = "The index can be built again from the ledgers"
+ADVICE = "The index can be built again from the ledgers"
 
 # Bounds of what is written for one item of a column: a varint carries 7 bits a byte, fixed32 takes 4.
 _SEGMENT_COLUMN_BYTES = 8 + 8 + 9 + 9 + 3 + 5 + 4
@@ -104,7 +104,7 @@ class LedgerSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentColumns:
-    """What the metadata says of each bucket segment, aligned: 60 bytes a segment."""
+    """Facts of each bucket segment, as aligned columns: 60 bytes a segment."""
 
     first_ms: Int64Column
     last_ms: Int64Column
@@ -145,7 +145,7 @@ class SegmentColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BucketMetadata:
-    """What is kept in memory of a sealed bucket. The bitmaps are read on demand.
+    """The part of a sealed bucket that stays in memory. Bitmaps are read on demand.
 
     `start` and `end` are the range of the log it was built from, the end excluded. Spans may lie outside of it
     (a move adds an entry of an older ledger), and a span may hold no entry at all.
@@ -299,22 +299,20 @@ def _to_message(metadata: BucketMetadata, bitmaps: Sequence[bytes]) -> pb.Bucket
 def decode_header(data: bytes, path: str = "") -> BucketHeader:
     """The header in the first bytes of a snapshot."""
     if len(data) < HEADER_BYTES:
-        raise Corrupt("A snapshot is shorter than its header", path=path, offset=0, advice=_ADVICE)
+        raise Corrupt("A snapshot is shorter than its header", path=path, offset=0, advice=ADVICE)
     head = data[: _HEADER.size]
     magic, version, zeros, metadata_bytes, metadata_crc, segments_at, zero = _HEADER.unpack(head)
     if magic != MAGIC:
-        raise Corrupt("This is not a snapshot of a bucket", path=path, offset=0, advice=_ADVICE)
+        raise Corrupt("This is not a snapshot of a bucket", path=path, offset=0, advice=ADVICE)
     if _CRC.unpack_from(data, _HEADER.size)[0] != value(head) or any(zeros) or zero:
-        raise Corrupt("The header of a snapshot is damaged", path=path, offset=0, advice=_ADVICE)
+        raise Corrupt("The header of a snapshot is damaged", path=path, offset=0, advice=ADVICE)
     if version != VERSION:
         raise Corrupt(f"Snapshot version {version} is not known", path=path, offset=4)
     if (
         metadata_bytes > METADATA_BYTES_MAX
         or not HEADER_BYTES + metadata_bytes <= segments_at <= FILE_BYTES_MAX
     ):
-        raise Corrupt(
-            "The header of a snapshot holds what none can hold", path=path, offset=8, advice=_ADVICE
-        )
+        raise Corrupt("The header of a snapshot holds what none can hold", path=path, offset=8, advice=ADVICE)
     return BucketHeader(metadata_bytes, metadata_crc, segments_at)
 
 
@@ -328,7 +326,7 @@ def decode_metadata(data: bytes, path: str = "") -> BucketMetadata:
 
 
 class BitmapPlace(NamedTuple):
-    """Where a ledger's bitmap lies in the file, and what it must be."""
+    """Place, length and checksum of a ledger's bitmap in the file."""
 
     span: LedgerSpan
     offset: int
@@ -354,7 +352,7 @@ def bitmap_places(data: bytes, path: str = "") -> dict[int, BitmapPlace]:
 def decode_bitmap(content: bytes, place: BitmapPlace, path: str = "") -> BitMap:
     """The entries of one ledger, from the bytes at its place."""
     if len(content) != place.length or value(content) != place.crc:
-        raise Corrupt("A snapshot's bitmap is damaged", path=path, offset=place.offset, advice=_ADVICE)
+        raise Corrupt("A snapshot's bitmap is damaged", path=path, offset=place.offset, advice=ADVICE)
     try:
         bitmap = bitmap_from_bytes(content)
         is_within = not bitmap or (place.span.first <= bitmap.min() and bitmap.max() < place.span.end)
@@ -391,7 +389,7 @@ def decode_entries(
     last = (int(times[-1]), int(places[-1]))
     if last != (segments.last_ms[index], segments.last_ordinals[index]) or int(places.max()) >= ordinals.end:
         raise Corrupt(
-            "A bucket segment is not what its metadata says", path=path, offset=offset, advice=_ADVICE
+            "A bucket segment is not what its metadata says", path=path, offset=offset, advice=ADVICE
         )
     return times, *ordinals.to_positions(places)
 
@@ -401,14 +399,14 @@ def check_segment(metadata: BucketMetadata, index: int, data: bytes, path: str =
     segments = metadata.segments
     if len(data) != segments.lengths[index] or value(data) != segments.crcs[index]:
         offset = metadata.segments_at + int(segments.offsets[index])
-        raise Corrupt("A bucket segment's checksum does not match", path=path, offset=offset, advice=_ADVICE)
+        raise Corrupt("A bucket segment's checksum does not match", path=path, offset=offset, advice=ADVICE)
 
 
 def _decode_message(data: bytes, path: str) -> tuple[BucketHeader, pb.BucketMetadata]:
     header = decode_header(data, path)
     content = data[HEADER_BYTES : HEADER_BYTES + header.metadata_bytes]
     if len(content) != header.metadata_bytes or value(content) != header.metadata_crc:
-        raise Corrupt("A snapshot's metadata is damaged", path=path, offset=HEADER_BYTES, advice=_ADVICE)
+        raise Corrupt("A snapshot's metadata is damaged", path=path, offset=HEADER_BYTES, advice=ADVICE)
     message = pb.BucketMetadata()
     try:
         message.ParseFromString(content)
@@ -419,7 +417,7 @@ def _decode_message(data: bytes, path: str) -> tuple[BucketHeader, pb.BucketMeta
 
 def _impossible(error: Exception, path: str, offset: int = HEADER_BYTES) -> Corrupt:
     return Corrupt(
-        f"A snapshot's metadata holds what none can hold: {error}", path=path, offset=offset, advice=_ADVICE
+        f"A snapshot's metadata holds what none can hold: {error}", path=path, offset=offset, advice=ADVICE
     )
 
 

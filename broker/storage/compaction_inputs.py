@@ -1,4 +1,4 @@
-"""What a compaction job works on, and what it hands in. Pure.
+"""Inputs and outputs of a compaction job. Pure.
 
 `staging/<compaction_id>/inputs` is written by the broker when it gives the lease: the frame is that of manifests (magic
 PDMI), the content `CompactionInputs` of compaction.proto. Everything in it is of one moment.
@@ -81,7 +81,7 @@ class LedgerOutput:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a job hands in."""
+    """Outputs that a job hands in."""
 
     ledgers: tuple[LedgerOutput, ...] = ()
     has_bucket: bool = False

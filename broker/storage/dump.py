@@ -18,7 +18,8 @@ from pyroaring import BitMap
 
 from broker.errors import Corrupt
 from broker.model import Entries
-from broker.runtime.vfs import Vfs
+from broker.policy import SubscriptionPolicy, TopicPolicy
+from broker.runtime.vfs import Vfs, read_file
 from broker.storage.alive import MAGIC as MAGIC_ALIVE
 from broker.storage.alive import decode_alive
 from broker.storage.amendments import MAGIC as MAGIC_AMENDMENTS
@@ -29,10 +30,10 @@ from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.compacted import LedgersCompacted
 from broker.storage.frame import COMMIT
 from broker.storage.frame import decode_record as decode_framed
-from broker.storage.journal_files import SEGMENT_NAME, read_file
 from broker.storage.key_run import MAGIC as MAGIC_KEY_RUN
 from broker.storage.key_run_dump import dump_key_run
 from broker.storage.ledger_check import dump_ledger
+from broker.storage.local_group_log import SEGMENT_NAME
 from broker.storage.manifest import (
     CONTENT_BYTES_MAX,
     FRAME_BYTES,
@@ -49,7 +50,6 @@ from broker.storage.manifest import (
     decode_topic,
     frame_content,
 )
-from broker.storage.policy import SubscriptionPolicy, TopicPolicy
 from broker.storage.producers_file import MAGIC_PRODUCERS, decode_producers
 from broker.storage.records import (
     GivenBack,
@@ -350,7 +350,7 @@ def _subscription(image: SubscriptionImage) -> Line:
 
 
 def _policy(policy: TopicPolicy | SubscriptionPolicy) -> Line:
-    """What is set; the rest is the broker's default."""
+    """Return the fields that are set; the others have the broker's default."""
     return {name: value for name, value in dataclasses.asdict(policy).items() if value is not None}
 
 

@@ -66,7 +66,7 @@ class Commit(NamedTuple):
 
 
 def framed_bytes(body_bytes: int) -> int:
-    """What a record takes in the file, padding included."""
+    """Return the size of a record in the file, padding included."""
     return (RECORD_OVERHEAD_BYTES + body_bytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
@@ -173,7 +173,7 @@ def decode_commit(record: Record) -> Commit | None:
 
 
 def group_crc(crcs: Iterable[int]) -> int:
-    """What a COMMIT says about the crcs of its group's records."""
+    """Return the checksum that a COMMIT holds over its group's records."""
     return int(google_crc32c.value(b"".join(_CRC.pack(crc) for crc in crcs)))
 
 

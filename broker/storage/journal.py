@@ -1,8 +1,8 @@
-"""The journal: the one durable log, with group commit. Its files: `journal_files.py`; their bytes: `segment.py`.
+"""The journal: the one durable log of records, with group commit.
 
 `Journal` runs on the event loop and decides: it gathers what is submitted, gives out lsns, calls `apply` and
-completes futures. `JournalFiles` blocks, runs in the file thread and writes one group at a time. While one group
-is written and synced, the next gathers; it is written only after the sync returned (S3).
+completes futures. A `GroupLog` makes groups durable, one at a time. While one group is stored, the next gathers; it is
+appended only after the one before is durable (JOURNAL-3).
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
-from broker.errors import OutOfRange, StorageFailed, Unavailable
-from broker.runtime.clock import Clock, SystemClock
+from broker.errors import Fenced, OutOfRange, StorageFailed, Unavailable
 from broker.runtime.patience import Patience
-from broker.runtime.vfs import Buffer, Vfs
 from broker.storage.frame import (
     LENGTH_MAX,
     RECORD_TYPE_FIRST,
@@ -27,7 +24,7 @@ from broker.storage.frame import (
     byte_parts,
     framed_bytes,
 )
-from broker.storage.journal_files import JournalFiles, WrittenGroup
+from broker.storage.group_log import GroupLog, NewRecord, StoredGroup, records_from
 
 T = TypeVar("T")
 
@@ -36,25 +33,20 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class JournalStats:
-    """What the journal has done since it was opened, and what it holds now."""
+    """Counters since the journal was opened, and its present size."""
 
     groups: int
     records: int
     bytes: int
-    sync_seconds: float
-    sync_seconds_last: float
-    segments: int
-    spares: int
+    stored_bytes: int
     pending_bytes: int
-    durable_lsn: int
 
 
 class _Submitted(NamedTuple):
-    """A record on its way to the disk."""
+    """A record on its way to the log."""
 
-    record_type: int
-    parts: list[Buffer]
-    body_bytes: int
+    record: NewRecord
+    framed_bytes: int
     apply: Callable[[int], Any]
     future: asyncio.Future[Any]
 
@@ -63,14 +55,14 @@ class _Group(NamedTuple):
     """The records of one group commit."""
 
     first_lsn: int
-    records: list[_Submitted]
+    submitted: list[_Submitted]
     framed_bytes: int
 
 
 class Journal:
     """Makes records durable, many with one sync, and applies them in lsn order.
 
-    A submitted record is queued, then in the group being written, then durable. `apply` runs only then, and
+    A submitted record is queued, then in the group being stored, then durable. `apply` runs only then, and
     every `apply` of a group before anybody is told. After a failure the journal is `failed` for good: nothing
     is written any more, because after a failed sync nobody knows what is on disk, and a sync that succeeds
     later would vouch for bytes that the system has dropped. Whoever waits gets `StorageFailed`, which leaves
@@ -79,25 +71,23 @@ class Journal:
 
     def __init__(
         self,
-        files: JournalFiles,
+        log: GroupLog,
         *,
-        record_bytes_max: int,
-        group_bytes_max: int,
-        pending_bytes_max: int,
-        executor: Executor | None,
-        on_failed: Callable[[StorageFailed], None] | None,
-        observe_sync: Callable[[float], None] | None,
-        patience: Patience,
+        record_bytes_max: int = 64 * MIB,
+        group_bytes_max: int = 8 * MIB,
+        pending_bytes_max: int = 64 * MIB,
+        on_failed: Callable[[StorageFailed], None] | None = None,
+        observe_sync: Callable[[float], None] | None = None,
+        patience: Patience | None = None,
     ) -> None:
         assert 0 < record_bytes_max <= LENGTH_MAX
-        self._files = files
+        self._log = log
         self._record_bytes_max = record_bytes_max
         self._group_bytes_max = group_bytes_max
         self._pending_bytes_max = pending_bytes_max
-        self._executor = executor
         self._on_failed = on_failed
         self._observe_sync = observe_sync
-        self._patience = patience
+        self._patience = patience or Patience()
         self._queue: deque[_Submitted] = deque()
         self._taken: deque[_Group] = deque()  # being written, or durable and not settled; two at most
         self._submitted: asyncio.Future[None] | None = None  # what `run` waits for while the queue is empty
@@ -106,50 +96,11 @@ class Journal:
         self._stopped = asyncio.Event()
         self._closing = False
         self._failed: StorageFailed | None = None
-        self._next_lsn = files.next_lsn
-        self._durable_lsn = files.next_lsn - 1
+        self._next_lsn = log.next_index
+        self._durable_lsn = self._opened_lsn = log.next_index - 1
         self._pending_bytes = 0
         self._groups = 0
         self._appended_bytes = 0
-        self._sync_seconds = 0.0
-        self._sync_seconds_last = 0.0
-
-    @classmethod
-    def open(
-        cls,
-        vfs: Vfs,
-        folder: str,
-        *,
-        needed_from_lsn: int,
-        needed_to_lsn: int,
-        segment_bytes: int = 64 * MIB,
-        spare_segments_max: int = 4,
-        record_bytes_max: int = 64 * MIB,
-        group_bytes_max: int = 8 * MIB,
-        pending_bytes_max: int = 64 * MIB,
-        executor: Executor | None = None,
-        clock: Clock | None = None,
-        on_failed: Callable[[StorageFailed], None] | None = None,
-        observe_sync: Callable[[float], None] | None = None,
-        patience: Patience | None = None,
-    ) -> Journal:
-        """Open the journal, or make it if none is needed yet (from 1 to 0); cuts a torn tail. Blocks.
-
-        `needed_from_lsn` is the first lsn that a manifest does not hold, `needed_to_lsn` the last that one
-        does. A journal that begins later or ends earlier is damage, not a tail, and raises Corrupt.
-        """
-        files = JournalFiles(vfs, folder, segment_bytes, spare_segments_max, clock or SystemClock())
-        files.open(needed_from_lsn, needed_to_lsn)
-        return cls(
-            files,
-            record_bytes_max=record_bytes_max,
-            group_bytes_max=group_bytes_max,
-            pending_bytes_max=pending_bytes_max,
-            executor=executor,
-            on_failed=on_failed,
-            observe_sync=observe_sync,
-            patience=patience or Patience(),
-        )
 
     @property
     def next_lsn(self) -> int:
@@ -163,7 +114,7 @@ class Journal:
 
     @property
     def pending_bytes(self) -> int:
-        """What is queued or being written, framed."""
+        """Return the framed bytes that are queued or being written."""
         return self._pending_bytes
 
     @property
@@ -176,29 +127,21 @@ class Journal:
         return self._failed
 
     def stats(self) -> JournalStats:
-        segments, spares = self._files.counts()
         return JournalStats(
             groups=self._groups,
-            records=self._durable_lsn - self._files.recovered_lsn,
+            records=self._durable_lsn - self._opened_lsn,
             bytes=self._appended_bytes,
-            sync_seconds=self._sync_seconds,
-            sync_seconds_last=self._sync_seconds_last,
-            segments=segments,
-            spares=spares,
+            stored_bytes=self._log.stored_bytes,
             pending_bytes=self._pending_bytes,
-            durable_lsn=self._durable_lsn,
         )
 
     def replay(self, from_lsn: int) -> Iterator[tuple[int, int, memoryview]]:
         """Every durable (lsn, type, body) from `from_lsn` on. Blocks; for recovery, before `run` starts."""
-        return self._files.replay(from_lsn)
+        return records_from(self._log.read(from_lsn), from_lsn)
 
-    def drop_below(self, lsn: int) -> None:
-        """Give up segments that hold only records below `lsn`. Blocks; any thread but one at a time.
-
-        Call it only when the manifests that do without these records are durable.
-        """
-        self._files.drop_below(lsn)
+    async def trim(self, below: int) -> None:
+        """Give up records below an lsn. One at a time, and only when manifests that do without them are durable."""
+        await self._log.trim(below)
 
     def submit(self, record_type: int, parts: Sequence[Part], apply: Callable[[int], T]) -> asyncio.Future[T]:
         """Queue one record; its future completes once the record is durable and applied.
@@ -215,8 +158,9 @@ class Journal:
                 limit=self._record_bytes_max,
             )
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Submitted(record_type, buffers, body_bytes, apply, future))
-        self._pending_bytes += framed_bytes(body_bytes)
+        record_bytes = framed_bytes(body_bytes)
+        self._queue.append(_Submitted((record_type, buffers, body_bytes), record_bytes, apply, future))
+        self._pending_bytes += record_bytes
         self._wake_run()
         return future
 
@@ -230,13 +174,13 @@ class Journal:
         self._check_open()
 
     async def run(self) -> None:
-        """Write groups until `close` or a failure; a failure is told to `on_failed`. Runs once."""
+        """Append groups until `close` or a failure; a failure is told to `on_failed`. Runs once."""
         if self._started:  # `close` came before the first step of our task, and writes what is queued
             return
         self._started = True
         try:
             await self._write_groups()
-        except OSError as error:
+        except (OSError, Fenced) as error:
             self._fail(f"The journal could not be written: {error}", error)
         except asyncio.CancelledError as error:
             # Nobody would write what is queued, and a group may be half written: its outcome is unknown.
@@ -249,12 +193,12 @@ class Journal:
             self._stopped.set()
 
     async def close(self) -> None:
-        """Write what is queued, then close the files. Later submits are refused."""
+        """Write what is queued, then close the log. Later submits are refused."""
         self._closing = True
         self._wake_run()
         await self.run()
         await self._stopped.wait()
-        await asyncio.get_running_loop().run_in_executor(self._executor, self._files.close)
+        await self._log.close()
 
     def fail(self, message: str, cause: BaseException) -> None:
         """End writing because something else of the broker could not be written; whoever calls this tells of it.
@@ -266,7 +210,7 @@ class Journal:
 
     async def _write_groups(self) -> None:
         while await self._wait_queued():
-            write: asyncio.Future[WrittenGroup] | None = self._start_write()
+            write: asyncio.Future[StoredGroup] | None = self._start_write()
             while write is not None:
                 write = self._finish_write(await self._wait_written(write))
 
@@ -281,57 +225,50 @@ class Journal:
         if self._submitted is not None and not self._submitted.done():
             self._submitted.set_result(None)
 
-    def _start_write(self) -> asyncio.Future[WrittenGroup]:
+    def _start_write(self) -> asyncio.Future[StoredGroup]:
         group = self._take_group()
         self._taken.append(group)
         return self._append(group)
 
-    async def _wait_written(self, write: asyncio.Future[WrittenGroup]) -> WrittenGroup | None:
+    async def _wait_written(self, write: asyncio.Future[StoredGroup]) -> StoredGroup | None:
         """Wait for the group in flight; what failed before a byte of it was written is begun again.
 
         None if `fail` came meanwhile, which has told those who wait.
         """
         begun = [write]
 
-        async def written() -> WrittenGroup | None:
+        async def written() -> StoredGroup | None:
             if begun:
                 return await begun.pop()
             return await self._append(self._taken[0]) if self._failed is None else None
 
         return await self._patience.wait_done(written)
 
-    def _append(self, group: _Group) -> asyncio.Future[WrittenGroup]:
-        # A generator, so that the file thread makes the tuples.
-        records = ((record.record_type, record.parts, record.body_bytes) for record in group.records)
-        append = self._files.append
-        return asyncio.get_running_loop().run_in_executor(self._executor, append, group.first_lsn, records)
+    def _append(self, group: _Group) -> asyncio.Future[StoredGroup]:
+        return self._log.append(group.first_lsn, [submitted.record for submitted in group.submitted])
 
     def _take_group(self) -> _Group:
         """All that is queued, up to `group_bytes_max`, and one record at least."""
         queue, group_bytes = self._queue, 0
-        records: list[_Submitted] = []
-        while queue and (
-            not records or group_bytes + framed_bytes(queue[0].body_bytes) <= self._group_bytes_max
-        ):
-            group_bytes += framed_bytes(queue[0].body_bytes)
-            records.append(queue.popleft())
-        group = _Group(self._next_lsn, records, group_bytes)
-        self._next_lsn += len(records)
+        taken: list[_Submitted] = []
+        while queue and (not taken or group_bytes + queue[0].framed_bytes <= self._group_bytes_max):
+            group_bytes += queue[0].framed_bytes
+            taken.append(queue.popleft())
+        group = _Group(self._next_lsn, taken, group_bytes)
+        self._next_lsn += len(taken)
         return group
 
-    def _finish_write(self, written: WrittenGroup | None) -> asyncio.Future[WrittenGroup] | None:
+    def _finish_write(self, written: StoredGroup | None) -> asyncio.Future[StoredGroup] | None:
         """Settle the group whose sync has returned; returns the write of the next group, if there is one."""
         if written is None or self._failed is not None:  # `fail` came, and has told those who wait
             return None
         durable = self._taken[0]
         # What has gathered goes to the disk first, so that the disk works while we apply.
         write = self._start_write() if self._queue else None
-        self._durable_lsn = durable.first_lsn + len(durable.records) - 1
+        self._durable_lsn = durable.first_lsn + len(durable.submitted) - 1
         self._pending_bytes -= durable.framed_bytes
         self._groups += 1
         self._appended_bytes += written.bytes
-        self._sync_seconds += written.sync_seconds
-        self._sync_seconds_last = written.sync_seconds
         self._settle(durable)
         if self._failed is not None:
             return None
@@ -345,7 +282,7 @@ class Journal:
         """Apply a durable group, all of it; only then tell anybody."""
         results: list[Any] = []
         bug: Exception | None = None
-        for lsn, submitted in enumerate(group.records, group.first_lsn):
+        for lsn, submitted in enumerate(group.submitted, group.first_lsn):
             # Whatever goes wrong in here, memory no longer agrees with the log: the record is durable and
             # cannot be refused any more. So nothing may be applied after it, and the broker must recover.
             try:
@@ -353,11 +290,11 @@ class Journal:
             except Exception as error:
                 bug = error
                 break
-        for submitted, result in zip(group.records, results, strict=False):
+        for submitted, result in zip(group.submitted, results, strict=False):
             if not submitted.future.done():  # cancelled: the record stands all the same
                 submitted.future.set_result(result)
         if bug is not None:
-            _set_exception(group.records[len(results)].future, bug)
+            _set_exception(group.submitted[len(results)].future, bug)
             self._fail(f"The journal stopped: a durable record could not be applied: {bug!r}", bug)
 
     def _fail(self, message: str, cause: BaseException | None, *, report: bool = True) -> None:
@@ -367,7 +304,7 @@ class Journal:
         failure = StorageFailed(message)
         failure.__cause__ = cause
         self._failed = failure
-        waiting = [*chain.from_iterable(group.records for group in self._taken), *self._queue]
+        waiting = [*chain.from_iterable(group.submitted for group in self._taken), *self._queue]
         self._taken.clear()
         self._queue.clear()
         self._pending_bytes = 0

@@ -1,8 +1,8 @@
 """A copy of a part of a journal that goes on being written: the records from one lsn to another.
 
 The copy is a journal of its own, which begins with the first of them and ends with the last, group by group. Bytes
-below the end of the last durable group never change (S1), so nothing is locked; segments that hold the records must
-not be dropped meanwhile. Everything blocks.
+below the end of the last durable group never change (JOURNAL-1), so nothing is locked; segments that hold the records
+must not be dropped meanwhile. Everything blocks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from broker.errors import Corrupt
 from broker.runtime.vfs import File, Vfs
 from broker.storage.frame import encode_group
-from broker.storage.journal_files import SEGMENT_NAME
+from broker.storage.local_group_log import SEGMENT_NAME
 from broker.storage.segment import ADVICE, HEADER_BYTES, Group, check_header, encode_header, read_group
 
 _READ_BYTES = 1 << 20

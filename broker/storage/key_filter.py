@@ -1,4 +1,4 @@
-"""Which hashes a run of schedule keys cannot hold: a Bloom filter in words of one cache line. Pure.
+"""Bloom filter over the hashes of a key run, in words of one cache line. Pure.
 
     filter    block ...     512 bits each, as 8 words of 64 bits
     block of  (hash >> 32) * block_count >> 32: blocks follow each other as hashes do
@@ -10,8 +10,8 @@ it). The usual filter needs 23 bits for that, but 16 reads all over it where thi
 as blocks are in the order of the hashes, a run of any length is written in bounded memory.
 
 Invariants:
-  X1  A hash that was added may be there: whatever the hashes are, and however many of them are the same.
-  X2  Hashes are added in rising order; a block that was handed on is never changed again.
+  FILTER-1  A hash that was added may be there: whatever the hashes are, and however many of them are the same.
+  FILTER-2  Hashes are added in rising order; a block that was handed on is never changed again.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class KeyFilter:
         return self._words.nbytes
 
     def maybe(self, probe: Probe) -> BoolColumn:
-        """For each hash whether it may have been added; False is certain (X1)."""
+        """For each hash whether it may have been added; False is certain (FILTER-1)."""
         places = _blocks_of(probe.halves, len(self._words))
         found = self._words.take(places, axis=0)
         found &= probe.bits

@@ -20,10 +20,10 @@ Integers are little-endian. `first_ledger_id` and `last_ledger_id` of the header
 `checksum` is the sum modulo 2**64 of a hash of each entry: `entries_checksum` with the hash in the place of the time.
 
 Invariants:
-  H1  Entries (hash, ledger_id, entry_id) rise strictly within a block and from block to block, so fences and blocks
-      can be searched.
-  H2  `count` and `checksum` are those of the entries in the blocks.
-  H3  A decoder gives a value or `Corrupt`, whatever the bytes; it allocates nothing beyond what it was given.
+  KEYRUN-1  Entries (hash, ledger_id, entry_id) rise strictly within a block and from block to block, so fences and
+      blocks can be searched.
+  KEYRUN-2  `count` and `checksum` are those of the entries in the blocks.
+  KEYRUN-3  A decoder gives a value or `Corrupt`, whatever the bytes; it allocates nothing beyond what it was given.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ BLOCK_BYTES_MAX = _BLOCK.size + BLOCK_ENTRIES * _ENTRY_BYTES_MAX
 
 
 class KeyRunKind(IntEnum):
-    """What the entries of a run were when it was written. Numbers as on disk."""
+    """State of a run's entries when it was written. Numbers as on disk."""
 
     HOLDERS = 0  # they held their keys
     DELIVERED = 1  # their time had come: delivered, expired, or waiting for nobody any more
@@ -72,7 +72,7 @@ class KeyRunKind(IntEnum):
 
 
 class Stamp(NamedTuple):
-    """What the header of a run says besides its entries."""
+    """Facts in the header of a run besides its entries."""
 
     kind: KeyRunKind = KeyRunKind.HOLDERS
     settled_ms: int = 0  # 0: they are not settled
@@ -91,6 +91,19 @@ class KeyColumns:
 
     def part(self, rows: slice | Array) -> KeyColumns:
         return KeyColumns(self.hashes[rows], self.ledger_ids[rows], self.entry_ids[rows])
+
+    def key(self, row: int) -> tuple[int, int, int]:
+        return int(self.hashes[row]), int(self.ledger_ids[row]), int(self.entry_ids[row])
+
+    def count_through(self, key: tuple[int, int, int]) -> int:
+        """Return how many of the sorted entries lie at or before a key."""
+        value, ledger_id, entry_id = key
+        low = int(np.searchsorted(self.hashes, np.uint64(value), side="left"))
+        high = int(np.searchsorted(self.hashes, np.uint64(value), side="right"))
+        ledger_ids = self.ledger_ids[low:high]
+        first = low + int(np.searchsorted(ledger_ids, ledger_id, side="left"))
+        last = low + int(np.searchsorted(ledger_ids, ledger_id, side="right"))
+        return first + int(np.searchsorted(self.entry_ids[first:last], np.uint32(entry_id), side="right"))
 
     def checksum(self) -> int:
         return entries_checksum(self.hashes.view(np.int64), self.ledger_ids, self.entry_ids)
@@ -131,7 +144,7 @@ def newest_of_each(keys: KeyColumns) -> KeyColumns:
 
 @dataclass(frozen=True, slots=True)
 class KeyRunHeader:
-    """What the file says of itself first."""
+    """Header of the file."""
 
     topic_id: int
     run_id: int
@@ -170,7 +183,7 @@ class KeyRunHeader:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fences:
-    """Where each key block lies and what it begins with, aligned."""
+    """Offset and first key of each key block, as aligned columns."""
 
     first_hashes: UInt64Column
     offsets: Int64Column  # in the file
@@ -282,7 +295,7 @@ def decode_block(data: bytes, header: KeyRunHeader, fences: Fences, index: int, 
 
 
 def _block_count(header: KeyRunHeader, index: int) -> int:
-    """How many entries a block has."""
+    """Return the number of entries in a block."""
     return min(BLOCK_ENTRIES, header.count - index * BLOCK_ENTRIES)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from broker.errors import Corrupt
 from broker.runtime.vfs import Vfs
 from broker.storage.key_filter import Probe
-from broker.storage.key_run import HEADER_BYTES, VERSION, KeyColumns, KeyRunHeader, decode_header
-from broker.storage.key_run_files import LocalKeyRunReader
+from broker.storage.key_run import HEADER_BYTES, VERSION, KeyColumns, decode_header
+from broker.storage.key_run_files import KEY_RUNS
 
 Line = dict[str, Any]
 
@@ -18,15 +18,9 @@ _BLOCKS_AT_ONCE = 64
 _CHECKSUM_END = 1 << 64
 
 
-def read_key_run_header(vfs: Vfs, path: str, topic_id: int, run_id: int) -> KeyRunHeader:
-    """Raises Corrupt."""
-    with contextlib.closing(LocalKeyRunReader(vfs, path, topic_id, run_id)) as reader:
-        return reader.read_header()
-
-
 def read_key_run(vfs: Vfs, path: str, topic_id: int, run_id: int) -> Iterator[KeyColumns]:
     """The entries of a run, part by part; raises Corrupt for whatever is wrong with it, perhaps after the last part."""
-    with contextlib.closing(LocalKeyRunReader(vfs, path, topic_id, run_id)) as reader:
+    with contextlib.closing(KEY_RUNS.open(vfs, path, topic_id, run_id)) as reader:
         header = reader.read_header()
         fences, key_filter = reader.read_fences(header), reader.read_filter(header)
         count = checksum = 0

@@ -1,4 +1,4 @@
-"""Where everything lies in the data directory. Folders are named by ids, never by client text.
+"""Paths in the data directory. Folders are named by ids, never by client text.
 
 lock  broker.manifest  alive  journal/
 unfinished  backup.json  backup.pins/  (see `topics/backup.py`)
@@ -8,7 +8,7 @@ topics/<topic_id>/ledgers/<ledger_id>.<lsn>.amend
 topics/<topic_id>/cursors/<subscription_id>.<lsn>
 topics/<topic_id>/buckets/<bucket_id>.bucket
 topics/<topic_id>/keys/<run_id>.keys
-staging/<compaction_id>/  (see `topics/compaction.py`)
+staging/<compaction_id>/  (see `folder/compaction.py`)
 """
 
 from __future__ import annotations

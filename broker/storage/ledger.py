@@ -7,11 +7,11 @@ from the unwritten tail. Blocking file work lies in `ledger_files`, the bytes in
               | in the files          | in the tail, in memory
 
 Invariants:
-  L1  Every entry below `entry_count` is in the files or in the tail; during a write it may be in both.
-  L2  `written_count` moves only on the loop, after the write returned, together with the tail's cut.
-  L3  At most one write is in flight.
-  L4  A footer is written only after `seal`, so no row ever follows one.
-  L5  After a failed write or sync the ledger writes nothing more; what was appended can still be read.
+  LEDGER-1  Every entry below `entry_count` is in the files or in the tail; during a write it may be in both.
+  LEDGER-2  `written_count` moves only on the loop, after the write returned, together with the tail's cut.
+  LEDGER-3  At most one write is in flight.
+  LEDGER-4  A footer is written only after `seal`, so no row ever follows one.
+  LEDGER-5  After a failed write or sync the ledger writes nothing more; what was appended can still be read.
 
 A crash loses at most what the journal still holds: the manifest names a ledger's length only after `persist`
 has synced that much, and recovery cuts the files to it and replays the rest.
@@ -131,7 +131,7 @@ class Ledger:
 
     @property
     def disk_bytes(self) -> int:
-        """What its files take, about."""
+        """Return about how many bytes the files take."""
         row_count = self.entry_count if self.sparse is None else self.sparse.present_count
         return row_count * _ENTRY_BYTES + self.data_bytes + (self.sparse.present_bytes if self.sparse else 0)
 
@@ -182,7 +182,7 @@ class Ledger:
         self.sealed = True
 
     def capture(self) -> LedgerCapture:
-        """What a manifest may name once `persist` of it has returned."""
+        """Capture the state that a manifest may name once `persist` of it has returned."""
         crcs: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         if not self.sealed and self._checksums is not None:
             crcs = (self._checksums[0].crcs(), self._checksums[1].crcs())
@@ -229,7 +229,7 @@ class Ledger:
         """`deliver_at_ms` of consecutive entries; 0 where an entry is not DELAYED."""
         self._check_range(first, count)
         stored_count = min(count, max(0, self._written_count - first))
-        # Both parts are chosen in one step: what the tail gives up during the read is already in hand (L1).
+        # Both parts are chosen in one step: what the tail gives up during the read is already in hand (LEDGER-1).
         recent = self._tail.times(first + stored_count, count - stored_count)
         if not stored_count:
             return recent
@@ -276,7 +276,7 @@ class Ledger:
         """As `read`, without the times: what to call in the read thread, with what is left of `bytes_max` then."""
         stored_count = self._split(entry_ids)
         stored_ids, storage, data_bytes = entry_ids[:stored_count], self._storage, self._written_bytes
-        # What the tail gives up before the thread reads is already in hand (L1).
+        # What the tail gives up before the thread reads is already in hand (LEDGER-1).
         _, rows, frames = self._tail.read(entry_ids[stored_count:], bytes_max)
 
         def read(bytes_left: int) -> Messages:
@@ -304,7 +304,7 @@ class Ledger:
                 await asyncio.sleep(0)
                 continue
             assert self._writing is not None
-            # Shielded: were the write cancelled with its caller, a second one could overlap it (L3).
+            # Shielded: were the write cancelled with its caller, a second one could overlap it (LEDGER-3).
             await asyncio.shield(self._writing)
 
     def _start_write(self) -> None:

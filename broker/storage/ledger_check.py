@@ -24,7 +24,7 @@ from broker.storage.blocks import (
     TIME,
     TRAILER_BYTES,
     EntryName,
-    Fault,
+    FileFault,
     LedgerCapture,
     LedgerProblem,
     decode_header,
@@ -168,7 +168,7 @@ def _find_bad_frames(
                 file.path,
                 offset,
                 f"{name(first + low + index)}: the stored message is damaged",
-                Fault.CHECKSUM,
+                FileFault.CHECKSUM,
             )
         if compare is not None and times is not None and not len(wrong):
             for index, what in compare(first + low, frames, rows[low:high], times[low:high]):

@@ -3,10 +3,10 @@
 `topics/<topic_id>/ledgers/<ledger_id>.<generation>.{data,times,rows}`; the bytes are described in `blocks`.
 
 Invariants:
-  F1  Bytes below what was written never change, so a read needs no lock against the writer.
-  F2  A row read from disk that this process did not write has had its block's checksum verified once.
-  F3  A frame is never returned unless its crc32c is that of its row.
-  F4  A file that somebody reads or writes is not closed under them; at most `limit` other ledgers are open.
+  FILES-1  Bytes below what was written never change, so a read needs no lock against the writer.
+  FILES-2  A row read from disk that this process did not write has had its block's checksum verified once.
+  FILES-3  A frame is never returned unless its crc32c is that of its row.
+  FILES-4  A file that somebody reads or writes is not closed under them; at most `limit` other ledgers are open.
 
 After a crash the files may be longer than the manifest names, with any bytes there, a footer among them:
 `cut_ledger` takes that off. Files shorter than named are damage.
@@ -62,7 +62,7 @@ _LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class LedgerStorage(Protocol):
-    """Where the entries of one ledger are kept; every call blocks. Local files are one such home."""
+    """Storage of one ledger's entries; every call blocks. Local files are one implementation."""
 
     def write(
         self,

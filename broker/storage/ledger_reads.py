@@ -1,4 +1,4 @@
-"""Reading the files of a ledger: rows and frames, checked (F2 and F3 of `ledger_files`).
+"""Reading the files of a ledger: rows and frames, checked (FILES-2 and FILES-3 of `ledger_files`).
 
 Everything blocks, but for what a `WarmFile` is asked.
 """
@@ -165,7 +165,7 @@ def column_at(column: CheckedColumn, file: Readable, places: UInt32Column) -> Ar
 
 
 def read_frames(handles: ReadHandles, rows: RowColumn, data_bytes: int) -> list[bytes]:
-    """The frames of rows, one at least, that follow each other in the files; checked (F3)."""
+    """The frames of rows, one at least, that follow each other in the files; checked (FILES-3)."""
     if len(rows) <= FEW:
         return _read_few(handles, rows, data_bytes)
     starts = rows["offset"].astype(np.int64)

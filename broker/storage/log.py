@@ -48,15 +48,23 @@ class DroppedLedger(NamedTuple):
     successor: Ledger | None = None  # the generation that took its place
 
 
+class LogChanges(NamedTuple):
+    """Changes of a log since the last capture."""
+
+    dirty: dict[int, Ledger]
+    amended: set[int]  # ledgers with other amendments
+    dropped: list[DroppedLedger]
+
+
 class TopicLog:
     """The ledgers of one topic.
 
     Invariants:
-      G1  Ledger ids rise; only the last ledger takes entries, all others are sealed. So is the last one, if those
+      LOG-1  Ledger ids rise; only the last ledger takes entries, all others are sealed. So is the last one, if those
           after it were dropped.
-      G2  Every entry that is not DELAYED, from `_runs_floor` on, lies in one of `_runs`.
-      G3  `end` never moves back: positions of ledgers that were dropped stay before it.
-      G4  A dropped ledger's files stay until a manifest is durable that does not name it, and while `keep_files`.
+      LOG-2  Every entry that is not DELAYED, from `_runs_floor` on, lies in one of `_runs`.
+      LOG-3  `end` never moves back: positions of ledgers that were dropped stay before it.
+      LOG-4  A dropped ledger's files stay until a manifest is durable that does not name it, and while `keep_files`.
     """
 
     def __init__(self, open_ledger: Callable[[int], Ledger], live_ids: BitMap64 | None = None) -> None:
@@ -73,7 +81,7 @@ class TopicLog:
         self.dirty: dict[int, Ledger] = {}
         """Ledgers changed since they were captured last."""
         self.dropped: list[DroppedLedger] = []
-        """Their files wait to be removed (G4)."""
+        """Their files wait to be removed (LOG-4)."""
         self._gone_end = Position(0, 0)  # of the last ledger that was dropped from the end
         self._keepers = 0
         self.changing: Entries = {}
@@ -156,7 +164,7 @@ class TopicLog:
         self.changes += 1
 
     def drop(self, ledger_id: int, amendments_file: str = "") -> None:
-        """Forget a ledger. A checkpoint removes its files (G4)."""
+        """Forget a ledger. A checkpoint removes its files (LOG-4)."""
         ledger = self._ledgers.pop(ledger_id)
         if ledger_id == self._order[-1]:
             self._gone_end = max(self._gone_end, Position(ledger_id, ledger.entry_count))
@@ -169,7 +177,7 @@ class TopicLog:
         self.dropped.append(DroppedLedger(ledger, amendments_file))
 
     def swap(self, ledger: Ledger, amendments: Amendments) -> None:
-        """Another generation of a sealed ledger takes its place. A checkpoint removes the old files (G4)."""
+        """Another generation of a sealed ledger takes its place. A checkpoint removes the old files (LOG-4)."""
         ledger_id = ledger.name.ledger_id
         old = self._ledgers[ledger_id]
         assert old.sealed and old.entry_count == ledger.entry_count, "another length"
@@ -179,13 +187,23 @@ class TopicLog:
         self.dropped.append(DroppedLedger(old, "", ledger))
 
     def was_dropped(self, ledger_id: int) -> bool:
-        """Whether this was a ledger of the topic, or of another one that has dropped it too: nobody remembers which."""
+        """Return whether an id was given to a ledger that is gone now, of this topic or another one."""
         return 0 < ledger_id <= self.end.ledger_id and ledger_id not in self._live_ids
 
     def forget_all(self) -> None:
         """The topic is deleted."""
         for ledger_id in self._order:
             self._live_ids.discard(ledger_id)
+
+    def take_changes(self) -> LogChanges:
+        """Return what changed since this was called last, for a checkpoint to write."""
+        changes = LogChanges(self.dirty, self.amended, self.dropped)
+        self.dirty, self.amended, self.dropped = {}, set(), []
+        return changes
+
+    def take_back(self, dropped: Sequence[DroppedLedger]) -> None:
+        """Keep ledgers for the next `take_changes`: their files are still there."""
+        self.dropped += dropped
 
     # -- files of dropped ledgers ----------------------------------------------------------------------------
 
@@ -279,7 +297,7 @@ class TopicLog:
         return count
 
     def amendments_of(self, ledger_id: int) -> Amendments | None:
-        """What was cancelled or moved of a ledger; None: nothing. Of one that is gone nothing is current."""
+        """Return the amendments of a ledger, None if it has none. Nothing of a dropped ledger is current."""
         if ledger_id not in self._ledgers:
             return GONE
         return self.amendments.get(ledger_id)
@@ -353,7 +371,7 @@ class TopicLog:
     def is_current(
         self, ledger_ids: Int64Column, entry_ids: UInt32Column, times: Int64Column
     ) -> npt.NDArray[np.bool_]:
-        """Where `times`, from the index, may be the effective times of entries. Those of gone ledgers are not."""
+        """Mask the `times` of the index that may be effective times. Those of dropped ledgers are not."""
         current = np.ones(len(ledger_ids), dtype=np.bool_)
         for ledger_id in np.unique(ledger_ids).tolist():
             amendments = self.amendments_of(ledger_id)

@@ -26,10 +26,10 @@ from pyroaring import BitMap
 
 from broker.errors import Corrupt
 from broker.model import ENTRY_ID_MAX, EXPIRE_MS_MAX, LEDGER_ID_MAX, START, Int64Column, Position
+from broker.policy import SubscriptionPolicy, TopicPolicy
 from broker.storage.blocks import SparseSizes, block_count
+from broker.storage.ledger_facts import LedgerFacts
 from broker.storage.policy import (
-    SubscriptionPolicy,
-    TopicPolicy,
     subscription_policy_from_record,
     subscription_policy_to_record,
     topic_policy_from_record,
@@ -86,7 +86,7 @@ class BrokerImage:
 
 @dataclass(frozen=True, slots=True)
 class LedgerImage:
-    """What the manifest says of one ledger; files are cut to it."""
+    """A ledger in the manifest; its files are cut to these lengths."""
 
     ledger_id: int
     generation: int
@@ -95,17 +95,14 @@ class LedgerImage:
     sealed: bool
     times_crcs: tuple[int, ...]
     rows_crcs: tuple[int, ...]
-    first_publish_ms: int
+    facts: LedgerFacts
     amendments_file: str = ""  # in `ledgers/`; empty: none
-    last_due_ms: int = 0  # greatest of its times; 0: none is DELAYED
-    last_expire_ms: int = 0  # 0: at least one never expires
-    last_publish_ms: int = 0
     sparse: SparseSizes | None = None  # of one that compaction has rewritten
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionImage:
-    """What the manifest says of one subscription."""
+    """A subscription in the manifest."""
 
     subscription_id: int
     name: str
@@ -127,12 +124,12 @@ class TopicImage:
     create_time_ms: int
     policy: TopicPolicy
     applied_lsn: int
-    ledgers: tuple[LedgerImage, ...]
-    subscriptions: tuple[SubscriptionImage, ...]
-    next_subscription_id: int
-    indexed_through: Position
-    index_lsn: int
-    frontier_ms: int
+    ledgers: tuple[LedgerImage, ...] = ()
+    subscriptions: tuple[SubscriptionImage, ...] = ()
+    next_subscription_id: int = 1
+    indexed_through: Position = START
+    index_lsn: int = 0
+    frontier_ms: int = 0
     bucket_ids: tuple[int, ...] = ()  # in the order of the log
     next_bucket_id: int = 1
     producers_file: str = ""  # in `cursors/`; empty: none
@@ -161,7 +158,7 @@ class LedgerTimes:
 
 @dataclass(frozen=True, slots=True)
 class CursorImage:
-    """What one subscription settled beyond its mark, how often it was sent what, and what waits to be sent again."""
+    """Cursor file of a subscription: entries settled beyond the mark, attempts, and redelivery times."""
 
     topic_id: int
     subscription_id: int
@@ -420,6 +417,7 @@ def subscription_from_entry(entry: pb.SubscriptionEntry) -> SubscriptionImage:
 
 
 def _ledger_to_entry(image: LedgerImage) -> pb.LedgerEntry:
+    facts = image.facts
     return pb.LedgerEntry(
         ledger_id=image.ledger_id,
         generation=image.generation,
@@ -428,13 +426,11 @@ def _ledger_to_entry(image: LedgerImage) -> pb.LedgerEntry:
         sealed=image.sealed,
         times_crcs=image.times_crcs,
         rows_crcs=image.rows_crcs,
-        first_publish_ms=image.first_publish_ms,
+        first_publish_ms=facts.first_publish_ms,
         amendments_file=image.amendments_file,
-        last_due_ms=image.last_due_ms,
-        last_expire_ms=min(
-            image.last_expire_ms, EXPIRE_MS_MAX
-        ),  # whatever a sum came to, a checkpoint is written
-        last_publish_ms=image.last_publish_ms,
+        last_due_ms=facts.last_due_ms,
+        last_expire_ms=min(facts.last_expire_ms, EXPIRE_MS_MAX),  # whatever a sum came to, it is written
+        last_publish_ms=facts.last_publish_ms,
         sparse=pb.SparseRecord(**image.sparse._asdict()) if image.sparse else None,
     )
 
@@ -462,11 +458,13 @@ def _ledger_from_entry(entry: pb.LedgerEntry) -> LedgerImage:
         sealed=entry.sealed,
         times_crcs=tuple(entry.times_crcs),
         rows_crcs=tuple(entry.rows_crcs),
-        first_publish_ms=checked_time(entry.first_publish_ms),
+        facts=LedgerFacts(
+            checked_time(entry.first_publish_ms),
+            checked_time(entry.last_due_ms),
+            min(checked_time(entry.last_expire_ms), EXPIRE_MS_MAX),
+            checked_time(entry.last_publish_ms),
+        ),
         amendments_file=entry.amendments_file,
-        last_due_ms=checked_time(entry.last_due_ms),
-        last_expire_ms=min(checked_time(entry.last_expire_ms), EXPIRE_MS_MAX),
-        last_publish_ms=checked_time(entry.last_publish_ms),
         sparse=sparse,
     )
 

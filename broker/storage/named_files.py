@@ -1,4 +1,4 @@
-"""What a topic's manifest names, as those take it who read, copy, check or remove files. Pure."""
+"""Files that a topic's manifest names, for readers, copies, checks and removal. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from broker.storage.manifest import LedgerImage, TopicImage
 
 
 def ledger_capture(image: LedgerImage, topic_id: int) -> LedgerCapture:
-    """What a manifest says of a ledger, as the ledger's own code takes it."""
+    """Return the capture of a ledger that a manifest describes."""
     return LedgerCapture(
         topic_id=topic_id,
         ledger_id=image.ledger_id,

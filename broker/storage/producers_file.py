@@ -1,4 +1,4 @@
-"""What a topic remembers of its producers' sequence ids, as a file: `topics/<topic_id>/cursors/producers.<lsn>`.
+"""File of a topic's sequence ids by producer: `topics/<topic_id>/cursors/producers.<lsn>`.
 
 Framed as the manifests are (`manifest.py`), with the magic bytes PDMP. The columns of runs are bytes in the message,
 so that encoding and decoding copy memory and build no list. Pure: bytes in, dataclasses out; any bytes give a value or
@@ -22,7 +22,7 @@ SEQUENCE_ID_MAX = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class ProducerImage:
-    """What is remembered of one producer: columns of runs, little-endian, one element a run. Runs rise."""
+    """Ranges of one producer's sequence ids: columns, little-endian, one element a range, rising."""
 
     name: str
     highest_sequence_id: int
@@ -36,7 +36,7 @@ class ProducerImage:
 
 @dataclass(frozen=True, slots=True)
 class ProducersImage:
-    """What a topic remembers of its producers."""
+    """Sequence ids of a topic's producers."""
 
     topic_id: int
     producers: tuple[ProducerImage, ...]  # by name

@@ -46,6 +46,7 @@ from broker.model import (
     RowColumn,
     UInt64Column,
 )
+from broker.policy import SubscriptionPolicy, TopicPolicy
 from broker.storage.changes import Cancelled, Moved, decode_cancelled, decode_moved
 from broker.storage.compacted import LedgersCompacted, decode_compacted
 from broker.storage.manifest import (
@@ -64,8 +65,6 @@ from broker.storage.manifest import (
     subscription_to_entry,
 )
 from broker.storage.policy import (
-    SubscriptionPolicy,
-    TopicPolicy,
     subscription_policy_from_record,
     subscription_policy_to_record,
     topic_policy_from_record,
@@ -78,7 +77,7 @@ Part = bytes | memoryview | np.ndarray
 
 
 class SettleReason(IntEnum):
-    """Why entries will never be delivered again on a subscription."""
+    """Reason for which a subscription never delivers entries again."""
 
     ACKED = 1
     EXPIRED = 2
@@ -90,7 +89,7 @@ class SettleReason(IntEnum):
 
 
 class ReturnReason(IntEnum):
-    """Why entries that were delivered will be delivered again."""
+    """Reason for which delivered entries are delivered again."""
 
     NACKED = 1
     LEASE_EXPIRED = 2
@@ -112,7 +111,7 @@ _ROW_PLACE_AT = 24  # in a ROW
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """What a batch says of its producer, and what of that is worth remembering."""
+    """Sequence ids of a batch, and what its topic remembers and forgets of them."""
 
     producer_name: str
     floor: int  # below it nothing of this producer is remembered from here on
@@ -250,7 +249,7 @@ class Seeked:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionChanged:
-    """What is set for a subscription from here on, all of it."""
+    """Settings of a subscription from here on, all of them."""
 
     type: ClassVar[RecordType] = RecordType.SUBSCRIPTION_CHANGED
     topic_id: int
@@ -317,7 +316,7 @@ class TopicDeleted:
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicyChanged:
-    """What is set for a topic from here on, all of it."""
+    """Settings of a topic from here on, all of them."""
 
     type: ClassVar[RecordType] = RecordType.TOPIC_POLICY_CHANGED
     topic_id: int

@@ -31,7 +31,7 @@ _Mask = npt.NDArray[np.bool_]
 
 
 class DamagedLog(Protocol):
-    """What is asked of a log that could not be read in one piece."""
+    """A log as reading around damage needs it."""
 
     async def times_of(self, ledger_id: int, entry_ids: UInt32Column) -> Int64Column: ...
 
@@ -100,8 +100,8 @@ async def read_around_damage(
 
 
 async def _is_unreadable(log: DamagedLog, ledger_id: int, entry_ids: UInt32Column) -> bool:
-    """Whether entries, which cannot be read together, have neither at their begin nor at their end times and rows that
-    can be, and no other checksum in between."""
+    """Return whether neither the first nor the last of some entries can be read, nor any other
+    checksum lies in between; they could not be read together."""
     first, last = int(entry_ids[0]), int(entry_ids[-1])
     if last // BLOCK_ROWS != first // BLOCK_ROWS:
         return False
@@ -125,7 +125,7 @@ def by_block(entry_ids: UInt32Column) -> list[UInt32Column]:
 async def times_around_damage(
     read: Callable[[int, UInt32Column], Awaitable[Int64Column]], ledger_id: int, entry_ids: UInt32Column
 ) -> tuple[Int64Column, Corrupt | None]:
-    """What `read` says of some rising ids, UNREADABLE_TIME in each block that is damaged, and the last damage met."""
+    """Read times of rising ids: UNREADABLE_TIME in each damaged block, and the last damage met."""
     try:
         return await read(ledger_id, entry_ids), None
     except Corrupt as error:

@@ -1,4 +1,4 @@
-"""One journal segment: a file of consecutive groups. Pure; `journal.py` does the input and output.
+"""One journal segment: a file of consecutive groups. Pure; `local_group_log.py` does the input and output.
 
     | header | record ... COMMIT | record ... COMMIT | ...
     header  magic 4 "PDJ1", version 1, zero 3, first_lsn 8, crc32c 4 over the 16 bytes before, zero 4
@@ -9,15 +9,16 @@ COMMIT takes none. After the last group comes the end of the file, or what a rec
 life, which verifies as nothing because its first_lsn was another.
 
 Invariants:
-  S1  Bytes below the end of the last durable group never change, so reading them needs no lock.
-  S2  That end moves only after the sync returns, and only to the end of a group.
-  S3  At most one group, the last, is not yet durable.
-  S4  A segment that has a successor is complete and is never written again.
+  JOURNAL-1  Bytes below the end of the last durable group never change, so reading them needs no lock.
+  JOURNAL-2  That end moves only after the sync returns, and only to the end of a group.
+  JOURNAL-3  At most one group, the last, is not yet durable.
+  JOURNAL-4  A segment that has a successor is complete and is never written again.
 
-After a crash the last group may be torn, in any of its records: disks reorder. It is the only one (S3) and
-nobody was answered for it (S2), so recovery drops it whole, and says so. A bad group before a good one is damage: a
-COMMIT that verifies and whose group starts later proves that the bad group had been synced. The bad group's own COMMIT
-does not, for the disk may have taken it before the rest; so damage of the last group of all looks as a crash does.
+After a crash the last group may be torn, in any of its records: disks reorder. It is the only one (JOURNAL-3) and
+nobody was answered for it (JOURNAL-2), so recovery drops it whole, and says so. A bad group before a good one is
+damage: a COMMIT that verifies and whose group starts later proves that the bad group had been synced. The bad group's
+own COMMIT does not, for the disk may have taken it before the rest; so damage of the last group of all looks as a
+crash does.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Group(NamedTuple):
 
 
 class SegmentEnd(NamedTuple):
-    """Where a segment's groups end, and the lsn that comes next."""
+    """End of a segment's groups, and the lsn that comes next."""
 
     offset: int
     next_lsn: int
@@ -125,7 +126,7 @@ def find_end(data: bytes, first_lsn: int, path: str) -> SegmentEnd:
     end = SegmentEnd(HEADER_BYTES, first_lsn)
     for group in scan(data, first_lsn):
         end = SegmentEnd(group.end, group.first_lsn + len(group.records))
-    # A group was written only after the previous one's sync had returned (S3). So a COMMIT of a group that
+    # A group was written only after the previous one's sync had returned (JOURNAL-3). So a COMMIT of a group that
     # starts beyond the bad one proves that the bad one was durable, and perhaps answered. The bad group's
     # own COMMIT proves nothing: disks reorder within a group.
     later = find_commit(data, first_lsn, group_start_min=end.offset + 1)
@@ -153,7 +154,7 @@ def torn_bytes(data: bytes, first_lsn: int, end: int) -> int:
 
 
 def replay(data: bytes, first_lsn: int, next_lsn: int, path: str) -> Iterator[Group]:
-    """The groups of a segment that is known to end before `next_lsn`; raises Corrupt if it does not (S4)."""
+    """The groups of a segment that is known to end before `next_lsn`; raises Corrupt if it does not (JOURNAL-4)."""
     check_header(data, first_lsn, path)
     end = SegmentEnd(HEADER_BYTES, first_lsn)
     for group in scan(data, first_lsn):
@@ -207,7 +208,7 @@ def describe(data: bytes, first_lsn: int, path: str) -> Iterator[Line]:
 
 
 def _describe_rest(data: bytes, first_lsn: int, end: SegmentEnd) -> Iterator[Line]:
-    """What follows the last good group (a torn or bad one, zeros, former life), and the verdict."""
+    """Describe the bytes after the last good group (torn, bad, zeros, former content), and judge them."""
     view = memoryview(data)
     offset, lsn = end
     while (record := decode_record(view, first_lsn, offset)) is not None and record.type != COMMIT:

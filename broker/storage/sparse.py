@@ -1,4 +1,4 @@
-"""Which entries of a sparse ledger are there. Pure.
+"""Bitmap of the entries that a sparse ledger still holds. Pure.
 
 Compaction rewrites a ledger of which little is live under its old ids (a new *generation*): `data`, `times` and `rows`
 hold the surviving entries only, in the order of their ids, and are otherwise as in `blocks`, with version 2. `times`
@@ -12,8 +12,8 @@ are the effective ones as of the rewrite. The surviving ids stand at the end of 
 The *place* of an entry is its rank among the surviving ones: the row with that number is its own.
 
 Invariants:
-  Y1  A decoder gives a value or `Corrupt`, whatever the bytes; it allocates nothing it has not checked.
-  Y2  Every id in the bitmap lies below `entry_count`, and there are `present_count` of them.
+  SPARSE-1  A decoder gives a value or `Corrupt`, whatever the bytes; it allocates nothing it has not checked.
+  SPARSE-2  Every id in the bitmap lies below `entry_count`, and there are `present_count` of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FEW = 16
 
 
 class PresentTrailer(NamedTuple):
-    """What stands at the very end of a sparse `times`."""
+    """Trailer of a sparse `times` file."""
 
     entry_count: int
     present_count: int
@@ -59,7 +59,7 @@ def encode_present(present: BitMap, entry_count: int) -> bytes:
 
 
 def peek_present(tail: bytes) -> PresentTrailer | None:
-    """What the last bytes of a file claim, if they look like a trailer. Not checked by crc."""
+    """Decode the last bytes of a file if they look like a trailer. No checksum is verified."""
     if len(tail) < PRESENT_TRAILER_BYTES:
         return None
     start = len(tail) - PRESENT_TRAILER_BYTES

@@ -1,4 +1,4 @@
-"""Whether a generation that somebody else wrote may stand for its ledger. Blocks; memory is bounded.
+"""Check of a generation that a job wrote, against its ledger. Blocks; memory is bounded.
 
 A job is not trusted: its files are read whole, and every row is compared with the ledger that it was made of.
 """
@@ -20,15 +20,15 @@ from broker.storage.ledger_check import verify_ledger
 from broker.storage.ledger_files import open_checked
 from broker.storage.log import with_expiry_moved
 from broker.storage.sparse_files import read_present
-from broker.storage.sparse_writer import LedgerSource, live_entries, open_source
+from broker.storage.sparse_writer import GenerationSource, live_entries, open_source
 
 _SAME = ("publish_time_ms", "expire_at_ms", "schedule_hash", "length", "crc", "key_hash", "flags")
 
 
 def examine_generation(
-    vfs: Vfs, folder: str, capture: LedgerCapture, source: LedgerSource, settled: BitMap, frontier_ms: int
+    vfs: Vfs, folder: str, capture: LedgerCapture, source: GenerationSource, settled: BitMap, frontier_ms: int
 ) -> CompactedLedger:
-    """What the record says of a generation in `folder`; raises Corrupt if it is not whole, or not what it was made of.
+    """Return the record of a generation in `folder`; raises Corrupt if it is damaged or differs from its ledger.
 
     It may hold more than what is live, but nothing that is gone already.
     """

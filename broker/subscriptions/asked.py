@@ -13,12 +13,12 @@ from broker.model import (
     Entries,
     Position,
     bitmap_of,
-    common_entries,
     ids_of,
     merge_entries,
     without_entries,
 )
 from broker.subscriptions.cursor import entries_between
+from broker.subscriptions.entry_states import NOT_UNSENT
 from broker.subscriptions.failures import Failure, failures_of
 
 if TYPE_CHECKING:
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 def known(subscription: Subscription, entries: Entries) -> Entries:
     """The part of a set of which it is certain that it was sent here."""
-    sent = common_entries(entries, subscription.leases.leased)
-    merge_entries(sent, common_entries(entries, subscription.redelivery.queued))
-    merge_entries(sent, common_entries(entries, subscription.parked))
-    merge_entries(sent, common_entries(entries, subscription.promised))
+    sent = subscription.states.among(entries, *NOT_UNSENT)
     merge_entries(sent, subscription.cursor.settled_part(_stored(subscription, entries)))
     return sent
 

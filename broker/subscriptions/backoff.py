@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterable
 
 from broker.model import Entries, bitmap_of, ids_of
-from broker.storage.policy import SubscriptionPolicy
-from broker.subscriptions.redelivery import Attempts
+from broker.policy import SubscriptionPolicy
+from broker.subscriptions.attempts import Attempts
 
 
 def delays(

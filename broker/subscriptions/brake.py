@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from broker.model import Entries, without_entries
+from broker.subscriptions.attempts import Attempts
 from broker.subscriptions.giving_up import worn_out
-from broker.subscriptions.redelivery import Attempts
 
 AT_ONCE_MAX = 10
 """So often within one span an entry that was given back goes out again at once."""

@@ -1,4 +1,4 @@
-"""What a checkpoint takes of a subscription: in one short step on the loop, and its bytes in the file thread. Pure."""
+"""Capture of a subscription for a checkpoint: one step on the loop; the bytes are made in the file thread. Pure."""
 
 from __future__ import annotations
 

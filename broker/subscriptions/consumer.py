@@ -111,7 +111,7 @@ class Consumer:
         return batch
 
     def take_back(self) -> DeliveryBatch | None:
-        """What was put on its way and not sent yet, and never will be; its permits are there again."""
+        """Take back the batch that was not sent yet; its permits are free again."""
         if (batch := self.next_nowait()) is not None:
             self.permits += len(batch)
             self.permit_bytes += self._charged_bytes

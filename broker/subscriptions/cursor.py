@@ -31,9 +31,9 @@ class Cursor:
     everything settled beyond it, per ledger, without a limit on holes.
 
     Invariants:
-      C1  Every position from `start` up to, but not including, `mark` is settled.
-      C2  After `settle`, the position at `mark` is not: the mark moves as far as it can.
-      C3  `mark` never moves back; `settled` holds nothing below it.
+      CURSOR-1  Every position from `start` up to, but not including, `mark` is settled.
+      CURSOR-2  After `settle`, the position at `mark` is not: the mark moves as far as it can.
+      CURSOR-3  `mark` never moves back; `settled` holds nothing below it.
     """
 
     def __init__(self, start: Position, mark: Position | None = None, settled: Entries | None = None) -> None:
@@ -78,11 +78,20 @@ class Cursor:
         if ledger_id < self.mark.ledger_id:
             return True
         below = self.mark.entry_id if ledger_id == self.mark.ledger_id else 0
-        return len(self.settled.get(ledger_id, _NOTHING)) >= entry_count - below  # C3
+        return len(self.settled.get(ledger_id, _NOTHING)) >= entry_count - below  # CURSOR-3
 
     def is_settled(self, position: Position) -> bool:
         """Return whether a position is settled, or lies before the start."""
         return position < self.mark or position.entry_id in self.settled.get(position.ledger_id, _NOTHING)
+
+    def has_any(self, entries: Entries) -> bool:
+        """Return whether any of a set is settled, or lies before the start."""
+        for ledger_id, bitmap in entries.items():
+            if ledger_id <= self.mark.ledger_id and (ledger_id, bitmap.min()) < self.mark:
+                return True
+            if not self.settled.get(ledger_id, _NOTHING).isdisjoint(bitmap):
+                return True
+        return False
 
     def settled_part(self, entries: Entries) -> Entries:
         """The part of a set that is settled, or lies before the start."""

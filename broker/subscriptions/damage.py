@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
 
 from broker.errors import Corrupt, Unavailable
 from broker.model import Array, UInt32Column, bitmap_of, count_entries
@@ -17,10 +16,9 @@ from broker.observe.logs import get_logger
 from broker.runtime.supervise import forget_result
 from broker.storage.records import SettleReason
 from broker.storage.salvage import Salvaged
+from broker.subscriptions.entry_states import HELD
 from broker.subscriptions.giving_up import DAMAGED
-
-if TYPE_CHECKING:
-    from broker.subscriptions.subscription import Subscription
+from broker.subscriptions.subscription import Subscription
 
 log = get_logger(__name__)
 
@@ -31,7 +29,7 @@ _AGAIN_MS_MIN = 1_000
 def meet_damage(subscription: Subscription, ledger_id: int, entry_ids: UInt32Column, found: Salvaged) -> None:
     """Deal with what could not be read of entries that were taken to be sent. One step, without await."""
     # Others may have settled some while it was read.
-    refused = subscription.not_to_send(ledger_id, entry_ids, also_queued=False)
+    refused = subscription.not_to_send(ledger_id, entry_ids, HELD)
     damaged, unreadable = entry_ids[found.damaged & ~refused], entry_ids[found.unreadable & ~refused]
     if len(damaged):
         _set_aside(subscription, ledger_id, damaged, found.cause)
@@ -46,9 +44,9 @@ async def read_on(subscription: Subscription) -> None:
         await reader.fill()
     except Corrupt:
         ledger_id, ids = reader.step_over()
-        refused: Array = subscription.not_owed(ledger_id, ids, also_queued=True)
+        refused: Array = subscription.not_owed(ledger_id, ids)
         if len(rest := ids[~refused]):
-            subscription.redelivery.push(0, {ledger_id: bitmap_of(rest)})
+            subscription.states.put_back(0, {ledger_id: bitmap_of(rest)})
 
 
 def _set_aside(subscription: Subscription, ledger_id: int, ids: UInt32Column, cause: Corrupt | None) -> None:
@@ -86,4 +84,4 @@ def _put_off(subscription: Subscription, ledger_id: int, ids: UInt32Column, caus
         error=cause,
     )
     subscription.counters.unreadable_messages += len(ids)
-    subscription.redelivery.push(again_ms, {ledger_id: bitmap_of(ids)})
+    subscription.states.put_back(again_ms, {ledger_id: bitmap_of(ids)})

@@ -10,6 +10,7 @@ the hand-out, with their invariants, are the same for all (`handout`).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -21,9 +22,10 @@ from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.damage import read_on
+from broker.subscriptions.entry_states import State
 from broker.subscriptions.handout import DueWindows, HandOut, Read, Taken, Window, taken_from_ledger
 from broker.subscriptions.key_dispatch import KeyDispatch
-from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, KEY_SHARED, Subscription
+from broker.subscriptions.subscription import Subscription
 
 log = get_logger(__name__)
 
@@ -53,8 +55,8 @@ class Dispatcher:
         self._clock = clock
         self._clock_recheck_ms = clock_recheck_ms
         self._budget = YieldBudget(clock)
-        kind = KeyDispatch if subscription.type == KEY_SHARED else TakeTurns
-        self._steps: Steps = kind(subscription, clock)
+        steps = KeyDispatch if subscription.type.by_key else TakeTurns
+        self._steps: Steps = steps(subscription, clock)
 
     async def run(self) -> None:
         """Deliver until cancelled, or until nobody is there and nothing is held. Nothing else sends its messages."""
@@ -74,7 +76,7 @@ class Dispatcher:
                 for consumer in self._subscription.consumers:
                     consumer.close(damage)
             if not work.is_set():
-                if not self._subscription.consumers and not self._subscription.leases.count():
+                if not self._subscription.consumers and not self._subscription.states.leases.count():
                     return
                 for consumer in self._subscription.consumers:
                     if consumer.polls:
@@ -94,18 +96,18 @@ class Dispatcher:
         """Until when nothing can become deliverable by itself; never long, so that a stepped clock is noticed."""
         subscription = self._subscription
         wait_ms = float(self._clock_recheck_ms)
-        not_before_ms = subscription.redelivery.next_ms()
+        not_before_ms = subscription.states.redelivery.next_ms()
         # Only who may take: a timer for a FAILOVER consumer that is not active would fire again and again.
         if not_before_ms is not None and self._steps.has_taker:
             wait_ms = min(wait_ms, not_before_ms - self._clock.now_ms())
-        deadline_ns = subscription.leases.next_deadline_ns()
+        deadline_ns = subscription.states.leases.next_deadline_ns()
         if deadline_ns is not None:
             wait_ms = min(wait_ms, (deadline_ns - self._clock.monotonic_ns()) / 1e6)
         return max(wait_ms, 0.0) / 1000 + 0.0002  # timers may fire a little early; do not come back in vain
 
 
 class TakeTurns:
-    """SHARED, EXCLUSIVE and FAILOVER: each batch goes to one consumer, and the consumers take turns."""
+    """Dispatch in which each batch goes to one consumer, and those that may be given something take turns."""
 
     def __init__(self, subscription: Subscription, clock: Clock) -> None:
         self._subscription = subscription
@@ -121,7 +123,7 @@ class TakeTurns:
         if consumer is None:
             return False
         limit = self._limit(consumer)
-        if returned := subscription.redelivery.take(self._clock.now_ms(), limit):
+        if returned := subscription.states.take(self._clock.now_ms(), limit):
             await self._read_and_hand_out(consumer, taken_from_ledger(*returned, from_redelivery=True))
         elif window := await self._windows.next():
             self._hand_out_window(consumer, window, limit)
@@ -136,29 +138,22 @@ class TakeTurns:
     @property
     def has_taker(self) -> bool:
         """Return whether there is a consumer that would be given a message now."""
-        if self._subscription.type == FAILOVER:
-            active = self._active()
-            return active is not None and active.can_take
-        return any(consumer.can_take for consumer in self._subscription.takers())
+        return any(consumer.can_take for consumer in self._candidates())
 
     def _next_consumer(self) -> Consumer | None:
-        """Whose turn it is: FAILOVER has one active consumer, the others take turns while they have permits."""
+        """Next consumer, in turn, of those that may be given something and can take it."""
         subscription = self._subscription
-        consumers = subscription.takers()
-        if subscription.type in (EXCLUSIVE, FAILOVER) and subscription.returning:
+        if subscription.type.in_order and subscription.states.column(State.RETURNING):
             return None  # what the last one held comes first, or the next one would get it out of order
-        if subscription.type == FAILOVER:
-            active = self._active()
-            return active if active is not None and active.can_take else None
-        for _ in range(len(consumers)):
-            self._turn = (self._turn + 1) % len(consumers)
-            if consumers[self._turn].can_take:
-                return consumers[self._turn]
+        candidates = self._candidates()
+        for _ in range(len(candidates)):
+            self._turn = (self._turn + 1) % len(candidates)
+            if candidates[self._turn].can_take:
+                return candidates[self._turn]
         return None
 
-    def _active(self) -> Consumer | None:
-        """Of a FAILOVER subscription the one consumer that gets messages: the first that is not about to leave."""
-        return next((each for each in self._subscription.takers() if not each.draining), None)
+    def _candidates(self) -> Sequence[Consumer]:
+        return self._subscription.type.candidates(self._subscription.takers())
 
     def _limit(self, consumer: Consumer) -> int:
         """Return how many messages one step hands out at most."""
@@ -177,7 +172,7 @@ class TakeTurns:
             raise
 
     def _hand_out(self, consumer: Consumer, taken: Taken, read: Read) -> Array:
-        """The last look, and the hand-out; what could be sent and is left, rising. No await in here (H1)."""
+        """The last look, and the hand-out; what could be sent and is left, rising. No await in here (HANDOUT-1)."""
         now_ms = self._clock.now_ms()
         wanted = np.flatnonzero(self._out.last_look(taken, read, now_ms))
         chosen = wanted[wanted < len(read.frames)]
@@ -189,7 +184,7 @@ class TakeTurns:
         return wanted[len(chosen) :]
 
     def _hand_out_window(self, consumer: Consumer, window: Window, limit: int) -> None:
-        """Hand out the first of a window; from the first that is left on, it stays in front. No await in here (H1)."""
+        """Hand out the first rows of a window; the rest stays in front. No await in here (HANDOUT-1)."""
         count = min(limit, len(window.taken.entry_ids))
         left = self._hand_out(consumer, *window.first(count))
         self._windows.rest = window.after(int(left[0]) if len(left) else count)

@@ -8,7 +8,7 @@ from broker.model import Entries, Position
 
 
 class Failure(NamedTuple):
-    """Why one id of a request was not taken: `reason` is NOT_FOUND or LEASE_LOST."""
+    """Refusal of one id of a request: `reason` is NOT_FOUND or LEASE_LOST."""
 
     position: Position
     reason: str

@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from broker.model import Entries, bitmap_of, ids_of
-from broker.subscriptions.redelivery import Attempts
+from broker.subscriptions.attempts import Attempts
 
 if TYPE_CHECKING:
     from broker.subscriptions.subscription import Subscription

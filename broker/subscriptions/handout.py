@@ -1,12 +1,12 @@
 """Base that the dispatchers of all subscription types share: reading what was taken, the last look, the hand-out.
 
 Invariants:
-  H1  No `await` lies between the last look and the hand-out: what is settled, leased, promised or too early at
+  HANDOUT-1  No `await` lies between the last look and the hand-out: what is settled, leased, promised or too early at
       that moment is not sent (P2, P5).
-  H2  Whatever is taken from a source is delivered, found to be somebody else's (settled, leased, waiting), or
+  HANDOUT-2  Whatever is taken from a source is delivered, found to be somebody else's (settled, leased, waiting), or
       put back; an error or a vanished consumer puts it back too (P3).
-  H3  What is settled is not read, and damage costs what it hit: a damaged message is set aside, entries of which not
-      even the rows can be read wait, and the others go.
+  HANDOUT-3  What is settled is not read, and damage costs what it hit: a damaged message is set aside, entries of
+      which not even the rows can be read wait, and the others go.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class HandOut:
         return keep
 
     def _refresh(self, taken: Taken, read: Read) -> None:
-        """What was read, as it is now: something was cancelled or moved since."""
+        """Read the times again after a cancel or move."""
         log, now = self._subscription.log, read.times.copy()
         for ledger_id in np.unique(taken.ledger_ids).tolist():
             at = np.flatnonzero(taken.ledger_ids == ledger_id)
@@ -243,30 +243,29 @@ class HandOut:
 
     def _refused(self, taken: Taken) -> Array:
         subscription = self._subscription
-        also_queued = not taken.from_redelivery
         first = int(taken.ledger_ids[0])
         if taken.in_order:
-            return subscription.not_to_send(first, taken.entry_ids, also_queued=also_queued)
+            return subscription.not_to_send(first, taken.entry_ids)
         refused = np.zeros(len(taken.entry_ids), dtype=np.bool_)
         for ledger_id in np.unique(taken.ledger_ids).tolist():
             at = np.flatnonzero(taken.ledger_ids == ledger_id)
             ids = taken.entry_ids[at]
             order = np.argsort(ids, kind="stable")
-            refused[at[order]] = subscription.not_to_send(ledger_id, ids[order], also_queued=also_queued)
+            refused[at[order]] = subscription.not_to_send(ledger_id, ids[order])
         return refused
 
     def _wait_for_time(self, taken: Taken, read: Read, early: Array) -> None:
         """The clock stepped back: what came too early is never dropped, it waits for its own time."""
         for time_ms in np.unique(read.times[early]).tolist():
             at = np.flatnonzero(early & (read.times == time_ms))
-            self._subscription.redelivery.push(time_ms, entries_in(taken, at))
+            self._subscription.states.put_back(time_ms, entries_in(taken, at))
 
     def fitting(self, consumer: Consumer, lengths: Array) -> int:
-        """How many messages fit into the consumer's permits; one that is larger is sent when it holds nothing."""
+        """Count the messages that fit the consumer's permits; a larger one is sent when it holds nothing."""
         fitting = min(len(lengths), max(0, consumer.permits))
         if fitting and consumer.counts_bytes:
             fitting = min(fitting, prefix_within(lengths, consumer.permit_bytes))
-            if not fitting and not self._subscription.leases.held(consumer.consumer_id):
+            if not fitting and not self._subscription.states.leases.held(consumer.consumer_id):
                 fitting = 1
             consumer.starved = not fitting  # until it grants more, or is done with something
         return fitting
@@ -289,7 +288,7 @@ class HandOut:
             frames_bytes=frames_bytes,
         )
         deadline_ns = self._clock.monotonic_ns() + consumer.lease_ms * 1_000_000
-        subscription.leases.grant(consumer.consumer_id, entries_in(taken, chosen), deadline_ns)
+        subscription.states.handed_out(consumer.consumer_id, entries_in(taken, chosen), deadline_ns)
         consumer.charge(len(batch), frames_bytes)
         consumer.deliver(batch)
         counters = subscription.counters
@@ -310,10 +309,10 @@ class HandOut:
         return attempts
 
     def put_back(self, taken: Taken, at: Array | slice) -> None:
-        """What was not handed out comes first next time; it was not sent, so no attempt is counted."""
+        """Put entries back that were not handed out, in front; they were not sent, so no attempt is counted."""
         subscription = self._subscription
         if taken.expected_ms is None:
-            subscription.redelivery.push(0, entries_in(taken, at))
+            subscription.states.put_back(0, entries_in(taken, at))
         elif subscription.consumers and len(taken.entry_ids[at]):
             # Back where it was: a set of positions would forget the due order. If catch-up began meanwhile it finds
             # these again, and whoever comes second is refused by the last look; if nobody is left, it will find them.

@@ -19,10 +19,11 @@ from __future__ import annotations
 import numpy as np
 
 from broker.delayed.tracker import DueChunk
-from broker.model import Array, Int64Column, UInt32Column, members, merge_entries, remove_entries
+from broker.model import Array, Int64Column, UInt32Column, members, merge_entries
 from broker.runtime.clock import Clock
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.damage import read_on
+from broker.subscriptions.entry_states import State
 from broker.subscriptions.handout import (
     DueWindows,
     HandOut,
@@ -72,7 +73,7 @@ class KeyDispatch:
         limit = min(int(room.sum()), subscription.limits.batch_entries, self._out.fitting_frame())
         if not limit:
             return False
-        if returned := subscription.redelivery.take(self._clock.now_ms(), limit):
+        if returned := subscription.states.take(self._clock.now_ms(), limit):
             await self._read_and_hand_out(taken_from_ledger(*returned, from_redelivery=True))
         elif len(at := self._returned.find(self._for_returned(room), self._router, room, limit)):
             await self._hand_out_parked(self._returned, at)
@@ -110,13 +111,12 @@ class KeyDispatch:
         """Return who is there, and how much each seat can take."""
         subscription = self._subscription
         active = [each for each in subscription.takers() if not each.draining and each.closed_because is None]
-        came_back, subscription.came_back = subscription.came_back, []
         self._router.update(
             [each.consumer_id for each in active],
-            subscription.leases,
-            came_back,
-            subscription.promised,
-            subscription.redelivery.ready,
+            subscription.states.leases,
+            subscription.states.take_lost(),
+            subscription.states.column(State.RETURNING),
+            subscription.states.redelivery.ready,
         )
         seats = self._router.seats
         room = np.zeros(max(seats.values(), default=0) + 1, dtype=np.int64)
@@ -147,22 +147,22 @@ class KeyDispatch:
             read = await self._out.read(taken)
         except BaseException:
             if taken.from_redelivery or not self._notice_clear():
-                self._subscription.redelivery.push(0, entries_in(taken, slice(None)))
+                self._subscription.states.put_back(0, entries_in(taken, slice(None)))
             raise
         if not self._notice_clear():
             self._hand_out(taken, read)
         elif taken.from_redelivery:  # the rest is found by catch-up, which has begun meanwhile
-            self._subscription.redelivery.push(0, entries_in(taken, slice(None)))
+            self._subscription.states.put_back(0, entries_in(taken, slice(None)))
 
     def _hand_out_window(self, window: Window, limit: int) -> None:
-        """Hand out or park the first ones of a window. No await in here (H1)."""
+        """Hand out or park the first ones of a window. No await in here (HANDOUT-1)."""
         self._notice_clear()
         count = min(limit, len(window.taken.entry_ids))
         self._windows.rest = window.after(count)
         self._hand_out(*window.first(count))
 
     def _hand_out(self, taken: Taken, read: Read) -> None:
-        """The last look, and the hand-out; what cannot go is parked. No await in here (H1)."""
+        """The last look, and the hand-out; what cannot go is parked. No await in here (HANDOUT-1)."""
         self._subscription.expire_leases()  # while the log was read, some may have ended
         now_ms = self._clock.now_ms()
         keep = self._out.last_look(taken, read, now_ms)
@@ -181,7 +181,7 @@ class KeyDispatch:
     def _came_back(self, taken: Taken) -> Mask:
         (ledger_id,) = np.unique(taken.ledger_ids).tolist()  # the redelivery queue gives one ledger at a time
         entries = entries_in(taken, slice(None))
-        found = self._subscription.redelivery.came_back(entries)
+        found = self._subscription.states.redelivery.came_back(entries)
         merge_entries(
             found, self._router.back_among(entries)
         )  # no record tells of what was taken back unsent
@@ -205,7 +205,7 @@ class KeyDispatch:
         times = np.full(len(left), ANY_TIME_MS) if taken.expected_ms is None else taken.expected_ms[left]
         store.park(taken.ledger_ids[left], taken.entry_ids[left], times, slots[left])
         if store is self._returned:
-            merge_entries(self._subscription.parked, entries_in(taken, left))
+            self._subscription.states.parked(entries_in(taken, left))
             store.sort()
 
     async def _hand_out_parked(self, store: Parked, at: Array) -> None:
@@ -221,13 +221,14 @@ class KeyDispatch:
         taken.expected_ms = np.where(expected_ms == ANY_TIME_MS, read.times, expected_ms)
         self._subscription.expire_leases()
         now_ms = self._clock.now_ms()
+        self._subscription.states.unparked(entries_in(taken, slice(None)))
         keep = self._out.last_look(taken, read, now_ms)
         room = self._look_around()
         sendable = self._for_returned(room) if store is self._returned else self._for_parked(room)
         done = ~keep | self._send(taken, read, keep, slots, sendable, room, now_ms)
         store.drop(at[done])
         if store is self._returned:
-            remove_entries(self._subscription.parked, entries_in(taken, done))
+            self._subscription.states.parked(entries_in(taken, ~done))
 
     def _send(
         self,
@@ -255,7 +256,7 @@ class KeyDispatch:
                 taken.ledger_ids[chosen],
                 taken.entry_ids[chosen],
                 slots[chosen],
-                self._subscription.leases,
+                self._subscription.states.leases,
             )
             sent[chosen] = True
         return sent

@@ -14,8 +14,8 @@ A key belongs to one of `SLOTS` slots, and a slot to one consumer, its *owner*. 
 Messages without a key belong to nobody's slot, `NO_KEY`, and go to whoever can take them.
 
 Invariants:
-  K1  Messages of a slot go to its owner only, and not while the slot is hindered.
-  K2  What was not sent yet goes after whatever of its slot is parked or coming back.
+  KEYSHARED-1  Messages of a slot go to its owner only, and not while the slot is hindered.
+  KEYSHARED-2  What was not sent yet goes after whatever of its slot is parked or coming back.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def slots_of(key_hashes: UInt32Column) -> SlotColumn:
 
 
 class KeyRouter:
-    """Who owns which slot, and which slots may be sent to their owners. Consumers sit on small numbered seats."""
+    """Owners of slots, and the slots that may be sent to their owners. Consumers have small numbers, their seats."""
 
     def __init__(self) -> None:
         self.seats: dict[str, int] = {}
@@ -91,15 +91,15 @@ class KeyRouter:
         consumer_ids: Sequence[str],
         leases: Leases,
         came_back: Sequence[Entries],
-        promised: Entries,
+        returning: Entries,
         ready: Entries,
     ) -> None:
         """See who shares the slots, what was settled and what comes back. Call it before each look at the rest.
 
-        `came_back` was given back unasked since the last call; it is `promised` while the record is on its way to the
+        `came_back` was given back unasked since the last call; it is `returning` while the record is on its way to the
         disk, and then `ready` in the redelivery queue until it is taken. What was never sent needs no record.
         """
-        changed = self._note_returns(came_back, promised, ready)
+        changed = self._note_returns(came_back, returning, ready)
         ended_count = self._granted_count - leases.count()
         if self._hindering and ended_count != self._hindering_at:
             self._hindering_at = ended_count
@@ -163,7 +163,7 @@ class KeyRouter:
         self.blocked[NO_KEY] = False
 
     def _find_hindering(self, leases: Leases) -> None:
-        """What is held by others than the owners of its slots."""
+        """Find the slots of which others than their owners hold messages."""
         self._forget_ended(leases)
         self._hindering = {}
         self._hindering_at = self._granted_count - leases.count()
@@ -173,14 +173,14 @@ class KeyRouter:
             if others.any():
                 self._hindering[consumer_id] = columns.part(others)
 
-    def _note_returns(self, came_back: Sequence[Entries], promised: Entries, ready: Entries) -> bool:
+    def _note_returns(self, came_back: Sequence[Entries], returning: Entries, ready: Entries) -> bool:
         """Follow what comes back, from its record to its place in the redelivery queue and out of it."""
         if not came_back and not self._coming and not self._back:
             return False
         coming = [*self._coming, *((entries, self._slots_holding(entries)) for entries in came_back)]
         self._coming = []
         for entries, mask in coming:
-            if _are_disjoint(entries, promised):
+            if _are_disjoint(entries, returning):
                 merge_entries(self._back, entries)
                 self.behind |= mask
             else:

@@ -39,11 +39,11 @@ class Leases:
     they came. What is given another deadline, or taken back, is in `_outdated` while a grant still names it.
 
     Invariants:
-      L1  `leased` is the union of what the consumers hold; no entry is held by two.
-      L2  Every held entry has exactly one deadline, the last one that it was given: of the grant that names it, if it
-          is not outdated, or in `_deadlines`, or it has passed and the entry is in `_late`.
-      L3  No deadline of a held entry lies before `_none_before_ns`.
-      L4  An entry is named by one grant at most.
+      LEASE-1  `leased` is the union of what the consumers hold; no entry is held by two.
+      LEASE-2  Every held entry has exactly one deadline, the last one that it was given: of the grant that names it,
+          if it is not outdated, or in `_deadlines`, or it has passed and the entry is in `_late`.
+      LEASE-3  No deadline of a held entry lies before `_none_before_ns`.
+      LEASE-4  An entry is named by one grant at most.
     """
 
     def __init__(self, on_end: Callable[[str], None] = lambda consumer_id: None) -> None:
@@ -112,7 +112,7 @@ class Leases:
         return [(consumer_id, late) for consumer_id, late in by_consumer if late]
 
     def next_deadline_ns(self) -> int | None:
-        """When to look for what is late again, perhaps too early; None if nothing is held."""
+        """Return the next deadline, perhaps too early; None if nothing is held."""
         if not self.leased:
             return None
         return 0 if self._late else self._none_before_ns

@@ -1,4 +1,4 @@
-"""Why messages were nacked last, for whoever finds them as dead letters. Pure."""
+"""Reasons of the last nacks, kept for dead letters. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Reasons:
     """The last reason of each message that came back with one and is not settled.
 
     Invariant:
-      N1  `_bytes` is what all texts take, and at most `REASONS_BYTES_MAX`; `_noted` names the messages of `texts`.
+      REASON-1  `_bytes` is what all texts take, and at most `REASONS_BYTES_MAX`; `_noted` names the messages of
+          `texts`.
     """
 
     def __init__(self, texts: Mapping[Position, str] | None = None) -> None:
@@ -56,7 +57,7 @@ class Reasons:
                 self._bytes -= _size_of(self.texts.pop(Position(ledger_id, entry_id)))
 
     def of(self, position: Position) -> str:
-        """Why a message came back last; empty if nobody said, or that was forgotten."""
+        """Return the reason of a message's last nack; empty if there was none or it was forgotten."""
         return self.texts.get(position, "")
 
 

@@ -5,7 +5,7 @@ them by reference; a run is a list of blocks. Its rows outlive what they say: an
 another time by now, leaves the set `held` of its run at once, and its row when the run is merged into another.
 
 Invariant:
-  R1  An entry that is held has exactly one row in the blocks of that run.
+  RUN-1  An entry that is held has exactly one row in the blocks of that run.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Block:
             start = end
 
     def entries(self) -> Entries:
-        """What it names, without times."""
+        """Return the entries without their times."""
         return {i: bitmap_of(np.sort(self.entry_ids[rows])) for i, rows in self.by_ledger()}
 
     def find(self, entries: Entries) -> tuple[Mask, Entries]:
@@ -215,7 +215,7 @@ class Run:
         return self.end
 
     def untimed(self) -> Entries:
-        """What it holds under a time of 0."""
+        """Return the entries held under a time of 0."""
         found: Entries = {}
         for block in self.blocks:
             count = int(np.searchsorted(block.times, 0, side="right"))
@@ -240,7 +240,7 @@ class Run:
         return self.end
 
     def find_due(self, now_ms: int, waits: Entries, rows_max: int) -> tuple[Entries, int]:
-        """What waits and is due, of the next `rows_max` rows or a few more; and how many rows were looked at."""
+        """Find due entries among the next `rows_max` rows or a few more; returns them and the number of rows read."""
         first = max(self.pending, self.begin_row)
         if self.last_ms <= now_ms:
             self.pending = self.end  # no row needs to be looked at

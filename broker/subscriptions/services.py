@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from broker.model import Entries, Int64Column, Position, RowColumn, UInt32Column
+from broker.policy import SubscriptionPolicy
 from broker.runtime.clock import Clock
-from broker.storage.policy import SubscriptionPolicy
 from broker.storage.records import Record
 from broker.subscriptions.giving_up import DeadLetterSink
 from broker.subscriptions.reader import ReadableLog

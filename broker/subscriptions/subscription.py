@@ -6,11 +6,10 @@ looked at there. *Volatile* state (consumers, leases, queues, read position) cha
 crash, after which every unsettled entry is owed again.
 
 Invariants:
-  D1  An entry named by a record that is not durable yet (`promised`) is neither handed out nor promised again.
-  D2  An entry is in at most one of: leased, promised, queued for redelivery, parked after it came back.
-  D3  Without consumers there is no chunk and no reader, only the cursor and the counts; and a dispatcher for as long as
-      there are leases that Receive took.
-  D4  A consumer that is starved of bytes holds something: what it waits for is to be rid of it, or to grant more.
+  SUBSCRIPTION-1  Without consumers there is no chunk and no reader, only the cursor and the counts; and a dispatcher
+      for as long as there are leases that Receive took.
+  SUBSCRIPTION-2  A consumer that is starved of bytes holds something: what it waits for is to be rid of it, or to
+      grant more.
 """
 
 from __future__ import annotations
@@ -31,15 +30,14 @@ from broker.model import (
     count_entries,
     members,
     merge_entries,
-    remove_entries,
     without_entries,
 )
 from broker.observe.metrics import SubscriptionCounters
+from broker.policy import effective
 from broker.runtime.signal import Signal
 from broker.runtime.supervise import forget_result
 from broker.storage.alive import Absence
 from broker.storage.manifest import CursorImage, SubscriptionImage
-from broker.storage.policy import effective
 from broker.storage.records import (
     GivenBack,
     ReturnReason,
@@ -49,28 +47,22 @@ from broker.storage.records import (
     SubscriptionChanged,
 )
 from broker.subscriptions.asked import known, not_held, plausible, there
+from broker.subscriptions.attempts import Attempts
 from broker.subscriptions.backoff import delays
 from broker.subscriptions.brake import Brake
 from broker.subscriptions.capture import CursorCapture
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.cursor import Cursor
+from broker.subscriptions.entry_states import NOT_UNSENT, EntryStates, State
 from broker.subscriptions.failures import Failure, failures_of
 from broker.subscriptions.giving_up import NACKED, TOO_OFTEN, worn_out
-from broker.subscriptions.leases import Leases
 from broker.subscriptions.reader import Reader
 from broker.subscriptions.reasons import Reasons
-from broker.subscriptions.redelivery import Attempts
 from broker.subscriptions.replay import ReplayQueue
 from broker.subscriptions.services import SubscriptionLog, SubscriptionServices
-from broker.subscriptions.waiting import Waiting
+from broker.subscriptions.types import SubscriptionType
 
 Mask = npt.NDArray[np.bool_]
-
-SHARED = 1
-KEY_SHARED = 2
-EXCLUSIVE = 3
-FAILOVER = 4
-TYPE_NAMES = {SHARED: "SHARED", KEY_SHARED: "KEY_SHARED", EXCLUSIVE: "EXCLUSIVE", FAILOVER: "FAILOVER"}
 
 
 class Subscription:
@@ -87,30 +79,32 @@ class Subscription:
     ) -> None:
         self.topic_id = topic_id
         self.image = image
+        self.type = SubscriptionType(image.type)
         self.policy = effective(image.policy, services.defaults)
         """In force; every field set but the dead-letter topic."""
+        self.honors_delay = self.type.honors_delay(self.policy.honor_delay)
         self.limits = services.limits
         self.log = log
         self.clock = services.clock
         self.counters = SubscriptionCounters()
         self._services = services
+        self.states = EntryStates(
+            Cursor(image.start, max(image.mark, image.start), cursor.settled if cursor else None),
+            cursor.waiting if cursor else None,
+            self._lease_ended,
+        )
         # durable
-        self.cursor = Cursor(image.start, max(image.mark, image.start), cursor.settled if cursor else None)
         self.attempts = Attempts(cursor.attempts if cursor else None)
         self.reasons = Reasons(cursor.reasons if cursor else None)
-        self.redelivery = Waiting(cursor.waiting if cursor else None)  # and volatile: what of it is queued
         self.dead_letters: Entries = cursor.dead_letters if cursor else {}
         """What was given up here and may still be held: entries of the dead-letter topic."""
         self.cursor_file = image.cursor_file
         self.changed = False  # since the cursor's file was written
         # volatile
         self.consumers: list[Consumer] = []
-        self.leases = Leases(self._lease_ended)
         self._brake = Brake()
-        self.promised: Entries = {}
         self.absences: tuple[Absence, ...] = ()
         """What came due in them is held back until it was found out what becomes of it."""
-        self.giving_up: Entries = {}  # promised, and named by no record yet: on its way to the dead-letter topic
         self.replay = ReplayQueue(services.limits.replay_entries_max)
         self.reader = Reader(log, honors_delay=self.honors_delay)
         self.frontier_ms = 0  # of the index, while there are consumers: what is due later comes in chunks
@@ -118,13 +112,6 @@ class Subscription:
         self.work = Signal()
         self.deleted = False
         self.decided: SubscriptionChanged | None = None  # the last change that was submitted, applied or not
-        self.parked: Entries = {}
-        """What came back and waits in the dispatcher for the consumer of its key (KEY_SHARED)."""
-        self.came_back: list[Entries] = []
-        """What came back unasked or was taken back, since the dispatcher last looked: keeps its place (KEY_SHARED)."""
-        self.returning = (
-            0  # records on their way that give entries back: these lie before what was not sent yet
-        )
 
     # -- facts -----------------------------------------------------------------------------------------------
 
@@ -137,18 +124,14 @@ class Subscription:
         return self.image.name
 
     @property
-    def type(self) -> int:
-        return self.image.type
+    def cursor(self) -> Cursor:
+        """Record of what is settled."""
+        return self.states.cursor
 
     @property
     def paused(self) -> bool:
         """Return whether nothing is delivered until it is resumed."""
         return self.image.paused
-
-    @property
-    def honors_delay(self) -> bool:
-        """Return whether no message is sent before its time."""
-        return self.type in (SHARED, KEY_SHARED) or bool(self.policy.honor_delay)
 
     @property
     def is_attached(self) -> bool:
@@ -158,7 +141,7 @@ class Subscription:
     def start(self, frontier_ms: int) -> None:
         """Called once, before anything is delivered. `frontier_ms`: see `begins_anew`."""
         self.counters = SubscriptionCounters()  # what was replayed was counted by the process before
-        self.redelivery.queue_owed()
+        self.states.redelivery.queue_owed()
         self.begins_anew(frontier_ms)
 
     def begins_anew(self, frontier_ms: int) -> None:
@@ -185,65 +168,53 @@ class Subscription:
 
     def apply_settled(self, record: Settled) -> None:
         """Entries are done."""
-        fresh = self.cursor.settle(record.entries, self.log)
+        fresh = self.states.settled(record.entries, self.log)
         self.attempts.forget(record.entries)
         self.reasons.forget(record.entries)
-        self.redelivery.settle(record.entries)
         self.changed = True
-        # Volatile state follows: what is settled is not held, whoever settled it.
-        self.leases.settle(record.entries)
-        remove_entries(self.promised, record.entries)
         if record.reason is not SettleReason.CANCELLED:  # which the topic counts, once for all
             self.counters.note_settled(record.reason.name.lower(), count_entries(fresh))
 
     def apply_given_back(self, record: GivenBack) -> None:
         """Entries were sent and come back, not before a time."""
-        self.returning = max(0, self.returning - 1)  # a recovery replays what it did not submit
-        owed = without_entries(record.entries, self.cursor.settled_part(record.entries))
+        owed = self.states.returned(record.not_before_ms, record.entries)
         if record.reason is not ReturnReason.RELEASED:
             self.attempts.add(owed)
         if record.text:
             self.reasons.note(owed, record.text)
-        self.redelivery.put(record.not_before_ms, owed)
         self.changed = True
-        remove_entries(self.promised, record.entries)
         self.work.set()
 
     def apply_dead_letters(self, entries: Entries) -> None:
-        """What was given up here is held by these entries of the dead-letter topic."""
+        """Note the entries of the dead-letter topic that hold what was given up here."""
         merge_entries(self.dead_letters, entries)
         self.changed = True
 
     def apply_not_for(self, entries: Entries) -> None:
         """Entries were stored for another subscription alone."""
-        self.cursor.settle(entries, self.log)
+        self.states.settled(entries, self.log)
         self.changed = True
 
     def apply_changed(self, record: SubscriptionChanged) -> None:
         """Other settings hold, or it is paused or not."""
-        honored_delay = self.honors_delay
         self.image = replace(self.image, policy=record.policy, paused=record.paused)
         self.policy = effective(record.policy, self._services.defaults)
         for consumer in self.consumers:
             consumer.paused = record.paused
-        if self.honors_delay != honored_delay:
+        honors_delay = self.type.honors_delay(self.policy.honor_delay)
+        if self.honors_delay != honors_delay:
+            self.honors_delay = honors_delay
             self.reader.honors_delay = self.honors_delay
-            self._unpark()
+            self.states.park_cleared()
             self._end_streams()
         self.work.set()
 
     def apply_seeked(self, record: Seeked) -> None:
         """Begin elsewhere: what was settled, counted and put off is forgotten, and what is out is nobody's."""
         self.image = replace(self.image, start=record.start, mark=record.start)
-        self.cursor = Cursor(record.start)
+        self.states.sought(record.start)
         self.attempts = Attempts()
         self.reasons = Reasons()
-        self.redelivery = Waiting()
-        self.leases = Leases(self._lease_ended)
-        self.parked = {}
-        # What is promised stays so: the records that name it were submitted after this one, and follow (D1).
-        remove_entries(self.promised, self.giving_up)
-        self.giving_up = {}
         self.changed = True
         self._end_streams()
         self.work.set()
@@ -251,15 +222,22 @@ class Subscription:
     def apply_moved(self, entries: Entries) -> None:
         """Entries are due at another time: the index brings them, whatever they waited for until now."""
         if self.honors_delay:
-            self.redelivery.forget(entries)
-            remove_entries(self.parked, entries)
+            self.states.moved(entries)
 
     def apply_dropped(self, ledger_ids: Iterable[int]) -> None:
         """Ledgers are gone; every entry of them was settled here, or lay before the start."""
-        self.changed |= self.cursor.drop(ledger_ids, self.log)
+        self.changed |= self.states.dropped(ledger_ids, self.log)
+
+    def capture(self, lsn: int) -> CursorCapture | None:
+        """Name the cursor's file by an lsn and return its content; None if it is as it was written. One step."""
+        if not self.changed:
+            return None
+        self.cursor_file = f"{self.subscription_id}.{lsn:x}"
+        self.changed = False
+        return self.capture_cursor()
 
     def capture_cursor(self) -> CursorCapture:
-        """What a checkpoint writes; copies, or what never changes, so that the loop may go on."""
+        """Capture the cursor for a checkpoint: copies, or objects that never change, so that the loop may go on."""
         self.dead_letters = self._services.dead_letter_sink.still_held(self)
         others = CursorImage(
             topic_id=self.topic_id,
@@ -272,15 +250,15 @@ class Subscription:
             dead_letters={ledger_id: bitmap.copy() for ledger_id, bitmap in self.dead_letters.items()},
             reasons=self.reasons.texts.copy(),
         )
-        return CursorCapture(others, self.redelivery.capture())
+        return CursorCapture(others, self.states.redelivery.capture())
 
     # -- consumers -------------------------------------------------------------------------------------------
 
     def attach(self, consumer: Consumer, catchup_ms: int) -> None:
         """Take in a consumer; the first one starts catch-up. `catchup_ms` is the time of the index's frontier."""
-        if self.type == EXCLUSIVE and self.consumers:
+        if not self.type.admits(len(self.consumers)):
             raise Refused(
-                f"Subscription {self.name!r} is EXCLUSIVE and has a consumer",
+                f"Subscription {self.name!r} is {self.type.name} and has a consumer",
                 reason="CONSUMER_ALREADY_CONNECTED",
             )
         if len(self.consumers) >= self.limits.consumers_max:
@@ -302,13 +280,13 @@ class Subscription:
             self.consumers.remove(consumer)
         if not self.deleted:
             self._take_back_unsent(consumer)
-        held = self.leases.held(consumer.consumer_id)
+        held = self.states.leases.held(consumer.consumer_id)
         if held and not keep_leases and not self.deleted:
             reason = ReturnReason.RELEASED if consumer.hands_back else ReturnReason.CONSUMER_LOST
             self._give_back_unasked(consumer.consumer_id, held, reason)
         if not self.consumers:
             self.replay.clear()
-            self._unpark()
+            self.states.park_cleared()
         self.work.set()
 
     def drain(self, consumer: Consumer) -> None:
@@ -320,17 +298,14 @@ class Subscription:
     def _take_back_unsent(self, consumer: Consumer) -> None:
         """As if it had never been handed out; by a record of it, it would count as sent, and could not be changed."""
         unsent = consumer.take_back()
-        held = {} if unsent is None else self.leases.held_by(consumer.consumer_id, unsent.entries())
+        held = {} if unsent is None else self.states.leases.held_by(consumer.consumer_id, unsent.entries())
         if held:
-            self.leases.take_back(consumer.consumer_id, held)
-            self.redelivery.push(0, held)
-            if self.type == KEY_SHARED:
-                self.came_back.append(held)
+            self.states.taken_back(consumer.consumer_id, held, 0, keeps_place=self.type.by_key)
 
     def begin_catchup(self, catchup_ms: int) -> None:
         """From here on, what is due by now is found by position. One step, without await."""
         self.replay.clear()
-        self._unpark()
+        self.states.park_cleared()
         self.frontier_ms = catchup_ms
         self.reader.begin(self.cursor.mark, self.log.end, catchup_ms)
         self.work.set()
@@ -352,11 +327,6 @@ class Subscription:
         self.consumers.clear()
         self.replay.clear()
         self.reader.begin(self.cursor.mark, self.log.end, 0)
-
-    def _unpark(self) -> None:
-        """What the dispatcher has parked is forgotten when the replay queue is emptied; what came back is not."""
-        self.redelivery.push(0, self.parked)
-        self.parked = {}
 
     # -- what consumers say ----------------------------------------------------------------------------------
 
@@ -392,7 +362,7 @@ class Subscription:
         """
         if dead_letter:
             self._services.dead_letter_sink.check_place(self)
-        held = self.leases.held_by(consumer_id, entries)
+        held = self.states.leases.held_by(consumer_id, entries)
         failures = not_held(self, without_entries(entries, held))
         if release:
             for done in self._release(consumer_id, held):
@@ -403,9 +373,8 @@ class Subscription:
         waits = []
         if dead:
             self.counters.nacked_messages += count_entries(dead)
-            self.leases.take_back(consumer_id, dead)
             why = (reason or NACKED) if dead_letter else TOO_OFTEN
-            waits.append(self.give_up(dead, why, reason))
+            waits.append(self.give_up(dead, why, reason, consumer_id=consumer_id))
         rest = without_entries(held, dead)
         for delay_ms, part in delays(
             rest, redeliver_after_ms, self.attempts, self.policy, self._services.rng
@@ -420,9 +389,9 @@ class Subscription:
 
     def extend(self, consumer_id: str, entries: Entries, lease_ms: int) -> list[Failure]:
         """Hold entries longer. Leases are not durable, so there is nothing to wait for."""
-        held = self.leases.held_by(consumer_id, entries)
+        held = self.states.leases.held_by(consumer_id, entries)
         if held:
-            self.leases.extend(held, self.clock.monotonic_ns() + lease_ms * 1_000_000)
+            self.states.leases.extend(held, self.clock.monotonic_ns() + lease_ms * 1_000_000)
             self.work.set()
         return not_held(self, without_entries(entries, held))
 
@@ -431,18 +400,19 @@ class Subscription:
     def expire_leases(self) -> None:
         """Give back what is held beyond its deadline; of a consumer that hangs, all that it holds."""
         now_ns = self.clock.monotonic_ns()
-        for consumer_id, late in self.leases.expired(now_ns):
+        for consumer_id, late in self.states.leases.expired(now_ns):
             consumer = next((each for each in self.consumers if each.consumer_id == consumer_id), None)
             hung = consumer is not None and self._hung(consumer, now_ns)
             if consumer is not None and consumer.waits_with(late):
                 self._take_back_unsent(consumer)  # its stream did not come to send it: no attempt was made
-            entries = self.leases.held(consumer_id) if hung else self.leases.held_by(consumer_id, late)
+            leases = self.states.leases
+            entries = leases.held(consumer_id) if hung else leases.held_by(consumer_id, late)
             if entries:
                 self.counters.lease_expired_messages += count_entries(entries)
                 self._give_back_unasked(consumer_id, entries, ReturnReason.LEASE_EXPIRED)
 
     def _lease_ended(self, consumer_id: str) -> None:
-        """A consumer holds less: a message that is larger than the bytes it has left may go to it now (D4)."""
+        """Wake the dispatcher for a consumer that waits for room for a large message (SUBSCRIPTION-2)."""
         for consumer in self.consumers:
             if consumer.starved and consumer.consumer_id == consumer_id:
                 consumer.starved = False
@@ -476,16 +446,15 @@ class Subscription:
         with contextlib.suppress(Unavailable):  # they expire again after the restart
             forget_result(self.settle(entries, SettleReason.EXPIRED))
 
-    def give_up(self, entries: Entries, reason: str, last_reason: str = "") -> asyncio.Future[None]:
-        """Make dead letters of entries that nobody holds; done when that is durable.
+    def give_up(
+        self, entries: Entries, reason: str, last_reason: str = "", *, consumer_id: str | None = None
+    ) -> asyncio.Future[None]:
+        """Make dead letters of entries that a consumer holds, or (None) nobody; done when that is durable.
 
         `last_reason` is of the nack that did it; empty: what was said before counts.
         """
-        self.redelivery.forget(entries)
-        remove_entries(self.parked, entries)
-        merge_entries(self.promised, entries)
-        merge_entries(self.giving_up, entries)
-        if self.type == KEY_SHARED:
+        self.states.given_up(consumer_id, entries)
+        if self.type.by_key:
             self.work.set()  # as when they are settled: they do not come back
         return self._services.dead_letter_sink.give_up(self, entries, reason, last_reason)
 
@@ -493,16 +462,16 @@ class Subscription:
         self, entries: Entries, not_before_ms: int, last_reason: str, *, was_sent: bool
     ) -> asyncio.Future[None] | None:
         """Entries cannot become dead letters and wait for redelivery; None if no record says so."""
-        remove_entries(self.giving_up, entries)
         if was_sent:
-            return self._return(entries, ReturnReason.NACKED, not_before_ms, last_reason)
-        remove_entries(self.promised, entries)
-        self.redelivery.push(not_before_ms, entries)
+            return self._return(None, entries, ReturnReason.NACKED, not_before_ms, last_reason)
+        self.states.taken_back(None, entries, not_before_ms)
         return None
 
-    def not_to_send(self, ledger_id: int, entry_ids: UInt32Column, *, also_queued: bool) -> Mask:
-        """For each entry, whether it is not to be sent now: `not_owed`, or about to be cancelled or moved."""
-        refused = self.not_owed(ledger_id, entry_ids, also_queued=also_queued)
+    def not_to_send(
+        self, ledger_id: int, entry_ids: UInt32Column, states: Iterable[State] = NOT_UNSENT
+    ) -> Mask:
+        """For each entry, whether it is not to be sent now: in one of the states, or about to be cancelled or moved."""
+        refused = self.not_owed(ledger_id, entry_ids, states)
         changing = self.log.changing.get(ledger_id)
         if (
             changing is not None and self.honors_delay
@@ -510,21 +479,11 @@ class Subscription:
             refused |= members(entry_ids, changing)
         return refused
 
-    def not_owed(self, ledger_id: int, entry_ids: UInt32Column, *, also_queued: bool) -> Mask:
-        """For each entry, whether it is settled, leased, promised or (`also_queued`) waiting for redelivery."""
+    def not_owed(self, ledger_id: int, entry_ids: UInt32Column, states: Iterable[State] = NOT_UNSENT) -> Mask:
+        """For each entry, whether it is settled, or in one of the states."""
         if self.log.entry_count(ledger_id) is None:
             return np.ones(len(entry_ids), dtype=np.bool_)  # dropped, and therefore settled
-        refused = self.cursor.settled_mask(ledger_id, entry_ids)
-        if refused is None:
-            refused = np.zeros(len(entry_ids), dtype=np.bool_)
-        sets = [self.leases.leased, self.promised]
-        if also_queued:
-            sets.append(self.redelivery.queued)
-        for entries in sets:
-            bitmap = entries.get(ledger_id)
-            if bitmap is not None:
-                refused |= members(entry_ids, bitmap)
-        return refused
+        return self.states.mask(ledger_id, entry_ids, states)
 
     # -- decisions -------------------------------------------------------------------------------------------
 
@@ -536,26 +495,18 @@ class Subscription:
 
     def promise_settled(self, entries: Entries) -> None:
         """A record that settles entries was submitted just now."""
-        # From here on the entries are promised (D1); a crash before the record is durable takes the promise back,
-        # and nobody was answered.
-        self.leases.settle(entries)
-        self.redelivery.forget(entries)
-        remove_entries(self.parked, entries)
-        remove_entries(self.giving_up, entries)
-        merge_entries(self.promised, entries)
-        if self.type == KEY_SHARED:
+        # A crash before the record is durable takes that back, and nobody was answered.
+        self.states.settling(entries)
+        if self.type.by_key:
             self.work.set()  # another consumer may be given the next ones of these keys now
 
     def _give_back(
         self, consumer_id: str, entries: Entries, reason: ReturnReason, not_before_ms: int, text: str = ""
     ) -> asyncio.Future[None]:
-        self.leases.take_back(consumer_id, entries)
         self.counters.redelivered_messages += count_entries(entries)
         if reason is ReturnReason.NACKED:
             self.counters.nacked_messages += count_entries(entries)
-        elif self.type == KEY_SHARED:
-            self.came_back.append(entries)
-        return self._return(entries, reason, not_before_ms, text)
+        return self._return(consumer_id, entries, reason, not_before_ms, text)
 
     def _release(self, consumer_id: str, held: Entries) -> list[asyncio.Future[None]]:
         """Give back unbegun: at once and uncounted, unless the same came back so again and again just now."""
@@ -566,8 +517,14 @@ class Subscription:
         ]
 
     def _return(
-        self, entries: Entries, reason: ReturnReason, not_before_ms: int, text: str
+        self,
+        consumer_id: str | None,
+        entries: Entries,
+        reason: ReturnReason,
+        not_before_ms: int,
+        text: str,
     ) -> asyncio.Future[None]:
+        keeps_place = self.type.by_key and reason is not ReturnReason.NACKED
         try:
             done = self._services.submit(
                 GivenBack(self.topic_id, self.subscription_id, reason, not_before_ms, entries, text)
@@ -575,11 +532,9 @@ class Subscription:
         except Unavailable:
             # The broker writes no more. What came back may still be sent to others; the attempt is forgotten with
             # the process.
-            remove_entries(self.promised, entries)
-            self.redelivery.push(not_before_ms, entries)
+            self.states.taken_back(consumer_id, entries, not_before_ms, keeps_place=keeps_place)
             raise
-        merge_entries(self.promised, entries)
-        self.returning += 1
+        self.states.returning(consumer_id, entries, keeps_place=keeps_place)
         return forget_result(done)
 
     def _give_back_unasked(self, consumer_id: str, entries: Entries, reason: ReturnReason) -> None:
@@ -589,8 +544,7 @@ class Subscription:
                 self._release(consumer_id, entries)
                 return
             if dead := self._worn_out(entries):
-                self.leases.take_back(consumer_id, dead)
-                self.give_up(dead, TOO_OFTEN)
+                self.give_up(dead, TOO_OFTEN, consumer_id=consumer_id)
             if rest := without_entries(entries, dead):
                 self._give_back(consumer_id, rest, reason, 0)
 

@@ -5,8 +5,8 @@ runs of about one size are merged into a third, a block or two with each change,
 row is moved about as often as the number of rows doubles. While a merge is under way all three are runs like others.
 
 Invariants:
-  T1  An entry is held by one run at most, or by the chunks that gather: the time there is its time.
-  T2  More than half of a run's rows hold, or the run is small, being merged, or waits for the next change to be.
+  TIMED-1  An entry is held by one run at most, or by the chunks that gather: the time there is its time.
+  TIMED-2  More than half of a run's rows hold, or the run is small, being merged, or waits for the next change to be.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TimesCapture:
 
 @dataclass(slots=True)
 class _Gathering:
-    """What was put last; each entry is named by one chunk at most."""
+    """Entries put last; one chunk at most names each."""
 
     chunks: list[Chunk] = field(default_factory=list)
     named: Entries = field(default_factory=dict)
@@ -146,7 +146,7 @@ class TimedEntries:
             run.pending = run.unsent = 0
 
     def find_due(self, now_ms: int, rows_max: int) -> tuple[Entries, bool]:
-        """What waits and is due, found before or not; only a part of it (then True) if that is long work."""
+        """Find due entries; only a part of them (then True) if that is long work."""
         if self._gathering.first_ms <= now_ms:
             self._flush()
         due: Entries = {}

@@ -6,7 +6,6 @@ with FolderWriter("data") as folder:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -15,14 +14,16 @@ import numpy as np
 from google_crc32c import value
 from pyroaring import BitMap
 
-from broker.delayed.bucket_storage import LocalBucketStorage
 from broker.model import FLAG_DELAYED, ROW, START, Int64Column, Position, RowColumn, UInt32Column
+from broker.policy import TopicPolicy
 from broker.runtime.vfs import LocalVfs, Vfs
 from broker.storage.amendments import NONE, Amendments, AmendmentsImage, encode_amendments
 from broker.storage.blocks import TIME, BlockChecksums, LedgerName, file_lengths
 from broker.storage.bucket_builder import SnapshotBuilder
+from broker.storage.bucket_files import bucket_storage, save_bucket
 from broker.storage.bucket_snapshot import LedgerSpan
 from broker.storage.layout import Layout
+from broker.storage.ledger_facts import LedgerFacts
 from broker.storage.manifest import (
     BrokerImage,
     CursorImage,
@@ -34,7 +35,6 @@ from broker.storage.manifest import (
     encode_topic,
 )
 from broker.storage.named_files import ledger_capture
-from broker.storage.policy import TopicPolicy
 from broker.storage.segment import encode_header
 from broker.storage.varint import encode_varint
 
@@ -163,9 +163,8 @@ class FolderWriter:
             sealed=not is_last or ledger.hollow,
             times_crcs=checksums[0].crcs() if is_last and not ledger.hollow else (),
             rows_crcs=checksums[1].crcs() if is_last and not ledger.hollow else (),
-            first_publish_ms=NOW_MS,
+            facts=LedgerFacts(NOW_MS, int(times.max(initial=0))),
             amendments_file=amendments_file,
-            last_due_ms=int(times.max(initial=0)),
         )
         name = LedgerName(self.layout.ledgers(topic_id), topic_id, ledger.ledger_id, 0)
         footers = [each.encode_footer() if stated.sealed else b"" for each in checksums]
@@ -203,10 +202,10 @@ class FolderWriter:
         ordinals = builder.ordinals.to_ordinals(ledger_ids, entry_ids)
         order = np.lexsort((ordinals, times))
         segments = [*builder.add(times[order], ordinals[order]), *builder.end()]
-        storage = LocalBucketStorage(self._vfs, self.layout.buckets(topic_id), topic_id)
+        storage = bucket_storage(self._vfs, self.layout.buckets(topic_id), topic_id)
         start, end = Position(spans[0].ledger_id, 0), Position(spans[-1].ledger_id, spans[-1].end)
         metadata = builder.metadata(topic_id, bucket_id, start, end)
-        asyncio.run(storage.save_all(bucket_id, metadata, builder.bitmaps, segments))
+        save_bucket(storage, bucket_id, metadata, builder.bitmaps, segments)
 
     def _write_subscription(
         self, topic_id: int, subscription_id: int, stated: StoredSubscription

@@ -23,6 +23,7 @@ from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalFile, LocalVfs
 from broker.server import Server
 from broker.topics.topic import Topic
+from broker.tuning import Tuning
 
 _T = TypeVar("_T")
 
@@ -68,7 +69,7 @@ class _UnsyncedFile(LocalFile):
 
 class _UnsyncedVfs(LocalVfs):
     def open(self, path: str, *, create: bool = False) -> _UnsyncedFile:
-        return _UnsyncedFile(path, super().open(path, create=create)._fd)
+        return _UnsyncedFile(path, super().open(path, create=create).fileno())
 
     def sync_dir(self, path: str) -> None: ...
 
@@ -159,9 +160,9 @@ class FakeBroker:
             http_address="127.0.0.1:0",
             drain_grace_ms=100,
             disk_reserve_bytes=0,
-            journal_segment_bytes=_MIB * 4,
-            request_bytes_max=_MIB * 4,
-            journal_spare_segments_max=1,
+            tuning=Tuning(
+                journal_segment_bytes=_MIB * 4, request_bytes_max=_MIB * 4, journal_spare_segments_max=1
+            ),
         )
         self._server = Server(config, vfs=_UnsyncedVfs(), clock=self._clock)
         await self._server.start()
@@ -184,7 +185,7 @@ class FakeBroker:
             if (due_ms is not None and due_ms <= now_ms) or topic.index.tracker.needs_load(now_ms):
                 return True
             for subscription in topic.subscriptions.values():
-                deadline_ns = subscription.leases.next_deadline_ns()
+                deadline_ns = subscription.states.leases.next_deadline_ns()
                 if deadline_ns is not None and deadline_ns <= now_ns:
                     return True
                 if any(consumer._waiting is not None for consumer in subscription.consumers):
@@ -195,13 +196,13 @@ class FakeBroker:
         return False
 
     def _next_times_ms(self) -> Iterable[int]:
-        """When something may happen by itself."""
+        """Return the times at which something may happen by itself."""
         now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
         for topic in self._topics():
             yield topic.index.next_due_ms() or now_ms
             for subscription in topic.subscriptions.values():
-                yield subscription.redelivery.next_ms() or now_ms
-                deadline_ns = subscription.leases.next_deadline_ns()
+                yield subscription.states.redelivery.next_ms() or now_ms
+                deadline_ns = subscription.states.leases.next_deadline_ns()
                 if deadline_ns is not None:
                     yield now_ms + (deadline_ns - now_ns) // 1_000_000 + 1
 

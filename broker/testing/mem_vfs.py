@@ -4,15 +4,15 @@
 `_Disk` replays that list and keeps, per file and per directory, what is durable and what is pending. A
 `CrashPolicy` decides which of the pending changes the disk took. Invariants:
 
-  M1  A file's bytes and length are durable once its `sync` returned; nothing else makes them so.
-  M2  A name is durable once `sync_dir` of its directory returned, and every directory above it is durable
+  MEMVFS-1  A file's bytes and length are durable once its `sync` returned; nothing else makes them so.
+  MEMVFS-2  A name is durable once `sync_dir` of its directory returned, and every directory above it is durable
       too. A file without a durable name is gone, however often it was synced.
-  M3  A rename within a directory is one change: after a crash the old mapping or the new, never neither. A
+  MEMVFS-3  A rename within a directory is one change: after a crash the old mapping or the new, never neither. A
       rename between directories is one change in each, and each needs its own `sync_dir`.
-  M4  Changes of names within one directory reach the disk in order; between directories in any order.
-  M5  A sector of 512 bytes holds what it held after one of the writes, or zeros where writes are unsynced;
+  MEMVFS-4  Changes of names within one directory reach the disk in order; between directories in any order.
+  MEMVFS-5  A sector of 512 bytes holds what it held after one of the writes, or zeros where writes are unsynced;
       what was synced before, and is not written over, stays.
-  M6  After a sync failed, no later sync of that file or directory makes anything durable (fsyncgate).
+  MEMVFS-6  After a sync failed, no later sync of that file or directory makes anything durable (fsyncgate).
 
 Relative and absolute paths name the same tree. Space counts by length, also what `truncate` added.
 """

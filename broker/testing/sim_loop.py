@@ -3,9 +3,9 @@
 When nothing is ready the loop jumps to the next timer. When there is no timer either, nothing could ever
 happen again, and it raises `Deadlock`. Invariants:
 
-  L1  Time moves only between callbacks, in whole microseconds, never back.
-  L2  What one executor is given runs in that order, one at a time; None is an executor too.
-  L3  The order of callbacks depends on the seed and the program alone. Tasks hash by their number, so that
+  SIMLOOP-1  Time moves only between callbacks, in whole microseconds, never back.
+  SIMLOOP-2  What one executor is given runs in that order, one at a time; None is an executor too.
+  SIMLOOP-3  The order of callbacks depends on the seed and the program alone. Tasks hash by their number, so that
       sets of tasks (a TaskGroup cancels out of one) have the same order in every run. Sets of other objects
       do not; and sets of strings need a fixed PYTHONHASHSEED to agree between processes.
 

@@ -3,12 +3,12 @@
     read effective times -> decide (one step) -> submit, hold back -> durable: done
 
 Invariants:
-  X1  From the last look at times, subscriptions and other changes to the submission there is no await: what is decided
-      is so when the record is submitted, and from then on nobody is sent the entries (`log.changing`).
-  X2  All or nothing over subscriptions: an entry changes only if no subscription that honours delays was sent it, or
-      may have been; then none will be under the old schedule (P5).
-  X3  A new time lies after the index's frontier, so that a move cannot fall between catch-up and index.
-  X4  A request that is refused has changed nothing.
+  CHANGE-1  From the last look at times, subscriptions and other changes to the submission there is no await: what is
+      decided is so when the record is submitted, and from then on nobody is sent the entries (`log.changing`).
+  CHANGE-2  All or nothing over subscriptions: an entry changes only if no subscription that honours delays was sent
+      it, or may have been; then none will be under the old schedule (P5).
+  CHANGE-3  A new time lies after the index's frontier, so that a move cannot fall between catch-up and index.
+  CHANGE-4  A request that is refused has changed nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from broker.errors import InvalidRequest, NotFound, OutOfRange
+from broker.errors import InvalidRequest, NotFound
 from broker.model import (
     CANCELLED_MS,
     DELIVER_AT_MS_MAX,
@@ -35,8 +35,9 @@ from broker.model import (
 from broker.runtime.clock import Clock
 from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.salvage import times_around_damage
+from broker.subscriptions.entry_states import HELD
 from broker.subscriptions.subscription import Subscription
-from broker.topics.refusals import topic_not_found
+from broker.topics.refusals import check_max_delay, topic_not_found
 from broker.topics.schedule_values import Cancel, Change, ChangeResult, Move, OutcomeColumns
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Changing:
                 except NotFound:  # dropped meanwhile
                     continue
 
-    # -- one step with what follows the last read: no await from here on (X1) ----------------------------------
+    # -- one step with what follows the last read: no await from here on (CHANGE-1) ----------------------------------
 
     def _decide(
         self, asked: Sequence[_Asked], change: Change, *, dry_run: bool
@@ -150,12 +151,10 @@ class Changing:
             return None
         kind = Cancelled if isinstance(change, Cancel) else Moved
         record = kind(topic.topic_id, ledgers)
-        durable = topic.submit_record(record)
-        topic.log.hold(record.entries)
-        return durable
+        return topic.submit_change(record)
 
     def _find_results(self, each: _Asked, *, waiting_only: bool) -> None:
-        """What becomes of each entry (X2)."""
+        """Decide the outcome of each entry (CHANGE-2)."""
         log = self._topic.log
         if log.entry_count(each.ledger_id) is None or each.ledger_id in log.going:
             each.times[:] = 0
@@ -190,7 +189,7 @@ class Changing:
         return found
 
     def _new_times(self, each: _Asked, move: Move) -> Int64Column:
-        """When the entries are due after a move (X3); raises what the move is refused with."""
+        """Return the due times after a move (CHANGE-3); raises the refusal."""
         now_ms = self._clock.now_ms()
         if move.shift_ms is not None:
             wanted = each.times[each.results == _DONE] + move.shift_ms
@@ -204,14 +203,7 @@ class Changing:
         if latest_ms > DELIVER_AT_MS_MAX:
             why = f"With this {field} a message would be due after the year 9999: it counts milliseconds"
             raise InvalidRequest(why, field=field, reason="INVALID_NEW_TIME")
-        max_delay_ms = self._topic.policy.max_delay_ms
-        if max_delay_ms and latest_ms > now_ms + max_delay_ms:
-            raise OutOfRange(
-                f"The delay is beyond this topic's max_delay_ms of {max_delay_ms}",
-                field=field,
-                reason="DELIVER_AT_TOO_FAR",
-                max_delay_ms=max_delay_ms,
-            )
+        check_max_delay(wanted, now_ms, self._topic.policy, lambda _: field)
         new_ms = each.times.copy()
         new_ms[each.results == _DONE] = np.maximum(wanted, self._frontier_ms + 1)
         return new_ms
@@ -228,8 +220,8 @@ def _was_sent(
     start = subscription.image.start
     if ledger_id < start.ledger_id:
         return np.zeros(len(entry_ids), dtype=np.bool_)
-    sent = subscription.not_owed(ledger_id, entry_ids, also_queued=False)
-    came_back = subscription.redelivery.came_back({ledger_id: bitmap_of(entry_ids)})
+    sent = subscription.not_owed(ledger_id, entry_ids, HELD)
+    came_back = subscription.states.redelivery.came_back({ledger_id: bitmap_of(entry_ids)})
     if ledger_id in came_back:
         sent |= members(entry_ids, came_back[ledger_id])
     sent |= times <= subscription.unknown_through_ms
@@ -252,7 +244,7 @@ def _by_ledger(ledger_ids: Int64Column, entry_ids: UInt32Column) -> list[_Asked]
 def _outcomes(
     ledger_ids: Int64Column, entry_ids: UInt32Column, asked: Sequence[_Asked], change: Change
 ) -> OutcomeColumns:
-    """What became of each entry, in the order of the request."""
+    """Return the outcome of each entry, in the order of the request."""
     results = np.zeros(len(ledger_ids), dtype=np.int64)
     due = np.zeros(len(ledger_ids), dtype=np.int64)
     delivered_to: dict[int, tuple[str, ...]] = {}

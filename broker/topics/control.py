@@ -1,4 +1,4 @@
-"""What operators do to a subscription: move it in the log, pause it, change its settings.
+"""Control of subscriptions by operators: seek, pause, change of settings.
 
 Each is one record that states the outcome; `Subscription.apply` does the rest, and what consumers hold or are about
 to be sent follows from it in the same step.
@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from broker.errors import NotFound
 from broker.model import START, Position
+from broker.policy import SubscriptionPolicy
 from broker.storage.ledger import Ledger
-from broker.storage.policy import SubscriptionPolicy
 from broker.storage.records import Seeked, SubscriptionChanged
 from broker.subscriptions.subscription import Subscription
 from broker.topics.policies import check_subscription_policy
@@ -47,7 +47,7 @@ async def skip_all(topic: Topic, subscription: Subscription) -> int:
 async def pause(topic: Topic, subscription: Subscription, *, paused: bool) -> None:
     """Stop delivery, or let it go on; returns when that is durable."""
     _check_there(topic, subscription)
-    await _change(topic, replace(_decided(topic, subscription), paused=paused))
+    await topic.subscriptions.change(replace(_decided(topic, subscription), paused=paused))
 
 
 async def update_policy(
@@ -57,10 +57,10 @@ async def update_policy(
     _check_there(topic, subscription)
     decided = _decided(topic, subscription)
     policy = replace(decided.policy, **{name: getattr(given, name) for name in named})
-    check_subscription_policy(subscription.type, policy, topic.in_force(policy))
+    check_subscription_policy(subscription.type, policy, topic.subscriptions.in_force(policy))
     if named & {"max_delivery_attempts", "dead_letter_topic"}:
-        topic.check_dead_letters(subscription.name, policy)
-    await _change(topic, replace(decided, policy=policy))
+        topic.subscriptions.check_dead_letters(subscription.name, policy)
+    await topic.subscriptions.change(replace(decided, policy=policy))
 
 
 def position_of_id(topic: Topic, position: Position) -> Position:
@@ -89,7 +89,7 @@ async def position_of_time(topic: Topic, publish_time_ms: int) -> Position:
 async def _position_of_time(topic: Topic, publish_time_ms: int) -> Position:
     before: Ledger | None = None  # the last ledger that begins earlier: the message may lie in it
     for ledger in topic.log:
-        if topic.ledger_facts[ledger.name.ledger_id].first_publish_ms >= publish_time_ms:
+        if topic.ledgers.facts[ledger.name.ledger_id].first_publish_ms >= publish_time_ms:
             break
         before = ledger
     if before is None:
@@ -124,13 +124,7 @@ def _check_there(topic: Topic, subscription: Subscription) -> None:
 
 
 def _decided(topic: Topic, subscription: Subscription) -> SubscriptionChanged:
-    """What is set, counting what is submitted and not applied yet: two changes at once must not undo each other."""
+    """Return the settings, counting changes on their way: two at once must not undo each other."""
     return subscription.decided or SubscriptionChanged(
         topic.topic_id, subscription.subscription_id, subscription.image.policy, subscription.paused
     )
-
-
-async def _change(topic: Topic, record: SubscriptionChanged) -> None:
-    done = topic.submit_record(record)
-    topic.subscriptions[record.subscription_id].decided = record
-    await asyncio.shield(done)

@@ -1,4 +1,4 @@
-"""What the subscriptions of a topic are owed, by state: exact, and without a walk over messages.
+"""Counts of what the subscriptions of a topic are owed, by state: exact, without a walk over messages.
 
     unsettled = leased + promised + scheduled + ready
 
@@ -9,11 +9,11 @@ its time has not come (messages that were stored for another subscription alone,
 until now). Without consumers the same holds.
 
 Invariants:
-  N1  `before` counts the index's entries before the start and after `frontier`. It is found once, and lowered by
+  COUNTS-1  `before` counts the index's entries before the start and after `frontier`. It is found once, and lowered by
       what is taken. The index yields each entry once and the frontier never goes back, so that it does not matter
       what was taken while the log was read.
-  N2  `elsewhere` names only what the index still holds: an entry goes in while it lies after the index's frontier,
-      and out when it is taken.
+  COUNTS-2  `elsewhere` names only what the index still holds: an entry goes in while it lies after the index's
+      frontier, and out when it is taken.
 """
 
 from __future__ import annotations
@@ -43,12 +43,25 @@ from broker.model import (
 from broker.observe.logs import Notice, get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
-from broker.storage.changes import Changed
+from broker.storage.changes import Cancelled, Changed, Moved
+from broker.storage.ledger_facts import LedgerFacts
 from broker.storage.log import TopicLog
-from broker.storage.records import GivenBack, Produced, Seeked, Settled, SubscriptionChanged
+from broker.storage.records import (
+    GivenBack,
+    LedgersDropped,
+    Produced,
+    Record,
+    Replaced,
+    Seeked,
+    SubscriptionChanged,
+    SubscriptionCreated,
+    SubscriptionDeleted,
+    Transferred,
+)
 from broker.storage.salvage import UNREADABLE_TIME, times_around_damage
+from broker.subscriptions.entry_states import HELD, PROMISED, State
 from broker.subscriptions.subscription import Subscription
-from broker.topics.ledger_facts import LedgerFacts
+from broker.topics.component import not_applied
 from broker.topics.oldest import OldestReady
 
 log = get_logger(__name__)
@@ -71,7 +84,7 @@ class SubscriptionCounts:
 
 @dataclass(slots=True, eq=False)
 class Hidden:
-    """What the index holds, and one subscription is not owed by it; see N1 and N2."""
+    """Entries of the index that one subscription is not owed; see COUNTS-1 and COUNTS-2."""
 
     subscription: Subscription
     start: Position
@@ -98,11 +111,9 @@ class Hidden:
             if len(ids):
                 remove_entries(self.elsewhere, {ledger_id: bitmap_of(ids)})
 
-    def changed(self, ledgers: Mapping[int, Changed], frontier: Frontier) -> None:
+    def cancelled(self, ledgers: Mapping[int, Changed], frontier: Frontier) -> None:
         """Entries were cancelled: they are not in the index any more, nor hidden from anybody."""
         for ledger_id, changed in ledgers.items():
-            if changed.new_ms is not None:
-                continue
             ids = changed.entry_ids
             held = _after(frontier, changed.old_ms, np.int64(ledger_id), ids)
             before = np.full(len(ids), ledger_id < self.start.ledger_id)
@@ -124,14 +135,14 @@ class TopicCounts:
         *,
         clock: Clock,
         spawn: Spawn,
-        name: str,
+        topic_id: int,
     ) -> None:
         self._log = log
         self._facts = ledger_facts
         self._subscriptions = subscriptions
         self._clock = clock
         self._spawn = spawn
-        self._name = name
+        self._topic_id = topic_id
         self._index: IndexPump | None = None
         self._hidden: dict[int, Hidden] = {}
         self._oldest: dict[int, OldestReady] = {}
@@ -158,19 +169,35 @@ class TopicCounts:
         for subscription in self._subscriptions.values():
             self.recount(subscription)
 
-    def applied(
-        self, subscription: Subscription, record: Settled | GivenBack | Seeked | SubscriptionChanged
-    ) -> None:
-        """A record was applied to a subscription."""
+    def apply(self, record: Record, lsn: int) -> None:
+        """See `Applier`. All other components are as the record says already."""
         match record:
             case Seeked() | SubscriptionChanged():
-                self.recount(subscription)
+                self._recount(record.subscription_id)
             case GivenBack():
-                self._oldest.pop(subscription.subscription_id, None)  # what came back may be older
+                self._oldest.pop(record.subscription_id, None)  # what came back may be older
+            case SubscriptionCreated():
+                self._recount(record.subscription.subscription_id)
+            case SubscriptionDeleted():
+                self._forget(record.subscription_id)
+            case Cancelled():
+                self._cancel(record)
+            case Replaced():
+                self._cancel(record.cancelled)
+            case Moved():
+                self._move(record)
+            case Transferred():
+                self._transfer(record)
+            case LedgersDropped():
+                # A scan that is under way would miss rows of them that were taken since it began, and have them taken
+                # off.
+                self._recount_unknown()
+            case _:
+                not_applied(self, record)
 
     def recount(self, subscription: Subscription) -> None:
         """Find out anew what is hidden from a subscription: it is new, begins elsewhere, or has other rules."""
-        self.forget(subscription.subscription_id)
+        self._forget(subscription.subscription_id)
         index, start = self._index, subscription.cursor.start
         if index is None or not subscription.honors_delay:
             return
@@ -183,18 +210,29 @@ class TopicCounts:
             hidden.is_known = True
         self._hidden[subscription.subscription_id] = hidden
         if not hidden.is_known and self._scan is None:
-            self._scan = self._spawn(f"counts of {self._name}", self._find_hidden())
+            self._scan = self._spawn(f"counts of topic {self._topic_id}", self._find_hidden())
 
-    def dropped(self, *, held: bool) -> None:
-        """Ledgers are gone; `held`: the index held something of them.
+    def _recount(self, subscription_id: int) -> None:
+        if subscription := self._subscriptions.get(subscription_id):
+            self.recount(subscription)
 
-        A scan that is under way would miss rows of them that were taken since it began, and have them taken off.
-        """
+    def discarded(self) -> None:
+        """The index held something of ledgers that are gone."""
         for hidden in list(self._hidden.values()):
-            if held or not hidden.is_known:
+            self.recount(hidden.subscription)
+
+    def _recount_unknown(self) -> None:
+        for hidden in list(self._hidden.values()):
+            if not hidden.is_known:
                 self.recount(hidden.subscription)
 
-    def stored_for_another(self, subscription: Subscription, record: Produced) -> None:
+    def _transfer(self, record: Transferred) -> None:
+        if record.produced.topic_id == self._topic_id and record.subscription_id:
+            for each in self._subscriptions.values():
+                if each.subscription_id != record.subscription_id:
+                    self._store_for_another(each, record.produced)
+
+    def _store_for_another(self, subscription: Subscription, record: Produced) -> None:
         """Messages were stored that this subscription is not owed, and that the index gets all the same."""
         delayed = np.flatnonzero(record.times)
         if self._index is None or not subscription.honors_delay or not len(delayed):
@@ -206,22 +244,22 @@ class TopicCounts:
         ids = (delayed + record.first_entry_id).astype(np.uint32)
         merge_entries(hidden.elsewhere, {record.ledger_id: bitmap_of(ids)})
 
-    def changed(self, ledgers: Mapping[int, Changed]) -> None:
-        """Entries were cancelled or moved, of which the index has not been told yet."""
+    def _cancel(self, record: Cancelled) -> None:
         if self._index is None:
             return
-        for hidden in list(self._hidden.values()):
+        for hidden in self._hidden.values():
             if hidden.is_known:
-                hidden.changed(ledgers, self._index.tracker.frontier)
-            else:
-                self.recount(hidden.subscription)  # its scan may have passed them
+                hidden.cancelled(record.ledgers, self._index.tracker.frontier)
+        self._recount_unknown()  # their scan may have passed them
 
-    def moved(self, ledgers: Mapping[int, Changed]) -> None:
-        """Entries were moved, and the index was told: what was due is scheduled again, perhaps not for all."""
-        if self._index is not None:
-            frontier_ms = self._index.tracker.frontier.deliver_at_ms
-            if any(bool((changed.old_ms <= frontier_ms).any()) for changed in ledgers.values()):
-                self.recount_all()
+    def _move(self, record: Moved) -> None:
+        if self._index is None:
+            return
+        frontier_ms = self._index.tracker.frontier.deliver_at_ms
+        if any(bool((changed.old_ms <= frontier_ms).any()) for changed in record.ledgers.values()):
+            self.recount_all()  # what was due is scheduled again, perhaps not for all
+        else:
+            self._recount_unknown()
 
     def took(self, chunk: DueChunk) -> None:
         """A chunk has left the index."""
@@ -230,7 +268,7 @@ class TopicCounts:
                 hidden.took(chunk)
             self._drop_empty()
 
-    def forget(self, subscription_id: int) -> None:
+    def _forget(self, subscription_id: int) -> None:
         """A subscription is gone, or counted anew."""
         self._hidden.pop(subscription_id, None)
         self._oldest.pop(subscription_id, None)
@@ -239,7 +277,7 @@ class TopicCounts:
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing is being sought: after a start, a seek or a rebuild of the index that takes a moment."""
+        """Return whether the counts are exact: after a start, a seek or a rebuild of the index that takes a moment."""
         if self._index is None:
             return False
         return self._index.is_exact and all(each.is_known for each in self._hidden.values())
@@ -257,16 +295,16 @@ class TopicCounts:
                     await asyncio.wait([self._scan])
 
     def of(self, subscription: Subscription) -> SubscriptionCounts:
-        """What a subscription is owed, by state."""
-        leased = subscription.leases.count()
-        rest = subscription.unsettled_count() - leased - count_entries(subscription.promised)
-        scheduled = subscription.redelivery.count_after(self._clock.now_ms())
+        """Return the counts of a subscription, by state."""
+        leased = subscription.states.count(State.LEASED)
+        rest = subscription.unsettled_count() - leased - subscription.states.count(*PROMISED)
+        scheduled = subscription.states.redelivery.count_after(self._clock.now_ms())
         if self._index is not None and subscription.honors_delay:
             indexed = self._index.scheduled_count()
             if hidden := self._hidden.get(subscription.subscription_id):
                 indexed = max(0, indexed - hidden.count())
                 # What came back although its time has not come waits for that, as soon as the dispatcher looks.
-                scheduled += count_entries(subscription.redelivery.ready_among(hidden.elsewhere))
+                scheduled += count_entries(subscription.states.redelivery.ready_among(hidden.elsewhere))
             scheduled += indexed
         scheduled = min(scheduled, max(0, rest))
         return SubscriptionCounts(scheduled, max(0, rest - scheduled), leased)
@@ -282,7 +320,7 @@ class TopicCounts:
         if not found.is_known:
             self._sought[subscription.subscription_id] = found
             if self._search is None:
-                self._search = self._spawn(f"oldest messages of {self._name}", self._find_oldest())
+                self._search = self._spawn(f"oldest messages of topic {self._topic_id}", self._find_oldest())
         return found.last_age_ms()
 
     async def find_oldest_age_ms(self, subscription: Subscription) -> int:
@@ -317,18 +355,14 @@ class TopicCounts:
         """Return whether anything whose time has not come may be settled, held or put off."""
         cursor = subscription.cursor
         return bool(
-            cursor.mark > cursor.start
-            or cursor.settled
-            or subscription.leases.leased
-            or subscription.promised
-            or subscription.redelivery.queued
+            cursor.mark > cursor.start or cursor.settled or subscription.states.count(*HELD, State.QUEUED)
         )
 
     async def _find_hidden(self) -> None:
         try:
             while sought := [each for each in self._hidden.values() if not each.is_known]:
                 assert self._index is not None
-                for each in sought:  # no await up to here since: N1
+                for each in sought:  # no await up to here since: COUNTS-1
                     each.frontier, each.before, each.elsewhere = self._index.tracker.frontier, 0, {}
                 try:
                     await self._count_hidden(sought)
@@ -382,15 +416,13 @@ class TopicCounts:
         subscription = hidden.subscription
         sets = (
             subscription.cursor.settled,
-            subscription.leases.leased,
-            subscription.promised,
-            subscription.redelivery.queued,
+            *map(subscription.states.column, (*HELD, State.QUEUED)),
         )
         # The mark lies at or after the start.
         return subscription.cursor.mark > (ledger_id, 0) or any(ledger_id in each for each in sets)
 
     def _count_rows(self, hidden: Hidden, ledger_id: int, first: int, times: Int64Column) -> None:
-        """Count, or note, what is hidden among consecutive rows. No await in here: N2."""
+        """Count, or note, what is hidden among consecutive rows. No await in here: COUNTS-2."""
         if self._index is None:
             return
         ids = np.arange(first, first + len(times), dtype=np.uint32)
@@ -406,7 +438,7 @@ class TopicCounts:
         held = later & ~below & _after(self._index.tracker.frontier, times, np.int64(ledger_id), ids)
         at = np.flatnonzero(held)
         if len(at):
-            refused = hidden.subscription.not_owed(ledger_id, ids[at], also_queued=True)
+            refused = hidden.subscription.not_owed(ledger_id, ids[at], (*HELD, State.QUEUED))
             if refused.any():
                 merge_entries(hidden.elsewhere, {ledger_id: bitmap_of(ids[at][refused])})
 

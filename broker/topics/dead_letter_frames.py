@@ -1,4 +1,4 @@
-"""What a message becomes as a dead letter, and what a dead letter becomes when it is requeued; and where it goes. Pure.
+"""Frames of dead letters and of requeued messages, and the topics they go to. Pure.
 
 Payload, key, properties, event time and traceparent stay as they were. What said when and how often the message was to
 be stored (deliver_at_ms, deliver_after_ms, schedule_key, ttl_ms, sequence_id) goes, for it was obeyed. The reserved
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from broker.config import is_name
 from broker.errors import Corrupt, Refused
-from broker.storage.policy import SubscriptionPolicy
+from broker.policy import SubscriptionPolicy
+from broker.settings import is_name
 from broker.storage.varint import encode_varint
 
 HOLDER_NAME = "dead-letters"

@@ -31,7 +31,7 @@ async def letters_after(
 
 
 def _rest_of(places: Sequence[HeldLetters], after: Position) -> Iterator[tuple[Topic, int, UInt32Column]]:
-    """What comes after a page, ledger by ledger, oldest first."""
+    """Return the places after a page, ledger by ledger, oldest first."""
     ledgers = [
         (ledger_id, place.topic, bitmap) for place in places for ledger_id, bitmap in place.entries.items()
     ]

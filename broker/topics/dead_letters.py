@@ -40,14 +40,16 @@ from broker.model import (
     without_entries,
 )
 from broker.observe.logs import get_logger
+from broker.policy import DELAYED_ENABLED, SubscriptionPolicy, TopicPolicy
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
 from broker.settings import MIB
-from broker.storage.policy import DELAYED_ENABLED, SubscriptionPolicy, TopicPolicy
 from broker.storage.records import Settled, SettleReason, Transferred
 from broker.storage.salvage import NO_FRAME, read_marking_damage
 from broker.subscriptions import giving_up
-from broker.subscriptions.subscription import SHARED, Subscription
+from broker.subscriptions.entry_states import PROMISED, State
+from broker.subscriptions.subscription import Subscription
+from broker.subscriptions.types import SubscriptionType
 from broker.topics import dead_letter_frames as frames
 from broker.topics.dead_letter_frames import HOLDER_NAME, dead_letter_topic_name
 from broker.topics.refusals import subscription_not_found
@@ -76,7 +78,7 @@ class HeldLetters:
 
 
 class _Cause(NamedTuple):
-    """Why messages are given up; and what the nack said that did it, empty if none did or it said nothing."""
+    """Cause of giving up messages, and the text of the nack that led to it, if any."""
 
     reason: str
     last_reason: str
@@ -117,7 +119,7 @@ class DeadLetterOffice:
         self._clock = clock
         self._spawn = spawn
         self._wait_room = wait_room
-        self._bytes_max = min(_BYTES_MAX, config.journal_segment_bytes // 4)
+        self._bytes_max = min(_BYTES_MAX, config.tuning.journal_segment_bytes // 4)
         self._readers = asyncio.Semaphore(_READERS_MAX)
         self._going: set[asyncio.Future[None]] = set()
 
@@ -179,7 +181,7 @@ class DeadLetterOffice:
         try:
             await self._move_out(subscription, ledger_id, ids, cause, waits)
         except PostdateError as error:
-            left = common_entries({ledger_id: bitmap_of(ids)}, subscription.giving_up)
+            left = subscription.states.among({ledger_id: bitmap_of(ids)}, State.GIVING_UP)
             if subscription.deleted or not left:
                 return waits
             log.error(
@@ -214,10 +216,10 @@ class DeadLetterOffice:
             some = ids[: len(stored)]
             letters = await self._letters(source, subscription, ledger_id, some, stored, cause)
             # No await from here to the record: an entry that was acknowledged meanwhile, or taken back by a seek,
-            # is not `giving_up` any more.
+            # is not GIVING_UP any more.
             if holder.deleted or topic.deleted:
                 continue  # another place is made
-            ours = common_entries({ledger_id: bitmap_of(some)}, subscription.giving_up)
+            ours = subscription.states.among({ledger_id: bitmap_of(some)}, State.GIVING_UP)
             if ours and not subscription.deleted:
                 kept = members(some, ours[ledger_id])
                 batch = _batch_of(letters, rows["key_hash"][: len(some)], kept)
@@ -248,14 +250,16 @@ class DeadLetterOffice:
         name = dead_letter_topic_name(source.name, subscription.name, subscription.policy)
         topic = await self._registry.topic_or_create(name, always=True)
         while True:
-            await topic.wait_created(HOLDER_NAME)
-            if holder := topic.find_subscription(HOLDER_NAME):
+            await topic.subscriptions.wait_created(HOLDER_NAME)
+            if holder := topic.subscriptions.find(HOLDER_NAME):
                 return topic, holder
-            if not topic.is_creating(HOLDER_NAME):
+            if not topic.subscriptions.is_creating(HOLDER_NAME):
                 # The first subscription of a topic begins at its first message. Where there were others, what is
                 # there already is theirs.
                 policy = SubscriptionPolicy(max_delivery_attempts=0)  # dead letters do not die again
-                return topic, await topic.create_subscription(HOLDER_NAME, SHARED, _LATEST, policy)
+                return topic, await topic.subscriptions.create(
+                    HOLDER_NAME, SubscriptionType.SHARED, _LATEST, policy
+                )
 
     async def _letters(
         self,
@@ -307,7 +311,7 @@ class DeadLetterOffice:
             }
             for ledger_id in there:
                 del missing[ledger_id]
-            holder = topic.find_subscription(HOLDER_NAME)
+            holder = topic.subscriptions.find(HOLDER_NAME)
             if holder is not None and there:
                 held = without_entries(there, holder.cursor.settled_part(there))
                 if held:
@@ -386,7 +390,7 @@ class DeadLetterOffice:
     ) -> asyncio.Future[None]:
         record = Transferred(into.plan(batch, policy), settled, subscription_id)
         durable = into.submit_record(record, lambda lsn: self._registry.apply(record, lsn))
-        into.reserve(record.produced)
+        into.ledgers.reserve(record.produced)
         return durable
 
     async def purge(self, subscription: Subscription, chosen: Entries | None) -> Entries:
@@ -405,8 +409,7 @@ class DeadLetterOffice:
 
 def _not_done(holder: Subscription, entries: Entries) -> Entries:
     """The part that the holder has neither settled nor is about to settle."""
-    rest = without_entries(entries, holder.cursor.settled_part(entries))
-    return without_entries(rest, holder.promised)
+    return holder.states.without(entries, State.SETTLED, *PROMISED)
 
 
 def _slices(entries: Entries) -> list[tuple[int, UInt32Column]]:
@@ -420,7 +423,7 @@ def _slices(entries: Entries) -> list[tuple[int, UInt32Column]]:
 
 
 def _unlimited(policy: TopicPolicy) -> TopicPolicy:
-    """What limits producers does not limit a transfer."""
+    """Return a policy without the limits of producers: they do not limit a transfer."""
     return replace(policy, max_delay_ms=0, delayed_delivery=DELAYED_ENABLED)
 
 

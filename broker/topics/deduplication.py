@@ -18,7 +18,7 @@ import numpy as np
 
 from broker.errors import InvalidRequest, LimitReached, Refused
 from broker.model import Batch, IdRange, Int64Column, UInt64Column
-from broker.storage.policy import TopicPolicy
+from broker.policy import TopicPolicy
 from broker.storage.records import Produced, Sequences
 from broker.topics.plan import LedgerEnd, plan_produced
 from broker.topics.producers import PRODUCER_BYTES, RUN_BYTES, DedupMemory, Found, Producer, Producers
@@ -38,7 +38,7 @@ class _Ahead:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a batch with sequence ids is."""
+    """Answer to a batch with sequence ids: what of it is new."""
 
     sequences: Sequences | None  # what its record says; None: nothing of it is new
     fresh: Batch | None  # what of it is new
@@ -50,7 +50,7 @@ class Look:
 
     @property
     def publish_time_ms(self) -> int:
-        """When the first of the messages that it repeats was published."""
+        """Return the publish time of the first repeated message."""
         assert self.found is not None
         return int(self.found.publish_times_ms[np.argmax(self.found.is_known)])
 
@@ -119,7 +119,7 @@ def check_rising(batch: Batch) -> UInt64Column:
 
 
 class Deduplication:
-    """What one topic's producers repeat."""
+    """Repeats of one topic's producers."""
 
     def __init__(self, producers: Producers, memory: DedupMemory) -> None:
         self._durable = producers
@@ -128,7 +128,7 @@ class Deduplication:
         self._ahead: OrderedDict[str, _Ahead] | None = None  # who sent last comes last
 
     def look(self, batch: Batch, now_ms: int, policy: TopicPolicy) -> Look:
-        """What of a batch is new. Raises what it is refused with; changes nothing."""
+        """Find the new part of a batch. Raises the refusal; changes nothing."""
         assert policy.dedup_window_ms is not None and policy.dedup_entries is not None
         given = check_rising(batch)
         name = batch.producer_name
@@ -192,7 +192,7 @@ class Deduplication:
         self._memory.used_bytes += growth_bytes
 
     def forget_expired(self, now_ms: int, policy: TopicPolicy) -> None:
-        """Where memory is short: let go of what no answer is made from any more. Asked for now and then."""
+        """Forget what no answer is made from any more, where memory is short. Called periodically."""
         if not self._memory.is_short:
             return
         assert policy.dedup_window_ms is not None and policy.dedup_entries is not None
@@ -228,7 +228,7 @@ class Deduplication:
         return self._ahead
 
     def _gives_way_to(self, sequences: Sequences, now_ms: int, policy: TopicPolicy) -> str:
-        """Who is forgotten for what a producer sends; empty: there is room. Raises LimitReached if there is none."""
+        """Return the producer to forget for a batch, empty if there is room. Raises LimitReached."""
         known, name, limits = self._known(), sequences.producer_name, self._memory
         window_ms, entries_max = policy.dedup_window_ms, policy.dedup_entries
         assert window_ms is not None and entries_max is not None
@@ -266,7 +266,7 @@ class Deduplication:
 
 
 def _find(producer: Producer, batch: Batch, now_ms: int, policy: TopicPolicy) -> Found:
-    """What is known of each message of a batch; Refused if one is too old to tell."""
+    """Find each message of a batch among the remembered; Refused if one is too old to tell."""
     assert policy.dedup_window_ms is not None and policy.dedup_entries is not None
     sequence_ids = batch.sequence_ids
     assert sequence_ids is not None

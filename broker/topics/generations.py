@@ -1,4 +1,4 @@
-"""Rewritten ledgers put in the place of what they were made of: what decides, and what applying the record does.
+"""The decision whether a rewritten ledger takes the place of what it was made of. Pure.
 
 What a generation lacks must be settled by every subscription when it takes its ledger's place, and must not have been
 moved since it was read: a seek back, a new subscription from the beginning, or a move of a message that nobody was sent
@@ -15,24 +15,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol
 
 import numpy as np
 
 from broker.model import members, without_entries
-from broker.storage.amendments import NONE, Amendments
+from broker.storage.amendments import Amendments
 from broker.storage.blocks import LedgerCapture
-from broker.storage.compacted import CompactedLedger, LedgersCompacted
+from broker.storage.compacted import CompactedLedger
 from broker.storage.ledger import Ledger
-from broker.storage.log import TopicLog
+from broker.storage.ledger_facts import LedgerFacts
 from broker.storage.sparse import absent_of
 from broker.subscriptions.cursor import Cursor
-from broker.subscriptions.subscription import Subscription
-from broker.topics.ledger_facts import LedgerFacts
 
 
 class Refusal(Enum):
-    """Why a generation does not take its ledger's place."""
+    """Reason for which a generation does not replace its ledger."""
 
     GONE = "the ledger is not there any more"
     REPLACED = "the ledger has been rewritten meanwhile"
@@ -90,50 +87,15 @@ GUARDS: list[Guard] = [_is_there, _is_same_generation, _is_not_owed, _is_not_mov
 
 
 def refusal_of(now: LedgerNow, each: CompactedLedger) -> Refusal | None:
-    """Why a generation may not take its ledger's place now; None if it may. Pure."""
+    """Return the reason why a generation may not replace its ledger now; None if it may. Pure."""
     for guard in GUARDS:
         if (refusal := guard(now, each)) is not None:
             return refusal
     return None
 
 
-class CompactedTopic(Protocol):
-    """A topic, as far as its ledgers go."""
-
-    log: TopicLog
-    ledger_facts: dict[int, LedgerFacts]
-    subscriptions: dict[int, Subscription]
-    next_subscription_id: int
-
-
-def apply_compacted(record: LedgersCompacted, topic: CompactedTopic) -> None:
-    """Put the generations in place, but for those that may not take it."""
-    log, facts = topic.log, topic.ledger_facts
-    for each in record.ledgers:
-        now = look_at(topic, each.ledger_id, record.amended_lsn)
-        if refusal_of(now, each) is not None:
-            continue
-        assert now.ledger is not None
-        log.swap(
-            now.ledger.replaced_by(capture_of(now.ledger, each)),
-            now.amendments.leave_out(absent_of(each.present, now.ledger.entry_count)),
-        )
-        facts[each.ledger_id] = facts_after(facts[each.ledger_id], each, now.amendments, record.amended_lsn)
-
-
-def look_at(topic: CompactedTopic, ledger_id: int, amended_lsn: int) -> LedgerNow:
-    """A ledger as it is now, for `refusal_of`."""
-    return LedgerNow(
-        ledger=topic.log.find(ledger_id),
-        amendments=topic.log.amendments.get(ledger_id, NONE),
-        cursors=tuple(subscription.cursor for subscription in topic.subscriptions.values()),
-        amended_lsn=amended_lsn,
-        had_subscription=topic.next_subscription_id > 1,
-    )
-
-
 def capture_of(ledger: Ledger, each: CompactedLedger) -> LedgerCapture:
-    """What the manifest will name of a generation."""
+    """Return the capture of a generation for the manifest."""
     name = ledger.name
     return LedgerCapture(
         topic_id=name.topic_id,
@@ -149,7 +111,7 @@ def capture_of(ledger: Ledger, each: CompactedLedger) -> LedgerCapture:
 def facts_after(
     facts: LedgerFacts, each: CompactedLedger, amendments: Amendments, amended_lsn: int
 ) -> LedgerFacts:
-    """What is remembered of a rewritten ledger."""
+    """Return the facts of a rewritten ledger."""
     # By how much a later move put off an expiry is not known here; the older fact counts it in. When the last entry was
     # ever due stays as it was: until then the index may hold stale rows of the ledger, which must not be gone before.
     if not each.last_expire_ms or np.any(amendments.lsns > amended_lsn):

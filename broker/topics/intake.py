@@ -1,4 +1,4 @@
-"""What stands before a batch is planned: is it a repeat, and may the topic take it (yet)? And what it becomes."""
+"""Intake of batches: repeats, quotas, and the plan of what is new."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from broker.errors import InvalidRequest
 from broker.model import Batch, IdRange, Position
+from broker.policy import TopicPolicy
 from broker.runtime.clock import Clock
 from broker.storage.log import TopicLog
-from broker.storage.policy import TopicPolicy
 from broker.storage.records import Produced
 from broker.topics.deduplication import Deduplication, Look, check_rising, is_sequenced
 from broker.topics.plan import check_times
@@ -48,7 +48,7 @@ class Intake:
         self._quota = Quota(clock, lambda lsn: measure_backlog(log, subscriptions, lsn))
 
     def look(self, batch: Batch, now_ms: int, policy: TopicPolicy, applied_lsn: int) -> Look | None:
-        """What of a batch is new; None: no producer's ids are to be looked at. Raises what it is refused with."""
+        """Find the new part of a batch; None if it has no sequence ids. Raises the refusal."""
         look, fresh = None, batch
         if is_sequenced(batch, policy):
             look = self._deduplication.look(batch, now_ms, policy)
@@ -60,7 +60,7 @@ class Intake:
         return look
 
     def reserve(self, record: Produced, policy: TopicPolicy, durable: asyncio.Future[None]) -> None:
-        """What is new of a batch was submitted."""
+        """Reserve what a submitted batch takes."""
         count = len(record.times)
         if has_quota(policy):
             end = Position(record.ledger_id, record.first_entry_id + count)

@@ -8,12 +8,13 @@ Seals and merges are tasks of the broker's supervisor, at most one of each a top
 while something waits to be sealed, and another one while settled keys wait to expire.
 
 Invariants:
-  K1  While `is_ready`, the lookup finds every entry that holds a key, but for those of damaged blocks, which are
-      stepped over until the next start. Keyed calls wait for it.
-  K2  Only a row that was passed in order moves `keys_through`: while rows are read, who reads them says how far.
-  K3  A checkpoint at any moment names the runs that there are, or were named before they were taken up.
-  K4  An entry whose time had come is perhaps in no run any more. If it is moved, its row is read again; after a
-      restart so is that of every entry that was moved and whose time has not come.
+  KEYUPKEEP-1  While `is_ready`, the lookup finds every entry that holds a key, but for those of damaged blocks, which
+      are stepped over until the next start. Keyed calls wait for it.
+  KEYUPKEEP-2  Only a row that was passed in order moves `keys_through`: while rows are read, who reads them says how
+      far.
+  KEYUPKEEP-3  A checkpoint at any moment names the runs that there are, or were named before they were taken up.
+  KEYUPKEEP-4  An entry whose time had come is perhaps in no run any more. If it is moved, its row is read again;
+      after a restart so is that of every entry that was moved and whose time has not come.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
 from broker.storage.changes import Changed
 from broker.storage.key_filter import BoolColumn
-from broker.storage.key_run_files import KeyRunStorage
+from broker.storage.key_run_files import KeyStorage
 from broker.storage.log import TopicLog
 from broker.storage.records import Produced
 from broker.storage.salvage import UNREADABLE_TIME, by_block, read_marking_damage, times_around_damage
@@ -64,7 +65,7 @@ Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class KeyedTopic(Protocol):
-    """What the keys ask of their topic."""
+    """A topic as its keys need it."""
 
     @property
     def topic_id(self) -> int: ...
@@ -84,11 +85,11 @@ class KeyedTopic(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeyServices:
-    """What the keys of all topics share."""
+    """Services that the keys of all topics share."""
 
     clock: Clock
     spawn: Spawn
-    storage: Callable[[int], KeyRunStorage]  # (topic_id)
+    storage: Callable[[int], KeyStorage]  # (topic_id)
     executor: Executor  # writes runs
     cache: KeyCache
     counters: BrokerCounters
@@ -105,7 +106,6 @@ class KeyUpkeep:
             services.cache,
             self.standings,
             found,
-            topic_id=topic.topic_id,
             now_ms=services.clock.now_ms,
             executor=services.executor,
             limits=services.limits,
@@ -173,7 +173,7 @@ class KeyUpkeep:
             except Corrupt as error:
                 if version == self.version:
                     log.error(
-                        "Schedule keys are damaged: they are built again from the rows",
+                        "Schedule keys are damaged; rebuilding them from the ledgers",
                         topic_id=self._topic.topic_id,
                         error=str(error),
                     )
@@ -189,13 +189,13 @@ class KeyUpkeep:
         if len(at):
             self.keys.add(record.ledger_id, (at + record.first_entry_id).astype(np.uint32), hashes[at])
         if self.is_ready:
-            self.keys.passed(self._topic.log.end)  # K2
+            self.keys.passed(self._topic.log.end)  # KEYUPKEEP-2
         if len(at):
             self._look()
 
     def moved(self, ledgers: dict[int, Changed]) -> None:
         if not self._is_running:
-            return  # in a recovery all that was moved is read later on (K4)
+            return  # in a recovery all that was moved is read later on (KEYUPKEEP-4)
         frontier_ms = self._topic.frontier_ms
         for ledger_id, changed in ledgers.items():
             was_due = changed.old_ms <= frontier_ms
@@ -205,7 +205,7 @@ class KeyUpkeep:
             self._read_again()
 
     def image(self) -> KeyImage:
-        """What the next manifest says: rows that were stepped over are read again by the next start."""
+        """Return the image for the next manifest: rows that were skipped are read again at the next start."""
         image = self.keys.image()
         if self._missed is None:
             return image

@@ -3,11 +3,11 @@
     look -> who holds the keys (filters; if they do not rule it out, runs and messages are read) -> decide -> submit
 
 Invariants:
-  N1  One batch at a time is between its first look and its submission: what was read stays all there is to know.
+  INTAKE-1  One batch at a time is between its first look and its submission: what was read stays all there is to know.
       What is about to be cancelled or moved is waited for.
-  N2  From submission to `apply` the hashes of a batch are in flight; another batch with one of them waits, and looks
-      again.
-  N3  There is no await between the decision, which is made from what is applied, and the submission.
+  INTAKE-2  From submission to `apply` the hashes of a batch are in flight; another batch with one of them waits, and
+      looks again.
+  INTAKE-3  There is no await between the decision, which is made from what is applied, and the submission.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from broker.topics.topic_keys import Holders, TopicKeys
 
 
 class TakingTopic(Protocol):
-    """What a batch is submitted to."""
+    """A topic as keyed intake needs it."""
 
     @property
     def name(self) -> str: ...
@@ -46,7 +46,7 @@ class TakingTopic(Protocol):
     def submit(self, batch: Batch, replacing: dict[int, Changed] | None = None) -> Accepted: ...
 
     def fresh_part(self, batch: Batch) -> tuple[Batch | None, Int64Column | None]:
-        """What of a batch is no repeat (None: nothing), and its places in the batch (None: it is all of it). Raises
+        """Return the new part of a batch (None: nothing), and its places in the batch (None: it is all of it). Raises
         what the batch is refused with."""
 
 
@@ -60,7 +60,7 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
-    """Who held some keys when that was looked at."""
+    """Holders of some keys, as of one moment."""
 
     version: int
     wanted: Int64Column  # places in the batch, of all keys that were wanted
@@ -78,7 +78,7 @@ class _Taken(NamedTuple):
 
 
 class InFlight:
-    """The hashes of batches on their way to the disk (N2).
+    """The hashes of batches on their way to the disk (INTAKE-2).
 
     All of them are looked at together; those of batches that landed stay among them until they are the greater part.
     """
@@ -119,14 +119,14 @@ class KeyedIntake:
     async def submit(self, batch: Batch, replace: bool) -> Accepted:
         """As `Topic.submit`; raises AlreadyExists if a key is taken and its holder is not to be replaced."""
         check_distinct(batch)
-        async with self._lock:  # N1
+        async with self._lock:  # INTAKE-1
             known: _Known | None = None
             while True:
                 wanted = self._wanted(batch)
                 if wanted is None:  # repeats have no keys to take
                     return self._topic.submit(batch)
                 if (wait := self._in_flight.of(wanted.hashes)) is not None:
-                    await asyncio.wait([wait])  # N2
+                    await asyncio.wait([wait])  # INTAKE-2
                 elif not self._topic.keys.is_ready:
                     await self._topic.keys.wait_ready()
                 elif (looked := await self._look(batch, wanted, known)) is not known:
@@ -172,7 +172,7 @@ class KeyedIntake:
         return common_entries(held, changing) or None
 
     def _decide(self, batch: Batch, wanted: _Wanted, known: _Known | None, replace: bool) -> Accepted:
-        """Submit the batch, or refuse it: one step (N3)."""
+        """Submit the batch, or refuse it: one step (INTAKE-3)."""
         frontier_ms = self._topic.frontier_ms
         taken: list[_Taken] = []
         replacing: dict[int, Changed] = {}
@@ -190,7 +190,7 @@ class KeyedIntake:
         if taken and not replace:
             raise _refusal(min(taken))
         accepted = self._topic.submit(batch, replacing)
-        self._in_flight.add(wanted.hashes, accepted.durable)  # N2
+        self._in_flight.add(wanted.hashes, accepted.durable)  # INTAKE-2
         return accepted
 
 

@@ -11,14 +11,15 @@ from enum import Enum
 import numpy as np
 
 from broker.errors import NotFound
-from broker.model import CANCELLED_MS, Entries, Position
+from broker.model import CANCELLED_MS, Position
 from broker.storage.sparse_files import GONE_FRAME
+from broker.subscriptions.entry_states import PROMISED, State
 from broker.subscriptions.subscription import Subscription
 from broker.topics.topic import Topic
 
 
 class MessageState(Enum):
-    """Where a message stands for all subscriptions together."""
+    """State of a message over all subscriptions."""
 
     WAITING = "waiting"  # its time has not come
     DUE = "due"  # it may be delivered, or was
@@ -26,7 +27,7 @@ class MessageState(Enum):
 
 
 class OwedState(Enum):
-    """Where a message stands for one subscription."""
+    """State of a message for one subscription."""
 
     BEFORE_START = "begins after it"
     SETTLED = "settled"
@@ -62,7 +63,7 @@ class LookedMessage:
 
 
 async def look_at(topic: Topic, position: Position, subscriptions_max: int) -> LookedMessage:
-    """What is known of a message; NotFound if it is not stored any more, or never was."""
+    """Describe a message; NotFound if it is not stored any more, or never was."""
     ledger_id, entry_id = position
     if entry_id >= (topic.log.entry_count(ledger_id) or 0):
         raise _not_there(topic, position)
@@ -95,18 +96,16 @@ async def look_at(topic: Topic, position: Position, subscriptions_max: int) -> L
 
 
 def _owed(subscription: Subscription, position: Position, *, is_waiting: bool) -> OwedMessage:
-    def among(entries: Entries) -> bool:
-        return position.entry_id in entries.get(position.ledger_id, ())
-
+    entry_state = subscription.states.state_of(position)
     if position < subscription.cursor.start:
         state = OwedState.BEFORE_START
-    elif subscription.cursor.is_settled(position) or among(subscription.promised):
+    elif entry_state is State.SETTLED or entry_state in PROMISED:
         state = OwedState.SETTLED
-    elif among(subscription.leases.leased):
+    elif entry_state is State.LEASED:
         state = OwedState.LEASED
     elif is_waiting and subscription.honors_delay:
         state = OwedState.WAITING
-    elif among(subscription.redelivery.queued):
+    elif entry_state is State.QUEUED:
         state = OwedState.RETURNED
     else:
         state = OwedState.READY

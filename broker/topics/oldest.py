@@ -1,4 +1,4 @@
-"""How old the oldest ready message of a subscription is."""
+"""Age of the oldest ready message of a subscription."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from broker.errors import NotFound
 from broker.model import Int64Column, Position, UInt32Column, members
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
+from broker.storage.ledger_facts import LedgerFacts
 from broker.storage.log import TopicLog
+from broker.subscriptions.entry_states import HELD
 from broker.subscriptions.subscription import Subscription
-from broker.topics.ledger_facts import LedgerFacts
 
 _ROWS = 65_536
 _NEVER_MS = 1 << 62
@@ -63,7 +64,7 @@ class OldestReady:
         return max(0, now_ms - since_ms) if since_ms != _NEVER_MS else 0
 
     def _waited_since_ms(self, now_ms: int) -> int:
-        since_ms = self._subscription.redelivery.ready_since_ms(now_ms)
+        since_ms = self._subscription.states.redelivery.ready_since_ms(now_ms)
         return _NEVER_MS if since_ms is None else since_ms
 
     def _is_ready(self, position: Position | None) -> bool:
@@ -75,13 +76,13 @@ class OldestReady:
     def _not_ready(self, ledger_id: int, ids: UInt32Column) -> np.ndarray:
         """Return which entries are settled, held, or waiting, or waited, for a time of their own."""
         subscription = self._subscription
-        refused = subscription.not_to_send(ledger_id, ids, also_queued=False)
-        queued = subscription.redelivery.queued.get(ledger_id)
+        refused = subscription.not_to_send(ledger_id, ids, HELD)
+        queued = subscription.states.redelivery.queued.get(ledger_id)
         if queued is None:
             return refused
         again = members(ids, queued)
         if again.any():
-            at_once = subscription.redelivery.at_once().get(ledger_id)
+            at_once = subscription.states.redelivery.at_once().get(ledger_id)
             refused |= again if at_once is None else again & ~members(ids, at_once)
         return refused
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from broker.errors import InvalidRequest, OutOfRange, Refused
+from broker.errors import InvalidRequest, Refused
 from broker.model import DELIVER_AT_MS_MAX, FLAG_DELAYED, ROW, TIME_MS_MAX, Batch, Int64Column
-from broker.storage.policy import DELAYED_DISABLED, TopicPolicy
+from broker.policy import DELAYED_DISABLED, TopicPolicy
 from broker.storage.records import Produced, Sequences
+from broker.topics.refusals import check_max_delay
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEnd:
-    """Where the next entry goes: the end of the log, counting what is submitted and not applied yet."""
+    """End of the log, counting what is submitted and not applied yet: where the next entry goes."""
 
     ledger_id: int  # 0: the topic has no ledger yet
     entry_count: int
@@ -85,7 +86,7 @@ def check_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> None:
 
 
 def effective_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> Int64Column:
-    """When each message may be delivered; 0 for at once. Element i names `messages[i]` in what is raised."""
+    """Return the due time of each message; 0 for at once. Errors name `messages[i]`."""
     at_ms, after_ms = batch.deliver_at_ms, batch.deliver_after_ms
     after_ms_max = DELIVER_AT_MS_MAX - now_ms
     is_sound = int(at_ms.min()) >= 0 and int(at_ms.max()) <= DELIVER_AT_MS_MAX
@@ -108,15 +109,12 @@ def _checked_delays(batch: Batch, times: Int64Column, now_ms: int, policy: Topic
     """The times, unless one is too far away, or none may be given."""
     if policy.delayed_delivery == DELAYED_DISABLED:
         _check_none_timed(batch)
-    if policy.max_delay_ms and int(times.max()) > now_ms + policy.max_delay_ms:
-        too_far = np.flatnonzero(times > now_ms + policy.max_delay_ms)
-        asked = "deliver_after_ms" if batch.deliver_after_ms[too_far[0]] else "deliver_at_ms"
-        raise OutOfRange(
-            f"The delay is beyond this topic's max_delay_ms of {policy.max_delay_ms}",
-            field=f"messages[{too_far[0]}].{asked}",
-            reason="DELIVER_AT_TOO_FAR",
-            max_delay_ms=policy.max_delay_ms,
-        )
+
+    def field(index: int) -> str:
+        asked = "deliver_after_ms" if batch.deliver_after_ms[index] else "deliver_at_ms"
+        return f"messages[{index}].{asked}"
+
+    check_max_delay(times, now_ms, policy, field)
     return times
 
 
@@ -131,7 +129,7 @@ def _check_none_timed(batch: Batch) -> None:
 
 
 def _expiry(batch: Batch, times: Int64Column, now_ms: int, policy: TopicPolicy) -> Int64Column:
-    """When each message expires; 0 for never. Counted from its effective time, so that none expires before it (P3)."""
+    """Return the expiry of each message, counted from its effective time (P3); 0 for never."""
     ttl_ms = batch.ttl_ms
     if not (policy.default_ttl_ms or np.count_nonzero(ttl_ms)):
         return ttl_ms  # all zero

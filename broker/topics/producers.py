@@ -1,28 +1,31 @@
-"""What a topic remembers of its producers' sequence ids: durable, changed by `apply` alone. Pure.
+"""Sequence ids of a topic's producers: durable, changed by `apply` alone. Pure.
 
 A producer's ids are kept as runs: consecutive sequence ids that have consecutive entry ids and one publish time. A
 producer that sends one message at a time has a run a millisecond at worst; one that sends batches has a run a batch.
 
 Invariants:
-  Q1  Runs rise and do not overlap; every sequence id stored at or above `floor` lies in one of them.
-  Q2  `floor` and `highest` never go back, and `highest` was stored.
-  Q3  What `apply` does follows from the record and the state before it: what is forgotten is decided by the record.
-  Q4  Where memory is short, what has expired goes without a record. A crash may bring it back; the next record of that
-      producer takes it away again, because its floor is not below what went.
+  PRODUCER-1  Runs rise and do not overlap; every sequence id stored at or above `floor` lies in one of them.
+  PRODUCER-2  `floor` and `highest` never go back, and `highest` was stored.
+  PRODUCER-3  What `apply` does follows from the record and the state before it: what is forgotten is decided by the
+      record.
+  PRODUCER-4  Where memory is short, what has expired goes without a record. A crash may bring it back; the next
+      record of that producer takes it away again, because its floor is not below what went.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from broker.model import Int64Column, UInt64Column
+from broker.storage.manifest import TopicImage
 from broker.storage.producers_file import SEQUENCE_ID_MAX, ProducerImage, ProducersImage
-from broker.storage.records import Produced
+from broker.storage.records import Produced, Record, Replaced, Sequences
+from broker.topics.component import Capture, NewFile, not_applied
 
 RUN_BYTES = 80
 """What a run takes in memory, measured: 32 bytes of columns, twice (what is durable, what is on its way), and slack."""
@@ -191,7 +194,7 @@ class Producer:
     # -- decisions -------------------------------------------------------------------------------------------
 
     def floor_at(self, now_ms: int, window_ms: int, entries_max: int) -> int:
-        """Where the floor would be: what is older than the window, or more than so many ids, is not remembered."""
+        """Return the floor: ids older than the window, or beyond a number, are not remembered."""
         at = self._first_fresh(now_ms - window_ms)
         left = self.id_count - (sum(self._counts[self._begin : at]) if at > self._begin else 0)
         floor = self.floor
@@ -228,7 +231,7 @@ class Producer:
         return int(sequence_ids[-room - 1]) + 1
 
     def memory_bytes_after(self, sequence_ids: UInt64Column, floor: int, entries_max: int) -> int:
-        """What it takes, at most, once a batch with these ids (0: none) and this floor is remembered."""
+        """Return the greatest memory after a batch with these ids (0: none) and this floor."""
         places = np.flatnonzero(sequence_ids)
         added = 1 + int(np.count_nonzero(_breaks(sequence_ids[places], places)))
         begin = self._begin
@@ -238,7 +241,7 @@ class Producer:
         return _memory_bytes(len(self._firsts) - end + min(added, entries_max))
 
     def find(self, sequence_ids: UInt64Column) -> Found:
-        """What is remembered of some ids, which rise."""
+        """Find some rising ids among the remembered."""
         low = max(self._begin, bisect_right(self._firsts, int(sequence_ids[0]), self._begin) - 1)
         high = bisect_right(self._firsts, int(sequence_ids[-1]), low)
         if high == low:
@@ -282,7 +285,7 @@ def _memory_bytes(run_count: int) -> int:
 
 @dataclass(slots=True)
 class DedupMemory:
-    """What all topics' producers take, by what a run was measured to take; what is on its way counts."""
+    """Memory of all topics' producers, by the measured size of a range; batches on their way count."""
 
     producers_per_topic_max: int
     bytes_max: int
@@ -317,17 +320,28 @@ class ProducersCapture:
 class Producers:
     """All producers of a topic that sent sequence ids."""
 
-    def __init__(self, image: ProducersImage | None) -> None:
+    def __init__(self, image: ProducersImage | None = None, file: str = "") -> None:
+        """`file`: its name in `cursors/`, of which `image` is the content."""
         self.by_name = {each.name: Producer.restore(each) for each in image.producers} if image else {}
         self.changed = False
         """Since the file was written."""
+        self._file = file
         self._lent: set[str] = set()  # to the last capture, which another thread may read: not to be changed
 
-    def apply(self, record: Produced) -> None:
+    def apply(self, record: Record, lsn: int) -> None:
+        """See `Applier`."""
+        match record:
+            case Produced():
+                produced = record
+            case Replaced():
+                produced = record.produced
+            case _:
+                not_applied(self, record)
+        if produced.sequences is not None:
+            self._remember(produced, produced.sequences)
+
+    def _remember(self, record: Produced, sequences: Sequences) -> None:
         """Remember a batch, and forget what the record says."""
-        sequences = record.sequences
-        if sequences is None:
-            return
         if sequences.forgotten_name:
             self.by_name.pop(sequences.forgotten_name, None)
         producer = self.by_name.get(sequences.producer_name)
@@ -341,7 +355,7 @@ class Producers:
         self.changed = True
 
     def forget_expired(self, name: str, now_ms: int, window_ms: int, entries_max: int) -> Producer:
-        """Forget of a producer, and return it, what is not answered from any more; see Q4."""
+        """Forget of a producer, and return it, what is not answered from any more; see PRODUCER-4."""
         producer = self.by_name[name]
         floor = producer.floor_at(now_ms, window_ms, entries_max)
         if floor > producer.floor:
@@ -350,7 +364,19 @@ class Producers:
             self._lent.discard(name)
         return producer
 
-    def capture(self, topic_id: int) -> ProducersCapture:
-        """What is remembered now, in one short step: a producer is copied when it changes next."""
+    def capture(self, image: TopicImage) -> Capture:
+        """See `Component`."""
+        if not self.changed:
+            return Capture(replace(image, producers_file=self._file))
+        before, self._file = self._file, f"producers.{image.applied_lsn:x}"
+        self.changed = False
+        return Capture(
+            replace(image, producers_file=self._file),
+            files=(NewFile(f"cursors/{self._file}", self.content(image.topic_id).encode),),
+            replaced=(f"cursors/{before}",) if before not in ("", self._file) else (),
+        )
+
+    def content(self, topic_id: int) -> ProducersCapture:
+        """Capture the producers in one short step: one is copied when it changes next."""
         self._lent = set(self.by_name)
         return ProducersCapture(topic_id, dict(self.by_name))

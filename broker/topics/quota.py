@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 
 from broker.errors import LimitReached, OutOfRange
 from broker.model import Position
+from broker.policy import TopicPolicy
 from broker.runtime.clock import Clock
-from broker.storage.policy import TopicPolicy
 
 _MEASURE_INTERVAL_NS = 100_000_000
 _CHEAP_STEPS = 256
@@ -25,7 +25,7 @@ _RETRY_MS = 1_000
 
 
 class BacklogLog(Protocol):
-    """What is asked of a topic's log."""
+    """A topic's log as the quota needs it."""
 
     @property
     def entry_total(self) -> int: ...
@@ -40,14 +40,14 @@ class BacklogLog(Protocol):
 
 
 class Owed(Protocol):
-    """What is asked of a subscription."""
+    """A subscription as the quota needs it."""
 
     def unsettled_count(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What is pending of what is applied."""
+    """Pending messages and bytes, as applied."""
 
     messages: int
     bytes: int
@@ -57,7 +57,7 @@ class Backlog:
 
 
 def measure_backlog(log: BacklogLog, subscriptions: Iterable[Owed], lsn: int) -> Backlog:
-    """What the subscription that is owed most is owed; without any, the whole log is pending."""
+    """Measure the subscription that is owed most; without any, the whole log is pending."""
     total, bytes_ = log.entry_total, log.data_bytes
     owed = [subscription.unsettled_count() for subscription in subscriptions]
     messages = max(owed, default=total - log.cancelled_count)

@@ -1,9 +1,14 @@
-"""What is said of topics and subscriptions that are not there, and of times that nobody means."""
+"""Refusals that several calls share: missing topics and subscriptions, times in a wrong unit, delays too long."""
 
 from __future__ import annotations
 
-from broker.errors import InvalidRequest, NotFound
-from broker.model import DELIVER_AT_MS_MIN
+from collections.abc import Callable
+
+import numpy as np
+
+from broker.errors import InvalidRequest, NotFound, OutOfRange
+from broker.model import DELIVER_AT_MS_MIN, Int64Column
+from broker.policy import TopicPolicy
 
 
 def topic_not_found(name: str) -> NotFound:
@@ -28,3 +33,17 @@ def wrong_unit(deliver_at_ms: int, field: str) -> InvalidRequest:
         field=field,
         reason="INVALID_DELIVER_AT_MS",
     )
+
+
+def check_max_delay(
+    times: Int64Column, now_ms: int, policy: TopicPolicy, field: Callable[[int], str]
+) -> None:
+    """Raise OutOfRange for the first time beyond the topic's longest delay; `field` names it by its index."""
+    max_delay_ms = policy.max_delay_ms
+    if max_delay_ms and int(times.max(initial=0)) > now_ms + max_delay_ms:
+        raise OutOfRange(
+            f"The delay is beyond this topic's max_delay_ms of {max_delay_ms}",
+            field=field(int(np.flatnonzero(times > now_ms + max_delay_ms)[0])),
+            reason="DELIVER_AT_TOO_FAR",
+            max_delay_ms=max_delay_ms,
+        )

@@ -12,10 +12,9 @@ from typing import Protocol
 
 from broker.config import BrokerConfig
 from broker.errors import AlreadyExists, LimitReached
-from broker.model import START
+from broker.policy import TopicPolicy
 from broker.runtime.clock import Clock
 from broker.storage.manifest import TopicImage
-from broker.storage.policy import TopicPolicy
 from broker.storage.records import (
     Part,
     Produced,
@@ -30,7 +29,7 @@ from broker.topics.topic import Topic, TopicServices
 
 
 class RecordJournal(Protocol):
-    """What the registry asks of the journal."""
+    """The journal as the registry needs it."""
 
     def submit(
         self, record_type: int, parts: Sequence[Part], apply: Callable[[int], None]
@@ -58,7 +57,7 @@ class Registry:
         """Tell every index when the wall clock was set back, until cancelled: one that holds nothing does not look."""
         last_ms = clock.now_ms()
         while True:
-            await asyncio.sleep(self._config.clock_recheck_ms / 1000)
+            await asyncio.sleep(self._config.tuning.clock_recheck_ms / 1000)
             now_ms = clock.now_ms()
             if now_ms < last_ms:
                 for topic in self.topics.values():
@@ -126,12 +125,6 @@ class Registry:
             create_time_ms=record.create_time_ms,
             policy=record.policy,
             applied_lsn=lsn,
-            ledgers=(),
-            subscriptions=(),
-            next_subscription_id=1,
-            indexed_through=START,
-            index_lsn=0,
-            frontier_ms=0,
         )
         topic = Topic(image, [], {}, {}, self._services)
         self.add(topic)
@@ -145,15 +138,7 @@ class Registry:
             return
         del self.by_name[topic.name]
         self.deleted_ids.add(topic.topic_id)
-        topic.deleted = True
-        topic.log.forget_all()
-        topic.intake.close()
-        gone = topic_not_found(topic.name)
-        for subscription in topic.subscriptions.values():
-            subscription.deleted = True
-            for consumer in subscription.consumers:
-                consumer.close(gone)
-        topic.stop()
+        topic.close()
 
     # -- calls -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What a stored frame says of its schedule: found by walking its fields, for a page has a thousand of them. Pure.
+"""Schedule fields of a stored frame, found by walking it: a page has a thousand frames. Pure.
 
 A frame is `0x12 length message`; this layer knows of messages no more than the numbers of their fields.
 """

@@ -1,4 +1,4 @@
-"""What the calls of a topic's schedule take and give. Pure."""
+"""Values of the calls of a topic's schedule. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker.model import TIME_MS_MAX, Int64Column, Position, UInt32Column
 
 
 class ChangeResult(IntEnum):
-    """What became of one message that was to be changed. Numbers as on the wire."""
+    """Result of a change of one message. Numbers as on the wire."""
 
     DONE = 1
     ALREADY_DELIVERED = 2
@@ -23,7 +23,7 @@ class ChangeResult(IntEnum):
 
 
 class ScheduledState(IntEnum):
-    """Where a pending message stands. Numbers as on the wire."""
+    """State of a pending message. Numbers as on the wire."""
 
     WAITING = 1  # its time has not come
     DUE = 2  # it has, and no subscription was sent the message yet
@@ -84,7 +84,7 @@ Change = Cancel | Move
 
 
 class Outcome(NamedTuple):
-    """What became of one message, or would in a dry run."""
+    """Outcome of a change of one message, or of a dry run."""
 
     position: Position | None  # None: a key that names nothing
     schedule_key: str  # empty: none, or not looked up because ids were given
@@ -140,7 +140,7 @@ class OutcomeColumns(Sequence[Outcome]):
 
 @dataclass(frozen=True, slots=True)
 class PageMark:
-    """Where changes by a filter go on."""
+    """Place at which changes by a filter go on."""
 
     key: Key
     lsn: int  # what was applied when they began; what was moved after it is left alone
@@ -148,7 +148,7 @@ class PageMark:
 
 @dataclass(frozen=True, slots=True)
 class MatchingPage:
-    """What became of the next messages that match a filter, in due order."""
+    """Outcomes of the next messages that match a filter, in due order."""
 
     outcomes: Sequence[Outcome]
     matched: int  # in all pages from the first one on; counted for the first page only

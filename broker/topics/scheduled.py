@@ -52,7 +52,7 @@ _REBUILDS_MAX = 3
 
 
 class LookedIndex(Protocol):
-    """What a look asks of a topic's index pump."""
+    """A topic's index pump as a view of its schedule needs it."""
 
     @property
     def tracker(self) -> DelayedDeliveryTracker: ...
@@ -65,7 +65,7 @@ class LookedIndex(Protocol):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the counts of the index are right: what is stale in it takes a moment to be found after a start."""
+        """Return whether the counts of the index are exact: finding stale rows takes a moment after a start."""
 
     async def caught_up(self) -> None:
         """Return once every row appended, and every change applied, before the call is in the index."""
@@ -132,7 +132,7 @@ class ScheduledLook:
         return concatenate([NO_COLUMNS, *kept]), end
 
     async def matching_count(self, due: DueRange, key_prefix: str, lsn: int) -> int:
-        """How many waiting messages match, but for those that a record after that lsn moved. Reads all there are."""
+        """Count the waiting messages that match, without those moved after that lsn. Reads all of them."""
         wanted = _Wanted(due, key_prefix, lsn)
         budget = YieldBudget(self._clock)
         count = 0
@@ -269,7 +269,7 @@ class ScheduledLook:
     async def _read(
         self, entries: Columns, wanted: _Wanted, bytes_max: int = PAGE_BYTES_MAX
     ) -> tuple[_Messages, int]:
-        """What matches of the first entries, as many as the bytes allow, and how many these are; at least one."""
+        """Read the first entries, at least one and as many as the bytes allow; returns matches and number read."""
         rows: RowColumn = np.zeros(len(entries), dtype=ROW)
         frames: list[bytes | None] = [None] * len(entries)
         # Of large messages rows come first: where a key is wanted, the frames of those without any are not read.
@@ -400,7 +400,7 @@ class ScheduledLook:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Which messages are looked for."""
+    """Filter of messages."""
 
     due: DueRange
     key_prefix: str
@@ -410,7 +410,7 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Messages:
-    """What was read of some entries, aligned, in due order."""
+    """Fields of some entries, aligned, in due order."""
 
     entries: Columns
     rows: RowColumn

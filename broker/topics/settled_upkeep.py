@@ -3,8 +3,8 @@
 What seals and merges of the lookup leave out comes by itself (`SettledKeys.note`).
 
 Invariant:
-  E1  What became of a message is remembered before its row goes, with its ledger or in a compaction, as far as its row
-      can be read: both wait for a durable manifest that names what is remembered.
+  SETTLEDUPKEEP-1  What became of a message is remembered before its row goes, with its ledger or in a compaction, as
+      far as its row can be read: both wait for a durable manifest that names what is remembered.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SettledUpkeep:
         self.durable_version = max(self.durable_version, image.settled_version)
 
     async def remember(self, ledger_id: int) -> int | None:
-        """Rows of a ledger are about to go: remember what became of those messages that had a key (E1).
+        """Rows of a ledger are about to go: remember what became of those messages that had a key (SETTLEDUPKEEP-1).
 
         Returns what `durable_version` has to reach, 0 where there were none; None if it is to be tried again later.
         """
@@ -84,7 +84,7 @@ class SettledUpkeep:
                 noted += await self._remember(ledger_id, entry_ids, *read)
             except (OSError, PostdateError) as error:
                 log.error(
-                    "Rows of messages cannot be read: their schedule keys are not remembered",
+                    "Rows cannot be read: their schedule keys are not remembered",
                     topic_id=self._topic.topic_id,
                     ledger_id=ledger_id,
                     error=str(error),
@@ -101,7 +101,7 @@ class SettledUpkeep:
         return self._settled.version if is_written else None
 
     async def find(self, hashes: UInt64Column) -> dict[int, dict[Position, bool]]:
-        """What is remembered of some hashes; see `SettledKeys.find`. Raises Unavailable."""
+        """Look hashes up; see `SettledKeys.find`. Raises Unavailable."""
         return {} if self._read is None else await self._settled.find(hashes)
 
     def changed(self) -> None:

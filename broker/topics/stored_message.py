@@ -30,7 +30,7 @@ class StoredMessage:
 
 
 def read_message(frame: bytes) -> StoredMessage:
-    """What a stored frame holds; raises Corrupt."""
+    """Decode a stored frame; raises Corrupt."""
     message = memoryview(frame)[body_at(frame) :]
     values: dict[str, Any] = {}
     properties: dict[str, str] = {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from broker.delayed.bucket_storage import BucketSnapshotStorage
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_upkeep import BucketUpkeep, NoteIndex, Spawn
 from broker.delayed.bucket_values import BucketImage
@@ -16,24 +16,35 @@ from broker.delayed.index_pump import AHEAD_MS_MAX, IndexPump
 from broker.delayed.memory_tracker import MemoryTracker
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier
 from broker.model import START, Int64Column, UInt32Column
+from broker.policy import TRACKER_MEMORY
 from broker.runtime.clock import Clock
-from broker.storage.changes import Changed
+from broker.storage.bucket_files import BucketStorage
+from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.log import TopicLog
 from broker.storage.manifest import TopicImage
-from broker.storage.policy import TRACKER_MEMORY, TopicPolicy
+from broker.storage.records import (
+    LedgersDropped,
+    Produced,
+    Record,
+    Replaced,
+    TopicPolicyChanged,
+    Transferred,
+)
+from broker.topics.component import Capture, not_applied
 from broker.topics.policies import bucket_policy
+from broker.topics.topic_policies import TopicPolicies
 
 
 @dataclass(frozen=True, slots=True)
 class IndexServices:
-    """What the indexes of all topics share."""
+    """Services that the indexes of all topics share."""
 
     clock: Clock
     clock_recheck_ms: int
     due_entries: int
     spawn: Spawn
     spawn_lasting: Spawn  # for the pump
-    bucket_storage: Callable[[int], BucketSnapshotStorage]  # (topic_id)
+    bucket_storage: Callable[[int], BucketStorage]  # (topic_id)
     executor: Executor
     note: NoteIndex
 
@@ -41,13 +52,17 @@ class IndexServices:
 class TopicIndex:
     """See the module's description. Before `start` it is what the manifest says."""
 
-    def __init__(self, image: TopicImage, log: TopicLog, services: IndexServices) -> None:
+    def __init__(
+        self, image: TopicImage, log: TopicLog, policies: TopicPolicies, services: IndexServices
+    ) -> None:
         self.pump: IndexPump | None = None
         self.begins_anew = False
         """Whether it was started from the rows alone, because the clock had been ahead."""
         self._topic_id = image.topic_id
         self._log = log
+        self._policies = policies
         self._services = services
+        self._on_discarded: Callable[[], None] = lambda: None
         self._found = BucketImage(
             bucket_ids=image.bucket_ids,
             indexed_through=image.indexed_through,
@@ -59,16 +74,20 @@ class TopicIndex:
 
     def start(
         self,
-        policy: TopicPolicy,
         *,
         on_due: Callable[[DueChunk], None],
         on_rebuild: Callable[[], None],
         on_set_back: Callable[[], None],
+        on_discarded: Callable[[], None],
         prepare_folders: Callable[[], Awaitable[None]],
         changed: Callable[[], None],
     ) -> IndexPump:
-        """Begin, after recovery; the caller runs the pump."""
-        services = self._services
+        """Begin, after recovery; the caller runs the pump.
+
+        `on_discarded`: the index held something of ledgers that are gone.
+        """
+        services, policy = self._services, self._policies.in_force
+        self._on_discarded = on_discarded
         now_ms = services.clock.now_ms()
         # Was the clock far ahead when the manifest was written? What buckets left out as taken is still to come then,
         # and nothing may count as due until a time that may be years away: so the index begins now, from the rows.
@@ -85,7 +104,6 @@ class TopicIndex:
             tracker = BucketTracker(
                 storage,
                 frontier,
-                topic_id=self._topic_id,
                 executor=services.executor,
                 amendments_of=self._log.amendments_of,
                 policy=bucket_policy(policy),
@@ -119,31 +137,77 @@ class TopicIndex:
         if self.pump is not None and self.pump.upkeep is not None:
             self.pump.upkeep.stop()
 
-    def set_policy(self, policy: TopicPolicy) -> None:
-        """Other limits of buckets count from the next seal, merge or cut on."""
-        if self.pump is not None and self.pump.upkeep is not None:
-            self.pump.upkeep.set_policy(bucket_policy(policy))
+    # -- durable state: called by the topic, in lsn order ----------------------------------------------------
 
-    def changed(self, ledgers: dict[int, Changed], lsn: int) -> None:
-        """Entries were cancelled or moved."""
+    def apply(self, record: Record, lsn: int) -> None:
+        """See `Applier`. The log is as the record says already."""
+        match record:
+            case Produced():
+                self._append(record)
+            case Replaced():
+                self._append(record.produced)
+                self._change(record.cancelled.ledgers, lsn)
+            case Transferred():
+                if record.produced.topic_id == self._topic_id:
+                    self._append(record.produced)
+            case Cancelled() | Moved():
+                self._change(record.ledgers, lsn)
+            case LedgersDropped():
+                self._drop(record)
+            case TopicPolicyChanged():
+                # Other limits of buckets count from the next seal, merge or cut on.
+                if self.pump is not None and self.pump.upkeep is not None:
+                    self.pump.upkeep.set_policy(bucket_policy(self._policies.in_force))
+            case _:
+                not_applied(self, record)
+
+    def _append(self, record: Produced) -> None:
+        pump = self.pump
+        if pump is None:
+            return
+        times = record.times
+        delayed = times if times.all() else times[times > 0]
+        if len(delayed):
+            pump.appended(delayed)
+        else:
+            pump.appended_undelayed()
+
+    def _change(self, ledgers: dict[int, Changed], lsn: int) -> None:
         if self.pump is not None:
             for ledger_id, changed in ledgers.items():
                 if self._log.entry_count(ledger_id) is not None:
                     self.pump.changed(ledger_id, changed, lsn)
 
-    def dropped(self, ledger_ids: Iterable[int], came_due_ms: int) -> bool:
-        """Ledgers are gone, whose entries came due by a time, as the clock once said. Whether the index held any.
+    def _drop(self, record: LedgersDropped) -> None:
+        """Ledgers are gone, whose entries came due by a time, as the clock once said.
 
         Before the start, the index begins after that time: what came due while the broker was down, or was due before
         and perhaps not in the index, is delivered by position.
         """
+        gone = [each for each in record.ledger_ids if self._log.entry_count(each) is None]
         if self.pump is not None:
-            return self.pump.discard_ledgers(ledger_ids)
-        self._found = replace(self._found, frontier_ms=max(self._found.frontier_ms, came_due_ms))
-        return False
+            if self.pump.discard_ledgers(gone):
+                self._on_discarded()
+        elif gone:
+            self._found = replace(self._found, frontier_ms=max(self._found.frontier_ms, record.came_due_ms))
+
+    def capture(self, image: TopicImage) -> Capture:
+        """See `Component`."""
+        index = self.image()
+        return Capture(
+            replace(
+                image,
+                indexed_through=index.indexed_through,
+                index_lsn=index.index_lsn,
+                frontier_ms=index.frontier_ms,
+                bucket_ids=index.bucket_ids,
+                next_bucket_id=index.next_bucket_id,
+            ),
+            durable=partial(self.durable, index),
+        )
 
     def image(self) -> BucketImage:
-        """What the manifest says of the index. A memory tracker leaves nothing but its frontier."""
+        """Return the index's image for the manifest. A memory tracker has only its frontier."""
         if self.pump is None:
             return self._found
         if self.pump.upkeep is not None:
@@ -157,7 +221,7 @@ class TopicIndex:
             deleted_ids=(),
         )
 
-    async def image_durable(self, image: BucketImage) -> None:
+    async def durable(self, image: BucketImage) -> None:
         """A manifest with this image is durable: files that it does not name can go."""
         if self.pump is not None and self.pump.upkeep is not None:
             await self.pump.upkeep.remove_deleted(image)

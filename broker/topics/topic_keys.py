@@ -9,21 +9,23 @@ A topic without schedule keys has no lookup, and pays with a look at the hashes 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from broker.delayed.schedule_keys import KeyImage, KeyStats
 from broker.errors import Corrupt, PostdateError
-from broker.model import CANCELLED_MS, Entries, Int64Column, Position, UInt32Column, UInt64Column
+from broker.model import CANCELLED_MS, Int64Column, Position, UInt32Column, UInt64Column
 from broker.storage import schedule_hash
-from broker.storage.changes import Changed
+from broker.storage.changes import Moved
 from broker.storage.key_filter import BoolColumn
 from broker.storage.manifest import TopicImage
-from broker.storage.records import Produced
+from broker.storage.records import LedgersDropped, Produced, Record, Replaced, Transferred
 from broker.storage.salvage import NO_FRAME, read_around_damage
 from broker.storage.varint import encode_varint
+from broker.topics.component import Capture, not_applied
 from broker.topics.key_upkeep import KeyedTopic, KeyServices, KeyUpkeep
 from broker.topics.schedule_frames import schedule_key_of
 
@@ -66,13 +68,34 @@ class TopicKeys:
 
     @property
     def is_used(self) -> bool:
-        """Whether any message was stored with a schedule key, or is about to be."""
+        """Return whether any message was stored with a schedule key, or is about to be."""
         return self._live is not None
 
-    # -- what the log does: called by `apply`, live and in recovery -------------------------------------------
+    # -- durable state: called by the topic, in lsn order ----------------------------------------------------
 
-    def applied(self, record: Produced) -> None:
-        """A batch is in the log."""
+    def apply(self, record: Record, lsn: int) -> None:
+        """See `Applier`. The log is as the record says already."""
+        match record:
+            case Produced():
+                self._append(record)
+            case Replaced():
+                self._append(record.produced)
+                if self._live is not None:
+                    hashes = np.unique(record.produced.rows["schedule_hash"])
+                    self._live.keys.discard_among(hashes, record.cancelled.entries)
+            case Transferred():
+                if record.produced.topic_id == self._topic.topic_id:
+                    self._append(record.produced)
+            case Moved():
+                if self._live is not None:
+                    self._live.moved(record.ledgers)
+            case LedgersDropped():
+                if self._live is not None:
+                    self._live.dropped()
+            case _:
+                not_applied(self, record)
+
+    def _append(self, record: Produced) -> None:
         hashes = record.rows["schedule_hash"]
         live = self._live
         if live is None:
@@ -81,20 +104,26 @@ class TopicKeys:
             live = self._begin(Position(record.ledger_id, record.first_entry_id))
         live.applied(record, hashes)
 
-    def replaced(self, produced: Produced, cancelled: Entries) -> None:
-        """Entries gave way to messages with their keys."""
-        if self._live is not None:
-            self._live.keys.discard_among(np.unique(produced.rows["schedule_hash"]), cancelled)
+    def capture(self, image: TopicImage) -> Capture:
+        """See `Component`."""
+        if self._live is None:
+            return Capture(image)
+        keys = self._live.image()
+        return Capture(
+            replace(
+                image,
+                key_run_ids=keys.run_ids,
+                next_key_run_id=keys.next_run_id,
+                keys_through=keys.keys_through,
+            ),
+            durable=partial(self.durable, keys),
+        )
 
-    def moved(self, ledgers: dict[int, Changed]) -> None:
-        """Entries have another time, which is in the amendments already."""
+    async def durable(self, image: KeyImage) -> None:
+        """A manifest with this image is durable: remove the files that it did not name."""
         if self._live is not None:
-            self._live.moved(ledgers)
-
-    def dropped(self) -> None:
-        """Ledgers are gone."""
-        if self._live is not None:
-            self._live.dropped()
+            self._live.remembered.image_durable(image)
+            await self._live.keys.remove_deleted(image)
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -113,16 +142,6 @@ class TopicKeys:
         self._is_running = False
         if self._live is not None:
             self._live.stop()
-
-    def image(self) -> KeyImage:
-        """What the next manifest says, if the keys are used."""
-        return KeyImage() if self._live is None else self._live.image()
-
-    async def remove_deleted(self, image: KeyImage) -> None:
-        """A manifest with this image is durable: remove the files that it did not name."""
-        if self._live is not None:
-            self._live.remembered.image_durable(image)
-            await self._live.keys.remove_deleted(image)
 
     def stats(self) -> KeyStats:
         return KeyStats(0, 0, 0, 0) if self._live is None else self._live.keys.stats()
@@ -186,12 +205,12 @@ class TopicKeys:
         return 0 if self._live is None else await self._live.remembered.remember(ledger_id)
 
     def is_remembered(self, version: int) -> bool:
-        """Whether no crash can take what `remember` returned this for."""
+        """Return whether no crash can undo the `remember` that returned this version."""
         return self._live is None or version <= self._live.remembered.durable_version
 
     @property
     def is_ready(self) -> bool:
-        """Whether `maybe` can be asked; see K1."""
+        """Return whether `maybe` can be asked; see KEYUPKEEP-1."""
         return self._used.is_ready
 
     @property
@@ -262,7 +281,7 @@ class TopicKeys:
         return [Holders(ledger_id, *columns, found)]
 
     async def _has_row(self, position: Position) -> bool:
-        """Whether the row of a message with a key is there: not gone with its ledger, nor left out by a compaction."""
+        """Return whether the row of a message with a key exists: not dropped with its ledger, nor by a compaction."""
         ledger = self._topic.log.find(position.ledger_id)
         if ledger is None or position.ledger_id in self._topic.log.going:
             return False
@@ -320,7 +339,7 @@ class TopicKeys:
 
 
 def _has_key(frame: bytes, key: bytes) -> bool:
-    """Whether a message was stored with this very key; of one that is damaged, the hash of its row has to do."""
+    """Return whether a message has this very key; of a damaged one the hash of its row has to do."""
     if frame is NO_FRAME:
         return True
     field = b"".join((_KEY_TAG, encode_varint(len(key)), key))

@@ -6,7 +6,6 @@ The pages are loaded later still, when the first one is asked for: a broker that
 from __future__ import annotations
 
 import asyncio
-import importlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from broker.web.connections import Connections
 from broker.web.guard import Hosts
 
 if TYPE_CHECKING:
-    from broker.topics.broker import Broker
+    from broker.folder.broker import Broker
     from broker.web.site import Site
 
 _FORM_BYTES_MAX = 64 << 10
@@ -85,9 +84,14 @@ class _LatePages:
         async with self._loading:
             if self._site is None:
                 # In a thread: the loop delivers meanwhile.
-                site = await asyncio.to_thread(importlib.import_module, "broker.web.site")
-                self._site = await site.make_site(self._broker, self._version, self._listen_host)
+                self._site = await asyncio.to_thread(self._load)
         return await self._site.answer(request)
+
+    def _load(self) -> Site:
+        from broker.web.routes import ROUTES  # noqa: PLC0415 - the pages are loaded when the first one is asked for
+        from broker.web.site import Site  # noqa: PLC0415
+
+        return Site(self._broker, self._version, self._listen_host, ROUTES)
 
 
 def _line(status: int, text: str) -> web.Response:

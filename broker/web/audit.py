@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from broker.web.refusals import Refusal
+from broker.web.refusals import PageRefusal
 from broker.web.site import Visit
 
 SANDBOX = "sandbox; default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
@@ -45,7 +45,7 @@ async def show_report(visit: Visit) -> web.Response:
     folder = visit.broker.config.audit_report_dir
     page = await asyncio.to_thread(_read_file, Path(folder) / "report.html") if folder else None
     if page is None:
-        raise Refusal("There is no report yet.", 404)
+        raise PageRefusal("There is no report yet.", 404)
     headers = {"Content-Security-Policy": SANDBOX}
     return web.Response(body=page, content_type="text/html", charset="utf-8", headers=headers)
 

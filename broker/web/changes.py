@@ -23,7 +23,7 @@ from broker.topics.schedule_values import (
 )
 from broker.topics.topic import Topic
 from broker.web.jobs import Job
-from broker.web.refusals import Refusal
+from broker.web.refusals import PageRefusal
 from broker.web.render import duration
 from broker.web.scheduled import message_link
 from broker.web.search import Search, form_time, parse_change
@@ -45,7 +45,7 @@ async def change_message(visit: Visit) -> web.Response:
     topic = visit.topic()
     position = parse_position(visit.params["id"])
     if position is None:
-        raise Refusal("That is not an id.", 404)
+        raise PageRefusal("That is not an id.", 404)
     action, change = visit.form.get("action", ""), parse_change(visit.form)
     (outcome,) = await topic.schedule.change([position], change, dry_run=False)
     kind, text = _told(action, visit.params["id"], outcome)
@@ -76,7 +76,7 @@ def _told(action: str, name: str, outcome: Outcome) -> tuple[str, str]:
 async def show_change(visit: Visit) -> web.Response:
     """GET /scheduled/change?topic=&prefix=&from=&until=&action=: what would be changed."""
     if not visit.may_change:
-        raise Refusal("Log in to change anything.", 403)
+        raise PageRefusal("Log in to change anything.", 403)
     search, topic, change = _asked(visit, visit.query)
     matched, is_exact = await _count(topic, search, change)
     examples = (await topic.schedule.page(search.due, search.prefix, None, _EXAMPLES)).scheduled
@@ -140,7 +140,7 @@ async def show_job(visit: Visit) -> web.Response:
     """GET /changes/{job}?action="""
     job = visit.site.jobs.find(visit.params["job"])
     if job is None:
-        raise Refusal(
+        raise PageRefusal(
             "Nothing is known of that change: it ended some time ago, or the broker restarted.", 404
         )
     action = visit.query.get("action", "")
@@ -163,7 +163,7 @@ async def stop_job(visit: Visit) -> web.Response:
     """POST /changes/{job}: change no more"""
     job = visit.site.jobs.find(visit.params["job"])
     if job is None:
-        raise Refusal("Nothing is known of that change.", 404)
+        raise PageRefusal("Nothing is known of that change.", 404)
     job.is_stopped = True
     await job.done.wait()  # for the messages it is at
     action = visit.form.get("action", "")
@@ -194,7 +194,7 @@ def summary(action: str, job: Job) -> tuple[str, str]:
 def _asked(visit: Visit, given: Mapping[str, str]) -> tuple[Search, Topic, Change]:
     search = Search.of(given)
     if not search.topic:
-        raise Refusal("Choose a topic: a filter belongs to one.")
+        raise PageRefusal("Choose a topic: a filter belongs to one.")
     return search, visit.broker.registry.topic(search.topic), parse_change(given)
 
 

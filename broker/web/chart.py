@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.web.windows import Window, group
+from broker.web.calendar_window import CalendarWindow, group
 
 SERIES_MAX = 5
 """Topics with a colour of their own; the others share one."""
@@ -20,7 +20,7 @@ _LABELS_MAX = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BarPart:
     """A piece of a bar: the messages of one series."""
 
     series: int
@@ -41,7 +41,7 @@ class ChartBar:
     start_ms: int
     end_ms: int
     bar: int
-    parts: Sequence[Part]
+    parts: Sequence[BarPart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Chart:
 
 
 def draw(
-    window: Window,
+    window: CalendarWindow,
     counted: Mapping[str, Sequence[tuple[int, int]]],
     coloured: Sequence[str],
     now_ms: int,
@@ -139,23 +139,23 @@ def nice_ceiling(value: int) -> int:
         scale *= 10
 
 
-def _parts(counts: Sequence[tuple[int, int]], top: int, height: int) -> list[Part]:
+def _parts(counts: Sequence[tuple[int, int]], top: int, height: int) -> list[BarPart]:
     """The pieces of one bar from below; what is there is seen, however little it is."""
     total = sum(count for _, count in counts)
     scale = height / top
     if total * scale < _BAR_MIN:
         series = max(counts, key=lambda each: each[1])[0]
-        return [Part(series, round(height - _BAR_MIN, 2), _BAR_MIN)]
-    parts: list[Part] = []
+        return [BarPart(series, round(height - _BAR_MIN, 2), _BAR_MIN)]
+    parts: list[BarPart] = []
     y = float(height)
     for series, count in counts:
         y -= count * scale
         if count * scale >= _PART_MIN:
-            parts.append(Part(series, round(y, 2), round(count * scale, 2)))
+            parts.append(BarPart(series, round(y, 2), round(count * scale, 2)))
     return parts
 
 
-def _now_x(window: Window, now_ms: int) -> float | None:
+def _now_x(window: CalendarWindow, now_ms: int) -> float | None:
     bar = window.bar_of(now_ms)
     if bar is None:
         return None

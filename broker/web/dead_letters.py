@@ -17,7 +17,7 @@ from broker.topics import dead_letter_frames as names
 from broker.topics.dead_letter_list import letters_after
 from broker.topics.stored_message import read_message
 from broker.topics.topic import Topic
-from broker.web.refusals import Refusal
+from broker.web.refusals import PageRefusal
 from broker.web.scheduled import message_link, preview
 from broker.web.site import Visit, parse_position
 
@@ -71,7 +71,7 @@ async def show_letters(visit: Visit) -> web.Response:
     text = visit.query.get("after", "")
     after = parse_position(text) if text else Position(0, 0)
     if after is None:
-        raise Refusal("The page begins at a place that is none.")
+        raise PageRefusal("The page begins at a place that is none.")
     places = office.places(subscription)
     found: list[tuple[str, Position, bytes]] = []
     is_more = False
@@ -125,7 +125,7 @@ async def change_letters(visit: Visit) -> web.Response:
         moved = await office.purge(subscription, chosen)
         text = f"Purged: {count_entries(moved):,}."
     else:
-        raise Refusal("Say what to do: requeue or purge.")
+        raise PageRefusal("Say what to do: requeue or purge.")
     count = count_entries(moved)
     if chosen is not None and not count:
         text += " Not found: 1."
@@ -147,7 +147,7 @@ def _chosen(text: str) -> Entries | None:
         return None
     position = parse_position(text)
     if position is None:
-        raise Refusal("That is not an id.")
+        raise PageRefusal("That is not an id.")
     return {position.ledger_id: BitMap([position.entry_id])}
 
 

@@ -45,7 +45,7 @@ class Flash:
 
 
 @dataclass(slots=True)
-class Session:
+class LoginSession:
     """Somebody who has logged in."""
 
     csrf: str
@@ -85,7 +85,7 @@ class Guard:
         self._token = _digest(admin_token) if admin_token else b""
         self._is_open = is_open and is_loopback(listen_host)
         self._clock = clock
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
         self._failures: OrderedDict[str, deque[int]] = OrderedDict()
         self._failures_of_all: deque[int] = deque()
         self._form_key = secrets.token_bytes(32)
@@ -97,7 +97,7 @@ class Guard:
 
     # -- what a request says of itself -----------------------------------------------------------------------
 
-    def may_read(self, host_header: str, headers: Mapping[str, str], session: Session | None) -> bool:
+    def may_read(self, host_header: str, headers: Mapping[str, str], session: LoginSession | None) -> bool:
         """Return whether pages are shown: to who has logged in, and to anybody on this machine while they are open."""
         if session is not None:
             return True
@@ -132,12 +132,12 @@ class Guard:
         self._failures.pop(address, None)
         session_id = secrets.token_urlsafe(32)
         ends_ns = self._clock.monotonic_ns() + SESSION_SECONDS * 10**9
-        self._sessions[_digest(session_id)] = Session(secrets.token_urlsafe(32), ends_ns)
+        self._sessions[_digest(session_id)] = LoginSession(secrets.token_urlsafe(32), ends_ns)
         while len(self._sessions) > _SESSIONS_MAX:
             self._sessions.popitem(last=False)
         return session_id
 
-    def session(self, session_id: str) -> Session | None:
+    def session(self, session_id: str) -> LoginSession | None:
         """The session of that id, if it has not ended."""
         key = _digest(session_id)
         session = self._sessions.get(key)

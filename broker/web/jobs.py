@@ -12,7 +12,7 @@ from typing import Any
 from broker.errors import PostdateError
 from broker.runtime.clock import Clock
 from broker.topics.schedule_values import ChangeResult
-from broker.web.refusals import Refusal
+from broker.web.refusals import PageRefusal
 
 _RUNNING_MAX = 4
 _REMEMBERED_MAX = 100
@@ -53,7 +53,7 @@ class Jobs:
     def start(self, title: str, back: str, expected: int, work: Callable[[Job], Awaitable[None]]) -> Job:
         """Begin a change; refused while too many are under way."""
         if sum(not job.done.is_set() for job in self._jobs.values()) >= _RUNNING_MAX:
-            raise Refusal(f"{_RUNNING_MAX} changes are under way: wait for one of them to end", 429)
+            raise PageRefusal(f"{_RUNNING_MAX} changes are under way: wait for one of them to end", 429)
         job = Job(secrets.token_urlsafe(9), title, back, expected, self._clock.now_ms())
         self._jobs[job.job_id] = job
         while len(self._jobs) > _REMEMBERED_MAX:

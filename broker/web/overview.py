@@ -10,17 +10,17 @@ from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
+from broker.folder.broker import Broker
 from broker.model import count_entries
 from broker.observe.lateness import HistogramStats
 from broker.runtime.supervise import YieldBudget
 from broker.subscriptions.subscription import Subscription
-from broker.topics.broker import Broker
 from broker.topics.counts import SubscriptionCounts
 from broker.topics.dead_letter_frames import HOLDER_NAME
 from broker.topics.topic import Topic
+from broker.web.calendar_window import window
 from broker.web.site import Visit
 from broker.web.timeline import bar_links, chart_of
-from broker.web.windows import window
 
 _ATTENTION_MAX = 8
 _RATE_SECONDS_MIN = 4.0

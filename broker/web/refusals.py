@@ -1,9 +1,9 @@
-"""Why a page is not shown, or a form not taken."""
+"""Refusals of pages and forms."""
 
 from __future__ import annotations
 
 
-class Refusal(Exception):
+class PageRefusal(Exception):
     """Says so to whoever asked; `status` is HTTP's."""
 
     def __init__(self, message: str, status: int = 400) -> None:

@@ -18,7 +18,7 @@ from broker.topics.message_look import look_at
 from broker.topics.schedule_values import Scheduled
 from broker.topics.stored_message import StoredMessage, read_message
 from broker.topics.topic import Topic
-from broker.web.refusals import Refusal
+from broker.web.refusals import PageRefusal
 from broker.web.search import Search, form_time
 from broker.web.site import Visit, parse_position, see_other
 
@@ -54,7 +54,7 @@ async def show_scheduled(visit: Visit) -> web.Response:
     if search.topic and (search.id or search.key):
         return await _find_one(visit, search)
     if search.id or search.key:
-        raise Refusal("An id or a key belongs to a topic: choose one.")
+        raise PageRefusal("An id or a key belongs to a topic: choose one.")
     following = None
     if search.topic:
         topic = broker.registry.topic(search.topic)
@@ -85,7 +85,7 @@ async def show_message(visit: Visit) -> web.Response:
     topic = visit.topic()
     position = parse_position(visit.params["id"])
     if position is None:
-        raise Refusal("That is not an id: ids look like 7:1234.", 404)
+        raise PageRefusal("That is not an id: ids look like 7:1234.", 404)
     looked = await look_at(topic, position, _SUBSCRIPTIONS_SHOWN)
     message, body = await asyncio.to_thread(_taken_apart, looked.frame)
     return await visit.page(
@@ -115,13 +115,15 @@ async def _find_one(visit: Visit, search: Search) -> web.Response:
     if search.id:
         name = parse_position(search.id)
         if name is None:
-            raise Refusal("That is not an id: ids look like 7:1234.")
+            raise PageRefusal("That is not an id: ids look like 7:1234.")
         return see_other(message_link(topic.name, name))
     assert name
     try:
         found = await topic.schedule.get(name)
     except NotFound:
-        raise Refusal(f"No message of {topic.name} waits under the key {search.key[:200]!r}.", 404) from None
+        raise PageRefusal(
+            f"No message of {topic.name} waits under the key {search.key[:200]!r}.", 404
+        ) from None
     return see_other(message_link(topic.name, found.position))
 
 
@@ -131,7 +133,7 @@ async def _count(visit: Visit, topics: Sequence[Topic], search: Search) -> tuple
         return None
     if not search.is_narrowed:
         return sum(topic.index.scheduled_count() for topic in topics), True
-    whole = await visit.site.tallies.of(topics, search.due, search.due.end_ms - search.due.start_ms)
+    whole = await visit.site.due_counts.of(topics, search.due, search.due.end_ms - search.due.start_ms)
     return whole.within, whole.is_exact
 
 

@@ -12,7 +12,7 @@ from broker.delayed.near import Key
 from broker.model import TIME_MS_MAX
 from broker.settings import parse_duration_ms
 from broker.topics.schedule_values import Cancel, Change, DueRange, Move
-from broker.web.refusals import Refusal
+from broker.web.refusals import PageRefusal
 
 _PLACE = re.compile(r"([0-9]{1,16})\.([0-9]{1,15})\.([0-9]{1,10})", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -37,10 +37,10 @@ class Search:
         """Refuses what is not a time, a range without time in it, and a place that is none."""
         texts = {name: query.get(name, "").strip() for name in ("topic", "id", "key", "prefix")}
         if any(len(text) > _TEXT_MAX for text in texts.values()):
-            raise Refusal("That is too long to search for.")
+            raise PageRefusal("That is too long to search for.")
         start_ms, end_ms = (parse_time_ms(query.get(name, "")) for name in ("from", "until"))
         if end_ms and end_ms <= start_ms:
-            raise Refusal("The range ends before it begins: no time is in it.")
+            raise PageRefusal("The range ends before it begins: no time is in it.")
         return cls(**texts, start_ms=start_ms, end_ms=end_ms, after=_parse_place(query.get("after", "")))
 
     @property
@@ -79,11 +79,11 @@ def parse_time_ms(text: str) -> int:
         try:
             at = datetime.fromisoformat(text)
         except ValueError:
-            raise Refusal(f"{text[:60]!r} is not a time: write 2026-12-24 18:00, in UTC.") from None
+            raise PageRefusal(f"{text[:60]!r} is not a time: write 2026-12-24 18:00, in UTC.") from None
         at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
         time_ms = (at - _EPOCH) // timedelta(milliseconds=1)
     if not 0 < time_ms <= TIME_MS_MAX:
-        raise Refusal(f"{text[:60]!r} is before 1970 or too far away.")
+        raise PageRefusal(f"{text[:60]!r} is before 1970 or too far away.")
     return time_ms
 
 
@@ -105,30 +105,30 @@ def parse_change(form: Mapping[str, str]) -> Change:
         case "move":
             return _parse_move(form.get("how", ""), form)
         case _:
-            raise Refusal("Say what to do: cancel, send now or move.")
+            raise PageRefusal("Say what to do: cancel, send now or move.")
 
 
 def _parse_move(how: str, form: Mapping[str, str]) -> Move:
     if how == "at":
         at_ms = parse_time_ms(form.get("at", ""))
         if not at_ms:
-            raise Refusal("Say when the message is to be delivered.")
+            raise PageRefusal("Say when the message is to be delivered.")
         return Move(deliver_at_ms=at_ms)
     text = form.get("by", "").strip()
     sign = -1 if text.startswith("-") else 1
     try:
         by_ms = sign * parse_duration_ms(text.lstrip("+-").strip())
     except ValueError:
-        raise Refusal(f"{text[:60]!r} is not a duration: write 90s, 15m, 2h or 3d.") from None
+        raise PageRefusal(f"{text[:60]!r} is not a duration: write 90s, 15m, 2h or 3d.") from None
     if abs(by_ms) > TIME_MS_MAX:
-        raise Refusal("That is too far away.")
+        raise PageRefusal("That is too far away.")
     if how == "after":
         if by_ms < 0:
-            raise Refusal("A time from now on is not negative.")
+            raise PageRefusal("A time from now on is not negative.")
         return Move(deliver_after_ms=by_ms)
     if how == "by":
         return Move(shift_ms=by_ms)
-    raise Refusal("Say how to move: to a time, from now on, or later.")
+    raise PageRefusal("Say how to move: to a time, from now on, or later.")
 
 
 def _parse_place(text: str) -> Key | None:
@@ -136,5 +136,5 @@ def _parse_place(text: str) -> Key | None:
         return None
     match = _PLACE.fullmatch(text)
     if match is None:
-        raise Refusal("The page begins at a place that is none.")
+        raise PageRefusal("The page begins at a place that is none.")
     return int(match[1]), int(match[2]), int(match[3])

@@ -15,7 +15,7 @@ from broker.settings import ConfigError, split_address
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from broker.topics.broker import Broker
+    from broker.folder.broker import Broker
     from broker.web.connections import Timeouts
 
 _BACKLOG = 128

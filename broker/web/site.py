@@ -19,10 +19,11 @@ from aiohttp import web
 
 from broker.config import is_loopback
 from broker.errors import InvalidRequest, LimitReached, NotFound, PostdateError, Refused, Unavailable
+from broker.folder.broker import Broker
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from broker.observe.logs import get_logger
-from broker.topics.broker import Broker
 from broker.topics.topic import Topic
+from broker.web.due_counts import DueCountCache
 from broker.web.guard import (
     FORM_COOKIE,
     SESSION_COOKIE,
@@ -30,15 +31,14 @@ from broker.web.guard import (
     Flash,
     Guard,
     Hosts,
-    Session,
+    LoginSession,
     host_name,
     is_own_form,
     is_same_origin,
 )
 from broker.web.jobs import Jobs
-from broker.web.refusals import Refusal
+from broker.web.refusals import PageRefusal
 from broker.web.render import Renderer, StaticFile, load_static
-from broker.web.tally import Tallies
 
 log = get_logger(__name__)
 
@@ -70,11 +70,11 @@ def _status_of(error: PostdateError) -> int:
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 
-def _told(error: PostdateError | Refusal) -> str:
-    if isinstance(error, Refusal):
+def _told(error: PostdateError | PageRefusal) -> str:
+    if isinstance(error, PageRefusal):
         return error.message
     if error.names_files:
-        log.warning("A page met a file that cannot be used", error=error)
+        log.warning("A page failed: a file is damaged or cannot be read", error=error)
     return error.told
 
 
@@ -90,7 +90,7 @@ class Visit:
     site: Site
     request: web.Request
     params: Mapping[str, str]  # of the path
-    session: Session | None
+    session: LoginSession | None
     form: Mapping[str, str] = field(default_factory=dict)  # of a POST, after it passed the guard
     told: tuple[str, str] = ("", "")
     """The outcome of a change, as `done` was told."""
@@ -180,7 +180,7 @@ class Site:
         self.guard = Guard(config.admin_token, listen_host, broker.clock, is_open=not config.access_file)
         self.hosts = Hosts(config.http_hosts, listen_host)
         self.jobs = Jobs(broker.clock, broker.supervisor.spawn)
-        self.tallies = Tallies(broker.clock)
+        self.due_counts = DueCountCache(broker.clock)
         self.renderer = Renderer()
         self._listens_locally = is_loopback(listen_host)
         self._static = load_static()
@@ -222,8 +222,8 @@ class Site:
                 return see_other("/login?" + urlencode({"next": request.path_qs}))
         try:
             return await self._dispatch(visit)
-        except (PostdateError, Refusal) as error:
-            status = error.status if isinstance(error, Refusal) else _status_of(error)
+        except (PostdateError, PageRefusal) as error:
+            status = error.status if isinstance(error, PageRefusal) else _status_of(error)
             if request.method == "POST" and session is not None:
                 return visit.done("failed", _told(error), local_path(visit.form.get("back", "/")))
             return await visit.page("error.html", status=status, message=_told(error), code=status)
@@ -263,7 +263,7 @@ class Site:
         except PostdateError as error:
             result = error.reason
             raise
-        except Refusal:
+        except PageRefusal:
             result = "refused"
             raise
         finally:
@@ -271,7 +271,7 @@ class Site:
         return response
 
     async def _check_form(self, visit: Visit) -> web.Response | None:
-        """Why a form is refused; None: it is ours."""
+        """Return the refusal of a form; None if the form is ours."""
         request = visit.request
         if not is_same_origin(request.headers):
             return await self._refuse_form(visit, "It was not sent from one of these pages.")
@@ -338,7 +338,7 @@ async def _log_in(visit: Visit) -> web.Response:
         if wait:
             response.headers["Retry-After"] = str(wait)
         return response
-    log.info("Somebody logged in to the pages", address=address)
+    log.info("A login to the pages succeeded", address=address)
     response = see_other(to)
     _set_cookie(visit.request, response, SESSION_COOKIE, session_id, SESSION_SECONDS)
     response.del_cookie(FORM_COOKIE, path="/")
@@ -383,14 +383,3 @@ def parse_position(text: str) -> Position | None:
 def own_sockname(request: web.Request) -> object:
     """The address that a request came to."""
     return request.transport.get_extra_info("sockname") if request.transport is not None else None
-
-
-async def make_site(broker: Broker, version: str, listen_host: str) -> Site:
-    """Load and compile everything, in a thread."""
-
-    def make() -> Site:
-        from broker.web.routes import ROUTES  # noqa: PLC0415 - the pages are loaded when the first one is asked for
-
-        return Site(broker, version, listen_host, ROUTES)
-
-    return await asyncio.to_thread(make)

@@ -9,11 +9,11 @@ from urllib.parse import quote, urlencode
 
 from aiohttp import web
 
+from broker.folder.compaction_candidates import ledger_candidate
 from broker.runtime.supervise import YieldBudget
 from broker.storage.ledger import Ledger
-from broker.topics.compaction_candidates import ledger_candidate
 from broker.topics.topic import Topic
-from broker.web.refusals import Refusal
+from broker.web.refusals import PageRefusal
 from broker.web.site import Visit
 
 _TOPICS_SHOWN = 100
@@ -68,7 +68,6 @@ async def show_storage(visit: Visit) -> web.Response:
         data_bytes=sum(each[0] for each in found),
         index_bytes=sum(each[3] for each in found),
         journal=journal,
-        segment_bytes=broker.config.journal_segment_bytes,
         free_bytes=broker.disk_free_bytes,
         reserve_bytes=broker.config.disk_reserve_bytes,
         removed=broker.counters.removed_ledgers,
@@ -82,7 +81,7 @@ async def show_topic_storage(visit: Visit) -> web.Response:
     topic = visit.topic()
     text = visit.query.get("after", "0")
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise Refusal("The page begins at a ledger that is none.")
+        raise PageRefusal("The page begins at a ledger that is none.")
     after = int(text)
     budget = YieldBudget(visit.broker.clock)
     rows: list[LedgerRow] = []
@@ -113,10 +112,10 @@ async def show_topic_storage(visit: Visit) -> web.Response:
 
 
 def _ledger_row(topic: Topic, ledger: Ledger) -> LedgerRow:
-    facts = topic.ledger_facts[ledger.name.ledger_id]
+    facts = topic.ledgers.facts[ledger.name.ledger_id]
     candidate = ledger_candidate(topic, ledger)
     # A topic that never had a subscription keeps everything for its first one.
-    settled = candidate.settled_count if topic.next_subscription_id > 1 else 0
+    settled = candidate.settled_count if topic.subscriptions.had_any else 0
     return LedgerRow(
         ledger_id=ledger.name.ledger_id,
         generation=ledger.name.generation,

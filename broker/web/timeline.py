@@ -10,10 +10,10 @@ from aiohttp import web
 
 from broker.topics.schedule_values import DueRange
 from broker.topics.topic import Topic
+from broker.web.calendar_window import UNITS, CalendarWindow, parse_start, start_name, window
 from broker.web.chart import SERIES_MAX, Chart, ChartBar, draw
+from broker.web.due_counts import DueCounts, count_due
 from broker.web.site import Visit
-from broker.web.tally import Tally, tally
-from broker.web.windows import UNITS, Window, parse_start, start_name, window
 
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 _AHEAD_MS = 366 * _DAY_MS
@@ -65,12 +65,12 @@ async def show_timeline(visit: Visit) -> web.Response:
 
 
 async def chart_of(
-    visit: Visit, topics: list[Topic], shown: Window, height: int = 260
-) -> tuple[Tally, Chart]:
+    visit: Visit, topics: list[Topic], shown: CalendarWindow, height: int = 260
+) -> tuple[DueCounts, Chart]:
     """Return what is due in a window."""
     clock = visit.broker.clock
     due = DueRange(shown.start_ms, shown.end_ms)
-    counted = await visit.site.tallies.of(topics, due, shown.count_width_ms)
+    counted = await visit.site.due_counts.of(topics, due, shown.count_width_ms)
     counts = [(topic.index.scheduled_count(), topic.name) for topic in visit.broker.registry.topics.values()]
     coloured = [name for count, name in nlargest(SERIES_MAX, counts) if count]
     return counted, draw(shown, counted.bars, coloured, clock.now_ms(), height)
@@ -93,7 +93,7 @@ async def _first_unit(visit: Visit, topics: list[Topic], now_ms: int) -> str:
         return "day"
     hour_ms = now_ms - now_ms % _HOUR_MS
     ahead = DueRange(hour_ms, hour_ms + _AHEAD_MS)
-    counted = await tally(topics, ahead, _HOUR_MS, visit.broker.clock)
+    counted = await count_due(topics, ahead, _HOUR_MS, visit.broker.clock)
     total = counted.within + counted.after
     if not total:
         return "hour"
@@ -104,7 +104,7 @@ async def _first_unit(visit: Visit, topics: list[Topic], now_ms: int) -> str:
     return "month" if counted.within >= total / 2 else "year"
 
 
-def bar_links(shown: Window, topic: str) -> Callable[[ChartBar], str]:
+def bar_links(shown: CalendarWindow, topic: str) -> Callable[[ChartBar], str]:
     """Return where each bar leads: to the window inside it, or to its messages."""
 
     def link_of(bar: ChartBar) -> str:
@@ -114,7 +114,7 @@ def bar_links(shown: Window, topic: str) -> Callable[[ChartBar], str]:
     return link_of
 
 
-def _links(shown: Window, topic: str) -> dict[str, str]:
+def _links(shown: CalendarWindow, topic: str) -> dict[str, str]:
     """To the windows before, after and around this one; a link that leads nowhere is empty."""
     path = shown.path()
     before, after = shown.beside(-1), shown.beside(1)
@@ -126,7 +126,7 @@ def _links(shown: Window, topic: str) -> dict[str, str]:
     }
 
 
-def _presets(shown: Window, topic: str, now_ms: int) -> list[tuple[str, str, bool]]:
+def _presets(shown: CalendarWindow, topic: str, now_ms: int) -> list[tuple[str, str, bool]]:
     presets = []
     for name, unit, _ in PRESETS:
         wanted = window(unit, now_ms)

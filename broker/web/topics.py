@@ -11,12 +11,12 @@ from urllib.parse import quote, urlencode
 from aiohttp import web
 
 from broker.errors import Refused
+from broker.folder.broker import Broker
 from broker.model import count_entries
+from broker.policy import SubscriptionPolicy, TopicPolicy
 from broker.settings import SettingKind, show
-from broker.storage.policy import SubscriptionPolicy, TopicPolicy
-from broker.subscriptions.subscription import TYPE_NAMES, Subscription
+from broker.subscriptions.subscription import Subscription
 from broker.topics import control
-from broker.topics.broker import Broker
 from broker.topics.dead_letter_frames import dead_letter_topic_name
 from broker.topics.topic import Topic
 from broker.web.overview import quantile_ms
@@ -115,7 +115,7 @@ async def show_topic(visit: Visit) -> web.Response:
         buckets=index.bucket_count,
         index_bytes=index.disk_bytes,
         subscriptions=[_subscription_row(broker, topic, each) for each in page],
-        settings_rows=_settings(topic.policy, topic.own_policy),
+        settings_rows=_settings(topic.policy, topic.policies.own),
         next_link=here + "?" + urlencode({"after": page[-1].name}) if len(found) > len(page) else "",
         first_link=here if after else "",
     )
@@ -178,12 +178,12 @@ def _subscription_row(broker: Broker, topic: Topic, subscription: Subscription) 
         in_force = replace(in_force, dead_letter_topic=place)
     consumers = list(subscription.consumers)
     held = {
-        each.consumer_id: count_entries(subscription.leases.held(each.consumer_id))
+        each.consumer_id: count_entries(subscription.states.leases.held(each.consumer_id))
         for each in consumers[:_CONSUMERS_SHOWN]
     }
     return SubscriptionRow(
         name=subscription.name,
-        type=TYPE_NAMES[subscription.type],
+        type=subscription.type.name,
         paused=subscription.paused,
         honors_delay=subscription.honors_delay,
         ready=counts.ready,

@@ -35,7 +35,7 @@ each_service = pytest.mark.parametrize("name", SERVICES)
 
 
 def steps(keyword: str, *stages: str) -> list[str]:
-    """What follows a keyword in the named stages, or in all."""
+    """Return the steps of a keyword in the named stages, or in all."""
     return [
         step.text
         for stage in STAGES.values()

@@ -18,7 +18,7 @@ _ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \| `tests/", re
 def rows() -> list[tuple[str, set[str]]]:
     """(operation, its system calls) of each row of the table."""
     page = (ROOT / "docs" / "guarantees.md").read_text()
-    section = page.partition("### What the disk answers\n")[2].partition("\n### ")[0]
+    section = page.partition("### Disk errors\n")[2].partition("\n### ")[0]
     return [(name, set(re.findall(r"`(\w+)`", calls))) for name, calls, _, _ in _ROW.findall(section)]
 
 

@@ -29,7 +29,7 @@ def unit_of(name: str) -> configparser.ConfigParser:
 
 
 def command_lines(job: str) -> dict[str, str]:
-    """How each of the two calls the command, its options from the environment put in."""
+    """Return the command line of each of the two, with the environment's options filled in."""
     text = (DEPLOY / f"systemd/postdate-{job}.service").read_text()
     options = re.search(rf'POSTDATE_{job.upper()}_OPTIONS=([^"]*)"', text)
     assert options is not None

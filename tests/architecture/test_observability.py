@@ -36,7 +36,7 @@ def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """Where a query stands, and the query with Grafana's variables filled in."""
+    """Yield the place of each query, and the query with Grafana's variables filled in."""
     for dashboard in DASHBOARDS:
         for panel in panels(dashboard):
             for target in panel["targets"]:

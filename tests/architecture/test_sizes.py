@@ -1,4 +1,4 @@
-"""Modules and functions stay small enough to be read in one go."""
+"""Functions stay small enough to be read in one go. How large modules and classes are is a matter of who owns what."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 
 MODULES = [
@@ -15,11 +14,6 @@ MODULES = [
     for path in sorted((ROOT / folder).rglob("*.py"))
     if "_pb2" not in path.name
 ]
-
-
-def test_modules_are_short():
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in MODULES}
-    assert not {name: lines for name, lines in lengths.items() if lines > MODULE_LINES_MAX}
 
 
 def test_functions_are_short():

@@ -36,7 +36,7 @@ def need_go() -> None:
 
 
 def is_too_old(version: str, toolchain: str) -> bool:
-    """Whether this Go can neither build the example nor, as from 1.21 on where it may, fetch the one that go.mod asks for."""
+    """Return whether this Go can neither build the example nor, as from 1.21 on, fetch the toolchain of go.mod."""
     found = re.match(r"go(\d+)\.(\d+)", version)
     if found is None:
         return True
@@ -62,7 +62,7 @@ def test_which_go_will_do(version: str, toolchain: str, too_old: bool):
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """How to start the example."""
+    """Return the command that starts the example."""
     need_go()
     root = tmp_path_factory.mktemp("go")
     (root / "bin").mkdir()

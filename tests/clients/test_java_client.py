@@ -21,7 +21,7 @@ TERMINATED = 128 + 15  # of a Java that was sent SIGTERM, also when its hooks en
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """How to start the example."""
+    """Return the command that starts the example."""
     need_program("javac", "openjdk-17-jdk-headless")
     need_program("mvn", "maven")
     folder = copied("java", tmp_path_factory.mktemp("java"))

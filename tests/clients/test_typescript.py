@@ -31,7 +31,7 @@ PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH",
 
 
 def run(*command: str, folder: Path, **environ: str) -> str:
-    """What the command prints; it must succeed."""
+    """Return the output of the command, which must succeed."""
     done = subprocess.run(
         command,
         cwd=folder,

@@ -1,4 +1,4 @@
-"""What the example workers of all languages have to do: the same programs' output, judged in one place."""
+"""Checks of the example workers of all languages: their output, judged in one place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def copied(name: str, root: Path) -> Path:
 
 
 def build(*command: str, folder: Path, **environ: str) -> str:
-    """What a step of building prints; it must succeed."""
+    """Return the output of a build step, which must succeed."""
     done = subprocess.run(
         command,
         cwd=folder,
@@ -46,7 +46,7 @@ def build(*command: str, folder: Path, **environ: str) -> str:
 
 
 async def run(*command: str, environ: dict[str, str], status: int = 0) -> str:
-    """What the example prints; it must end with this status."""
+    """Return the output of the example, which must end with this status."""
     process = await asyncio.create_subprocess_exec(
         *command, env=os.environ | environ, stdout=PIPE, stderr=STDOUT
     )
@@ -114,5 +114,5 @@ async def check_stop(start: Start, tmp_path: Path, *command: str, status: int, *
 
 
 async def held(client: postdate.Client) -> int:
-    """How many messages consumers hold."""
+    """Count the messages that consumers hold."""
     return sum(one.leased_messages for each in await client.stats() for one in each.subscriptions)

@@ -8,17 +8,17 @@ import random
 from collections.abc import Collection, Mapping
 
 from broker.config import BrokerConfig
-from broker.delayed.bucket_storage import LocalBucketStorage
 from broker.delayed.bucket_upkeep import BucketUpkeep
+from broker.folder.recovery import read_file
+from broker.jobs.verify import verify_data_dir
 from broker.model import Position
+from broker.storage.bucket_files import bucket_storage
 from broker.storage.bucket_snapshot import Ordinals, decode_entries
 from broker.storage.layout import Layout
 from broker.storage.manifest import decode_broker, decode_topic
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop, run_sim
-from broker.topics.recovery import read_file
-from broker.topics.verify import verify_data_dir
 from tests.crash.history import Recorder, SubscriptionModel, TopicModel
 from tests.harness import DATA_DIR, EARLIEST, Inbox, Node, Outgoing, small_config
 
@@ -36,7 +36,7 @@ def bucket_config(**changes: object) -> BrokerConfig:
         "min_index_count": 4,
         "seal_after_ms": 300,
         "checkpoint_interval_ms": 250,
-        "ledger_entries_max": 6,
+        "ledger_max_entries": 6,
         "journal_group_bytes_max": 1024,
         "clock_recheck_ms": 60_000,
     }
@@ -120,7 +120,7 @@ def check_named_is_found(vfs: MemVfs) -> int:
 
 def check_whole(vfs: MemVfs, topic_id: int, bucket_id: int) -> None:
     """Read every byte of a snapshot that means anything; raises Corrupt."""
-    storage = LocalBucketStorage(vfs, Layout(DATA_DIR).buckets(topic_id), topic_id)
+    storage = bucket_storage(vfs, Layout(DATA_DIR).buckets(topic_id), topic_id)
     with contextlib.closing(storage.open_reader(bucket_id)) as reader:
         metadata = reader.read_metadata()
         ordinals = Ordinals(metadata.spans)

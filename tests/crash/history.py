@@ -34,7 +34,8 @@ from broker.storage.records import (
     TopicCreated,
     TopicDeleted,
 )
-from broker.subscriptions.subscription import EXCLUSIVE, Subscription
+from broker.subscriptions.subscription import Subscription
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -83,7 +84,7 @@ class TopicModel:
     subscriptions: dict[int, SubscriptionModel] = field(default_factory=dict)
 
     def owed(self, subscription: SubscriptionModel) -> dict[Position, StoredMessage]:
-        """What a subscription has yet to settle."""
+        """Return what a subscription has yet to settle."""
         return {
             position: message
             for position, message in self.messages.items()
@@ -95,7 +96,7 @@ Model = dict[int, TopicModel]
 
 
 def fold(records: list[Record]) -> Model:
-    """What the records say, applied one after the other."""
+    """Apply records one after the other."""
     model: Model = {}
     for record in records:
         match record:
@@ -257,7 +258,7 @@ def _observe_subscription(subscription: Subscription, topic: TopicModel) -> Subs
         attempts=counts,
         waiting={
             Position(ledger_id, entry_id): not_before_ms
-            for ledger_id, each in subscription.redelivery.capture().by_ledger().items()
+            for ledger_id, each in subscription.states.redelivery.capture().by_ledger().items()
             for entry_id, not_before_ms in zip(each.entries, each.column.tolist(), strict=True)
         },
         reasons=dict(subscription.reasons.texts),
@@ -312,11 +313,11 @@ class Recorder:
         node.broker._lock.close()  # type: ignore[union-attr]
 
     def life_at(self, at: int) -> int:
-        """Which life an operation belongs to; the operations of a recovery still belong to the one before."""
+        """Return the life of an operation; a recovery still belongs to the one before."""
         return max(index for index, life in enumerate(self.lives) if life.from_op <= at)
 
     def bounds(self, at: int) -> tuple[int, int]:
-        """How many records must be there after a crash at an operation, and how many may be."""
+        """Return how many records must exist after a crash at an operation, and how many may."""
         submitted = self.lives[self.life_at(at)].submitted
         answered = sum(each.answered_at is not None and each.answered_at <= at for each in submitted)
         possible = sum(each.submitted_at <= at for each in submitted)
@@ -358,7 +359,7 @@ class Recorder:
 def crash_config(**changes: object) -> BrokerConfig:
     """Limits under which the history below rolls everything that can be rolled."""
     return small_config(
-        ledger_entries_max=6, journal_group_bytes_max=1024, clock_recheck_ms=60_000, **changes
+        ledger_max_entries=6, journal_group_bytes_max=1024, clock_recheck_ms=60_000, **changes
     )
 
 
@@ -380,7 +381,9 @@ async def _first_life(node: Node) -> None:
     await node.create_subscription("orders", "early")
     first = await node.produce("orders", [_message(1), _message(2, after_ms=400), _message(3)])
     await node.create_subscription("orders", "late")
-    ignores = await node.create_subscription("orders", "in order", type_=EXCLUSIVE, position=EARLIEST)
+    ignores = await node.create_subscription(
+        "orders", "in order", type_=SubscriptionType.EXCLUSIVE, position=EARLIEST
+    )
     early = await node.subscribe("orders", "early")
     await early.wait(2)
     await early.ack([first[2]])
@@ -423,7 +426,7 @@ async def _second_life(node: Node) -> None:
         audit.ack([got[-1].position]),
         node.produce("audit", [_message(20 + index, bytes_=500) for index in range(5)]),
         node.produce("orders", [_message(30, after_ms=100), _message(31), _message(32, after_ms=700)]),
-        node.topic("orders").delete_subscription("late"),
+        node.topic("orders").subscriptions.delete("late"),
     )
     await node.create_subscription("orders", "late")
     for index in range(4):  # a segment of the journal each

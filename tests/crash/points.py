@@ -1,4 +1,4 @@
-"""What tests of crash points share: the states of a recorded history, and what a failure says of them."""
+"""Base of the tests of crash points: the states of a recorded history, and the texts of failures."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from functools import cache
 import pytest
 
 from broker.config import BrokerConfig
+from broker.folder import recovery
 from broker.testing.mem_vfs import RANDOM_POLICIES, CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
-from broker.topics import recovery
 from tests.crash.history import Model, Recorder, fold
 from tests.harness import Node
 
@@ -36,7 +36,7 @@ class Still:
 
 @cache
 def model_after(recorder: Recorder, record_count: int, life: int) -> Model:
-    """What the first records of a life say."""
+    """Return the model after the first records of a life."""
     return fold([each.record for each in recorder.lives[life].submitted[:record_count]])
 
 

@@ -21,8 +21,8 @@ import pytest
 
 from broker.errors import Corrupt, Unavailable
 from broker.model import Position
+from broker.policy import SubscriptionPolicy
 from broker.runtime.supervise import Supervisor
-from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.subscription import Subscription
 from broker.testing.mem_vfs import MemFile, MemVfs
 from broker.testing.sim_clock import SimClock
@@ -56,8 +56,8 @@ TASKS = {
     "seal of schedule keys of topic *": (ENDS, True),
     "merge of schedule keys of topic *": (ENDS, True),
     "merge of settled schedule keys of topic *": (ENDS, True),
-    "counts of *": (ENDS, True),
-    "oldest messages of *": (ENDS, True),
+    "counts of topic *": (ENDS, True),
+    "oldest messages of topic *": (ENDS, True),
     "backup": (ENDS, True),
     "deletion of a backup": (ENDS, True),
     "backups of an earlier life": (ENDS, True),
@@ -154,7 +154,7 @@ def _pattern(node: ast.expr, path: Path) -> str:
             return ""
         case ast.Name() if path.name == "dead_letters.py":
             return "dead letters of subscription *"
-        case ast.Name() if path.name == "topic.py":
+        case ast.Name() if path.name == "topic_subscriptions.py":
             return "dispatcher of subscription *"
         case ast.Name() if path.name == "backup.py":
             return "backup"
@@ -175,7 +175,7 @@ class World:
         self.clock = clock
         self.vfs = MemVfs()
         self.config = small_config(
-            ledger_entries_max=4,
+            ledger_max_entries=4,
             checkpoint_interval_ms=500,
             reclaim_interval_ms=1_000,
             seal_after_ms=500,
@@ -229,8 +229,8 @@ class World:
         broker, topic = node.broker, node.topic("orders")
         counters = broker.counters
         billing = topic.subscription("billing")
-        later = topic.find_subscription("later") or await node.create_subscription("orders", "later")
-        idle = topic.find_subscription("idle") or await node.create_subscription("orders", "idle")
+        later = topic.subscriptions.find("later") or await node.create_subscription("orders", "later")
+        idle = topic.subscriptions.find("idle") or await node.create_subscription("orders", "idle")
         before = (counters.checkpoints, counters.removed_ledgers, sum(counters.index_operations.values()))
         broker.disk_free_bytes = -1
         for turn in range(turns):
@@ -255,7 +255,7 @@ class World:
         await asyncio.wait_for(topic.index.caught_up(), 60)
         await self._until(lambda: topic.index.is_exact)
         assert await asyncio.wait_for(topic.counts.find_oldest_age_ms(idle), 60) > 0
-        await topic.delete_subscription("idle")
+        await topic.subscriptions.delete("idle")
         backup = await asyncio.wait_for(broker.backups.create("again"), 60)
         await asyncio.wait_for(broker.backups.delete(backup.name), 60)
         await self._lease_ends()

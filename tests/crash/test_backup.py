@@ -14,6 +14,9 @@ import pytest
 
 from broker.config import BrokerConfig
 from broker.errors import Corrupt, Fenced, LimitReached, NotFound, PostdateError, Refused, Unavailable
+from broker.folder import backup as backup_module
+from broker.folder.backup import read_marker
+from broker.folder.restore import Restore
 from broker.storage.backup_marker import Backup
 from broker.storage.manifest import decode_broker
 from broker.storage.record_types import RecordType
@@ -22,9 +25,6 @@ from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
-from broker.topics import backup as backup_module
-from broker.topics.backup import read_marker
-from broker.topics.restore import Restore
 from broker.topics.schedule_values import Cancel, Move
 from tests.crash.history import Model, Recorder, crash_config, fold, observe, play
 from tests.harness import Node, Outgoing
@@ -94,7 +94,7 @@ def restore(vfs: MemVfs, name: str, target: str = RESTORED) -> None:
 
 
 async def observe_folder(vfs: MemVfs, clock: SimClock, folder: str) -> Model:
-    """What a broker finds in a folder when it recovers from it."""
+    """Recover a broker from a folder and return what it finds."""
     node = Node(vfs, clock, crash_config(data_dir=folder))
     node.open(start=False)
     try:
@@ -235,7 +235,7 @@ def scene() -> Scene:
 
 
 async def tidied(node: Node) -> None:
-    """What an earlier life left is gone."""
+    """Check that the remains of an earlier life are gone."""
     while "backups of an earlier life" in node.broker.supervisor.names():
         await asyncio.sleep(0.001)
 

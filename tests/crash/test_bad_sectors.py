@@ -43,7 +43,7 @@ async def crashed_node(
 ) -> tuple[Node, list[Position]]:
     """A broker, not started, with messages that its index holds nowhere but in the ledgers' times."""
     config = small_config(
-        ledger_entries_max=LEDGER_ENTRIES,
+        ledger_max_entries=LEDGER_ENTRIES,
         tracker=tracker,
         min_index_count=1 << 20,
         seal_after_ms=86_400_000,
@@ -78,7 +78,7 @@ class Worker:
         self.inboxes: list[Inbox] = []
 
     async def work(self, seconds: float) -> set[Position]:
-        """What has come so far."""
+        """Return what has arrived so far."""
         inbox = await self._connect()
         for _ in range(int(seconds)):
             await asyncio.sleep(1)

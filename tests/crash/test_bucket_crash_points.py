@@ -58,7 +58,7 @@ def history() -> Recorder:
 
 
 def is_about_buckets(at: int) -> bool:
-    """Whether the operation before this moment, or the one after it, concerns a bucket or a manifest."""
+    """Return whether an operation next to this moment concerns a bucket or a manifest."""
     near = history().vfs.ops[max(at - 1, 0) : at + 1]
     return any("/buckets" in op.path or "manifest" in op.path for op in near)
 

@@ -206,7 +206,7 @@ def test_clock_jumps_bring_nothing_early_and_lose_nothing(jump_ms, set_backs):
             "max_buckets": 64,
         },
         {"tick_ms": 1_000},
-        {"ledgers_per_bucket": 1, "ledger_entries_max": 2, "max_buckets": 3},
+        {"ledgers_per_bucket": 1, "ledger_max_entries": 2, "max_buckets": 3},
     ],
     ids=["shrunk", "grown", "tick", "ledgers"],
 )
@@ -272,12 +272,12 @@ def test_the_other_tracker_and_back_with_messages_pending(stop):
 
 
 def test_a_hundred_subscriptions_share_the_chunks_of_one_index(monkeypatch):
-    """What waits is indexed once, and what is due is one chunk: its arrays, not copies, lie in every queue."""
+    """Waiting entries are indexed once; due ones are one chunk, whose arrays, not copies, lie in every queue."""
     count, subscriptions = 100_000, 100
 
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         config = bucket_config(
-            ledger_entries_max=50_000,
+            ledger_max_entries=50_000,
             min_index_count=20_000,
             max_segment_entries=5_000,
             batch_messages_max=5_000,
@@ -316,5 +316,5 @@ def columns(chunk: DueChunk) -> tuple:
 
 
 def base_of(column) -> int:
-    """What identifies the memory of an array."""
+    """Return the identity of an array's memory."""
     return column.__array_interface__["data"][0]

@@ -151,7 +151,7 @@ async def deliver_all(node: Node, due_ms: dict[Position, int], opened_ms: int) -
 
 
 async def check_next_start(node: Node, *, rebuilds: int = 0) -> None:
-    """What it leaves starts without another rebuild."""
+    """Check that the next start needs no other rebuild."""
     await node.stop()
     check_named_is_found(copy_of(node.vfs))
     check_verify(node.vfs)
@@ -183,7 +183,7 @@ def test_a_bucket_that_is_damaged_at_the_start_is_made_again_loudly(damage, whic
     with caplog.at_level(logging.ERROR):
         run_sim(scenario, 3, start_ms=now_ms, latency=QUICK)
     assert [r.message for r in caplog.records].count(
-        "Buckets cannot be used: the index is built again from the ledgers"
+        "Buckets are damaged; rebuilding the delayed index from the ledgers"
     ) == 1
 
 
@@ -208,7 +208,7 @@ def test_a_segment_that_cannot_be_read_is_met_when_it_is_loaded(damage, which, w
 
     with caplog.at_level(logging.ERROR):
         run_sim(scenario, 3, start_ms=now_ms, latency=QUICK)
-    sentence = "Buckets cannot be used" if is_met_at_start else "A bucket cannot be read"
+    sentence = "Buckets are damaged" if is_met_at_start else "A bucket cannot be read"
     assert sum(r.message.startswith(sentence) for r in caplog.records) == 1
 
 
@@ -258,7 +258,7 @@ def test_what_is_produced_and_due_while_the_index_is_built_again_is_delivered_on
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
         rng = loop.rng("delays")
         # No merges: they would meet most of the faults, and only try again.
-        config = bucket_config(max_buckets=1_000, ledger_entries_max=500, checkpoint_interval_ms=3_600_000)
+        config = bucket_config(max_buckets=1_000, ledger_max_entries=500, checkpoint_interval_ms=3_600_000)
         node = Node(MemVfs(), clock, config).open()
         await node.create_subscription("orders", "all", position=EARLIEST)
         inbox = await node.subscribe("orders", "all", lease_ms=3_600_000, permits=10_000)
@@ -350,7 +350,7 @@ async def work(node: Node, fault: Fault | None) -> tuple[list[Inbox], dict[Posit
 
 @cache
 def operation_counts() -> dict[str, int]:
-    """How often each kind of operation happens to buckets while the work goes well."""
+    """Count the operations on buckets by kind while the work goes well."""
     counting = {kind: Fault(kind, f"{BUCKETS}*", nth=1 << 30) for kind in KINDS}
 
     async def scenario(_: SimLoop, clock: SimClock) -> None:
@@ -402,7 +402,7 @@ async def meet_fault(clock: SimClock, fault: Fault) -> None:
     check_verify(node.vfs)
     if (
         fault.kind == "sync_dir"
-    ):  # no later sync of that folder vouches for a name (MemVfs M6): a rebuild may follow
+    ):  # no later sync of that folder vouches for a name (MEMVFS-6): a rebuild may follow
         return
     restarted = node.crash(CrashPolicy.LOSE_UNSYNCED).open(start=False)
     check_named_is_found(restarted.vfs)

@@ -19,6 +19,7 @@ from functools import cache
 import pytest
 
 from broker.config import BrokerConfig
+from broker.folder.recovery import read_file
 from broker.model import CANCELLED_MS, START, Position
 from broker.storage.layout import Layout
 from broker.storage.manifest import decode_broker, decode_topic
@@ -27,7 +28,6 @@ from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics import control
-from broker.topics.recovery import read_file
 from broker.topics.schedule_values import Cancel, ChangeResult, DueRange, Move
 from broker.topics.topic import Topic
 from tests.crash.bucket_history import QUICK, attach_all, check_arrived, check_verify
@@ -57,7 +57,7 @@ TOPIC = "orders"
 def change_config() -> BrokerConfig:
     """Checkpoints, seals and visits of the reclaimer between two changes."""
     return small_config(
-        ledger_entries_max=4,
+        ledger_max_entries=4,
         ledger_max_age_ms=400,
         journal_group_bytes_max=1024,
         reclaim_interval_ms=90,
@@ -137,13 +137,13 @@ def history() -> Recorder:
 
 
 def is_about_changes(at: int) -> bool:
-    """Whether an operation next to this moment writes amendments or replaces a manifest."""
+    """Return whether an operation next to this moment writes amendments or replaces a manifest."""
     near = history().vfs.ops[max(at - 1, 0) : at + 1]
     return any(".amend" in op.path or op.kind == "rename" for op in near)
 
 
 def is_after_a_change(at: int) -> bool:
-    """Whether a change was submitted or answered at this moment."""
+    """Return whether a change was submitted or answered at this moment."""
     life = history().lives[history().life_at(at)]
     kinds = ("Cancelled", "Moved", "Replaced")
     records = [each for each in life.submitted if type(each.record).__name__ in kinds]
@@ -163,7 +163,7 @@ def crash_states(policy: CrashPolicy) -> Iterator[tuple[int, int, MemVfs]]:
 
 
 def check_files(vfs: MemVfs) -> int:
-    """What the manifests name is there, and nothing else; how many files of amendments there are."""
+    """Check that exactly the files of the manifests exist; return the number of amendment files."""
     layout, count = Layout(DATA_DIR), 0
     for topic_id in decode_broker(read_file(vfs, layout.manifest), layout.manifest).topics:
         path = layout.topic_manifest(topic_id)

@@ -13,14 +13,14 @@ from functools import cache
 import numpy as np
 import pytest
 
+from broker.jobs.verify import verify_data_dir
 from broker.model import CANCELLED_MS, Position
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
-from broker.topics.verify import verify_data_dir
 from tests.depth import at_depth
 from tests.harness import DATA_DIR, EARLIEST, Node, Outgoing, payload_of
-from tests.unit.topics.compaction_world import TOPIC, begin, compact, config, fill, payload, work
+from tests.unit.folder.compaction_world import TOPIC, begin, compact, config, fill, payload, work
 
 SEEDS = range(at_depth(change=1, deep=4))
 STRIDE = at_depth(change=len(CrashPolicy), deep=1)
@@ -78,7 +78,7 @@ def history() -> History:
 
 
 async def check(node: Node, made: History, is_committed: bool | None) -> None:
-    """What the next life has."""
+    """Check the state of the next life."""
     topic = node.topic(TOPIC)
     subscription = topic.subscription("billing")
     sparse = {ledger.name.ledger_id for ledger in topic.log if ledger.sparse is not None}

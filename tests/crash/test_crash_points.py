@@ -168,7 +168,7 @@ def check_inbox(topic: TopicModel, model: SubscriptionModel, inbox: Inbox, opene
 
 
 async def check_next_life(node: Node, inboxes: list[Inbox], *, checkpointed: bool) -> None:
-    """What was recovered is a base to build on: produce and acknowledge, crash again, and look."""
+    """Check that the recovered broker can be used: produce and acknowledge, crash again, recover."""
     produced = {name: await node.produce(name, [Outgoing(b"after the crash")]) for name in topic_names(node)}
     for inbox in inboxes:
         if inbox.received:
@@ -205,7 +205,7 @@ _recovered_trees: set[Tree] = set()
 
 @pytest.mark.parametrize("policy", CrashPolicy, ids=lambda policy: policy.value)
 def test_recovering_a_recovery_changes_nothing_wherever_it_was_cut(policy):
-    """I12: open, and crash at each operation of opening; whatever the disk kept opens to the same files."""
+    """Open, and crash at each operation of opening; whatever the disk kept opens to the same files."""
     for at, seed, vfs in crash_states(policy):
         tree = frozenset(vfs.snapshot().items())
         if tree not in _recovered_trees:

@@ -15,7 +15,7 @@ from functools import cache
 import pytest
 
 from broker.model import Entries, Position
-from broker.storage.policy import SubscriptionPolicy
+from broker.policy import SubscriptionPolicy
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -32,13 +32,13 @@ OWED, HELD, DONE = "owed", "held", "done"
 
 @dataclass(slots=True)
 class Fate:
-    """Where a message was asked to go, one place after the other, and where it has surely arrived: (operation, place)."""
+    """Places to which a message was asked to go, in order, and those it has surely reached: (operation, place)."""
 
     asked: list[tuple[int, str]] = field(default_factory=list)
     answered: list[tuple[int, str]] = field(default_factory=list)
 
     def possible(self, at: int) -> set[str]:
-        """Where a crash at an operation may leave it."""
+        """Return the places where a crash at an operation may leave it."""
         settled = [place for op, place in self.answered if op <= at]
         asked = [place for op, place in self.asked if op <= at]
         return {*asked[max(0, len(settled) - 1) :], *([] if settled else ["nowhere"])}
@@ -88,7 +88,7 @@ class History:
 
 
 def positions(inbox: Inbox) -> dict[bytes, Position]:
-    """Where the messages that a consumer got lie; of those that came twice, the last ones."""
+    """Return the positions of a consumer's messages; of those that came twice, the last ones."""
     inbox.poll()
     return {each.payload: each.position for each in inbox.received}
 
@@ -144,7 +144,7 @@ async def check(story: History, vfs: MemVfs, clock: SimClock, at: int) -> None:
     topic = node.broker.registry.by_name.get("orders")
     found: dict[bytes, list[str]] = {payload: [] for payload in story.fates}
     there: set[bytes] = set()
-    if topic is not None and topic.find_subscription("billing"):
+    if topic is not None and topic.subscriptions.find("billing"):
         for payload in await owed(node, "orders", "billing"):
             found[payload].append(OWED)
         for payload, letter in (await letters(node)).items():
@@ -158,7 +158,7 @@ async def check(story: History, vfs: MemVfs, clock: SimClock, at: int) -> None:
         places = found[payload] or [DONE if payload in there else "nowhere"]
         assert len(places) == 1, f"{payload!r} is in two places: {places}"
         assert places[0] in fate.possible(at), f"{payload!r} is {places[0]}, not one of {fate.possible(at)}"
-    if DEAD in node.broker.registry.by_name and node.topic(DEAD).find_subscription(HOLDER_NAME):
+    if DEAD in node.broker.registry.by_name and node.topic(DEAD).subscriptions.find(HOLDER_NAME):
         held_there = await owed(node, DEAD, HOLDER_NAME)
         assert sorted(held_there) == sorted(p for p, places in found.items() if places == [HELD])
     assert node.failures == []

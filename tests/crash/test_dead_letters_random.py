@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import pytest
 
 from broker.model import Position
-from broker.storage.policy import SubscriptionPolicy
-from broker.subscriptions.subscription import FAILOVER, KEY_SHARED, SHARED
+from broker.policy import SubscriptionPolicy
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 STEPS = 100
 NAMES = ("a", "b")
-CONFIG = small_config(reclaim_interval_ms=2_000, ledger_entries_max=4)
+CONFIG = small_config(reclaim_interval_ms=2_000, ledger_max_entries=4)
 
 
 @dataclass(slots=True)
 class Known:
-    """What must be true of one message on one subscription."""
+    """Facts of one message on one subscription that must hold."""
 
     may_be_there: bool = True
     must_be_there: bool = False
@@ -67,7 +67,14 @@ class Walk:
                 initial_backoff_ms=rng.choice((0, 300)),
                 dead_letter_topic="dead" if shared else None,
             )
-            type_ = rng.choice((SHARED, SHARED, KEY_SHARED, FAILOVER))
+            type_ = rng.choice(
+                (
+                    SubscriptionType.SHARED,
+                    SubscriptionType.SHARED,
+                    SubscriptionType.KEY_SHARED,
+                    SubscriptionType.FAILOVER,
+                )
+            )
             await self.node.create_subscription("orders", name, type_=type_, policy=policy)
         steps = {
             self.produce: 5,
@@ -218,7 +225,7 @@ class Walk:
             return None
         name, inbox = self.rng.choice(free)
         inbox.poll()
-        holds = set(positions_in(inbox.subscription.leases.held(inbox.consumer.consumer_id)))
+        holds = set(positions_in(inbox.subscription.states.leases.held(inbox.consumer.consumer_id)))
         mine = {each.payload: each.position for each in inbox.received if each.position in holds}
         some = {payload: position for payload, position in mine.items() if self.rng.random() < 0.6}
         return (name, inbox, some) if some else None

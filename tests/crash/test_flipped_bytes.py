@@ -17,16 +17,16 @@ from typing import NamedTuple
 import pytest
 
 from broker.errors import Corrupt
-from broker.storage.policy import SubscriptionPolicy
+from broker.jobs.verify import verify_data_dir
+from broker.policy import SubscriptionPolicy
 from broker.storage.segment import scan
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop, run_sim
 from broker.topics.schedule_values import Cancel, Move
-from broker.topics.verify import verify_data_dir
 from tests.depth import at_depth
 from tests.harness import DATA_DIR, DAY_MS, EARLIEST, Node, Outgoing
-from tests.unit.topics.compaction_world import TOPIC, compact, config, fill
+from tests.unit.folder.compaction_world import TOPIC, compact, config, fill
 
 KINDS = (
     "broker.manifest",
@@ -52,7 +52,7 @@ LAST = b"the last group"
 
 
 class Outcome(NamedTuple):
-    """What each subscription was sent until all was due, by the ledger in which it lies, and what was counted as lost."""
+    """Messages sent to each subscription until all was due, by ledger, and the count of lost ones."""
 
     found: dict[str, dict[bytes, int]]
     told: int
@@ -98,7 +98,7 @@ def copy_of(vfs: MemVfs) -> MemVfs:
 
 
 def delivered_from(vfs: MemVfs, now_ms: int) -> Outcome:
-    """What comes of a directory. Raises Corrupt of the start."""
+    """Start a broker on a directory and deliver everything. Raises Corrupt of the start."""
 
     async def scenario(_: SimLoop, clock: SimClock) -> Outcome:
         node = Node(vfs, clock, CONFIG).open()
@@ -144,7 +144,7 @@ def places_in(length: int) -> list[int]:
 
 
 def may_cost(path: str, content: bytes, at: int) -> tuple[int, set[bytes]]:
-    """How many messages of a subscription a flip may cost, and which."""
+    """Return how many messages of a subscription a flip may cost, and which."""
     all_owed = [pair for messages in owed().values() for pair in messages.items()]
     if match := re.search(r"ledgers/(\d+)\.\d+\.(data|times|rows)$", path):
         here = {payload for payload, ledger_id in all_owed if ledger_id == int(match[1])}
@@ -157,7 +157,7 @@ def may_cost(path: str, content: bytes, at: int) -> tuple[int, set[bytes]]:
 
 
 def wrong_of(path: str, content: bytes, at: int) -> str:
-    """What is wrong with what one flip costs; empty: nothing."""
+    """Describe an excessive cost of one flip; empty if there is none."""
     vfs, now_ms = disk()
     flipped = copy_of(vfs)
     file = flipped.open(path)

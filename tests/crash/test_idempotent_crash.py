@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("same_broker_id")
 
 Key = tuple[str, int]  # producer, sequence id
 
-CONFIG = small_config(ledger_entries_max=6, journal_group_bytes_max=1024, producers_per_topic_max=2)
+CONFIG = small_config(ledger_max_entries=6, journal_group_bytes_max=1024, producers_per_topic_max=2)
 POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
 
 
@@ -113,7 +113,7 @@ async def second_life(played: History, node: Node) -> None:
 
 @dataclass
 class Found:
-    """What lay in the log after the crash, and after the producers had sent everything again."""
+    """Content of the log after the crash, and after the producers had sent everything again."""
 
     kept: set[Key]
     stored: list[Key]
@@ -140,7 +140,7 @@ def send_again(vfs: MemVfs, sent: list[Sent]) -> Found:
 
 
 async def stored_keys(node: Node) -> dict[Position, Key]:
-    """Whose every stored message is."""
+    """Return the producer's key of every stored message."""
     if "t" not in node.broker.registry.by_name:
         return {}
     stored = {}

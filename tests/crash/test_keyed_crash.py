@@ -29,7 +29,7 @@ from tests.harness import Node, Outgoing, small_config
 __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
 
-CONFIG = small_config(ledger_entries_max=8, seal_after_ms=1_000)
+CONFIG = small_config(ledger_max_entries=8, seal_after_ms=1_000)
 STRIDE = at_depth(change=9, deep=1)
 POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
 LATER_MS = 3_600_000

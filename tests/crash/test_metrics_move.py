@@ -26,7 +26,7 @@ NAMED = {
     "postdate_backup_failures": ("tests/crash/test_backup.py", "backup_failures"),
     "postdate_build_info": ("tests/unit/observe/test_metrics.py", "postdate_build_info"),
     "postdate_checkpoint_failures": ("tests/unit/topics/test_counters.py", "checkpoint_failures == 1"),
-    "postdate_compacted_ledgers": ("tests/unit/topics/test_compaction.py", "compacted_ledgers"),
+    "postdate_compacted_ledgers": ("tests/unit/folder/test_compaction.py", "compacted_ledgers"),
     "postdate_damaged_messages": ("tests/unit/topics/test_damage.py", "damaged_messages == 3"),
     "postdate_disk_reserve_bytes": ("tests/crash/test_storage_faults.py", "disk_reserve_bytes"),
     "postdate_duplicate_batches": ("tests/unit/topics/test_counters.py", "duplicate_batches"),
@@ -72,7 +72,7 @@ class Seen:
 
 
 async def _the_rest(world: World, seen: Seen) -> None:
-    """What a broker at work does only now and then."""
+    """Do what a broker at work does rarely."""
     node, clock = world.node, world.clock
     counters, office = node.broker.counters, node.broker.dead_letters
     server = object.__new__(Server)

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from broker.policy import OVERDUE_DEAD_LETTER, OVERDUE_EXPIRE, TopicPolicy
 from broker.storage.alive import read_alive
-from broker.storage.policy import OVERDUE_DEAD_LETTER, OVERDUE_EXPIRE, TopicPolicy
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim

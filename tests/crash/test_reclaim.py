@@ -17,13 +17,13 @@ from functools import cache
 import pytest
 
 from broker.config import BrokerConfig
+from broker.folder.recovery import read_file
 from broker.storage.layout import Layout
 from broker.storage.manifest import decode_broker, decode_topic
 from broker.storage.records import LedgersDropped
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
-from broker.topics.recovery import read_file
 from tests.crash.bucket_history import QUICK, attach_all, check_inbox, check_verify
 from tests.crash.history import Model, Recorder, observe
 from tests.crash.points import (
@@ -50,7 +50,7 @@ HOUR_MS = 3_600_000
 def reclaim_config() -> BrokerConfig:
     """Several visits and checkpoints while a ledger fills."""
     return small_config(
-        ledger_entries_max=4,
+        ledger_max_entries=4,
         ledger_max_age_ms=400,
         journal_group_bytes_max=1024,
         reclaim_interval_ms=90,
@@ -74,7 +74,7 @@ async def play(recorder: Recorder) -> None:
     await live(node, rng, rounds=9)
     await node.create_subscription("orders", "new", position=EARLIEST)
     await live(node, rng, rounds=3)
-    await node.topic("orders").delete_subscription("new")
+    await node.topic("orders").subscriptions.delete("new")
     await asyncio.sleep(0.3)
     await node.submit("orders", messages(rng, 3))  # the kill comes before the answer
     recorder.kill(node)
@@ -119,7 +119,7 @@ def history() -> Recorder:
 
 
 def is_about_reclaim(at: int) -> bool:
-    """Whether the operation before this moment, or the one after it, removes a ledger or replaces a manifest."""
+    """Return whether an operation next to this moment removes a ledger or replaces a manifest."""
     near = history().vfs.ops[max(at - 1, 0) : at + 1]
     return any((op.kind == "remove" and "/ledgers" in op.path) or op.kind == "rename" for op in near)
 

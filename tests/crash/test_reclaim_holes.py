@@ -14,15 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from broker.config import BrokerConfig
+from broker.folder.broker import Broker
+from broker.jobs.verify import verify_data_dir
 from broker.model import Entries, bitmap_of, count_entries
+from broker.policy import SubscriptionPolicy
 from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalVfs
-from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
-from broker.subscriptions.subscription import SHARED, Subscription
-from broker.topics.broker import Broker
-from broker.topics.verify import verify_data_dir
+from broker.subscriptions.subscription import Subscription
+from broker.subscriptions.types import SubscriptionType
+from tests.configs import broker_config
 from tests.harness import EARLIEST, Outgoing, batch_of
 
 LEDGER_ENTRIES = 250_000
@@ -34,9 +35,9 @@ LIMIT_SECONDS = 120.0
 
 
 def open_broker(data_dir: str) -> Broker:
-    config = BrokerConfig(
+    config = broker_config(
         data_dir=data_dir,
-        ledger_entries_max=LEDGER_ENTRIES,
+        ledger_max_entries=LEDGER_ENTRIES,
         reclaim_interval_ms=100,
         checkpoint_interval_ms=200,
         disk_reserve_bytes=0,
@@ -67,7 +68,9 @@ def odd_ones(rng: random.Random, parts: int) -> list[np.ndarray]:
 async def live_until_killed(data_dir: str) -> None:
     broker = open_broker(data_dir)
     topic = await broker.registry.topic_or_create("orders")
-    subscription = await topic.create_subscription("one", SHARED, EARLIEST, SubscriptionPolicy())
+    subscription = await topic.subscriptions.create(
+        "one", SubscriptionType.SHARED, EARLIEST, SubscriptionPolicy()
+    )
     batch = batch_of("orders", [Outgoing(b".")] * BATCH, broker.config)
     for _ in range((HELD + 2) * LEDGER_ENTRIES // BATCH):
         accepted = topic.submit(batch)
@@ -127,7 +130,7 @@ async def look_and_drain(data_dir: str) -> None:
     assert subscription.unsettled_count() == HOLES
     consumer = Taker()
     consumer.grant(1 << 30, 0)
-    topic.attach(subscription, consumer)
+    topic.subscriptions.attach(subscription, consumer)
     async with asyncio.timeout(LIMIT_SECONDS):
         while consumer.count() < HOLES:
             await asyncio.sleep(0.01)
@@ -138,7 +141,7 @@ async def look_and_drain(data_dir: str) -> None:
         assert await subscription.acknowledge(found) == []
         while topic.log.ledger_count or broker.counters.removed_ledgers < HELD:
             await asyncio.sleep(0.01)
-    topic.detach(subscription, consumer)
+    topic.subscriptions.detach(subscription, consumer)
     await broker.stop()
 
 

@@ -19,16 +19,15 @@ import pytest
 from broker.config import BrokerConfig
 from broker.errors import LimitReached, Refused
 from broker.model import START, Position
+from broker.policy import SubscriptionPolicy, TopicPolicy
 from broker.storage.amendments import NONE, AmendmentsImage, encode_amendments
 from broker.storage.manifest import BrokerImage, encode_broker, encode_topic
-from broker.storage.policy import SubscriptionPolicy, TopicPolicy
 from broker.storage.records import Produced, Record, decode_record
-from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, SHARED
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import START_MS, SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics import control
-from broker.topics.checkpoint import capture_topic
 from broker.topics.schedule_values import Cancel, Move
 from broker.topics.topic import Topic
 from tests.harness import DAY_MS, EARLIEST, LATEST, Inbox, Node, Outgoing, entries_of, small_config
@@ -46,9 +45,9 @@ RECORDED = small_config(
     producers_per_topic_max=2,
 )
 OTHERS = {
-    "ledgers of one entry, tiny leases": small_config(ledger_entries_max=1, lease_ms=1, read_batch_entries=1),
+    "ledgers of one entry, tiny leases": small_config(ledger_max_entries=1, lease_ms=1, read_batch_entries=1),
     "huge ledgers, long retries": small_config(
-        ledger_entries_max=1_000_000,
+        ledger_max_entries=1_000_000,
         journal_segment_bytes=1 << 20,
         initial_backoff_ms=DAY_MS,
         max_backoff_ms=DAY_MS,
@@ -93,12 +92,12 @@ async def _topic_state(topic: Topic, state: State) -> None:
         name = f"cursor {topic.topic_id}/{subscription.subscription_id}"
         state[name] = subscription.capture_cursor().encode()
     topic.producers.changed = True  # as above
-    state[f"producers {topic.topic_id}"] = topic.producers.capture(topic.topic_id).encode()
+    state[f"producers {topic.topic_id}"] = topic.producers.content(topic.topic_id).encode()
     dirty, amended = dict(topic.log.dirty), set(topic.log.amended)
-    amendments_files = dict(topic.amendments_files)
+    amendments_files = dict(topic.ledgers._amendments_files)
     # The frontier moves with the clock, buckets and runs of keys are sealed when there is time for it, and files of
     # amendments are named by the checkpoint that writes them: no record does any of it.
-    captured = capture_topic(topic).image
+    captured = topic.capture().image
     image = replace(
         captured,
         ledgers=tuple(replace(each, amendments_file="") for each in captured.ledgers),
@@ -112,7 +111,7 @@ async def _topic_state(topic: Topic, state: State) -> None:
         next_bucket_id=1,
         gone_ledgers=(),
     )
-    topic.log.amended, topic.amendments_files = amended, amendments_files
+    topic.log.amended, topic.ledgers._amendments_files = amended, amendments_files
     topic.log.dirty = dirty  # nothing was written: whoever goes on with this broker still has to
     for subscription in topic.subscriptions.values():
         subscription.changed = True
@@ -188,7 +187,11 @@ class RandomHistory:
     async def attach(self) -> None:
         name = self.rng.choice(sorted(self.node.broker.registry.by_name))
         topic = self.node.topic(name)
-        free = [each for each in topic.subscriptions.values() if each.type != EXCLUSIVE or not each.consumers]
+        free = [
+            each
+            for each in topic.subscriptions.values()
+            if each.type != SubscriptionType.EXCLUSIVE or not each.consumers
+        ]
         if free:
             chosen = self.rng.choice(free)
             lease_ms = self.rng.choice((200, 60_000))
@@ -246,7 +249,7 @@ class RandomHistory:
         elif self.rng.random() < 0.1:
             await registry.delete_topic(name)
         elif subscriptions and self.rng.random() < 0.3:
-            await topic.delete_subscription(self.rng.choice(subscriptions).name)
+            await topic.subscriptions.delete(self.rng.choice(subscriptions).name)
         else:
             await self.create_subscription(name)
 
@@ -276,7 +279,14 @@ class RandomHistory:
         await self.node.create_subscription(
             topic,
             f"subscription-{self.made}",
-            type_=self.rng.choice((SHARED, SHARED, EXCLUSIVE, FAILOVER)),
+            type_=self.rng.choice(
+                (
+                    SubscriptionType.SHARED,
+                    SubscriptionType.SHARED,
+                    SubscriptionType.EXCLUSIVE,
+                    SubscriptionType.FAILOVER,
+                )
+            ),
             position=self.rng.choice((LATEST, EARLIEST)),
             policy=SubscriptionPolicy(
                 initial_backoff_ms=self.rng.choice((None, 5)),

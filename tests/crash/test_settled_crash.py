@@ -14,12 +14,12 @@ from functools import cache, partial
 import pytest
 
 from broker.jobs.rewrite import rewrite
+from broker.jobs.verify import verify_data_dir
 from broker.model import Position
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.schedule_values import Cancel, ChangeResult
-from broker.topics.verify import verify_data_dir
 from tests.crash.points import same_broker_id
 from tests.depth import at_depth
 from tests.harness import DATA_DIR, Node, Outgoing, small_config
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("same_broker_id")
 
 KEEP_MS = 8_000
 CONFIG = small_config(
-    ledger_entries_max=2,
+    ledger_max_entries=2,
     seal_after_ms=1_000,
     reclaim_interval_ms=200,
     checkpoint_interval_ms=300,
@@ -37,7 +37,7 @@ CONFIG = small_config(
     journal_segment_bytes=1 << 16,
 )
 COMPACTED = small_config(
-    ledger_entries_max=9,
+    ledger_max_entries=9,
     seal_after_ms=1_000,
     reclaim_interval_ms=86_400_000,
     checkpoint_interval_ms=86_400_000,
@@ -53,7 +53,7 @@ MISSING, CANCELLED = ChangeResult.NOT_FOUND, ChangeResult.ALREADY_CANCELLED
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What a key answers, once so many of the disk's operations were done."""
+    """Answer of a key, after a number of the disk's operations."""
 
     key: str
     position: Position

@@ -1,7 +1,7 @@
 """Disks that fail, fill up or rot: writing ends at the first failure, and no wrong byte is ever taken for a right one.
 
 A fault hits once; everything after it would succeed again. That is the trap: a sync that works after a failed one
-vouches for bytes that the system has dropped (`MemVfs` M6), so nothing may be answered any more. Where no bytes are
+vouches for bytes that the system has dropped (MEMVFS-6), so nothing may be answered any more. Where no bytes are
 in doubt it is the other way round: whatever the broker wanted of names it wants again, and nobody notices.
 """
 
@@ -110,7 +110,7 @@ def _messages(number: int) -> list[Outgoing]:
 
 @cache
 def operation_counts() -> dict[str, int]:
-    """How often each kind of operation happens while the work goes well."""
+    """Count the operations by kind while the work goes well."""
     counting = [Fault(kind, nth=1 << 30) for kind in (*WRITING, *NAMING)]
 
     async def scenario(_: SimLoop, clock: SimClock) -> None:
@@ -223,7 +223,7 @@ def test_a_failed_sync_of_the_journal_answers_nobody_of_its_group_and_nobody_aft
 
 def test_producers_that_wait_for_room_are_told_when_the_ledgers_cannot_be_written():
     async def scenario(_: SimLoop, clock: SimClock) -> None:
-        node = Node(MemVfs(), clock, small_config(tail_bytes_max=100, ledger_entries_max=1000)).open()
+        node = Node(MemVfs(), clock, small_config(tail_bytes_max=100, ledger_max_entries=1000)).open()
         await node.produce("orders", [Outgoing(bytes(50))])
         node.vfs.faults.add(Fault("write", "*.data", error=errno.ENOSPC))
         async with asyncio.timeout(60):
@@ -448,7 +448,7 @@ def exchanged(vfs: MemVfs, path: str, other: str) -> MemVfs:
 
 
 def test_damage_is_named_or_harmless_and_never_gives_wrong_bytes():
-    """B23-B30: reopening gives the very same state, or Corrupt at once or at the first read."""
+    """Reopening gives the very same state, or Corrupt at once or at the first read."""
     _, now_ms, model = clean_disk()
     outcomes: Counter[str] = Counter()
     for what, path, vfs in damaged_disks():
@@ -484,7 +484,7 @@ async def open_damaged(vfs: MemVfs, clock: SimClock, model: Model) -> str:
     "ending", ["broker.manifest", "/manifest", "cursors/1.*", ".data", ".times", ".rows", ".seg"]
 )
 def test_a_file_of_a_future_version_is_refused_by_that_name(ending):
-    """B32: what a newer broker wrote is not damage; the message says what to do."""
+    """A newer broker's file is not damage; the message says what to do."""
     vfs, now_ms, _ = clean_disk()
     paths = [path for path in vfs.snapshot() if fnmatch(path, f"*{ending}") and "spare" not in path]
     assert paths

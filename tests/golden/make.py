@@ -16,11 +16,13 @@ import numpy as np
 from pyroaring import BitMap
 
 from broker.model import FLAG_DELAYED, ROW, Int64Column, Position, RowColumn
+from broker.policy import SubscriptionPolicy, TopicPolicy
 from broker.storage.amendments import Amendments, AmendmentsImage, encode_amendments
 from broker.storage.blocks import BLOCK_ROWS, TIME, BlockChecksums, LedgerCapture, LedgerName, SparseSizes
 from broker.storage.bucket_builder import SnapshotBuilder
 from broker.storage.bucket_snapshot import LedgerSpan, encode_metadata
 from broker.storage.frame import encode_group
+from broker.storage.ledger_facts import LedgerFacts
 from broker.storage.manifest import (
     BrokerImage,
     CursorImage,
@@ -32,7 +34,6 @@ from broker.storage.manifest import (
     encode_cursor,
     encode_topic,
 )
-from broker.storage.policy import SubscriptionPolicy, TopicPolicy
 from broker.storage.producers_file import ProducerImage, ProducersImage
 from broker.storage.records import (
     GivenBack,
@@ -130,7 +131,7 @@ def ledger(name: LedgerName, count: int, *, sealed: bool) -> dict[str, bytes]:
 
 
 def capture(name: LedgerName, count: int, *, sealed: bool) -> LedgerCapture:
-    """What a manifest says of such a ledger."""
+    """Return the capture of such a ledger."""
     times, rows, frames = columns(count)
     crcs: list[tuple[int, ...]] = []
     for column in (times, rows):
@@ -188,7 +189,7 @@ def topic_image() -> TopicImage:
             of.sealed,
             of.times_crcs,
             of.rows_crcs,
-            NOW_MS,
+            LedgerFacts(NOW_MS),
         )
         ledgers.append(image)
     billing = SubscriptionImage(

@@ -21,9 +21,10 @@ from broker.storage.bucket_snapshot import (
     entries_checksum,
 )
 from broker.storage.dump import dump_file
-from broker.storage.journal import Journal
+from broker.storage.group_log import records_from
 from broker.storage.ledger_check import verify_ledger
 from broker.storage.ledger_files import LedgerFiles, OpenFiles
+from broker.storage.local_group_log import LocalGroupLog
 from broker.storage.manifest import decode_broker, decode_cursor, decode_topic
 from broker.storage.producers_file import decode_producers
 from broker.storage.records import Produced, decode_record
@@ -87,7 +88,7 @@ def test_producers() -> None:
     image = decode_producers(read("producers-v1"), "")
     assert image == make.producers_image()
     again = Producers(image)
-    assert again.capture(3).image() == image
+    assert again.content(3).image() == image
     assert (again.by_name["orders-7"].floor, again.by_name["übung"].id_count) == (41, 1_003)
 
 
@@ -125,8 +126,9 @@ def test_segment() -> None:
     path = f"journal/{make.FIRST_LSN:016x}.seg"
     vfs.open(path, create=True).pwrite([read("segment-v1.seg")], 0)
     first, last = 0x1234, 0x1234 + 9
-    journal = Journal.open(vfs, "journal", needed_from_lsn=first, needed_to_lsn=last)
-    found = list(journal.replay(first))
+    group_log = LocalGroupLog(vfs, "journal")
+    group_log.open(first, last)
+    found = list(records_from(group_log.read(first), first))
     assert [(lsn, record_type) for lsn, record_type, _ in found] == list(
         enumerate([5, 7, 2, 3, 4, 3, 4, 4, 8, 6], first)
     )

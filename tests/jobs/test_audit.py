@@ -289,7 +289,7 @@ def test_a_rewritten_ledger_is_checked_as_any_other(data: Path) -> None:
     live -= amendments.cancelled
     target = capture.name(folder)._replace(generation=1, sparse=True)
     with open_source(vfs, folder, capture, amendments) as source:
-        made = write_generation(vfs, source, live, target).capture
+        made = write_generation(vfs, source, live, target)
     settled = settled_of(LEDGER_IDS)
     settled[2] |= BitMap(range(ROWS)) - live
     gone = amendments.cancel(BitMap(range(ROWS)) - live)

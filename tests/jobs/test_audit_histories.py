@@ -12,20 +12,20 @@ from broker.jobs.folder import DATA_DIR as DATA_DIR_KIND
 from broker.jobs.folder import Folder
 from broker.jobs.journal import check_journal
 from broker.jobs.plan import plan_audit
-from broker.jobs.report import Outcome
+from broker.jobs.report import AuditOutcome
 from broker.jobs.units import audit_unit
 from broker.jobs.values import Level
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from tests.harness import DATA_DIR
-from tests.unit.topics.test_verify import lived
+from tests.jobs.test_verify import lived
 
 
-def audited(vfs: MemVfs) -> Outcome:
+def audited(vfs: MemVfs) -> AuditOutcome:
     folder = Folder(DATA_DIR, DATA_DIR_KIND, vfs)
     plan = plan_audit(folder, (), Level.DEEP)
     assert plan.root is not None
     journal = check_journal(folder, plan.root, plan.images)
-    return Outcome(plan, journal, [audit_unit(unit, vfs) for unit in plan.units])
+    return AuditOutcome(plan, journal, [audit_unit(unit, vfs) for unit in plan.units])
 
 
 def test_what_a_broker_leaves_is_clean() -> None:

@@ -1,4 +1,4 @@
-"""What an audit leaves behind: report, page, Parquet, metrics, exit codes."""
+"""Output of an audit: report, page, Parquet, metrics, exit codes."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_the_inline_engine_needs_neither_spark_nor_arrow(folders: dict[str, Path
 
 
 class Page(HTMLParser):
-    """What a browser would load or run, and whether every element is closed."""
+    """Parser of a page: what a browser would load or run, and unclosed elements."""
 
     def __init__(self) -> None:
         super().__init__()

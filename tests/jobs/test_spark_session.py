@@ -1,4 +1,4 @@
-"""What a job brings along to Spark: settings that the operator's own ones win over, and its own code."""
+"""Contents of a job's Spark session: settings, which the operator's override, and its own code."""
 
 from __future__ import annotations
 

@@ -22,8 +22,9 @@ from hypothesis.stateful import (
 
 from broker.errors import Unavailable
 from broker.model import Position
-from broker.storage.policy import SubscriptionPolicy
-from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, Subscription
+from broker.policy import SubscriptionPolicy
+from broker.subscriptions.subscription import Subscription
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop
@@ -52,7 +53,14 @@ TTLS = (0, 0, 0, 1, 2_000, HOUR_MS)
 NACKS = (0, 0, 1, 50, 2_000)
 PAUSES = (0, 1, 4, 15, MARGIN_MS)
 CLOCK_STEPS = (-HOUR_MS, -1_000, -30, -2, 2, 30, 1_000, HOUR_MS)
-TYPES = (SHARED, SHARED, KEY_SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER)
+TYPES = (
+    SubscriptionType.SHARED,
+    SubscriptionType.SHARED,
+    SubscriptionType.KEY_SHARED,
+    SubscriptionType.KEY_SHARED,
+    SubscriptionType.EXCLUSIVE,
+    SubscriptionType.FAILOVER,
+)
 KEYS = ("", "a", "b", "c")
 # Permits and leases. Few permits and short leases together would send the same few messages again and again.
 LIMITS = ((1, HOUR_MS), (2, HOUR_MS), (1000, HOUR_MS), (1000, 400))
@@ -77,7 +85,7 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
         self.highest_ms = 0  # that the clock ever showed
         self.lived_twice_ms = 0  # up to when the clock stepped back over
         self.run(self.open())
-        self.create_subscription(0, SHARED, LATEST, None, 0)
+        self.create_subscription(0, SubscriptionType.SHARED, LATEST, None, 0)
         self.attach(0, (1000, HOUR_MS), 0)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -139,7 +147,7 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
             return
         name = TOPICS[topic]
         found = self.node.broker.registry.by_name.get(name)
-        is_first = found is None or found.next_subscription_id == 1
+        is_first = found is None or not found.subscriptions.had_any
         made = self.run(
             self.node.create_subscription(
                 name,
@@ -150,7 +158,7 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
             )
         )
         stored = self.positions_in(name) if is_first or position == EARLIEST else set()
-        honors_delay = type_ in (SHARED, KEY_SHARED) or bool(honor_delay)
+        honors_delay = type_ in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED) or bool(honor_delay)
         model = SubscriptionModel(name, made.name, made.subscription_id, type_, honors_delay, stored)
         self.subscriptions.append(model)
         self.pause(pause_ms)
@@ -159,7 +167,7 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
     @rule(pick=PICK, pause_ms=PAUSES_MS)
     def delete_subscription(self, pick: int, pause_ms: int) -> None:
         model = self.subscriptions.pop(pick % len(self.subscriptions))
-        self.run(self.node.topic(model.topic).delete_subscription(model.name))
+        self.run(self.node.topic(model.topic).subscriptions.delete(model.name))
         for of, inbox in self.inboxes:
             assert (of is model) == (inbox.consumer.closed_because is not None)
         self.inboxes = [each for each in self.inboxes if each[0] is not model]
@@ -175,7 +183,9 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
     )
     def attach(self, pick: int, limits: tuple[int, int], pause_ms: int) -> None:
         model = self.subscriptions[pick % len(self.subscriptions)]
-        if (model.type == EXCLUSIVE and any(of is model for of, _ in self.inboxes)) or len(self.inboxes) > 5:
+        if (model.type == SubscriptionType.EXCLUSIVE and any(of is model for of, _ in self.inboxes)) or len(
+            self.inboxes
+        ) > 5:
             return
         self.run(self.attach_to(model, permits=limits[0], lease_ms=limits[1]))
         self.pause(pause_ms)
@@ -315,7 +325,7 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
             self.run(self.attach_to(model, permits=inbox.permits, lease_ms=inbox.consumer.lease_ms))
 
     def resolve_crashed(self) -> None:
-        """What was in flight is stored or settled now, or it is not; from here on it must stay as it is."""
+        """Settle what was in flight: stored or settled now, or not; from here on it must stay so."""
         for each in self.in_flight:
             if each.acked_on is not None:
                 topic = self.node.topic(each.acked_on.topic)
@@ -337,7 +347,7 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
         return (count is not None and count > position.entry_id) or self.is_gone(topic, position)
 
     def is_gone(self, topic: str, position: Position) -> bool:
-        """Whether the broker has dropped the message: then it was stored, and everybody has settled it."""
+        """Return whether the broker has dropped the message: then it was stored, and everybody has settled it."""
         found = self.node.broker.registry.by_name.get(topic)
         if found is None or found.log.entry_count(position.ledger_id) is not None:
             return False
@@ -382,7 +392,7 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
         if (out := model.out.get(position)) is not None:
             assert out.deadline_ns <= found.sent_ns, "P4: sent twice at once"
             model.give_back(position, (0, 0), durable=False)  # by the end of the lease
-        if model.type == KEY_SHARED:
+        if model.type == SubscriptionType.KEY_SHARED:
             self.check_key(model, inbox, found)
         assert found.sent_ms >= model.not_before.get(position, (0, 0))[0], "a returned message came too soon"
         low, high = model.returned.get(position, (0, 0))
@@ -428,7 +438,7 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
         )
 
     def is_due(self, model: SubscriptionModel, position: Position) -> bool:
-        """Whether a message should have been sent a while ago, and no consumer holds it."""
+        """Return whether a message should have been sent a while ago, and no consumer holds it."""
         message = self.messages[position]
         before_ms = self.clock.now_ms() - MARGIN_MS
         if position in model.settled or position in model.settling or message.may_have_expired:
@@ -436,13 +446,15 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
         out = model.out.get(position)
         if out is not None and out.deadline_ns > self.clock.monotonic_ns() - MARGIN_MS * 1_000_000:
             return False
-        if model.type == KEY_SHARED and any(self.messages[p].key == message.key != "" for p in model.out):
+        if model.type == SubscriptionType.KEY_SHARED and any(
+            self.messages[p].key == message.key != "" for p in model.out
+        ):
             return False  # its key is with somebody, and may be another's next
         not_before_ms = model.not_before.get(position, (0, 0))[1]
         return max(not_before_ms, message.deliver_at_ms if model.honors_delay else 0) <= before_ms
 
     def note_times(self) -> None:
-        """What time does once, a clock that steps back does not undo: expiry, and the end of a wait."""
+        """Note expiry and ends of waits, which a clock that steps back does not undo."""
         now_ms = self.clock.now_ms()
         if now_ms < self.highest_ms:
             self.lived_twice_ms = self.highest_ms
@@ -479,7 +491,7 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
         return {p for p in self.messages if found.log.entry_count(p.ledger_id) is not None}
 
     def teardown(self) -> None:
-        """In the end everything comes (H1): to those who are there, and to the consumers of the next life."""
+        """In the end everything comes: to those who are there, and to the consumers of the next life."""
         if not hasattr(self, "node"):
             return
         try:
@@ -509,7 +521,7 @@ class BrokerMachine(ControlRules, RuleBasedStateMachine):
 async def acknowledge(
     subscription: Subscription, positions: list[Position], clock: SimClock
 ) -> tuple[set[Position], int]:
-    """What was refused, and when the rest was confirmed."""
+    """Return what was refused, and when the rest was confirmed."""
     failures = await subscription.acknowledge(entries_of(positions))
     return {failure.position for failure in failures}, clock.monotonic_ns()
 

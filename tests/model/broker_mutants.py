@@ -19,13 +19,14 @@ from broker.delayed.index_pump import IndexPump
 from broker.model import Array
 from broker.runtime.clock import Clock
 from broker.storage.log import TopicLog
+from broker.subscriptions.attempts import Attempts
 from broker.subscriptions.cursor import Cursor
 from broker.subscriptions.dispatcher import Dispatcher
+from broker.subscriptions.entry_states import NOT_UNSENT
 from broker.subscriptions.handout import HandOut
-from broker.subscriptions.redelivery import Attempts
+from broker.subscriptions.redelivery import RedeliveryQueue
 from broker.subscriptions.replay import ReplayQueue
 from broker.subscriptions.subscription import Subscription
-from broker.subscriptions.waiting import Waiting
 from broker.topics import plan
 from broker.topics.counts import Hidden
 
@@ -75,9 +76,8 @@ def mutant_does_not_look_at_leases(patch: pytest.MonkeyPatch) -> None:
     """The last look asks only what is settled, not who holds it or waits for it."""
     look = Subscription.not_to_send
 
-    def look_at_settled(self: Subscription, ledger_id: int, entry_ids: Any, *, also_queued: bool) -> Any:
-        with swapped(self.leases, "leased", {}), swapped(self, "promised", {}):
-            return look(self, ledger_id, entry_ids, also_queued=False)
+    def look_at_settled(self: Subscription, ledger_id: int, entry_ids: Any, states: Any = ()) -> Any:
+        return look(self, ledger_id, entry_ids, ())
 
     patch.setattr(Subscription, "not_to_send", look_at_settled)
 
@@ -85,9 +85,9 @@ def mutant_does_not_look_at_leases(patch: pytest.MonkeyPatch) -> None:
 def mutant_does_not_look_at_settled(patch: pytest.MonkeyPatch) -> None:
     look = Subscription.not_to_send
 
-    def look_elsewhere(self: Subscription, ledger_id: int, entry_ids: Any, *, also_queued: bool) -> Any:
-        with swapped(self, "cursor", Cursor(self.cursor.start)):
-            return look(self, ledger_id, entry_ids, also_queued=also_queued)
+    def look_elsewhere(self: Subscription, ledger_id: int, entry_ids: Any, states: Any = NOT_UNSENT) -> Any:
+        with swapped(self.states, "cursor", Cursor(self.cursor.start)):
+            return look(self, ledger_id, entry_ids, states)
 
     patch.setattr(Subscription, "not_to_send", look_elsewhere)
 
@@ -155,14 +155,14 @@ def mutant_cursor_passes_a_gap(patch: pytest.MonkeyPatch) -> None:
 
 
 def mutant_hurries_retries_after_a_restart(patch: pytest.MonkeyPatch) -> None:
-    def queue_all_at_once(self: Waiting) -> None:
+    def queue_all_at_once(self: RedeliveryQueue) -> None:
         self.clear()
         self._owed.all_wait()
         owed = {ledger_id: bitmap.copy() for ledger_id, bitmap in self._owed.waits.items()}
         self.clear()
         self.push(0, owed)
 
-    patch.setattr(Waiting, "queue_owed", queue_all_at_once)
+    patch.setattr(RedeliveryQueue, "queue_owed", queue_all_at_once)
 
 
 def mutant_forgets_attempts(patch: pytest.MonkeyPatch) -> None:

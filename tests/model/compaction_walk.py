@@ -20,17 +20,17 @@ from typing import Any
 from pyroaring import BitMap
 
 from broker.errors import Corrupt, Fenced, InvalidRequest, NotFound, PostdateError, Refused
+from broker.folder.compaction_values import Lease
 from broker.jobs import rewrite as job_module
 from broker.jobs.rewrite import rewrite
+from broker.jobs.verify import verify_data_dir
 from broker.model import CANCELLED_MS, Position
 from broker.storage.blocks import KINDS
 from broker.storage.compaction_inputs import Outputs
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
-from broker.topics.compaction_values import Lease
 from broker.topics.control import seek
 from broker.topics.schedule_values import Cancel, ChangeResult, Move
-from broker.topics.verify import verify_data_dir
 from tests.harness import DATA_DIR, EARLIEST, LATEST, Node, Outgoing, entries_of, small_config
 
 TOPIC = "t"
@@ -84,10 +84,10 @@ def _careless() -> Iterator[None]:
         return live - BitMap([live.min()]) if live else live
 
     async def merge_late(
-        storage: Any, topic_id: int, buckets: Any, frontier: tuple[int, int, int], executor: Any
+        storage: Any, into: Any, buckets: Any, frontier: tuple[int, int, int], executor: Any
     ) -> Any:
         later = (frontier[0] + HOUR_MS // 2, 0, 0)
-        return await merge_lent(storage, topic_id, buckets, later, executor)
+        return await merge_lent(storage, into, buckets, later, executor)
 
     job_module.live_entries, job_module.merge_lent = all_but_one, merge_late
     try:
@@ -104,7 +104,7 @@ class CompactionWalk:
         self.faults = random.Random(seed)
         self.clock = clock
         config = small_config(
-            ledger_entries_max=6,
+            ledger_max_entries=6,
             reclaim_interval_ms=24 * HOUR_MS,
             seal_after_ms=500,
             lease_ms=10 * HOUR_MS,
@@ -208,7 +208,7 @@ class CompactionWalk:
             self._damage(folder, job.outputs)
 
     def _damage(self, folder: str, outputs: Outputs) -> None:
-        """What a disk may leave."""
+        """Damage files as a disk may."""
         if outputs.ledgers:
             output = self.rng.choice(outputs.ledgers)
             kind = self.rng.choice(KINDS)
@@ -300,7 +300,7 @@ class CompactionWalk:
     async def _unsubscribe(self) -> None:
         if len(self.readers) > 1:
             name = self.rng.choice(list(self.readers))
-            await self.node.topic(TOPIC).delete_subscription(name)
+            await self.node.topic(TOPIC).subscriptions.delete(name)
             del self.readers[name]
 
     async def _crash(self) -> None:
@@ -317,7 +317,7 @@ class CompactionWalk:
     # -- what must hold ----------------------------------------------------------------------------------------
 
     async def _look_at(self, ledger_id: int) -> None:
-        """What a rewritten ledger lacks may be lacking."""
+        """Check that a rewritten ledger lacks only what may be lacking."""
         count = self._log_count(ledger_id)
         if not count:
             return

@@ -1,4 +1,4 @@
-"""What operators do to a subscription, tried on a broker; and its counts, held against the model.
+"""Rules for seek, pause and settings of subscriptions, and their counts, held against the model.
 
 Where the model cannot know (a call on its way, a clock that stepped back, a lease that may have ended), a count may
 be what any of the possible states makes it; everywhere else it must be exact.

@@ -1,4 +1,4 @@
-"""What the plainest model of a broker remembers."""
+"""State of the plainest model of a broker."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class InFlight:
 def model_config(backoff_ms: int) -> Any:
     """Everything small, so that few messages cross every border."""
     return small_config(
-        ledger_entries_max=5,
+        ledger_max_entries=5,
         reclaim_interval_ms=70,
         clock_recheck_ms=100,
         initial_backoff_ms=backoff_ms,

@@ -1,4 +1,4 @@
-"""What must hold of a broker while cancels and moves are tried on it; see `schedule_machine`."""
+"""Checks of a broker while cancels and moves are tried on it; see `schedule_machine`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from broker.errors import NotFound
 from broker.model import Position
-from broker.subscriptions.subscription import KEY_SHARED
+from broker.subscriptions.types import SubscriptionType
 from broker.topics.schedule_values import Cancel, ChangeResult, DueRange, Scheduled, ScheduledState
 from tests.harness import Delivered, Inbox, Node
 from tests.model.schedule_plain import Message, SubscriptionModel
@@ -108,7 +108,9 @@ class ScheduleChecks:
             return False
         if message.may_have_expired or (message.may_have_expired_once and not model.honors_delay):
             return False
-        if model.type == KEY_SHARED and any(self.messages[p].key == message.key != "" for p in model.out):
+        if model.type == SubscriptionType.KEY_SHARED and any(
+            self.messages[p].key == message.key != "" for p in model.out
+        ):
             return False  # its key is with somebody, and may be another's next
         return not model.honors_delay or message.due_ms <= self.clock.now_ms() - MARGIN_MS
 

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from broker.errors import AlreadyExists
+from broker.jobs.verify import verify_data_dir
 from broker.model import CANCELLED_MS, START, Position
-from broker.storage.policy import SubscriptionPolicy
-from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED
+from broker.policy import SubscriptionPolicy
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop
@@ -32,7 +33,6 @@ from broker.topics.schedule_values import (
     Outcome,
 )
 from broker.topics.topic import Topic
-from broker.topics.verify import verify_data_dir
 from tests.harness import DATA_DIR, EARLIEST, LATEST, Inbox, Node, Outgoing, positions_of
 from tests.model.schedule_checks import MARGIN_MS, NEAR_MS, TOPIC, ScheduleChecks
 from tests.model.schedule_plain import (
@@ -49,12 +49,12 @@ from tests.model.schedule_plain import (
 KEYS = ("a-1", "a-2", "b-1")
 ROUTES = ("", "x", "y", "z")
 KINDS = (
-    (SHARED, None),
-    (SHARED, None),
-    (KEY_SHARED, None),
-    (EXCLUSIVE, None),
-    (EXCLUSIVE, True),
-    (FAILOVER, True),
+    (SubscriptionType.SHARED, None),
+    (SubscriptionType.SHARED, None),
+    (SubscriptionType.KEY_SHARED, None),
+    (SubscriptionType.EXCLUSIVE, None),
+    (SubscriptionType.EXCLUSIVE, True),
+    (SubscriptionType.FAILOVER, True),
 )
 DONE, DELIVERED = ChangeResult.DONE, ChangeResult.ALREADY_DELIVERED
 MISSING, CANCELLED = ChangeResult.NOT_FOUND, ChangeResult.ALREADY_CANCELLED
@@ -141,7 +141,7 @@ class ScheduleMachine(ScheduleChecks):
             model.owed.update(positions)
 
     def _holders(self, keys: Iterable[str]) -> set[Position]:
-        """Who may hold one of some keys."""
+        """Return the messages that may hold one of some keys."""
         now_ms, wanted = self.clock.now_ms(), set(keys)
         # The index takes what is due a little later, and has perhaps not noticed that the clock leapt.
         now_ms = min(now_ms, self.leapt_from_ms or now_ms) - NEAR_MS
@@ -165,7 +165,7 @@ class ScheduleMachine(ScheduleChecks):
         return accepted
 
     async def _times(self, positions: Iterable[Position]) -> dict[Position, int]:
-        """What the log says; CANCELLED_MS of what is gone, for then nobody is owed it."""
+        """Return the effective times of the log; CANCELLED_MS for what is gone, as nobody is owed it."""
         found = {}
         for position in positions:
             if self.topic.log.entry_count(position.ledger_id) is None:
@@ -184,7 +184,7 @@ class ScheduleMachine(ScheduleChecks):
             return
         self.collect()
         type_, honor_delay = KINDS[kind % len(KINDS)]
-        is_first = self.topic.next_subscription_id == 1
+        is_first = not self.topic.subscriptions.had_any
         self.run(
             self.node.create_subscription(
                 TOPIC,
@@ -195,7 +195,7 @@ class ScheduleMachine(ScheduleChecks):
             )
         )
         owed = self._stored() if earliest or is_first else set()
-        honors_delay = type_ in (SHARED, KEY_SHARED) or bool(honor_delay)
+        honors_delay = type_ in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED) or bool(honor_delay)
         self.subscriptions.append(SubscriptionModel(name, type_, honors_delay, owed))
 
     def delete_subscription(self, pick: int) -> None:
@@ -203,14 +203,14 @@ class ScheduleMachine(ScheduleChecks):
             return
         self.collect()
         model = self.subscriptions.pop(pick % len(self.subscriptions))
-        self.run(self.topic.delete_subscription(model.name))
+        self.run(self.topic.subscriptions.delete(model.name))
         self.inboxes = [each for each in self.inboxes if each[0] is not model]
 
     def attach(self, pick: int, permits: int) -> None:
         if not self.subscriptions or len(self.inboxes) > 5:
             return
         model = self.subscriptions[pick % len(self.subscriptions)]
-        if model.type == EXCLUSIVE and any(of is model for of, _ in self.inboxes):
+        if model.type == SubscriptionType.EXCLUSIVE and any(of is model for of, _ in self.inboxes):
             return
         self.run(self._attach_to(model, permits))
 

@@ -16,10 +16,10 @@ from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.index_pump import IndexPump
 from broker.delayed.memory_tracker import MemoryTracker
 from broker.storage.amendments import Amendments
+from broker.storage.ledger_facts import LedgerFacts
 from broker.subscriptions.subscription import Subscription
-from broker.topics import changing, topic
+from broker.topics import changing, topic, topic_subscriptions
 from broker.topics.keyed_intake import KeyedIntake
-from broker.topics.ledger_facts import LedgerFacts
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -30,11 +30,11 @@ def mutant_forgets_moves_over_a_restart(patch: pytest.MonkeyPatch) -> None:
 
 
 def mutant_new_subscriptions_are_owed_what_was_cancelled(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(topic, "settle_cancelled", lambda log, subscription: None)
+    patch.setattr(topic_subscriptions, "settle_cancelled", lambda log, subscription: None)
 
 
 def mutant_nothing_was_ever_sent(patch: pytest.MonkeyPatch) -> None:
-    """Whether a subscription was sent a message is not asked."""
+    """Skip the question whether a subscription was sent a message."""
     patch.setattr(changing, "_was_sent", lambda _, __, entry_ids, ___: np.zeros(len(entry_ids), dtype=bool))
 
 
@@ -81,7 +81,7 @@ def mutant_a_cancelled_message_is_moved_again(patch: pytest.MonkeyPatch) -> None
 
 
 def mutant_a_ledger_does_not_wait_for_moved_messages(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LedgerFacts, "moved", lambda self, changed: self)
+    patch.setattr(LedgerFacts, "moved", lambda self, *_: self)
 
 
 def mutant_a_moved_message_expires_as_before(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What the plainest model of a schedule remembers."""
+"""State of the plainest model of a schedule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.model import Position
-from broker.storage.policy import TRACKER_MEMORY, TopicPolicy
+from broker.policy import TRACKER_MEMORY, TopicPolicy
 from broker.topics.schedule_values import Outcome
 from tests.harness import Inbox, small_config
 
@@ -69,7 +69,7 @@ class Asked:
 
 
 def new_due_ms(asked: Asked, message: Message, outcome: Outcome, highest_ms: int, end_ms: int) -> int:
-    """When a message is due that was moved; checks that it is what was asked for."""
+    """Return the due time of a moved message; checks that it is the requested one."""
     low = high = asked.value_ms
     if asked.kind == "shift":
         low = high = message.due_ms + asked.value_ms
@@ -85,7 +85,7 @@ def new_due_ms(asked: Asked, message: Message, outcome: Outcome, highest_ms: int
 def schedule_config() -> Any:
     """Everything small, so that few messages cross every border."""
     return small_config(
-        ledger_entries_max=5,
+        ledger_max_entries=5,
         reclaim_interval_ms=70,
         clock_recheck_ms=100,
         initial_backoff_ms=50,

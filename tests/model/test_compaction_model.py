@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,24 +11,28 @@ from typing import Any, cast
 import pytest
 from pyroaring import BitMap
 
-from broker.delayed import bucket_handoff
+from broker.delayed import bucket_tracker
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_writer import NotNeeded
 from broker.errors import NotFound
+from broker.folder import broker, recovery
+from broker.folder import compaction as desk
+from broker.folder.compaction import CompactionDesk
 from broker.runtime.vfs import Vfs
 from broker.storage import sparse_check
 from broker.storage.amendments import Amendments
 from broker.storage.blocks import LedgerCapture
+from broker.storage.bucket_files import BucketStorage
+from broker.storage.bucket_snapshot import BucketMetadata
 from broker.storage.compacted import CompactedLedger
+from broker.storage.compaction_inputs import InputBuckets
 from broker.storage.layout import Layout
 from broker.storage.log import TopicLog
 from broker.storage.sparse_files import read_present
-from broker.storage.sparse_writer import LedgerSource
+from broker.storage.sparse_writer import GenerationSource
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
-from broker.topics import broker, generations, recovery, topic
-from broker.topics import compaction as desk
-from broker.topics.compaction import CompactionDesk
+from broker.topics import generations, topic_subscriptions
 from broker.topics.registry import Registry
 from tests.depth import at_depth
 from tests.model import compaction_walk
@@ -89,7 +93,7 @@ def _guards_but(name: str) -> list[Any]:
 
 
 def _trusting(
-    vfs: Vfs, folder: str, capture: LedgerCapture, source: LedgerSource, settled: BitMap, frontier_ms: int
+    vfs: Vfs, folder: str, capture: LedgerCapture, source: GenerationSource, settled: BitMap, frontier_ms: int
 ) -> CompactedLedger:
     """Takes a job's word for everything but which entries there are."""
     with contextlib.closing(vfs.open(capture.name(folder).path("times"))) as file:
@@ -106,10 +110,13 @@ def _trusting(
     )
 
 
-async def _unchecked(tracker: BucketTracker, loan: bucket_handoff.Loan, is_alone: bool) -> Any:
+def _unchecked(
+    storage: BucketStorage, sources: Any, buckets: InputBuckets, not_needed: NotNeeded
+) -> Generator[None, None, BucketMetadata]:
     """Takes the bucket for what it says it is."""
-    metadata = await tracker._storage.read_metadata(loan.buckets.new_bucket_id)
-    return metadata, NotNeeded(loan.frontier, {})
+    with contextlib.closing(storage.open_reader(buckets.new_bucket_id)) as reader:
+        yield
+        return reader.read_metadata()
 
 
 def _any_lease(self: CompactionDesk, compaction_id: str, epoch: int) -> Any:
@@ -131,7 +138,7 @@ def _end_and_remember(self: CompactionDesk, held: Any) -> None:
 
 
 async def _leave_folder(self: CompactionDesk, folder: str) -> None:
-    """What a job left stays where it is."""
+    """Leave a job's folder where it is."""
 
 
 def _forget_replayed(vfs: Vfs, layout: Layout, manifests: recovery.Manifests, registry: Registry) -> None:
@@ -165,12 +172,14 @@ GUARDS_OFF: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "what is live is there": lambda patch: patch.setattr(sparse_check, "live_entries", lambda *_: BitMap()),
     "bytes are whole": _believe_files,
     "what is gone is folded in": lambda patch: patch.setattr(Amendments, "leave_out", lambda self, _: self),
-    "the lent buckets stand": lambda patch: patch.setattr(bucket_handoff, "_is_current", lambda *_: True),
-    "the bucket is compared": lambda patch: patch.setattr(bucket_handoff, "_check", _unchecked),
+    "the lent buckets stand": lambda patch: patch.setattr(BucketTracker, "_is_lent", lambda *_: True),
+    "the bucket is compared": lambda patch: patch.setattr(bucket_tracker, "check_steps", _unchecked),
     "replayed files kept": lambda patch: patch.setattr(broker, "remove_unnamed", _forget_replayed),
     "the lease is current": _hear_anybody,
     "repeats are known": lambda patch: patch.setattr(desk, "_REMEMBERED", 0),
-    "new ones settle what is gone": lambda patch: patch.setattr(topic, "settle_cancelled", lambda *_: None),
+    "new ones settle what is gone": lambda patch: patch.setattr(
+        topic_subscriptions, "settle_cancelled", lambda *_: None
+    ),
     "inputs are kept": lambda patch: patch.setattr(TopicLog, "keeps_files", False),
 }
 

@@ -17,6 +17,7 @@ import grpc
 import pytest
 
 from postdate.v1 import consumer_pb2_grpc, producer_pb2_grpc
+from tests import tuned_broker
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 20.0
@@ -36,8 +37,8 @@ SMALL = {
     "request_bytes_max": "1MiB",
     "batch_messages_max": "500",
     "journal_segment_bytes": "1MiB",
-    "ledger_entries_max": "2000",
-    "ledger_bytes_max": "1MiB",
+    "ledger_max_entries": "2000",
+    "ledger_max_bytes": "1MiB",
     "checkpoint_bytes": "64KiB",
     "checkpoint_interval_ms": "100ms",
     "tail_bytes_max": "64KiB",
@@ -140,18 +141,19 @@ async def start() -> AsyncIterator[Start]:
             **settings,
         }
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("POSTDATE_", "GRPC_"))}
+        flags, tuning = tuned_broker.split(settings)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "broker.cli",
+            "tests.tuned_broker" if tuning else "broker.cli",
             "serve",
-            *(f"--{name.replace('_', '-')}={value}" for name, value in settings.items()),
+            *flags,
             *arguments,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             limit=1 << 20,
             preexec_fn=limit_files if files_max else None,
-            env={**inherited, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}", **(environ or {})},
+            env={**inherited, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}", **tuning, **(environ or {})},
         )
         processes.append(BrokerProcess(process))
         return processes[-1]

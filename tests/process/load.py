@@ -30,7 +30,7 @@ def entry_sets(ids: list[Id]) -> list[message_pb2.EntrySet]:
 
 
 class Load:
-    """What was answered, what arrived and what was confirmed; complaints gather in `violations`."""
+    """Log of answers, arrivals and confirmations; complaints gather in `violations`."""
 
     def __init__(self, seed: int, *, delay_ms_max: int = 800) -> None:
         self.rng = random.Random(seed)
@@ -158,7 +158,7 @@ class Load:
     # -- what must hold ------------------------------------------------------------------------------------------------
 
     def missing(self, name: str) -> set[Id]:
-        """What was answered, was never acknowledged and was not delivered in this life."""
+        """Return what was answered, was never acknowledged and was not delivered in this life."""
         return self.answered.keys() - self.acked[name] - self.delivered[name]
 
     def torn_batches(self, name: str) -> dict[int, int]:

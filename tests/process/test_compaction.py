@@ -27,7 +27,7 @@ TINY = {
     "max_segment_entries": "20",
     "segment_time_step_ms": "1s",
     "seal_after_ms": "100ms",
-    "ledger_entries_max": "1000",
+    "ledger_max_entries": "1000",
     "batch_messages_max": "300",
     "drain_grace_ms": "100ms",
     "checkpoint_interval_ms": "150ms",
@@ -237,7 +237,7 @@ async def fill(broker: BrokerProcess, ledgers: int, entries: int, size: int) -> 
 
 async def test_one_message_due_next_year_does_not_keep_its_ledger(start: Start, tmp_path: Path):
     data_dir = tmp_path / "d"
-    settings = {**TINY, **LARGE, "ledger_entries_max": "2000", "ledger_bytes_max": "16MiB"}
+    settings = {**TINY, **LARGE, "ledger_max_entries": "2000", "ledger_max_bytes": "16MiB"}
     settings["batch_messages_max"] = "2000"
     broker = await (await start(data_dir=str(data_dir), **settings)).serving()
     pending = await fill(broker, ledgers=20, entries=2000, size=1024)
@@ -273,8 +273,8 @@ async def test_a_stopped_brokers_folder_is_compacted_offline(start: Start, tmp_p
     data_dir = tmp_path / "d"
     settings = {
         **TINY,
-        "ledger_entries_max": "500",
-        "ledger_bytes_max": "16MiB",
+        "ledger_max_entries": "500",
+        "ledger_max_bytes": "16MiB",
         **LARGE,
         "batch_messages_max": "500",
     }

@@ -47,7 +47,7 @@ def open_files_of(broker: BrokerProcess) -> int:
 
 
 def sockets_of(broker: BrokerProcess) -> int:
-    """How many sockets the broker has open."""
+    """Count the broker's open sockets."""
     count = 0
     for each in Path(f"/proc/{broker.process.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -89,7 +89,7 @@ async def test_idle_connections_on_both_ports_leave_descriptors_for_files(start:
     assert raise_descriptor_limit() >= 2 * IDLE + 500
     # Many small files, so that each of these messages opens some.
     broker = await start(
-        data_dir=str(tmp_path / "d"), files_max=1_024, ledger_entries_max="2", batch_messages_max="2",
+        data_dir=str(tmp_path / "d"), files_max=1_024, ledger_max_entries="2", batch_messages_max="2",
         checkpoint_interval_ms="50ms",
     )  # fmt: skip
     await broker.serving()
@@ -160,7 +160,7 @@ async def test_silent_connections_keep_nobody_out(start: Start, tmp_path: Path):
             producer_pb2.ProduceRequest(topic="t", messages=[message_pb2.Message(payload=b"z")])
         )
         assert (await stream.read()).ids
-        assert broker.logged("Silent connections gave way")["ended"]
+        assert broker.logged("Connections without a call were closed to make room")["ended"]
     finally:
         holding.cancel()
         with contextlib.suppress(asyncio.CancelledError):

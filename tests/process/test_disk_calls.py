@@ -21,6 +21,7 @@ import pytest
 
 from broker.server import SPARE_DESCRIPTORS
 from postdate.v1 import consumer_pb2, message_pb2, producer_pb2, producer_pb2_grpc
+from tests import tuned_broker
 from tests.process.conftest import LIMIT_SECONDS, ROOT, BrokerProcess
 from tests.process.load import EARLIEST, TOPIC
 from tests.process.test_crash import verify
@@ -37,7 +38,7 @@ SETTINGS = {
     "checkpoint_interval_ms": "1h",
     "disk_reserve_bytes": "0",
     "journal_segment_bytes": "64KiB",
-    "ledger_entries_max": "20",
+    "ledger_max_entries": "20",
     "request_bytes_max": "64KiB",
     "payload_bytes_max": "16KiB",
     "batch_messages_max": "20",
@@ -119,18 +120,18 @@ async def start(tmp_path: Path, trace: Path) -> AsyncIterator[Traced]:
                 str(trace),
                 *options,
             )
-        settings = {**SETTINGS, "data_dir": str(tmp_path / "data")}
+        flags, tuning = tuned_broker.split({**SETTINGS, "data_dir": str(tmp_path / "data")})
         process = await asyncio.create_subprocess_exec(
             *tracer,
             sys.executable,
             "-m",
-            "broker.cli",
+            "tests.tuned_broker",
             "serve",
-            *(f"--{name.replace('_', '-')}={value}" for name, value in settings.items()),
+            *flags,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             limit=1 << 20,
-            env={**inherited, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}"},
+            env={**inherited, "PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}", **tuning},
         )
         processes.append(BrokerProcess(process))
         return await processes[-1].serving()
@@ -154,7 +155,7 @@ async def produce(broker: BrokerProcess, number: int) -> None:
 
 
 async def produce_all(broker: BrokerProcess) -> tuple[set[int], bool]:
-    """What was answered, and whether anything was refused; nothing may be answered after that."""
+    """Produce until a refusal; returns the answers and whether there was one. Nothing may be answered after it."""
     answered: set[int] = set()
     refused = False
     for number in range(COUNT):
@@ -281,7 +282,7 @@ def assert_private(calls: list[Call], data: str) -> None:
 
 
 def made_with(call: Call, mode: str) -> bool:
-    """Whether the mode is its last argument, be it that the call returned in the same line of the trace or later."""
+    """Return whether the mode is the call's last argument, whether it returned in the same line of the trace or later."""
     return re.search(rf", {mode}(\)| <unfinished)", call.arguments) is not None
 
 
@@ -302,7 +303,7 @@ async def test_nothing_is_answered_after_a_write_or_sync_that_failed(
     assert 0 < len(answered) < COUNT
     assert await broker.wait(60) == 1
     # The journal tells it of itself, a ledger by the task that wrote it.
-    assert any("Writing has ended for good" in line or "StorageFailed" in line for line in broker.lines)
+    assert any("Writing has stopped" in line or "StorageFailed" in line for line in broker.lines)
     await assert_kept(start, answered, tmp_path)
 
 
@@ -329,7 +330,7 @@ async def test_a_write_that_the_system_takes_a_part_of_is_not_answered_unless_th
         await produce(broker, 1)
     assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
     assert await broker.wait(LIMIT_SECONDS) == 1
-    assert "File too large" in str(broker.logged("Writing has ended for good"))
+    assert "File too large" in str(broker.logged("Writing has stopped"))
     assert journal.stat().st_size == length, "the write was not cut short"
     await assert_kept(start, {0}, tmp_path)
 
@@ -341,11 +342,11 @@ CHECKPOINT = ("topics/1/manifest.new", "topics/1/ledgers")
 @pytest.mark.parametrize(
     ("error", "count", "files", "remedy"),
     [
-        ("ENOMEM", 4, (JOURNAL, LEDGER, *CHECKPOINT), "is tried again"),
+        ("ENOMEM", 4, (JOURNAL, LEDGER, *CHECKPOINT), "is retried"),
         ("EMFILE", 4, (JOURNAL, LEDGER, *CHECKPOINT), "files are opened with the spare ones"),
         ("ENFILE", 4, (JOURNAL, LEDGER, *CHECKPOINT), "files are opened with the spare ones"),
         # More than there are spares; they belong to all threads, and each thread counts its errors for itself.
-        ("EMFILE", SPARE_DESCRIPTORS + 4, (JOURNAL,), "is tried again"),
+        ("EMFILE", SPARE_DESCRIPTORS + 4, (JOURNAL,), "is retried"),
     ],
 )
 async def test_files_that_cannot_be_opened_for_a_while_hold_nobody_up_for_good(

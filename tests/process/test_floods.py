@@ -23,7 +23,7 @@ PEAK_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Least:
-    """What a flood of this size has done if it was one."""
+    """Least figures of a flood of this size."""
 
     connections: int
     calls: int = 0

@@ -68,7 +68,7 @@ class Producer:
 
 
 async def delivered(broker: BrokerProcess) -> dict[Id, int]:
-    """What a consumer gets up to a last message that has no sequence id: sequence id by id."""
+    """Return sequence ids by message id, up to a last message without one."""
     call = broker.consumer.Subscribe()
     opening = consumer_pb2.Open(
         topic="t", subscription="s", permits=consumer_pb2.Permits(messages=1_000_000), lease_ms=60_000

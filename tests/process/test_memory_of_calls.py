@@ -1,4 +1,4 @@
-"""What strangers who heed windows can make the broker hold: bounded, and given back when they have gone."""
+"""Memory that strangers who heed windows can take: bounded, and given back when they have gone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FLOODS = {
 
 
 async def flooded(broker: BrokerProcess, name: str, case: Case) -> Flood:
-    """What a flood did, after the broker has held no more than it may, and given it back."""
+    """Return the figures of a flood, after the broker held no more than it may and gave it back."""
     await broker.serving()
     pid = broker.process.pid
     peak = before = resident_bytes(pid)

@@ -98,13 +98,14 @@ PROGRAMS = {
 HANDLED = 7
 HANDLES_IT = f"import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit({HANDLED}))\n"
 TELLS = """
+import os
 from postdate import Subscription
 
 terminated = Subscription._terminated
 
 def tell(subscription):
     terminated(subscription)
-    print("stopped", flush=True)
+    os.write(1, b"stopped\\n")  # a handler may come in the middle of a print, which takes no other
 
 Subscription._terminated = tell
 """

@@ -34,7 +34,7 @@ def test_plain(numbers):
 
 
 def drawn(folder: Path, seed: str | None, depth: str) -> dict[str, list[str]]:
-    """What the tests drew, by kind of test, as `tools/test.sh` runs them with a seed or without one."""
+    """Return what the tests drew, by kind of test, as `tools/test.sh` runs them with a seed or without one."""
     (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (folder / "test_one.py").write_text(TEST)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HYPOTHESIS")}

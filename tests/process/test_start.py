@@ -1,4 +1,4 @@
-"""What keeps a broker from starting, in one clear line; and the door for machines."""
+"""Refused starts, each with one clear line; and the HTTP port."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ CASES = [
     Case("no such file", ("/nowhere.toml", "No such file"), arguments=("--config=/nowhere.toml",)),
     Case("unknown variable", ("POSTDATE_LEAS_MS", "POSTDATE_LEASE_MS"), environ={"POSTDATE_LEAS_MS": "5"}),
     Case("bad variable", ("POSTDATE_LEASE_MS", "lease_ms", "soon"), environ={"POSTDATE_LEASE_MS": "soon"}),
-    Case("value out of range", ("--lease-ms", "1d", "99d"), arguments=("--lease-ms=99d",)),
+    Case("value out of range", ("--lease-ms-max", "7d", "99d"), arguments=("--lease-ms-max=99d",)),
     Case("bad address", ("--grpc-address", "7650"), arguments=("--grpc-address=7650",)),
-    Case("settings that do not fit together", ("journal_segment_bytes", "request_bytes_max"), arguments=("--journal-segment-bytes=1MiB",)),
+    Case("settings that do not fit together", ("lease_ms_max", "lease_ms"), arguments=("--lease-ms-max=1s",)),
     Case("address of another machine", ("grpc", "203.0.113.9"), arguments=("--grpc-address=203.0.113.9:0",)),
     Case("plaintext beyond this machine", ("0.0.0.0:0", "POSTDATE_ALLOW_PLAINTEXT=true", "tls_cert_file"), arguments=("--grpc-address=0.0.0.0:0",)),
     Case("certificate that is not there", ("tls_cert_file", "/nowhere.pem", "No such file"), arguments=("--tls-cert-file=/nowhere.pem", "--tls-key-file=/nowhere.key")),

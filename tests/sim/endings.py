@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from broker.model import Position
-from broker.storage.policy import SubscriptionPolicy
-from broker.subscriptions.subscription import SHARED, Subscription
+from broker.policy import SubscriptionPolicy
+from broker.subscriptions.subscription import Subscription
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import MemVfs
 from broker.topics.topic import Topic
 from tests.harness import LATEST
@@ -159,7 +160,7 @@ async def _send_consumers_away(run: Simulation) -> None:
 
 
 async def _subscribe_to_unread_topics(run: Simulation) -> None:
-    """What was produced before its topic had a subscription waits for the first one, even if that is LATEST."""
+    """Subscribe to unread topics: earlier messages wait for the first subscription, even if that is LATEST."""
     for mine in list(run.model.topics.values()):
         if mine.state != "live" or mine.topic_id not in run.life.broker.registry.topics:
             continue
@@ -167,9 +168,11 @@ async def _subscribe_to_unread_topics(run: Simulation) -> None:
             0 if mine.had_subscription else len(mine.by_position)
         )
         topic = run.life.broker.registry.topics[mine.topic_id]
-        creation = Creation(mine, "last", SHARED, True, False, SubscriptionPolicy(), run.model.tick())
+        creation = Creation(
+            mine, "last", SubscriptionType.SHARED, True, False, SubscriptionPolicy(), run.model.tick()
+        )
         run.model.creation_asked(creation)
-        made = await topic.create_subscription("last", SHARED, LATEST, SubscriptionPolicy())
+        made = await topic.subscriptions.create("last", SubscriptionType.SHARED, LATEST, SubscriptionPolicy())
         note_ledgers(run.model, mine, {ledger.name.ledger_id for ledger in topic.log})
         run.model.created(creation, made.subscription_id, made.image.start)
 
@@ -231,10 +234,10 @@ async def _wait_delivered(run: Simulation) -> None:
 
 async def _wait_reclaimed(run: Simulation) -> None:
     """All is settled, so all ledgers go once they are due, but for what is retained; and with them their files."""
-    facts = [each for t in run.life.broker.registry.topics.values() for each in t.ledger_facts.values()]
+    facts = [each for t in run.life.broker.registry.topics.values() for each in t.ledgers.facts.values()]
     last_due_ms = max((each.last_due_ms for each in facts), default=0)
     run.world.wall.step(max(0, last_due_ms - run.world.wall.now_ms()))
-    wait_ms = run.config.clock_recheck_ms + 2 * run.config.reclaim_interval_ms
+    wait_ms = run.config.tuning.clock_recheck_ms + 2 * run.config.tuning.reclaim_interval_ms
     await asyncio.sleep(wait_ms / 1000 + run.world.slack_us / 1e6)
     for topic in run.life.broker.registry.topics.values():
         if topic.policy.retention_ms or topic.policy.retention_bytes:

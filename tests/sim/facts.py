@@ -1,4 +1,4 @@
-"""What the plainest model remembers: of each message, topic and subscription, and of each message on each subscription."""
+"""State of the plainest model: messages, topics, subscriptions, and each message on each subscription."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from broker.model import Position
-from broker.storage.policy import SubscriptionPolicy
+from broker.policy import SubscriptionPolicy
 from tests.harness import Outgoing
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class SubscriptionModel:
 
 @dataclass(eq=False, slots=True)
 class Fact:
-    """What one subscription did with one message."""
+    """History of one message on one subscription."""
 
     holder: SimConsumer | None = None
     deadline_ns: int = 0

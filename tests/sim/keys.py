@@ -1,4 +1,4 @@
-"""What KEY_SHARED promises, checked at the moment of each hand-out."""
+"""Promises of KEY_SHARED, checked at each hand-out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_key(
 
 
 def _was_lost(world: World, message: Message, fact: Fact) -> bool:
-    """Whether a message certainly came back unasked, and may be sent again."""
+    """Return whether a message certainly came back unasked, and may be sent again."""
     wall, now_us = world.wall, world.loop.now_us()
     if fact.holder is not None:
         ended_us = fact.deadline_ns // 1000

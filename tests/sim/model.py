@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from broker.model import IdRange, Position
-from broker.storage.policy import effective
+from broker.policy import effective
 from broker.subscriptions.consumer import DeliveryBatch
-from broker.subscriptions.subscription import FAILOVER, KEY_SHARED, Failure
+from broker.subscriptions.subscription import Failure
+from broker.subscriptions.types import SubscriptionType
 from broker.topics.policies import default_subscription_policy
 from tests.harness import Outgoing
 from tests.sim.facts import (
@@ -195,7 +196,7 @@ class Model:
             fact = subscription.facts.get(message)
             if fact is None:
                 raise Violation("P3", f"{where} lies before the start {subscription.start}")
-            is_shared_by_key = subscription.type == KEY_SHARED
+            is_shared_by_key = subscription.type == SubscriptionType.KEY_SHARED
             if is_shared_by_key:
                 check_key(self.world, subscription, consumer, message, fact)
             lane = message.ask.key if is_shared_by_key else ""
@@ -235,7 +236,7 @@ class Model:
         require(subscription.state != "deleted", "H9", f"{who}: a delivery after the subscription's deletion")
         require(subscription.topic.state != "deleted", "H9", f"{who}: a delivery after the topic's deletion")
         require(consumer in subscription.attached, "H9", f"{who} has left and is handed messages")
-        if subscription.type == FAILOVER:
+        if subscription.type == SubscriptionType.FAILOVER:
             require(subscription.attached[0] is consumer, "H9", f"{who} is not the active consumer")
         require(len(batch) <= consumer.left, "permits", f"{who}: {len(batch)} of {consumer.left} permits")
         require(len(batch) == len(batch.frames) == len(batch.entry_ids), "P8", f"{who}: columns differ")
@@ -261,7 +262,7 @@ class Model:
         frame: bytes,
         deliver_at_ms: int,
     ) -> Message:
-        """Who this is, whole and in its place, and not before its time."""
+        """Check that a message is whole, in its place and not before its time; returns the model's."""
         message = self.by_frame.get(frame)
         if message is None:
             raise Violation("H8", f"{where}: nobody sent these {len(frame)} bytes")
@@ -290,7 +291,7 @@ class Model:
             self.world.count["lateness checks"] += 1
 
     def _check_again(self, where: str, fact: Fact, attempt: int) -> None:
-        """Whether this delivery has a cause, and whether its attempt says so."""
+        """Check that this delivery has a cause, and that its attempt says so."""
         count, now_ns = self.world.count, self.world.wall.monotonic_ns()
         require(not fact.acked, "P3", f"{where} was acknowledged and confirmed, and is back")
         if fact.holder is not None:
@@ -419,7 +420,7 @@ class Model:
                 raise Violation("lease", f"{subscription} {message.position}: {failed[message.position]}")
 
     def handed_back(self, consumer: SimConsumer, messages: Iterable[Message]) -> None:
-        """What a consumer was sent, or was to be sent, goes to others unbegun."""
+        """Note that a consumer's messages go to others unbegun."""
         for message in messages:
             fact = consumer.model.facts.get(message)
             if fact is not None and fact.holder is consumer and not fact.acked:
@@ -532,7 +533,7 @@ class Model:
     # -- liveness --------------------------------------------------------------------------------------------------
 
     def is_deliverable(self, subscription: SubscriptionModel, message: Message, fact: Fact) -> bool:
-        """Whether a message could be handed out now, if somebody can take it. In doubt, no."""
+        """Return whether a message could be handed out now, if somebody can take it. In doubt, no."""
         wall = self.world.wall
         if message.batch.state != "stored" or fact.acking or fact.perhaps_acked or fact.acked:
             return False
@@ -547,7 +548,7 @@ class Model:
         return bool(message.expire_ms) and self.world.wall.reached(message.expire_ms, message.accepted_us)
 
     def missing(self, subscription: SubscriptionModel) -> list[Message]:
-        """What this subscription is still owed."""
+        """Return what this subscription is still owed."""
         return [
             message
             for message, fact in subscription.open.items()

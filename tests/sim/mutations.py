@@ -34,14 +34,15 @@ def _bug(name: str, module: str, before: str, after: str) -> Mutation:
     return Mutation(name, ((module, before, after),))
 
 
-_JOURNAL = "broker.storage.journal_files"
+_JOURNAL = "broker.storage.local_group_log"
 _DISPATCHER = "broker.subscriptions.dispatcher"
 _LAST_LOOK = "broker.subscriptions.handout"
 _KEYS = "broker.subscriptions.key_shared"
 _SUBSCRIPTION = "broker.subscriptions.subscription"
+_STATES = "broker.subscriptions.entry_states"
 _PUMP = "broker.delayed.index_pump"
-_CHECKPOINT = "broker.topics.checkpoint"
-_TOPIC = "broker.topics.topic"
+_CHECKPOINT = "broker.folder.checkpoint"
+_SUBSCRIPTIONS = "broker.topics.topic_subscriptions"
 
 MUTATIONS = (
     # -- the disk
@@ -53,7 +54,7 @@ MUTATIONS = (
     ),
     _bug(
         "answered before the fsync",
-        _TOPIC,
+        "broker.topics.topic",
         "        return Accepted(ids, now_ms, durable)",
         "        durable = asyncio.get_running_loop().create_future()\n"
         "        durable.set_result(None)\n"
@@ -72,8 +73,9 @@ MUTATIONS = (
     _bug(
         "no fsync of the journal's folder",
         _JOURNAL,
-        "            self._vfs.rename(path, self._path(first_lsn))\n            self._vfs.sync_dir(self._folder)\n",
-        "            self._vfs.rename(path, self._path(first_lsn))\n",
+        "            self._vfs.rename(path, self.segments.segment_path(first_lsn))\n"
+        "            self._vfs.sync_dir(self.segments.path)\n",
+        "            self._vfs.rename(path, self.segments.segment_path(first_lsn))\n",
     ),
     _bug(
         "no fsync of a ledger",
@@ -96,8 +98,8 @@ MUTATIONS = (
     _bug(
         "a cursor that changed is not written",
         _SUBSCRIPTION,
-        "        self.redelivery.settle(record.entries)\n        self.changed = True",
-        "        self.redelivery.settle(record.entries)",
+        "        self.reasons.forget(record.entries)\n        self.changed = True",
+        "        self.reasons.forget(record.entries)",
     ),
     # -- time
     Mutation(
@@ -180,24 +182,24 @@ MUTATIONS = (
     _bug(
         "a ledger goes though one entry of it is owed",
         "broker.subscriptions.cursor",
-        ">= entry_count - below  # C3",
-        ">= entry_count - below - 1  # C3",
+        ">= entry_count - below  # CURSOR-3",
+        ">= entry_count - below - 1  # CURSOR-3",
     ),
     _bug(
         "a ledger goes before its time",
-        "broker.topics.retention",
+        "broker.folder.retention",
         "    if ledger.facts.last_due_ms > min(now_ms, spent_through_ms):",
         "    if ledger.facts.last_due_ms > spent_through_ms + 3_600_000:",
     ),
     _bug(
         "a batch goes into a ledger that goes",
-        _TOPIC,
-        "            self._end = replace(self._end, is_sealed=True)",
+        "broker.topics.ledgers",
+        "            self.end = replace(self.end, is_sealed=True)",
         "            pass",
     ),
     _bug(
         "ledgers never go",
-        "broker.topics.retention",
+        "broker.folder.retention",
         "            self._drop(topic, some, max(",
         "            max(0, max(",
     ),
@@ -232,27 +234,27 @@ MUTATIONS = (
     ),
     _bug(
         "what is settled passes the last look",
-        _SUBSCRIPTION,
-        "        refused = self.cursor.settled_mask(ledger_id, entry_ids)\n",
-        "        refused = None\n",
+        _STATES,
+        "        mask = self.cursor.settled_mask(ledger_id, entry_ids)\n",
+        "        mask = None\n",
     ),
     _bug(
         "what is leased passes the last look",
-        _SUBSCRIPTION,
-        "        sets = [self.leases.leased, self.promised]",
-        "        sets = [self.promised]",
+        _STATES,
+        "for state in states if (held",
+        "for state in states if state is not State.LEASED and (held",
     ),
     _bug(
         "what is promised passes the last look",
-        _SUBSCRIPTION,
-        "        sets = [self.leases.leased, self.promised]",
-        "        sets = [self.leases.leased]",
+        _STATES,
+        "for state in states if (held",
+        "for state in states if state not in PROMISED and (held",
     ),
     _bug(
         "what waits for redelivery passes the last look",
-        _SUBSCRIPTION,
-        "        if also_queued:\n",
-        "        if False:\n",
+        _STATES,
+        "for state in states if (held",
+        "for state in states if state is not State.QUEUED and (held",
     ),
     _bug(
         "what was not handed out is not put back",
@@ -275,8 +277,8 @@ MUTATIONS = (
     _bug(
         "a nack wakes nobody",
         _SUBSCRIPTION,
-        "        remove_entries(self.promised, record.entries)\n        self.work.set()",
-        "        remove_entries(self.promised, record.entries)",
+        "            self.reasons.note(owed, record.text)\n        self.changed = True\n        self.work.set()",
+        "            self.reasons.note(owed, record.text)\n        self.changed = True",
     ),
     _bug(
         "permits are not charged",
@@ -317,14 +319,14 @@ MUTATIONS = (
     ),
     _bug(
         "the first subscription begins at the end",
-        _TOPIC,
-        "        if initial_position == EARLIEST or self._next_subscription_id == 1:",
+        _SUBSCRIPTIONS,
+        "        if initial_position == EARLIEST or self._next_reserved_id == 1:",
         "        if initial_position == EARLIEST:",
     ),
     _bug(
         "every subscription begins at the beginning",
-        _TOPIC,
-        "        if initial_position == EARLIEST or self._next_subscription_id == 1:",
+        _SUBSCRIPTIONS,
+        "        if initial_position == EARLIEST or self._next_reserved_id == 1:",
         "        if True:",
     ),
     _bug(
@@ -394,7 +396,7 @@ def run_mutant(mutation: Mutation, seeds: int) -> int:
 
 
 def catch(mutation: Mutation, seeds: int = SEEDS) -> tuple[bool, str]:
-    """Whether the simulation finds a bug, and how."""
+    """Return whether the simulation finds a bug, and how."""
     command = [sys.executable, "-m", "tests.sim.mutations", "--mutant", mutation.name, "--seeds", str(seeds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode == 0, (done.stdout + done.stderr).strip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from broker.subscriptions.subscription import FAILOVER, KEY_SHARED
+from broker.subscriptions.types import SubscriptionType
 from tests.sim.model import Model, SubscriptionModel, require
 from tests.sim.reclaim import note_ledgers
 from tests.sim.traffic import PAYLOAD_BYTES_MAX, SimConsumer
@@ -73,21 +73,21 @@ class Probe:
         if mine.stalled_us is None:
             mine.stalled_us = now_us
         # A timer that ran when the clock was stepped need not notice before it ends.
-        limit_us = max(mine.stalled_us, world.wall.disturbed_us + world.config.clock_recheck_ms * 1000)
+        limit_us = max(mine.stalled_us, world.wall.disturbed_us + world.config.tuning.clock_recheck_ms * 1000)
         if now_us > limit_us + world.slack_us:
             seconds = (now_us - mine.stalled_us) / 1e6
             raise Violation("I11", f"{mine} {waiting.position} could be delivered for {seconds:.1f} s")
 
     def _somebody_can_take(self, mine: SubscriptionModel) -> bool:
-        if mine.type == KEY_SHARED:  # whose a message is only the broker knows
+        if mine.type == SubscriptionType.KEY_SHARED:  # whose a message is only the broker knows
             taking = [each for each in mine.attached if not each.draining]
             return bool(taking) and all(self._can_take(each) for each in taking)
-        consumers = mine.attached[:1] if mine.type == FAILOVER else mine.attached
+        consumers = mine.attached[:1] if mine.type == SubscriptionType.FAILOVER else mine.attached
         return any(self._can_take(consumer) for consumer in consumers)
 
     def _held_keys(self, mine: SubscriptionModel) -> set[str]:
         """Keys of a KEY_SHARED subscription that may have to wait for a consumer that is not theirs any more."""
-        if mine.type != KEY_SHARED:
+        if mine.type != SubscriptionType.KEY_SHARED:
             return set()
         return {message.ask.key for message, fact in mine.open.items() if fact.holder is not None} - {""}
 
@@ -116,5 +116,5 @@ class Probe:
                 require(bool(subscription.consumers) or not queued, "P6", "a replay queue without a consumer")
                 require(subscription.counters.early_deliveries == 0, "P2", "early deliveries were counted")
                 for consumer in subscription.consumers:
-                    held = not consumer.starved or subscription.leases.held(consumer.consumer_id)
+                    held = not consumer.starved or subscription.states.leases.held(consumer.consumer_id)
                     require(bool(held), "D4", f"{consumer.consumer_id} waits for bytes and holds nothing")

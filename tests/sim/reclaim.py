@@ -1,4 +1,4 @@
-"""What the plainest model says of ledgers that went: nobody is owed anything of them (P8 without harm to P3)."""
+"""Check of dropped ledgers against the plainest model: nobody is owed anything of them (P8 without harm to P3)."""
 
 from __future__ import annotations
 

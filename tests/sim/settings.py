@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 from broker.config import BrokerConfig
-from broker.storage.policy import SubscriptionPolicy, TopicPolicy
+from broker.policy import SubscriptionPolicy, TopicPolicy
 from broker.testing.sim_loop import Latency
+from tests.configs import broker_config
 from tests.harness import DATA_DIR
 
 RESERVE_BYTES = 1 << 18
@@ -15,7 +16,7 @@ MUCH = 1 << 20
 
 def random_config(rng: random.Random) -> BrokerConfig:
     pick = rng.choice
-    return BrokerConfig(
+    return broker_config(
         data_dir=DATA_DIR,
         clock_recheck_ms=pick((100, 1_000, 1_000, 60_000)),
         frame_bytes_max=pick((1_024, 4_096, MUCH)),
@@ -25,8 +26,8 @@ def random_config(rng: random.Random) -> BrokerConfig:
         journal_pending_bytes_max=pick((1, 5_000, MUCH)),
         checkpoint_bytes=pick((1, 2_000, 20_000, MUCH)),
         checkpoint_interval_ms=pick((50, 500, 5_000, 30_000)),
-        ledger_entries_max=pick((1, 4, 20, 20, 100, 1_000)),
-        ledger_bytes_max=pick((200, 2_000, 20_000, MUCH, MUCH)),
+        ledger_max_entries=pick((1, 4, 20, 20, 100, 1_000)),
+        ledger_max_bytes=pick((200, 2_000, 20_000, MUCH, MUCH)),
         ledger_max_age_ms=pick((0, 0, 0, 1, 3_000)),
         tail_bytes_max=pick((1, 1_000, MUCH)),
         open_ledgers_max=pick((1, 2, 256)),

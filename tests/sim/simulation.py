@@ -21,12 +21,14 @@ from broker.errors import (
     StorageFailed,
     Unavailable,
 )
-from broker.storage.policy import TopicPolicy
-from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, Subscription
+from broker.policy import TopicPolicy
+from broker.subscriptions.subscription import Subscription
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_loop import Latency
 from broker.topics.topic import Topic
+from tests.configs import changed
 from tests.harness import DAY_MS, EARLIEST, LATEST, Outgoing
 from tests.sim.endings import drain_everything, end_life, open_life
 from tests.sim.model import Creation, Model, SubscriptionModel, TopicModel, require
@@ -62,7 +64,7 @@ _REFUSALS = (LimitReached, NotFound, Unavailable)
 
 @dataclass
 class Outcome:
-    """What came of one seed."""
+    """Result of one seed."""
 
     seed: int
     digest: str
@@ -129,7 +131,7 @@ class Simulation:
         probe.cancel()
 
     def _probe_done(self, probe: asyncio.Task[None]) -> None:
-        """What it found ends the run, and now: a broker that polls would take minutes to come to its end."""
+        """End the run at once with the probe's finding: a broker that polls would take minutes to come to its end."""
         if not probe.cancelled():
             error = probe.exception()
             assert error is not None, "a probe does not end by itself"
@@ -166,7 +168,7 @@ class Simulation:
         """Nothing goes wrong in this run, and no timer but the right one helps: lateness is checked closely."""
         self.world.is_calm = True
         self.latency = self.world.loop.latency = Latency(slow_every=0)
-        self.config = replace(
+        self.config = changed(
             self.config, clock_recheck_ms=60_000, read_batch_entries=50, due_batch_entries=100
         )
 
@@ -191,7 +193,7 @@ class Simulation:
         topic, subscription = find(self.life, mine)
         lease_ms = subscription.policy.lease_ms or self.config.lease_ms
         habits = calm_habits(self.rng) if self.world.is_calm else random_habits(self.rng, lease_ms)
-        if mine.type == KEY_SHARED:
+        if mine.type == SubscriptionType.KEY_SHARED:
             habits = replace(habits, pulls=False)  # Receive is for SHARED
         number = next(self.consumer_numbers)
         consumer = SimConsumer(self.life, self.model, topic, subscription, mine, habits, number)
@@ -208,7 +210,11 @@ class Simulation:
 
     async def _drain(self) -> None:
         """A consumer of keys hands them on, and holds what it has; sometimes it leaves later."""
-        taking = [each for each in self.consumers if each.model.type == KEY_SHARED and not each.draining]
+        taking = [
+            each
+            for each in self.consumers
+            if each.model.type == SubscriptionType.KEY_SHARED and not each.draining
+        ]
         if taking:
             consumer = self.rng.choice(taking)
             consumer.drain()
@@ -236,13 +242,24 @@ class Simulation:
         if life.dead or topic_name in self._busy:
             return
         mine = model.topic(*identity(topic))
-        type_ = rng.choice((SHARED, SHARED, SHARED, KEY_SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER))
+        type_ = rng.choice(
+            (
+                SubscriptionType.SHARED,
+                SubscriptionType.SHARED,
+                SubscriptionType.SHARED,
+                SubscriptionType.KEY_SHARED,
+                SubscriptionType.KEY_SHARED,
+                SubscriptionType.EXCLUSIVE,
+                SubscriptionType.FAILOVER,
+            )
+        )
         policy = random_subscription_policy(rng, honor_delay=rng.random() < 0.5)
         creation = Creation(
             topic=mine,
             name=name,
             type=type_,
-            honors=type_ in (SHARED, KEY_SHARED) or bool(policy.honor_delay),
+            honors=type_ in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+            or bool(policy.honor_delay),
             earliest=rng.random() < 0.4,
             policy=policy,
             invoked=model.tick(),
@@ -250,7 +267,7 @@ class Simulation:
         model.creation_asked(creation)
         self._busy.append(topic_name)
         try:
-            subscription = await topic.create_subscription(
+            subscription = await topic.subscriptions.create(
                 name, type_, EARLIEST if creation.earliest else LATEST, policy
             )
         except (AlreadyExists, NotFound) as error:
@@ -280,7 +297,7 @@ class Simulation:
         mine.state = "deleting"
         self._busy.append(name)
         try:
-            await topic.delete_subscription(mine.name)
+            await topic.subscriptions.delete(mine.name)
         except (StorageFailed, Unavailable):
             return  # the next life will tell
         finally:
@@ -461,7 +478,7 @@ class Simulation:
 
 
 def find(life: Life, mine: SubscriptionModel) -> tuple[Topic, Subscription]:
-    """What the broker has for a subscription that must be there."""
+    """Return the broker's topic and subscription, which must exist."""
     topic = life.broker.registry.topics.get(mine.topic.topic_id)
     subscription = topic.subscriptions.get(mine.subscription_id) if topic else None
     if topic is None or subscription is None:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from broker.errors import LimitReached, NotFound, PostdateError, Refused, StorageFailed, Unavailable
 from broker.model import Position
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
-from broker.subscriptions.subscription import EXCLUSIVE, Subscription
+from broker.subscriptions.subscription import Subscription
+from broker.subscriptions.types import SubscriptionType
 from broker.topics.topic import Topic
 from tests.harness import DAY_MS, Outgoing, batch_of, entries_of
 from tests.sim.model import Message, Model, SubscriptionModel, require
@@ -115,7 +116,7 @@ def identity(topic: Topic) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How one consumer behaves."""
+    """Habits of one consumer."""
 
     permits: int
     permit_bytes: int  # 0: no limit
@@ -220,8 +221,8 @@ class SimConsumer(Consumer):
         self._life.world.trace(
             f"{self.model} -> {self.consumer_id} " + " ".join(f"{l}.{e}x{a}" for l, e, a in ids)
         )
-        limit = self._life.config.replay_entries_max
-        limit += min(limit, self._life.config.read_batch_entries)  # for what was put back
+        limit = self._life.config.tuning.replay_entries_max
+        limit += min(limit, self._life.config.tuning.read_batch_entries)  # for what was put back
         queued = len(self._subscription.replay)
         overflow_count = self._subscription.reader._run - self.model.catchup_count
         self.model.catchup_count += overflow_count
@@ -251,7 +252,7 @@ class SimConsumer(Consumer):
         return batch
 
     def sees_live(self, message: Message) -> bool:
-        """Whether a message comes to this consumer through the index, in due order, and not by position."""
+        """Return whether a message comes to this consumer through the index, in due order, and not by position."""
         reader = self._subscription.reader
         behind = message.position < reader.catchup_end and message.due_ms <= reader.catchup_ms
         undisturbed = self._life.world.wall.disturbed_us < message.accepted_us
@@ -262,12 +263,12 @@ class SimConsumer(Consumer):
     def attach(self) -> bool:
         """Attach; False if it was refused, as it must be on an EXCLUSIVE subscription with a consumer."""
         self.grant(self.habits.permits, self.habits.permit_bytes)
-        is_second = self.model.type == EXCLUSIVE and bool(self.model.attached)
+        is_second = self.model.type == SubscriptionType.EXCLUSIVE and bool(self.model.attached)
         self.model.attached.append(self)  # a delivery may follow at once
         self.attached = True
         self.attached_us = self._life.world.loop.now_us()
         try:
-            self._topic.attach(self._subscription, self)
+            self._topic.subscriptions.attach(self._subscription, self)
         except Refused:
             require(is_second, "H9", f"{self.model}: refused a consumer, and has none")
             self.model.attached.remove(self)
@@ -289,9 +290,9 @@ class SimConsumer(Consumer):
         self._all.left(self, keeps_leases=keeps_leases)
         try:
             if keeps_leases:
-                self._topic.detach_keeping_leases(self._subscription, self)
+                self._topic.subscriptions.detach(self._subscription, self, keep_leases=True)
             else:
-                self._topic.detach(self._subscription, self)
+                self._topic.subscriptions.detach(self._subscription, self)
         except StorageFailed:
             if self._life.failure is None:
                 raise

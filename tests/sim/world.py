@@ -1,4 +1,4 @@
-"""What surrounds the broker in a simulated run: a clock that misbehaves, a disk that dies, lives of a process.
+"""Surroundings of the simulated broker: a clock that misbehaves, a disk that dies, lives of a process.
 
 A *life* is one process from its start to its end. It ends by a stop, by a kill (the disk keeps what the process
 wrote, synced or not), or by a power cut (the disk keeps what a `CrashPolicy` says). Kills and power cuts come
@@ -16,11 +16,11 @@ from typing import Any, cast
 
 from broker.config import BrokerConfig
 from broker.errors import StorageFailed
+from broker.folder.broker import Broker
 from broker.testing.fault_plan import Fault, FaultPlan
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import START_MS
 from broker.testing.sim_loop import SimLoop
-from broker.topics.broker import Broker
 
 SPIN_LIMIT = 20_000
 """Turns of the loop while time stands still; the busiest honest moment takes some hundreds."""
@@ -94,7 +94,7 @@ class Wall:
         return self._frozen_ms is not None
 
     def reached(self, time_ms: int, since_us: int) -> bool:
-        """Whether the wall clock showed `time_ms` or later at any moment from `since_us` on."""
+        """Return whether the wall clock showed `time_ms` or later at any moment from `since_us` on."""
         return self.now_ms() >= time_ms or any(at >= since_us and wall >= time_ms for at, wall in self.peaks)
 
     def _disturb(self) -> None:
@@ -184,12 +184,12 @@ class Life:
 
     @property
     def has_met_fault(self) -> bool:
-        """Whether the disk refused anything, so that the broker may fail."""
+        """Return whether the disk refused anything, so that the broker may fail."""
         return self.faults.hit_count > 0 or self.world.disk_ran_full
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether its end is on its way."""
+        """Return whether its end is on its way."""
         return bool(self.faults.faults) or self.faults.changes_left is not None or self.world.disk_ran_full
 
     def spawn(self, coro: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

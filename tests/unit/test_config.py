@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from broker import cli
 from broker.config import SETTINGS, BrokerConfig, check_name, is_loopback, load_config
 from broker.errors import InvalidRequest
+from broker.policy import OVERDUE_EXPIRE, TRACKER_BUCKET
+from broker.rpc.status import FAILURE_BYTES_MAX
 from broker.settings import MIB, ConfigError, SettingKind, split_address
+from broker.topics.policies import default_subscription_policy, default_topic_policy
 from tools.configuration import render_reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,14 +51,15 @@ def test_defaults_are_the_documented_ones_and_hold_together() -> None:
         "127.0.0.1:7650",
         "127.0.0.1:7680",
     )
-    assert (config.payload_bytes_max, config.batch_messages_max) == (MIB, 5_000)
+    assert (config.payload_bytes_max, config.request_bytes_max) == (MIB, 16 * MIB)
     assert config.frame_bytes_max == 3.5 * MIB
 
 
 def test_each_source_overrides_the_one_below(tmp_path: Path) -> None:
-    path = toml(tmp_path, 'tick_ms = 1\nlease_ms = "1s"\nheartbeat_ms = "1s"')
-    config = load({"heartbeat_ms": "3s"}, {"POSTDATE_LEASE_MS": "2s", "POSTDATE_HEARTBEAT_MS": "2s"}, path)
-    assert (config.tick_ms, config.lease_ms, config.heartbeat_ms) == (1, 2_000, 3_000)
+    path = toml(tmp_path, 'retention_ms = 1\nlease_ms = "1s"\ninitial_backoff_ms = "1s"')
+    environ = {"POSTDATE_LEASE_MS": "2s", "POSTDATE_INITIAL_BACKOFF_MS": "2s"}
+    config = load({"initial_backoff_ms": "3s"}, environ, path)
+    assert (config.retention_ms, config.lease_ms, config.initial_backoff_ms) == (1, 2_000, 3_000)
 
 
 def test_every_setting_can_be_given_by_every_source(tmp_path: Path) -> None:
@@ -90,8 +94,7 @@ def test_secrets_are_no_options_where_every_user_of_the_machine_could_read_them(
         ("lease_ms", "15m", 900_000),
         ("lease_ms", "12h", 43_200_000),
         ("lease_ms", "250", 250),
-        ("batch_messages_max", "1_000", 1_000),
-        ("backoff_multiplier", "1.5", 1.5),
+        ("topics_max", "1_000", 1_000),
         ("auto_create_topics", "off", False),
         ("auto_create_topics", "TRUE", True),
         ("grpc_address", "[::1]:0", "[::1]:0"),
@@ -102,15 +105,15 @@ def test_units_and_words_are_understood(name: str, given_value: str, expected: o
 
 
 def test_toml_takes_native_values(tmp_path: Path) -> None:
-    config = load(path=toml(tmp_path, "auto_create_topics = false\nbackoff_multiplier = 3\ntick_ms = 250"))
-    assert (config.auto_create_topics, config.backoff_multiplier, config.tick_ms) == (False, 3.0, 250)
+    config = load(path=toml(tmp_path, "auto_create_topics = false\nlease_ms = 250"))
+    assert (config.auto_create_topics, config.lease_ms) == (False, 250)
 
 
 @pytest.mark.parametrize(
     ("name", "given_value"),
     [
         ("payload_bytes_max", "0"),
-        ("payload_bytes_max", "65MiB"),
+        ("payload_bytes_max", "17MiB"),
         ("payload_bytes_max", "-1"),
         ("payload_bytes_max", "1M"),
         ("payload_bytes_max", "0.3B"),
@@ -119,19 +122,13 @@ def test_toml_takes_native_values(tmp_path: Path) -> None:
         ("lease_ms", "0"),
         ("lease_ms", "0.5ms"),
         ("lease_ms", "30 seconds"),
-        ("tick_ms", "0"),
-        ("heartbeat_ms", "0"),
-        ("clock_recheck_ms", "0"),
         ("checkpoint_interval_ms", "0"),
-        ("batch_messages_max", "1e3"),
-        pytest.param("batch_messages_max", "9" * 4_000, id="huge count"),
-        ("backoff_multiplier", "0.5"),
-        ("backoff_multiplier", "nan"),
-        ("backoff_multiplier", "1e999"),
+        ("topics_max", "1e3"),
+        pytest.param("topics_max", "9" * 4_000, id="huge count"),
         ("auto_create_topics", "maybe"),
         ("auto_create_topics", ""),
         ("log_level", "loud"),
-        ("tracker", "disk"),
+        ("overdue_action", "keep"),
         ("data_dir", ""),
         ("grpc_address", "7650"),
         ("grpc_address", "localhost:65536"),
@@ -148,7 +145,7 @@ def test_a_bad_value_is_refused_by_the_name_of_its_setting(name: str, given_valu
 
 
 @pytest.mark.parametrize(
-    "text", ["tick_ms = true", "tick_ms = 1.5", "tick_ms = [1]", "auto_create_topics = 1"]
+    "text", ["lease_ms = true", "lease_ms = 1.5", "lease_ms = [1]", "auto_create_topics = 1"]
 )
 def test_toml_of_the_wrong_type_is_refused(tmp_path: Path, text: str) -> None:
     assert text.split(maxsplit=1)[0] in refusal(path=toml(tmp_path, text))
@@ -180,22 +177,13 @@ def test_variables_of_the_client_and_of_others_are_left_alone() -> None:
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     absent = str(tmp_path / "absent.toml")
     assert absent in refusal(path=absent)
-    assert "is not TOML" in refusal(path=toml(tmp_path, "tick_ms ="))
-    assert "is not TOML" in refusal(path=toml(tmp_path, "tick_ms = " + "9" * 5_000))
+    assert "is not TOML" in refusal(path=toml(tmp_path, "lease_ms ="))
+    assert "is not TOML" in refusal(path=toml(tmp_path, "lease_ms = " + "9" * 5_000))
 
 
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        ({"frame_bytes_max": "1MiB"}, "frame_bytes_max"),
-        ({"request_bytes_max": "1MiB"}, "request_bytes_max"),
-        ({"properties_count_max": "10000", "payload_bytes_max": "3450KiB"}, "frame_bytes_max"),
-        ({"ack_entries_max": "20000"}, "frame_bytes_max"),
-        ({"ack_entries_max": "1999"}, "ack_entries_max"),
-        ({"journal_segment_bytes": "8MiB"}, "journal_segment_bytes"),
-        ({"journal_pending_bytes_max": "8MiB"}, "journal_pending_bytes_max"),
-        ({"ledger_bytes_max": "8MiB"}, "ledger_bytes_max"),
-        ({"ledger_entries_max": "10"}, "ledger_entries_max"),
         ({"lease_ms_max": "1s"}, "lease_ms_max"),
         ({"max_backoff_ms": "1ms"}, "max_backoff_ms"),
     ],
@@ -204,14 +192,36 @@ def test_settings_that_cannot_hold_together_are_refused(flags: dict[str, str], n
     assert refusal(flags).startswith(named)
 
 
+@pytest.mark.parametrize("payload_bytes_max", [1, MIB, 16 * MIB])
+def test_what_the_parts_may_hold_fits_together_for_every_payload(payload_bytes_max: int) -> None:
+    config, policy = BrokerConfig(payload_bytes_max=payload_bytes_max), default_topic_policy(BrokerConfig())
+    tuning = config.tuning
+    assert config.message_bytes_max <= min(config.request_bytes_max, config.frame_bytes_max)
+    assert tuning.ack_entries_max * FAILURE_BYTES_MAX <= config.frame_bytes_max
+    assert tuning.read_batch_entries <= tuning.ack_entries_max
+    assert policy.ledger_max_bytes is not None and policy.ledger_max_entries is not None
+    for holder in (tuning.journal_segment_bytes, tuning.journal_pending_bytes_max, policy.ledger_max_bytes):
+        assert config.request_bytes_max <= holder
+    assert tuning.batch_messages_max <= policy.ledger_max_entries
+
+
+def test_each_policy_inherits_its_setting_or_has_a_default_of_its_own() -> None:
+    config = BrokerConfig(max_delay_ms=5, overdue_action="expire", lease_ms=7)
+    topic, subscription = default_topic_policy(config), default_subscription_policy(config)
+    assert (topic.max_delay_ms, topic.overdue_action, subscription.lease_ms) == (5, OVERDUE_EXPIRE, 7)
+    assert (topic.tracker, topic.tick_ms, subscription.backoff_multiplier) == (TRACKER_BUCKET, 1_000, 2)
+    unset = [each.name for each in fields(topic) if getattr(topic, each.name) is None]
+    unset += [each.name for each in fields(subscription) if getattr(subscription, each.name) is None]
+    assert unset == ["dead_letter_topic"]
+
+
 def test_a_config_built_in_code_is_checked_too() -> None:
-    with pytest.raises(ConfigError, match="tick_ms must be from 1ms to 1h, but is 0"):
-        BrokerConfig(tick_ms=0)
-    with pytest.raises(ConfigError, match="tick_ms"):
-        replace(BrokerConfig(), tick_ms="1")  # type: ignore[arg-type]
-    assert BrokerConfig(backoff_multiplier=2).backoff_multiplier == 2
+    with pytest.raises(ConfigError, match="lease_ms_max must be from 1ms to 7d, but is 0"):
+        BrokerConfig(lease_ms_max=0)
+    with pytest.raises(ConfigError, match="lease_ms"):
+        replace(BrokerConfig(), lease_ms="1")  # type: ignore[arg-type]
     with pytest.raises(FrozenInstanceError):
-        BrokerConfig().tick_ms = 1  # type: ignore[misc]
+        BrokerConfig().lease_ms = 1  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -321,7 +331,10 @@ def test_any_text_for_any_setting_is_a_value_or_a_config_error(text: str) -> Non
 
 
 def test_every_setting_says_what_it_means_in_a_sentence() -> None:
-    assert [setting.name for setting in SETTINGS] == [field.name for field in fields(BrokerConfig)]
+    assert [setting.name for setting in SETTINGS] == [
+        field.name for field in fields(BrokerConfig) if field.name != "tuning"
+    ]
+    assert len(SETTINGS) <= 50
     for setting in SETTINGS:
         assert setting.spec.help.endswith("."), setting.name
 

@@ -34,7 +34,7 @@ subscriptions = ["billing"]
 
 @dataclass
 class Files:
-    """What says who is who and who may what."""
+    """Files of identities and rights."""
 
     folder: Path
     key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))

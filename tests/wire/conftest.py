@@ -19,7 +19,6 @@ import pytest
 import pytest_asyncio
 from google.rpc import error_details_pb2, status_pb2
 
-from broker.config import BrokerConfig
 from broker.runtime.clock import SystemClock
 from broker.server import Server
 from postdate.v1 import (
@@ -32,6 +31,7 @@ from postdate.v1 import (
     producer_pb2_grpc,
     schedule_pb2_grpc,
 )
+from tests.configs import broker_config
 
 LIMIT_SECONDS = 10.0
 QUIET_SECONDS = 0.15
@@ -91,7 +91,7 @@ async def within(awaitable: Awaitable[Any], seconds: float = LIMIT_SECONDS) -> A
 
 
 async def refused(awaitable: Awaitable[Any]) -> Refusal:
-    """What a call is refused with; to answer it is a failure."""
+    """Return the refusal of a call; an answer is a failure."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         answer = await within(awaitable)
         pytest.fail(f"answered instead: {answer}")
@@ -337,7 +337,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
         settings.setdefault("drain_grace_ms", 200)
         settings.setdefault("disk_reserve_bytes", 0)
         settings.setdefault("journal_segment_bytes", 17 << 20)  # just more than the greatest request
-        server = Server(BrokerConfig(grpc_address="127.0.0.1:0", http_address="127.0.0.1:0", **settings))
+        server = Server(broker_config(grpc_address="127.0.0.1:0", http_address="127.0.0.1:0", **settings))
         await server.start()
         wires.append(Wire(server))
         return wires[-1]
@@ -353,7 +353,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire]:
     """One broker for a table of requests that leave no trace. Such tests are marked `on_shared`."""
     folder = tmp_path_factory.mktemp("shared")
-    config = BrokerConfig(
+    config = broker_config(
         data_dir=str(folder), grpc_address="127.0.0.1:0", http_address="127.0.0.1:0", drain_grace_ms=0
     )
     server = Server(config)
@@ -375,7 +375,7 @@ async def wire(serve: Serve) -> Wire:
 
 
 class Ahead:
-    """How far the broker's wall clock is ahead."""
+    """Distance by which the broker's wall clock is ahead."""
 
     def __init__(self) -> None:
         self.ms = 0

@@ -1,4 +1,4 @@
-"""What tests say to the ScheduleService, about the topic t."""
+"""Calls of the ScheduleService, about the topic t."""
 
 from __future__ import annotations
 

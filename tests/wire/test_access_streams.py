@@ -196,7 +196,7 @@ async def test_failures_are_counted_and_logged_with_limits(
     text = (await wire.server._http._render_metrics()).decode()
     assert 'postdate_auth_failures_total{reason="invalid"} 30.0' in text
     assert 'postdate_auth_failures_total{reason="denied"} 1.0' in text
-    told = [record for record in caplog.records if record.message == "A caller was turned away"]
+    told = [record for record in caplog.records if record.message == "A caller was refused"]
     assert 1 <= len(told) <= 10
     fields: dict[str, object] = vars(told[0])["fields"]
     assert str(fields["peer"]).startswith("ipv4:127.0.0.1:")

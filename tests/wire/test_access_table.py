@@ -11,9 +11,9 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from broker.config import BrokerConfig
 from broker.rpc.access_rules import RULES, Right
 from broker.server import Server
+from tests.configs import broker_config
 from tests.wire.access_files import Files, bearer
 from tests.wire.conftest import Wire, on_shared, within
 from tests.wire.test_access import Answered, call
@@ -35,7 +35,7 @@ _ROW = re.compile(r"\| ([\w.]+\.\w+) \|(.*)\|")
 
 
 def documented() -> dict[str, dict[Right, str]]:
-    """What the document says: by method, the least scope of each right."""
+    """Return the document's table: by method, the least scope of each right."""
     rows = _ROW.findall(DOCUMENT.read_text(encoding="utf-8"))
     return {
         method: dict(zip(Right, (cell.strip() for cell in cells.split("|")), strict=True))
@@ -49,7 +49,7 @@ async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wir
     files.access("\n".join([EVERYWHERE, *(grant for _, _, grant in HOLDERS.values())]))
     files.tokens(**{name: f"{name}-secret" for name in ("everywhere", *HOLDERS)})
     server = Server(
-        BrokerConfig(
+        broker_config(
             data_dir=str(files.folder / "data"),
             grpc_address="127.0.0.1:0",
             http_address="127.0.0.1:0",

@@ -1,4 +1,4 @@
-"""Which ways of giving a message back count as an attempt, and which do not: a table of all of them."""
+"""Ways of giving a message back, and whether they count as an attempt: a table of all of them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def lets_the_lease_end(wire: Wire, stream: Stream, ids: list[Id]) -> None:
 
 
 def _drain(wire: Wire) -> None:
-    """What `stop` tells the streams; the broker goes on."""
+    """Drain the streams as `stop` does; the broker goes on."""
     wire.server._consumer.drain()
 
 
@@ -115,7 +115,7 @@ async def test_what_counts_as_an_attempt(wire: Wire, leave: Leave, counts: int, 
         assert sorted(ids_of(held)) == sorted(ids)
         assert {each.delivery_attempt for each in held} == {1 + before * counts}
         await leave(wire, stream, ids)
-        await eventually(lambda: not subscription.leases.count())
+        await eventually(lambda: not subscription.states.leases.count())
         stream.cancel()
         await eventually(lambda: not subscription.consumers)
 
@@ -167,9 +167,9 @@ async def test_what_was_never_sent_counts_nothing(wire: Wire):
     subscription = topic.subscription("s")
     consumer = Consumer("c", "c", 60_000)  # its stream is busy
     consumer.grant(10, 0)
-    topic.attach(subscription, consumer)
+    topic.subscriptions.attach(subscription, consumer)
     await within(consumer.wakeup.wait())
-    assert subscription.leases.count() == 1
-    topic.detach(subscription, consumer)
+    assert subscription.states.leases.count() == 1
+    topic.subscriptions.detach(subscription, consumer)
     stream = await wire.subscribe("t")
     assert [each.delivery_attempt for each in await stream.deliveries(1)] == [1]

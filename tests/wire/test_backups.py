@@ -18,10 +18,10 @@ from click.testing import CliRunner
 import postdate
 from broker import cli
 from broker.errors import Fenced
+from broker.folder.recovery import open_manifests
+from broker.jobs.verify import verify_data_dir
 from broker.runtime.vfs import LocalVfs
 from broker.storage.layout import Layout
-from broker.topics.recovery import open_manifests
-from broker.topics.verify import verify_data_dir
 from postdate.v1 import admin_pb2
 from tests.wire.conftest import LIMIT_SECONDS, Message, Serve, Wire, ids_of, refused, within
 
@@ -32,7 +32,7 @@ TINY = {
     "segment_time_step_ms": 100,
     "seal_after_ms": 50,
     "checkpoint_interval_ms": 50,
-    "ledger_entries_max": 50,
+    "ledger_max_entries": 50,
     "batch_messages_max": 50,
     "backup_keep_count": 3,
 }

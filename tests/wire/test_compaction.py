@@ -62,7 +62,7 @@ async def test_leases_that_there_are_not_are_not_found(wire: Wire):
 
 
 async def test_a_whole_hand_off(serve: Serve, tmp_path: Path):
-    wire = await serve(ledger_entries_max=5_000, checkpoint_interval_ms=50, seal_after_ms=50)
+    wire = await serve(ledger_max_entries=5_000, checkpoint_interval_ms=50, seal_after_ms=50)
     await wire.produce(
         "t", *[Message(payload=b".")] * 4_999, Message(payload=b"!", deliver_after_ms=3_600_000)
     )
@@ -103,7 +103,7 @@ async def test_a_whole_hand_off(serve: Serve, tmp_path: Path):
             stub(wire).BeginCompaction(pb.BeginCompactionRequest(topic="t", ledger_ids=[candidate.ledger_id]))
         )
         assert again.reason == "COMPACTION_RUNNING"
-        await desk.abort(lease)
+        await desk.abort(lease.compaction_id, lease.epoch)
         request = CompactRequest(apply=True, limits=CompactLimits(reclaim_bytes_min=0))
         (result,) = await run_compact(desk, InlineEngine(1), request, Tell())
         assert result.committed is not None

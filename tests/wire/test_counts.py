@@ -41,11 +41,11 @@ async def settles(wire: Wire, expected: tuple[int, int, int], subscription: str 
             await asyncio.sleep(0.005)
 
 
-async def restarted(serve: Serve, wire: Wire) -> Wire:
+async def restarted(serve: Serve, wire: Wire, tracker: str = "bucket") -> Wire:
     folder = wire.server.config.data_dir
     await wire.disconnect()
     await wire.stop()
-    return await serve(data_dir=folder, tracker=wire.server.config.tracker)
+    return await serve(data_dir=folder, tracker=tracker)
 
 
 @BOTH_TRACKERS
@@ -61,7 +61,7 @@ async def test_counts_are_exact_without_consumers_and_after_a_restart(serve: Ser
         await settles(wire, (5, 0, 5))
         assert await counts(wire, "latest") == (1, 0, 2)
         assert (await wire.stats("t")).scheduled_messages == 5
-        wire = await restarted(serve, wire)
+        wire = await restarted(serve, wire, tracker)
     await wire.create_subscription("t", "everything", initial_position=EARLIEST)
     assert await counts(wire, "everything") == (5, 0, 5)
 
@@ -76,7 +76,7 @@ async def test_what_lies_before_the_start_is_not_owed_before_or_after_it_comes_d
     await wire.create_subscription("t", initial_position=LATEST)
     await wire.create_subscription("t", "middle", initial_position=EARLIEST)
     await seek(wire, subscription="middle", id=id_of(ids[3]))
-    wire = await restarted(serve, wire)
+    wire = await restarted(serve, wire, tracker)
     await wire.produce("t", *later(2, 300), *later(1))
     await settles(wire, (7, 0, 5), "all")
     assert await counts(wire) == (2, 0, 1)
@@ -178,7 +178,7 @@ async def test_the_oldest_ready_message_gives_the_age(wire: Wire):
 
 
 async def test_the_oldest_ready_message_is_found_among_many_ledgers_and_after_a_restart(serve: Serve):
-    wire = await serve(ledger_entries_max=3)
+    wire = await serve(ledger_max_entries=3)
     await wire.create_subscription("t", initial_position=EARLIEST)
     times = []
     for _ in range(6):

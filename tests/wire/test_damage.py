@@ -1,4 +1,4 @@
-"""What clients see of a message that is damaged on disk: its absence, and where it was set aside; nothing of the server."""
+"""Messages damaged on disk as clients see them: absent, and where they were set aside; nothing of the server."""
 
 from __future__ import annotations
 

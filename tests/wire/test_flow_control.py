@@ -1,4 +1,4 @@
-"""What bounds a consumer: permits in messages and in bytes, and its outbox."""
+"""Bounds of a consumer: permits in messages and in bytes, and its outbox."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_consumer_that_does_not_read_is_bounded_and_others_go_on(serve: Se
     _, elsewhere = await asyncio.gather(produce(), other.deliveries(count))
     assert len(set(ids_of(elsewhere))) == count
     # What the slow one holds is what its connection and its outbox take, and the rest goes to its neighbour.
-    held = sum(map(len, subscription.leases.held(slow.consumer_id).values()))
+    held = sum(map(len, subscription.states.leases.held(slow.consumer_id).values()))
     assert held * 100_000 < 12 << 20
     assert stuck._waiting is not None and stuck._waiting.frames_bytes <= 1 << 20
     got = ids_of(await same.deliveries(count - held))
@@ -139,7 +139,7 @@ async def test_consumer_that_vanishes_with_a_full_outbox_loses_nothing(serve: Se
     for _ in range(20):
         ids += await wire.produce("t", *[bytes(100_000)] * 10)
     subscription = wire.broker.registry.topic("t").subscription("s")
-    await eventually(lambda: subscription.leases.count() > 0)
+    await eventually(lambda: subscription.states.leases.count() > 0)
     stream.cancel()
     other = await wire.subscribe("t")
     assert sorted(ids_of(await other.deliveries(200))) == ids

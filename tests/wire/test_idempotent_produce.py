@@ -35,7 +35,7 @@ def ranges(answer: Answer) -> list[tuple[int, int, bool]]:
 
 
 async def payloads(wire: Wire, count: int, topic: str = "t") -> list[bytes]:
-    """What a consumer gets: so many, and no more."""
+    """Return a consumer's payloads: so many, and no more."""
     stream = await wire.subscribe(topic)
     found = [each.message.payload for each in await stream.deliveries(count)]
     await stream.stays_quiet()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import grpc
 import pytest
 
+from broker.subscriptions.entry_states import PROMISED
 from postdate.v1 import consumer_pb2
 from tests.wire.conftest import Id, Message, Serve, Stream, Wire, eventually, ids_of, now_ms
 
@@ -20,7 +21,7 @@ KEYS = [f"key-{i}" for i in range(8)]
 
 @dataclass
 class Watch:
-    """What consumers of one subscription got, and who holds which message at any moment."""
+    """Deliveries to the consumers of one subscription, and the holder of each message at any moment."""
 
     arrived: list[consumer_pb2.Delivery] = field(default_factory=list)
     takers: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -81,7 +82,7 @@ async def payloads(stream: Stream, count: int) -> list[str]:
 
 
 async def owners(wire: Wire, streams: list[Stream]) -> dict[str, int]:
-    """Which of the streams each key goes to now."""
+    """Return the stream to which each key goes now."""
     found: dict[str, int] = {}
     for key in KEYS:
         [id_] = await wire.produce("t", message(key, 0))
@@ -234,7 +235,9 @@ async def test_a_late_nack_of_what_is_parked_for_another_is_a_lost_lease(serve: 
     second = await wire.subscribe("t", permits=0, type=KEY_SHARED)
     await first.send(drain=consumer_pb2.Drain())
     subscription = wire.broker.registry.topic("t").subscription("s")
-    await eventually(lambda: not subscription.leases.count() and not subscription.promised)
+    await eventually(
+        lambda: not subscription.states.leases.count() and not subscription.states.count(*PROMISED)
+    )
     failures = await first.nack(ids)
     assert len(failures) == 2
     assert all("LEASE_LOST" in str(each.error) for each in failures)

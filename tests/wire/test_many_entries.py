@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from broker.config import ENTRY_FAILURE_BYTES
+from broker.rpc.status import FAILURE_BYTES_MAX
 from postdate.v1 import consumer_pb2, message_pb2
 from tests.wire.conftest import Refusal, Serve, Wire, refused, sets, within
 
@@ -93,14 +93,14 @@ async def test_as_many_failures_as_can_be_fit_into_a_frame(wire: Wire, entries: 
     ids = await wire.produce("t", b"x")
     stream = await wire.subscribe("t")
     await stream.delivery()
-    assert (await stream.extend(ids, 5_000), wire.broker.config.ack_entries_max) == ([], IDS_MAX)
+    assert (await stream.extend(ids, 5_000), wire.broker.config.tuning.ack_entries_max) == ([], IDS_MAX)
     for kind, frame in FRAMES.items():
         await stream.send(**{kind: frame(request_id=5, entries=entries)})
         confirmed = await stream.frame("confirmed")
         assert confirmed.request_id == 5
         assert len({(each.id.ledger_id, each.id.entry_id) for each in confirmed.failures}) == IDS_MAX
         assert {Refusal.of(each.error).reason for each in confirmed.failures[::997]} == {"NOT_FOUND"}
-        assert confirmed.ByteSize() <= IDS_MAX * ENTRY_FAILURE_BYTES < 3.5 * (1 << 20)
+        assert confirmed.ByteSize() <= IDS_MAX * FAILURE_BYTES_MAX < 3.5 * (1 << 20)
     for call, request in REQUESTS.items():
         response = await within(
             getattr(wire.consumer, call)(request(topic="t", subscription="s", entries=entries))

@@ -31,7 +31,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def code(name: str) -> dict[str, Any]:
-    """What the Postdate blocks of a page define. Those of the other system come before `## After`."""
+    """Run the Postdate blocks of a page; returns their names. Those of the other system come before `## After`."""
     text = (DOCS / "migrating" / f"{name}.md").read_text()
     namespace: dict[str, Any] = {"__name__": name}
     for language, body in _BLOCK.findall(text.partition("\n## After\n")[2]):

@@ -1,4 +1,4 @@
-"""Messages whose time came while the broker was stopped, over gRPC. Crashes and clocks: tests/unit/topics/test_overdue.py."""
+"""Messages whose time came while the broker was stopped, over gRPC. Crashes and clocks: tests/unit/folder/test_overdue.py."""
 
 from __future__ import annotations
 

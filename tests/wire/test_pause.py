@@ -74,7 +74,7 @@ async def test_a_nack_and_a_lease_that_ends_count_while_it_is_paused(wire: Wire)
     await stream.send(permits=consumer_pb2.Permits(messages=10))
     assert await stream.nack([nacked], redeliver_after_ms=1) == []
     (subscription,) = wire.broker.registry.topic("t").subscriptions.values()
-    await eventually(lambda: not subscription.leases.count())
+    await eventually(lambda: not subscription.states.leases.count())
     await stream.stays_quiet()
     assert await counts(wire) == (2, 0, 0)
     await resume(wire)

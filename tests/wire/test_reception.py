@@ -29,6 +29,7 @@ from broker.config import BrokerConfig
 from broker.rpc import decode, reception
 from broker.rpc.access_rules import RULES, Right
 from postdate.v1 import consumer_pb2, producer_pb2
+from tests.configs import broker_config
 from tests.wire.access_files import Files, bearer
 from tests.wire.conftest import Refusal, Serve, Wire, batch, eventually, refused, within
 from tools.access_table import least_scope
@@ -295,7 +296,7 @@ async def test_a_stream_that_began_may_be_silent(serve: Serve):
 
 def test_the_budget_bounds_the_turns():
     assert reception.turns_of(BrokerConfig()) == 64
-    assert reception.turns_of(BrokerConfig(receiving_bytes_max=1 << 20)) == 1
+    assert reception.turns_of(broker_config(receiving_bytes_max=1 << 20)) == 1
 
 
 def test_the_budget_bounds_the_windows():
@@ -304,7 +305,7 @@ def test_the_budget_bounds_the_windows():
         (16 << 20, 1 << 16, 128),
         (8 << 30, 1 << 18, 16_384),
     ):
-        config = BrokerConfig(receiving_bytes_max=memory)
+        config = broker_config(receiving_bytes_max=memory)
         assert (reception.window_bytes(config), reception.begun_max(config)) == (window, calls)
 
 

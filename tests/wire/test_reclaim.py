@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from broker.jobs.verify import verify_data_dir
 from broker.runtime.vfs import LocalVfs
-from broker.topics.verify import verify_data_dir
 from postdate.v1 import admin_pb2, consumer_pb2
 from tests.wire.conftest import Message, Serve, Wire, eventually, failures_of, ids_of, within
 
 QUICK = {
-    "ledger_entries_max": 20,
+    "ledger_max_entries": 20,
     "reclaim_interval_ms": 30,
     "checkpoint_interval_ms": 30,
     "min_index_count": 10,

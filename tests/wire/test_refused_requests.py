@@ -1,4 +1,4 @@
-"""What was refused is gone: no failure keeps its request in a cycle, which would stay until the collector looks there."""
+"""Refused requests are gone: no failure keeps its request in a cycle, which would stay until the collector runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def is_large(thing: Any) -> bool:
 
 @contextmanager
 def cycles() -> Iterator[list[Any]]:
-    """What only the collector finds, once the block has ended."""
+    """Collect what only the collector finds, once the block has ended."""
     gc.collect()
     gc.disable()
     found: list[Any] = []

@@ -108,7 +108,7 @@ async def test_a_key_is_remembered_when_its_message_is_gone(
     """The SDK is told what became of the message, over a restart, and for as long as the settings say."""
     settings = {
         "data_dir": str(tmp_path / "data"),
-        "ledger_entries_max": 1,
+        "ledger_max_entries": 1,
         "reclaim_interval_ms": 20,
         "checkpoint_interval_ms": 20,
         "seal_after_ms": 1_000,

@@ -1,4 +1,4 @@
-"""What operators and demanding producers do through the SDK and the command, against a real broker in this process."""
+"""Work of operators and demanding producers through SDK and command, against a real broker in this process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import postdate
-from broker.config import BrokerConfig
 from broker.server import Server
 from postdate import cli
+from tests.configs import broker_config
 from tests.wire.conftest import Wire, within
 
 EARLIEST, LATEST = postdate.InitialPosition.EARLIEST, postdate.InitialPosition.LATEST
@@ -380,7 +380,7 @@ async def start(folder: Path) -> Server:
         "drain_grace_ms": 200,
         "disk_reserve_bytes": 0,
     }
-    server = Server(BrokerConfig(grpc_address="127.0.0.1:0", http_address="127.0.0.1:0", **config))
+    server = Server(broker_config(grpc_address="127.0.0.1:0", http_address="127.0.0.1:0", **config))
     await server.start()
     return server
 

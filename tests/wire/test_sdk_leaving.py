@@ -11,6 +11,7 @@ import pytest
 
 import postdate
 import postdate.sync
+from broker.subscriptions.entry_states import PROMISED
 from postdate import Client, Message, Subscription, SubscriptionType
 from tests.wire.conftest import Wire, eventually, ids_of
 
@@ -150,7 +151,7 @@ async def test_only_what_was_begun_and_failed_counts(
                 await producer.send(b"%d" % number, key=f"k{number % 3}")
         await asyncio.wait_for(program(client, client.subscribe("t", "s")), 10)
     subscription = wire.broker.registry.topic("t").subscription("s")
-    await eventually(lambda: not subscription.consumers and not subscription.promised)
+    await eventually(lambda: not subscription.consumers and not subscription.states.count(*PROMISED))
     stream = await wire.subscribe("t")
     again = await stream.deliveries(COUNT)
     assert len(set(ids_of(again))) == COUNT

@@ -329,7 +329,7 @@ async def test_run_asks_for_four_times_its_concurrency_and_leaves_the_rest_to_ot
         async with client.subscribe("t", "s") as first:
             work = asyncio.create_task(first.run(handle, concurrency=3))
             subscription = wire.broker.registry.topic("t").subscription("s")
-            await eventually(lambda: len(begun) == 3 and subscription.leases.count() >= 12)
+            await eventually(lambda: len(begun) == 3 and subscription.states.leases.count() >= 12)
             others = await wire.subscribe("t")
             assert (
                 len(await others.deliveries(100 - 12 - 2)) == 86

@@ -324,7 +324,9 @@ def test_fork_waits_until_grpc_has_ended(fake, tmp_path):
         _rpc.threads_of_process = lambda: [Path({str(tmp_path)!r})]
         client.close()
         thread = Path({str(tmp_path / "comm")!r})
-        threading.Timer(0.2, thread.write_text, ["ended"]).start()
+        ended = thread.with_name("ended")
+        ended.write_text("ended")
+        threading.Timer(0.2, ended.replace, [thread]).start()
         child = os.fork()
         if child == 0:
             os._exit(0)

@@ -40,7 +40,7 @@ async def send(client: postdate.Client, *payloads: bytes, **options) -> None:
 
 
 async def take(subscription: postdate.Subscription) -> list[bytes]:
-    """What has arrived: no waiting."""
+    """Return what has arrived, without waiting."""
     messages = await subscription.receive_many(timeout=NOW)
     await subscription.ack_many(messages)
     return [message.payload for message in messages]

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import postdate
-from broker.config import BrokerConfig
 from broker.rpc.answers import Answers
 from broker.server import Server
 from postdate import cli
 from postdate._settlement import Verb
+from tests.configs import broker_config
 from tests.wire.conftest import Serve, Wire, within
 
 EARLIEST = postdate.InitialPosition.EARLIEST
@@ -346,7 +346,7 @@ async def start(folder: Path, address: str) -> Server:
         "drain_grace_ms": 200,
         "disk_reserve_bytes": 0,
     }
-    server = Server(BrokerConfig(grpc_address=address, http_address="127.0.0.1:0", **config))
+    server = Server(broker_config(grpc_address=address, http_address="127.0.0.1:0", **config))
     await server.start()
     return server
 

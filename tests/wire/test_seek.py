@@ -98,7 +98,7 @@ async def test_seek_forward_to_an_id_skips_what_lies_before(wire: Wire):
 
 
 async def test_seek_to_an_id_behind_its_ledger_begins_with_the_next_one(serve: Serve):
-    wire = await serve(ledger_entries_max=2)
+    wire = await serve(ledger_max_entries=2)
     ids = [id_ for _ in range(4) for id_ in await wire.produce("t", b"x")]
     assert ids[1][0] != ids[2][0]
     await wire.create_subscription("t", initial_position=EARLIEST)
@@ -108,7 +108,7 @@ async def test_seek_to_an_id_behind_its_ledger_begins_with_the_next_one(serve: S
 
 
 async def test_seek_to_a_time_begins_with_the_first_message_stored_then(serve: Serve):
-    wire = await serve(ledger_entries_max=3)
+    wire = await serve(ledger_max_entries=3)
     ids: list[Id] = []
     times: list[int] = []
     for number in range(8):

@@ -1,4 +1,4 @@
-"""What the consumer's calls refuse: status, reason, field, and that nothing is stored."""
+"""Refusals of the consumer's calls: status, reason, field, and that nothing is stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Produce and ProduceStream refuse: status, reason, field, and that nothing is stored."""
+"""Refusals of Produce and ProduceStream: status, reason, field, and that nothing is stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every call shares: a broker that drains or has failed, bugs that stay inside, health and reflection."""
+"""Behaviour that all calls share: a broker that drains or has failed, bugs that stay inside, health and reflection."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from broker.config import BrokerConfig
 from broker.errors import Fenced
 from broker.rpc import consumer as consumer_rpc
 from broker.rpc import producer as producer_rpc
 from broker.runtime.vfs import WriteFailed
 from broker.server import Server
+from broker.storage.local_group_log import LocalGroupLog
 from postdate.v1 import admin_pb2, consumer_pb2
+from tests.configs import broker_config
 from tests.wire.conftest import (
     LIMIT_SECONDS,
     Refusal,
@@ -146,7 +147,7 @@ def break_disk(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any) -> Any:
         raise WriteFailed(errno.EIO, "Input/output error", "/secret/path")
 
-    monkeypatch.setattr(wire.broker.journal._files, "append", failing)
+    monkeypatch.setattr(LocalGroupLog, "append", failing)
 
 
 async def test_failed_journal_is_unavailable_for_good(wire: Wire, monkeypatch: pytest.MonkeyPatch):
@@ -433,7 +434,7 @@ async def test_refusals_are_counted_by_reason(wire: Wire):
 async def test_port_that_is_taken_is_refused(serve: Serve, tmp_path: Any):
     wire = await serve()
     other = Server(
-        BrokerConfig(
+        broker_config(
             data_dir=str(tmp_path / "other"),
             grpc_address=wire.server.grpc_address,
             http_address="127.0.0.1:0",

@@ -1,4 +1,4 @@
-"""What a subscription delivers, to whom, in which order, and again."""
+"""Deliveries of a subscription: to whom, in which order, and again."""
 
 from __future__ import annotations
 

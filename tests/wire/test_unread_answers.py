@@ -57,7 +57,7 @@ async def test_answers_that_are_not_read_are_bounded(wire: Wire):
 
 
 async def test_others_go_on_while_clients_do_not_read(wire: Wire, monkeypatch: pytest.MonkeyPatch):
-    """What the idle ones hold fills the room of all: small frames pass, and for large ones the idle are ended."""
+    """The idle clients' answers fill the room of all: small frames pass, and for large ones the idle are ended."""
     monkeypatch.setattr(unread, "ALL_BYTES_MAX", 6 * MIB)
     monkeypatch.setattr(unread, "STALLED_SECONDS", 1.0)
     ids = await wire.produce("t", *(b"%d" % i for i in range(10)))

@@ -22,7 +22,7 @@ TINY = {
     "segment_time_step_ms": 100,
     "seal_after_ms": 50,
     "checkpoint_interval_ms": 100,
-    "ledger_entries_max": 5_000,
+    "ledger_max_entries": 5_000,
 }
 
 

@@ -19,7 +19,7 @@ What is pending, and therefore owed by the buckets, is every entry that
 from __future__ import annotations
 
 from broker.delayed.check.buckets import BucketCheck
-from broker.delayed.check.facts import LedgerFacts, ledger_facts
+from broker.delayed.check.facts import RowFacts, ledger_facts
 from broker.delayed.check.findings import Finding, IndexState, Kind, LedgerCounts, Severity, Suspect
 from broker.delayed.check.index import CursorView, IndexCheck, plan_passes, settled_by_all
 from broker.delayed.check.ledgers import Held, LedgerRows, check_ledger
@@ -33,7 +33,7 @@ __all__ = [
     "IndexState",
     "Kind",
     "LedgerCounts",
-    "LedgerFacts",
+    "RowFacts",
     "LedgerRows",
     "Severity",
     "Suspect",

@@ -259,7 +259,7 @@ def _falls(times: Int64Column, ledgers: Int64Column, entries: UInt32Column) -> M
 
 
 def _compare(bitmap: BitMap, pieces: list[Held]) -> tuple[Array, Array]:
-    """What is in the bitmap alone, and in the segments alone: entry ids, rising. A set needs no order."""
+    """Return the entry ids, rising, of the bitmap alone and of the segments alone."""
     named = ids_of(bitmap)
     found = [piece.entry_ids for piece in pieces]
     count = len(named) + sum(map(len, found))

@@ -1,4 +1,4 @@
-"""What a ledger's rows say beside faults: how much of it is live, and when that comes due. Pure."""
+"""Facts of a ledger's rows besides faults: how much is live, and when that comes due. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DAYS_SPREAD_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerFacts:
+class RowFacts:
     """Of one ledger. *Live* is what a subscription is still owed; *pending*, what of that is not due yet."""
 
     ledger_id: int
@@ -27,7 +27,7 @@ class LedgerFacts:
     """What is pending, by day since the Unix epoch."""
 
 
-def ledger_facts(rows: LedgerRows, frontier_ms: int) -> LedgerFacts:
+def ledger_facts(rows: LedgerRows, frontier_ms: int) -> RowFacts:
     """Count one ledger: one look at each row."""
     times = int64_column(rows.times)
     row_count = len(times)
@@ -42,7 +42,7 @@ def ledger_facts(rows: LedgerRows, frontier_ms: int) -> LedgerFacts:
     pending = times[live & (times > frontier_ms)]
     last_due_ms = int(pending.max()) if len(pending) else 0
     live_count = int(np.count_nonzero(live))
-    return LedgerFacts(rows.ledger_id, row_count, live_count, len(pending), last_due_ms, _by_day(pending))
+    return RowFacts(rows.ledger_id, row_count, live_count, len(pending), last_due_ms, _by_day(pending))
 
 
 def _by_day(times: Int64Column) -> dict[int, int]:

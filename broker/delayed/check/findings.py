@@ -1,4 +1,4 @@
-"""What the checks say, and the words they say it in."""
+"""Findings of the checks, and their texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMED_MAX = 10
 
 
 class Severity(enum.StrEnum):
-    """How much a finding matters."""
+    """Severity of a finding."""
 
     ERROR = "error"  # a fault: a broker that works, and a disk that keeps what it was given, never leaves one
     INCOMPLETE = "incomplete"  # something could not be looked at, so nothing is known of it
@@ -25,7 +25,7 @@ class Severity(enum.StrEnum):
 
 
 class Kind(enum.StrEnum):
-    """What is wrong, or worth knowing."""
+    """Kind of a finding."""
 
     LOST = "lost"  # pending, and no bucket holds it
     DUPLICATE = "duplicate"  # held more than once under its current time
@@ -52,7 +52,7 @@ class Kind(enum.StrEnum):
 
     @classmethod
     def of(cls, error: Corrupt) -> Kind:
-        """What an error says that a file was read with."""
+        """Return the kind of finding for an error of reading a file."""
         if isinstance(error, MissingFile):
             return cls.MISSING_FILE
         return cls.SIZE if isinstance(error, WrongSize) else cls.CHECKSUM
@@ -125,7 +125,7 @@ def _describe(suspect: Suspect) -> str:
 
 @dataclass(frozen=True, slots=True)
 class IndexState:
-    """What the manifest says of the index as a whole; the three hold at one moment."""
+    """State of the whole index in the manifest, of one moment."""
 
     indexed_through: Position  # the end of what buckets cover
     index_lsn: int  # moves up to this record are in buckets
@@ -136,7 +136,7 @@ class IndexState:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCounts:
-    """How much was looked at. `stale` and `settled` are no faults: they say what compacting would save."""
+    """Counts of what was checked. `stale` and `settled` are no faults: compaction would drop these."""
 
     entries: int = 0  # index entries in the buckets
     pending: int = 0  # entries that the buckets owe

@@ -93,7 +93,7 @@ class IndexCheck:
         self.counts += LedgerCounts(entries=count, stale=count)
 
     def finish(self) -> list[Finding]:
-        """What is left belongs to ledgers that were neither checked nor discarded.
+        """Report rows of ledgers that were neither checked nor discarded.
 
         A ledger is dropped once all of it came due, and is no fault then; snapshots still hold what they held of it.
         """
@@ -118,7 +118,7 @@ class IndexCheck:
 
 
 class CursorView(NamedTuple):
-    """What one subscription has settled: everything before the mark, and these entries."""
+    """Settled entries of one subscription: everything before the mark, and these."""
 
     mark: Position
     settled: Mapping[int, BitMap]

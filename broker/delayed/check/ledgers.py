@@ -54,7 +54,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRows:
-    """What a ledger says of its entries, and what all subscriptions have settled."""
+    """A ledger's rows, and the entries that all subscriptions have settled."""
 
     ledger_id: int
     times: Int64Column  # deliver_at_ms of each row, 0: not delayed

@@ -1,8 +1,8 @@
 """Batches on their way to the broker: building them, and settling those who wait for them.
 
 Invariants:
-  B1  A batch is settled exactly once: stored, refused, or failed.
-  B2  Whoever awaits a message hears of it even if others of the same batch were at fault.
+  BATCH-1  A batch is settled exactly once: stored, refused, or failed.
+  BATCH-2  Whoever awaits a message hears of it even if others of the same batch were at fault.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class SharedBatch:
 
     def refused(self, error: PostdateError) -> Sequence[Batch]:
         # The broker takes a batch whole or not at all, and these messages were put together by
-        # us, not by their senders. One bad message must not fail the others (B2).
+        # us, not by their senders. One bad message must not fail the others (BATCH-2).
         guilty = _guilty(error)
         if guilty is not None:
             error.field = _GUILTY.sub("", error.field).lstrip(".")  # its sender knows of one message only

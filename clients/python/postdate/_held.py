@@ -7,12 +7,12 @@ The broker sends messages ahead, and their leases run from then on. So the lease
 or is being processed are extended together, three times a lease, by one timer and one request for all.
 
 Invariants:
-  H1  What is in `ready` or being processed is asked for at least every third of a lease while the connection
+  HELD-1  What is in `ready` or being processed is asked for at least every third of a lease while the connection
       lives, unless it was asked for and not answered yet.
-  H2  A message leaves `ready` for the application only while its lease holds, as far as one can know here: no
+  HELD-2  A message leaves `ready` for the application only while its lease holds, as far as one can know here: no
       extension was refused, and the local clock has not passed the lease's end. What was lost is the broker's to
       give out again, perhaps to another consumer.
-  H3  `sound_until` is at or before the end of every lease in `ready`.
+  HELD-3  `sound_until` is at or before the end of every lease in `ready`.
 
 What a stopped program reads late, from the buffers of its connection, counts from when it was read: only the answer
 to the next extension tells that such a lease is lost.
@@ -68,7 +68,7 @@ class Held:
         self._arm()
 
     def drop_lost(self) -> int:
-        """Forget what waits in `ready` without a lease (H2); returns how many."""
+        """Forget what waits in `ready` without a lease (HELD-2); returns how many."""
         now = self.clock()
         count = len(self.ready)
         sound = [message for message in self.ready if message._held_until > now]

@@ -3,15 +3,15 @@
     submit -> queue -> (written) -> in flight -> stored | refused | failed
 
 Invariants:
-  L1  A batch in `_queue` has not left this process, or the broker has said that nothing of it was
+  PIPELINE-1  A batch in `_queue` has not left this process, or the broker has said that nothing of it was
       stored. Sending it is safe whatever happened before.
-  L2  Batches in `_in_flight` stand in the order they were written, which is that of the answers.
-  L3  A batch that was written and lost its answer may be stored, and a repeat would be a second message. It
+  PIPELINE-2  Batches in `_in_flight` stand in the order they were written, which is that of the answers.
+  PIPELINE-3  A batch that was written and lost its answer may be stored, and a repeat would be a second message. It
       is sent again only with sequence ids, and only to a topic that remembers them: the broker then knows
       the repeat. Otherwise its senders get `Disconnected` and decide.
-  L4  At most `in_flight_max` batches are in flight. The queue needs no limit of its own: whoever put
+  PIPELINE-4  At most `in_flight_max` batches are in flight. The queue needs no limit of its own: whoever put
       a batch there awaits it, and a batch that nobody awaits any more is dropped before it leaves.
-  L5  Of numbered messages no more are in flight than a topic remembers of a producer by default, or the
+  PIPELINE-5  Of numbered messages no more are in flight than a topic remembers of a producer by default, or the
       broker could not tell a repeat of the first from a message that is too old. One batch may be larger.
 """
 
@@ -138,7 +138,7 @@ class Pipeline:
             raise Unavailable("the broker ended the stream")
 
     async def _check_remembered(self, topic: str) -> None:
-        """Fail what may not be sent again: its topic would not know the repeat (L3)."""
+        """Fail what may not be sent again: its topic would not know the repeat (PIPELINE-3)."""
         try:
             response = await self._rpc.call(self._rpc.admin.GetTopic, admin_pb2.GetTopicRequest(name=topic))
         except NotFound:
@@ -159,7 +159,7 @@ class Pipeline:
                 continue
             batch.request.request_id = self._next_request_id
             self._next_request_id += 1
-            self._in_flight.append(batch)  # from here on its fate is the broker's (L3)
+            self._in_flight.append(batch)  # from here on its fate is the broker's (PIPELINE-3)
             if not await call.write(batch.request):
                 return
 
@@ -169,7 +169,7 @@ class Pipeline:
         return self._loop.time() >= self._not_before and self._is_remembered(self._queue[0])
 
     def _is_remembered(self, batch: Batch) -> bool:
-        """Tell whether the broker would remember all that is in flight, with this batch (L5)."""
+        """Tell whether the broker would remember all that is in flight, with this batch (PIPELINE-5)."""
         if not batch.request.producer_name or not self._in_flight:
             return True
         count = sum(len(each.request.messages) for each in self._in_flight)

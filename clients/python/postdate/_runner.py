@@ -3,11 +3,11 @@
     taken -> (parked, while its key is busy) -> handled -> acked | nacked
 
 Invariants:
-  R1  At most `concurrency` handlers run. No more messages are taken than can run, but for those that are parked, of
-      which there are never more than the subscription's permits.
-  R2  With KEY_SHARED, messages of one key run one after the other, in the order in which they came.
-  R3  After a broken connection the broker gives out anew what was not acked. What is still being handled is not begun
-      a second time: the handler that runs settles both. What was parked is dropped, since it comes again.
+  RUNNER-1  At most `concurrency` handlers run. No more messages are taken than can run, but for those that are
+      parked, of which there are never more than the subscription's permits.
+  RUNNER-2  With KEY_SHARED, messages of one key run one after the other, in the order in which they came.
+  RUNNER-3  After a broken connection the broker gives out anew what was not acked. What is still being handled is not
+      begun a second time: the handler that runs settles both. What was parked is dropped, since it comes again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Runner:
         self._running: dict[MessageId, Message] = {}
         self._again: dict[
             MessageId, Message
-        ] = {}  # came anew while their first delivery is being handled (R3)
+        ] = {}  # came anew while their first delivery is being handled (RUNNER-3)
         self._outlived: set[MessageId] = (
             set()
         )  # acked on a later connection than they came on: the latest one

@@ -6,11 +6,11 @@ Pure: no I/O, no clock. Acks of one turn of the loop gather in columns per ledge
 them make one frame of a kilobyte or two.
 
 Invariants:
-  A1  What was asked for is in exactly one of `_gathered`, `_full`, `_sent`, until it is confirmed.
-  A2  An ack survives a broken connection: it goes back and is sent again, because an ack counts
+  SETTLEMENT-1  What was asked for is in exactly one of `_gathered`, `_full`, `_sent`, until it is confirmed.
+  SETTLEMENT-2  An ack survives a broken connection: it goes back and is sent again, because an ack counts
       from anyone who received the message. A nack or an extension does not: the lease it was about
       is gone, and the broker gives the message back by itself.
-  A3  No frame names more ids than the broker takes: what is longer leaves in several frames, and whoever
+  SETTLEMENT-3  No frame names more ids than the broker takes: what is longer leaves in several frames, and whoever
       waits for it waits for all of them.
 """
 
@@ -188,7 +188,7 @@ class Settlements:
         return not (self.acks.columns or self._gathered or self._full or self._sent)
 
     def limit(self, ids_max: int) -> None:
-        """Keep frames within what the broker takes (A3); 0 if it does not say."""
+        """Keep frames within what the broker takes (SETTLEMENT-3); 0 if it does not say."""
         self._ids_max = min(ids_max or IDS_MAX, IDS_MAX)
         # Acks of the connection before may have gathered under a greater limit.
         self._full = deque(part for gathered in self._full for part in gathered.split(self._ids_max))
@@ -265,7 +265,7 @@ class Settlements:
         gathered.finish(faults, self._on_fault)
 
     def disconnected(self, error: PostdateError) -> None:
-        """Take back what was not confirmed (A2)."""
+        """Take back what was not confirmed (SETTLEMENT-2)."""
         left = [*self._full, *self._sent.values(), *self._gathered.values()]
         self._full.clear()
         self._sent = {}

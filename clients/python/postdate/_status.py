@@ -62,7 +62,7 @@ def error_from_rpc(error: grpc.RpcError) -> errors.PostdateError:
 
 
 def _untrusted(message: str) -> str:
-    """Why gRPC refused the broker's certificate; empty if it did not. It says so in words alone."""
+    """Return gRPC's reason for refusing the broker's certificate, read from its text; empty if it did not refuse it."""
     for pattern, why in _UNTRUSTED.items():
         if found := re.search(pattern, message):
             return why.format(*found.groups())

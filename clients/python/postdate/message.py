@@ -87,7 +87,7 @@ class Message:
 
     @property
     def publish_time(self) -> datetime:
-        """When the broker accepted it, on the broker's clock."""
+        """Time at which the broker accepted the message, on the broker's clock."""
         return moment(self._delivery.publish_time_ms)
 
     @property
@@ -97,7 +97,7 @@ class Message:
 
     @property
     def event_time(self) -> datetime | None:
-        """When the event happened, as the producer said."""
+        """Time of the event, as the producer gave it."""
         return moment_or_none(self._delivery.message.event_time_ms)
 
     @property

@@ -58,9 +58,9 @@ class Subscription:
     as long as the connection lives. A message that lost its lease all the same is not handed out.
 
     Invariants:
-      N1  Permits granted on this connection are those taken and those outstanding: what the broker
+      PERMITS-1  Permits granted on this connection are those taken and those outstanding: what the broker
           may still send plus `_ready` is at most `permits`. What was lost counts as taken.
-      N2  With a limit, no more than `limit` messages are taken, whatever breaks in between. What was lost
+      PERMITS-2  With a limit, no more than `limit` messages are taken, whatever breaks in between. What was lost
           does not count.
     """
 
@@ -528,7 +528,7 @@ class Subscription:
         self._settlements.add(_KEEP, ids)
 
     def _replenish(self) -> None:
-        """Give back permits for what was taken (N1), within the limit (N2)."""
+        """Give back permits for what was taken (PERMITS-1), within the limit (PERMITS-2)."""
         taken, self._taken = self._taken, 0
         if self._ungranted is not None:
             taken = min(taken, self._ungranted)
@@ -538,7 +538,7 @@ class Subscription:
             self._wake()
 
     def _spend(self, count: int) -> None:
-        """Count what was taken against the limit; the last of it ends the iteration (N2)."""
+        """Count what was taken against the limit; the last of it ends the iteration (PERMITS-2)."""
         assert self._left is not None
         self._left -= count
         if self._left <= 0:

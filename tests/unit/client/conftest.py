@@ -34,7 +34,7 @@ async def client(broker: FakeBroker) -> AsyncIterator[postdate.Client]:
 
 
 class Outcome:
-    """What a command left behind."""
+    """Result of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err

@@ -1,4 +1,4 @@
-"""What the fake broker keeps, its knobs, and how it says that something went wrong."""
+"""Values of the fake broker: its state, its knobs, its failures."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def entry_failures(ids: list[tuple[int, int]], error: status_pb2.Status) -> list
 
 @dataclass
 class FakeTopic:
-    """What was produced, and what each subscription has settled."""
+    """Produced messages of a topic, and what each subscription has settled."""
 
     deliveries: list[consumer_pb2.Delivery] = field(default_factory=list)
     subscriptions: dict[str, FakeSubscription] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class FakeTopic:
 
 @dataclass
 class FakeSubscription:
-    """Who acked what. Messages that are neither acked nor held are given out."""
+    """Acks by consumer. Messages that are neither acked nor held are given out."""
 
     acked: set[int] = field(default_factory=set)
     held: set[int] = field(default_factory=set)

@@ -162,7 +162,7 @@ def test_the_reference_is_current() -> None:
 
 
 async def completed(postdate: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> list[str]:
-    """What bash would offer for a line, of which the last word is being typed."""
+    """Return what bash would offer for a line, of which the last word is being typed."""
     monkeypatch.setenv("COMP_WORDS", line)
     monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
     monkeypatch.setenv("_POSTDATE_COMPLETE", "bash_complete")

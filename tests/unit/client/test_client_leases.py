@@ -1,6 +1,6 @@
 """Leases of what the application has not settled: kept together, and what lost its lease is not handed out.
 
-The invariants H1, H2 and H3 of `_held`, and what they mean for a subscription.
+The invariants HELD-1, HELD-2 and HELD-3 of `_held`, and what they mean for a subscription.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Consumer:
         await asyncio.sleep(self.begin + after_s - self.loop.time())
 
     def take(self) -> list[int]:
-        """What the application would get: all that has a lease."""
+        """Return what the application would get: all that has a lease."""
         if self.loop.time() >= self.held.sound_until:
             self.held.drop_lost()
         return [message.id.entry_id for message in self.held.ready]

@@ -1,4 +1,4 @@
-"""How long a client keeps trying: for as long as it was told to, whatever it tries."""
+"""Retries of a client: for as long as it was told to, whatever it tries."""
 
 from __future__ import annotations
 

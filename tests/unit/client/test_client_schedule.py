@@ -30,7 +30,7 @@ def asked(broker: FakeBroker, kind: type[Any]) -> list[Any]:
 
 
 def broken(client: postdate.Client) -> bool:
-    """Whether the client has found out that nobody is there."""
+    """Return whether the client has found out that nobody is there."""
     channel = client._rpc._channel
     return channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
 

@@ -1,4 +1,4 @@
-"""The book of what a consumer asked for (invariants A1, A2, A3 of `_settlement`)."""
+"""The book of what a consumer asked for (invariants SETTLEMENT-1, SETTLEMENT-2, SETTLEMENT-3 of `_settlement`)."""
 
 from __future__ import annotations
 

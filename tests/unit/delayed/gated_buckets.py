@@ -9,8 +9,8 @@ from concurrent.futures import Executor, Future
 from contextvars import ContextVar
 from typing import Any
 
-from broker.delayed.bucket_storage import LocalBucketStorage
 from broker.errors import Corrupt
+from broker.storage.bucket_files import BucketStorage, bucket_storage
 from broker.testing.mem_vfs import MemVfs
 
 IS_BACKGROUND: ContextVar[bool] = ContextVar("is_background", default=False)
@@ -80,10 +80,10 @@ class GatedExecutor(Executor):
             future.set_result(result)
 
 
-def new_storage(vfs: MemVfs, executor: Executor) -> LocalBucketStorage:
+def new_storage(vfs: MemVfs, executor: Executor) -> BucketStorage:
     if not vfs.exists(FOLDER):
         vfs.make_dir(FOLDER)
-    return LocalBucketStorage(vfs, FOLDER, TOPIC_ID, executor)
+    return bucket_storage(vfs, FOLDER, TOPIC_ID, executor)
 
 
 async def spin(turns: int = 60) -> None:

@@ -23,7 +23,7 @@ SEGMENT_ENTRIES = 3
 
 @dataclass
 class World:
-    """What is stored of one topic. `moves` and `buckets` may say anything."""
+    """Stored state of one topic. `moves` and `buckets` may say anything."""
 
     times: dict[int, list[int]]
     state: IndexState
@@ -38,7 +38,7 @@ class World:
         return self.moves[entry][0] if entry in self.moves else self.times[entry[0]][entry[1]]
 
     def has_row(self, entry: Entry) -> bool:
-        """Whether a delayed row before `indexed_through` backs an index entry."""
+        """Return whether a delayed row before `indexed_through` backs an index entry."""
         times = self.times[entry[0]]
         if entry[1] >= len(times) or entry >= self.state.indexed_through:
             return False
@@ -175,7 +175,7 @@ def check(world: World, fed: Iterable[Fed] | None = None, check: IndexCheck | No
 
 
 def faults_of(findings: Iterable[Finding]) -> Faults:
-    """What the findings name, kind by kind; those about a whole segment or bucket name no entry."""
+    """Return the entries that findings name, by kind; those about a whole segment or bucket name none."""
     faults: Faults = {}
     for each in findings:
         entries = faults.setdefault(each.kind, set())

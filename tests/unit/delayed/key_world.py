@@ -13,7 +13,7 @@ from broker.delayed.key_cache import KeyCache
 from broker.delayed.schedule_keys import KeyImage, KeyLimits, ScheduleKeys
 from broker.model import START, Position, UInt32Column, UInt64Column
 from broker.storage.key_filter import BoolColumn
-from broker.storage.key_run_files import LocalKeyRuns
+from broker.storage.key_run_files import key_storage
 from broker.testing.mem_vfs import MemVfs
 from tests.unit.storage.held_executor import HeldExecutor
 from tests.unit.storage.key_entries import FOLDER, TOPIC_ID, disk
@@ -51,7 +51,7 @@ class Log:
         return [(row, value) for row, value in self.hash_of.items() if row >= position]
 
     def owed(self, value: int) -> list[Position]:
-        """What has to be found: the pending entries with a hash, newest first."""
+        """Return the pending entries with a hash, newest first."""
         return sorted((row for row in self.pending if self.hash_of[row] == value), reverse=True)
 
     async def still_pending(self, ledger_id: int, entry_ids: UInt32Column) -> BoolColumn:
@@ -85,13 +85,12 @@ class Topic:
     def open(self) -> None:
         """A new process, as the manifest says."""
         self.cache = KeyCache(self.cache_bytes)
-        self.storage = LocalKeyRuns(self.vfs, FOLDER, TOPIC_ID, self.executor)
+        self.storage = key_storage(self.vfs, FOLDER, TOPIC_ID, self.executor)
         self.keys = ScheduleKeys(
             self.storage,
             self.cache,
             self.log.still_pending,
             self.manifest,
-            topic_id=TOPIC_ID,
             now_ms=lambda: self.now_ms,
             executor=self.executor,
             limits=self.limits,
@@ -100,7 +99,7 @@ class Topic:
     async def started(self) -> Topic:
         """Recovery: remove what nobody names, take up the runs, add the rows after them."""
         plain = storage_over(self.vfs)
-        for run_id in await plain.list():
+        for run_id in await plain.list_ids():
             if run_id not in self.manifest.run_ids:
                 await plain.delete(run_id)
         await self.keys.restore()
@@ -136,7 +135,7 @@ class Topic:
         await self.keys.remove_deleted(self.manifest)
 
     async def check(self, values: Iterable[int]) -> None:
-        """What is found is all that is owed and nothing that was never there, newest first (L1 to L3)."""
+        """Check that all pending entries are found and nothing that never was, newest first (KEYS-1 to KEYS-3)."""
         wanted = list(values)
         found = await self.keys.find(column(wanted))
         mask = self.keys.maybe(column(wanted))  # no await after `find`, so both speak of one moment

@@ -1,4 +1,4 @@
-"""What a tracker with buckets makes of a ledger that is gone while it holds rows of it."""
+"""Ledgers that are dropped while a bucket tracker holds rows of them."""
 
 from __future__ import annotations
 

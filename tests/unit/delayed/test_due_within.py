@@ -1,4 +1,4 @@
-"""How much comes due within some durations, of an index in memory."""
+"""Counts of what comes due within some durations, of an index in memory."""
 
 from __future__ import annotations
 

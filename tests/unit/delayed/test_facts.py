@@ -1,4 +1,4 @@
-"""What a ledger's rows say beside faults, against counting them one by one; and the check that reads bitmaps alone."""
+"""Facts of a ledger's rows, against counting them one by one; and the check that reads bitmaps alone."""
 
 from __future__ import annotations
 

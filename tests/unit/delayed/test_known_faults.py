@@ -10,18 +10,21 @@ import logging
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from broker.config import BrokerConfig
-from broker.delayed.bucket_storage import LocalBucketStorage
 from broker.delayed.bucket_tracker import BucketTracker
+from broker.delayed.near import Columns
+from broker.delayed.sealed_bucket import SealedBucket
 from broker.delayed.tracker import Frontier
 from broker.model import TIME_MS_MAX
-from broker.storage.bucket_snapshot import BucketMetadata
+from broker.runs.storage import RunStorage
+from broker.storage.bucket_files import BucketStorage, SnapshotReader
 from broker.storage.layout import Layout
-from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, SHARED
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -72,7 +75,7 @@ async def test_added_for_a_range_that_is_sealed_reaches_the_disk_too():
     assert await follow(world.tracker) == sorted(world.rows)
 
 
-async def test_added_where_everything_is_loaded_is_sealed_too_b2():
+async def test_added_where_everything_is_loaded_is_sealed_too_bucket_2():
     world = World()
     assert await take(world.tracker, NOW) == []
     world.add(1, [NOW + 1_000, NOW + HOUR])
@@ -82,22 +85,22 @@ async def test_added_where_everything_is_loaded_is_sealed_too_b2():
     assert await follow(world.tracker) == world.rows
 
 
-async def test_load_whose_bucket_is_merged_and_removed_meanwhile_b11(monkeypatch: pytest.MonkeyPatch):
+async def test_load_whose_bucket_is_merged_and_removed_meanwhile_bucket_11(monkeypatch: pytest.MonkeyPatch):
     """apache/pulsar #20086: a load that ended late met a bucket that was not the one it had begun with."""
     world = World()
     for ledger_id in range(1, 9):
         world.add(ledger_id, NOW + HOUR + np.arange(20))
         await world.seal()
-    read_segment = LocalBucketStorage.read_segment
+    read = SealedBucket.read
 
-    async def read_late(self: LocalBucketStorage, metadata: BucketMetadata, index: int) -> bytes:
+    async def read_late(self: SealedBucket, storage: BucketStorage, segment: int) -> Columns:
         monkeypatch.undo()
         await merge_all(world)
         await world.tracker.remove_deleted(world.tracker.image())
-        assert await world.storage.list() == [9]
-        return await read_segment(self, metadata, index)
+        assert await world.storage.list_ids() == [9]
+        return await read(self, storage, segment)
 
-    monkeypatch.setattr(LocalBucketStorage, "read_segment", read_late)
+    monkeypatch.setattr(SealedBucket, "read", read_late)
     await world.tracker.load(NOW + HOUR)
     assert world.tracker.count() == len(world.rows)
     assert await follow(world.tracker) == sorted(world.rows)
@@ -148,13 +151,14 @@ def payloads(inbox: Inbox) -> list[bytes]:
 
 def test_immediate_messages_flow_while_the_index_is_taken_up(monkeypatch: pytest.MonkeyPatch):
     """apache/pulsar #26103: recovery blocked dispatch. And a checkpoint meanwhile must not forget the buckets."""
-    read_metadata = LocalBucketStorage.read_metadata
+    read = RunStorage.read
     slow: list[asyncio.Event] = []
 
-    async def read_slowly(self: LocalBucketStorage, bucket_id: int):
-        for event in slow:
-            await event.wait()
-        return await read_metadata(self, bucket_id)
+    async def read_slowly(self: BucketStorage, bucket_id: int, call: Any):
+        if call is SnapshotReader.read_metadata:
+            for event in slow:
+                await event.wait()
+        return await read(self, bucket_id, call)
 
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         node = Node(MemVfs(), clock, config()).open()
@@ -178,7 +182,7 @@ def test_immediate_messages_flow_while_the_index_is_taken_up(monkeypatch: pytest
         assert set(payloads(inbox)) >= {each.payload for each in sent}
         assert node.topic("orders").index.rebuilds == 0
 
-    monkeypatch.setattr(LocalBucketStorage, "read_metadata", read_slowly)
+    monkeypatch.setattr(RunStorage, "read", read_slowly)
     run_sim(scenario, seed=3)
 
 
@@ -209,7 +213,7 @@ def test_watchdog_builds_an_index_again_that_does_not_yield_what_is_overdue(
 
     with caplog.at_level(logging.ERROR):
         run_sim(scenario, seed=4)
-    assert "overdue entries that it does not yield" in caplog.text
+    assert "does not yield overdue entries" in caplog.text
 
 
 def test_index_outlives_every_consumer_and_every_subscription():
@@ -222,7 +226,7 @@ def test_index_outlives_every_consumer_and_every_subscription():
         index = node.topic("orders").index
         buckets = node.vfs.list_dir(FOLDER)
         inbox.detach()
-        await node.topic("orders").delete_subscription("a")
+        await node.topic("orders").subscriptions.delete("a")
         await node.checkpoint()
         assert (index.tracker.count(), node.vfs.list_dir(FOLDER)) == (20, buckets)
         await node.create_subscription("orders", "b", position=EARLIEST)
@@ -234,7 +238,9 @@ def test_index_outlives_every_consumer_and_every_subscription():
     run_sim(scenario, seed=5)
 
 
-@pytest.mark.parametrize("type_", [EXCLUSIVE, FAILOVER, SHARED])
+@pytest.mark.parametrize(
+    "type_", [SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER, SubscriptionType.SHARED]
+)
 @pytest.mark.parametrize("count", [0, 12])
 def test_topic_is_deleted_whatever_its_index_holds_or_does(type_: int, count: int):
     """apache/pulsar #21595: deleting hung on an empty cursor. Here also while a seal or a merge is under way."""
@@ -261,7 +267,7 @@ def test_ten_thousand_delayed_messages_are_all_delivered_once_beside_seals_and_m
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         limits = {"min_index_count": 400, "seal_after_ms": 700, "max_buckets": 3, "max_segment_entries": 100}
         limits |= {
-            "ledger_entries_max": 900,
+            "ledger_max_entries": 900,
             "journal_segment_bytes": 1 << 20,
             "journal_group_bytes_max": 1 << 20,
         }

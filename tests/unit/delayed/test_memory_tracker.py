@@ -71,7 +71,7 @@ def rows(chunk: DueChunk | None) -> list[Row]:
 
 
 async def take(tracker: DelayedDeliveryTracker, now_ms: int, limit: int = 1_000_000) -> list[Row]:
-    """What the pump does when it wakes: load, then take, until nothing is due."""
+    """Load, then take, until nothing is due, as the pump does."""
     taken: list[Row] = []
     while True:
         while tracker.needs_load(now_ms):
@@ -93,7 +93,7 @@ async def follow(tracker: DelayedDeliveryTracker, limit: int = 1_000_000) -> lis
     return taken
 
 
-async def test_entries_are_yielded_once_in_order_of_time_and_position_t1(
+async def test_entries_are_yielded_once_in_order_of_time_and_position_tracker_1(
     ledgers: Ledgers, build: Build
 ) -> None:
     tracker = build()
@@ -110,7 +110,9 @@ async def test_entries_are_yielded_once_in_order_of_time_and_position_t1(
 
 
 @pytest.mark.parametrize("limit", [1, 3, 7])
-async def test_a_small_limit_cuts_chunks_anywhere_t1(ledgers: Ledgers, build: Build, limit: int) -> None:
+async def test_a_small_limit_cuts_chunks_anywhere_tracker_1(
+    ledgers: Ledgers, build: Build, limit: int
+) -> None:
     tracker = build(load_entries_max=4)
     ledgers.store(tracker, 2, [NOW + 5_000] * 5)
     ledgers.store(tracker, 1, [NOW + 5_000] * 5 + [NOW + 4_999])
@@ -119,7 +121,7 @@ async def test_a_small_limit_cuts_chunks_anywhere_t1(ledgers: Ledgers, build: Bu
     assert await follow(tracker, limit) == expected
 
 
-async def test_late_entry_comes_with_the_next_chunk_t2(ledgers: Ledgers, build: Build) -> None:
+async def test_late_entry_comes_with_the_next_chunk_tracker_2(ledgers: Ledgers, build: Build) -> None:
     tracker = build()
     ledgers.store(tracker, 1, [NOW + 50, NOW + 60])
     assert rows(tracker.take_due(NOW + 50, 10)) == [(NOW + 50, 1, 0)]
@@ -133,7 +135,7 @@ async def test_late_entry_comes_with_the_next_chunk_t2(ledgers: Ledgers, build: 
     assert rows(tracker.take_due(NOW + 60, 10)) == [(NOW + 60, 1, 1)]
 
 
-async def test_entry_at_the_frontier_of_a_restart_is_late_t2(ledgers: Ledgers, build: Build) -> None:
+async def test_entry_at_the_frontier_of_a_restart_is_late_tracker_2(ledgers: Ledgers, build: Build) -> None:
     tracker = build()
     ledgers.store(tracker, 1, [NOW, NOW + 1])
     assert rows(tracker.take_due(NOW, 10)) == [(NOW, 1, 0)]
@@ -141,7 +143,9 @@ async def test_entry_at_the_frontier_of_a_restart_is_late_t2(ledgers: Ledgers, b
 
 
 @pytest.mark.parametrize("tick_ms", [1, 10, 1_000, 60_000])
-async def test_nothing_is_taken_a_millisecond_early_t3(ledgers: Ledgers, build: Build, tick_ms: int) -> None:
+async def test_nothing_is_taken_a_millisecond_early_tracker_3(
+    ledgers: Ledgers, build: Build, tick_ms: int
+) -> None:
     tracker = build(tick_ms=tick_ms)
     border = (NOW // 60_000 + 2) * 60_000
     times = [border - 1, border, border + 1, border + tick_ms - 1, border + tick_ms, NOW + HOUR]
@@ -153,7 +157,7 @@ async def test_nothing_is_taken_a_millisecond_early_t3(ledgers: Ledgers, build: 
     assert taken == sorted((time, 1, entry) for entry, time in enumerate(times))
 
 
-async def test_take_before_load_yields_nothing_from_beyond_the_unloaded_tick_t1(
+async def test_take_before_load_yields_nothing_from_beyond_the_unloaded_tick_tracker_1(
     ledgers: Ledgers, build: Build
 ) -> None:
     tracker = build()
@@ -166,7 +170,9 @@ async def test_take_before_load_yields_nothing_from_beyond_the_unloaded_tick_t1(
     assert rows(tracker.take_due(later, 10)) == [(NOW + 10_500, 1, 0), (NOW + 12_000, 1, 1)]
 
 
-async def test_next_due_is_never_later_than_the_earliest_entry_t4(ledgers: Ledgers, build: Build) -> None:
+async def test_next_due_is_never_later_than_the_earliest_entry_tracker_4(
+    ledgers: Ledgers, build: Build
+) -> None:
     tracker = build()
     random = np.random.default_rng(3)
     for ledger_id in range(20):
@@ -191,7 +197,7 @@ async def test_empty_tracker_has_nothing_to_wake_for(build: Build) -> None:
     assert tracker.stats().last_due_ms is None
 
 
-async def test_hundred_thousands_of_equal_times_keep_the_order_of_arrival_t1(
+async def test_hundred_thousands_of_equal_times_keep_the_order_of_arrival_tracker_1(
     ledgers: Ledgers, build: Build
 ) -> None:
     tracker = build()
@@ -207,7 +213,7 @@ async def test_hundred_thousands_of_equal_times_keep_the_order_of_arrival_t1(
     ]
 
 
-async def test_tick_larger_than_a_load_is_taken_only_when_all_of_it_was_read_t1(
+async def test_tick_larger_than_a_load_is_taken_only_when_all_of_it_was_read_tracker_1(
     ledgers: Ledgers, build: Build
 ) -> None:
     tracker = build(load_entries_max=10)
@@ -351,7 +357,7 @@ async def test_short_delays_never_touch_the_ledgers(ledgers: Ledgers, build: Bui
     assert ledgers.read_lengths == []
 
 
-async def test_clock_step_back_takes_nothing_early_and_keeps_the_frontier_t3(
+async def test_clock_step_back_takes_nothing_early_and_keeps_the_frontier_tracker_3(
     ledgers: Ledgers, build: Build
 ) -> None:
     tracker = build()
@@ -371,7 +377,7 @@ async def test_clock_step_back_takes_nothing_early_and_keeps_the_frontier_t3(
     ]
 
 
-async def test_late_entry_needs_no_load_though_the_clock_stepped_back_t2(
+async def test_late_entry_needs_no_load_though_the_clock_stepped_back_tracker_2(
     ledgers: Ledgers, build: Build
 ) -> None:
     tracker = build()
@@ -382,7 +388,7 @@ async def test_late_entry_needs_no_load_though_the_clock_stepped_back_t2(
     assert rows(tracker.take_due(NOW + HOUR, 10)) == [(NOW + HOUR // 2, 1, 1)]
 
 
-async def test_entry_added_before_loaded_ones_comes_first_though_the_clock_stepped_back_t1(
+async def test_entry_added_before_loaded_ones_comes_first_though_the_clock_stepped_back_tracker_1(
     ledgers: Ledgers, build: Build
 ) -> None:
     tracker = build(lead_ms=60_000)
@@ -405,7 +411,7 @@ async def test_full_near_part_does_not_hold_up_a_load_while_nothing_is_due(
     assert not tracker.needs_load(NOW + 5_500)
 
 
-async def test_clock_step_of_a_day_loads_in_bounded_steps_t1(ledgers: Ledgers, build: Build) -> None:
+async def test_clock_step_of_a_day_loads_in_bounded_steps_tracker_1(ledgers: Ledgers, build: Build) -> None:
     tracker = build(load_entries_max=500)
     times = NOW + 1 + np.random.default_rng(5).integers(0, DAY, 20_000)
     ledgers.store(tracker, 1, times)
@@ -472,7 +478,7 @@ async def test_additions_merge_into_every_block_of_near(ledgers: Ledgers, build:
 
 
 @pytest.mark.parametrize("step", [2, 3])
-async def test_additions_fall_between_entries_of_equal_time_t1(
+async def test_additions_fall_between_entries_of_equal_time_tracker_1(
     ledgers: Ledgers, build: Build, step: int
 ) -> None:
     tracker = build()

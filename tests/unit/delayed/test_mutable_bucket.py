@@ -60,7 +60,7 @@ def test_few_rows_take_little_memory():
     assert bucket.memory_bytes() < 2_000
 
 
-def test_rows_before_the_loaded_end_are_kept_and_do_not_wait_u2():
+def test_rows_before_the_loaded_end_are_kept_and_do_not_wait_mutable_2():
     bucket = MutableBucket()
     end = (NOW + 5, 1, 1)
     add(bucket, 1, 0, [NOW + 5, NOW + 5, NOW + 4, NOW + 9], end)
@@ -72,7 +72,7 @@ def test_rows_before_the_loaded_end_are_kept_and_do_not_wait_u2():
     assert (bucket.waiting, bucket.first_waiting_ms) == (2, NOW + 5)
 
 
-def test_loading_within_a_millisecond_u2():
+def test_loading_within_a_millisecond_mutable_2():
     bucket = MutableBucket()
     for ledger_id in (5, 2):
         add(bucket, ledger_id, 0, [NOW] * 3)
@@ -87,7 +87,7 @@ def test_loading_within_a_millisecond_u2():
     assert (bucket.waiting, bucket.first_waiting_ms, bucket.count) == (0, NEVER_MS, 6)
 
 
-def test_taking_back_a_frozen_bucket_keeps_the_order_b5():
+def test_taking_back_a_frozen_bucket_keeps_the_order_bucket_5():
     frozen, bucket = MutableBucket(), MutableBucket()
     add(frozen, 1, 0, [NOW + 9] * 70)
     add(bucket, 1, 70, [NOW + 3, NOW + 4])
@@ -109,7 +109,7 @@ def test_taking_back_into_or_from_nothing(empty):
     assert bucket.first_waiting_ms == NOW
 
 
-def test_adding_leaves_the_rows_that_a_seal_reads_alone_u1():
+def test_adding_leaves_the_rows_that_a_seal_reads_alone_mutable_1():
     bucket = MutableBucket()
     add(bucket, 1, 0, [NOW + 1, NOW + 2])
     seen_by_a_seal = bucket.blocks()

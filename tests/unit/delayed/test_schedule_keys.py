@@ -139,7 +139,7 @@ async def test_a_seal_is_due_by_count_or_by_age() -> None:
     assert not topic.keys.needs_seal(60_999) and topic.keys.needs_seal(61_000)
 
 
-async def test_what_is_not_pending_is_left_out_by_seals_and_merges_y1() -> None:
+async def test_what_is_not_pending_is_left_out_by_seals_and_merges_keywriter_1() -> None:
     topic = await Topic(limits=MANY).started()
     rows = topic.produce([5, 6, 7])
     topic.fall_due(rows[:1])
@@ -249,7 +249,7 @@ async def finish(executor: GatedExecutor, *tasks: asyncio.Task[Any]) -> None:
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("removed", [False, True])
-async def test_a_find_that_a_merge_overtakes_finds_everything_l2(removed: bool, cache_bytes: int) -> None:
+async def test_a_find_that_a_merge_overtakes_finds_everything_keys_2(removed: bool, cache_bytes: int) -> None:
     """Whatever the find has read when the merge swaps the runs, and whether their files are still there."""
     for stops in range(12):
         executor = GatedExecutor()
@@ -271,7 +271,7 @@ async def test_a_find_that_a_merge_overtakes_finds_everything_l2(removed: bool, 
         assert topic.cache.memory_bytes == topic.cache.bytes_of(TOPIC_ID, topic.keys.image().run_ids[0])
 
 
-async def test_a_find_that_a_seal_overtakes_finds_everything_l2() -> None:
+async def test_a_find_that_a_seal_overtakes_finds_everything_keys_2() -> None:
     for stops in range(6):
         executor = GatedExecutor()
         topic = await sealed([5], executor=executor, cache_bytes=0)
@@ -288,7 +288,7 @@ async def test_a_find_that_a_seal_overtakes_finds_everything_l2() -> None:
         topic.check_found([5, 6] if is_done else [5, 6, 7], await find)
 
 
-async def test_a_clear_outlives_the_seal_and_the_merge_that_were_under_way_l5() -> None:
+async def test_a_clear_outlives_the_seal_and_the_merge_that_were_under_way_keys_5() -> None:
     executor = GatedExecutor()
     topic = await sealed([5], [6], executor=executor)
     topic.keys.limits = KeyLimits(max_runs=1)
@@ -322,7 +322,7 @@ async def test_ledgers_that_go_during_a_merge_take_its_sources_only_with_the_nex
     assert len(topic.files) == 1
 
 
-async def test_a_cancelled_seal_or_merge_leaves_everything_as_it_was_y5() -> None:
+async def test_a_cancelled_seal_or_merge_leaves_everything_as_it_was_keywriter_5() -> None:
     executor = GatedExecutor()
     topic = await sealed([5], [6], executor=executor)
     topic.keys.limits = KeyLimits(max_runs=1)

@@ -20,6 +20,7 @@ from broker.errors import Corrupt, PostdateError, Unavailable
 from broker.model import START, Position
 from broker.runtime.vfs import replace_file
 from broker.storage.key_run import BLOCK_ENTRIES
+from broker.storage.key_run_files import KeyRunReader
 from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from tests.unit.delayed.gated_buckets import IS_BACKGROUND, GatedExecutor, spin
@@ -52,7 +53,7 @@ async def restarted(topic: Topic) -> Topic:
 # Restarts
 
 
-async def test_a_restart_adds_only_the_rows_after_the_runs_l4() -> None:
+async def test_a_restart_adds_only_the_rows_after_the_runs_keys_4() -> None:
     topic = await sealed([5, 0, 6], [7])
     topic.produce([0, 0])
     assert topic.keys.image().keys_through == topic.log.end  # nothing in memory: what has no key was passed
@@ -97,7 +98,7 @@ async def test_run_ids_are_never_used_again() -> None:
 
 async def test_a_seal_that_meets_a_file_of_its_name_takes_another_one() -> None:
     topic = await sealed([5])
-    topic.vfs.open(f"{FOLDER}/{topic.manifest.next_run_id}.keys.new", create=True)
+    topic.vfs.open(f"{FOLDER}/{topic.manifest.next_run_id}.keys", create=True)
     topic.produce([6])
     assert not await topic.keys.seal()
     assert await topic.keys.seal()
@@ -143,7 +144,7 @@ async def test_a_damaged_run_fails_the_restore_loudly_and_the_rows_build_it_agai
 async def test_a_run_found_damaged_later_fails_the_find_loudly(part: str) -> None:
     topic = await sealed(random_hashes(2_000))
     path = f"{FOLDER}/{topic.manifest.run_ids[0]}.keys"
-    header = await topic.storage.read_header(topic.manifest.run_ids[0])
+    header = await topic.storage.read(topic.manifest.run_ids[0], KeyRunReader.read_header)
     at = {"block": header.filter_at - 1, "fences": header.fences_at, "filter": header.fences_at - 1}[part]
     file = topic.vfs.open(path)
     file.pwrite([bytes([file.pread(1, at)[0] ^ 1])], at)
@@ -157,9 +158,9 @@ async def test_a_run_found_damaged_later_fails_the_find_loudly(part: str) -> Non
 # A disk that fails
 
 
-@pytest.mark.parametrize("kind", ["create", "write", "read", "sync", "rename", "sync_dir", "open"])
+@pytest.mark.parametrize("kind", ["create", "write", "read", "sync", "sync_dir", "open"])
 @pytest.mark.parametrize("work", ["seal", "merge"])
-async def test_a_seal_or_merge_that_fails_leaves_everything_as_it_was_l6(kind: str, work: str) -> None:
+async def test_a_seal_or_merge_that_fails_leaves_everything_as_it_was_keys_6(kind: str, work: str) -> None:
     topic = await sealed([5], [6])
     topic.keys.limits = ONE_RUN
     topic.produce([7])
@@ -221,7 +222,7 @@ async def test_a_file_that_cannot_be_removed_is_removed_with_the_next_checkpoint
     assert not topic.keys.has_deleted and len(topic.files) == 1
 
 
-async def test_files_stay_until_a_manifest_without_them_is_durable_l1() -> None:
+async def test_files_stay_until_a_manifest_without_them_is_durable_keys_1() -> None:
     topic = await sealed([5], [6])
     image = topic.keys.image()
     topic.keys.limits = ONE_RUN
@@ -366,15 +367,15 @@ async def test_new_keys_cost_no_read_once_the_filters_are_there() -> None:
     assert np.count_nonzero(passed) <= 3  # a seal leaves its filter in the cache
     others = others[~passed]
     topic = await restarted(topic)
-    assert topic.keys.maybe(others).all()  # L3
+    assert topic.keys.maybe(others).all()  # KEYS-3
     await topic.keys.find(others[:1])
-    assert topic.keys.files.filter_reads == 0  # one look is not worth it
-    assert topic.keys.files.block_reads == 2
+    assert topic.keys.lookup.filter_reads == 0  # one look is not worth it
+    assert topic.keys.lookup.block_reads == 2
     await topic.keys.find(others)
-    assert topic.keys.files.filter_reads == 2
+    assert topic.keys.lookup.filter_reads == 2
     assert not topic.keys.maybe(others).any()
     await topic.keys.find(others)
-    assert topic.keys.files.block_reads == 2
+    assert topic.keys.lookup.block_reads == 2
 
 
 async def test_a_merge_hands_on_the_filter_if_those_of_its_sources_are_in_use() -> None:
@@ -393,7 +394,7 @@ async def test_filters_that_do_not_fit_make_it_slower_and_not_wrong() -> None:
     for batch in batches * 2:
         await topic.check([*batch[:3], *random_hashes(50, 9)])
         assert topic.cache.memory_bytes <= 10_000
-    assert topic.keys.files.filter_reads
+    assert topic.keys.lookup.filter_reads
 
 
 # Everything at once

@@ -12,8 +12,10 @@ from broker.delayed.key_runs import KeyRuns
 from broker.delayed.settled_keys import SLOTS, SettledKeys
 from broker.errors import Unavailable
 from broker.model import Position
-from broker.storage.key_run import KeyRunHeader, KeyRunKind, Stamp
-from broker.storage.key_run_files import LocalKeyRuns, LocalKeyRunWriter
+from broker.runs.storage import RunStorage, RunWriter
+from broker.runs.upkeep import RunFiles
+from broker.storage.key_run import KeyRunHeader, KeyRunKind
+from broker.storage.key_run_files import KEY_RUNS, KeyRunReader
 from tests.unit.delayed.key_world import column
 from tests.unit.storage.key_entries import FOLDER, TOPIC_ID, columns, disk
 
@@ -21,30 +23,31 @@ KEEP_MS = 4_000
 DELIVERED, CANCELLED = KeyRunKind.DELIVERED, KeyRunKind.CANCELLED
 
 
-class Disk(LocalKeyRuns):
+class Disk(RunStorage[KeyRunReader]):
     """Refuses to write while it is told to."""
 
     is_full = False
 
-    def open_writer(self, run_id: int, stamp: Stamp = Stamp()) -> LocalKeyRunWriter:  # noqa: B008
+    def create(self, run_id: int, begins_at: int) -> RunWriter:
         if self.is_full:
             raise Unavailable("no space left")
-        return super().open_writer(run_id, stamp)
+        return super().create(run_id, begins_at)
 
 
 class World:
-    """What is remembered of one topic, and the clock."""
+    """Settled keys of one topic, and the clock."""
 
     def __init__(self, *, rows_max: int = 1_000_000, keep_ms: int = KEEP_MS) -> None:
         self.now_ms = 1_000_000
-        self.disk = Disk(disk(), FOLDER, TOPIC_ID)
+        self.disk = Disk(disk(), FOLDER, TOPIC_ID, KEY_RUNS)
         self.rows_max, self.keep_ms = rows_max, keep_ms
         self.open([])
 
     def open(self, headers: Iterable[KeyRunHeader]) -> None:
-        self.files = KeyRuns(self.disk, KeyCache(1 << 20), TOPIC_ID, 100)
+        self.files = RunFiles(self.disk, 100)
+        lookup = KeyRuns(self.files, KeyCache(1 << 20))
         self.settled = SettledKeys(
-            self.files, None, lambda: self.now_ms, keep_ms=self.keep_ms, rows_max=self.rows_max
+            lookup, None, lambda: self.now_ms, keep_ms=self.keep_ms, rows_max=self.rows_max
         )
         self.settled.restore(list(headers))
 

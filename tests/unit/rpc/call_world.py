@@ -11,17 +11,17 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
+from broker.folder.compaction_values import Lease
 from broker.jobs.rewrite import rewrite
 from broker.model import Position
+from broker.policy import SubscriptionPolicy
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.calls import END_OF_STREAM
-from broker.storage.policy import SubscriptionPolicy
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
-from broker.topics.compaction_values import Lease
 from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, message_pb2, producer_pb2, schedule_pb2
 from tests.harness import EARLIEST, Inbox, Node, Outgoing
-from tests.unit.topics.compaction_world import TOPIC, config, fill, ledger_ids
+from tests.unit.folder.compaction_world import TOPIC, config, fill, ledger_ids
 
 LATER_MS = 3_600_000
 MESSAGE_MAX = 1 << 20
@@ -36,7 +36,7 @@ METHODS: dict[str, Any] = {
 
 
 class Refused(Exception):
-    """What `abort` was told."""
+    """Arguments of `abort`."""
 
     def __init__(self, status: status_pb2.Status) -> None:
         super().__init__(status.message)
@@ -47,7 +47,7 @@ class Refused(Exception):
 
 
 class Edge:
-    """What a handler is given instead of a call on the network. Reading a stream after its last frame waits for ever,
+    """Stand-in for a call on the network. Reading a stream after its last frame waits for ever,
     as for a client that is silent, unless the client half-closes."""
 
     def __init__(self, frames: Sequence[bytes] = (), *, half_closes: bool = True) -> None:
@@ -153,7 +153,7 @@ Make = Callable[[World], Awaitable[list[Any]]]
 
 @dataclass(frozen=True)
 class Case:
-    """How a method is called, and what a repeat may be refused with: what was asked for was done."""
+    """Call of a method, and the refusals that a repeat may get because the work was done."""
 
     make: Make
     repeats: frozenset[str] = frozenset()

@@ -11,7 +11,6 @@ import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from broker.config import BrokerConfig
 from broker.delayed.near import Key
 from broker.errors import NotFound
 from broker.model import Position
@@ -34,6 +33,7 @@ from broker.topics.schedule_values import (
     ScheduledState,
 )
 from postdate.v1 import message_pb2, schedule_pb2
+from tests.configs import broker_config
 
 NOW_MS = 1_000_000
 LSN = 77
@@ -151,7 +151,7 @@ class HandTime:
 
 
 class Refused(Exception):
-    """What a call was refused with."""
+    """Refusal of a call."""
 
     def __init__(self, code: grpc.StatusCode, status: status_pb2.Status) -> None:
         info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
@@ -193,7 +193,7 @@ class Edge:
         self.add_topic("t", self.schedule)
         broker: Any = SimpleNamespace(
             audit=AuditTrail(SimClock(self.time, NOW_MS)),
-            config=BrokerConfig(**settings),
+            config=broker_config(**settings),
             clock=SimClock(self.time, NOW_MS),
             registry=self.registry,
             check_serving=lambda: None,

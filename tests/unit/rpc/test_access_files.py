@@ -25,13 +25,13 @@ from broker.rpc.access_identity import (
     parse_jwt_keys,
     parse_tokens,
 )
-from broker.rpc.access_rules import Ask, Right, Subscriptions, Topics
+from broker.rpc.access_rules import Ask, Right, SubscriptionScope, TopicScope
 from broker.settings import ConfigError
 
 HASH = "ab" * 32
 
 
-def ask(right: str, topic: str | Topics, subscription: str | Subscriptions | None = None) -> Ask:
+def ask(right: str, topic: str | TopicScope, subscription: str | SubscriptionScope | None = None) -> Ask:
     return Ask(frozenset({Right(right)}), topic, subscription)
 
 
@@ -68,14 +68,14 @@ GRANTS = parse_grants(
 
 ALLOWED: list[tuple[str, Ask]] = [
     ("token:admin", ask("manage", "anything")),
-    ("token:admin", ask("manage", Topics.ALL)),
+    ("token:admin", ask("manage", TopicScope.ALL)),
     ("token:admin", ask("manage", "t", "s")),
     ("cert:spiffe://example.org/a", ask("produce", "orders")),
     ("cert:spiffe://example.org/a", ask("produce", "eu.west.orders")),
     ("cert:spiffe://example.org/a/b", ask("consume", "orders", "billing-2")),
-    ("cert:spiffe://example.org/a", ask("consume", "orders", Subscriptions.ANY)),
+    ("cert:spiffe://example.org/a", ask("consume", "orders", SubscriptionScope.ANY)),
     ("token:everywhere", ask("manage", "orders", "billing")),
-    ("cert:spiffe://example.org/a", ask("consume", Topics.ANY)),
+    ("cert:spiffe://example.org/a", ask("consume", TopicScope.ANY)),
     ("jwt:whoever", ask("produce", "public")),
 ]
 DENIED: list[tuple[str, Ask]] = [
@@ -88,18 +88,18 @@ DENIED: list[tuple[str, Ask]] = [
     ("cert:spiffe://example.org/a", ask("produce", "euxwest.orders")),  # a dot is a dot
     ("cert:spiffe://example.org/a", ask("produce", "orders\n")),
     ("cert:spiffe://example.org/a", ask("consume", "orders", "audit")),
-    ("cert:spiffe://example.org/a", ask("produce", Topics.ALL)),
+    ("cert:spiffe://example.org/a", ask("produce", TopicScope.ALL)),
     (
         "cert:spiffe://example.org/a",
         ask("manage", "orders"),
     ),  # a grant for subscriptions is none for their topic
     ("cert:spiffe://example.org/a", ask("consume", "orders")),
-    ("cert:spiffe://example.org/a", ask("consume", "orders2", Subscriptions.ANY)),
-    ("cert:spiffe://example.org/a", ask("manage", Topics.ALL)),
-    ("token:everywhere", ask("manage", Topics.ALL)),  # backups hold the other subscriptions too
+    ("cert:spiffe://example.org/a", ask("consume", "orders2", SubscriptionScope.ANY)),
+    ("cert:spiffe://example.org/a", ask("manage", TopicScope.ALL)),
+    ("token:everywhere", ask("manage", TopicScope.ALL)),  # backups hold the other subscriptions too
     ("token:everywhere", ask("manage", "orders")),
     ("token:everywhere", ask("manage", "orders", "audit")),
-    ("cert:spiffe://example.org/a", ask("schedule", Topics.ANY)),
+    ("cert:spiffe://example.org/a", ask("schedule", TopicScope.ANY)),
     ("jwt:whoever", ask("consume", "public")),
 ]
 
@@ -115,7 +115,7 @@ def test_what_no_grant_allows_is_denied(principal: str, asked: Ask) -> None:
 
 
 def test_no_grants_deny_everything() -> None:
-    assert not parse_grants("").allow("token:admin", ask("produce", Topics.ANY))
+    assert not parse_grants("").allow("token:admin", ask("produce", TopicScope.ANY))
 
 
 WRONG: list[tuple[str, str]] = [

@@ -15,8 +15,8 @@ from broker.rpc.audit import NOT_CHANGES
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from postdate.v1 import admin_pb2, schedule_pb2
+from tests.unit.folder.compaction_world import TOPIC
 from tests.unit.rpc.call_world import CASES, METHODS, Refused, World, make_world
-from tests.unit.topics.compaction_world import TOPIC
 
 STREAMED = {"Produce", "ProduceStream", "Subscribe"}
 """What moves messages, and creates what is not there."""
@@ -33,7 +33,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 
 def call(method: str, caplog: pytest.LogCaptureFixture, **changes: Any) -> list[dict[str, Any]]:
-    """What the trail says of one call."""
+    """Return the lines of the trail about one call."""
 
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         world = await make_world(clock)

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
+from broker.jobs.verify import verify_data_dir
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
-from broker.topics.verify import verify_data_dir
 from tests.harness import DATA_DIR
 from tests.unit.rpc.call_world import CASES, METHODS, Refused, World, make_world
 
@@ -115,7 +115,7 @@ def _parts(path: str, each: Any, found: State) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class Run:
-    """What was seen of one call."""
+    """Observations of one call."""
 
     waits: int
     before: State
@@ -124,7 +124,7 @@ class Run:
     """After the same call again."""
 
     def left(self, uncut: Run) -> dict[str, Any]:
-        """What this call, which was cancelled, has left behind, compared with one that was not."""
+        """Return what a cancelled call has left behind, compared with one that was not cancelled."""
         return {
             path: found
             for path in self.after.keys() | self.before.keys()
@@ -170,7 +170,7 @@ async def run_case(clock: SimClock, name: str, at: int, request_id: str) -> Run:
 
 
 def has_request_id(method: Any) -> bool:
-    """Whether a repeat is recognised by a text, as Answers does."""
+    """Return whether a repeat is recognised by a text, as Answers does."""
     field = method.input_type.fields_by_name.get("request_id")
     return field is not None and bool(field.type == field.TYPE_STRING)
 

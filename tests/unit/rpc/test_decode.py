@@ -17,9 +17,10 @@ from broker.rpc import decode
 from broker.rpc.decode import PRODUCER_NAME_BYTES_MAX, DecodedProduce, decode_produce, read_envelope
 from broker.storage.schedule_hash import hash_keys
 from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
+from tests.configs import broker_config
 from tests.unit.rpc.test_wire import text, varint
 
-CONFIG = BrokerConfig(
+CONFIG = broker_config(
     payload_bytes_max=200,
     key_bytes_max=6,
     schedule_key_bytes_max=6,
@@ -45,22 +46,22 @@ class Refusal(NamedTuple):
 
 
 def refusal(request: Any, config: BrokerConfig) -> Refusal | None:
-    """Why a request that the typed parser takes is refused, in the order in which it is looked at."""
+    """Return the refusal of a request that the typed parser takes, in the order of the checks."""
     messages = request.messages
     if not request.topic.isalnum() or not request.topic.isascii():
         return Refusal(InvalidRequest, "INVALID_NAME", frozenset({"topic"}))
-    if not 0 < len(messages) <= config.batch_messages_max:
+    if not 0 < len(messages) <= config.tuning.batch_messages_max:
         reason = "TOO_MANY_MESSAGES" if messages else "EMPTY_BATCH"
         return Refusal(InvalidRequest, reason, frozenset({"messages"}))
     if len(request.producer_name.encode()) > PRODUCER_NAME_BYTES_MAX:
         return Refusal(InvalidRequest, "PRODUCER_NAME_TOO_LARGE", frozenset({"producer_name"}))
     for name, size, limit in (
         ("payload", lambda m: len(m.payload), config.payload_bytes_max),
-        ("properties", lambda m: len(m.properties), config.properties_count_max),
-        ("properties", property_bytes, config.properties_bytes_max),
+        ("properties", lambda m: len(m.properties), config.tuning.properties_count_max),
+        ("properties", property_bytes, config.tuning.properties_bytes_max),
         ("traceparent", lambda m: len(m.traceparent.encode()), TRACEPARENT_BYTES_MAX),
-        ("key", lambda m: len(m.key.encode()), config.key_bytes_max),
-        ("schedule_key", lambda m: len(m.schedule_key.encode()), config.schedule_key_bytes_max),
+        ("key", lambda m: len(m.key.encode()), config.tuning.key_bytes_max),
+        ("schedule_key", lambda m: len(m.schedule_key.encode()), config.tuning.schedule_key_bytes_max),
     ):
         over = frozenset(f"messages[{i}].{name}" for i, m in enumerate(messages) if size(m) > limit)
         if over:
@@ -442,7 +443,7 @@ def test_a_message_with_more_fields_than_it_can_mean_is_refused_before_it_is_par
 
 
 def test_as_many_properties_as_a_message_may_have_pass():
-    properties = {f"{n}": "v" * 100 for n in range(PLENTY.properties_count_max)}
+    properties = {f"{n}": "v" * 100 for n in range(PLENTY.tuning.properties_count_max)}
     message = message_pb2.Message(payload=bytes(1000), properties=properties).SerializeToString()
     for count in (1, 60):
         batch = decode_produce(request_of(*[message + b"\x98\x06\x01"] * count), PLENTY).batch

@@ -102,7 +102,11 @@ def test_16_mib_of_elements_are_refused_wherever_they_lie(kind: Any, path: tuple
 
 @pytest.mark.parametrize(("kind", "path"), SETS.values(), ids=SETS.keys())
 def test_as_many_ids_as_a_request_may_name_pass(kind: Any, path: tuple[Any, ...]):
-    count = CONFIG.schedule_names_max if kind.file.name.endswith("schedule.proto") else CONFIG.ack_entries_max
+    count = (
+        CONFIG.tuning.schedule_names_max
+        if kind.file.name.endswith("schedule.proto")
+        else CONFIG.tuning.ack_entries_max
+    )
     top = (1 << 64) - 1
     *above, field = path
     alone = b"".join(
@@ -116,7 +120,7 @@ def test_as_many_ids_as_a_request_may_name_pass(kind: Any, path: tuple[Any, ...]
 
 
 def test_as_many_messages_as_a_batch_may_have_pass():
-    count = CONFIG.batch_messages_max
+    count = CONFIG.tuning.batch_messages_max
     messages = [message_pb2.Message(payload=bytes(100))] * count
     raw = producer_pb2.ProduceRequest(topic="t", messages=messages).SerializeToString()
     assert not is_refused(ProduceEnvelope.DESCRIPTOR, raw)

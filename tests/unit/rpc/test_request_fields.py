@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from broker.storage.policy import SubscriptionPolicy, TopicPolicy
+from broker.policy import SubscriptionPolicy, TopicPolicy
 from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
 
 MODULES = (admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2)

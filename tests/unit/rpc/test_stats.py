@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from broker.policy import TopicPolicy
 from broker.rpc.stats import get_stats
-from broker.storage.policy import TopicPolicy
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim

@@ -20,7 +20,7 @@ TURNS = 4
 
 
 class Caller:
-    """What is a place to `Shares`."""
+    """A place as `Shares` needs it."""
 
     def __init__(self, peer: str) -> None:
         self.peer = peer

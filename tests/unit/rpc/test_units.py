@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from broker.config import BrokerConfig
 from broker.errors import InvalidRequest
 from broker.model import DELIVER_AT_MS_MAX, DELIVER_AT_MS_MIN
 from broker.rpc.decode import decode_produce
 from broker.rpc.schedule_requests import move_of
 from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
+from tests.configs import broker_config
 
 NOW_MS = 1_790_000_000_000
 MODULES = (admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2)
@@ -36,7 +36,7 @@ def produce(ms: int, others: int = 0) -> int | None:
     for _ in range(others):
         request.messages.add(payload=b"x", deliver_at_ms=NOW_MS)
     request.messages.add(payload=b"x", deliver_at_ms=ms)
-    batch = decode_produce(request.SerializeToString(), BrokerConfig(data_dir="d")).batch
+    batch = decode_produce(request.SerializeToString(), broker_config(data_dir="d")).batch
     return int(batch.deliver_at_ms[-1])
 
 

@@ -1,4 +1,4 @@
-"""Who is ended while others wait for the room of unread answers: by how long answers wait, however clients read."""
+"""Streams that are ended while others wait for the room of unread answers: those whose answers wait longest."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from broker.config import BrokerConfig
 from broker.runtime.descriptors import DESCRIPTORS_MIN, fit_descriptors, raise_descriptor_limit
 from broker.settings import ConfigError
+from tests.configs import broker_config
 
 
 def test_the_limit_is_raised_to_what_the_system_allows():
@@ -30,7 +31,11 @@ def test_nothing_is_lowered_where_all_fits():
 
 def test_what_does_not_fit_is_lowered_and_named():
     fitted, lowered = fit_descriptors(BrokerConfig(), 1024)
-    assert (fitted.connections_max, fitted.http_connections_max, fitted.open_ledgers_max) == (448, 64, 128)
+    assert (fitted.connections_max, fitted.tuning.http_connections_max, fitted.tuning.open_ledgers_max) == (
+        448,
+        64,
+        128,
+    )
     assert lowered == [
         "connections_max is 448 instead of 10000",
         "http_connections_max is 64 instead of 256",
@@ -50,12 +55,12 @@ def test_too_few_are_refused():
     http=st.integers(1, 100_000),
 )
 def test_files_and_connections_always_fit(limit: int, ledgers: int, grpc: int, http: int):
-    config = BrokerConfig(open_ledgers_max=ledgers, connections_max=grpc, http_connections_max=http)
+    config = broker_config(open_ledgers_max=ledgers, connections_max=grpc, http_connections_max=http)
     fitted, lowered = fit_descriptors(config, limit)
-    files = 3 * fitted.open_ledgers_max
-    assert files + fitted.connections_max + fitted.http_connections_max + 64 <= limit
+    files = 3 * fitted.tuning.open_ledgers_max
+    assert files + fitted.connections_max + fitted.tuning.http_connections_max + 64 <= limit
     assert bool(lowered) == (fitted != config)
     # Each has something, and what fits is not lowered.
-    assert fitted.connections_max >= min(grpc, limit // 4) and fitted.http_connections_max >= min(
+    assert fitted.connections_max >= min(grpc, limit // 4) and fitted.tuning.http_connections_max >= min(
         http, limit // 32
     )

@@ -1,4 +1,4 @@
-"""What systemd would hear, on a real socket."""
+"""Notifications to systemd, on a real socket."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def environ_of(listener: socket.socket, **more: str) -> dict[str, str]:
 
 
 def count_pings(environ: dict[str, str], well_seconds: float) -> list[float]:
-    """When the watchdog is told within ten seconds, if the service is well for so long."""
+    """Return the times of watchdog pings within ten seconds, for a service that is well for so long."""
     told: list[float] = []
 
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
@@ -61,7 +61,7 @@ def test_without_a_listener_nothing_happens(tmp_path: Path, caplog: pytest.LogCa
     ServiceNotifier({}).tell("READY=1")
     assert not caplog.records
     ServiceNotifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).tell("READY=1")
-    assert [record.message for record in caplog.records] == ["The service manager could not be told"]
+    assert [record.message for record in caplog.records] == ["The service manager could not be notified"]
 
 
 def test_a_listener_that_does_not_read_holds_up_nothing(listener: socket.socket) -> None:

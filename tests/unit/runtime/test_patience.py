@@ -1,4 +1,4 @@
-"""What is tried again, for how long, and what is not."""
+"""Retries: which errors, for how long, and which not."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class HandClock:
 
 
 def suspensions(budget: YieldBudget) -> int:
-    """How often `spent` gives the loop a turn when called once."""
+    """Count the turns that one call of `spent` gives the loop."""
     turns = 0
     step = budget.spent().__await__()
     for _ in step:

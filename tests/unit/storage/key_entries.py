@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX
 from broker.runtime.vfs import Vfs
 from broker.storage.key_run import KeyColumns, KeyRunHeader
-from broker.storage.key_run_files import LocalKeyRuns
+from broker.storage.key_run_files import KeyStorage, create_key_run, key_storage
 from broker.testing.mem_vfs import MemVfs
 
 Entry = tuple[int, int, int]  # (hash, ledger_id, entry_id)
@@ -52,16 +52,14 @@ def disk() -> MemVfs:
     return vfs
 
 
-def storage_of(vfs: Vfs, topic_id: int = TOPIC_ID) -> LocalKeyRuns:
-    return LocalKeyRuns(vfs, FOLDER, topic_id)
+def storage_of(vfs: Vfs, topic_id: int = TOPIC_ID) -> KeyStorage:
+    return key_storage(vfs, FOLDER, topic_id)
 
 
-def write(
-    storage: LocalKeyRuns, keys: Iterable[Entry], run_id: int = RUN_ID, step: int = 700
-) -> KeyRunHeader:
+def write(storage: KeyStorage, keys: Iterable[Entry], run_id: int = RUN_ID, step: int = 700) -> KeyRunHeader:
     """A run, written in parts of `step` entries; nothing is left of it if that fails."""
     held = columns(keys)
-    writer = storage.open_writer(run_id)
+    writer = create_key_run(storage, run_id)
     try:
         for first in range(0, len(held), step):
             writer.append(held.part(slice(first, first + step)))
@@ -73,7 +71,7 @@ def write(
         raise
 
 
-def read_all(storage: LocalKeyRuns, run_id: int = RUN_ID) -> list[Entry]:
+def read_all(storage: KeyStorage, run_id: int = RUN_ID) -> list[Entry]:
     """Everything that a run holds, its filter included."""
     reader = storage.open_reader(run_id)
     try:

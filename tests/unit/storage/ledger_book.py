@@ -53,7 +53,7 @@ class Book:
         self.frames += frames
 
     def reopen(self, capture: LedgerCapture, vfs: Vfs | None = None) -> None:
-        """What a restart does with the ledger that a manifest names."""
+        """Reopen the ledger that a manifest names, as a restart does."""
         self.vfs = vfs or self.vfs
         self.open_files = OpenFiles(self.vfs)
         cut_ledger(self.vfs, self.name.folder, capture)

@@ -10,26 +10,27 @@ from broker.model import CANCELLED_MS
 from broker.storage.amendments import NONE, Amendments
 from broker.storage.blocks import LedgerCapture
 from broker.storage.ledger import Ledger
+from broker.storage.ledger_check import verify_ledger
 from broker.storage.ledger_files import OpenFiles
-from broker.storage.sparse_writer import Generation, check_generation, open_source, write_generation
+from broker.storage.sparse_writer import open_source, write_generation
 from tests.unit.storage.held_executor import HeldExecutor
 from tests.unit.storage.ledger_book import FOLDER, Book, persisted
 
 
 def rewrite(
     book: Book, capture: LedgerCapture, live: Iterable[int], amendments: Amendments = NONE
-) -> Generation:
+) -> LedgerCapture:
     """The next generation of a ledger, beside the one before."""
     target = capture.name(FOLDER)._replace(generation=capture.generation + 1, sparse=True)
     with open_source(book.vfs, FOLDER, capture, amendments) as source:
-        generation = write_generation(book.vfs, source, BitMap(live), target)
-    check_generation(book.vfs, FOLDER, generation)
-    return generation
+        written = write_generation(book.vfs, source, BitMap(live), target)
+    assert verify_ledger(book.vfs, FOLDER, written) == []
+    return written
 
 
-def opened(book: Book, generation: Generation) -> Ledger:
+def opened(book: Book, generation: LedgerCapture) -> Ledger:
     executor = HeldExecutor()
-    return Ledger.restore(generation.capture, FOLDER, OpenFiles(book.vfs), executor, executor)
+    return Ledger.restore(generation, FOLDER, OpenFiles(book.vfs), executor, executor)
 
 
 def expected_times(book: Book, live: Iterable[int]) -> list[int]:

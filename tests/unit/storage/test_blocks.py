@@ -81,7 +81,9 @@ def test_any_bytes_are_a_header_or_corrupt(block: bytes) -> None:
 
 
 @given(st.lists(st.integers(0, 2 * BLOCK_ROWS + 5), max_size=8), st.sampled_from([np.dtype("<i8"), ROW]))
-def test_b1_block_checksums_do_not_depend_on_batches(counts: list[int], dtype: np.dtype[np.void]) -> None:
+def test_block_1_block_checksums_do_not_depend_on_batches(
+    counts: list[int], dtype: np.dtype[np.void]
+) -> None:
     raw = np.random.default_rng(sum(counts)).bytes(sum(counts) * dtype.itemsize)
     rows = np.frombuffer(raw, dtype)
     checksums = BlockChecksums(dtype.itemsize)
@@ -138,14 +140,14 @@ def test_every_changed_bit_of_a_footer_is_found() -> None:
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_b2_any_bytes_are_a_footer_or_corrupt(block: bytes, with_magic: bool) -> None:
+def test_block_2_any_bytes_are_a_footer_or_corrupt(block: bytes, with_magic: bool) -> None:
     footer = block[:-TRAILER_BYTES] + b"PDLF\x01\0\0\0" + block[-16:] if with_magic else block
     with contextlib.suppress(Corrupt):
         assert decode_footer(footer, 8).encode_footer() == footer
 
 
 @given(st.integers(0, (1 << 64) - 1), st.integers(0, (1 << 32) - 1))
-def test_b2_footer_that_claims_too_much_is_refused_before_anything_is_allocated(
+def test_block_2_footer_that_claims_too_much_is_refused_before_anything_is_allocated(
     rows: int, blocks: int
 ) -> None:
     body = struct.pack("<4sB3xQI", b"PDLF", 1, rows, blocks)

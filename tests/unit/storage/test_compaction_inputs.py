@@ -1,4 +1,4 @@
-"""What a job is told comes back as it was, and any bytes give inputs or Corrupt."""
+"""Inputs of a job survive encoding, and any bytes give inputs or Corrupt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which times of the index may still be those of the entries, over several ledgers at once."""
+"""Times of the index that may still be those of the entries, over several ledgers at once."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_torn_last_group_is_dropped_at_every_length() -> None:
 
 @pytest.mark.parametrize("damage", ["zeros", "noise"])
 def test_torn_last_group_is_dropped_wherever_it_is_torn(damage: str) -> None:
-    # S3: disks reorder, so the COMMIT may be there and any earlier part of its group not.
+    # JOURNAL-3: disks reorder, so the COMMIT may be there and any earlier part of its group not.
     data, ends = make([b"first"], [b"second", b"third" * 9])
     for offset in range(ends[0], ends[1], 8):
         lost = bytes(8) if damage == "zeros" else b"\xa5" * 8

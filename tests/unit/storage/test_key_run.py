@@ -139,7 +139,7 @@ def test_sorting_keeps_each_entry_once(held) -> None:
 
 
 @pytest.mark.parametrize("bits", [64, 4])
-def test_fences_lead_to_every_block_of_a_hash_and_to_no_other_h1(bits: int) -> None:
+def test_fences_lead_to_every_block_of_a_hash_and_to_no_other_keyrun_1(bits: int) -> None:
     data, held = file_of(4 * BLOCK_ENTRIES + 9, bits), scattered(4 * BLOCK_ENTRIES + 9, bits=bits)
     header = decode_header(data)
     fences = decode_fences(data[header.fences_at :], header)
@@ -162,7 +162,7 @@ def test_fences_lead_to_every_block_of_a_hash_and_to_no_other_h1(bits: int) -> N
     st.lists(st.one_of(st.integers(0, HASH_MAX), st.integers(0, 15)), min_size=1, max_size=300),
     st.integers(1, 100),
 )
-def test_the_filter_passes_what_was_added_in_whatever_parts_x1_x2(held, step) -> None:
+def test_the_filter_passes_what_was_added_in_whatever_parts_filter_1_filter_2(held, step) -> None:
     hashes = np.sort(np.array(held, np.uint64))
     builder = KeyFilterBuilder(len(hashes))
     parts = [builder.add(hashes[at : at + step]) for at in range(0, len(hashes), step)]
@@ -187,7 +187,7 @@ def test_one_of_ten_thousand_hashes_passes_that_was_not_added() -> None:
 # Damage
 
 
-def test_every_changed_byte_and_every_truncation_is_found_h3() -> None:
+def test_every_changed_byte_and_every_truncation_is_found_keyrun_3() -> None:
     content = file_of(40)
     for at in range(len(content)):
         changed = content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
@@ -279,7 +279,7 @@ WHOLE = [(5, 4, 1), (5, 4, 2), (5, 5, 1), (6, 4, 0)]
     ],
     ids=["not its first hash", "twice", "a later ledger first", "a lower hash last", "too few"],
 )
-def test_a_block_out_of_order_is_corrupt_h1(held) -> None:
+def test_a_block_out_of_order_is_corrupt_keyrun_1(held) -> None:
     block = encode_block(columns(WHOLE))
     assert rows(decode_block(block, *forged(block), 0)) == WHOLE
     block = encode_block(columns(held))
@@ -287,7 +287,7 @@ def test_a_block_out_of_order_is_corrupt_h1(held) -> None:
         decode_block(block, *forged(block), 0)
 
 
-def test_a_block_is_corrupt_where_the_ledgers_or_the_next_fence_say_other_things_h1() -> None:
+def test_a_block_is_corrupt_where_the_ledgers_or_the_next_fence_say_other_things_keyrun_1() -> None:
     block = encode_block(columns(WHOLE))
     header, fences = forged(block)
     for wrong in (replace(header, first_ledger_id=5), replace(header, last_ledger_id=4)):
@@ -310,7 +310,7 @@ def test_a_block_is_corrupt_where_the_ledgers_or_the_next_fence_say_other_things
     ("firsts", "lengths"),
     [([6, 5], [60, 40]), ([5, 6], [60, 41]), ([5, 6], [50, 49]), ([5, 6], [30_000, 70_000])],
 )
-def test_fences_that_cannot_be_are_corrupt_h1(firsts: list[int], lengths: list[int]) -> None:
+def test_fences_that_cannot_be_are_corrupt_keyrun_1(firsts: list[int], lengths: list[int]) -> None:
     data = encode_fences(np.array(firsts, np.uint64), np.array(lengths), np.array([1, 2]))
     total = 100 if sum(lengths) < 1000 else sum(lengths)
     header = KeyRunHeader(TOPIC_ID, RUN_ID, 1_025, 0, 1, 1, HEADER_BYTES + total, 2, 1, 0, value(data))

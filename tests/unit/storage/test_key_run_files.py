@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from broker.errors import Corrupt, Unavailable
+from broker.model import UInt64Column
+from broker.runs.storage import WRITE_BYTES
 from broker.runtime.vfs import LocalVfs
 from broker.storage import key_run_files
-from broker.storage.key_run import BLOCK_ENTRIES, KeyColumns, KeyRunHeader, encode_block
-from broker.storage.key_run_files import WRITE_BYTES, LocalKeyRuns
+from broker.storage.key_run import BLOCK_ENTRIES, Fences, KeyColumns, KeyRunHeader, encode_block
+from broker.storage.key_run_files import KeyRunReader, KeyStorage, create_key_run, key_storage
 from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy
 from tests.unit.storage.key_entries import (
@@ -33,11 +36,17 @@ ENTRIES = scattered(2_500)
 PATH = f"{FOLDER}/{RUN_ID}.keys"
 
 
-async def found_in(storage: LocalKeyRuns, hashes: list[int], run_id: int = RUN_ID) -> list[Entry]:
-    header = await storage.read_header(run_id)
-    fences = await storage.read_fences(header)
+async def find(
+    storage: KeyStorage, header: KeyRunHeader, fences: Fences, blocks: list[int], hashes: UInt64Column
+) -> KeyColumns:
+    return await storage.read(header.run_id, lambda reader: reader.find(header, fences, blocks, hashes))
+
+
+async def found_in(storage: KeyStorage, hashes: list[int], run_id: int = RUN_ID) -> list[Entry]:
+    header = await storage.read(run_id, KeyRunReader.read_header)
+    fences = await storage.read(run_id, partial(KeyRunReader.read_fences, header=header))
     wanted = np.array(sorted(hashes), np.uint64)
-    return rows(await storage.find(header, fences, fences.blocks_of(wanted), wanted))
+    return rows(await find(storage, header, fences, fences.blocks_of(wanted), wanted))
 
 
 @pytest.mark.parametrize("bits", [64, 4])
@@ -52,14 +61,14 @@ async def test_entries_are_found_by_their_hashes(bits: int) -> None:
 
 
 async def test_local_files(tmp_path) -> None:
-    storage = LocalKeyRuns(LocalVfs(), str(tmp_path), TOPIC_ID)
+    storage = key_storage(LocalVfs(), str(tmp_path), TOPIC_ID)
     header = write(storage, ENTRIES)
     assert read_all(storage) == ENTRIES
-    assert await storage.read_header(RUN_ID) == header
+    assert await storage.read(RUN_ID, KeyRunReader.read_header) == header
     assert (tmp_path / f"{RUN_ID}.keys").stat().st_size == header.file_bytes
-    assert await storage.list() == [RUN_ID]
+    assert await storage.list_ids() == [RUN_ID]
     await storage.delete(RUN_ID)
-    assert await storage.list() == []
+    assert await storage.list_ids() == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -71,17 +80,17 @@ async def test_blocks_are_gathered_into_large_writes() -> None:
     assert len(sizes) <= 5 and max(sizes) < 2 * WRITE_BYTES
 
 
-async def test_runs_are_listed_and_removed_by_id_also_what_is_aside() -> None:
+async def test_runs_are_listed_and_removed_by_id() -> None:
     vfs = disk()
     storage = storage_of(vfs)
     for run_id in (10, 9, 1):
         write(storage, ENTRIES[:3], run_id)
-    for name in ("x.keys", "07.keys", "7.keys.old", "0.keys", "-3.keys", "7", "5.keys.new", "9.keys.new"):
+    for name in ("x.keys", "07.keys", "7.keys.old", "0.keys", "-3.keys", "7", "5.keys.new"):
         vfs.open(f"{FOLDER}/{name}", create=True)
-    assert await storage.list() == [1, 5, 9, 10]
-    for run_id in (9, 5, 9):  # the third time nothing is there
+    assert await storage.list_ids() == [1, 9, 10]
+    for run_id in (9, 9):  # the second time nothing is there
         await storage.delete(run_id)
-    assert await storage.list() == [1, 10]
+    assert await storage.list_ids() == [1, 10]
 
 
 # Writers that fail
@@ -98,13 +107,13 @@ def test_an_id_is_never_written_twice() -> None:
 
 def test_an_aborted_run_leaves_nothing_and_a_finished_one_cannot_be_aborted() -> None:
     vfs = disk()
-    writer = storage_of(vfs).open_writer(RUN_ID)
+    writer = create_key_run(storage_of(vfs), RUN_ID)
     writer.append(columns(ENTRIES))
-    assert list(vfs.snapshot()) == [f"{PATH}.new"]
+    assert list(vfs.snapshot()) == [PATH]
     writer.abort()
     writer.abort()
     assert vfs.snapshot() == {}
-    writer = storage_of(vfs).open_writer(RUN_ID)
+    writer = create_key_run(storage_of(vfs), RUN_ID)
     writer.append(columns(ENTRIES))
     while writer.check():
         pass
@@ -113,7 +122,7 @@ def test_an_aborted_run_leaves_nothing_and_a_finished_one_cannot_be_aborted() ->
     assert read_all(storage_of(vfs)) == ENTRIES
 
 
-@pytest.mark.parametrize("kind", ["create", "write", "read", "sync", "rename", "sync_dir"])
+@pytest.mark.parametrize("kind", ["create", "write", "read", "sync", "sync_dir"])
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_a_disk_that_fails_leaves_nothing_and_the_next_attempt_succeeds(kind: str, error: int) -> None:
     vfs = disk()
@@ -143,7 +152,7 @@ def test_every_write_that_is_cut_short_is_noticed() -> None:
 def test_what_the_disk_changed_is_found_before_anybody_hears_of_the_run() -> None:
     for at in (100, 5_000, 30_000):
         vfs = disk()
-        writer = storage_of(vfs).open_writer(RUN_ID)
+        writer = create_key_run(storage_of(vfs), RUN_ID)
         for first in range(0, len(ENTRIES), 100):
             writer.append(columns(ENTRIES[first : first + 100]))
         original = vfs._change
@@ -177,16 +186,17 @@ def test_a_run_that_does_not_hold_what_it_was_given_is_never_handed_out(monkeypa
 
 
 @pytest.mark.parametrize("policy", CrashPolicy)
-def test_a_crash_leaves_the_whole_run_or_none_and_keeps_what_finish_returned_for(policy: CrashPolicy) -> None:
+def test_after_a_crash_what_was_finished_is_whole_and_what_is_not_whole_is_found_out(
+    policy: CrashPolicy,
+) -> None:
     vfs = disk()
     start = vfs.op_count
     write(storage_of(vfs), ENTRIES)
     for state in vfs.crash_states(first=start, policies=[policy], seeds=range(6)):
-        names = list(state.vfs.snapshot())
-        assert set(names) <= {PATH, f"{PATH}.new"} and len(names) <= 1
-        if PATH in names:
-            assert read_all(storage_of(state.vfs)) == ENTRIES  # renamed only once it was synced
-        else:
+        assert set(state.vfs.snapshot()) <= {PATH}
+        try:
+            assert read_all(storage_of(state.vfs)) == ENTRIES
+        except Corrupt:
             assert state.at < vfs.op_count
 
 
@@ -197,13 +207,13 @@ async def test_a_missing_run_is_corrupt() -> None:
     vfs = disk()
     storage = storage_of(vfs)
     header = write(storage, ENTRIES)
-    fences = await storage.read_fences(header)
+    fences = await storage.read(RUN_ID, partial(KeyRunReader.read_fences, header=header))
     vfs.remove(PATH)
     for read in (
-        storage.read_header(RUN_ID),
-        storage.read_fences(header),
-        storage.read_filter(header),
-        storage.find(header, fences, [0], np.array([5], np.uint64)),
+        storage.read(RUN_ID, KeyRunReader.read_header),
+        storage.read(RUN_ID, partial(KeyRunReader.read_fences, header=header)),
+        storage.read(RUN_ID, partial(KeyRunReader.read_filter, header=header)),
+        find(storage, header, fences, [0], np.array([5], np.uint64)),
     ):
         with pytest.raises(Corrupt, match="missing") as caught:
             await read
@@ -215,36 +225,36 @@ async def test_a_run_that_is_longer_or_in_anothers_place_is_corrupt() -> None:
     header = write(storage_of(vfs), ENTRIES)
     vfs.rename(PATH, f"{FOLDER}/9.keys")
     with pytest.raises(Corrupt, match="in the place of"):
-        await storage_of(vfs).read_header(9)
+        await storage_of(vfs).read(9, KeyRunReader.read_header)
     vfs.rename(f"{FOLDER}/9.keys", PATH)
     with pytest.raises(Corrupt, match="in the place of"):
-        await storage_of(vfs, topic_id=4).read_header(RUN_ID)
+        await storage_of(vfs, topic_id=4).read(RUN_ID, KeyRunReader.read_header)
     vfs.open(PATH).pwrite([b"\0"], header.file_bytes)
     with pytest.raises(Corrupt, match="bytes where"):
-        await storage_of(vfs).read_header(RUN_ID)
+        await storage_of(vfs).read(RUN_ID, KeyRunReader.read_header)
 
 
 async def test_a_disk_that_does_not_read_is_not_taken_for_damage() -> None:
     vfs = disk()
     storage = storage_of(vfs)
     header: KeyRunHeader = write(storage, ENTRIES)
-    fences = await storage.read_fences(header)
+    fences = await storage.read(RUN_ID, partial(KeyRunReader.read_fences, header=header))
     vfs.faults.add(Fault("read", onward=True))
     for read in (
-        storage.read_header(RUN_ID),
-        storage.read_fences(header),
-        storage.read_filter(header),
-        storage.find(header, fences, [0], np.array([5], np.uint64)),
+        storage.read(RUN_ID, KeyRunReader.read_header),
+        storage.read(RUN_ID, partial(KeyRunReader.read_fences, header=header)),
+        storage.read(RUN_ID, partial(KeyRunReader.read_filter, header=header)),
+        find(storage, header, fences, [0], np.array([5], np.uint64)),
     ):
         with pytest.raises(Unavailable):
             await read
     vfs.faults.clear()
     vfs.faults.add(Fault("open"))
     with pytest.raises(Unavailable):
-        await storage.read_header(RUN_ID)
+        await storage.read(RUN_ID, KeyRunReader.read_header)
     vfs.faults.add(Fault("remove"))
     with pytest.raises(Unavailable):
         await storage.delete(RUN_ID)
     vfs.faults.add(Fault("list_dir"))
     with pytest.raises(Unavailable):
-        await storage.list()
+        await storage.list_ids()

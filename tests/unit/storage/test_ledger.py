@@ -183,7 +183,7 @@ def test_columns_cannot_be_changed_once_appended() -> None:
             column[0] = column[1]
 
 
-async def test_l1_nothing_is_lost_when_a_flush_drops_batches_during_a_read() -> None:
+async def test_ledger_1_nothing_is_lost_when_a_flush_drops_batches_during_a_read() -> None:
     file_thread, read_thread = HeldExecutor(hold=True), HeldExecutor(hold=True)
     book = Book(new_vfs(), executor=file_thread, read_executor=read_thread)
     book.append(10)
@@ -207,7 +207,7 @@ async def test_l1_nothing_is_lost_when_a_flush_drops_batches_during_a_read() -> 
         book.compare(await read, list(wanted))
 
 
-async def test_l3_at_most_one_write_is_in_flight() -> None:
+async def test_ledger_3_at_most_one_write_is_in_flight() -> None:
     file_thread = HeldExecutor(hold=True)
     book = Book(new_vfs(), executor=file_thread)
     book.append(10)
@@ -279,7 +279,9 @@ async def test_files_that_could_not_be_made_are_made_by_the_next_attempt(nth: in
 
 @pytest.mark.parametrize("kind", ["write"])
 @pytest.mark.parametrize("nth", [1, 2, 3, 4, 5, 6])
-async def test_l5_a_failed_write_leaves_the_ledger_as_it_was_and_is_not_retried(kind: str, nth: int) -> None:
+async def test_ledger_5_a_failed_write_leaves_the_ledger_as_it_was_and_is_not_retried(
+    kind: str, nth: int
+) -> None:
     vfs = new_vfs()
     book = Book(vfs)
     book.append(10)
@@ -299,7 +301,7 @@ async def test_l5_a_failed_write_leaves_the_ledger_as_it_was_and_is_not_retried(
     await book.check()
 
 
-async def test_l5_a_failed_sync_is_never_retried() -> None:
+async def test_ledger_5_a_failed_sync_is_never_retried() -> None:
     vfs = new_vfs()
     book = Book(vfs)
     book.append(10)
@@ -323,7 +325,7 @@ async def test_a_read_that_the_disk_refuses_can_be_tried_again() -> None:
 # Open files, deletion, dump.
 
 
-async def test_f4_at_most_so_many_ledgers_have_open_files() -> None:
+async def test_files_4_at_most_so_many_ledgers_have_open_files() -> None:
     vfs = new_vfs()
     open_files = OpenFiles(vfs, limit=2)
     thread = HeldExecutor()
@@ -338,7 +340,7 @@ async def test_f4_at_most_so_many_ledgers_have_open_files() -> None:
         assert len(open_files) == 2
 
 
-async def test_f4_files_in_use_are_not_closed() -> None:
+async def test_files_4_files_in_use_are_not_closed() -> None:
     book, _ = await persisted(5)
     open_files = OpenFiles(book.vfs, limit=1)
     pinned = open_files.pin(book.name)
@@ -356,7 +358,7 @@ async def test_f4_files_in_use_are_not_closed() -> None:
     assert len(open_files) == 0
 
 
-async def test_f4_threads_that_share_few_open_files_read_what_was_written(tmp_path: Path) -> None:
+async def test_files_4_threads_that_share_few_open_files_read_what_was_written(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as file_thread, ThreadPoolExecutor(3) as read_threads:
         open_files = OpenFiles(LocalVfs(), limit=1)
         books = []
@@ -380,7 +382,7 @@ async def test_f4_threads_that_share_few_open_files_read_what_was_written(tmp_pa
 
 
 @pytest.mark.parametrize("nth", [2, 3])
-async def test_f4_what_was_opened_before_a_file_that_cannot_be_is_closed(nth: int) -> None:
+async def test_files_4_what_was_opened_before_a_file_that_cannot_be_is_closed(nth: int) -> None:
     book, _ = await persisted(5)
     vfs, opened = book.vfs, list[Any]()
     assert isinstance(vfs, MemVfs)
@@ -398,7 +400,7 @@ async def test_f4_what_was_opened_before_a_file_that_cannot_be_is_closed(nth: in
     assert all(file._closed for file in opened)
 
 
-async def test_f4_a_read_that_began_before_a_deletion_leaves_no_file_open() -> None:
+async def test_files_4_a_read_that_began_before_a_deletion_leaves_no_file_open() -> None:
     book, _ = await persisted(5)
     open_files, remove = OpenFiles(book.vfs), book.vfs.remove
 

@@ -1,4 +1,4 @@
-"""What is refused of a ledger's files though each checksum holds, and how many frames a bound in bytes allows."""
+"""Refusals of a ledger's files though each checksum holds, and the number of frames within a bound in bytes."""
 
 from __future__ import annotations
 

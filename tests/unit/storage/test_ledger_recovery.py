@@ -37,7 +37,7 @@ async def test_a_restored_ledger_holds_what_was_captured(counts: tuple[int, ...]
     assert book.ledger.capture() == capture
 
 
-async def test_f2_a_restored_partial_block_is_continued_and_still_verified() -> None:
+async def test_files_2_a_restored_partial_block_is_continued_and_still_verified() -> None:
     book, capture = await persisted(3000)
     book.reopen(capture)
     book.append(3000)
@@ -157,7 +157,7 @@ def offset_in(kind: str, capture: LedgerCapture) -> int:
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_f3_a_changed_byte_is_found_when_it_is_read(kind: str, sealed: bool) -> None:
+async def test_files_3_a_changed_byte_is_found_when_it_is_read(kind: str, sealed: bool) -> None:
     book, capture = await persisted(5000, sealed=sealed)
     book.reopen(capture)
     flip_byte(book.vfs, book.name.path(kind), offset_in(kind, capture))
@@ -171,7 +171,7 @@ async def test_f3_a_changed_byte_is_found_when_it_is_read(kind: str, sealed: boo
     assert [problem.path for problem in verify_ledger(book.vfs, FOLDER, capture)] == [book.name.path(kind)]
 
 
-async def test_f3_a_damaged_message_is_named_by_its_place() -> None:
+async def test_files_3_a_damaged_message_is_named_by_its_place() -> None:
     book, _ = await persisted(100)
     offset = HEADER_BYTES + book.rows[42][3]
     flip_byte(book.vfs, book.name.path("data"), offset + 1)

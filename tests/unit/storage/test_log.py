@@ -1,4 +1,4 @@
-"""A topic's log as ledgers come and go: positions keep their order, and files their time (G1-G4)."""
+"""A topic's log as ledgers come and go: positions keep their order, and files their time (LOG-1 to LOG-4)."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from broker.errors import Corrupt
 from broker.model import EXPIRE_MS_MAX, LEDGER_ID_MAX, START, Position
 from broker.storage.blocks import block_count
 from broker.storage.compaction_inputs import MAGIC_INPUTS, decode_inputs
+from broker.storage.ledger_facts import LedgerFacts
 from broker.storage.manifest import (
     FRAME_BYTES,
     ID_MAX,
@@ -98,10 +99,7 @@ def ledger_images(draw: st.DrawFn, ledger_id: int, *, sealed: bool) -> LedgerIma
         sealed,
         () if sealed else tuple(draw(crcs)),
         () if sealed else tuple(draw(crcs)),
-        draw(times),
-        last_due_ms=draw(times),
-        last_expire_ms=draw(st.integers(0, EXPIRE_MS_MAX)),
-        last_publish_ms=draw(times),
+        LedgerFacts(draw(times), draw(times), draw(st.integers(0, EXPIRE_MS_MAX)), draw(times)),
     )
 
 
@@ -404,7 +402,7 @@ def open_ledger(**changes: Any) -> dict[str, Any]:
         sealed_ledger(data_bytes=1 << 33),
         sealed_ledger(sealed=False, times_crcs=(1, 2), rows_crcs=(1, 2)),
         sealed_ledger(times_crcs=(1,)),
-        sealed_ledger(first_publish_ms=-1),
+        sealed_ledger(facts=LedgerFacts(-1)),
         open_ledger(ledger_id=1 << 48),
         open_ledger(times_crcs=()),
         open_ledger(rows_crcs=(1, 2)),

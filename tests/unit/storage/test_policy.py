@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import InvalidRequest
+from broker.policy import SubscriptionPolicy, TopicPolicy, effective
 from broker.storage.policy import (
-    SubscriptionPolicy,
-    TopicPolicy,
-    effective,
     subscription_policy_from_record,
     subscription_policy_to_record,
     topic_policy_from_record,

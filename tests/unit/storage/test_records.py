@@ -15,10 +15,10 @@ from pyroaring import BitMap
 
 from broker.errors import Corrupt
 from broker.model import ENTRY_ID_MAX, FLAG_DELAYED, LEDGER_ID_MAX, ROW, TIME_MS_MAX, Position
+from broker.policy import SubscriptionPolicy
 from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.compacted import CompactedLedger, LedgersCompacted
 from broker.storage.manifest import ID_MAX, SubscriptionImage, subscription_to_entry
-from broker.storage.policy import SubscriptionPolicy
 from broker.storage.record_types import RecordType
 from broker.storage.records import (
     GivenBack,

@@ -1,4 +1,4 @@
-"""How much is read around damage: little for little damage, and a bounded amount however much there is."""
+"""Reads around damage: few for little damage, and a bounded number however much there is."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,10 +24,10 @@ from broker.storage.sparse import (
     peek_present,
     present_between,
 )
+from broker.storage.sparse_check import examine_generation
 from broker.storage.sparse_files import GONE_FRAME
 from broker.storage.sparse_writer import (
-    LedgerSource,
-    check_generation,
+    GenerationSource,
     live_entries,
     open_source,
     write_generation,
@@ -77,8 +76,8 @@ async def test_a_sparse_ledger_reads_as_the_dense_one(count: int, part: float) -
     book, capture = await sealed_book(count)
     live = sorted(rng.sample(range(count), int(count * part)))
     generation = rewrite(book, capture, live)
-    assert verify_ledger(book.vfs, FOLDER, generation.capture) == []
-    assert generation.capture.entry_count == count
+    assert verify_ledger(book.vfs, FOLDER, generation) == []
+    assert generation.entry_count == count
     await check_reads(book, opened(book, generation), live, rng)
 
 
@@ -86,9 +85,9 @@ async def test_a_generation_is_made_of_a_generation() -> None:
     rng = random.Random(3)
     book, capture = await sealed_book(300)
     first = rewrite(book, capture, range(0, 300, 3))
-    second = rewrite(book, first.capture, range(0, 300, 30))
-    assert second.capture.generation == 2
-    assert second.capture.entry_count == 300
+    second = rewrite(book, first, range(0, 300, 30))
+    assert second.generation == 2
+    assert second.entry_count == 300
     await check_reads(book, opened(book, second), list(range(0, 300, 30)), rng)
 
 
@@ -146,20 +145,22 @@ async def test_facts_of_what_survived() -> None:
     book, capture = await sealed_book(30)
     undelayed = [i for i, time in enumerate(book.times) if not time][:3]
     generation = rewrite(book, capture, undelayed)
-    assert generation.last_expire_ms == 0
-    assert rewrite(book, generation.capture, []).capture.sparse == (0, 40)
+    with open_source(book.vfs, FOLDER, capture, NONE) as source:
+        examined = examine_generation(
+            book.vfs, FOLDER, generation, source, BitMap(range(30)), max(book.times)
+        )
+    assert (set(examined.present), examined.last_expire_ms) == (set(undelayed), 0)
+    assert rewrite(book, generation, []).sparse == (0, 40)
 
 
 async def test_a_flipped_byte_anywhere_is_found() -> None:
     book, capture = await sealed_book(6)
     generation = rewrite(book, capture, [1, 2, 5])
-    name = generation.capture.name(FOLDER)
+    name = generation.name(FOLDER)
     for kind in KINDS:
-        for offset in range(file_lengths(generation.capture)[kind]):
+        for offset in range(file_lengths(generation)[kind]):
             flip_byte(book.vfs, name.path(kind), offset)
-            assert verify_ledger(book.vfs, FOLDER, generation.capture), (kind, offset)
-            with pytest.raises(Corrupt):
-                check_generation(book.vfs, FOLDER, generation)
+            assert verify_ledger(book.vfs, FOLDER, generation), (kind, offset)
             ledger = opened(book, generation)
             try:
                 found = await ledger.read(ids(range(6)))
@@ -171,39 +172,39 @@ async def test_a_flipped_byte_anywhere_is_found() -> None:
                     offset,
                 )
             flip_byte(book.vfs, name.path(kind), offset)
-    assert verify_ledger(book.vfs, FOLDER, generation.capture) == []
+    assert verify_ledger(book.vfs, FOLDER, generation) == []
 
 
 async def test_what_is_wrong_is_told_of_the_entry_and_not_of_the_row() -> None:
     book, capture = await sealed_book(30)
     generation = rewrite(book, capture, [4, 11, 20])
-    name = generation.capture.name(FOLDER)
-    flip_byte(book.vfs, name.path("data"), file_lengths(generation.capture)["data"] - 1)
-    (problem,) = verify_ledger(book.vfs, FOLDER, generation.capture)
+    name = generation.name(FOLDER)
+    flip_byte(book.vfs, name.path("data"), file_lengths(generation)["data"] - 1)
+    (problem,) = verify_ledger(book.vfs, FOLDER, generation)
     assert problem.what == "entry 20: the stored message is damaged"
     compared = verify_ledger(
-        book.vfs, FOLDER, generation.capture, compare=lambda first, *_: [(0, "odd")] if first == 0 else []
+        book.vfs, FOLDER, generation, compare=lambda first, *_: [(0, "odd")] if first == 0 else []
     )
     assert [each.what for each in compared] == [problem.what]  # frames of a damaged run are not compared
-    flip_byte(book.vfs, name.path("data"), file_lengths(generation.capture)["data"] - 1)
-    (problem,) = verify_ledger(book.vfs, FOLDER, generation.capture, compare=lambda *_: [(1, "odd")])
+    flip_byte(book.vfs, name.path("data"), file_lengths(generation)["data"] - 1)
+    (problem,) = verify_ledger(book.vfs, FOLDER, generation, compare=lambda *_: [(1, "odd")])
     assert problem.what == "entry 11: odd"
-    flip_byte(book.vfs, name.path("times"), file_lengths(generation.capture)["times"] - 1)
-    found = verify_ledger(book.vfs, FOLDER, generation.capture, compare=lambda *_: [(1, "odd")])
+    flip_byte(book.vfs, name.path("times"), file_lengths(generation)["times"] - 1)
+    found = verify_ledger(book.vfs, FOLDER, generation, compare=lambda *_: [(1, "odd")])
     assert "row 1: odd" in [each.what for each in found]  # which entries are there is not known
 
 
 async def test_a_cut_file_is_found() -> None:
     book, capture = await sealed_book(6)
     generation = rewrite(book, capture, [1, 2, 5])
-    name = generation.capture.name(FOLDER)
+    name = generation.name(FOLDER)
     for kind in KINDS:
-        whole = file_lengths(generation.capture)[kind]
+        whole = file_lengths(generation)[kind]
         file = book.vfs.open(name.path(kind))
         content = file.pread(whole, 0)
         for length in range(whole):
             file.truncate(length)
-            assert verify_ledger(book.vfs, FOLDER, generation.capture), (kind, length)
+            assert verify_ledger(book.vfs, FOLDER, generation), (kind, length)
             file.pwrite([content], 0)
         file.close()
 
@@ -213,16 +214,26 @@ async def test_a_generation_is_on_disk_when_it_is_written() -> None:
     generation = rewrite(book, capture, [3, 9])
     assert isinstance(book.vfs, MemVfs)
     crashed = book.vfs.crashed(book.vfs.op_count, CrashPolicy.LOSE_UNSYNCED)
-    assert verify_ledger(crashed, FOLDER, generation.capture) == []
+    assert verify_ledger(crashed, FOLDER, generation) == []
 
 
-async def test_a_generation_that_differs_from_what_was_written_is_refused() -> None:
+async def test_a_generation_that_differs_from_its_source_is_refused() -> None:
     book, capture = await sealed_book(20)
     generation = rewrite(book, capture, [3, 9])
-    with pytest.raises(Corrupt):
-        check_generation(book.vfs, FOLDER, replace(generation, present=BitMap([3, 8])))
-    with pytest.raises(Corrupt):
-        check_generation(book.vfs, FOLDER, replace(generation, times_crcs=(1,)))
+    done, end_ms = BitMap(range(20)), max(book.times)
+    moved = NONE.move(np.array([9], np.uint32), np.array([end_ms + 1], np.int64), 1)
+    for amendments, settled, now_ms in (
+        (moved, done, end_ms + 1),  # a row has another time
+        (NONE.cancel(BitMap([9])), done, end_ms),  # one is there that is gone
+        (NONE, done - BitMap([4]), end_ms),  # one is not there that is owed
+    ):
+        with open_source(book.vfs, FOLDER, capture, amendments) as source, pytest.raises(Corrupt):
+            examine_generation(book.vfs, FOLDER, generation, source, settled, now_ms)
+    for kind in KINDS:
+        flip_byte(book.vfs, generation.name(FOLDER).path(kind), HEADER_BYTES + 1)
+        with open_source(book.vfs, FOLDER, capture, NONE) as source, pytest.raises(Corrupt):
+            examine_generation(book.vfs, FOLDER, generation, source, done, end_ms)
+        flip_byte(book.vfs, generation.name(FOLDER).path(kind), HEADER_BYTES + 1)
 
 
 async def test_a_damaged_source_is_not_copied() -> None:
@@ -244,18 +255,18 @@ async def test_large_frames_are_copied_in_parts() -> None:
     await book.ledger.persist(capture)
     target = capture.name("large")._replace(generation=1, sparse=True)
     with open_source(book.vfs, "large", capture, NONE) as source:
-        bounded = LedgerSource(capture, _FewBytes(source), NONE)  # type: ignore[arg-type]
+        bounded = GenerationSource(capture, _FewBytes(source), NONE)  # type: ignore[arg-type]
         generation = write_generation(book.vfs, bounded, BitMap(range(5, 60)), target)
-    check_generation(book.vfs, "large", generation)
+    assert verify_ledger(book.vfs, "large", generation) == []
     executor = HeldExecutor()
-    ledger = Ledger.restore(generation.capture, "large", OpenFiles(book.vfs), executor, executor)
+    ledger = Ledger.restore(generation, "large", OpenFiles(book.vfs), executor, executor)
     assert (await ledger.read(ids(range(5, 60)))).frames == book.frames[5:]
 
 
 class _FewBytes:
     """A storage that gives three frames at a time."""
 
-    def __init__(self, source: LedgerSource) -> None:
+    def __init__(self, source: GenerationSource) -> None:
         self._storage = source.storage
 
     def read(self, entry_ids: np.ndarray, data_bytes: int, bytes_max: int) -> object:
@@ -265,7 +276,7 @@ class _FewBytes:
 async def test_a_sparse_file_can_be_dumped() -> None:
     book, capture = await sealed_book(6)
     generation = rewrite(book, capture, [1, 2, 5])
-    name = generation.capture.name(FOLDER)
+    name = generation.name(FOLDER)
     lines = list(dump_file(book.vfs, name.path("times")))
     assert lines[0]["sparse"] is True
     assert [line["entry_id"] for line in lines if line["line"] == "row"] == [1, 2, 5]

@@ -12,9 +12,9 @@ import pytest
 from pyroaring import BitMap
 
 from broker.model import Position
-from broker.storage.policy import SubscriptionPolicy
+from broker.policy import SubscriptionPolicy
 from broker.subscriptions.brake import AT_ONCE_MAX, SPAN_NS, WAIT_MS, Brake
-from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -29,7 +29,7 @@ Return = Callable[[Inbox, list[Position]], Awaitable[bool]]
 
 
 async def releases(inbox: Inbox, positions: list[Position]) -> bool:
-    """Whether the consumer stays."""
+    """Return whether the consumer stays."""
     assert await inbox.release(positions) == []
     return True
 
@@ -46,7 +46,10 @@ async def leaves(inbox: Inbox, positions: list[Position]) -> bool:
 
 
 WAYS = pytest.mark.parametrize("give_back", [releases, nacks, leaves])
-TYPES = pytest.mark.parametrize("type_", [SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER])
+TYPES = pytest.mark.parametrize(
+    "type_",
+    list(SubscriptionType),
+)
 
 
 async def go_round(node: Node, give_back: Return, seconds: float) -> int:

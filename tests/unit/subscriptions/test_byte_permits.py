@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.storage.policy import SubscriptionPolicy
-from broker.subscriptions.subscription import KEY_SHARED, SHARED
+from broker.policy import SubscriptionPolicy
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -39,7 +39,9 @@ WAYS = {
 """How the one message that is held goes, how often it may be delivered, and what may come then."""
 
 
-@pytest.mark.parametrize("type_", [SHARED, KEY_SHARED], ids=["shared", "key_shared"])
+@pytest.mark.parametrize(
+    "type_", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED], ids=["shared", "key_shared"]
+)
 @pytest.mark.parametrize(("let_go", "attempts_max", "expected"), WAYS.values(), ids=WAYS)
 def test_who_waits_for_bytes_is_given_a_large_message_once_it_holds_nothing(
     let_go: Callable[[Inbox, Delivered], Awaitable[None]], attempts_max: int, expected: set[bytes], type_: int
@@ -67,7 +69,7 @@ def test_who_waits_for_bytes_is_given_a_large_message_once_it_holds_nothing(
 
 
 def _taken(inbox: Inbox) -> list[Delivered]:
-    """What arrived, without the permits that `Inbox.poll` grants for it."""
+    """Return what arrived, without the permits that `Inbox.poll` grants for it."""
     inbox.attached = False
     try:
         return inbox.poll()

@@ -1,4 +1,4 @@
-"""What is asked for one message at a time costs about the same, however many are held: counted in steps, not timed."""
+"""Costs of calls for one message do not grow with the number of held ones: counted in steps, not timed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from pyroaring import BitMap
 
 from broker.model import Entries
+from broker.subscriptions.attempts import Attempts
 from broker.subscriptions.leases import Leases
 from broker.subscriptions.reasons import Reasons
-from broker.subscriptions.redelivery import Attempts
-from broker.subscriptions.waiting import Waiting
+from broker.subscriptions.redelivery import RedeliveryQueue
 
 FEW, MANY = 250, 1_500
 LEASE_NS = 30_000_000_000
@@ -28,7 +28,7 @@ def _leased(count: int) -> Leases:
 
 
 def _waking(leases: Leases, now_ns: int) -> None:
-    """What the dispatcher asks each time it is woken."""
+    """Ask what the dispatcher asks each time it wakes."""
     assert leases.expired(now_ns) == []
     leases.next_deadline_ns()
 
@@ -66,7 +66,7 @@ def _grant(count: int, each: Callable[[int], Entries]) -> None:
 
 
 def _wait(count: int, each: Callable[[int], Entries]) -> None:
-    waiting = Waiting()
+    waiting = RedeliveryQueue()
     for now in range(count):
         waiting.put(10**12 + now, each(now))
         assert waiting.take(now, 10) is None
@@ -110,7 +110,7 @@ def _one(entry_id: int) -> Entries:
 
 
 def _steps_of(work: Callable[[], None]) -> int:
-    """How many steps the interpreter took: no clock, so the same on every machine."""
+    """Count the interpreter's steps: no clock, so the same on every machine."""
     steps = 0
 
     def count(frame: FrameType, event: str, arg: object) -> Any:

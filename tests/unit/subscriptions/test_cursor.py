@@ -1,4 +1,4 @@
-"""What a subscription has settled: the mark, and the holes beyond it."""
+"""Cursors: the mark, and the holes beyond it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def entries(*positions: tuple[int, int]) -> Entries:
     return found
 
 
-def test_c2_the_mark_moves_over_what_is_settled_in_order() -> None:
+def test_cursor_2_the_mark_moves_over_what_is_settled_in_order() -> None:
     cursor, spans = Cursor(Position(1, 0)), Spans(5)
     cursor.settle(entries((1, 0), (1, 1)), spans)
     assert cursor.mark == (1, 2)

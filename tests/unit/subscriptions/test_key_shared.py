@@ -1,4 +1,4 @@
-"""Who owns a slot, when it may be sent to, and what is parked, against plain dicts and lists."""
+"""Owners of slots, when they may be sent to, and what is parked, against plain dicts and lists."""
 
 from __future__ import annotations
 

@@ -13,8 +13,10 @@ import pytest
 from broker.delayed.tracker import DueChunk
 from broker.model import Position
 from broker.subscriptions import key_dispatch
+from broker.subscriptions.entry_states import State
 from broker.subscriptions.handout import HandOut, Read, Taken
-from broker.subscriptions.subscription import KEY_SHARED, Subscription
+from broker.subscriptions.subscription import Subscription
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -29,13 +31,13 @@ class World:
     """A broker with one KEY_SHARED subscription, and what was produced."""
 
     def __init__(self, clock: SimClock, **settings: object) -> None:
-        config = small_config(ledger_entries_max=1000, clock_recheck_ms=60_000, **settings)
+        config = small_config(ledger_max_entries=1000, clock_recheck_ms=60_000, **settings)
         self.node = Node(MemVfs(), clock, config).open()
         self.by_key: dict[str, list[bytes]] = defaultdict(list)
         self.key_of: dict[bytes, str] = {}
 
     async def start(self) -> Subscription:
-        self.subscription = await self.node.create_subscription("t", "s", type_=KEY_SHARED)
+        self.subscription = await self.node.create_subscription("t", "s", type_=SubscriptionType.KEY_SHARED)
         return self.subscription
 
     async def produce(self, keys: list[str], *, bytes_: int = 0, **fields: Any) -> None:
@@ -226,7 +228,7 @@ def test_an_acknowledgement_of_what_is_parked_takes_it_out():
         received = [*second.poll(), *other.poll()]
         expected = [payload for payload in world.by_key["k"] if payload != held[1].payload]
         assert [each.payload for each in received] == expected
-        assert not world.subscription.parked
+        assert not world.subscription.states.column(State.PARKED)
 
     run(scenario)
 
@@ -363,7 +365,7 @@ def test_what_was_never_sent_and_waited_for_its_time_goes_after_what_was_lost(mo
 
         before_the_next_read(monkeypatch, step_back)
         await asyncio.sleep(1)
-        assert world.subscription.redelivery.queued, "it was found to be early"
+        assert world.subscription.states.redelivery.queued, "it was found to be early"
         first.detach()
         await asyncio.sleep(1)
         second = world.attach()

@@ -1,4 +1,4 @@
-"""Who holds what, and until when, against a plain dict: position -> (consumer, deadline)."""
+"""Leases against a plain dict: position -> (consumer, deadline)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def deadlines_of(leases: Leases) -> Model:
         for entry_id, deadline in zip(
             times.entries, np.frombuffer(times.column, "<i8").tolist(), strict=True
         ):
-            assert Position(ledger_id, entry_id) not in found  # L2
+            assert Position(ledger_id, entry_id) not in found  # LEASE-2
             found[Position(ledger_id, entry_id)] = ("", deadline)
     named = set[Position]()
     for grant in leases._grants:
-        assert not named & positions_in(grant.entries)  # L4
+        assert not named & positions_in(grant.entries)  # LEASE-4
         named |= positions_in(grant.entries)
         for position in positions_in(leases._alive(grant)):
-            assert position not in found  # L2
+            assert position not in found  # LEASE-2
             found[position] = ("", grant.deadline_ns)
     for consumer_id, held in leases._held.items():
         for position in positions_in(held):
@@ -45,7 +45,7 @@ def deadlines_of(leases: Leases) -> Model:
 
 
 def check(leases: Leases, model: Model) -> None:
-    assert positions_in(leases.leased) == model.keys()  # L1
+    assert positions_in(leases.leased) == model.keys()  # LEASE-1
     assert all(leases.leased.values())
     for consumer_id in CONSUMERS:
         mine = {position for position, (holder, _) in model.items() if holder == consumer_id}

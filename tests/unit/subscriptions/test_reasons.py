@@ -1,4 +1,4 @@
-"""Why messages were nacked last: within a bound, and nothing of what is settled."""
+"""Reasons of nacks: within a bound, and nothing of what is settled."""
 
 from __future__ import annotations
 

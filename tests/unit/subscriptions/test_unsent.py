@@ -1,4 +1,4 @@
-"""What was handed out and never sent is taken back as if it had not been: it can be changed, keeps its place, is no attempt.
+"""Batches taken back before they were sent: they can be changed, keep their place, count no attempt.
 
 Every way in which a batch leaves a consumer's outbox without its stream.
 """
@@ -11,16 +11,20 @@ from collections.abc import Callable
 import pytest
 
 from broker.model import Position
-from broker.storage.policy import SubscriptionPolicy
+from broker.policy import SubscriptionPolicy
 from broker.subscriptions.consumer import Consumer
-from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, Subscription
+from broker.subscriptions.subscription import Subscription
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics import control
 from broker.topics.topic import Topic
 from tests.harness import Node, Outgoing
 from tests.unit.topics.change_world import DONE, HOUR_MS, TOPIC, cancel, messages, move, run, step, times_of
 
-TYPES = pytest.mark.parametrize("type_", [SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER])
+TYPES = pytest.mark.parametrize(
+    "type_",
+    list(SubscriptionType),
+)
 
 
 def drains(topic: Topic, subscription: Subscription, consumer: Consumer) -> None:
@@ -29,12 +33,12 @@ def drains(topic: Topic, subscription: Subscription, consumer: Consumer) -> None
 
 
 def breaks(topic: Topic, subscription: Subscription, consumer: Consumer) -> None:
-    topic.detach(subscription, consumer)
+    topic.subscriptions.detach(subscription, consumer)
 
 
 def hands_back(topic: Topic, subscription: Subscription, consumer: Consumer) -> None:
     consumer.hands_back = True
-    topic.detach(subscription, consumer)
+    topic.subscriptions.detach(subscription, consumer)
 
 
 def is_late(topic: Topic, subscription: Subscription, consumer: Consumer) -> None:
@@ -49,7 +53,7 @@ def attach(node: Node, subscription: Subscription, permits: int = 10, permit_byt
     """A consumer whose stream does not come to write."""
     consumer = Consumer(f"c{next(node.consumer_numbers)}", "c", 30_000)
     consumer.grant(permits, permit_bytes)
-    node.topic(TOPIC).attach(subscription, consumer)
+    node.topic(TOPIC).subscriptions.attach(subscription, consumer)
     return consumer
 
 
@@ -59,7 +63,7 @@ async def handed_out(node: Node, type_: int, count: int = 3) -> tuple[Subscripti
     consumer = attach(node, subscription)
     positions = await node.produce(TOPIC, messages(count, deliver_after_ms=50, key="k"))
     await asyncio.sleep(1)
-    assert subscription.leases.count() == count
+    assert subscription.states.leases.count() == count
     return subscription, consumer, positions
 
 
@@ -79,11 +83,11 @@ def test_what_was_never_sent_can_be_changed_and_is_no_attempt(
         leaves(topic, subscription, consumer)
         await asyncio.sleep(consumer.lease_ms / 1000)
         assert consumer.next_nowait() is None
-        assert subscription.leases.count() == 0
+        assert subscription.states.leases.count() == 0
         assert records(node) == before, "no record says that it was sent"
         assert await cancel(topic, positions[:1]) == [DONE]
         assert await move(topic, positions[1:2], deliver_after_ms=HOUR_MS) == [DONE]
-        topic.detach(subscription, consumer)
+        topic.subscriptions.detach(subscription, consumer)
         inbox = node.attach(topic, subscription)
         await asyncio.sleep(1)
         assert [position for position, _ in times_of(inbox)] == positions[2:]
@@ -132,12 +136,16 @@ def test_what_was_sent_before_comes_back_by_a_record_and_before_what_was_not(typ
         consumer.grant(2, 0)
         subscription.work.set()
         await asyncio.sleep(0.1)
-        assert subscription.leases.count() == 4
-        others = [] if type_ == EXCLUSIVE else [node.attach(topic, subscription) for _ in range(2)]
+        assert subscription.states.leases.count() == 4
+        others = (
+            []
+            if type_ == SubscriptionType.EXCLUSIVE
+            else [node.attach(topic, subscription) for _ in range(2)]
+        )
         await asyncio.sleep(0.1)
-        for other in others if type_ == SHARED else ():
+        for other in others if type_ == SubscriptionType.SHARED else ():
             await other.ack([position for position, _ in times_of(other)])
-        topic.detach(subscription, consumer)
+        topic.subscriptions.detach(subscription, consumer)
         others = others or [node.attach(topic, subscription)]
         await asyncio.sleep(1)
         for other in others:
@@ -145,11 +153,11 @@ def test_what_was_sent_before_comes_back_by_a_record_and_before_what_was_not(typ
         received = sorted((each.sent_ns, each.position) for other in others for each in other.received)
         attempts = {each.position: each.attempt for other in others for each in other.received}
         assert attempts == {position: 2 if position in positions[:2] else 1 for position in positions}
-        if type_ != SHARED:
+        if type_ != SubscriptionType.SHARED:
             assert [position for _, position in received] == positions
         return node
 
-    run(scenario, ledger_entries_max=100)
+    run(scenario, ledger_max_entries=100)
 
 
 def test_a_key_keeps_its_order_when_its_consumer_drains_before_it_was_sent_anything():
@@ -157,13 +165,13 @@ def test_a_key_keeps_its_order_when_its_consumer_drains_before_it_was_sent_anyth
 
     async def scenario(node: Node) -> Node:
         topic = node.topic(TOPIC)
-        subscription = await node.create_subscription(TOPIC, "one", type_=KEY_SHARED)
+        subscription = await node.create_subscription(TOPIC, "one", type_=SubscriptionType.KEY_SHARED)
         consumers = [attach(node, subscription, permits=2) for _ in range(2)]
         positions = await node.produce(TOPIC, [Outgoing(b"%d" % i, key="k") for i in range(6)])
         await asyncio.sleep(0.1)
-        (owner,) = (each for each in consumers if subscription.leases.holds(each.consumer_id))
+        (owner,) = (each for each in consumers if subscription.states.leases.holds(each.consumer_id))
         inbox = node.attach(topic, subscription, permits=0)
-        topic.detach(subscription, next(each for each in consumers if each is not owner))
+        topic.subscriptions.detach(subscription, next(each for each in consumers if each is not owner))
         await asyncio.sleep(0.1)
         subscription.drain(owner)
         await asyncio.sleep(0.1)
@@ -173,7 +181,7 @@ def test_a_key_keeps_its_order_when_its_consumer_drains_before_it_was_sent_anyth
         assert [position for position, _ in times_of(inbox)] == positions
         return node
 
-    run(scenario, ledger_entries_max=100)
+    run(scenario, ledger_max_entries=100)
 
 
 @pytest.mark.parametrize("permit_bytes", [0, 5, 1_000])
@@ -192,7 +200,7 @@ def test_permits_are_there_again_for_what_its_stream_did_not_come_to_send(permit
         assert batch.attempts.tolist() == [1] * count
         assert consumer.permits == 2 - count
         assert consumer.permit_bytes == max(0, permit_bytes - batch.frames_bytes)
-        assert subscription.leases.count() == count
+        assert subscription.states.leases.count() == count
         assert subscription.counters.lease_expired_messages == 0
         return node
 
@@ -205,15 +213,17 @@ def test_other_settings_take_back_what_was_not_sent():
     async def scenario(node: Node) -> Node:
         topic = node.topic(TOPIC)
         policy = SubscriptionPolicy(honor_delay=False, max_delivery_attempts=1)
-        subscription = await node.create_subscription(TOPIC, "one", type_=FAILOVER, policy=policy)
+        subscription = await node.create_subscription(
+            TOPIC, "one", type_=SubscriptionType.FAILOVER, policy=policy
+        )
         consumer = attach(node, subscription)
         positions = await node.produce(TOPIC, messages(3, deliver_after_ms=HOUR_MS))
         await asyncio.sleep(1)
-        assert subscription.leases.count() == 3
+        assert subscription.states.leases.count() == 3
         await control.update_policy(
             topic, subscription, SubscriptionPolicy(honor_delay=True), {"honor_delay"}
         )
-        topic.detach(subscription, consumer)  # as its stream does, which is told to end
+        topic.subscriptions.detach(subscription, consumer)  # as its stream does, which is told to end
         assert await cancel(topic, positions[:1]) == [DONE]
         assert await move(topic, positions[1:2], deliver_after_ms=2 * HOUR_MS) == [DONE]
         inbox = node.attach(topic, subscription)

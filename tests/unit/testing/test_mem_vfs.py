@@ -1,4 +1,4 @@
-"""What a crash of a `MemVfs` may leave, and what not; the promises M1 to M6."""
+"""Crashes of a `MemVfs`: what they may leave, and what not; the promises MEMVFS-1 to MEMVFS-6."""
 
 from __future__ import annotations
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from broker.errors import NotFound
+from broker.jobs.verify import verify_data_dir
 from broker.model import Position
-from broker.storage.policy import TRACKER_MEMORY, TopicPolicy
+from broker.policy import TRACKER_MEMORY, TopicPolicy
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop, run_sim
 from broker.topics.schedule_values import Cancel, Change, ChangeResult, DueRange, Move, Outcome
 from broker.topics.topic import Topic
-from broker.topics.verify import verify_data_dir
 from tests.harness import DATA_DIR, DAY_MS, Inbox, Node, Outgoing, small_config
 
 TOPIC = "orders"
@@ -31,7 +31,7 @@ def run(scenario: Callable[[Node], Awaitable[Node]], *, tracker: str = BUCKETS, 
     """Run a scenario on a topic `orders`; what is on the disk at its end must be clean."""
 
     async def whole(_: SimLoop, clock: SimClock) -> Node:
-        settings = {"ledger_entries_max": 4, "reclaim_interval_ms": NEVER_MS, "clock_recheck_ms": 1_000}
+        settings = {"ledger_max_entries": 4, "reclaim_interval_ms": NEVER_MS, "clock_recheck_ms": 1_000}
         node = Node(MemVfs(), clock, small_config(**{**settings, **changes})).open()
         policy = TopicPolicy(tracker=TRACKER_MEMORY) if tracker == MEMORY else TopicPolicy()
         await node.broker.registry.create_topic(TOPIC, policy)
@@ -61,7 +61,7 @@ async def move(topic: Topic, positions: list[Position], **to: int) -> list[Chang
 
 
 async def counted(topic: Topic) -> int:
-    """How many wait, as the index says; it must say that this is exact."""
+    """Return the index's count of waiting messages, which must be exact."""
     counts = await topic.schedule.count(DueRange(), 0)
     assert counts.is_exact
     total = sum(count for _, count in counts.bars) + counts.before + counts.after
@@ -84,7 +84,7 @@ def step(node: Node, ms: int) -> None:
 
 
 def times_of(inbox: Inbox) -> list[tuple[Position, int]]:
-    """Where and for when everything came that came."""
+    """Return position and time of everything that came."""
     inbox.poll()
     return [(each.position, each.deliver_at_ms) for each in inbox.received]
 

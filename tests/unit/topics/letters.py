@@ -1,4 +1,4 @@
-"""What the tests of dead letters share: a broker on virtual time, and what it says of them."""
+"""Base of the tests of dead letters: a broker on virtual time, and what it says of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from broker.config import BrokerConfig
 from broker.model import Entries, Position, ids_of
+from broker.policy import SubscriptionPolicy
 from broker.rpc.decode import ProduceEnvelope
-from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions.subscription import Subscription
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
@@ -42,7 +42,7 @@ def on_node(
 async def billing(node: Node, policy: SubscriptionPolicy = THREE, **options: int) -> Inbox:
     """A consumer of the subscription that gives up."""
     found = node.broker.registry.by_name.get("orders")
-    if found is None or found.find_subscription("billing") is None:
+    if found is None or found.subscriptions.find("billing") is None:
         await node.create_subscription("orders", "billing", policy=policy)
     return await node.subscribe("orders", "billing", **options)
 

@@ -99,7 +99,6 @@ class PendingWorld:
             self.tracker = BucketTracker(
                 self.storage,
                 frontier,
-                topic_id=TOPIC_ID,
                 executor=self.executor,
                 amendments_of=self.log.amendments_of,
                 policy=policy,

@@ -27,8 +27,10 @@ from pyroaring import BitMap
 from broker.config import BrokerConfig
 from broker.errors import Corrupt, PostdateError
 from broker.model import ENTRY_ID_MAX, EXPIRE_MS_MAX, TIME_MS_MAX, Position
+from broker.policy import POLICY_SPECS, SubscriptionPolicy, TopicPolicy
 from broker.runtime.vfs import replace_file
 from broker.storage.changes import Changed
+from broker.storage.ledger_facts import LedgerFacts
 from broker.storage.manifest import (
     FRAME_BYTES,
     MAGIC_BROKER,
@@ -38,7 +40,6 @@ from broker.storage.manifest import (
     encode_topic,
     frame_content,
 )
-from broker.storage.policy import RANGES, SubscriptionPolicy, TopicPolicy
 from broker.storage.producers_file import MAGIC_PRODUCERS
 from broker.storage.records import Produced, Record, decode_record
 from broker.storage.v1 import manifest_pb2 as pb
@@ -46,12 +47,11 @@ from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop, run_sim
 from broker.topics import control
-from broker.topics.ledger_facts import LedgerFacts
 from broker.topics.schedule_values import Cancel, DueRange, Move
 from broker.topics.topic import Topic
 from tests.depth import DEPTH, at_depth
 from tests.harness import EARLIEST, Node, Outgoing, entries_of
-from tests.unit.topics import compaction_world
+from tests.unit.folder import compaction_world
 
 HOUR_MS = 3_600_000
 T = TypeVar("T")
@@ -147,7 +147,7 @@ async def use_everything(node: Node, name: str) -> None:
     await topic.change_policy(TopicPolicy(default_ttl_ms=2 * HOUR_MS))
     await node.create_subscription(name, "three")
     await control.seek(topic, topic.subscription("three"), Position(0, 0))
-    await topic.delete_subscription("three")
+    await topic.subscriptions.delete("three")
     gone = await node.produce(name, [Outgoing(b"gone", deliver_after_ms=HOUR_MS) for _ in range(10)])
     await topic.schedule.change(gone, Cancel(), dry_run=False)
     await asyncio.sleep(10)  # sealed, reclaimed, written
@@ -185,7 +185,7 @@ async def check_it_lives(vfs: MemVfs, clock: SimClock) -> bool:
 
 
 async def work(node: Node, name: str) -> None:
-    """What a client does; refusals are as good an answer."""
+    """Work as a client does; refusals are as good an answer."""
     with contextlib.suppress(PostdateError):
         topic = node.topic(name)
         sent = [Outgoing(b"w", deliver_after_ms=HOUR_MS, ttl_ms=1), Outgoing(b"w", sequence_id=1 << 40)]
@@ -247,7 +247,7 @@ def bounds_of(field: Any) -> list[Any]:
 
 
 def is_counter(name: str) -> bool:
-    """Whether the broker goes on counting from a field."""
+    """Return whether the broker goes on counting from a field."""
     return name.startswith("next_") or name.endswith("lsn")
 
 
@@ -393,7 +393,9 @@ def _fields(value: Any, fields: tuple[str, ...], change: Callable[..., Any], nam
 
 def _settings(policy: Any, name: str) -> Variants:
     for field in dataclasses.fields(policy):
-        for bound in RANGES.get(field.name, ()):
+        spec = POLICY_SPECS[field.name]
+        bounds = (0, len(spec.choices)) if spec.choices else (spec.low, spec.high)
+        for bound in bounds if bounds[1] else ():
             yield f"{name}.{field.name}", bound, dataclasses.replace(policy, **{field.name: bound})
 
 
@@ -407,7 +409,7 @@ def _columns(column: np.ndarray, name: str) -> Variants:
 
 
 def missing_in(value: Any, name: str) -> Iterator[str]:
-    """What a record could say and this one does not: a number that would not be tried."""
+    """Report numbers that a record could hold and this one does not: they would not be tried."""
     if isinstance(value, TopicPolicy | SubscriptionPolicy):
         return
     if value is None or (isinstance(value, dict | tuple | BitMap) and not len(value)):
@@ -477,7 +479,8 @@ def test_no_row_of_moves_brings_a_ledgers_expiry_out_of_its_type(
         for old_ms, new_ms in zip(times, [*times[1:], times[0]], strict=True)
     ]
     for changed in changes * often:
-        before, facts = facts, facts.moved(changed)
+        assert changed.new_ms is not None
+        before, facts = facts, facts.moved(changed.old_ms, changed.new_ms)
         assert before.last_expire_ms <= facts.last_expire_ms <= EXPIRE_MS_MAX
 
 
@@ -485,9 +488,9 @@ def test_no_row_of_moves_brings_a_ledgers_expiry_out_of_its_type(
 def test_whatever_a_sum_came_to_a_manifest_is_written(expire_ms: int) -> None:
     (path, _, _) = next(each for each in manifests_in(history().vfs) if each[1] == MAGIC_TOPIC)
     image = decode_topic(history().vfs.snapshot()[path], path)
-    first = dataclasses.replace(image.ledgers[0], last_expire_ms=expire_ms)
+    first = dataclasses.replace(image.ledgers[0], facts=LedgerFacts(1, 1, expire_ms, 1))
     found = decode_topic(encode_topic(dataclasses.replace(image, ledgers=(first, *image.ledgers[1:]))), path)
-    assert found.ledgers[0].last_expire_ms == EXPIRE_MS_MAX
+    assert found.ledgers[0].facts.last_expire_ms == EXPIRE_MS_MAX
 
 
 @pytest.mark.slow

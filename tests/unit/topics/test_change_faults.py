@@ -1,4 +1,4 @@
-"""What random schedules of cancels and moves have found, each in the fewest steps that show it."""
+"""Faults that random schedules of cancels and moves have found, each in the fewest steps that show it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.delayed import index_pump
-from broker.subscriptions.subscription import EXCLUSIVE, KEY_SHARED, SHARED
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics.schedule_values import Cancel, ChangeResult, DueRange
 from tests.harness import Node, Outgoing
@@ -32,7 +32,7 @@ HOUR_MS = 3_600_000
 
 
 @TRACKERS
-@pytest.mark.parametrize("type_", [SHARED, KEY_SHARED])
+@pytest.mark.parametrize("type_", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
 def test_what_is_due_and_is_moved_to_now_does_not_end_the_streams(tracker: str, type_: int):
     """It lies twice in the replay queue, under both times, and is read twice in one window."""
 
@@ -264,7 +264,7 @@ def test_what_a_move_takes_out_of_the_redelivery_queue_counts_once(monkeypatch: 
         assert stepped == [1, 2]
         assert inbox.poll() == []
         assert topic.index.scheduled_count() == 1
-        assert subscription.redelivery.count_after(node.clock.now_ms()) == 0, "it waits in two places"
+        assert subscription.states.redelivery.count_after(node.clock.now_ms()) == 0, "it waits in two places"
         step(node, 2 * HOUR_MS)
         assert [each.position for each in await inbox.wait(1)] == [position]
         await asyncio.sleep(5)
@@ -313,14 +313,14 @@ def test_a_move_to_now_that_is_decided_before_a_rebuild_and_applied_after_it_is_
         (position,) = await node.produce(TOPIC, messages(1, deliver_after_ms=HOUR_MS))
         await topic.index.caught_up()
         inbox = await node.subscribe(TOPIC, "one")
-        go_on, submit = asyncio.Event(), topic.submit_record
+        go_on, submit = asyncio.Event(), topic.submit_change
 
         async def submit_later(record) -> None:
             await go_on.wait()
             await submit(record)
 
         monkeypatch.setattr(
-            topic, "submit_record", lambda record: asyncio.ensure_future(submit_later(record))
+            topic, "submit_change", lambda record: asyncio.ensure_future(submit_later(record))
         )
         moving = asyncio.ensure_future(move(topic, [position], deliver_after_ms=0))
         await asyncio.sleep(0.2)
@@ -344,7 +344,7 @@ def test_a_subscription_that_ignores_times_gets_what_is_moved_while_it_is_read(
     """Held back from it, a message would never come: it reads each once, and takes no chunks."""
 
     async def scenario(node: Node) -> Node:
-        await node.create_subscription(TOPIC, "one", type_=EXCLUSIVE)
+        await node.create_subscription(TOPIC, "one", type_=SubscriptionType.EXCLUSIVE)
         topic = node.topic(TOPIC)
         (position,) = await node.produce(TOPIC, messages(1, deliver_after_ms=HOUR_MS))
         read = topic.log.read

@@ -1,5 +1,5 @@
 """Cancels and moves beside each other, beside seeks, beside subscriptions that come and go, and ledgers that go; and the
-time to live of what was moved (P3, P5; X1-X4).
+time to live of what was moved (P3, P5; CHANGE-1 to CHANGE-4).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.model import START, Position
-from broker.subscriptions.subscription import EXCLUSIVE
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics import control
 from broker.topics.changing import Changing
@@ -116,7 +116,7 @@ def test_a_change_and_a_subscription_that_goes(kind: str):
         await asyncio.sleep(1)
         assert len(inbox.poll()) == 2
         assert await apply(topic, positions, kind) == [DELIVERED] * 2
-        gone = asyncio.ensure_future(topic.delete_subscription("one"))
+        gone = asyncio.ensure_future(topic.subscriptions.delete("one"))
         results = await apply(topic, positions, kind)
         await gone
         assert results in ([DELIVERED] * 2, [DONE] * 2)
@@ -156,7 +156,7 @@ def test_a_change_and_the_drop_of_its_ledger(kind: str, monkeypatch: pytest.Monk
 
     async def scenario(node: Node) -> Node:
         topic = node.topic(TOPIC)
-        await node.create_subscription(TOPIC, "one", type_=EXCLUSIVE)
+        await node.create_subscription(TOPIC, "one", type_=SubscriptionType.EXCLUSIVE)
         inbox = node.attach(topic, topic.subscription("one"))
         positions = await node.produce(TOPIC, messages(4, deliver_after_ms=50))
         kept = await node.produce(TOPIC, messages(1, deliver_after_ms=HOUR_MS))
@@ -166,7 +166,7 @@ def test_a_change_and_the_drop_of_its_ledger(kind: str, monkeypatch: pytest.Monk
 
         async def drop() -> None:
             ledger_id = positions[0].ledger_id
-            await topic.drop_ledgers([ledger_id], topic.ledger_facts[ledger_id].last_due_ms)
+            await topic.drop_ledgers([ledger_id], topic.ledgers.facts[ledger_id].last_due_ms)
             assert topic.log.entry_count(ledger_id) is None
 
         after(monkeypatch, topic.log, "times_of", drop)
@@ -183,7 +183,7 @@ def test_a_change_whose_ledger_goes_before_it_is_durable(kind: str):
 
     async def scenario(node: Node) -> Node:
         topic = node.topic(TOPIC)
-        await node.create_subscription(TOPIC, "one", type_=EXCLUSIVE)
+        await node.create_subscription(TOPIC, "one", type_=SubscriptionType.EXCLUSIVE)
         inbox = node.attach(topic, topic.subscription("one"))
         positions = await node.produce(TOPIC, messages(4, deliver_after_ms=50))
         await node.produce(TOPIC, messages(1))
@@ -191,7 +191,7 @@ def test_a_change_whose_ledger_goes_before_it_is_durable(kind: str):
         assert len(inbox.poll()) == 5
         await inbox.ack(positions)
         ledger_id = positions[0].ledger_id
-        dropped = topic.drop_ledgers([ledger_id], topic.ledger_facts[ledger_id].last_due_ms)
+        dropped = topic.drop_ledgers([ledger_id], topic.ledgers.facts[ledger_id].last_due_ms)
         await apply(topic, positions, kind)
         await dropped
         await asyncio.sleep(3)

@@ -1,4 +1,4 @@
-"""A cancel or a move comes in between: hand-out, catch-up, the index, other changes, seeks, drops (P2, P3, P5; X1-X3).
+"""A cancel or a move comes in between: hand-out, catch-up, the index, other changes, seeks, drops (P2, P3, P5; CHANGE-1 to CHANGE-3).
 
 Each test lets the change happen at one place, by a hook and not by chance.
 """
@@ -18,7 +18,7 @@ from broker.model import Position
 from broker.storage.log import TopicLog
 from broker.subscriptions.handout import HandOut
 from broker.subscriptions.key_shared import Parked
-from broker.subscriptions.subscription import KEY_SHARED, SHARED
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics.schedule_values import ChangeResult
 from broker.topics.topic import Topic
@@ -42,7 +42,7 @@ from tests.unit.topics.change_world import (
 )
 
 CANCELLED, MISSING = ChangeResult.ALREADY_CANCELLED, ChangeResult.NOT_FOUND
-TYPES = pytest.mark.parametrize("type_", [SHARED, KEY_SHARED])
+TYPES = pytest.mark.parametrize("type_", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
 CHANGES = pytest.mark.parametrize("kind", ["cancel", "later", "now"])
 
 Act = Callable[[], Awaitable[Any]]
@@ -176,7 +176,7 @@ def test_a_change_while_entries_lie_in_the_replay_queue(type_: int, tracker: str
 def test_a_change_while_entries_lie_in_the_readers_list(kind: str, monkeypatch: pytest.MonkeyPatch):
     async def scenario(node: Node) -> Node:
         topic = node.topic(TOPIC)
-        positions = await due_and_unsent(node, SHARED, count=4)
+        positions = await due_and_unsent(node, SubscriptionType.SHARED, count=4)
         subscription = topic.subscription("one")
         inbox = node.attach(topic, subscription, permits=1)
         for _ in range(1_000):
@@ -210,7 +210,7 @@ def test_a_change_while_entries_are_parked(kind: str, monkeypatch: pytest.Monkey
 
     async def scenario(node: Node) -> Node:
         topic = node.topic(TOPIC)
-        await node.create_subscription(TOPIC, "one", type_=KEY_SHARED)
+        await node.create_subscription(TOPIC, "one", type_=SubscriptionType.KEY_SHARED)
         subscription = topic.subscription("one")
         inboxes = [node.attach(topic, subscription, permits=3) for _ in range(2)]
         positions = await node.produce(TOPIC, messages(6, deliver_after_ms=50, key="k"))
@@ -229,12 +229,12 @@ def test_a_change_while_entries_are_parked(kind: str, monkeypatch: pytest.Monkey
         await check_came(node, owner, rest, kind)
         return node
 
-    run(scenario, ledger_entries_max=100)
+    run(scenario, ledger_max_entries=100)
 
 
 @TYPES
 def test_hand_out_first_and_then_the_change(type_: int):
-    """What was sent is not changed, nor what came back, nor what was settled; the rest of the request is."""
+    """Sent, returned and settled messages are not changed; the rest of the request is."""
 
     async def scenario(node: Node) -> Node:
         topic = node.topic(TOPIC)
@@ -299,7 +299,7 @@ def test_a_change_while_the_index_loads_what_is_due_soon(
 
         found = topic.index.tracker
         owner = found._storage if isinstance(found, BucketTracker) else found
-        name = "_times_reader" if tracker == MEMORY else "read_segment"
+        name = "_times_reader" if tracker == MEMORY else "read"
         calls = after(monkeypatch, owner, name, change_it)
 
         async def act() -> None:

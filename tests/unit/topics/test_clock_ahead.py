@@ -11,7 +11,7 @@ import pytest
 
 from broker.errors import PostdateError
 from broker.model import Position
-from broker.storage.policy import OVERDUE_EXPIRE, TopicPolicy
+from broker.policy import OVERDUE_EXPIRE, TopicPolicy
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics.schedule_values import DueRange
 from tests.harness import DAY_MS, Node, Outgoing
@@ -45,7 +45,7 @@ async def restart(node: Node, ending: str) -> Node:
 
 
 async def listed(node: Node) -> list[Position]:
-    """What the schedule shows."""
+    """Return what the schedule lists."""
     page = await node.topic(TOPIC).schedule.page(DueRange(), "", None, 100)
     return sorted(each.position for each in page.scheduled)
 

@@ -12,7 +12,7 @@ import pytest
 
 from broker.delayed.index_pump import AHEAD_MS_MAX
 from broker.errors import PostdateError
-from broker.subscriptions.subscription import KEY_SHARED, SHARED
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy
 from tests.harness import DAY_MS, Node, Outgoing
 from tests.unit.topics.change_world import (
@@ -32,7 +32,7 @@ from tests.unit.topics.change_world import (
 )
 from tests.unit.topics.test_clock_ahead import STEPS, listed
 
-TYPES = pytest.mark.parametrize("type_", [SHARED, KEY_SHARED])
+TYPES = pytest.mark.parametrize("type_", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
 SECONDS = 3
 """Virtual: by then the clock was looked at twice."""
 
@@ -162,7 +162,7 @@ def test_what_was_sent_by_the_wrong_clock_stays_sent(tracker: str, type_: int):
         assert {each.position: each.attempt for each in inbox.received} == {sent[1]: 2, sent[2]: 2, fresh: 1}
         return node
 
-    run(scenario, tracker=tracker, ledger_entries_max=100)
+    run(scenario, tracker=tracker, ledger_max_entries=100)
 
 
 @TRACKERS

@@ -10,8 +10,9 @@ import pytest
 
 from broker.errors import NotFound
 from broker.model import START, Position
-from broker.storage.policy import SubscriptionPolicy
-from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED
+from broker.policy import SubscriptionPolicy
+from broker.subscriptions.entry_states import PROMISED
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop, run_sim
@@ -19,7 +20,10 @@ from broker.topics import control
 from tests.harness import EARLIEST, Inbox, Node, Outgoing, small_config
 
 Scenario = Callable[[Node, SimClock], Coroutine[Any, Any, None]]
-TYPES = pytest.mark.parametrize("type_", [SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER])
+TYPES = pytest.mark.parametrize(
+    "type_",
+    list(SubscriptionType),
+)
 
 
 def run(scenario: Scenario, seed: int = 1, **config: object) -> None:
@@ -32,7 +36,7 @@ def run(scenario: Scenario, seed: int = 1, **config: object) -> None:
 
 
 async def all_of(inbox: Inbox, seconds: float = 5.0) -> list[Position]:
-    """What comes within a while."""
+    """Return what comes within a while."""
     await asyncio.sleep(seconds)
     return [each.position for each in inbox.poll()]
 
@@ -122,7 +126,7 @@ def test_what_is_on_its_way_around_a_seek_is_neither_lost_nor_doubled(type_, wha
         new = await node.subscribe("t", "s")
         while on_its_way and not during.done():
             await asyncio.sleep(0.0005)
-            assert during.done() or not on_its_way & {each.position for each in new.poll()}, "D1"
+            assert during.done() or not on_its_way & {each.position for each in new.poll()}, "STATES-1"
         await during
         await asyncio.sleep(5)
         new.poll()
@@ -132,16 +136,18 @@ def test_what_is_on_its_way_around_a_seek_is_neither_lost_nor_doubled(type_, wha
         settled = {p for p in ids if subscription.cursor.is_settled(p)}
         assert set(ids[start:]) - settled <= set(got)
         assert all(position >= ids[2] for position in got)
-        assert subscription.promised == {}
-        assert subscription.returning == 0
+        assert subscription.states.count(*PROMISED) == 0
         assert await new.ack(got) == []
         assert subscription.unsettled_count() == 0
-        assert subscription.leases.count() == 0
+        assert subscription.states.leases.count() == 0
 
     run_with_latency(scenario, seed)
 
 
-@pytest.mark.parametrize("type_", [SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER])
+@pytest.mark.parametrize(
+    "type_",
+    list(SubscriptionType),
+)
 @pytest.mark.parametrize("after_ms", range(0, 24, 3))
 def test_a_seek_while_the_dispatcher_reads_hands_out_nothing_from_before(type_, after_ms):
     async def scenario(loop: SimLoop, clock: SimClock) -> None:

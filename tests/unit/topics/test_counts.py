@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from broker.model import START
-from broker.storage.policy import SubscriptionPolicy
-from broker.subscriptions.subscription import EXCLUSIVE
+from broker.policy import SubscriptionPolicy
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop, run_sim
@@ -122,7 +122,9 @@ def test_what_comes_due_while_the_log_is_read_is_counted_once(seed, monkeypatch)
 
 def test_what_was_settled_before_its_time_is_not_scheduled_under_a_rule_that_honours_it():
     async def scenario(node: Node, _: SimClock) -> None:
-        subscription = await node.create_subscription("t", "s", type_=EXCLUSIVE, position=EARLIEST)
+        subscription = await node.create_subscription(
+            "t", "s", type_=SubscriptionType.EXCLUSIVE, position=EARLIEST
+        )
         ids = await node.produce("t", delayed(6, 60_000))
         topic = node.topic("t")
         inbox = await node.subscribe("t", "s")
@@ -155,7 +157,7 @@ def test_a_lease_that_ends_without_a_consumer_is_over_when_it_is_looked_at():
         topic = node.topic("t")
         inbox = await node.subscribe("t", "s", lease_ms=1_000)
         await inbox.wait(1)
-        topic.detach_keeping_leases(subscription, inbox.consumer)  # as Receive does
+        topic.subscriptions.detach(subscription, inbox.consumer, keep_leases=True)  # as Receive does
         assert await found(topic, "s") == (0, 1, 0)
         await asyncio.sleep(2)
         subscription.expire_leases()

@@ -11,11 +11,12 @@ import pytest
 
 from broker.model import Position, bitmap_of
 from broker.observe.metrics import SubscriptionCounters
+from broker.policy import SubscriptionPolicy
 from broker.rpc.dead_letters import _letter
 from broker.storage.blocks import HEADER_BYTES
-from broker.storage.policy import SubscriptionPolicy
 from broker.subscriptions import damage as damage_module
-from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, Subscription
+from broker.subscriptions.subscription import Subscription
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -25,7 +26,12 @@ from tests.harness import EARLIEST, Delivered, Inbox, Node, Outgoing, small_conf
 
 LETTERS = SubscriptionPolicy(max_delivery_attempts=3, initial_backoff_ms=0)
 NONE = SubscriptionPolicy(max_delivery_attempts=0)
-TYPES = (SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER)
+TYPES = (
+    SubscriptionType.SHARED,
+    SubscriptionType.KEY_SHARED,
+    SubscriptionType.EXCLUSIVE,
+    SubscriptionType.FAILOVER,
+)
 BILLING = "billing"
 
 
@@ -33,7 +39,7 @@ def on_disk(scenario: Callable[[Node], Coroutine[None, None, None]]) -> None:
     """Run on a broker whose ledgers are large, and written to their files at once."""
 
     async def run(_: SimLoop, clock: SimClock) -> None:
-        node = Node(MemVfs(), clock, small_config(ledger_entries_max=1000)).open()
+        node = Node(MemVfs(), clock, small_config(ledger_max_entries=1000)).open()
         await scenario(node)
         assert node.failures == []
 
@@ -198,7 +204,7 @@ def test_rows_that_are_damaged_hold_up_their_own_and_settle_nothing(type_: int) 
         await settled(inbox.subscription)
 
     async def _restarted(node: Node, type_: int) -> Node:
-        config = small_config(ledger_entries_max=40, max_backoff_ms=2_000)
+        config = small_config(ledger_max_entries=40, max_backoff_ms=2_000)
         await node.stop()
         node = Node(MemVfs(), node.clock, config).open()
         await node.create_subscription("orders", BILLING, type_=type_, policy=NONE)
@@ -227,7 +233,7 @@ def test_what_cannot_be_read_is_looked_at_now_and_then_whatever_the_policy(
     monkeypatch.setattr(damage_module, "_put_off", counted)
 
     async def scenario(node: Node) -> None:
-        config = small_config(ledger_entries_max=40)
+        config = small_config(ledger_max_entries=40)
         await node.stop()
         node = Node(MemVfs(), node.clock, config).open()
         policy = SubscriptionPolicy(

@@ -6,6 +6,7 @@ import asyncio
 
 from broker.delayed.check import Kind
 from broker.errors import Corrupt
+from broker.folder.compaction_values import Committed
 from broker.jobs.folder import Folder
 from broker.jobs.plan import plan_audit
 from broker.jobs.rewrite import RewriteResult, RewriteUnit, _rewrite, failed_unit, outputs_of, read_inputs
@@ -14,9 +15,8 @@ from broker.jobs.values import Level
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
-from broker.topics.compaction_values import Committed
 from tests.harness import DATA_DIR, Node
-from tests.unit.topics.compaction_world import LATER_MS, TOPIC, begin, config, fill, generations
+from tests.unit.folder.compaction_world import LATER_MS, TOPIC, begin, config, fill, generations
 from tests.unit.topics.test_damage import damage, ids
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -13,6 +12,7 @@ from broker.storage.blocks import HEADER_BYTES
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.topics.schedule_values import Cancel, ChangeResult, DueRange
+from tests.configs import changed
 from tests.harness import EARLIEST, Node, Outgoing, small_config
 from tests.unit.topics.test_damage import flip
 from tests.unit.topics.test_damaged_times import NEVER_SEALED, TRACKERS, run
@@ -28,7 +28,7 @@ def keyed(name: str, deliver_after_ms: int = LATER_MS) -> Outgoing:
 async def stopped_node(clock: SimClock, tracker: str, *, sealed: bool) -> tuple[Node, list[Position]]:
     """A broker, stopped: 30 messages in a ledger, of which 20 are due and 5 of these acknowledged, and 10 in the next."""
     config = small_config(
-        ledger_entries_max=30,
+        ledger_max_entries=30,
         journal_segment_bytes=1 << 22,
         journal_group_bytes_max=1 << 20,
         tracker=tracker,
@@ -46,9 +46,8 @@ async def stopped_node(clock: SimClock, tracker: str, *, sealed: bool) -> tuple[
     await node.create_subscription("orders", "late")
     await node.stop()
     assert positions[29].ledger_id < positions[30].ledger_id
-    sealing = replace(
-        config, min_index_count=3, seal_after_ms=500
-    )  # what is sealed may not pass for all of it
+    # What is sealed may not pass for all of it.
+    sealing = changed(config, min_index_count=3, seal_after_ms=500)
     return Node(node.vfs, clock, sealing), positions
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 
 import pytest
 
@@ -13,6 +12,7 @@ from broker.storage.blocks import BLOCK_ROWS, HEADER_BYTES
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
+from tests.configs import changed
 from tests.harness import EARLIEST, Inbox, Node, Outgoing, small_config
 from tests.unit.topics.test_damage import flip
 
@@ -29,11 +29,11 @@ def run(scenario: Callable[[SimClock], Coroutine[None, None, None]]) -> None:
 
 
 async def crashed_node(
-    clock: SimClock, tracker: str, count: int, ledger_entries_max: int
+    clock: SimClock, tracker: str, count: int, ledger_max_entries: int
 ) -> tuple[Node, list[Position]]:
     """A broker, not opened, whose ledgers hold messages that no bucket holds."""
     config = small_config(
-        ledger_entries_max=ledger_entries_max,
+        ledger_max_entries=ledger_max_entries,
         journal_segment_bytes=1 << 22,
         journal_group_bytes_max=1 << 20,
         tracker=tracker,
@@ -43,7 +43,7 @@ async def crashed_node(
     await node.create_subscription("orders", "billing", position=EARLIEST)
     positions: list[Position] = []
     while len(positions) < count:
-        size = min(count - len(positions), ledger_entries_max, 1000)
+        size = min(count - len(positions), ledger_max_entries, 1000)
         positions += await node.produce("orders", [Outgoing(b"x", deliver_after_ms=DELAY_MS)] * size)
     await node.checkpoint()
     return node.crash(CrashPolicy.KEEP_ALL), positions
@@ -56,7 +56,7 @@ def times_path(node: Node, ledger_id: int) -> str:
 
 
 async def came(inbox: Inbox, seconds: float) -> set[Position]:
-    """What arrives until then, each once, and acknowledged."""
+    """Acknowledge and return what arrives until then, each once."""
     found: set[Position] = set()
     for part in [10.0] * int(seconds // 10) + [seconds % 10]:
         await asyncio.sleep(part)
@@ -96,7 +96,7 @@ def test_damaged_times_hold_up_their_own_ledger_alone(tracker: str, at: int) -> 
 def test_what_was_stepped_over_is_indexed_by_the_start_that_can_read_it(tracker: str) -> None:
     async def scenario(clock: SimClock) -> None:
         node, positions = await crashed_node(clock, tracker, 30, 10)
-        sealing = replace(node.config, min_index_count=3, seal_after_ms=500)
+        sealing = changed(node.config, min_index_count=3, seal_after_ms=500)
         node = Node(node.vfs, clock, sealing).open(start=False)
         path = times_path(node, positions[0].ledger_id)
         flip(node.vfs, path, HEADER_BYTES + 4)

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from broker.errors import Corrupt, Refused
+from broker.policy import SubscriptionPolicy
 from broker.rpc.decode import ProduceEnvelope
-from broker.storage.policy import SubscriptionPolicy
 from broker.topics import dead_letter_frames as frames
 from postdate.v1.message_pb2 import Message
 
@@ -46,7 +46,7 @@ def message_in(frame: bytes) -> Message:
 
 
 def kept(message: Message) -> Message:
-    """What a dead letter keeps of a message."""
+    """Return what a dead letter keeps of a message."""
     rest = Message.FromString(message.SerializeToString())
     for name in ("deliver_at_ms", "deliver_after_ms", "schedule_key", "ttl_ms", "sequence_id"):
         rest.ClearField(name)

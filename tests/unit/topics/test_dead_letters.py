@@ -1,4 +1,4 @@
-"""Which messages are given up, and where they are then: in one place, whatever happens meanwhile."""
+"""Messages that are given up, and their place then: one, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from broker.errors import LimitReached, Refused
 from broker.model import Position
-from broker.storage.policy import SubscriptionPolicy, TopicPolicy
-from broker.subscriptions.subscription import EXCLUSIVE, FAILOVER, KEY_SHARED
+from broker.policy import SubscriptionPolicy, TopicPolicy
+from broker.subscriptions.entry_states import PROMISED
+from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics import control
 from broker.topics.dead_letter_frames import HOLDER_NAME
@@ -162,7 +163,7 @@ def test_many_and_large_messages_go_in_several_records():
         assert len(await letters(node)) == 1_220
         assert await owed(node, "orders", "billing") == []
 
-    on_node(scenario, config=small_config(ledger_entries_max=5_000))
+    on_node(scenario, config=small_config(ledger_max_entries=5_000))
 
 
 def test_neither_a_full_disk_nor_quotas_nor_a_ttl_stand_in_the_way():
@@ -268,7 +269,7 @@ def test_an_acknowledgement_on_the_way_to_the_dead_letters_wins_or_comes_too_lat
         await giving_up
         assert await owed(node, "orders", "billing") == []
         subscription = subscription_of(node)
-        assert (subscription.promised, subscription.giving_up) == ({}, {})
+        assert subscription.states.count(*PROMISED) == 0
         found = sorted(await letters(node))
         counters = subscription.counters
         assert counters.acked_messages + counters.dead_lettered_messages == 3
@@ -301,7 +302,7 @@ def test_what_a_seek_takes_back_on_the_way_is_owed_again_and_no_dead_letter():
             waits = not subscription.cursor.is_settled(position)
             assert waits or dead, "in neither place"
             outcomes.add((waits, bool(dead)))
-            assert subscription.promised == {}
+            assert subscription.states.count(*PROMISED) == 0
             inbox.detach()
         assert (True, False) in outcomes, "no seek came in time"
 
@@ -313,7 +314,7 @@ async def deleted_source(node: Node) -> None:
 
 
 async def deleted_subscription(node: Node) -> None:
-    await node.topic("orders").delete_subscription("billing")
+    await node.topic("orders").subscriptions.delete("billing")
 
 
 async def deleted_target(node: Node) -> None:
@@ -323,8 +324,8 @@ async def deleted_target(node: Node) -> None:
 
 async def deleted_holder(node: Node) -> None:
     topic = node.broker.registry.by_name.get(DEAD)
-    if topic is not None and topic.find_subscription(HOLDER_NAME):
-        await topic.delete_subscription(HOLDER_NAME)
+    if topic is not None and topic.subscriptions.find(HOLDER_NAME):
+        await topic.subscriptions.delete(HOLDER_NAME)
 
 
 @pytest.mark.parametrize("delete", [deleted_source, deleted_subscription, deleted_target, deleted_holder])
@@ -355,7 +356,7 @@ def test_what_is_deleted_on_the_way_breaks_nothing(delete, seed):
     on_node(scenario, seed=seed)
 
 
-@pytest.mark.parametrize("type_", [FAILOVER, EXCLUSIVE])
+@pytest.mark.parametrize("type_", [SubscriptionType.FAILOVER, SubscriptionType.EXCLUSIVE])
 def test_the_others_keep_their_order_when_a_consumer_takes_over(type_):
     async def scenario(node: Node) -> None:
         policy = SubscriptionPolicy(max_delivery_attempts=2, initial_backoff_ms=0)
@@ -377,7 +378,7 @@ def test_the_others_keep_their_order_when_a_consumer_takes_over(type_):
 
 def test_a_dead_letter_does_not_hold_up_its_key():
     async def scenario(node: Node) -> None:
-        await node.create_subscription("orders", "billing", type_=KEY_SHARED, policy=THREE)
+        await node.create_subscription("orders", "billing", type_=SubscriptionType.KEY_SHARED, policy=THREE)
         inboxes = [await node.subscribe("orders", "billing", permits=1) for _ in range(3)]
         await node.produce("orders", sent(b"0", b"1", b"2", key="k"))
         got: list[bytes] = []
@@ -410,9 +411,9 @@ def test_a_subscription_that_would_have_no_place_is_refused():
         ):
             topic = await node.broker.registry.topic_or_create(name)
             with pytest.raises(Refused) as caught:
-                await topic.create_subscription("s", 1, EARLIEST, policy)
+                await topic.subscriptions.create("s", 1, EARLIEST, policy)
             assert caught.value.reason == "NO_DEAD_LETTER_TOPIC"
-            assert topic.find_subscription("s") is None
+            assert topic.subscriptions.find("s") is None
 
     on_node(scenario)
 

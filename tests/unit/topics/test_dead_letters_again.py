@@ -1,4 +1,4 @@
-"""What operators do with dead letters: send them again, for one subscription only, or drop them."""
+"""Dead letters in the hands of operators: sent again, for one subscription only, or dropped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from broker.model import Entries, Position, count_entries
-from broker.storage.policy import DELAYED_DISABLED, SubscriptionPolicy, TopicPolicy
+from broker.policy import DELAYED_DISABLED, SubscriptionPolicy, TopicPolicy
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics import control
 from broker.topics.dead_letter_frames import HOLDER_NAME, PREFIX
@@ -245,7 +245,7 @@ def test_the_subscription_may_go_while_its_messages_come_back():
         await with_letters(node, *(b"%d" % i for i in range(20)))
         requeueing = asyncio.create_task(requeue(node))
         await asyncio.sleep(0)
-        await node.topic("orders").delete_subscription("billing")
+        await node.topic("orders").subscriptions.delete("billing")
         await asyncio.wait([requeueing])
         requeueing.exception()
         await node.checkpoint()
@@ -262,7 +262,7 @@ def test_what_was_deleted_is_not_held_any_more(deleted):
         if deleted == "topic":
             await node.broker.registry.delete_topic(DEAD)
         else:
-            await node.topic(DEAD).delete_subscription(HOLDER_NAME)
+            await node.topic(DEAD).subscriptions.delete(HOLDER_NAME)
         assert held(node) == []
         assert await requeue(node) == {}
         assert await purge(node) == {}
@@ -279,7 +279,7 @@ def test_large_ones_come_back_too():
         assert count_entries(await requeue(node)) == 12
         assert [each.payload[:3] for each in await inbox.wait(12)] == [b"%03d" % i for i in range(12)]
 
-    on_node(scenario, config=small_config(ledger_entries_max=5))
+    on_node(scenario, config=small_config(ledger_max_entries=5))
 
 
 def test_a_purge_of_all_leaves_what_was_given_up_while_it_was_on_its_way():

@@ -1,4 +1,4 @@
-"""What is remembered of sequence ids has one bound in memory for all topics, and is given back."""
+"""Memory of sequence ids: one bound for all topics, and it is given back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from broker.errors import LimitReached, Refused
-from broker.storage.policy import TopicPolicy
+from broker.policy import TopicPolicy
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -36,7 +36,7 @@ def run(scenario: Callable[[Node], Awaitable[None]], **changes: Any) -> None:
 
 
 async def send(node: Node, topic: str, producer: str, *sequence_ids: int) -> bool:
-    """Whether nothing was stored, all of it being known."""
+    """Return whether nothing was stored, as all of it was known."""
     accepted = await node.submit(topic, [Outgoing(b"x", sequence_id=each) for each in sequence_ids], producer)
     await accepted.durable
     return all(each.duplicate for each in accepted.ids)
@@ -63,7 +63,7 @@ async def fill(node: Node, topics: str = "abc", producer: str = "p", first: int 
 
 
 def used(node: Node) -> int:
-    """What is counted, which has to be what is there; nothing is on its way."""
+    """Return the counted memory, which has to be the real one; nothing is on its way."""
     topics = node.broker.registry.topics.values()
     held = sum(each.memory_bytes for topic in topics for each in topic.producers.by_name.values())
     assert node.broker.dedup_memory.used_bytes == held
@@ -81,7 +81,7 @@ def test_the_bound_is_one_for_all_topics() -> None:
         stored = [node.topic(name).counters.produced_messages for name in "abc"]
         for name in "abc":
             error = await refused(node, name, "p", at, at + 2)
-            assert 0 < error.retry_after_ms <= node.config.reclaim_interval_ms
+            assert 0 < error.retry_after_ms <= node.config.tuning.reclaim_interval_ms
             await refused(node, name, "another", 1)
             assert await send(
                 node, name, "p", *((2, 4) if name == "a" else (6, 8) if name == "b" else (10, 12))
@@ -175,10 +175,10 @@ def test_what_has_expired_gives_way_to_other_topics() -> None:
         assert used(node) == 2 * PRODUCER_BYTES
         assert await send(node, "a", "p", at, at + 2) is False
         await fill(node, "c")
-        now = {name: node.topic(name).producers.capture(1).encode() for name in "ac"}
+        now = {name: node.topic(name).producers.content(1).encode() for name in "ac"}
         # What went without a record comes back with a crash; from whom there is a record since, it went again.
         again = node.crash(CrashPolicy.LOSE_UNSYNCED).open()
-        assert {name: again.topic(name).producers.capture(1).encode() for name in "ac"} == now
+        assert {name: again.topic(name).producers.content(1).encode() for name in "ac"} == now
         assert used(again) > BOUND
         await pass_ms(again, 2 * MINUTE_MS)
         assert used(again) <= BOUND
@@ -267,5 +267,5 @@ def test_the_memory_is_what_is_counted(dedup_entries: int) -> None:
         dedup_entries=dedup_entries,
         journal_segment_bytes=16 << 20,
         journal_group_bytes_max=1 << 20,
-        ledger_entries_max=1 << 20,
+        ledger_max_entries=1 << 20,
     )

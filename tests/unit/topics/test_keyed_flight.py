@@ -1,4 +1,4 @@
-"""Hashes of batches under way: each until its batch landed, and no longer (N2)."""
+"""Hashes of batches under way: each until its batch landed, and no longer (INTAKE-2)."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from broker.errors import AlreadyExists, InvalidRequest, OutOfRange, Unavailable
+from broker.folder.recovery import read_file
+from broker.jobs.verify import verify_data_dir
 from broker.model import KeySpans, Position, UInt64Column
 from broker.runtime.vfs import Vfs, replace_file
 from broker.storage import schedule_hash
@@ -24,8 +26,6 @@ from broker.storage.records import Replaced
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
-from broker.topics.recovery import read_file
-from broker.topics.verify import verify_data_dir
 from tests.harness import DATA_DIR, Node, Outgoing, positions_of, small_config
 
 MINUTE_MS = 60_000
@@ -36,7 +36,7 @@ def run(scenario: Callable[[Node], Awaitable[Node | None]], **changes: Any) -> N
     """Run a scenario on a node; what is on the disk at its end must be clean."""
 
     async def whole(_: SimLoop, clock: SimClock) -> Node:
-        node = Node(MemVfs(), clock, small_config(**{"ledger_entries_max": 20, **changes})).open()
+        node = Node(MemVfs(), clock, small_config(**{"ledger_max_entries": 20, **changes})).open()
         node = await scenario(node) or node
         await node.stop()
         return node
@@ -190,7 +190,9 @@ def test_of_batches_under_way_one_gets_the_key() -> None:
 
 
 @pytest.mark.usefixtures("few_hashes")
-def test_who_looks_for_long_does_not_overlook_what_came_meanwhile_n1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_looks_for_long_does_not_overlook_what_came_meanwhile_intake_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario(node: Node) -> None:
         (value,) = schedule_hash.hash_keys([b"a"]).tolist()
         names = [f"other-{number}" for number in range(100)]
@@ -296,7 +298,7 @@ def test_of_a_key_the_newest_that_waits_is_found_before_a_newer_one_that_is_due(
 
 
 def test_of_several_batches_under_way_the_one_with_the_key_is_waited_for() -> None:
-    """Hashes of batches that landed lie among those under way, and do not count (N2)."""
+    """Hashes of batches that landed lie among those under way, and do not count (INTAKE-2)."""
 
     async def scenario(node: Node) -> None:
         for turn in range(6):
@@ -313,7 +315,7 @@ def test_of_several_batches_under_way_the_one_with_the_key_is_waited_for() -> No
                 with pytest.raises(AlreadyExists):
                     await send(node, f"k{turn - 1}-0-0")
 
-    run(scenario, ledger_entries_max=10_000)
+    run(scenario, ledger_max_entries=10_000)
 
 
 @pytest.mark.slow
@@ -412,8 +414,8 @@ async def sealed(node: Node, count: int = 3) -> tuple[list[Position], str]:
     await asyncio.sleep(6)
     await node.checkpoint()
     topic = node.topic("t")
-    image = topic.keys.image()
-    return positions, f"{Layout(DATA_DIR).keys(topic.topic_id)}/{image.run_ids[0]}.keys"
+    run_ids = topic.capture().image.key_run_ids
+    return positions, f"{Layout(DATA_DIR).keys(topic.topic_id)}/{run_ids[0]}.keys"
 
 
 @pytest.mark.parametrize("is_missing", [False, True])
@@ -439,7 +441,7 @@ def test_a_damaged_run_is_built_again(is_missing: bool) -> None:
 
 
 def verify_of_copy(node: Node) -> list[str]:
-    """What `verify` says of what a crash would leave."""
+    """Return what `verify` reports of the state after a crash."""
     return verify_data_dir(node.vfs.crashed(node.vfs.op_count, CrashPolicy.LOSE_UNSYNCED), DATA_DIR).problems
 
 
@@ -469,7 +471,9 @@ def test_keyed_calls_wait_for_rows_that_cannot_be_read_and_others_do_not(
     run(scenario)
 
 
-def test_a_checkpoint_while_rows_are_read_names_no_later_place_k2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_while_rows_are_read_names_no_later_place_keyupkeep_2(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario(node: Node) -> Node:
         (held,) = await send(node, "a")
         await node.checkpoint()
@@ -507,7 +511,7 @@ def test_a_checkpoint_before_the_runs_are_taken_up_forgets_none() -> None:
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_due_message_that_is_moved_holds_its_key_again(is_restarted: bool) -> None:
-    """No run has it any more: seals leave out what is due (K4)."""
+    """No run has it any more: seals leave out what is due (KEYUPKEEP-4)."""
 
     async def scenario(node: Node) -> Node:
         (old,) = await send(node, "a", after_ms=3_000)
@@ -548,10 +552,10 @@ def test_seals_merges_and_dropped_ledgers_leave_no_file_behind() -> None:
         await topic.drop_ledgers([ledger.name.ledger_id for ledger in topic.log][:-1], 0)
         await asyncio.sleep(10)
         await node.checkpoint()
-        image = topic.keys.image()
+        run_ids = topic.capture().image.key_run_ids
         names = node.vfs.list_dir(Layout(DATA_DIR).keys(topic.topic_id))
-        assert sorted(names) == sorted(f"{run_id}.keys" for run_id in image.run_ids)
-        assert len(image.run_ids) < 10
+        assert sorted(names) == sorted(f"{run_id}.keys" for run_id in run_ids)
+        assert len(run_ids) < 10
 
     run(scenario, seal_after_ms=5_000)
 
@@ -590,7 +594,8 @@ def test_verify_names_an_entry_whose_key_is_in_no_run() -> None:
         replace_file(copy, path, [encode_topic(replace(image, key_run_ids=()))])
         problems = verify_data_dir(copy, DATA_DIR).problems
         assert [problem.partition(" (")[0] for problem in problems] == [
-            f"No run of schedule keys names entry 1:{entry_id}, which holds one" for entry_id in range(3)
+            f"bad_state: No run of schedule keys names entry 1:{entry_id}, which holds one"
+            for entry_id in range(3)
         ]
 
     run(scenario, seal_after_ms=5_000)

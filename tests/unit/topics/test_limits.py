@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.errors import LimitReached
-from broker.storage.policy import TRACKER_MEMORY, SubscriptionPolicy, TopicPolicy
+from broker.policy import TRACKER_MEMORY, SubscriptionPolicy, TopicPolicy
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -37,7 +37,7 @@ async def topics(node: Node, number: int) -> None:
 
 async def subscriptions(node: Node, number: int) -> None:
     topic = await node.broker.registry.topic_or_create("t")
-    await topic.create_subscription(f"s{number}", 1, 1, SubscriptionPolicy())
+    await topic.subscriptions.create(f"s{number}", 1, 1, SubscriptionPolicy())
 
 
 async def consumers(node: Node, number: int) -> None:

@@ -1,4 +1,4 @@
-"""What a batch becomes: times, expiry, ids, places and the ledger they go to."""
+"""Plans of batches: times, expiry, ids, places and the ledger they go to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from broker.errors import InvalidRequest, OutOfRange, Refused
 from broker.model import DELIVER_AT_MS_MAX, FLAG_DELAYED, TIME_MS_MAX, Batch
-from broker.storage.policy import DELAYED_DISABLED, DELAYED_ENABLED, TopicPolicy
+from broker.policy import DELAYED_DISABLED, DELAYED_ENABLED, TopicPolicy
 from broker.storage.records import Produced
 from broker.topics.plan import LedgerEnd, check_times, effective_times, must_roll, plan_produced
 
@@ -228,7 +228,7 @@ policies = st.builds(
 
 
 def wrong(each: Asked, policy: TopicPolicy) -> bool:
-    """Whether a message alone makes its batch invalid."""
+    """Return whether a message alone makes its batch invalid."""
     times = (each.at_ms, each.after_ms, each.ttl_ms)
     return (
         min(times) < 0

@@ -1,4 +1,4 @@
-"""What is remembered of producers' sequence ids: runs against the plainest model, and the file they are kept in."""
+"""Producers' sequence ids: ranges against the plainest model, and the file they are kept in."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_the_greatest_sequence_id_of_all_is_remembered_for_good():
     assert floor == SEQUENCE_ID_MAX  # no 64 bits hold the one after it
     producer.forget_below(floor)
     assert found_by(producer, [SEQUENCE_ID_MAX]) == {SEQUENCE_ID_MAX: (1, 0, 5)}
-    assert Producers(decode_producers(image_of(producer).encode(), "f")).capture(9).image() == image_of(
+    assert Producers(decode_producers(image_of(producer).encode(), "f")).content(9).image() == image_of(
         producer
     )
 
@@ -177,26 +177,26 @@ def produced(name: str, *ids: int, floor: int = 0, forgotten: str = "", entry_id
 
 def test_a_record_says_what_is_forgotten():
     producers = Producers(None)
-    producers.apply(produced("a", 1, 2, 3))
-    producers.apply(produced("b", 1, entry_id=3))
-    producers.apply(produced("c", 9, forgotten="a", entry_id=4))
+    producers.apply(produced("a", 1, 2, 3), 1)
+    producers.apply(produced("b", 1, entry_id=3), 1)
+    producers.apply(produced("c", 9, forgotten="a", entry_id=4), 1)
     assert set(producers.by_name) == {"b", "c"}
-    producers.apply(produced("b", 5, 6, floor=6, entry_id=5))
+    producers.apply(produced("b", 5, 6, floor=6, entry_id=5), 1)
     assert producers.by_name["b"].image("b").sequence_ids == struct.pack("<Q", 6)
-    producers.apply(produced("d", 1, forgotten="nobody", entry_id=7))
+    producers.apply(produced("d", 1, forgotten="nobody", entry_id=7), 1)
     assert set(producers.by_name) == {"b", "c", "d"}
 
 
 def test_a_capture_stays_as_it_was_taken():
     producers = Producers(None)
-    producers.apply(produced("a", 1, 2))
-    producers.apply(produced("b", 1, entry_id=2))
-    capture = producers.capture(1)
+    producers.apply(produced("a", 1, 2), 1)
+    producers.apply(produced("b", 1, entry_id=2), 1)
+    capture = producers.content(1)
     before = capture.encode()
-    producers.apply(produced("a", 3, floor=3, entry_id=3))
-    producers.apply(produced("a", 9, entry_id=5))
-    producers.apply(produced("c", 1, forgotten="b", entry_id=4))
-    producers.apply(produced("b", 7, entry_id=6))
+    producers.apply(produced("a", 3, floor=3, entry_id=3), 1)
+    producers.apply(produced("a", 9, entry_id=5), 1)
+    producers.apply(produced("c", 1, forgotten="b", entry_id=4), 1)
+    producers.apply(produced("b", 7, entry_id=6), 1)
     assert capture.encode() == before
     assert found_by(producers.by_name["a"], [1, 2, 3, 9]).keys() == {3, 9}
     assert found_by(producers.by_name["b"], [1, 7]).keys() == {7}
@@ -204,7 +204,7 @@ def test_a_capture_stays_as_it_was_taken():
 
 def test_a_record_without_sequence_ids_changes_nothing():
     producers = Producers(None)
-    producers.apply(replace(produced("a", 1), sequences=None))
+    producers.apply(replace(produced("a", 1), sequences=None), 1)
     assert not producers.changed and not producers.by_name
 
 

@@ -1,4 +1,4 @@
-"""What a producer repeats is found: durable or on its way, in whole or in part, and never twice stored."""
+"""Repeats of a producer are found: durable or on their way, in whole or in part, and never stored twice."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from broker.config import BrokerConfig
 from broker.errors import InvalidRequest, LimitReached, OutOfRange, Refused
 from broker.model import Batch, IdRange
+from broker.policy import TopicPolicy
 from broker.rpc.decode import ProduceEnvelope
-from broker.storage.policy import TopicPolicy
 from broker.storage.records import Produced, decode_record
 from broker.topics.deduplication import Deduplication, check_rising
 from broker.topics.plan import LedgerEnd
@@ -91,14 +91,14 @@ class Desk:
     def apply(self, count: int = 1_000) -> None:
         while self.in_flight and count:
             record, durable = self.in_flight.popleft()
-            self.producers.apply(record)
+            self.producers.apply(record, 1)
             durable.set_result(None)
             count -= 1
 
     def restart(self) -> None:
         """Everything on its way is lost."""
         self.in_flight.clear()
-        self.begin(Producers(self.producers.capture(1).image()))
+        self.begin(Producers(self.producers.content(1).image()))
 
 
 @pytest.fixture(params=["durable", "on its way", "after a restart"])

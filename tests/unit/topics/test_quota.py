@@ -1,4 +1,4 @@
-"""What a topic may take: pending messages and bytes, and so many in a second."""
+"""Quotas: pending messages and bytes, and messages a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from broker.errors import LimitReached, OutOfRange
 from broker.model import Position
-from broker.storage.policy import TopicPolicy
+from broker.policy import TopicPolicy
 from broker.topics.quota import Backlog, Quota, check_alone, has_quota, measure_backlog
 
 MESSAGES_10 = TopicPolicy(max_pending_messages=10)

@@ -1,11 +1,10 @@
-"""What a key answers when neither the lookup nor a ledger has its message any more: what became of it, for a while."""
+"""Answers of keys whose message is neither in the lookup nor in a ledger: what became of it, for a while."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,14 @@ import pytest
 
 from broker.errors import Corrupt, Unavailable
 from broker.model import KeySpans, Position, UInt64Column
+from broker.policy import TopicPolicy
 from broker.storage import schedule_hash
-from broker.storage.policy import TopicPolicy
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics.schedule_values import Cancel, Change, ChangeResult, Move, Outcome
+from tests.configs import changed
 from tests.harness import Node, Outgoing
-from tests.unit.topics import change_world, compaction_world
+from tests.unit.folder import compaction_world
+from tests.unit.topics import change_world
 from tests.unit.topics.change_world import HOUR_MS, TOPIC, cancel, move
 
 DONE, DELIVERED = ChangeResult.DONE, ChangeResult.ALREADY_DELIVERED
@@ -231,7 +232,7 @@ def test_a_merge_of_the_lookup_remembers_what_it_leaves_out():
         assert await topic.keys.find([KEY, "keeps the ledger"]) != [None, None]
         return node
 
-    run(scenario, ledger_entries_max=100)
+    run(scenario, ledger_max_entries=100)
 
 
 def test_a_message_that_is_moved_back_holds_its_key_again():
@@ -264,7 +265,7 @@ def test_what_is_remembered_goes_when_it_is_turned_off():
         await wait_gone(node, await acknowledged(node))
         await node.stop()
         node = node.crash(CrashPolicy.LOSE_UNSYNCED)
-        node = Node(node.vfs, node.clock, replace(node.config, settled_key_retention_ms=0)).open()
+        node = Node(node.vfs, node.clock, changed(node.config, settled_key_retention_ms=0)).open()
         assert await by_key(node) == FORGOTTEN
         await node.checkpoint()
         assert not [name for name in node.vfs.snapshot() if name.endswith(".keys")]
@@ -329,7 +330,7 @@ def few_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("few_hashes")
 @pytest.mark.parametrize("seed", range(5))
 def test_keys_of_one_hash_never_hide_a_message_that_waits(seed: int):
-    """What waits is found and cancelled, whatever is remembered of other keys with its hash; what has a row is never
+    """Waiting messages are found and cancelled, whatever is remembered of other keys with their hash; one with a row is never
     taken for another's."""
 
     async def scenario(node: Node) -> Node:

@@ -1,4 +1,4 @@
-"""What a key answers whose message waits no longer: what the message's id answers, while the lookup still has it."""
+"""Answers of keys whose message waits no longer: those of its id, while the lookup still has it."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_where_keys_are_not_remembered_one_goes_with_its_ledger():
 
 
 def test_where_keys_are_not_remembered_a_seal_forgets_those_of_what_waits_no_longer():
-    """What waits at the seal is remembered in the run, also when its time has come since."""
+    """Messages that wait at the seal are remembered in the run, also when their time has come since."""
 
     async def scenario(node: Node) -> Node:
         topic = node.topic(TOPIC)
@@ -185,4 +185,4 @@ def test_rows_that_are_read_again_name_a_key_once():
         assert node.topic(TOPIC).keys.stats().entries == 2
         return node
 
-    run(scenario, seal_after_ms=HOUR_MS, ledger_entries_max=40)
+    run(scenario, seal_after_ms=HOUR_MS, ledger_max_entries=40)

@@ -13,12 +13,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from broker.config import BrokerConfig
+from broker.folder.broker import Broker
 from broker.model import Position
 from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalVfs
-from broker.topics.broker import Broker
 from broker.web.server import HttpServer
+from tests.configs import broker_config
 from tests.harness import Outgoing, batch_of, positions_of
 
 TOKEN = "a-token-of-some-length"
@@ -90,7 +90,7 @@ async def make_pages(tmp_path: Path) -> AsyncIterator[MakePages]:
 
     async def make(**settings: object) -> Pages:
         settings = {"admin_token": TOKEN, "http_address": "127.0.0.1:0", **settings}
-        config = BrokerConfig(data_dir=str(tmp_path / "data"), **settings)  # type: ignore[arg-type]
+        config = broker_config(data_dir=str(tmp_path / "data"), **settings)
         executors = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(4)]
         broker = Broker(
             config,

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.web.calendar_window import CalendarWindow
 from broker.web.chart import SERIES_MAX, draw, nice_ceiling
-from broker.web.windows import Window
 
-HOURS = Window("hour", [hour * 3_600_000 for hour in range(25)])
+HOURS = CalendarWindow("hour", [hour * 3_600_000 for hour in range(25)])
 HEIGHT = 200
 
 counts = st.dictionaries(

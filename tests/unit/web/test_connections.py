@@ -19,7 +19,7 @@ PROBE = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Page:
-    """What is served: it can be made to wait."""
+    """A page that can be made to wait."""
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()

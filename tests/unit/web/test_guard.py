@@ -1,4 +1,4 @@
-"""Who gets in: hosts, origins, sessions, and how often somebody may guess."""
+"""Admission to the pages: hosts, origins, sessions, and the number of guesses."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ import pytest
 from pyroaring import BitMap
 
 from broker.errors import Corrupt
-from broker.storage.policy import SubscriptionPolicy
+from broker.policy import SubscriptionPolicy
 from broker.storage.records import GivenBack, ReturnReason
-from broker.subscriptions.subscription import SHARED
+from broker.subscriptions.types import SubscriptionType
 from broker.web import changes, overview
+from broker.web.calendar_window import start_name
 from broker.web.render import compact
-from broker.web.windows import start_name
 from tests.harness import EARLIEST, LATEST, Outgoing, entries_of
 from tests.unit.web.conftest import TOKEN, MakePages, Pages
 
@@ -42,7 +42,7 @@ PATHS = [
 async def filled(make_pages: MakePages, **settings: object) -> Pages:
     pages = await make_pages(**settings)
     topic = await pages.broker.registry.topic_or_create("orders")
-    await topic.create_subscription("billing", SHARED, EARLIEST, SubscriptionPolicy())
+    await topic.subscriptions.create("billing", SubscriptionType.SHARED, EARLIEST, SubscriptionPolicy())
     await pages.produce(
         "orders",
         *(
@@ -374,7 +374,7 @@ async def test_the_timeline_shows_messages_where_they_are_due(make_pages):
 
 async def test_the_timeline_counts_every_message_once_though_the_index_is_sealed(make_pages):
     pages = await make_pages(
-        min_index_count=100, ledger_entries_max=100, seal_after_ms=20, max_delay_ms=40_000 * 24 * HOUR_MS
+        min_index_count=100, ledger_max_entries=100, seal_after_ms=20, max_delay_ms=40_000 * 24 * HOUR_MS
     )
     near, far = [HOUR_MS + i * 60_000 for i in range(310)], [30_000 * 24 * HOUR_MS + i for i in range(3)]
     await pages.produce("orders", *(Outgoing(b"x", deliver_after_ms=each) for each in near + far))
@@ -425,8 +425,8 @@ async def test_pause_resume_and_skip(make_pages):
 async def test_dead_letters_are_requeued_and_purged(make_pages):
     pages = await make_pages()
     topic = await pages.broker.registry.topic_or_create("jobs")
-    subscription = await topic.create_subscription(
-        "work", SHARED, LATEST, SubscriptionPolicy(max_delivery_attempts=1)
+    subscription = await topic.subscriptions.create(
+        "work", SubscriptionType.SHARED, LATEST, SubscriptionPolicy(max_delivery_attempts=1)
     )
     ids = await pages.produce("jobs", *(Outgoing(b"job %d" % i) for i in range(3)))
     await subscription.give_up(
@@ -449,7 +449,9 @@ async def test_dead_letters_are_requeued_and_purged(make_pages):
 async def test_the_page_of_a_message_shows_why_it_came_back_last(make_pages):
     pages = await make_pages()
     topic = await pages.broker.registry.topic_or_create("jobs")
-    subscription = await topic.create_subscription("work", SHARED, LATEST, SubscriptionPolicy())
+    subscription = await topic.subscriptions.create(
+        "work", SubscriptionType.SHARED, LATEST, SubscriptionPolicy()
+    )
     [position] = await pages.produce("jobs", Outgoing(b"job"))
     back = GivenBack(topic.topic_id, 1, ReturnReason.NACKED, 0, entries_of([position]), "boom <i>")
     subscription.apply_given_back(back)
@@ -506,7 +508,7 @@ async def test_what_nobody_takes_is_the_headline(make_pages, monkeypatch):
     pages = await make_pages()
     await pages.produce("orders", *(Outgoing(b"x") for _ in range(3)))
     topic = pages.broker.registry.by_name["orders"]
-    await topic.create_subscription("billing", SHARED, EARLIEST, SubscriptionPolicy())
+    await topic.subscriptions.create("billing", SubscriptionType.SHARED, EARLIEST, SubscriptionPolicy())
     assert "ready, the oldest" not in await pages.get("/")  # it has not waited for long
     monkeypatch.setattr(overview, "_WAITING_MS", -1)
     shown = await pages.get("/")

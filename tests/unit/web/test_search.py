@@ -1,11 +1,11 @@
-"""What forms hold: times are UTC, durations as settings are written, and what is neither is refused in words."""
+"""Fields of forms: times are UTC, durations as settings are written; anything else is refused in words."""
 
 from __future__ import annotations
 
 import pytest
 
 from broker.topics.schedule_values import Cancel, Move
-from broker.web.refusals import Refusal
+from broker.web.refusals import PageRefusal
 from broker.web.search import Search, form_time, parse_change, parse_time_ms
 
 CHRISTMAS_MS = 1_798_135_200_000  # 2026-12-24 18:00 UTC
@@ -33,7 +33,7 @@ def test_no_time_is_none_and_a_time_reads_back():
 
 @pytest.mark.parametrize("text", ["soon", "2026-13-01", "1969-01-01", "9" * 30, "-5"])
 def test_what_is_no_time_is_refused(text):
-    with pytest.raises(Refusal, match=r"not a time|before 1970"):
+    with pytest.raises(PageRefusal, match=r"not a time|before 1970"):
         parse_time_ms(text)
 
 
@@ -65,7 +65,7 @@ def test_changes(form, change):
     ],
 )
 def test_what_is_no_change_is_refused(form):
-    with pytest.raises(Refusal):
+    with pytest.raises(PageRefusal):
         parse_change(form)
 
 
@@ -81,5 +81,5 @@ def test_a_search_reads_back_from_its_own_link():
     "query", [{"from": "1798135200000", "until": "1798135200000"}, {"after": "1.2"}, {"key": "k" * 3_000}]
 )
 def test_searches_that_mean_nothing_are_refused(query):
-    with pytest.raises(Refusal):
+    with pytest.raises(PageRefusal):
         Search.of(query)

@@ -30,42 +30,60 @@ _ENUMS: Mapping[str, type[Enum]] = {
 
 # Names are those of the policies' fields; zero means none wherever that makes sense.
 _BUCKETS: Mapping[str, tuple[Any, str]] = {
-    "max_buckets": (click.IntRange(1), "Sealed buckets of the index that merging allows."),
-    "min_index_count": (click.IntRange(1), "Entries of the index that are sealed together."),
-    "seal_after": (DURATION, "When a bucket is sealed at the latest."),
-    "ledgers_per_bucket": (click.IntRange(1), "After how many ledgers it is sealed at the latest."),
-    "segment_time_step": (DURATION, "Due time that a segment of a bucket covers."),
-    "max_segment_entries": (click.IntRange(1), "Entries of such a segment."),
+    "max_buckets": (click.IntRange(1), "Maximum number of sealed buckets; beyond it, small ones are merged."),
+    "min_index_count": (click.IntRange(1), "Number of index entries that are sealed as one bucket."),
+    "seal_after": (DURATION, "Age of the oldest unsealed index entry at which a bucket is sealed."),
+    "ledgers_per_bucket": (click.IntRange(1), "Number of ledgers after which a bucket is sealed."),
+    "segment_time_step": (DURATION, "Range of due times in one bucket segment."),
+    "max_segment_entries": (click.IntRange(1), "Maximum number of entries in one bucket segment."),
 }
 _TOPIC: Mapping[str, tuple[Any, str]] = {
-    "tracker": (_choice(postdate.Tracker), "Index of what is due when."),
-    "tick": (DURATION, "Width of the memory tracker's buckets."),
-    "delayed_delivery": (_choice(postdate.DelayedDelivery), "Whether messages with a time are taken."),
-    "max_delay": (DURATION, "Greatest accepted delay; 0 is no limit."),
+    "tracker": (_choice(postdate.Tracker), "Index of delayed messages."),
+    "tick": (DURATION, "Width of the time buckets of the memory tracker; delivery is exact regardless."),
+    "delayed_delivery": (_choice(postdate.DelayedDelivery), "Acceptance of messages with a delivery time."),
+    "max_delay": (DURATION, "Longest delay accepted; 0: no limit."),
     "overdue_action": (
         _choice(postdate.OverdueAction),
-        "For messages that came due while the broker was down.",
+        "Treatment of messages that became due while the broker was down.",
     ),
-    "default_ttl": (DURATION, "Time to live of messages that name none; 0 is for ever."),
-    "retention": (DURATION, "How long settled messages are kept; 0 is not at all."),
-    "retention_bytes": (SIZE, "How many bytes of them are kept; 0 leaves it to --retention."),
-    "max_pending_messages": (_COUNT, "Messages a subscription may be owed; 0 is no limit."),
-    "max_pending_bytes": (SIZE, "The same in bytes; 0 is no limit."),
-    "max_produce_rate": (_COUNT, "Messages taken in a second; 0 is no limit."),
-    "dedup_window": (DURATION, "How long sequence ids are remembered; 0 is not at all."),
-    "dedup_entries": (click.IntRange(1), "Sequence ids remembered of each producer."),
-    "ledger_max_age": (DURATION, "When a ledger rolls by age; 0 is never."),
-    "ledger_max_bytes": (SIZE, "When it rolls by size."),
-    "ledger_max_entries": (click.IntRange(1), "When it rolls by entries."),
+    "default_ttl": (DURATION, "Time to live after the due time, for messages that set none; 0: no expiry."),
+    "retention": (DURATION, "Retention time of messages that every subscription has settled; 0: none."),
+    "retention_bytes": (
+        SIZE,
+        "Maximum size of retained messages, the oldest are dropped first; 0: the time alone decides.",
+    ),
+    "max_pending_messages": (
+        _COUNT,
+        "Backlog of a subscription, in messages, at which Produce is refused; 0: no limit.",
+    ),
+    "max_pending_bytes": (
+        SIZE,
+        "Backlog of a subscription, in bytes, at which Produce is refused; 0: no limit.",
+    ),
+    "max_produce_rate": (_COUNT, "Maximum number of messages accepted per second and topic; 0: no limit."),
+    "dedup_window": (
+        DURATION,
+        "Time for which sequence ids of producers are remembered; 0: no deduplication.",
+    ),
+    "dedup_entries": (click.IntRange(1), "Maximum number of sequence ids remembered per producer."),
+    "ledger_max_age": (DURATION, "Age at which a ledger is rolled; 0: no limit."),
+    "ledger_max_bytes": (SIZE, "Size at which a ledger is rolled."),
+    "ledger_max_entries": (click.IntRange(1), "Number of entries at which a ledger is rolled."),
     **_BUCKETS,
 }
 _SUBSCRIPTION: Mapping[str, tuple[Any, str]] = {
-    "lease": (DURATION, "How long a consumer may hold a message."),
-    "max_delivery_attempts": (_COUNT, "Deliveries after which a message is a dead letter; 0 is never."),
-    "initial_backoff": (DURATION, "Before the second delivery of a nacked message."),
-    "max_backoff": (DURATION, "Longest back-off."),
-    "backoff_multiplier": (click.FloatRange(1), "Growth of the back-off from attempt to attempt."),
-    "dead_letter_topic": (str, "Where dead letters go.  [default: TOPIC~NAME~dead-letters]"),
+    "lease": (DURATION, "Lease of a delivered message: time to acknowledge it before it is redelivered."),
+    "max_delivery_attempts": (
+        _COUNT,
+        "Number of deliveries after which a message is dead-lettered; 0: never.",
+    ),
+    "initial_backoff": (
+        DURATION,
+        "Delay before the first redelivery of a nacked message; jitter takes off up to half.",
+    ),
+    "max_backoff": (DURATION, "Maximum delay before a redelivery; jitter takes off up to half."),
+    "backoff_multiplier": (click.FloatRange(1), "Growth of the redelivery delay from attempt to attempt."),
+    "dead_letter_topic": (str, "Topic of dead letters; unset: TOPIC~NAME~dead-letters."),
 }
 
 
@@ -74,7 +92,11 @@ def topic_options(command: CommandT) -> CommandT:
 
 
 def subscription_options(command: CommandT) -> CommandT:
-    both = click.option("--honor-delay/--ignore-delay", default=None, help="For exclusive and failover.")
+    both = click.option(
+        "--honor-delay/--ignore-delay",
+        default=None,
+        help="Honouring of delivery times by an exclusive or failover subscription.",
+    )
     return _options(_SUBSCRIPTION, both(command))
 
 

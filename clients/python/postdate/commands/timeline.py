@@ -1,4 +1,4 @@
-"""When each line of a log is due in its replay. Pure."""
+"""Due times of a log's lines in its replay. Pure."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Message:
 
     @property
     def publish_time(self) -> datetime:
-        """When the broker accepted it, on the broker's clock."""
+        """Time at which the broker accepted the message, on the broker's clock."""
         return self._inner.publish_time
 
     @property
@@ -63,7 +63,7 @@ class Message:
 
     @property
     def event_time(self) -> datetime | None:
-        """When the event happened, as the producer said."""
+        """Time of the event, as the producer gave it."""
         return self._inner.event_time
 
     @property

@@ -1,0 +1,489 @@
+"""The broker without its network edges: data directory, recovery, and the tasks that keep it going.
+
+`server.py` puts gRPC and HTTP around it; the simulation drives it directly, on virtual time and an in-memory disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from pyroaring import BitMap64
+
+from broker.config import BrokerConfig
+from broker.delayed.key_cache import KeyCache
+from broker.delayed.schedule_keys import KeyLimits
+from broker.errors import Fenced, LimitReached, PostdateError, StorageFailed, Unavailable
+from broker.folder.backup import Backups
+from broker.folder.checkpoint import Checkpointer
+from broker.folder.compaction import CompactionDesk
+from broker.folder.live_check import LiveCheck, TopicCheck
+from broker.folder.overdue import Overdue
+from broker.folder.recovery import Manifests, cut_ledgers, open_manifests, remove_unnamed, replay_journal
+from broker.folder.retention import Reclaimer
+from broker.folder.tail_writer import TailWriter
+from broker.model import Batch
+from broker.observe.audit import AuditTrail
+from broker.observe.logs import get_logger
+from broker.observe.metrics import BrokerCounters
+from broker.runtime.clock import Clock
+from broker.runtime.patience import Patience
+from broker.runtime.supervise import Supervisor
+from broker.runtime.vfs import File, Vfs
+from broker.storage.blocks import LedgerName
+from broker.storage.bucket_files import BucketStorage, bucket_storage
+from broker.storage.group_log import GroupLog
+from broker.storage.journal import Journal
+from broker.storage.key_run_files import KeyStorage, key_storage
+from broker.storage.layout import Layout
+from broker.storage.ledger import Ledger
+from broker.storage.ledger_files import OpenFiles
+from broker.storage.local_group_log import LocalGroupLog
+from broker.storage.named_files import ledger_capture
+from broker.storage.records import Record
+from broker.topics.dead_letters import DeadLetterOffice
+from broker.topics.intake import Accepted, check_first
+from broker.topics.key_upkeep import KeyServices
+from broker.topics.policies import default_topic_policy
+from broker.topics.producers import DedupMemory
+from broker.topics.registry import Registry
+from broker.topics.topic import Topic, TopicServices
+from broker.topics.topic_index import IndexServices
+
+log = get_logger(__name__)
+
+_DISK_CHECK_SECONDS = 1.0
+_FAILING_SECONDS = 5.0
+"""After file operations have failed for so long the broker is not ready: calls that write would wait for their end."""
+
+
+class Broker:
+    """One data directory, opened. `open` recovers, `start` begins to deliver, `stop` leaves a clean checkpoint."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        vfs: Vfs,
+        clock: Clock,
+        rng: random.Random,
+        journal_executor: Executor,
+        file_executor: Executor,
+        read_executor: Executor,
+        index_executor: Executor,
+        on_failure: Callable[[BaseException], None],
+        sync_executor: Executor | None = None,
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.counters = BrokerCounters()
+        self.audit = AuditTrail(clock)
+        self.started_ms = clock.now_ms()
+        self.broker_id = ""
+        self._vfs = vfs
+        self._rng = rng
+        self._journal_executor = journal_executor
+        self._file_executor = file_executor
+        self._sync_executor = sync_executor or file_executor
+        self._patience = Patience(self._note_file_retry)
+        self._read_executor = read_executor
+        self._index_executor = index_executor
+        self._on_failure = on_failure
+        self._layout = Layout(config.data_dir)
+        self._lock: File | None = None
+        self._open_files = OpenFiles(vfs, config.tuning.open_ledgers_max, clock)
+        self.registry = Registry(config)
+        self.supervisor = Supervisor(lambda _, error: self._task_failed(error))
+        self.dead_letters = DeadLetterOffice(
+            self.registry, config, clock, spawn=self.supervisor.spawn, wait_room=self._wait_room
+        )
+        self._overdue = Overdue(self.registry, clock, vfs, self._layout.alive, file_executor, self._patience)
+        self._journal: Journal | None = None
+        self._checkpointer: Checkpointer | None = None
+        self._backups: Backups | None = None
+        self._tail_writer = TailWriter(config.tuning.tail_bytes_max, self._patience)
+        self._live_check = LiveCheck(self._bucket_storage, index_executor)
+        self.compactions = CompactionDesk(
+            self.registry,
+            self._layout,
+            vfs,
+            clock,
+            rng=rng,
+            lease_ms_max=config.compaction_lease_ms,
+            cleanup_ms=config.tuning.compaction_cleanup_ms,
+            file_executor=file_executor,
+            index_executor=index_executor,
+            note=self.counters.note_compaction,
+            checkpoint=self._write_checkpoint,
+        )
+        self.dedup_memory = DedupMemory(
+            config.tuning.producers_per_topic_max,
+            config.dedup_memory_bytes_max,
+            config.tuning.reclaim_interval_ms,
+        )
+        self._found_alive_ms = 0
+        self.disk_free_bytes = 0  # as of the last look
+        self._appended_at_look = 0
+        self._unwritten_at_look = 0
+        self._disk_full = False
+        self._draining = False
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Lock the data directory and recover it. Blocks; raises Fenced, Corrupt, OSError."""
+        started_ns = self.clock.monotonic_ns()
+        self._vfs.make_dir(self.config.data_dir)
+        self._vfs.sync_dir(self.config.data_dir.rpartition("/")[0] or ".")
+        self._lock = self._vfs.lock(self._layout.lock)
+        if self._lock is None:
+            raise Fenced(
+                f"Another broker holds the data directory {self.config.data_dir!r}: stop it, or choose another one",
+                reason="DATA_DIR_LOCKED",
+            )
+        manifests = open_manifests(self._vfs, self._layout, self.clock.now_ms())
+        config = self.config
+        self._journal = Journal(
+            self._open_log(manifests),
+            group_bytes_max=config.tuning.journal_group_bytes_max,
+            pending_bytes_max=config.tuning.journal_pending_bytes_max,
+            on_failed=self._writing_failed,
+            observe_sync=self.counters.journal_sync.observe,
+            patience=self._patience,
+        )
+        self._checkpointer = Checkpointer(
+            broker_id=manifests.root.broker_id,
+            layout=self._layout,
+            vfs=self._vfs,
+            clock=self.clock,
+            executor=self._file_executor,
+            sync_executor=self._sync_executor,
+            patience=self._patience,
+            journal=self._journal,
+            registry=self.registry,
+            open_files=self._open_files,
+            checkpoint_bytes=config.tuning.checkpoint_bytes,
+            interval_ms=config.checkpoint_interval_ms,
+            counters=self.counters,
+        )
+        self._backups = Backups(
+            config=config,
+            layout=self._layout,
+            vfs=self._vfs,
+            clock=self.clock,
+            executor=self._index_executor,
+            checkpointer=self._checkpointer,
+            journal=self._journal,
+            broker_id=manifests.root.broker_id,
+            counters=self.counters,
+            spawn=self.supervisor.spawn,
+        )
+        cut_ledgers(self._vfs, self._layout, manifests)
+        self._restore(manifests)
+        recovered_records = replay_journal(self._journal, manifests.root.checkpoint_lsn + 1, self.registry)
+        remove_unnamed(self._vfs, self._layout, manifests, self.registry)
+        self._overdue.read(manifests.root.last_alive_ms)
+        self._found_alive_ms = manifests.root.last_alive_ms
+        self.counters.recovery_seconds = (self.clock.monotonic_ns() - started_ns) / 1e9
+        log.info(
+            "Data directory opened",
+            data_dir=config.data_dir,
+            broker_id=self.broker_id,
+            topics=len(self.registry.topics),
+            replayed_records=recovered_records,
+            seconds=round(self.counters.recovery_seconds, 3),
+        )
+
+    def start(self) -> None:
+        """Begin to write, index and deliver."""
+        self.started_ms = self.clock.now_ms()
+        self._check_disk()
+        self.supervisor.spawn("journal", self.journal.run())
+        self.supervisor.spawn_lasting("ledger tails", self._tail_writer.run())
+        self.supervisor.spawn_lasting("checkpoints", self.checkpointer.run())
+        self.supervisor.spawn_lasting("disk space", self._watch_disk())
+        reclaimer = Reclaimer(
+            self.registry,
+            interval_ms=self.config.tuning.reclaim_interval_ms,
+            clock=self.clock,
+            changed=self._changed,
+        )
+        self.supervisor.spawn_lasting("reclaim", reclaimer.run())
+        self.supervisor.spawn_lasting("compaction leases", self.compactions.run())
+        self.registry.start()
+        self.supervisor.spawn_lasting("wall clock", self.registry.watch_clock(self.clock))
+        self._overdue.begin(self.started_ms)
+        self.supervisor.spawn("overdue messages", self._overdue.sweep())
+        self.supervisor.spawn_lasting("signs of life", self._overdue.beat())
+        self.backups.begin()
+
+    def start_offline(self) -> None:
+        """Begin to write and to index, for upkeep of a folder that nobody else uses: nobody is delivered to.
+
+        What came due in the broker's absence stays so: this was not a sign of life.
+        """
+        self.checkpointer.last_alive_ms = self._found_alive_ms
+        self.compactions.rest = 0.0
+        self.supervisor.spawn("journal", self.journal.run())
+        self.supervisor.spawn_lasting("ledger tails", self._tail_writer.run())
+        self.supervisor.spawn_lasting("checkpoints", self.checkpointer.run())
+        self.registry.start()
+
+    def drain(self) -> None:
+        """Refuse new work; what was accepted is finished."""
+        self._draining = True
+
+    async def stop(self) -> None:
+        """Write what is pending and a last checkpoint, then let go of the data directory."""
+        self._draining = True
+        self._patience.end()
+        await self.compactions.stop()
+        self.registry.stop()
+        await self.dead_letters.wait_idle()
+        await self.backups.stop()
+        # First the journal ends: everything submitted is durable and applied, and nothing comes after it.
+        await self.journal.close()
+        if self.journal.failed is None:
+            try:
+                await self.checkpointer.checkpoint()
+            except (StorageFailed, OSError) as error:
+                log.error("The last checkpoint failed; the next start replays the journal", error=error)
+        await self.supervisor.stop()
+        self.audit.flush()
+        self._open_files.close()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _open_log(self, manifests: Manifests) -> GroupLog:
+        groups = LocalGroupLog(
+            self._vfs,
+            self._layout.journal,
+            segment_bytes=self.config.tuning.journal_segment_bytes,
+            spare_segments_max=self.config.tuning.journal_spare_segments_max,
+            clock=self.clock,
+            executor=self._journal_executor,
+            upkeep_executor=self._sync_executor,
+        )
+        groups.open(manifests.root.checkpoint_lsn + 1, manifests.needed_to_lsn)
+        return groups
+
+    def _restore(self, manifests: Manifests) -> None:
+        root = manifests.root
+        self.broker_id = root.broker_id
+        self.registry.next_topic_id = root.next_topic_id
+        self.registry.next_ledger_id = root.next_ledger_id
+        policy = default_topic_policy(self.config)
+        assert policy.min_index_count is not None and policy.seal_after_ms is not None
+        services = TopicServices(
+            config=self.config,
+            clock=self.clock,
+            rng=self._rng,
+            submit=self._submit,
+            new_ledger_id=self.registry.new_ledger_id,
+            open_ledger=self._new_ledger,
+            remove_ledger=self.checkpointer.remove_ledger,
+            live_ledger_ids=BitMap64(),
+            spawn=self.supervisor.spawn,
+            appended=self._tail_writer.appended,
+            changed=self._changed,
+            make_folders=self._make_topic_folders,
+            index=IndexServices(
+                clock=self.clock,
+                clock_recheck_ms=self.config.tuning.clock_recheck_ms,
+                due_entries=self.config.tuning.due_batch_entries,
+                spawn=self.supervisor.spawn,
+                spawn_lasting=self.supervisor.spawn_lasting,
+                bucket_storage=self._bucket_storage,
+                executor=self._index_executor,
+                note=self.counters.note_index,
+            ),
+            note_rebuild=self.counters.note_rebuild,
+            dead_letter_sink=self.dead_letters,
+            keys=KeyServices(
+                clock=self.clock,
+                spawn=self.supervisor.spawn,
+                storage=self._key_storage,
+                executor=self._index_executor,
+                cache=KeyCache(self.config.tuning.schedule_key_cache_bytes),
+                counters=self.counters,
+                limits=KeyLimits(
+                    seal_count=policy.min_index_count,
+                    seal_after_ms=policy.seal_after_ms,
+                    settled_keep_ms=self.config.tuning.settled_key_retention_ms,
+                    settled_max=self.config.tuning.settled_keys_per_topic_max,
+                ),
+            ),
+            dedup_memory=self.dedup_memory,
+        )
+        self.registry.bind(services)
+        for image in manifests.topics:
+            ledgers = [
+                Ledger.restore(
+                    ledger_capture(ledger, image.topic_id),
+                    self._layout.ledgers(image.topic_id),
+                    self._open_files,
+                    self._file_executor,
+                    self._read_executor,
+                )
+                for ledger in image.ledgers
+            ]
+            topic_id = image.topic_id
+            amendments, cursors = manifests.amendments[topic_id], manifests.cursors[topic_id]
+            producers = manifests.producers.get(topic_id)
+            self.registry.add(Topic(image, ledgers, cursors, amendments, services, producers))
+
+    # -- calls -----------------------------------------------------------------------------------------------
+
+    @property
+    def journal(self) -> Journal:
+        assert self._journal is not None, "the broker was not opened"
+        return self._journal
+
+    @property
+    def checkpointer(self) -> Checkpointer:
+        assert self._checkpointer is not None, "the broker was not opened"
+        return self._checkpointer
+
+    @property
+    def backups(self) -> Backups:
+        assert self._backups is not None, "the broker was not opened"
+        return self._backups
+
+    @property
+    def not_ready_because(self) -> str | None:
+        """Return the reason why the broker cannot serve, in one line; None if it can."""
+        if (reason := self._not_serving_because()) is not None:
+            return reason
+        if self._patience.failing_seconds() >= _FAILING_SECONDS:
+            return "waiting for the disk: a file cannot be opened, made or named"
+        return None
+
+    def _not_serving_because(self) -> str | None:
+        if self._journal is None:
+            return "recovering"
+        if self._journal.failed is not None:
+            return f"writing has ended: {self._journal.failed.told}"
+        return "draining" if self._draining else None
+
+    async def submit_batch(self, topic_name: str, batch: Batch, *, replace: bool = False) -> Accepted:
+        """Accept a batch for a topic, waiting for room; its ids count once `durable` is done.
+
+        `replace`: messages that wait under the schedule keys of these give way to them.
+        """
+        try:
+            return await self._accept(topic_name, batch, replace=replace)
+        except PostdateError:
+            if (topic := self.registry.by_name.get(topic_name)) is not None:
+                topic.counters.refused_batches += 1
+            raise
+
+    async def _accept(self, topic_name: str, batch: Batch, *, replace: bool) -> Accepted:
+        self.check_serving()
+        if self._disk_full or self._appended_into_reserve():
+            raise LimitReached(
+                "The disk is nearly full: only what frees space is accepted",
+                reason="DISK_RESERVE_REACHED",
+                retry_after_ms=5_000,
+                disk_reserve_bytes=self.config.disk_reserve_bytes,
+            )
+        await self.journal.wait_room()
+        await self._tail_writer.wait_room()
+        if topic_name not in self.registry.by_name:
+            # A request that will be refused must not leave a topic behind. A topic that this call makes has the
+            # broker's own policy, so what is checked here holds.
+            check_first(batch, self.clock.now_ms(), default_topic_policy(self.config))
+        topic = await self.registry.topic_or_create(topic_name)
+        return (
+            topic.submit(batch) if batch.schedule_keys is None else await topic.keyed.submit(batch, replace)
+        )
+
+    async def verify_topic(self, name: str) -> TopicCheck:
+        """Compare a topic's index with its messages while it delivers; see `live_check`."""
+        return await self._live_check.run(self.registry.topic(name))
+
+    async def _wait_room(self) -> None:
+        await self.journal.wait_room()
+        await self._tail_writer.wait_room()
+
+    def check_serving(self) -> None:
+        """Raise Unavailable unless requests are accepted."""
+        if self._journal is not None and self._journal.failed is not None:
+            raise StorageFailed(
+                "The broker has stopped accepting writes after a failed write or sync; it must be restarted",
+                reason="STORAGE_FAILED",
+            )
+        if (reason := self._not_serving_because()) is not None:
+            raise Unavailable(
+                f"The broker is {reason}", reason="DRAINING" if self._draining else "RECOVERING"
+            )
+
+    def _submit(self, record: Record, apply: Callable[[int], None]) -> asyncio.Future[None]:
+        return self.journal.submit(record.type, record.encode(), apply)
+
+    def _changed(self, topic: Topic) -> None:
+        self.checkpointer.changed(topic)
+
+    def _new_ledger(self, topic_id: int, ledger_id: int) -> Ledger:
+        name = LedgerName(self._layout.ledgers(topic_id), topic_id, ledger_id, 0)
+        return Ledger(name, self._open_files, self._file_executor, self._read_executor)
+
+    def _bucket_storage(self, topic_id: int) -> BucketStorage:
+        return bucket_storage(self._vfs, self._layout.buckets(topic_id), topic_id, self._read_executor)
+
+    def _key_storage(self, topic_id: int) -> KeyStorage:
+        return key_storage(self._vfs, self._layout.keys(topic_id), topic_id, self._read_executor)
+
+    async def _make_topic_folders(self, topic_id: int) -> None:
+        loop, make_folders = asyncio.get_running_loop(), self._layout.make_topic_folders
+        await self._patience.wait_done(
+            lambda: loop.run_in_executor(self._file_executor, make_folders, self._vfs, topic_id)
+        )
+
+    async def _write_checkpoint(self) -> None:
+        await self.checkpointer.checkpoint()
+
+    def _note_file_retry(self) -> None:
+        self.counters.file_retries += 1
+
+    def _writing_failed(self, error: StorageFailed) -> None:
+        log.error("Writing has stopped; restart the broker once the disk works", error=error)
+        self._on_failure(error)
+
+    def _task_failed(self, error: BaseException) -> None:
+        # A ledger or a manifest that could not be written ends writing as a failed sync of the journal does: a
+        # checkpoint after it could drop journal records that are nowhere else.
+        if isinstance(error, OSError | StorageFailed):
+            self.journal.fail(f"A file could not be written: {error}", error)
+        self._on_failure(error)
+
+    async def _watch_disk(self) -> None:
+        while True:
+            await asyncio.sleep(_DISK_CHECK_SECONDS)
+            try:
+                self._check_disk()
+            except OSError as error:  # the last figure stands until there is another
+                self._note_file_retry()
+                log.warning("The free disk space could not be read", error=error)
+
+    def _appended_into_reserve(self) -> bool:
+        """Return whether what was accepted since the last measurement of the disk takes of the reserve.
+
+        Each byte goes to the journal, where it may wait for its turn, and to a ledger, a little later.
+        """
+        if not self.config.disk_reserve_bytes:
+            return False
+        appended = self.journal.appended_bytes + self.journal.pending_bytes - self._appended_at_look
+        owed_bytes = 2 * appended + self._unwritten_at_look
+        return self.disk_free_bytes - owed_bytes < self.config.disk_reserve_bytes
+
+    def _check_disk(self) -> None:
+        self._appended_at_look = self.journal.appended_bytes
+        self._unwritten_at_look = self._tail_writer.unwritten_bytes
+        self.disk_free_bytes = free_bytes = self._vfs.free_bytes(self.config.data_dir)
+        full = free_bytes < self.config.disk_reserve_bytes
+        if full != self._disk_full:
+            self._disk_full = full
+            log.warning("Disk space changed", accepting_messages=not full, free_bytes=free_bytes)

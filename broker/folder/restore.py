@@ -1,0 +1,115 @@
+"""Restores: a data directory made from a backup. Everything blocks; no broker is needed.
+
+    1  make and lock the folder, which must be empty; make `unfinished` in it, durably
+    2  copy what the broker will write to (ledgers that still grow, the journal), link or copy the rest; sync all
+    3  write `broker.manifest`, with a broker_id of its own: from here on it goes another way than the broker it is of
+    4  take `unfinished` away, durably
+
+A broker refuses to start while `unfinished` is there, so a crash leaves a folder that says so, or a complete one. A
+restore into a folder whose restore was cut begins anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from broker.errors import Corrupt, Fenced, Refused
+from broker.folder.backup import read_marker
+from broker.folder.recovery import read_file
+from broker.folder.tree_copy import Steps, TreeCopy
+from broker.runtime.vfs import File, Vfs, replace_file
+from broker.storage.backup_marker import Backup
+from broker.storage.layout import Layout, remove_tree
+from broker.storage.local_group_log import SEGMENT_NAME
+from broker.storage.manifest import decode_broker, encode_broker
+
+_MAY_BE_THERE = frozenset({"lock", "lost+found", "backups"})
+_OF_A_RESTORE = ("journal", "topics", "alive", "alive.new", "broker.manifest", "broker.manifest.new")
+
+
+class Restore:
+    """One backup on its way into one data directory."""
+
+    def __init__(
+        self, vfs: Vfs, backup_folder: str, data_dir: str, broker_id: str, reserve_bytes: int
+    ) -> None:
+        """Raises NotFound or Corrupt unless `backup_folder` is a backup; nothing is changed yet."""
+        self._vfs = vfs
+        self._source = Layout(backup_folder.rstrip("/"))
+        self._target = Layout(data_dir.rstrip("/") or "/")
+        self._broker_id = broker_id
+        self.backup: Backup = read_marker(vfs, self._source.root)
+        self._copy = TreeCopy(vfs, self._source, self._target, reserve_bytes)
+
+    @property
+    def restored_bytes(self) -> int:
+        """Linked or copied so far, of about `backup.bytes`."""
+        return self._copy.bytes
+
+    def steps(self) -> Steps:
+        """Do it, in small steps. Raises Refused, Fenced, Corrupt, LimitReached, OSError."""
+        vfs, target = self._vfs, self._target
+        root = decode_broker(read_file(vfs, self._source.manifest), self._source.manifest)
+        _check_empty(vfs, target)
+        vfs.make_dir(target.root)
+        vfs.sync_dir(target.root.rpartition("/")[0] or ".")
+        with _locked(vfs, target):
+            self._begin()
+            yield from self._copy.topics(root)
+            for name in vfs.list_dir(self._source.journal):
+                if SEGMENT_NAME.fullmatch(name):
+                    paths = f"{self._source.journal}/{name}", f"{target.journal}/{name}"
+                    yield from self._copy.file(*paths)
+            vfs.sync_dir(target.journal)
+            if vfs.exists(self._source.alive):
+                yield from self._copy.file(self._source.alive, target.alive)
+                vfs.sync_dir(target.root)
+            root = replace(root, broker_id=self._broker_id)
+            replace_file(vfs, target.manifest, [encode_broker(root)])
+            vfs.remove(target.unfinished)
+            vfs.sync_dir(target.root)
+
+    def _begin(self) -> None:
+        vfs, target = self._vfs, self._target
+        _check_empty(vfs, target)  # again: nobody else changes it now
+        if not vfs.exists(target.unfinished):
+            file = vfs.open(target.unfinished, create=True)
+            file.sync()
+            file.close()
+        vfs.sync_dir(target.root)
+        for name in _OF_A_RESTORE:  # of one that was cut
+            path = f"{target.root}/{name}"
+            if vfs.exists(path):
+                try:
+                    vfs.remove(path)
+                except (IsADirectoryError, PermissionError):
+                    remove_tree(vfs, path)
+        vfs.make_dir(target.journal)
+        vfs.make_dir(target.topics)
+        vfs.sync_dir(target.root)
+
+
+@contextlib.contextmanager
+def _locked(vfs: Vfs, target: Layout) -> Iterator[None]:
+    lock: File | None = vfs.lock(target.lock)
+    if lock is None:
+        raise Fenced(f"A broker or a restore uses {target.root!r}", reason="DATA_DIR_LOCKED")
+    try:
+        yield
+    finally:
+        lock.close()
+
+
+def _check_empty(vfs: Vfs, target: Layout) -> None:
+    if not vfs.exists(target.root):
+        return
+    names = set(vfs.list_dir(target.root)) - _MAY_BE_THERE
+    if vfs.exists(target.backup_marker):
+        raise Corrupt("The folder to restore into is itself a backup", path=target.root)
+    if names and not vfs.exists(target.unfinished):
+        raise Refused(
+            f"{target.root!r} is not empty: it holds {', '.join(sorted(names)[:5])}. Restore into an empty folder",
+            reason="RESTORE_NOT_EMPTY",
+        )

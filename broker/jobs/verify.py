@@ -1,0 +1,126 @@
+"""Verification of a stopped broker's data directory: the deep audit, in this process and without a report.
+
+A *problem* is what the audit calls an error, or could not look at: recovery would refuse it, or could not notice it
+before a message is read, or no history of the broker leads to it. A *note* is what a crash may leave and the next start
+cleans up: torn tails, files that nobody names. Nothing is changed, but the lock file is made if it is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from broker.delayed.check import Kind, Severity
+from broker.errors import Fenced, NotFound, Unavailable
+from broker.jobs.folder import DATA_DIR, Folder
+from broker.jobs.journal import JournalResult, check_journal
+from broker.jobs.plan import Plan, plan_audit
+from broker.jobs.units import check_unit
+from broker.jobs.values import Level
+from broker.runtime.vfs import Vfs, list_if_there, size_if_there
+from broker.storage.blocks import file_lengths
+from broker.storage.layout import Layout
+from broker.storage.named_files import ledger_capture
+
+LINES_MAX = 1000
+"""Problems and notes beyond so many are counted and not listed."""
+
+_NOT_TOLD = (Kind.PINNED, Kind.STALE)  # compaction's business
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Result of a verification. No problems: the broker starts, and every stored message can be read."""
+
+    problems: list[str]
+    notes: list[str]
+    summary: str
+
+
+def verify_data_dir(vfs: Vfs, data_dir: str) -> Report:
+    """Check everything below a data directory. Blocks.
+
+    Raises NotFound if it is none, Fenced if a broker runs on it, OSError and Unavailable if it cannot be read.
+    """
+    layout = Layout(data_dir.rstrip("/") or "/")
+    if not any(map(vfs.exists, (layout.manifest, layout.journal, layout.topics, layout.lock))):
+        raise NotFound(f"{data_dir!r} is not a data directory: nothing of a broker is in it")
+    lock = vfs.lock(layout.lock)
+    if lock is None:
+        raise Fenced(f"A broker is running on {data_dir!r}: stop it first", reason="DATA_DIR_LOCKED")
+    try:
+        return _verify(Folder(layout.root, DATA_DIR, vfs))
+    finally:
+        lock.close()
+
+
+def _verify(folder: Folder) -> Report:
+    vfs, layout = folder.vfs, folder.layout
+    problems, notes = [], []
+    plan, journal = Plan(None), JournalResult()
+    if vfs.exists(layout.unfinished):
+        problems.append(
+            f"This is a copy that did not come to its end; no broker starts from it ({layout.root})"
+        )
+    if vfs.exists(layout.manifest) or list_if_there(vfs, layout.topics):
+        plan = plan_audit(folder, (), Level.DEEP)
+        if plan.root is None:
+            notes.append("Without broker.manifest the journal cannot be checked")
+        else:
+            journal = check_journal(folder, plan.root, plan.images)
+            notes += _journal_notes(folder, journal)
+        notes += _surplus(folder, plan)
+    elif list_if_there(vfs, layout.journal):
+        problems.append(f"A file that a manifest names is missing ({layout.manifest})")
+    else:
+        notes.append("Nothing was ever stored here")
+    results = [check_unit(unit, vfs) for unit in plan.units]
+    for each in [
+        *plan.findings,
+        *(each for result in results for each in result.findings),
+        *journal.findings,
+    ]:
+        if each.severity is not Severity.WARNING:
+            problems.append(str(each))
+        elif each.finding.kind not in _NOT_TOLD:
+            notes.append(str(each))
+    problem_count = len(problems) + journal.left_out + sum(result.left_out for result in results)
+    ledgers = [ledger for image in plan.images for ledger in image.ledgers]
+    summary = (
+        f"{len({unit.topic_id for unit in plan.units})} topics, {len(ledgers)} ledgers with "
+        f"{sum(ledger.entry_count for ledger in ledgers)} entries, "
+        f"{sum(len(image.subscriptions) for image in plan.images)} subscriptions, "
+        f"{journal.records} journal records: {problem_count} problems, {len(notes)} notes"
+    )
+    return Report(_listed(problems, problem_count), _listed(notes, len(notes)), summary)
+
+
+def _journal_notes(folder: Folder, journal: JournalResult) -> Iterator[str]:
+    for each in journal.findings:
+        if each.finding.kind is Kind.NOT_CHECKED:
+            raise Unavailable(each.finding.what)
+    if journal.cut_roll:
+        yield f"A crash cut the making of this segment ({journal.cut_roll})"
+    # What else follows the last group is the rest of a recycled file: every clean stop leaves that.
+    if journal.torn_bytes:
+        yield (
+            f"The journal's last group is not whole, {journal.torn_bytes} bytes of it are there: a crash cut it before "
+            f"anybody was answered, or it was damaged since; the next start drops it ({folder.layout.journal})"
+        )
+
+
+def _surplus(folder: Folder, plan: Plan) -> Iterable[str]:
+    """Bytes that a crash left behind those that manifests name."""
+    for image in plan.images:
+        path = folder.layout.ledgers(image.topic_id)
+        for capture in [ledger_capture(each, image.topic_id) for each in image.ledgers if not each.sealed]:
+            for kind, length in file_lengths(capture).items():
+                file = capture.name(path).path(kind)
+                surplus = size_if_there(folder.vfs, file) - (length if capture.entry_count else 0)
+                if surplus > 0:
+                    yield f"{surplus} bytes follow what the manifest names; the next start cuts them ({file})"
+
+
+def _listed(lines: Sequence[str], count: int) -> list[str]:
+    listed = list(lines[:LINES_MAX])
+    return [*listed, f"... and {count - len(listed)} more"] if count > len(listed) else listed

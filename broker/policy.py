@@ -1,0 +1,195 @@
+"""Policies of topics and subscriptions: their fields, ranges and defaults. None inherits the broker's.
+
+What lies outside its range is refused before it is written, so that finding it on disk is damage, and never a broker
+that cannot be started again. A choice is a number, as on the wire and on disk; 0 is unspecified and inherits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
+
+from broker.settings import (
+    DURATION_MS_MAX,
+    HOUR_MS,
+    MIB,
+    MINUTE_MS,
+    SECOND_MS,
+    Spec,
+    Value,
+    choice,
+    count,
+    duration,
+    factor,
+    name,
+    policy,
+    size,
+    switch,
+)
+
+TRACKER_UNSPECIFIED = 0
+TRACKER_BUCKET = 1
+TRACKER_MEMORY = 2
+
+DELAYED_ENABLED = 1
+DELAYED_DISABLED = 2
+
+OVERDUE_DELIVER = 1
+OVERDUE_EXPIRE = 2
+OVERDUE_DEAD_LETTER = 3
+
+_UINT32_MAX = (1 << 32) - 1  # rows hold offsets and entry ids of 32 bits
+
+P = TypeVar("P", "TopicPolicy", "SubscriptionPolicy")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPolicy:
+    """Policy of one topic, or (all fields set) the one in force."""
+
+    tracker: int | None = policy("bucket", choice("Index of delayed messages.", "bucket", "memory"))
+    tick_ms: int | None = policy(
+        SECOND_MS,
+        duration(
+            1, HOUR_MS, "Width of the time buckets of the memory tracker; delivery is exact regardless."
+        ),
+    )
+    max_delay_ms: int | None = policy(0, duration(0, DURATION_MS_MAX, "Longest delay accepted; 0: no limit."))
+    default_ttl_ms: int | None = policy(
+        0,
+        duration(
+            0, DURATION_MS_MAX, "Time to live after the due time, for messages that set none; 0: no expiry."
+        ),
+    )
+    ledger_max_age_ms: int | None = policy(
+        0, duration(0, DURATION_MS_MAX, "Age at which a ledger is rolled; 0: no limit.")
+    )
+    ledger_max_bytes: int | None = policy(
+        256 * MIB, size(1, _UINT32_MAX, "Size at which a ledger is rolled.")
+    )
+    ledger_max_entries: int | None = policy(
+        1_000_000, count(1, _UINT32_MAX, "Number of entries at which a ledger is rolled.")
+    )
+    min_index_count: int | None = policy(
+        50_000, count(1, 100_000_000, "Number of index entries that are sealed as one bucket.")
+    )
+    ledgers_per_bucket: int | None = policy(
+        50, count(1, _UINT32_MAX, "Number of ledgers after which a bucket is sealed.")
+    )
+    seal_after_ms: int | None = policy(
+        60 * SECOND_MS,
+        duration(1, DURATION_MS_MAX, "Age of the oldest unsealed index entry at which a bucket is sealed."),
+    )
+    max_buckets: int | None = policy(
+        64, count(1, 10_000, "Maximum number of sealed buckets; beyond it, small ones are merged.")
+    )
+    segment_time_step_ms: int | None = policy(
+        300 * SECOND_MS, duration(1, DURATION_MS_MAX, "Range of due times in one bucket segment.")
+    )
+    max_segment_entries: int | None = policy(
+        5_000, count(1, 1_000_000, "Maximum number of entries in one bucket segment.")
+    )
+    delayed_delivery: int | None = policy(
+        "enabled", choice("Acceptance of messages with a delivery time.", "enabled", "disabled")
+    )
+    retention_ms: int | None = policy(
+        0,
+        duration(
+            0, DURATION_MS_MAX, "Retention time of messages that every subscription has settled; 0: none."
+        ),
+    )
+    retention_bytes: int | None = policy(
+        0,
+        size(
+            0,
+            1 << 60,
+            "Maximum size of retained messages, the oldest are dropped first; 0: the time alone decides.",
+        ),
+    )
+    max_pending_messages: int | None = policy(
+        0,
+        count(
+            0, 1 << 60, "Backlog of a subscription, in messages, at which Produce is refused; 0: no limit."
+        ),
+    )
+    max_pending_bytes: int | None = policy(
+        0, size(0, 1 << 60, "Backlog of a subscription, in bytes, at which Produce is refused; 0: no limit.")
+    )
+    max_produce_rate: int | None = policy(
+        0, count(0, 1_000_000_000, "Maximum number of messages accepted per second and topic; 0: no limit.")
+    )
+    overdue_action: int | None = policy(
+        "deliver",
+        choice(
+            "Treatment of messages that became due while the broker was down.",
+            "deliver",
+            "expire",
+            "dead_letter",
+        ),
+    )
+    dedup_window_ms: int | None = policy(
+        10 * MINUTE_MS,
+        duration(
+            0,
+            DURATION_MS_MAX,
+            "Time for which sequence ids of producers are remembered; 0: no deduplication.",
+        ),
+    )
+    dedup_entries: int | None = policy(
+        10_000, count(1, 1_000_000, "Maximum number of sequence ids remembered per producer.")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionPolicy:
+    """Policy of one subscription, or (all fields set) the one in force."""
+
+    lease_ms: int | None = policy(
+        30 * SECOND_MS,
+        duration(
+            1,
+            DURATION_MS_MAX,
+            "Lease of a delivered message: time to acknowledge it before it is redelivered.",
+        ),
+    )
+    initial_backoff_ms: int | None = policy(
+        SECOND_MS,
+        duration(
+            0,
+            DURATION_MS_MAX,
+            "Delay before the first redelivery of a nacked message; jitter takes off up to half.",
+        ),
+    )
+    max_backoff_ms: int | None = policy(
+        MINUTE_MS,
+        duration(0, DURATION_MS_MAX, "Maximum delay before a redelivery; jitter takes off up to half."),
+    )
+    backoff_multiplier: float | None = policy(
+        2.0, factor(1, 100, "Growth of the redelivery delay from attempt to attempt.")
+    )
+    honor_delay: bool | None = policy(
+        False, switch("Honouring of delivery times by an exclusive or failover subscription.")
+    )
+    max_delivery_attempts: int | None = policy(
+        0, count(0, 1_000_000, "Number of deliveries after which a message is dead-lettered; 0: never.")
+    )
+    dead_letter_topic: str | None = policy(
+        None, name("Topic of dead letters; unset: TOPIC~NAME~dead-letters.")
+    )
+
+
+POLICY_SPECS: dict[str, Spec] = {
+    each.name: each.metadata["spec"] for kind in (TopicPolicy, SubscriptionPolicy) for each in fields(kind)
+}
+"""Spec of each policy field; no name is in both policies."""
+
+
+def effective(policy: P, defaults: P) -> P:
+    """`policy` with what it leaves open taken from `defaults`."""
+    unset = {f.name: getattr(defaults, f.name) for f in fields(policy) if getattr(policy, f.name) is None}
+    return replace(policy, **unset)
+
+
+def policy_value(spec: Spec, value: Value | None) -> Value | None:
+    """The value of a setting as policies hold it: a choice by its number."""
+    return spec.number(value) if spec.choices and isinstance(value, str) else value

@@ -1,0 +1,72 @@
+"""The seam under the journal: a log of groups, each stored whole or not at all.
+
+A group is what one commit stores: records, one after the other. Its index is the lsn of its first record, so the next
+group's index follows from it, and an index means the same after a restart. `Journal` numbers the groups and keeps one
+append in flight; how a group becomes durable, and where, is the log's affair.
+
+Invariants, of every log:
+  GROUP-1  An index gets at most one group, ever; it is the first index that is free, so there are no holes.
+  GROUP-2  What `append` was answered for is read back, byte for byte, until it is trimmed; also after a crash.
+  GROUP-3  Of an append that failed or was cancelled nothing is known. After `WriteFailed` nothing may be appended any
+           more. Any other OSError has stored nothing, and the same group may be appended again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from broker.runtime.vfs import Buffer
+from broker.storage.segment import Group
+
+NewRecord = tuple[int, Sequence[Buffer], int]
+"""The type of a record, the parts of its body as bytes, and their length."""
+
+
+class StoredGroup(NamedTuple):
+    """The cost of a durable group."""
+
+    bytes: int
+    sync_seconds: float
+
+
+class GroupLog(Protocol):
+    """A log of groups."""
+
+    @property
+    def next_index(self) -> int:
+        """The first index that is free: where the next group goes."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """The room that the log takes where it is stored, roughly."""
+
+    def append(self, index: int, records: Sequence[NewRecord]) -> asyncio.Future[StoredGroup]:
+        """Begin to store a group, at once; the future completes when no crash can take it back.
+
+        It fails with Fenced if somebody else's group is there. One at a time.
+        """
+
+    def read(self, index: int) -> Iterator[Group]:
+        """The groups from the one that holds `index` on, as far as they are durable now.
+
+        Blocks; any thread. Raises Corrupt if they were trimmed or are damaged.
+        """
+
+    async def tail(self, index: int, wait_ms: int) -> Group | None:
+        """The group that holds `index`; waits so long for it to come."""
+
+    async def trim(self, below: int) -> None:
+        """Give up groups whose records all lie below an index: they may go, and need not. One at a time."""
+
+    async def close(self) -> None:
+        """End writing, once the append in flight has ended."""
+
+
+def records_from(groups: Iterable[Group], from_lsn: int) -> Iterator[tuple[int, int, memoryview]]:
+    """The (lsn, type, body) of each record from `from_lsn` on."""
+    for group in groups:
+        for lsn, record in enumerate(group.records, group.first_lsn):
+            if lsn >= from_lsn:
+                yield lsn, record.type, record.body

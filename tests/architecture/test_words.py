@@ -1,0 +1,84 @@
+"""One word for one thing: labels of invariants, names of classes, beginnings of docstrings."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = [
+    path
+    for folder in ("broker", "clients/python/postdate", "tests", "tools", "benchmarks", "examples")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if "_pb2" not in path.name and path != Path(__file__)
+]
+DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
+
+DEFINED = re.compile(r"^ {2,6}([A-Z]+-\d+) {2}", re.MULTILINE)
+CITED = re.compile(r"\b([A-Z]{3,})-(\d+)\b")
+# A letter and a number is a label from before they had words.
+BARE = re.compile(r"^ {2,6}[A-Z]{1,2}\d+ ", re.MULTILINE)
+# Names of other people's documents and algorithms, not labels.
+FOREIGN = {"CET", "LICENSE", "PIP", "SHA", "UTF"}
+
+# A docstring begins with the noun or the verb that it is about.
+QUESTION = re.compile(r"(What|Whether|Which|Who|Whom|Whose|How|When|Where|Why)\b")
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def docstrings(path: Path) -> Iterator[tuple[Documented, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, Documented):
+            text = ast.get_docstring(node, clean=False)
+            if text is not None:
+                yield node, text
+
+
+def place(path: Path, node: Documented) -> str:
+    return f"{path.relative_to(ROOT)} {getattr(node, 'name', '')}".rstrip()
+
+
+def test_labels_of_invariants_are_unique_and_every_citation_has_one():
+    defined = Counter(
+        label for path in CODE for _, text in docstrings(path) for label in DEFINED.findall(text)
+    )
+    assert len(defined) > 100
+    assert [label for label, count in defined.items() if count > 1] == []
+    unknown = {
+        f"{path.relative_to(ROOT)}: {word}-{number}"
+        for path in [*CODE, *DOCUMENTS]
+        for word, number in CITED.findall(path.read_text())
+        if word not in FOREIGN and f"{word}-{number}" not in defined
+    }
+    assert unknown == set()
+
+
+def test_labels_of_invariants_begin_with_a_word():
+    bare = [place(path, node) for path in CODE for node, text in docstrings(path) if BARE.search(text)]
+    assert bare == []
+
+
+@pytest.mark.parametrize("room", ["broker", "clients/python/postdate"])
+def test_names_of_classes_are_unique(room: str):
+    """A name that SDK and broker share means the same thing in both; the `sync` mirrors the asyncio classes."""
+    names = Counter(
+        node.name
+        for path in CODE
+        if path.is_relative_to(ROOT / room) and "sync" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in names.items() if count > 1} == set()
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb():
+    questions = [
+        place(path, node) for path in CODE for node, text in docstrings(path) if QUESTION.match(text)
+    ]
+    assert questions == []

@@ -1,0 +1,240 @@
+"""The local log of groups: rolling, dropping, failing and crashing."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.runtime.vfs import LocalVfs, WriteFailed
+from broker.storage.segment import Group, encode_header
+from broker.testing.fault_plan import Fault
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
+from tests.unit.storage.group_log_driver import (
+    FOLDER,
+    append,
+    append_group,
+    lsns,
+    make_vfs,
+    names,
+    open_log,
+    opened,
+    replace,
+    segments,
+)
+
+# Failing
+
+
+FAULTS = {
+    "write": Fault("write", "*/journal/*"),
+    "short write": Fault("write", "*/journal/*", after_bytes=5),
+    "sync, once": Fault("sync", "*/journal/*"),
+    "roll: header": Fault("write", "*/spare*"),
+    "roll: header sync": Fault("sync", "*/spare*"),
+    "roll: sync of the folder": Fault("sync_dir", "*/journal"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+async def test_what_was_answered_before_a_failed_write_is_there_after_a_crash(name: str) -> None:
+    vfs = make_vfs()
+    fault = FAULTS[name]
+    async with opened(open_log(vfs, segment_bytes=1 if name.startswith("roll") else 1 << 20)) as log:
+        await append(log, 2)
+        vfs.faults.add(Fault(fault.kind, fault.glob, after_bytes=fault.after_bytes))
+        with pytest.raises(WriteFailed):
+            await append(log, 1)
+        assert log.next_index == 3
+    written = vfs.op_count
+    for state in vfs.crash_states(first=written, last=written, seeds=range(5)):
+        assert lsns(open_log(state.vfs, (1, 2)))[:2] == [1, 2]
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize(
+    ("kind", "glob"),
+    [("create", "*/spare*"), ("open", "*/spare*"), ("rename", "*/spare*"), ("open_dir", "*/journal")],
+)
+async def test_a_roll_that_failed_before_its_group_was_written_is_begun_again(
+    kind: str, glob: str, error: int
+) -> None:
+    vfs = make_vfs()
+    handles: list[Any] = []
+    open_file = vfs.open
+
+    def open_and_note(path: str, *, create: bool = False) -> Any:
+        handles.append(open_file(path, create=create))
+        return handles[-1]
+
+    vfs.open = open_and_note  # type: ignore[method-assign]
+    async with opened(open_log(vfs, segment_bytes=1, spare_segments_max=9)) as log:
+        await append(log, 3)
+        if kind == "open":
+            await log.trim(3)  # two segments wait as spares
+        fault = vfs.faults.add(Fault(kind, glob, error=error))
+        with pytest.raises(OSError, match="Errno") as caught:
+            await append(log, 1)
+        assert fault.hit_count == 1 and not isinstance(caught.value, WriteFailed)
+        await append(log, 2)
+        spares = [name for name in vfs.list_dir(f"{FOLDER}") if name.startswith("spare")]
+        assert len(spares) == log.segments.counts()[1], "a spare was forgotten"
+    assert handles and all(file._closed for file in handles), "a descriptor was forgotten"
+    assert lsns(open_log(vfs, (4, 5)), 4) == [4, 5]
+
+
+# Rolling and dropping
+
+
+async def test_a_full_segment_is_followed_by_a_recycled_one() -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=200, spare_segments_max=2)) as log:
+        await append(log, 40)
+        old = vfs.snapshot()[f"{FOLDER}/{segments(vfs)[-2]}"]
+        await log.trim(41)
+        assert [name[:6] for name in names(vfs)[1:]] == ["spare-", "spare-"]
+        await append(log, 5)
+        taken = vfs.snapshot()[f"{FOLDER}/{segments(vfs)[1]}"]
+        assert len(taken) >= len(old) - 64  # the bytes of the former life are still there
+    assert lsns(open_log(vfs, (41, 45)), 41) == [41, 42, 43, 44, 45]
+
+
+@pytest.mark.parametrize(("lsn", "left"), [(0, 6), (1, 6), (2, 5), (4, 3), (6, 1), (7, 1), (99, 1)])
+async def test_drop_below_keeps_what_is_needed_and_the_active_segment(lsn: int, left: int) -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=1, spare_segments_max=3)) as log:
+        await append(log, 6)
+        await log.trim(lsn)
+        assert log.segments.counts()[0] == len(segments(vfs)) == left
+        assert log.segments.counts()[1] == len(names(vfs)) - left == min(6 - left, 3)
+        await append(log, 1)
+    assert lsns(open_log(vfs, (min(lsn, 6) or 1, 7)), 6) == [6, 7]
+
+
+@pytest.mark.parametrize("kind", ["remove", "rename"])
+async def test_what_a_failed_drop_left_is_dropped_by_the_next(kind: str) -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=1, spare_segments_max=2)) as log:
+        await append(log, 6)
+        vfs.faults.add(Fault(kind, error=errno.EIO))
+        with pytest.raises(OSError, match="Input/output"):
+            await log.trim(6)
+        assert log.segments.counts()[0] == len(segments(vfs)) > 1
+        await log.trim(6)
+        assert log.segments.counts() == (len(segments(vfs)), 2) == (1, 2)
+
+
+async def test_no_spare_takes_the_name_of_one_that_was_found() -> None:
+    vfs = make_vfs()
+    vfs.make_dir(FOLDER)
+    for number in range(3):
+        replace(vfs, f"{FOLDER}/spare-{number:03d}.seg", b"?")
+    async with opened(open_log(vfs, segment_bytes=1)) as log:
+        await append(log, 2)  # takes two of them
+        await log.trim(2)
+        assert len(names(vfs)) - len(segments(vfs)) == log.segments.counts()[1] == 2
+
+
+async def test_names_that_a_crash_brings_back_do_no_harm() -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=1)) as log:
+        await append(log, 6)
+        await log.trim(6)
+        await append(log, 2)  # takes spares
+    for lsn in (1, 2, 4):  # with a hole at 3 and 5, and contents of other lives
+        replace(vfs, f"{FOLDER}/{lsn:016x}.seg", encode_header(77) + b"?" * 50)
+    async with opened(open_log(vfs, (6, 8))) as log:
+        assert lsns(log, 6) == [6, 7, 8]
+        await log.trim(8)
+        assert segments(vfs) == [f"{8:016x}.seg"]
+
+
+async def test_every_crash_keeps_what_was_answered_and_opens() -> None:
+    """P1, JOURNAL-1 to JOURNAL-4: cut at every operation, in every way, through rolls, drops and recycled files."""
+    vfs = make_vfs()
+    start, rng = vfs.op_count, random.Random(5)
+    answered, needed_from = [(start, 0)], [(start, 1)]
+    async with opened(open_log(vfs, segment_bytes=300, spare_segments_max=2)) as log:
+        for _ in range(40):
+            await append_group(log, rng.randint(1, 3))
+            answered.append((vfs.op_count, log.next_index - 1))
+            if rng.random() < 0.3:
+                needed_from.append((vfs.op_count, log.next_index - 2))
+                await log.trim(needed_from[-1][1])
+    assert any("spare" in op.path for op in vfs.ops if op.kind == "rename")
+    checked = 0
+    for state in vfs.crash_states(first=start, seeds=range(5)):
+        needed = last_at(needed_from, state.at), last_at(answered, state.at)
+        check_recovery(state.vfs, needed, deep=rng.random() < 0.1)
+        checked += 1
+    assert checked > 300
+
+
+def last_at(history: list[tuple[int, int]], at: int) -> int:
+    return max((value for when, value in history if when <= at), default=1)
+
+
+def check_recovery(vfs: MemVfs, needed: tuple[int, int], *, deep: bool) -> None:
+    begin = vfs.op_count
+    found = lsns(open_log(vfs, needed), needed[0])
+    assert found == list(range(needed[0], needed[0] + len(found)))
+    assert needed[0] + len(found) > needed[1]
+    if deep:  # a crash of the recovery, at any point, is recovered to the same, or the unanswered end is gone
+        for state in vfs.crash_states(first=begin):
+            again = lsns(open_log(state.vfs, needed), needed[0])
+            assert again == found[: len(again)]
+            assert needed[0] + len(again) > needed[1]
+    # Once opened, what was replayed is durable: recovering a recovery changes nothing.
+    lost = vfs.crashed(vfs.op_count, CrashPolicy.LOSE_UNSYNCED)
+    assert lsns(open_log(lost, needed), needed[0]) == found
+    assert lost.snapshot() == vfs.snapshot()
+
+
+async def test_each_step_of_the_roll_leaves_what_the_docstring_says() -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=1)) as log:
+        await append(log, 3)
+        await log.trim(3)
+        first = vfs.op_count
+        await append(log, 1)
+        steps = [(op.kind, op.path.rpartition("/")[2][:5]) for op in vfs.ops[first:]]
+    header, group = [("write", "spare"), ("sync", "spare")], [("write", "spare"), ("sync", "spare")]
+    assert steps == [
+        *header,
+        ("rename", "spare"),
+        ("sync_dir", "journ"),
+        *group,
+    ]  # an open file keeps its path
+
+
+async def test_trimming_and_reading_are_safe_beside_appending(tmp_path: Path) -> None:
+    vfs, folder = LocalVfs(), str(tmp_path / "journal")
+    with ThreadPoolExecutor(1) as executor, ThreadPoolExecutor(1) as upkeep:
+        options: dict[str, Any] = {"executor": executor, "upkeep_executor": upkeep, "spare_segments_max": 2}
+        async with opened(open_log(vfs, folder=folder, segment_bytes=200, **options)) as log:
+            for _ in range(200):
+                lsn = log.next_index
+                trimming = asyncio.ensure_future(log.trim(lsn - 1))
+                reading = asyncio.get_running_loop().run_in_executor(None, lsns, log, max(lsn - 1, 1))
+                await append(log, 1)
+                await trimming
+                assert (await reading)[: lsn > 1] == [lsn - 1][: lsn > 1]
+            await log.trim(200)
+            assert sum(log.segments.counts()) == len(names(vfs, folder))
+    assert lsns(open_log(vfs, (200, 200), folder), 200) == [200]
+
+
+async def test_reading_opens_one_segment_at_a_time(tmp_path: Path) -> None:
+    folder = str(tmp_path / "journal")
+    async with opened(open_log(LocalVfs(), folder=folder, segment_bytes=100)) as log:
+        await append(log, 30)
+    groups: Iterator[Group] = open_log(LocalVfs(), (1, 30), folder).read(1)
+    assert next(groups).first_lsn == 1
+    (tmp_path / "journal" / f"{1:016x}.seg").unlink()
+    assert [group.first_lsn for group in groups] == list(range(2, 31))
