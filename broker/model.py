@@ -178,9 +178,11 @@ def ids_of(bitmap: BitMap) -> UInt32Column:
     return np.frombuffer(bitmap.to_array(), dtype=np.uint32)
 
 
-def members(entry_ids: UInt32Column, bitmap: BitMap) -> npt.NDArray[np.bool_]:
-    """For each of some entry ids, whether the set has it."""
-    hits = bitmap_of(entry_ids) & bitmap
+def members(entry_ids: UInt32Column, *bitmaps: BitMap) -> npt.NDArray[np.bool_]:
+    """For each of some entry ids, whether one of the sets has it."""
+    ids, hits = bitmap_of(entry_ids), BitMap()
+    for bitmap in bitmaps:
+        hits |= ids & bitmap
     if not hits:
         return np.zeros(len(entry_ids), dtype=np.bool_)
     found = ids_of(hits)

@@ -32,7 +32,6 @@ from broker.config import BrokerConfig
 from broker.delayed.bucket_upkeep import Spawn
 from broker.errors import Corrupt, NotFound, PostdateError, Refused, StorageFailed, Unavailable
 from broker.folder.checkpoint import Checkpointer
-from broker.folder.recovery import read_file
 from broker.folder.tree_copy import CHUNK_BYTES, Steps, TreeCopy, is_linkless, pin_topics, remove_in_steps
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
@@ -53,6 +52,7 @@ from broker.storage.journal import Journal
 from broker.storage.journal_copy import JournalCopy
 from broker.storage.layout import Layout
 from broker.storage.manifest import BrokerImage, decode_broker
+from broker.storage.named_files import read_named
 from broker.storage.record_types import RecordType
 
 log = get_logger(__name__)
@@ -410,7 +410,7 @@ def read_marker(vfs: Vfs, folder: str) -> Backup:
         raise NotFound(
             f"{folder!r} is not a complete backup: it has no backup.json", reason="BACKUP_NOT_FOUND"
         )
-    return decode_marker(read_file(vfs, path), path)
+    return decode_marker(read_named(vfs, path), path)
 
 
 def _running() -> Refused:
@@ -462,10 +462,10 @@ def _make_folders(vfs: Vfs, partial_: Layout) -> None:
 
 
 def _note_cut(vfs: Vfs, layout: Layout, lsn: int) -> _Cut:
-    root = read_file(vfs, layout.manifest)
+    root = read_named(vfs, layout.manifest)
     alive: bytes | None = None
     with contextlib.suppress(Corrupt):  # it is not there, and may be made or removed at any time
-        alive = read_file(vfs, layout.alive)
+        alive = read_named(vfs, layout.alive)
     return _Cut(root, decode_broker(root, layout.manifest), alive, lsn)
 
 

@@ -33,7 +33,7 @@ from broker.storage.manifest import (
     decode_topic,
     encode_broker,
 )
-from broker.storage.named_files import ledger_capture, named_files
+from broker.storage.named_files import ledger_capture, named_files, read_named
 from broker.storage.producers_file import ProducersImage, decode_producers
 from broker.storage.records import decode_record
 from broker.topics.registry import Registry
@@ -66,7 +66,7 @@ def open_manifests(vfs: Vfs, layout: Layout, now_ms: int) -> Manifests:
         vfs.sync_dir(layout.root)
         root = BrokerImage(str(uuid.uuid4()), 0, {}, 1, 1, now_ms)
         replace_file(vfs, layout.manifest, [encode_broker(root)])
-    manifests = Manifests(decode_broker(read_file(vfs, layout.manifest), layout.manifest))
+    manifests = Manifests(decode_broker(read_named(vfs, layout.manifest, _ADVICE), layout.manifest))
     for topic_id, name in manifests.root.topics.items():
         image = _read_topic(vfs, layout, topic_id, name)
         manifests.topics.append(image)
@@ -117,18 +117,6 @@ def replay_journal(journal: Journal, from_lsn: int, registry: Registry) -> int:
     return count
 
 
-def read_file(vfs: Vfs, path: str) -> bytes:
-    """A whole file, which must be there; `Corrupt` if it is not."""
-    try:
-        file = vfs.open(path)
-    except FileNotFoundError as error:
-        raise Corrupt("A file that a manifest names is missing", path=path, advice=_ADVICE) from error
-    try:
-        return file.pread(file.size(), 0)
-    finally:
-        file.close()
-
-
 def _refuse_copies(vfs: Vfs, layout: Layout) -> None:
     """Of a backup nothing may change, and of half a copy nobody may take it for the whole."""
     if vfs.exists(layout.backup_marker):
@@ -158,7 +146,7 @@ def _refuse_rootless(vfs: Vfs, layout: Layout) -> None:
 
 def _read_topic(vfs: Vfs, layout: Layout, topic_id: int, name: str) -> TopicImage:
     path = layout.topic_manifest(topic_id)
-    image = decode_topic(read_file(vfs, path), path)
+    image = decode_topic(read_named(vfs, path, _ADVICE), path)
     if image.topic_id != topic_id or image.name != name:
         raise Corrupt(
             f"A manifest is of topic {image.topic_id} {image.name!r}, where {topic_id} {name!r} belongs",
@@ -174,7 +162,7 @@ def _read_cursors(vfs: Vfs, layout: Layout, image: TopicImage) -> dict[int, Curs
         if not subscription.cursor_file:
             continue
         path = f"{layout.cursors(image.topic_id)}/{subscription.cursor_file}"
-        cursor = decode_cursor(read_file(vfs, path), path)
+        cursor = decode_cursor(read_named(vfs, path, _ADVICE), path)
         if (cursor.topic_id, cursor.subscription_id) != (image.topic_id, subscription.subscription_id):
             raise Corrupt("A cursor belongs to another subscription", path=path, advice=_ADVICE)
         cursors[subscription.subscription_id] = cursor
@@ -188,7 +176,7 @@ def read_amendments(vfs: Vfs, layout: Layout, image: TopicImage) -> dict[int, Am
         if not ledger.amendments_file:
             continue
         path = f"{layout.ledgers(image.topic_id)}/{ledger.amendments_file}"
-        found = decode_amendments(read_file(vfs, path), path)
+        found = decode_amendments(read_named(vfs, path, _ADVICE), path)
         if (found.topic_id, found.ledger_id) != (image.topic_id, ledger.ledger_id):
             raise Corrupt("An amendments file belongs to another ledger", path=path, advice=_ADVICE)
         amendments[ledger.ledger_id] = found.amendments
@@ -198,7 +186,7 @@ def read_amendments(vfs: Vfs, layout: Layout, image: TopicImage) -> dict[int, Am
 def read_producers(vfs: Vfs, layout: Layout, image: TopicImage) -> ProducersImage:
     """Read the producers' file that a topic names; raises Corrupt. Blocks."""
     path = f"{layout.cursors(image.topic_id)}/{image.producers_file}"
-    producers = decode_producers(read_file(vfs, path), path)
+    producers = decode_producers(read_named(vfs, path, _ADVICE), path)
     if producers.topic_id != image.topic_id:
         raise Corrupt("A file of producers belongs to another topic", path=path, advice=_ADVICE)
     return producers

@@ -17,13 +17,13 @@ from dataclasses import replace
 
 from broker.errors import Corrupt, Fenced, Refused
 from broker.folder.backup import read_marker
-from broker.folder.recovery import read_file
 from broker.folder.tree_copy import Steps, TreeCopy
 from broker.runtime.vfs import File, Vfs, replace_file
 from broker.storage.backup_marker import Backup
 from broker.storage.layout import Layout, remove_tree
 from broker.storage.local_group_log import SEGMENT_NAME
 from broker.storage.manifest import decode_broker, encode_broker
+from broker.storage.named_files import read_named
 
 _MAY_BE_THERE = frozenset({"lock", "lost+found", "backups"})
 _OF_A_RESTORE = ("journal", "topics", "alive", "alive.new", "broker.manifest", "broker.manifest.new")
@@ -51,7 +51,7 @@ class Restore:
     def steps(self) -> Steps:
         """Do it, in small steps. Raises Refused, Fenced, Corrupt, LimitReached, OSError."""
         vfs, target = self._vfs, self._target
-        root = decode_broker(read_file(vfs, self._source.manifest), self._source.manifest)
+        root = decode_broker(read_named(vfs, self._source.manifest), self._source.manifest)
         _check_empty(vfs, target)
         vfs.make_dir(target.root)
         vfs.sync_dir(target.root.rpartition("/")[0] or ".")

@@ -14,12 +14,11 @@ import errno
 from collections.abc import Iterator
 
 from broker.errors import Corrupt, LimitReached
-from broker.folder.recovery import read_file
 from broker.runtime.vfs import Vfs
 from broker.storage.blocks import file_lengths
 from broker.storage.layout import Layout
 from broker.storage.manifest import BrokerImage, TopicImage, decode_topic
-from broker.storage.named_files import ledger_capture, named_files
+from broker.storage.named_files import ledger_capture, named_files, read_named
 
 CHUNK_BYTES = 4 << 20
 """Copied and synced at once: more that waits for the disk would hold up a sync of the journal."""
@@ -193,7 +192,7 @@ def remove_in_steps(vfs: Vfs, folder: str) -> Steps:
 
 def _read_image(vfs: Vfs, layout: Layout, topic_id: int, name: str) -> TopicImage:
     path = layout.topic_manifest(topic_id)
-    image = decode_topic(read_file(vfs, path), path)
+    image = decode_topic(read_named(vfs, path), path)
     if (image.topic_id, image.name) != (topic_id, name):
         raise Corrupt(
             f"The manifest is of another topic, {image.topic_id} {image.name!r}", path=path, advice=_ADVICE

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from broker.delayed.check import CursorView, settled_by_all
 from broker.folder.index_check import file_source
-from broker.jobs.folder import ReadOnlyVfs, read_named
+from broker.jobs.folder import ReadOnlyVfs
 from broker.model import FLAG_DELAYED, ROW, ids_of
 from broker.storage.amendments import NONE, decode_amendments
 from broker.storage.bucket_files import bucket_storage
@@ -41,7 +41,7 @@ from broker.storage.manifest import (
     decode_cursor,
     decode_topic,
 )
-from broker.storage.named_files import ledger_capture
+from broker.storage.named_files import ledger_capture, read_named
 from broker.storage.sparse_files import read_present
 
 ROWS, SNAPSHOTS, CURSORS = "rows", "snapshots", "cursors"

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from broker.errors import Fenced, MissingFile, NotFound
-from broker.runtime.vfs import LocalFile, LocalVfs, Vfs, read_file
+from broker.errors import Fenced, NotFound
+from broker.runtime.vfs import LocalFile, LocalVfs, Vfs
 from broker.storage.layout import Layout
 
 BACKUP, DATA_DIR = "backup", "data directory"
@@ -65,11 +65,3 @@ def open_folder(path: str, vfs: Vfs | None = None) -> Iterator[Folder]:
         yield Folder(root, DATA_DIR, vfs)
     finally:
         lock.close()
-
-
-def read_named(vfs: Vfs, path: str) -> bytes:
-    """A file that something names; raises MissingFile if it is not there."""
-    try:
-        return read_file(vfs, path)
-    except FileNotFoundError as error:
-        raise MissingFile("A file that a manifest names is missing", path=path) from error

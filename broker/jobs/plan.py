@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from broker.delayed.check import Finding, Kind, plan_passes
 from broker.errors import Corrupt, NotFound, PostdateError
 from broker.folder.index_check import estimate_entries
-from broker.jobs.folder import Folder, read_named
+from broker.jobs.folder import Folder
 from broker.jobs.values import Level, TopicFinding, Unit
 from broker.model import LEDGER_ID_MAX
 from broker.runtime.vfs import list_if_there
@@ -21,6 +21,7 @@ from broker.storage.bucket_files import bucket_storage
 from broker.storage.bucket_snapshot import BucketMetadata
 from broker.storage.local_group_log import SEGMENT_NAME, SPARE_NAME
 from broker.storage.manifest import BrokerImage, TopicImage, decode_broker, decode_topic
+from broker.storage.named_files import read_named
 
 UNIT_WEIGHT_MAX = 4_000_000
 """Rows and index entries of one unit, about: it keeps some 30 bytes of memory for each."""

@@ -19,7 +19,7 @@ from broker.errors import Corrupt, PostdateError
 from broker.folder.consistency import find_amendment_problems, find_cursor_problems, find_index_problems
 from broker.folder.index_check import LedgerSource, Scope, check_index, file_source
 from broker.folder.key_check import find_key_problems
-from broker.jobs.folder import ReadOnlyVfs, read_named
+from broker.jobs.folder import ReadOnlyVfs
 from broker.jobs.messages import compare_messages
 from broker.jobs.values import LedgerLine, Level, TopicFinding, Unit, UnitResult
 from broker.jobs.work import Work
@@ -40,7 +40,7 @@ from broker.storage.manifest import (
     decode_cursor,
     decode_topic,
 )
-from broker.storage.named_files import ledger_capture, named_files
+from broker.storage.named_files import ledger_capture, named_files, read_named
 from broker.storage.producers_file import decode_producers
 from broker.storage.sparse_files import read_present
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from broker.errors import Fenced, OutOfRange, StorageFailed, Unavailable
 from broker.runtime.patience import Patience
+from broker.settings import MIB
 from broker.storage.frame import (
     LENGTH_MAX,
     RECORD_TYPE_FIRST,
@@ -27,8 +28,6 @@ from broker.storage.frame import (
 from broker.storage.group_log import GroupLog, NewRecord, StoredGroup, records_from
 
 T = TypeVar("T")
-
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

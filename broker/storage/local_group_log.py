@@ -35,6 +35,7 @@ from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.steps import run_step
 from broker.runtime.vfs import File, Vfs, list_if_there, read_file
+from broker.settings import MIB
 from broker.storage.frame import encode_group
 from broker.storage.group_log import NewRecord, StoredGroup
 from broker.storage.segment import (
@@ -54,9 +55,6 @@ log = get_logger(__name__)
 
 SEGMENT_NAME = re.compile(r"([0-9a-f]{16})\.seg")
 SPARE_NAME = re.compile(r"spare-([0-9]{3,})\.seg")
-
-
-MIB = 1 << 20
 
 
 class FoundJournal(NamedTuple):

@@ -1,7 +1,9 @@
-"""Files that a topic's manifest names, for readers, copies, checks and removal. Pure."""
+"""Files that a topic's manifest names, for readers, copies, checks and removal."""
 
 from __future__ import annotations
 
+from broker.errors import MissingFile
+from broker.runtime.vfs import Vfs, read_file
 from broker.storage.blocks import KINDS, LedgerCapture
 from broker.storage.manifest import LedgerImage, TopicImage
 
@@ -19,6 +21,14 @@ def ledger_capture(image: LedgerImage, topic_id: int) -> LedgerCapture:
         rows_crcs=image.rows_crcs,
         sparse=image.sparse,
     )
+
+
+def read_named(vfs: Vfs, path: str, advice: str = "") -> bytes:
+    """Return the whole of a file that a manifest names; MissingFile if it is not there."""
+    try:
+        return read_file(vfs, path)
+    except FileNotFoundError as error:
+        raise MissingFile("A file that a manifest names is missing", path=path, advice=advice) from error
 
 
 def named_files(image: TopicImage) -> dict[str, set[str]]:

@@ -33,10 +33,9 @@ from broker.model import (
     Entries,
     Position,
     UInt32Column,
-    bitmap_of,
     common_entries,
     count_entries,
-    ids_of,
+    members,
     merge_entries,
     remove_entries,
     without_entries,
@@ -279,12 +278,7 @@ class EntryStates:
             mask = np.zeros(len(entry_ids), dtype=np.bool_)
         bitmaps = [held for state in states if (held := self._columns[state].get(ledger_id)) is not None]
         if bitmaps:
-            ids, hits = bitmap_of(entry_ids), BitMap()
-            for bitmap in bitmaps:
-                hits |= ids & bitmap
-            if hits:
-                found = ids_of(hits)
-                mask |= found[np.minimum(np.searchsorted(found, entry_ids), len(found) - 1)] == entry_ids
+            mask |= members(entry_ids, *bitmaps)
         return mask
 
     def state_of(self, position: Position) -> State:

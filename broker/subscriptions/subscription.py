@@ -133,11 +133,6 @@ class Subscription:
         """Return whether nothing is delivered until it is resumed."""
         return self.image.paused
 
-    @property
-    def is_attached(self) -> bool:
-        """Return whether there is anybody to deliver to; only then chunks are wanted."""
-        return bool(self.consumers)
-
     def start(self, frontier_ms: int) -> None:
         """Called once, before anything is delivered. `frontier_ms`: see `begins_anew`."""
         self.counters = SubscriptionCounters()  # what was replayed was counted by the process before

@@ -7,8 +7,6 @@ broker-wide counters and are never reused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from broker.config import BrokerConfig
 from broker.errors import AlreadyExists, LimitReached
@@ -16,7 +14,6 @@ from broker.policy import TopicPolicy
 from broker.runtime.clock import Clock
 from broker.storage.manifest import TopicImage
 from broker.storage.records import (
-    Part,
     Produced,
     Record,
     Replaced,
@@ -26,14 +23,6 @@ from broker.storage.records import (
 )
 from broker.topics.refusals import topic_not_found
 from broker.topics.topic import Topic, TopicServices
-
-
-class RecordJournal(Protocol):
-    """The journal as the registry needs it."""
-
-    def submit(
-        self, record_type: int, parts: Sequence[Part], apply: Callable[[int], None]
-    ) -> asyncio.Future[None]: ...
 
 
 class Registry:

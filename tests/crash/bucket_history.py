@@ -9,13 +9,13 @@ from collections.abc import Collection, Mapping
 
 from broker.config import BrokerConfig
 from broker.delayed.bucket_upkeep import BucketUpkeep
-from broker.folder.recovery import read_file
 from broker.jobs.verify import verify_data_dir
 from broker.model import Position
 from broker.storage.bucket_files import bucket_storage
 from broker.storage.bucket_snapshot import Ordinals, decode_entries
 from broker.storage.layout import Layout
 from broker.storage.manifest import decode_broker, decode_topic
+from broker.storage.named_files import read_named
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop, run_sim
@@ -95,11 +95,11 @@ def record_bucket_history() -> Recorder:
 def named_and_found(vfs: MemVfs) -> dict[int, tuple[list[str], list[str]]]:
     """By topic: the files that its manifest names, and those that lie in its folder."""
     layout = Layout(DATA_DIR)
-    root = decode_broker(read_file(vfs, layout.manifest), layout.manifest)
+    root = decode_broker(read_named(vfs, layout.manifest), layout.manifest)
     result = {}
     for topic_id in root.topics:
         path = layout.topic_manifest(topic_id)
-        image = decode_topic(read_file(vfs, path), path)
+        image = decode_topic(read_named(vfs, path), path)
         result[topic_id] = (
             sorted(f"{bucket_id}.bucket" for bucket_id in image.bucket_ids),
             sorted(vfs.list_dir(layout.buckets(topic_id))),

@@ -19,10 +19,10 @@ from functools import cache
 import pytest
 
 from broker.config import BrokerConfig
-from broker.folder.recovery import read_file
 from broker.model import CANCELLED_MS, START, Position
 from broker.storage.layout import Layout
 from broker.storage.manifest import decode_broker, decode_topic
+from broker.storage.named_files import read_named
 from broker.storage.records import LedgersDropped
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
@@ -165,9 +165,9 @@ def crash_states(policy: CrashPolicy) -> Iterator[tuple[int, int, MemVfs]]:
 def check_files(vfs: MemVfs) -> int:
     """Check that exactly the files of the manifests exist; return the number of amendment files."""
     layout, count = Layout(DATA_DIR), 0
-    for topic_id in decode_broker(read_file(vfs, layout.manifest), layout.manifest).topics:
+    for topic_id in decode_broker(read_named(vfs, layout.manifest), layout.manifest).topics:
         path = layout.topic_manifest(topic_id)
-        ledgers = decode_topic(read_file(vfs, path), path).ledgers
+        ledgers = decode_topic(read_named(vfs, path), path).ledgers
         named = {f"{each.ledger_id}.0.{kind}" for each in ledgers for kind in ("data", "times", "rows")}
         amended = {each.amendments_file for each in ledgers if each.amendments_file}
         count += len(amended)

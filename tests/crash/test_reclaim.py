@@ -17,9 +17,9 @@ from functools import cache
 import pytest
 
 from broker.config import BrokerConfig
-from broker.folder.recovery import read_file
 from broker.storage.layout import Layout
 from broker.storage.manifest import decode_broker, decode_topic
+from broker.storage.named_files import read_named
 from broker.storage.records import LedgersDropped
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
@@ -139,10 +139,10 @@ def crash_states(policy: CrashPolicy) -> Iterator[tuple[int, int, MemVfs]]:
 def named_and_found(vfs: MemVfs) -> Iterator[tuple[set[str], set[str]]]:
     """Of each topic the ledger files that its manifest names, and those that lie in its folder."""
     layout = Layout(DATA_DIR)
-    root = decode_broker(read_file(vfs, layout.manifest), layout.manifest)
+    root = decode_broker(read_named(vfs, layout.manifest), layout.manifest)
     for topic_id in root.topics:
         path = layout.topic_manifest(topic_id)
-        ledgers = decode_topic(read_file(vfs, path), path).ledgers
+        ledgers = decode_topic(read_named(vfs, path), path).ledgers
         named = {f"{each.ledger_id}.0.{kind}" for each in ledgers for kind in ("data", "times", "rows")}
         yield named, set(vfs.list_dir(layout.ledgers(topic_id)))
 

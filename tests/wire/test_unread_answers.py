@@ -152,12 +152,12 @@ async def test_streams_that_are_ended_for_not_reading_leave_nothing(
         nonlocal most_places, most_held
         most_places = max(most_places, places._count)
         most_held = max(most_held, room_of(wire).held)
-        return most_places > 2 >= places._count  # nobody waits for the room of the last two
+        # Nobody waits for the room of the last two; the clients hear a little later.
+        return most_places > 2 >= places._count and sum(call.done() for call in calls) >= len(calls) - 2
 
     await eventually(have_left)
     assert most_held <= 4 * MIB
     assert len(room_of(wire).streams) <= 2
-    assert sum(call.done() for call in calls) >= len(calls) - 2
     ended = {await call.code() for call in calls if call.done()}
     assert ended <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
     assert resident_bytes() - before < 150 * MIB

@@ -11,8 +11,8 @@ import pytest
 
 from broker.errors import StorageFailed
 from broker.folder.checkpoint import TOPICS_AT_ONCE, Checkpointer
-from broker.folder.recovery import read_file
 from broker.storage.manifest import decode_broker
+from broker.storage.named_files import read_named
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -199,7 +199,7 @@ def test_a_topic_deleted_while_a_checkpoint_is_written_is_not_named_by_the_root(
         monkeypatch.setattr(Checkpointer, "_persist", persist)
         await node.checkpoint()
         path = f"{DATA_DIR}/broker.manifest"
-        root = decode_broker(read_file(node.vfs, path), path)
+        root = decode_broker(read_named(node.vfs, path), path)
         assert list(root.topics.values()) == ["stays"]
 
     on_node(scenario)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from broker.errors import AlreadyExists, InvalidRequest, OutOfRange, Unavailable
-from broker.folder.recovery import read_file
 from broker.jobs.verify import verify_data_dir
 from broker.model import KeySpans, Position, UInt64Column
 from broker.runtime.vfs import Vfs, replace_file
@@ -22,6 +21,7 @@ from broker.storage.dump import dump_file
 from broker.storage.layout import Layout
 from broker.storage.log import TopicLog
 from broker.storage.manifest import decode_topic, encode_topic
+from broker.storage.named_files import read_named
 from broker.storage.records import Replaced
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
@@ -590,7 +590,7 @@ def test_verify_names_an_entry_whose_key_is_in_no_run() -> None:
         await sealed(node)
         copy = node.vfs.crashed(node.vfs.op_count, CrashPolicy.KEEP_ALL)
         path = Layout(DATA_DIR).topic_manifest(1)
-        image = decode_topic(read_file(copy, path), path)
+        image = decode_topic(read_named(copy, path), path)
         replace_file(copy, path, [encode_topic(replace(image, key_run_ids=()))])
         problems = verify_data_dir(copy, DATA_DIR).problems
         assert [problem.partition(" (")[0] for problem in problems] == [
