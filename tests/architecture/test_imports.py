@@ -24,6 +24,7 @@ ALLOWED = {
     "postdate": ("broker.rpc", "broker.server", "broker.cli"),
     "aiohttp": ("broker.web", "broker.server", "broker.observe"),
     "jinja2": ("broker.web",),
+    "obstore": ("broker.cluster",),
     "prometheus_client": ("broker.web", "broker.server", "broker.observe", "broker.jobs"),
     "pyspark": ("broker.jobs",),
 }

@@ -1,0 +1,1 @@
+"""Shards whose journal lies in an object store."""

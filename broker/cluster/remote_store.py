@@ -1,0 +1,130 @@
+"""Object stores over the library obstore: S3 and compatible servers, Google, Azure, and one in memory for tests.
+
+The library's own retries are off: of a first attempt of ours whose answer was lost they report "exists", as another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from broker.cluster.object_store import ObjectInfo, StoreFailed, StoreRefused, check_name
+from broker.runtime.vfs import Buffer
+from broker.settings import MIB
+
+T = TypeVar("T")
+
+_PAGE = 1000
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+
+
+class AttemptTime(NamedTuple):
+    """The time that one attempt may take."""
+
+    seconds: float
+    seconds_per_mib: float
+
+    def of(self, length: int) -> float:
+        """Return the seconds for a request or an answer of so many bytes."""
+        return self.seconds + self.seconds_per_mib * length / MIB
+
+
+class RemoteStore:
+    """Objects of a store that the library knows."""
+
+    def __init__(self, library: Any, store: Any, url: str, attempt: AttemptTime) -> None:
+        self._library = library  # the module, which is imported only where a store is wanted
+        self._errors = library.exceptions
+        self._store = store
+        self._url = url
+        self._attempt = attempt
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    async def create(self, name: str, body: Buffer) -> None:
+        check_name(name)
+        with self._failures(f"create {name}"):
+            try:
+                await self._timed(self._library.put_async(self._store, name, body, mode="create"), len(body))
+            except (self._errors.AlreadyExistsError, self._errors.PreconditionError) as error:
+                raise FileExistsError(f"{self._url} has an object {name}") from error
+            except FileNotFoundError as error:  # nothing else can be missing
+                raise StoreRefused(f"{self._url}: there is no such bucket, or it is not ours") from error
+
+    async def read(self, name: str) -> bytes:
+        check_name(name)
+        with self._failures(f"read {name}"):
+            answer = await self._timed(self._library.get_async(self._store, name), 0)
+            return bytes(await self._timed(answer.bytes_async(), answer.meta["size"]))
+
+    async def read_range(self, name: str, start: int, length: int) -> bytes:
+        check_name(name)
+        with self._failures(f"read {name}"):
+            options = {"range": (start, start + length)}
+            answer = await self._timed(self._library.get_async(self._store, name, options=options), 0)
+            return bytes(await self._timed(answer.bytes_async(), length))
+
+    async def info(self, name: str) -> ObjectInfo:
+        check_name(name)
+        with self._failures(f"look at {name}"):
+            return _info(await self._timed(self._library.head_async(self._store, name), 0))
+
+    async def objects(self, folder: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        stream = self._library.list(self._store, folder or None, offset=after or None, chunk_size=_PAGE)
+        pages = aiter(stream)
+        while True:
+            with self._failures(f"list {folder}"):
+                page = await self._timed(_next_page(pages), 0)
+            if page is None:
+                return
+            for meta in page:
+                yield _info(meta)
+
+    async def remove(self, name: str) -> None:
+        check_name(name)
+        with self._failures(f"remove {name}"):
+            try:
+                await self._timed(self._library.delete_async(self._store, name), 0)
+            except FileNotFoundError as error:
+                _refuse_without_bucket(self._url, error)
+
+    async def _timed(self, answer: Awaitable[T], length: int) -> T:
+        async with asyncio.timeout(self._attempt.of(length)):
+            return await answer
+
+    @contextmanager
+    def _failures(self, doing: str) -> Iterator[None]:
+        """Translate the library's errors."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            _refuse_without_bucket(self._url, error)
+            raise FileNotFoundError(f"{self._url}: nothing to {doing}") from error
+        except TimeoutError as error:
+            raise StoreFailed(f"{self._url}: no answer in time to {doing}") from error
+        except (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError) as error:
+            raise StoreRefused(f"{self._url} does not let us {doing}: {_first_line(error)}") from error
+        except self._errors.BaseError as error:
+            raise StoreFailed(f"{self._url}: could not {doing}: {_first_line(error)}") from error
+
+
+async def _next_page(pages: AsyncIterator[Any]) -> Any:
+    return await anext(pages, None)
+
+
+def _refuse_without_bucket(url: str, error: Exception) -> None:
+    # An absent bucket and an absent object have one status; only the body of the answer tells them apart.
+    if any(words in str(error) for words in _NO_BUCKET):
+        raise StoreRefused(f"{url}: there is no such bucket") from error
+
+
+def _info(meta: Any) -> ObjectInfo:
+    return ObjectInfo(meta["path"], meta["size"], int(meta["last_modified"].timestamp() * 1000))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

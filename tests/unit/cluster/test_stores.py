@@ -1,0 +1,247 @@
+"""Promises of object stores, kept by each of them; and how their URLs are read."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker.cluster.file_store import FileStore
+from broker.cluster.object_store import ObjectStore, StoreFailed, StoreRefused
+from broker.cluster.remote_store import AttemptTime
+from broker.cluster.stores import is_store_url, open_store
+from broker.runtime.steps import InThisThread
+from broker.settings import ConfigError
+from broker.testing.fault_plan import Fault
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
+from tests.s3_server import BUCKET, CREDENTIALS, need_server, s3_server, store_url
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
+async def store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[ObjectStore]:
+    if request.param == "file":
+        yield open_store(f"file://{tmp_path}")
+        return
+    pytest.importorskip("obstore")
+    if request.param == "memory":
+        yield open_store("memory://")
+        return
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    async with s3_server(need_server(), tmp_path) as port:
+        yield open_store(store_url(port, "a/prefix"))
+
+
+async def names(store: ObjectStore, folder: str, after: str = "") -> list[str]:
+    return sorted([info.name async for info in store.objects(folder, after=after)])
+
+
+async def test_an_object_is_read_as_it_was_stored(store: ObjectStore) -> None:
+    for name, body in {"a/one": b"first", "a/b/none": b"", "two": bytes(range(256)) * 9}.items():
+        await store.create(name, memoryview(body))
+        assert await store.read(name) == body
+        info = await store.info(name)
+        assert (info.name, info.bytes) == (name, len(body)) and info.modified_ms > 1_700_000_000_000
+    assert await store.read_range("two", 250, 10) == bytes(range(250, 256)) + bytes(range(4))
+    assert await store.read_range("a/one", 3, 100) == b"st", "less at the end"
+
+
+async def test_a_name_is_given_once(store: ObjectStore) -> None:
+    await store.create("log/1", b"first")
+    for body in (b"another", b"first"):
+        with pytest.raises(FileExistsError):
+            await store.create("log/1", body)
+    assert await store.read("log/1") == b"first"
+
+
+async def test_of_many_who_create_a_name_one_wins(store: ObjectStore) -> None:
+    for number in range(10):
+        outcomes = await asyncio.gather(
+            *(store.create(f"race/{number}", b"%d" % writer) for writer in range(16)), return_exceptions=True
+        )
+        winners = [writer for writer, outcome in enumerate(outcomes) if outcome is None]
+        assert len(winners) == 1, outcomes
+        assert await store.read(f"race/{number}") == b"%d" % winners[0]
+
+
+async def test_what_is_not_there_is_told(store: ObjectStore) -> None:
+    for call in (store.read("no/such"), store.read_range("no/such", 0, 1), store.info("no/such")):
+        with pytest.raises(FileNotFoundError):
+            await call
+    await store.remove("no/such")
+    assert await names(store, "no") == []
+
+
+async def test_a_removed_name_is_free(store: ObjectStore) -> None:
+    await store.create("x/1", b"old")
+    await store.remove("x/1")
+    assert await names(store, "x") == []
+    await store.create("x/1", b"new")
+    assert await store.read("x/1") == b"new"
+
+
+async def test_folders_are_listed_whole_and_from_a_name_on(store: ObjectStore) -> None:
+    expected = [f"log/{number:016x}" for number in range(1, 30)]
+    for name in [*expected, "logs/1", "log/deeper/1"]:
+        await store.create(name, b"x")
+    assert await names(store, "log") == [*expected, "log/deeper/1"]
+    assert await names(store, "log", after=expected[24]) == [*expected[25:], "log/deeper/1"]
+    assert await names(store, "") == [*expected, "log/deeper/1", "logs/1"]
+    assert {info.bytes async for info in store.objects("log")} == {1}
+
+
+@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "../a", "a/../b", ".hidden", "a b", "ä"])
+async def test_a_name_that_some_store_would_change_is_refused(store: ObjectStore, name: str) -> None:
+    with pytest.raises(ValueError, match="Not a name"):
+        await store.create(name, b"")
+
+
+async def test_a_bucket_that_is_not_there_is_told_apart_from_an_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore")
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    async with s3_server(need_server(), tmp_path) as port:
+        store = open_store(store_url(port).replace(BUCKET, "no-such-bucket"))
+        for call in (store.create("a", b""), store.read("a"), store.read_range("a", 0, 1)):
+            with pytest.raises(StoreRefused, match="no such bucket"):
+                await call
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        stranger = open_store(store_url(port))
+        with pytest.raises(StoreRefused, match="does not let us create a: "):
+            await stranger.create("a", b"")
+
+
+async def test_a_server_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore")
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    server = await asyncio.start_server(lambda reader, writer: asyncio.sleep(60), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    store = open_store(store_url(port), AttemptTime(0.05, 0))
+    with pytest.raises(StoreFailed, match="no answer in time to create a"):
+        await store.create("a", b"")
+    server.close()
+    with pytest.raises(StoreFailed, match=r"in time to read a|could not read a"):
+        await store.read("a")
+
+
+def make_root() -> MemVfs:
+    vfs = MemVfs()
+    vfs.make_dir("root")
+    vfs.sync_dir("/")
+    return vfs
+
+
+def open_folder(vfs: MemVfs) -> FileStore:
+    return FileStore("root", vfs=vfs, executor=InThisThread(), modified_ms=lambda path: 0)
+
+
+async def test_an_object_in_a_folder_outlives_a_crash_once_it_was_answered() -> None:
+    vfs = make_root()
+    store, begin = open_folder(vfs), vfs.op_count
+    marks = []
+    for number in range(3):
+        await store.create(f"a/{number % 2}/{number}", b"body %d" % number)
+        marks.append(vfs.op_count)
+    for at in range(begin, vfs.op_count + 1):
+        after = open_folder(vfs.crashed(at, CrashPolicy.LOSE_UNSYNCED))
+        for number, mark in enumerate(marks):
+            try:
+                body = await after.read(f"a/{number % 2}/{number}")
+            except FileNotFoundError:
+                assert mark > at, "what was answered is there"
+            else:
+                assert body == b"body %d" % number, "a name has all its bytes"
+
+
+async def test_a_name_that_was_not_synced_is_synced_before_it_is_told() -> None:
+    vfs = make_root()
+    await open_folder(vfs).create("a/0", b"")
+    store = open_folder(vfs)
+    vfs.faults.add(Fault("open_dir", "root/a", nth=1))
+    with pytest.raises(OSError, match="Errno 5"):
+        await store.create("a/1", b"mine")
+    lost = open_folder(vfs.crashed(vfs.op_count, CrashPolicy.LOSE_UNSYNCED))
+    assert await names(lost, "") == ["a/0"]
+    with pytest.raises(FileExistsError):
+        await store.create("a/1", b"mine")
+    after = open_folder(vfs.crashed(vfs.op_count, CrashPolicy.LOSE_UNSYNCED))
+    assert await after.read("a/1") == b"mine"
+
+
+async def test_a_store_whose_folder_could_not_be_synced_is_given_up() -> None:
+    vfs = make_root()
+    store = open_folder(vfs)
+    await store.create("a/0", b"")
+    vfs.faults.add(Fault("sync_dir", "root/a"))
+    with pytest.raises(StoreFailed):
+        await store.create("a/1", b"")
+    for name in ("a/1", "a/2"):
+        with pytest.raises(StoreRefused, match="could not be synced"):
+            await store.create(name, b"")
+
+
+async def test_a_full_disk_leaves_no_object_and_may_pass() -> None:
+    vfs = make_root()
+    store = open_folder(vfs)
+    vfs.faults.add(Fault("write", "*.new-*", error=errno.ENOSPC))
+    with pytest.raises(StoreFailed):
+        await store.create("a/1", b"body")
+    assert await names(store, "") == []
+    await store.create("a/1", b"body")
+    assert await names(store, "") == ["a/1"]
+
+
+async def test_a_folder_that_is_not_there_is_no_empty_store(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/not/mounted")
+    for call in (store.create("a", b""), store.read("a"), names(store, "")):
+        with pytest.raises(StoreRefused, match="There is no folder"):
+            await call
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("http://host/x", "an object store begins with"),
+        ("s3:///prefix", "the bucket is missing"),
+        ("s3://key:word@bucket/x", "credentials come from the environment"),
+        ("s3://bucket/x?endpiont=http://h", "no option 'endpiont'; there are: endpoint, region"),
+        ("file://host/path", "without a host"),
+        ("memory://?endpoint=x", "no option 'endpoint'; there are: none"),
+    ],
+)
+def test_a_wrong_url_is_refused_with_its_reason(url: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        open_store(url)
+    assert "word" not in str(caught.value)
+
+
+def test_a_store_is_told_by_its_url_and_a_path_is_none() -> None:
+    pytest.importorskip("obstore")
+    assert open_store("s3://bucket/a/b?endpoint=http://127.0.0.1:1&region=eu-1").url == "s3://bucket/a/b"
+    assert open_store("file:///a%20b/").url == "file:///a b"
+    assert is_store_url("s3://b") and not is_store_url("./data") and not is_store_url("C:\\data")
+
+
+def test_the_library_is_imported_only_for_a_store_that_needs_it(tmp_path: Path) -> None:
+    script = """
+import sys
+sys.modules["obstore"] = None  # as if it were not installed
+import broker.cluster.stores as stores
+stores.open_store("file:///tmp")
+try:
+    stores.open_store("s3://bucket")
+except stores.ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "s3://bucket: needs the package obstore: pip install 'postdate[cluster]'\n"
