@@ -8,7 +8,8 @@ uses it, at `change` on a build server for the state machines of tests/model alo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TypeVar
 
 import pytest
@@ -17,12 +18,19 @@ from hypothesis import HealthCheck, settings
 DEPTH = os.environ.get("POSTDATE_TEST_DEPTH", "change")
 EXAMPLES = {"fast": 10, "change": 100, "deep": 1_000}
 """Examples of Hypothesis for a test that does not say otherwise."""
+DAY = int(os.environ.get("HYPOTHESIS_SEED") or 0)
+"""Number that shifts every sample: of the day on a build server, 0 where there is none."""
 T = TypeVar("T")
 
 
 def at_depth(*, change: int, deep: int, fast: int | None = None) -> int:
     """Return the count or distance for the depth of this run."""
     return {"fast": change if fast is None else fast, "change": change, "deep": deep}[DEPTH]
+
+
+def sampled(items: Iterable[T], stride: int, shift: int = 0) -> Iterator[T]:
+    """Iterate over every so many of some items, on each day over others; with a stride of 1 over all."""
+    return islice(items, (DAY + shift) % stride, None, stride)
 
 
 def deep_but(kept: Iterable[T], cases: Iterable[T]) -> list[object]:

@@ -14,6 +14,7 @@ from broker.folder import recovery
 from broker.testing.mem_vfs import RANDOM_POLICIES, CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from tests.crash.history import Model, Recorder, fold
+from tests.depth import sampled
 from tests.harness import Node
 
 RECOVERY_POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
@@ -40,9 +41,9 @@ def model_after(recorder: Recorder, record_count: int, life: int) -> Model:
     return fold([each.record for each in recorder.lives[life].submitted[:record_count]])
 
 
-def moments_of(policy: CrashPolicy, operations: int, stride: int) -> range:
-    """Every so many operations of a history; with as many as there are policies, each operation is one policy's."""
-    return range(list(CrashPolicy).index(policy) % stride, operations + 1, stride)
+def moments_of(policy: CrashPolicy, operations: Iterable[int], stride: int) -> Iterator[int]:
+    """Every so many operations, on each day others; the policies' lie as far apart as they can."""
+    return sampled(operations, stride, list(CrashPolicy).index(policy) * stride // len(CrashPolicy))
 
 
 def states_at(

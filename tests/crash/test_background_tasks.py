@@ -28,7 +28,7 @@ from broker.testing.mem_vfs import MemFile, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.schedule_values import Cancel
-from tests.depth import at_depth
+from tests.depth import DAY, at_depth
 from tests.harness import DATA_DIR, EARLIEST, Node, Outgoing, small_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,8 +76,8 @@ ERRORS = (
     lambda: KeyError("injected"),
     lambda: asyncio.CancelledError("injected"),
 )
-AWAITS = at_depth(change=2, deep=10)
-"""How many of its awaits a task is hit at, from its first on, each with an error or two."""
+AWAITS = at_depth(change=1, deep=10)
+"""How many of its awaits a task is hit at, from its first on, each with an error, on each day with another."""
 
 
 class Interrupted(Coroutine[Any, Any, None]):
@@ -356,7 +356,7 @@ def test_an_error_at_an_await_is_overcome_or_told(monkeypatch: pytest.MonkeyPatc
     first = list(TASKS).index(target)
     hits = 0
     for at in range(AWAITS):
-        error = ERRORS[(first + at) % len(ERRORS)]()
+        error = ERRORS[(first + at + DAY) % len(ERRORS)]()
         try:
             world = run_world(monkeypatch, target, at, error)
         except TimeoutError as late:

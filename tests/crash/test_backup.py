@@ -27,6 +27,7 @@ from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.schedule_values import Cancel, Move
 from tests.crash.history import Model, Recorder, crash_config, fold, observe, play
+from tests.depth import at_depth, sampled
 from tests.harness import Node, Outgoing
 
 BACKUPS = "data/backups"
@@ -245,7 +246,8 @@ def message(number: int, after_ms: int = 0) -> Outgoing:
 
 
 def states(first: int, last: int) -> Iterator[tuple[int, CrashPolicy, MemVfs]]:
-    for at in range(first, last + 1):
+    """The states of some operations, the first and the last among them: (operation, policy, disk)."""
+    for at in sorted({first, *sampled(range(first, last), at_depth(change=4, deep=1)), last}):
         for policy in POLICIES:
             yield at, policy, scene().vfs.crashed(at, policy, random.Random(at))
 

@@ -3,7 +3,7 @@
 Whatever is found: every bucket that a manifest names is there and whole, nothing else lies in the folder, the
 index check has nothing to say, and every subscription gets what it is owed, once and on time.
 
-`make test-deep` looks at every operation under every policy; for a change each policy skips some.
+`make test-deep` looks at every operation under every policy; a change at some under each, on each day at others.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from tests.crash.points import (
     check_recovery_of_recovery,
     clock_at,
     model_after,
+    moments_of,
     same_broker_id,
     states_at,
     told,
@@ -48,8 +49,11 @@ __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
 
 SEEDS = range(at_depth(change=1, deep=4))
-STRIDE = at_depth(change=5 * len(CrashPolicy), deep=1)
-DENSE = at_depth(change=len(CrashPolicy), deep=1)
+STRIDE = at_depth(change=70, deep=1)
+DENSE = at_depth(change=14, deep=1)
+"""Of the operations around buckets and manifests."""
+FURTHER = at_depth(change=5, deep=1)
+"""Of the states, those that are looked at for longer."""
 
 
 @cache
@@ -63,15 +67,15 @@ def is_about_buckets(at: int) -> bool:
     return any("/buckets" in op.path or "manifest" in op.path for op in near)
 
 
+def moments_about_buckets() -> list[int]:
+    return [at for at in range(history().vfs.op_count + 1) if is_about_buckets(at)]
+
+
 def crash_states(policy: CrashPolicy) -> Iterator[tuple[int, int, MemVfs]]:
     """The states that a policy makes of the history: (operation, seed, disk). Around buckets five times as many."""
-    shift = list(CrashPolicy).index(policy)
-    moments = (
-        at
-        for at in range(history().vfs.op_count + 1)
-        if not (at + shift) % STRIDE or (is_about_buckets(at) and not (at + shift) % DENSE)
-    )
-    return states_at(history(), moments, policy, SEEDS)
+    some = moments_of(policy, range(history().vfs.op_count + 1), STRIDE)
+    dense = moments_of(policy, moments_about_buckets(), DENSE)
+    return states_at(history(), sorted({*some, *dense}), policy, SEEDS)
 
 
 def test_the_history_is_rich_enough_to_mean_something():
@@ -126,7 +130,7 @@ async def open_and_deliver(vfs: MemVfs, clock: SimClock, at: int) -> int:
     model = model_after(history(), kept, history().life_at(at))
     assert await observe(node) == model
     check_verify(vfs)
-    if (at // 2) % (STRIDE // DENSE) == 0:
+    if not at % FURTHER:
         await deliver(node, model)
     return kept
 
@@ -161,9 +165,10 @@ _recovered_trees: set[Tree] = set()
 
 @pytest.mark.parametrize("policy", CrashPolicy, ids=lambda policy: policy.value)
 def test_recovery_that_is_cut_leaves_what_recovers_to_the_same(policy):
-    for at, seed, vfs in crash_states(policy):
+    moments = moments_of(policy, moments_about_buckets(), DENSE * FURTHER)
+    for at, seed, vfs in states_at(history(), moments, policy, SEEDS):
         tree = frozenset(vfs.snapshot().items())
-        if tree in _recovered_trees or not is_about_buckets(at) or (at // 2) % (STRIDE // DENSE):
+        if tree in _recovered_trees:
             continue
         _recovered_trees.add(tree)
         with told(history(), at, policy, seed):

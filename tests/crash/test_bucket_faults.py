@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import logging
 import random
 from collections.abc import Callable
@@ -34,12 +35,13 @@ from tests.crash.bucket_history import (
     named_and_found,
     upkeep_of,
 )
-from tests.depth import at_depth
+from tests.depth import DAY, at_depth, deep_but, sampled
 from tests.harness import EARLIEST, Inbox, Node, Outgoing
 
 BUCKETS = "data/topics/1/buckets"
 SLOW_CHECKPOINTS = bucket_config(checkpoint_interval_ms=3_600_000)
 SEEDS = [4, 7, 12, *range(100, 140)][: at_depth(change=1, deep=43)]
+BATCHES = at_depth(change=500, deep=1_500)
 FIRST_MS, STEP_MS, COUNT = 5_000, 50, 60
 LASTING_SECONDS = 35
 """After so long, a failure that lasts has led to a rebuild."""
@@ -272,7 +274,7 @@ def test_what_is_produced_and_due_while_the_index_is_built_again_is_delivered_on
             await load(now_ms)
 
         upkeep.load = load_or_fail  # type: ignore[method-assign]
-        for number in range(1_500):
+        for number in range(BATCHES):
             now_ms = clock.now_ms()
             delays = [rng.choice((1, 2, 3, 5, 4_000 + rng.randrange(4_000))) for _ in range(4)]
             accepted = await node.submit("orders", [Outgoing(b".", deliver_at_ms=now_ms + d) for d in delays])
@@ -326,6 +328,9 @@ def test_what_lies_before_the_frontier_and_is_due_is_taken_before_the_index_is_b
 # -- a disk that fails ---------------------------------------------------------------------------------------------
 
 KINDS = ("create", "write", "sync", "sync_dir", "open", "read", "remove")
+ERRORS = (errno.EIO, errno.ENOSPC)
+OF_A_KIND = at_depth(change=2, deep=50)
+"""How many operations of a kind fail, if there are as many."""
 
 
 async def work(node: Node, fault: Fault | None) -> tuple[list[Inbox], dict[Position, int]]:
@@ -364,13 +369,19 @@ def operation_counts() -> dict[str, int]:
     return {kind: fault.seen_count for kind, fault in counting.items()}
 
 
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
-@pytest.mark.parametrize("kind", KINDS)
+# A change meets one of the errors with each kind, on the next day the other.
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    deep_but(
+        [(kind, ERRORS[(number + DAY) % len(ERRORS)]) for number, kind in enumerate(KINDS)],
+        itertools.product(KINDS, ERRORS),
+    ),
+)
 def test_a_failure_with_a_bucket_ends_nothing_and_loses_nothing(kind, error):
     count = operation_counts()[kind]
     assert count > 3
     hits = 0
-    for nth in range(1, count + 1, max(1, count // at_depth(change=4, deep=50))):
+    for nth in sampled(range(1, count + 1), max(1, count // OF_A_KIND)):
         for onward in (False, True):
             fault = Fault(kind, f"{BUCKETS}*", nth=nth, error=error, after_bytes=nth % 40, onward=onward)
             try:
@@ -379,7 +390,7 @@ def test_a_failure_with_a_bucket_ends_nothing_and_loses_nothing(kind, error):
                 failure.add_note(f"{kind} number {nth} of {count} failed, {'and all after it' * onward}")
                 raise
             hits += bool(fault.hit_count)
-    assert hits >= min(8, count)
+    assert hits >= min(8, 2 * OF_A_KIND, count)
 
 
 async def meet_fault(clock: SimClock, fault: Fault) -> None:

@@ -4,7 +4,7 @@ Whatever is found equals the model (`history.py`) after as many records as the j
 replacement is wholly there or not at all, and whatever was answered is. Files of amendments are named or gone, `verify`
 has nothing to say, and every subscription gets what it is owed, once, and not before its last time.
 
-`make test-deep` looks at every operation under every policy; for a change each policy skips some.
+`make test-deep` looks at every operation under every policy; a change at some under each, on each day at others.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from tests.crash.points import (
     check_recovery_of_recovery,
     clock_at,
     model_after,
+    moments_of,
     same_broker_id,
     states_at,
     told,
@@ -48,8 +49,11 @@ __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
 
 SEEDS = range(at_depth(change=1, deep=4))
-STRIDE = at_depth(change=175, deep=1)
-DENSE = at_depth(change=35, deep=1)
+STRIDE = at_depth(change=350, deep=1)
+DENSE = at_depth(change=70, deep=1)
+"""Of the operations around changes."""
+CUT = at_depth(change=420, deep=1)
+"""Of these, those whose recovery is cut."""
 FAR_MS = 5_000
 TOPIC = "orders"
 
@@ -150,16 +154,16 @@ def is_after_a_change(at: int) -> bool:
     return any(at in (each.submitted_at, each.answered_at) for each in records)
 
 
+@cache
+def moments_about_changes() -> list[int]:
+    return [at for at in range(history().vfs.op_count + 1) if is_about_changes(at) or is_after_a_change(at)]
+
+
 def crash_states(policy: CrashPolicy) -> Iterator[tuple[int, int, MemVfs]]:
     """The states that a policy makes of the history: (operation, seed, disk). Around changes many more."""
-    shift = list(CrashPolicy).index(policy)
-    moments = (
-        at
-        for at in range(history().vfs.op_count + 1)
-        if not (at + shift) % STRIDE
-        or ((is_about_changes(at) or is_after_a_change(at)) and not (at + shift) % DENSE)
-    )
-    return states_at(history(), moments, policy, SEEDS)
+    some = moments_of(policy, range(history().vfs.op_count + 1), STRIDE)
+    dense = moments_of(policy, moments_about_changes(), DENSE)
+    return states_at(history(), sorted({*some, *dense}), policy, SEEDS)
 
 
 def check_files(vfs: MemVfs) -> int:
@@ -278,9 +282,10 @@ _recovered_trees: set[Tree] = set()
 
 @pytest.mark.parametrize("policy", CrashPolicy, ids=lambda policy: policy.value)
 def test_recovery_that_is_cut_leaves_what_recovers_to_the_same(policy):
-    for at, seed, vfs in crash_states(policy):
+    moments = moments_of(policy, filter(is_about_changes, moments_about_changes()), CUT)
+    for at, seed, vfs in states_at(history(), moments, policy, SEEDS):
         tree = frozenset(vfs.snapshot().items())
-        if tree in _recovered_trees or not is_about_changes(at) or (at // 3) % DENSE:
+        if tree in _recovered_trees:
             continue
         _recovered_trees.add(tree)
         with told(history(), at, policy, seed):

@@ -18,12 +18,13 @@ from broker.model import CANCELLED_MS, Position
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
-from tests.depth import at_depth
+from tests.crash.points import moments_of
+from tests.depth import at_depth, sampled
 from tests.harness import DATA_DIR, EARLIEST, Node, Outgoing, payload_of
 from tests.unit.folder.compaction_world import TOPIC, begin, compact, config, fill, payload, work
 
 SEEDS = range(at_depth(change=1, deep=4))
-STRIDE = at_depth(change=len(CrashPolicy), deep=1)
+STRIDE = at_depth(change=2 * len(CrashPolicy), deep=1)
 
 
 class History:
@@ -111,8 +112,7 @@ def test_either_the_old_or_the_new_state_is_there(policy: CrashPolicy, seed: int
     made = history()
     commit_end = next(at for at, name in made.steps if name == "after the commit")
     commit_begin = next(at for at, name in made.steps if name == "commit")
-    shift = list(CrashPolicy).index(policy)
-    for at in range(made.first + shift % STRIDE, made.end + 1, STRIDE):
+    for at in moments_of(policy, range(made.first, made.end + 1), STRIDE):
         vfs = made.vfs.crashed(at, policy, random.Random(at * 31 + seed))
         is_committed = True if at >= commit_end else False if at < commit_begin else None
 
@@ -143,7 +143,7 @@ def test_either_the_old_or_the_new_state_is_there(policy: CrashPolicy, seed: int
 
 def test_recovery_of_a_recovery_finds_the_same():
     made = history()
-    for at in range(made.first, made.end, 7):
+    for at in sampled(range(made.first, made.end), at_depth(change=14, deep=7)):
         vfs = made.vfs.crashed(at, CrashPolicy.KEEP_ALL)
         first = vfs.op_count
 

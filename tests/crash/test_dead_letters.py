@@ -26,7 +26,7 @@ from tests.depth import at_depth
 from tests.harness import Inbox, Node, Outgoing, entries_of, payload_of
 from tests.unit.topics.letters import DEAD, billing, held, letters, nack_dead, owed, stored, subscription_of
 
-STRIDE = at_depth(change=len(CrashPolicy), deep=1)
+STRIDE = at_depth(change=2 * len(CrashPolicy), deep=1)
 OWED, HELD, DONE = "owed", "held", "done"
 
 
@@ -169,7 +169,7 @@ async def check(story: History, vfs: MemVfs, clock: SimClock, at: int) -> None:
 def test_each_message_is_in_one_place_after_any_crash(policy):
     story = history()
     seen: dict[frozenset[tuple[str, bytes]], int] = {}
-    for at in moments_of(policy, story.vfs.op_count, STRIDE):
+    for at in moments_of(policy, range(story.vfs.op_count + 1), STRIDE):
         vfs = story.vfs.crashed(at, policy, random.Random(f"1/{at}"))
         tree = frozenset(vfs.snapshot().items())
         possible = hash(tuple(sorted((p, tuple(sorted(f.possible(at)))) for p, f in story.fates.items())))

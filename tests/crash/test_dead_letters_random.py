@@ -21,6 +21,7 @@ from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
+from tests.depth import at_depth, sampled
 from tests.harness import Inbox, Node, Outgoing, entries_of, payload_of, small_config
 from tests.unit.topics.letters import held, nack_dead, owed, positions_in, stored, subscription_of
 
@@ -251,7 +252,7 @@ def walk(seed: int) -> Counter[str]:
     return run_sim(scenario, seed)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", list(sampled(range(25), at_depth(change=3, deep=1))))
 def test_a_random_history_keeps_every_message_in_one_place(seed):
     walk(seed)
 

@@ -24,7 +24,7 @@ from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop, run_sim
 from broker.topics.schedule_values import Cancel, Move
-from tests.depth import at_depth
+from tests.depth import at_depth, sampled
 from tests.harness import DATA_DIR, DAY_MS, EARLIEST, Node, Outgoing
 from tests.unit.folder.compaction_world import TOPIC, compact, config, fill
 
@@ -42,7 +42,8 @@ KINDS = (
     "cursors/producers",
 )
 EDGE_BYTES = 32
-"""Of each file the first and the last bytes, headers and footers, are flipped one by one; in between, some are skipped."""
+"""Of each file the first and the last bytes, headers and footers, are flipped one by one; in between, some are skipped.
+A change flips every sixth of these, on each day others."""
 STRIDE = at_depth(change=11, deep=1)
 QUICK = Latency(slow_every=0)
 DELAY_MS = 15_000
@@ -140,7 +141,7 @@ def files_of(kind: str) -> Iterator[tuple[str, bytes]]:
 
 def places_in(length: int) -> list[int]:
     edges = {*range(min(length, EDGE_BYTES)), *range(max(0, length - EDGE_BYTES), length)}
-    return sorted({*edges, *range(0, length, STRIDE)})[:: at_depth(change=3, deep=1)]
+    return list(sampled(sorted({*edges, *range(0, length, STRIDE)}), at_depth(change=6, deep=1)))
 
 
 def may_cost(path: str, content: bytes, at: int) -> tuple[int, set[bytes]]:

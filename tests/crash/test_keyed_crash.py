@@ -23,14 +23,14 @@ from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.schedule_frames import schedule_key_of
 from broker.topics.topic import Topic
 from tests.crash.points import same_broker_id
-from tests.depth import at_depth
+from tests.depth import at_depth, sampled
 from tests.harness import Node, Outgoing, small_config
 
 __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
 
 CONFIG = small_config(ledger_max_entries=8, seal_after_ms=1_000)
-STRIDE = at_depth(change=9, deep=1)
+STRIDE = at_depth(change=18, deep=1)
 POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
 LATER_MS = 3_600_000
 
@@ -106,7 +106,7 @@ def test_after_a_crash_each_key_has_one_holder(policy: CrashPolicy) -> None:
     played = history()
     last = len(played.vfs.ops)
     assert any(op.path.endswith(".keys") for op in played.vfs.ops if op.path)
-    for at in range(POLICIES.index(policy), last + 1, STRIDE):
+    for at in sampled(range(last + 1), STRIDE, POLICIES.index(policy)):
         disk = played.vfs.crashed(at, policy, random.Random(at))
         try:
             run_sim(partial(check, played, at, disk), seed=at)

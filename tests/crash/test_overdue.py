@@ -12,6 +12,7 @@ from broker.storage.alive import read_alive
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
+from tests.depth import at_depth, sampled
 from tests.harness import Node, Outgoing, small_config
 from tests.unit.topics.letters import letters, owed
 
@@ -82,7 +83,7 @@ def test_a_crash_in_the_middle_begins_again_and_nothing_overdue_is_delivered(pol
         node.abandon()
 
     seen: set[frozenset[tuple[str, bytes]]] = set()
-    for at in range(first_op, vfs.op_count + 1):
+    for at in sampled(range(first_op, vfs.op_count + 1), at_depth(change=3, deep=1)):
         tree = frozenset(vfs.crashed(at, policy, random.Random(at)).snapshot().items())
         if tree in seen:
             continue

@@ -3,7 +3,7 @@
 Whatever is found: every file that a manifest names is there and no other, what was dropped stays dropped, what was
 not is whole, `verify` has nothing to say, and every subscription gets what it is owed, once, and nothing else.
 
-`make test-deep` looks at every operation under every policy; for a change each policy skips some.
+`make test-deep` looks at every operation under every policy; a change at some under each, on each day at others.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tests.crash.points import (
     check_recovery_of_recovery,
     clock_at,
     model_after,
+    moments_of,
     same_broker_id,
     states_at,
     told,
@@ -42,7 +43,11 @@ __all__ = ["same_broker_id"]
 pytestmark = pytest.mark.usefixtures("same_broker_id")
 
 SEEDS = range(at_depth(change=1, deep=4))
-STRIDE = at_depth(change=37, deep=1)
+STRIDE = at_depth(change=77, deep=1)
+DENSE = at_depth(change=28, deep=1)
+"""Of the operations around drops."""
+CUT = at_depth(change=140, deep=1)
+"""Of these, those whose recovery is cut."""
 LONGEST_MS = 5_000
 HOUR_MS = 3_600_000
 
@@ -124,16 +129,15 @@ def is_about_reclaim(at: int) -> bool:
     return any((op.kind == "remove" and "/ledgers" in op.path) or op.kind == "rename" for op in near)
 
 
+def moments_about_reclaim() -> list[int]:
+    return [at for at in range(history().vfs.op_count + 1) if is_about_reclaim(at)]
+
+
 def crash_states(policy: CrashPolicy) -> Iterator[tuple[int, int, MemVfs]]:
     """The states that a policy makes of the history: (operation, seed, disk). Around drops three times as many."""
-    shift = list(CrashPolicy).index(policy)
-    dense = max(1, STRIDE // 3)
-    moments = (
-        at
-        for at in range(history().vfs.op_count + 1)
-        if not (at + shift) % STRIDE or (is_about_reclaim(at) and not (at + shift) % dense)
-    )
-    return states_at(history(), moments, policy, SEEDS)
+    some = moments_of(policy, range(history().vfs.op_count + 1), STRIDE)
+    dense = moments_of(policy, moments_about_reclaim(), DENSE)
+    return states_at(history(), sorted({*some, *dense}), policy, SEEDS)
 
 
 def named_and_found(vfs: MemVfs) -> Iterator[tuple[set[str], set[str]]]:
@@ -224,9 +228,10 @@ _recovered_trees: set[Tree] = set()
 
 @pytest.mark.parametrize("policy", CrashPolicy, ids=lambda policy: policy.value)
 def test_recovery_that_is_cut_leaves_what_recovers_to_the_same(policy):
-    for at, seed, vfs in crash_states(policy):
+    moments = moments_of(policy, moments_about_reclaim(), CUT)
+    for at, seed, vfs in states_at(history(), moments, policy, SEEDS):
         tree = frozenset(vfs.snapshot().items())
-        if tree in _recovered_trees or not is_about_reclaim(at) or (at // 2) % STRIDE:
+        if tree in _recovered_trees:
             continue
         _recovered_trees.add(tree)
         with told(history(), at, policy, seed):

@@ -21,7 +21,7 @@ from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.schedule_values import Cancel, ChangeResult
 from tests.crash.points import same_broker_id
-from tests.depth import at_depth
+from tests.depth import at_depth, sampled
 from tests.harness import DATA_DIR, Node, Outgoing, small_config
 
 __all__ = ["same_broker_id"]
@@ -44,7 +44,8 @@ COMPACTED = small_config(
     settled_key_retention_ms=86_400_000,
     journal_segment_bytes=1 << 20,
 )
-STRIDE = at_depth(change=21, deep=1)
+STRIDE = at_depth(change=42, deep=1)
+OF_COMPACTION = at_depth(change=3, deep=1)
 POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
 HOUR_MS = 3_600_000
 DONE, DELIVERED = ChangeResult.DONE, ChangeResult.ALREADY_DELIVERED
@@ -129,7 +130,7 @@ def test_after_a_crash_a_key_says_what_was_confirmed_of_its_message(policy: Cras
     last = len(played.vfs.ops)
     written = [op.path for op in played.vfs.ops if op.path and ".keys" in op.path]
     assert len(set(written)) > 20
-    for at in range(POLICIES.index(policy), last + 1, STRIDE):
+    for at in sampled(range(last + 1), STRIDE, POLICIES.index(policy)):
         disk = played.vfs.crashed(at, policy, random.Random(at))
         now_ms = max((time_ms for count, time_ms in played.times if count <= at), default=0)
         try:
@@ -198,7 +199,8 @@ def compaction() -> tuple[History, int]:
 def test_a_compaction_leaves_out_only_what_is_remembered(policy: CrashPolicy) -> None:
     played, began = compaction()
     assert any(".keys" in op.path for op in played.vfs.ops[began:] if op.path)
-    for at in range(began, len(played.vfs.ops) + 1):
+    moments = range(began, len(played.vfs.ops) + 1)
+    for at in sampled(moments, OF_COMPACTION, POLICIES.index(policy)):
         disk = played.vfs.crashed(at, policy, random.Random(at))
         try:
             run_sim(partial(check, played, at, disk), seed=at, start_ms=played.times[0][1])

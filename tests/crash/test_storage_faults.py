@@ -30,7 +30,7 @@ from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from tests.crash.history import Model, Recorder, crash_config, fold, observe, record_history
-from tests.depth import at_depth
+from tests.depth import at_depth, sampled
 from tests.harness import EARLIEST, Inbox, Node, Outgoing, small_config
 
 ROOT = "data/broker.manifest"
@@ -38,8 +38,10 @@ Step = Callable[[], Awaitable[Any]]
 
 WRITING = ("write", "sync", "sync_dir")
 NAMING = ("create", "open", "open_dir", "rename", "make_dir", "remove", "remove_dir", "list_dir")
-STRIDE = at_depth(change=4, deep=1)
-"""Of the operations of a kind every so many fail; of each kind the first does."""
+STRIDE = at_depth(change=6, deep=1)
+"""Of the operations of a kind every so many fail, on each day others; of each kind the first does."""
+OF_DAMAGE = at_depth(change=4, deep=1)
+"""Of the ways to damage a file every so many are tried, on each day others."""
 NAMING_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EIO)
 
 
@@ -125,11 +127,16 @@ def operation_counts() -> dict[str, int]:
     return {fault.kind: fault.seen_count for fault in counting}
 
 
+def some_of(count: int) -> list[int]:
+    """Return the numbers of the operations of a kind that fail."""
+    return sorted({1, *sampled(range(1, count + 1), STRIDE)})
+
+
 @pytest.mark.parametrize("kind", WRITING)
 def test_the_first_failure_ends_writing_and_nobody_is_answered_wrongly(kind):
     count = operation_counts()[kind]
     assert count > 2
-    for nth in range(1, count + 1, STRIDE):
+    for nth in some_of(count):
         error = errno.EIO if kind.startswith("sync") else errno.ENOSPC
         fault = Fault(kind, nth=nth, error=error, after_bytes=nth % 40)
         try:
@@ -163,7 +170,7 @@ async def meet_fault(clock: SimClock, fault: Fault) -> None:
 def test_what_failed_before_a_byte_was_written_is_done_again_and_nobody_is_refused(kind):
     count = operation_counts()[kind]
     assert count > 0
-    for nth in range(1, count + 1, STRIDE):
+    for nth in some_of(count):
         # From then on two more of the kind fail, so that what comes after a failure fails as well.
         for error in (NAMING_ERRORS[nth % len(NAMING_ERRORS)], errno.EMFILE):
             faults = [Fault(kind, nth=nth + more, error=error) for more in (0, 1, 2)]
@@ -451,7 +458,7 @@ def test_damage_is_named_or_harmless_and_never_gives_wrong_bytes():
     """Reopening gives the very same state, or Corrupt at once or at the first read."""
     _, now_ms, model = clean_disk()
     outcomes: Counter[str] = Counter()
-    for what, path, vfs in damaged_disks():
+    for what, path, vfs in sampled(damaged_disks(), OF_DAMAGE):
         try:
             outcome = run_sim(lambda _, clock, vfs=vfs: open_damaged(vfs, clock, model), 1, start_ms=now_ms)
             kind, _, named = outcome.partition(": ")
@@ -462,8 +469,8 @@ def test_damage_is_named_or_harmless_and_never_gives_wrong_bytes():
             failure.add_note(f"{path}: {what}")
             raise
         outcomes[kind] += 1
-    assert outcomes["refused"] > 300
-    assert outcomes["met at a read"] > 100
+    assert outcomes["refused"] > 300 // OF_DAMAGE
+    assert outcomes["met at a read"] > 100 // OF_DAMAGE
 
 
 async def open_damaged(vfs: MemVfs, clock: SimClock, model: Model) -> str:
