@@ -1,5 +1,7 @@
 """Depth of this run: profiles of Hypothesis, and which tests are left to the deep run."""
 
+import gc
+
 import pytest
 
 from tests.depth import DEPTH, load_profile
@@ -13,3 +15,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     deselected = {item for item in items if any(item.get_closest_marker(name) for name in left_out)}
     config.hook.pytest_deselected(items=list(deselected))
     items[:] = [item for item in items if item not in deselected]
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests, which stay to the end, out of the walks of the cyclic collector."""
+    gc.collect()
+    gc.freeze()

@@ -6,6 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}
 depth=$1
 shift
+# Each process of the tests, and each that they start, would compile every module anew without the files of bytecode.
+unset PYTHONDONTWRITEBYTECODE
 case $depth in
     fast | deep) export POSTDATE_TEST_DEPTH=$depth ;;
 esac
