@@ -309,7 +309,7 @@ class MemoryTracker:
         # Rows arrive in order, so nearly always no entry can be there already, and none needs to be counted twice.
         is_new = int(entry_ids.min()) > self._far_greatest.get(ledger_id, -1)
         self._far_greatest[ledger_id] = max(self._far_greatest.get(ledger_id, -1), int(entry_ids.max()))
-        # Through array.array: a bitmap takes a NumPy array element by element (figures A4).
+        # Through array.array: a bitmap takes a NumPy array element by element.
         packed = array("I", entry_ids.astype(np.uint32, copy=False).tobytes())
         start = 0
         for number, end in zip(ticks[[0, *ends[:-1]]].tolist(), ends, strict=True):

@@ -477,7 +477,7 @@ def _segments(message: pb.BucketMetadata) -> SegmentColumns:
 
 
 def _check_segments(segments: SegmentColumns, ordinals_end: int) -> None:
-    """O1 as far as the metadata tells."""
+    """SNAPSHOT-1 as far as the metadata tells."""
     first_ms, last_ms = segments.first_ms, segments.last_ms
     first, last = segments.first_ordinals, segments.last_ordinals
     for column, end, what in (

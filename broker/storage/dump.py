@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from pyroaring import BitMap
@@ -27,7 +27,7 @@ from broker.storage.blocks import MAGICS
 from broker.storage.bucket_dump import dump_amendments, dump_bucket
 from broker.storage.bucket_snapshot import MAGIC as MAGIC_BUCKET
 from broker.storage.changes import Cancelled, Changed, Moved
-from broker.storage.compacted import LedgersCompacted
+from broker.storage.compacted import CompactedLedger, LedgersCompacted
 from broker.storage.frame import COMMIT
 from broker.storage.frame import decode_record as decode_framed
 from broker.storage.key_run import MAGIC as MAGIC_KEY_RUN
@@ -63,6 +63,7 @@ from broker.storage.records import (
     SubscriptionCreated,
     SubscriptionDeleted,
     TopicCreated,
+    TopicDeleted,
     TopicPolicyChanged,
     Transferred,
     decode_record,
@@ -117,8 +118,7 @@ def _record_fields(record_type: int, body: memoryview) -> Line:
         record = decode_record(record_type, body)
     except Corrupt as error:
         return {"error": error.message}
-    fields = _compacted(record) if isinstance(record, LedgersCompacted) else _fields_of(record)
-    return {"record": type(record).__name__, **fields}
+    return {"record": type(record).__name__, **_fields_of(record)}
 
 
 def _fields_of(record: Record) -> Line:
@@ -152,30 +152,23 @@ def _fields_of(record: Record) -> Line:
                 "create_time_ms": record.create_time_ms,
                 "policy": _policy(record.policy),
             }
+        case TopicDeleted():
+            return {"topic_id": record.topic_id}
         case TopicPolicyChanged():
             return {"topic_id": record.topic_id, "policy": _policy(record.policy)}
-        case SubscriptionCreated():
-            return {"topic_id": record.topic_id, **_subscription(record.subscription)}
-        case SubscriptionDeleted():
-            return {"topic_id": record.topic_id, "subscription_id": record.subscription_id}
-        case SubscriptionChanged():
-            return {
-                "topic_id": record.topic_id,
-                "subscription_id": record.subscription_id,
-                "policy": _policy(record.policy),
-                "paused": record.paused,
-            }
-        case Seeked():
-            return {
-                "topic_id": record.topic_id,
-                "subscription_id": record.subscription_id,
-                "start": list(record.start),
-            }
+        case SubscriptionCreated() | SubscriptionDeleted() | SubscriptionChanged() | Seeked():
+            return {"topic_id": record.topic_id, **_subscription_fields(record)}
         case LedgersDropped():
             return {
                 "topic_id": record.topic_id,
                 "ledger_ids": list(record.ledger_ids),
                 "came_due_ms": record.came_due_ms,
+            }
+        case LedgersCompacted():
+            return {
+                "topic_id": record.topic_id,
+                "amended_lsn": record.amended_lsn,
+                "ledgers": [_compacted(ledger) for ledger in record.ledgers],
             }
         case Cancelled() | Moved():
             return {
@@ -187,7 +180,28 @@ def _fields_of(record: Record) -> Line:
         case Transferred():
             only = {"only_for_subscription_id": record.subscription_id} if record.subscription_id else {}
             return {"produced": _fields_of(record.produced), "settled": _fields_of(record.settled), **only}
-    return {"topic_id": record.topic_id}
+        case _:
+            assert_never(record)
+
+
+def _subscription_fields(
+    record: SubscriptionCreated | SubscriptionDeleted | SubscriptionChanged | Seeked,
+) -> Line:
+    match record:
+        case SubscriptionCreated():
+            return _subscription(record.subscription)
+        case SubscriptionDeleted():
+            return {"subscription_id": record.subscription_id}
+        case SubscriptionChanged():
+            return {
+                "subscription_id": record.subscription_id,
+                "policy": _policy(record.policy),
+                "paused": record.paused,
+            }
+        case Seeked():
+            return {"subscription_id": record.subscription_id, "start": list(record.start)}
+        case _:
+            assert_never(record)
 
 
 def _waits_of(record: Settled | GivenBack) -> Line:
@@ -196,9 +210,8 @@ def _waits_of(record: Settled | GivenBack) -> Line:
     return {"not_before_ms": record.not_before_ms, "text": record.text}
 
 
-def _compacted(record: LedgersCompacted) -> Line:
-    ledgers = [dataclasses.asdict(each) | {"present": list(each.present)} for each in record.ledgers]
-    return {"topic_id": record.topic_id, "amended_lsn": record.amended_lsn, "ledgers": ledgers}
+def _compacted(ledger: CompactedLedger) -> Line:
+    return dataclasses.asdict(ledger) | {"present": list(ledger.present)}
 
 
 def _changed(ledger_id: int, changed: Changed) -> Line:

@@ -320,7 +320,7 @@ def _unpack_block(data: bytes, count: int) -> KeyColumns | None:
 
 
 def _is_in_place(keys: KeyColumns, header: KeyRunHeader, fences: Fences, index: int) -> bool:
-    """H1 as far as one block and the fences tell."""
+    """KEYRUN-1 as far as one block and the fences tell."""
     first, last = int(keys.ledger_ids.min()), int(keys.ledger_ids.max())
     return (
         keys.hashes[0] == fences.first_hashes[index]

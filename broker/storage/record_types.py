@@ -1,4 +1,21 @@
-"""The numbers of the journal's record types."""
+"""The numbers of the journal's record types.
+
+Places that a new record type touches, in this order. Those with a (*) refuse to type-check or fail a test until they
+know it:
+
+    storage/record_types.py      its number, the next one that was never used
+    storage/records.py           its class, `Record` (*), `decode_record` and its table (*); changes of what is pending
+                                 live in changes.py, compactions in compacted.py
+    storage-protos/              its body, if it is a protobuf message (`make protos`)
+    topics/topic.py              `APPLIED_BY` (*): the components that apply it, and their `apply` (*)
+    topics/registry.py           instead, if it creates or deletes a topic
+    storage/dump.py              `_fields_of` (*): what `postdate-broker dump` prints of it
+    folder/consistency.py        `History.apply` (*): what in it a check of the whole journal can contradict
+    folder/backup.py             `_NAMING_FILES`, if it names files that exist before it is written
+    tests/golden/make.py         one of it in the golden segment
+    tests/unit/storage/test_records.py   `records`: there and back, any bytes, any value out of range
+    docs/formats.md              its body
+"""
 
 from __future__ import annotations
 

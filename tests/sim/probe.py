@@ -18,7 +18,7 @@ _TURNS_PER_SECOND_MAX = 20_000
 
 
 class Probe:
-    """Liveness (I11): while something is due, permits are there and a consumer is attached, it is delivered."""
+    """Liveness: while something is due, permits are there and a consumer is attached, it is delivered."""
 
     def __init__(self, world: World, model: Model, life: Callable[[], Life]) -> None:
         self._world = world

@@ -262,7 +262,7 @@ def test_exclusive_readers_settle_before_the_time_and_the_ledger_stays_until_the
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_topic_goes_on_after_its_last_ledger_went(restarts: bool):
-    """R3: what is produced next, and who begins at either end, at positions that are gone."""
+    """RETENTION-4: the next batch, and a subscription that begins at either end, at positions that are gone."""
 
     async def scenario(node: Node) -> Node:
         await node.create_subscription("orders", "old")
@@ -329,7 +329,7 @@ def test_a_batch_that_meets_the_drop_begins_another_ledger():
 
 
 def test_a_subscription_from_the_beginning_keeps_what_is_about_to_go():
-    """R1: its record was on its way when the drop was decided."""
+    """RETENTION-1: its record was on its way when the drop was decided."""
 
     async def scenario(node: Node) -> Node:
         await node.create_subscription("orders", "one")

@@ -140,7 +140,7 @@ def test_what_is_cut_or_longer_is_corrupt(name: str) -> None:
 
 
 def expect_order(data: bytes, count: int, first_ms: int, first_ordinal: int) -> None:
-    """E1: any bytes give columns in order, or Corrupt."""
+    """SEGMENT-1: any bytes give columns in order, or Corrupt."""
     with suppress(Corrupt):
         times, ordinals = decode_segment(data, count, first_ms, first_ordinal)
         assert len(times) == len(ordinals) == count

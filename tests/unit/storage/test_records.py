@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import tracemalloc
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,6 +18,8 @@ from broker.model import ENTRY_ID_MAX, FLAG_DELAYED, LEDGER_ID_MAX, ROW, TIME_MS
 from broker.policy import SubscriptionPolicy
 from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.compacted import CompactedLedger, LedgersCompacted
+from broker.storage.dump import dump_file
+from broker.storage.frame import encode_group
 from broker.storage.manifest import ID_MAX, SubscriptionImage, subscription_to_entry
 from broker.storage.record_types import RecordType
 from broker.storage.records import (
@@ -40,7 +42,9 @@ from broker.storage.records import (
     Transferred,
     decode_record,
 )
+from broker.storage.segment import encode_header
 from broker.storage.v1 import manifest_pb2 as pb
+from broker.testing.mem_vfs import MemVfs
 from tests.golden import make
 from tests.unit.storage.test_manifest import (
     bitmaps,
@@ -193,6 +197,10 @@ records: st.SearchStrategy[Record] = st.one_of(
 )
 
 
+def test_every_number_has_a_record() -> None:
+    assert {record.type for record in get_args(Record)} == set(TYPES)
+
+
 @given(records)
 def test_a_record_comes_back_as_it_was(record: Record) -> None:
     found = decode(record.type, encode(record))
@@ -200,6 +208,25 @@ def test_a_record_comes_back_as_it_was(record: Record) -> None:
     assert encode(found) == encode(record)
     if not isinstance(found, Produced | Transferred | Cancelled | Moved | Replaced):
         assert found == record
+
+
+def dumped(record: Record) -> dict[str, Any]:
+    header, body = encode_header(1), encode(record)
+    group = b"".join(encode_group(1, len(header), [(record.type, [body], len(body))])[0])
+    vfs = MemVfs()
+    vfs.open("file", create=True).pwrite([header + group], 0)
+    [line] = [line for line in dump_file(vfs, "file") if line["line"] == "record"]
+    return line
+
+
+@given(records)
+def test_a_dump_shows_the_fields_of_any_record(record: Record) -> None:
+    line = dumped(record)
+    assert line["record"] == type(record).__name__ and "error" not in line
+    of_topic = record.produced if isinstance(record, Transferred | Replaced) else record
+    assert line.get("produced", line)["topic_id"] == of_topic.topic_id
+    is_bare = line.keys() == dumped(TopicDeleted(1)).keys()
+    assert is_bare == isinstance(record, TopicDeleted)
 
 
 def test_sequence_ids_come_back_as_they_were() -> None:

@@ -207,7 +207,7 @@ def test_a_change_whose_ledger_goes_before_it_is_durable(kind: str):
 
 
 def test_a_decision_is_one_step(monkeypatch: pytest.MonkeyPatch):
-    """X1: between the last read and the submission nothing is awaited."""
+    """CHANGE-1: between the last read and the submission nothing is awaited."""
     decided: list[int] = []
     decide = Changing._decide
 
