@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from postdate.v1 import consumer_pb2
+from postdate.v1 import consumer_pb2, message_pb2
 
 Column = npt.NDArray[np.int64]
 _PADDING = 16
@@ -39,11 +39,12 @@ def _frame_class() -> Any:
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="bench.proto", package="postdate.bench", syntax="proto3")
     batch = file.message_type.add(name="Batch")
-    batch.field.add(name="deliveries", number=1, type=kinds.TYPE_BYTES, label=kinds.LABEL_REPEATED)
+    deliveries = consumer_pb2.Batch.DELIVERIES_FIELD_NUMBER
+    batch.field.add(name="deliveries", number=deliveries, type=kinds.TYPE_BYTES, label=kinds.LABEL_REPEATED)
     frame = file.message_type.add(name="Frame")
     frame.field.add(
         name="batch",
-        number=2,
+        number=consumer_pb2.SubscribeResponse.BATCH_FIELD_NUMBER,
         type=kinds.TYPE_MESSAGE,
         type_name=".postdate.bench.Batch",
         label=kinds.LABEL_OPTIONAL,
@@ -54,7 +55,13 @@ def _frame_class() -> Any:
 
 
 _Frame = _frame_class()
-_BATCH_TAG = 0x12
+_BATCH_TAG = consumer_pb2.SubscribeResponse.BATCH_FIELD_NUMBER << 3 | 2
+_ID = consumer_pb2.Delivery.ID_FIELD_NUMBER
+_MESSAGE = consumer_pb2.Delivery.MESSAGE_FIELD_NUMBER
+_DELIVER_AT_MS = consumer_pb2.Delivery.DELIVER_AT_MS_FIELD_NUMBER
+_ATTEMPT = consumer_pb2.Delivery.DELIVERY_ATTEMPT_FIELD_NUMBER
+_LEDGER_ID = message_pb2.MessageId.LEDGER_ID_FIELD_NUMBER
+_ENTRY_ID = message_pb2.MessageId.ENTRY_ID_FIELD_NUMBER
 
 
 def read_frame(raw: bytes) -> Columns | consumer_pb2.SubscribeResponse:
@@ -69,14 +76,20 @@ def read_deliveries(parts: list[bytes]) -> Columns:
     octets = np.frombuffer(b"".join(parts) + bytes(_PADDING), dtype=np.uint8)
     ends = lengths.cumsum()
     fields = _walk(octets, ends - lengths, ends)
-    if fields is None or not {1, 4, 5} <= fields.keys():
+    if fields is None or not {_ID, _DELIVER_AT_MS, _ATTEMPT} <= fields.keys():
         return _typed(parts, octets)
-    ids = _walk(octets, *fields[1])
-    if ids is None or not {1, 2} <= ids.keys():
+    ids = _walk(octets, *fields[_ID])
+    if ids is None or not {_LEDGER_ID, _ENTRY_ID} <= ids.keys():
         return _typed(parts, octets)
-    message = fields.get(2)
+    message = fields.get(_MESSAGE)
     return Columns(
-        ids[1][0], ids[2][0], fields[4][0], fields[5][0], message[0] if message else None, octets, parts
+        ids[_LEDGER_ID][0],
+        ids[_ENTRY_ID][0],
+        fields[_DELIVER_AT_MS][0],
+        fields[_ATTEMPT][0],
+        message[0] if message else None,
+        octets,
+        parts,
     )
 
 

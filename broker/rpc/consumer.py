@@ -307,7 +307,7 @@ class ConsumerService:
         subscription = self._existing(request.topic, request.subscription)
         entries, failures = entries_of(request.entries, "entries", self._broker.config.tuning.ack_entries_max)
         failures += await subscription.acknowledge(entries)
-        return await encode_failures(failures, consumer_pb2.AcknowledgeResponse.FAILURES_FIELD_NUMBER)
+        return await encode_failures(failures, consumer_pb2.AcknowledgeResponse)
 
     async def _nack(self, request: consumer_pb2.NackRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
@@ -321,7 +321,7 @@ class ConsumerService:
             reason=request.reason,
             release=request.release,
         )
-        return await encode_failures(failures, consumer_pb2.NackResponse.FAILURES_FIELD_NUMBER)
+        return await encode_failures(failures, consumer_pb2.NackResponse)
 
     async def _extend(self, request: consumer_pb2.ExtendLeaseRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
@@ -330,7 +330,7 @@ class ConsumerService:
             lease_ms = check_lease_ms(request.lease_ms, "lease_ms", self._broker.config)
         entries, failures = entries_of(request.entries, "entries", self._broker.config.tuning.ack_entries_max)
         failures += subscription.extend(request.consumer_id, entries, lease_ms)
-        return await encode_failures(failures, consumer_pb2.ExtendLeaseResponse.FAILURES_FIELD_NUMBER)
+        return await encode_failures(failures, consumer_pb2.ExtendLeaseResponse)
 
     def _existing(self, topic_name: str, name: str) -> Subscription:
         check_name("topic", topic_name, "topic")

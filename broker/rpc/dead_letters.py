@@ -177,6 +177,6 @@ async def _with_failures(
         for ledger_id, bitmap in sorted(missing.items())
         for entry_id in bitmap
     ]
-    encoded = await encode_failures(failures, response.FAILURES_FIELD_NUMBER, of_dead_letters=True)
+    encoded = await encode_failures(failures, type(response), of_dead_letters=True)
     response.MergeFromString(encoded)
     return response

@@ -30,6 +30,7 @@ from broker.model import (
 from broker.rpc.field_counts import CHEAP_BYTES, OTHERS_MAX, has_more_fields, inside, too_many_fields
 from broker.rpc.wire import Fields, find_frames, scan_messages
 from broker.storage import schedule_hash
+from broker.storage.message_fields import FRAME_HEAD, tag_of
 from broker.storage.octets import Octets
 from broker.storage.varint import encode_varint
 from broker.topics.refusals import wrong_unit
@@ -40,26 +41,23 @@ PRODUCER_NAME_BYTES_MAX = 255
 _FEW = 16
 """Up to so many messages, reading them one by one costs less than the NumPy calls that many share."""
 _NOT_ASCII = np.uint64(0x8080808080808080)
-_PLAIN_FIELDS = 9  # of a message, apart from properties
+_PLAIN_FIELDS = len(message_pb2.Message.DESCRIPTOR.fields) - 1  # apart from properties
 _OF_PROPERTY = 3  # the property, its name, its value
 _INSIDE_MESSAGE = inside(message_pb2.Message.DESCRIPTOR)
+_TOPIC_HEAD = bytes((tag_of("topic", producer_pb2.ProduceRequest),))
 
 
 def _envelope_class() -> Any:
     """ProduceRequest with `repeated bytes messages`. In a pool of its own: the name is nobody else's business."""
-    kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(
         name="envelope.proto", package="postdate.broker", syntax="proto3"
     )
-    message = file.message_type.add(name="ProduceEnvelope")
-    for name, number, kind, label in (
-        ("topic", 1, kinds.TYPE_STRING, kinds.LABEL_OPTIONAL),
-        ("messages", 2, kinds.TYPE_BYTES, kinds.LABEL_REPEATED),
-        ("producer_name", 3, kinds.TYPE_STRING, kinds.LABEL_OPTIONAL),
-        ("request_id", 4, kinds.TYPE_UINT64, kinds.LABEL_OPTIONAL),
-        ("replace", 5, kinds.TYPE_BOOL, kinds.LABEL_OPTIONAL),
-    ):
-        message.field.add(name=name, number=number, type=kind, label=label)
+    message = file.message_type.add()
+    producer_pb2.ProduceRequest.DESCRIPTOR.CopyToProto(message)
+    message.name = "ProduceEnvelope"
+    [messages] = (field for field in message.field if field.name == "messages")
+    messages.type = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
+    messages.ClearField("type_name")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("postdate.broker.ProduceEnvelope"))
@@ -169,7 +167,7 @@ def _read_plain(
     # Where every library puts them: behind the topic. Copying them out is much cheaper than writing them anew. What
     # follows a whole field is a field; behind anything else it may only look like the messages.
     topic_bytes = topic.encode()
-    prefix = b"\x0a" + encode_varint(len(topic_bytes)) + topic_bytes
+    prefix = _TOPIC_HEAD + encode_varint(len(topic_bytes)) + topic_bytes
     frames = find_frames(raw, len(prefix), heads, lengths) if raw.startswith(prefix) else None
     if frames is None:
         frames = _write_frames(messages)
@@ -225,7 +223,7 @@ def _lengths(messages: Sequence[bytes]) -> Int64Column:
 
 
 def _write_frames(messages: Sequence[bytes]) -> bytes:
-    """Nothing but `0x12 length message`, again and again."""
+    """One frame after the other."""
     return bytes(ProduceEnvelope(messages=messages).SerializeToString())
 
 
@@ -298,7 +296,7 @@ def _crcs(messages: Sequence[bytes], lengths: Int64Column) -> UInt32Column:
 
 
 def _head_crc(length: int) -> int:
-    return int(google_crc32c.value(b"\x12" + encode_varint(length)))
+    return int(google_crc32c.value(FRAME_HEAD + encode_varint(length)))
 
 
 _HEAD_CRCS = np.array([_head_crc(length) for length in range(1 << 12)], dtype=np.int64)

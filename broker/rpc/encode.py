@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.model import Array
+from broker.storage.message_fields import tag_of, tags_of
 from broker.storage.varint import encode_varint
 from broker.subscriptions.consumer import DeliveryBatch
 from postdate.v1 import consumer_pb2, message_pb2
@@ -24,8 +25,13 @@ _SPREAD = tuple(
     for shift, low in ((4, (1 << 28) - 1), (2, 0x3FFF_0000_3FFF), (1, 0x7F_007F_007F_007F))
 )
 _LOW_56 = np.uint64((1 << 56) - 1)
-_DELIVERY_TAG = b"\x0a"  # Batch.deliveries, ReceiveResponse.deliveries
-_BATCH_TAG = b"\x12"  # SubscribeResponse.batch
+_ID, _, _PUBLISH_TIME_MS, _DELIVER_AT_MS, _DELIVERY_ATTEMPT = tags_of(
+    consumer_pb2.Delivery, "id", "message", "publish_time_ms", "deliver_at_ms", "delivery_attempt"
+).values()
+LEDGER_ID, ENTRY_ID = tags_of(message_pb2.MessageId, "ledger_id", "entry_id").values()
+_DELIVERY = tag_of("deliveries", consumer_pb2.Batch, consumer_pb2.ReceiveResponse)
+_DELIVERY_HEAD = bytes((_DELIVERY,))
+_BATCH_HEAD = bytes((tag_of("batch", consumer_pb2.SubscribeResponse),))
 
 
 def encode_deliveries(batch: DeliveryBatch) -> bytes:
@@ -33,18 +39,18 @@ def encode_deliveries(batch: DeliveryBatch) -> bytes:
     if len(batch) <= _FEW:
         return _encode_few(batch)
     rows = batch.rows
-    ids: list[tuple[int, Array]] = [(0x08, batch.ledger_ids), (0x10, batch.entry_ids)]
+    ids: list[tuple[int, Array]] = [(LEDGER_ID, batch.ledger_ids), (ENTRY_ID, batch.entry_ids)]
     facts: list[tuple[int, Array]] = [
-        (0x18, rows["publish_time_ms"]),
-        (0x20, batch.deliver_at_ms),
-        (0x28, batch.attempts),
+        (_PUBLISH_TIME_MS, rows["publish_time_ms"]),
+        (_DELIVER_AT_MS, batch.deliver_at_ms),
+        (_DELIVERY_ATTEMPT, batch.attempts),
     ]
     id_width = sum(1 + varint_width(values) for _, values in ids)
     rest_width = 2 + id_width + sum(1 + varint_width(values) for _, values in facts)
     lengths = rows["length"].astype(np.int64) + rest_width
     head = np.empty((len(batch), 1 + varint_width(lengths) + rest_width), dtype=np.uint8)
-    at = put_varints(head, 0, 0x0A, lengths)
-    head[:, at] = 0x0A
+    at = put_varints(head, 0, _DELIVERY, lengths)
+    head[:, at] = _ID
     head[:, at + 1] = id_width
     at += 2
     for tag, values in (*ids, *facts):
@@ -73,14 +79,14 @@ def _encode_few(batch: DeliveryBatch) -> bytes:
             deliver_at_ms=deliver_at_ms,
             delivery_attempt=attempt,
         ).SerializeToString()
-        parts += (_DELIVERY_TAG, encode_varint(len(head) + len(frame)), head, frame)
+        parts += (_DELIVERY_HEAD, encode_varint(len(head) + len(frame)), head, frame)
     return b"".join(parts)
 
 
 def encode_batch_response(batch: DeliveryBatch) -> bytes:
     """A SubscribeResponse whose frame is `batch`."""
     deliveries = encode_deliveries(batch)
-    return b"".join((_BATCH_TAG, encode_varint(len(deliveries)), deliveries))
+    return b"".join((_BATCH_HEAD, encode_varint(len(deliveries)), deliveries))
 
 
 def varint_width(values: Array) -> int:

@@ -11,7 +11,8 @@ import numpy as np
 from broker.delayed.near import Key
 from broker.model import Array
 from broker.rpc.decode import ProduceEnvelope
-from broker.rpc.encode import put_varints, varint_width
+from broker.rpc.encode import ENTRY_ID, LEDGER_ID, put_varints, varint_width
+from broker.storage.message_fields import tag_of, tags_of
 from broker.storage.varint import encode_varint
 from broker.topics.schedule_values import Outcome, OutcomeColumns, Scheduled
 from postdate.v1 import message_pb2, schedule_pb2
@@ -20,8 +21,15 @@ _REST_BYTES = 1 << 10
 """Bytes that an answer holds besides its list: counts and a token."""
 _NAME_HEAD_BYTES = 3
 _ITEM_HEAD_BYTES = 5
-_ITEM_TAG = b"\x0a"  # GetScheduledResponse.scheduled, ListScheduledResponse.scheduled
-_MESSAGE_TAG = b"\x42"  # ScheduledMessage.message
+_OUTCOME = tag_of("outcomes", schedule_pb2.CancelScheduledResponse, schedule_pb2.RescheduleResponse)
+_ID, _SCHEDULE_KEY, _RESULT, _DELIVER_AT_MS, _ = tags_of(
+    schedule_pb2.ChangeOutcome, "id", "schedule_key", "result", "deliver_at_ms", "delivered_to"
+).values()
+_SCHEDULE_KEY_HEAD = bytes((_SCHEDULE_KEY,))
+_SCHEDULED_HEAD = bytes(
+    (tag_of("scheduled", schedule_pb2.ListScheduledResponse, schedule_pb2.GetScheduledResponse),)
+)
+_MESSAGE_HEAD = bytes((tag_of("message", schedule_pb2.ScheduledMessage),))
 _FEW = 16
 """Up to so many outcomes, writing them one by one costs less than the NumPy calls that many share."""
 
@@ -50,7 +58,9 @@ def _encode_plain(outcomes: Sequence[Outcome]) -> bytes:
         positions[1::2],
         np.fromiter((each.result for each in outcomes), np.int64, count),
         np.fromiter((each.deliver_at_ms for each in outcomes), np.int64, count),
-        [b"\x12" + encode_varint(len(key)) + key if key else b"" for key in keys] if any(keys) else [],
+        [_SCHEDULE_KEY_HEAD + encode_varint(len(key)) + key if key else b"" for key in keys]
+        if any(keys)
+        else [],
     )
 
 
@@ -65,16 +75,16 @@ def _encode_columns(
     count = len(results)
     if not count:
         return b""
-    ids = [(0x08, ledger_ids), (0x10, entry_ids)]
-    facts = [(0x18, results), (0x20, deliver_at_ms)]
+    ids = [(LEDGER_ID, ledger_ids), (ENTRY_ID, entry_ids)]
+    facts = [(_RESULT, results), (_DELIVER_AT_MS, deliver_at_ms)]
     id_width = sum(1 + varint_width(column) for _, column in ids)
     rest_width = 2 + id_width + sum(1 + varint_width(column) for _, column in facts)
     lengths = np.full(count, rest_width, dtype=np.int64)
     if tails:
         lengths += np.fromiter(map(len, tails), np.int64, count)
     rows = np.empty((count, 1 + varint_width(lengths) + rest_width), dtype=np.uint8)
-    at = put_varints(rows, 0, 0x0A, lengths)
-    rows[:, at] = 0x0A
+    at = put_varints(rows, 0, _OUTCOME, lengths)
+    rows[:, at] = _ID
     rows[:, at + 1] = id_width
     at += 2
     for tag, column in (*ids, *facts):
@@ -135,11 +145,11 @@ def encode_scheduled(
             rest.ParseFromString(message)
             rest.ClearField("payload")
             shown = rest.SerializeToString()
-        encoded = b"".join((head.SerializeToString(), _MESSAGE_TAG, encode_varint(len(shown)), shown))
+        encoded = b"".join((head.SerializeToString(), _MESSAGE_HEAD, encode_varint(len(shown)), shown))
         room -= len(encoded) + _ITEM_HEAD_BYTES
         if room < 0 and parts:
             return b"".join(parts), (each.deliver_at_ms, *each.position)
-        parts += (_ITEM_TAG, encode_varint(len(encoded)), encoded)
+        parts += (_SCHEDULED_HEAD, encode_varint(len(encoded)), encoded)
     return b"".join(parts), None
 
 

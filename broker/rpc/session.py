@@ -18,6 +18,7 @@ from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.unread import FrameRoom, Unread, UnreadRoom
 from broker.runtime.connections import cut_connection
 from broker.storage.manifest import REASON_BYTES_MAX
+from broker.storage.message_fields import tag_of
 from broker.storage.varint import encode_varint
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.failures import Failure
@@ -29,8 +30,10 @@ log = get_logger(__name__)
 
 STATUS_SECONDS = 1.0
 """Seconds for the status of a stream that is ended for not reading to go out, before its connection is cut."""
-_CONFIRMED_TAG = bytes((consumer_pb2.SubscribeResponse.CONFIRMED_FIELD_NUMBER << 3 | 2,))
-_SETTLING = {b"\x1a": "ack", b"\x22": "nack", b"\x2a": "extend"}
+_CONFIRMED_HEAD = bytes((tag_of("confirmed", consumer_pb2.SubscribeResponse),))
+_SETTLING = {
+    bytes((tag_of(name, consumer_pb2.SubscribeRequest),)): name for name in ("ack", "nack", "extend")
+}
 """Frames that name messages, by the first byte that every library writes: to say which one is too large, unparsed."""
 DELAY_MS_MAX = 366 * 24 * 3_600_000
 
@@ -215,8 +218,8 @@ class Session:
     async def _confirmed(self, request_id: int, failures: list[Failure]) -> bytes:
         confirmed = consumer_pb2.Confirmed(request_id=request_id).SerializeToString()
         # A message is the concatenation of its fields: the failures are already on their wire form.
-        confirmed += await encode_failures(failures, consumer_pb2.Confirmed.FAILURES_FIELD_NUMBER)
-        return b"".join((_CONFIRMED_TAG, encode_varint(len(confirmed)), confirmed))
+        confirmed += await encode_failures(failures, consumer_pb2.Confirmed)
+        return b"".join((_CONFIRMED_HEAD, encode_varint(len(confirmed)), confirmed))
 
     def _in_flight_done(self, task: asyncio.Task[None]) -> None:
         self._in_flight.discard(task)

@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from broker import errors
 from broker.observe.logs import get_logger
+from broker.storage.message_fields import tag_of, tags_of
 from broker.subscriptions.failures import Failure
 from postdate.v1 import consumer_pb2, message_pb2
 
@@ -26,6 +27,7 @@ DOMAIN = "postdate.dev"
 DETAILS_KEY = "grpc-status-details-bin"
 
 _FAILURES_AT_ONCE = 2_000
+_ID, _ = tags_of(consumer_pb2.EntryFailure, "id", "error").values()
 
 # The first class that fits decides, so the narrower ones come first.
 _CODES: tuple[tuple[type[errors.PostdateError], grpc.StatusCode], ...] = (
@@ -76,16 +78,16 @@ async def abort(context: Context, error: BaseException) -> None:
 
 
 async def encode_failures(
-    failures: Sequence[Failure], field_number: int, *, of_dead_letters: bool = False
+    failures: Sequence[Failure], answer: type[Message], *, of_dead_letters: bool = False
 ) -> bytes:
-    """Failures of single ids, for an answer that otherwise went well: `repeated EntryFailure` on its wire form.
+    """Failures of single ids, for an answer that otherwise went well: its field `failures` on the wire form.
 
     There may be thousands, and all of one reason have the same status: it is encoded once, and the
     answer is put together from bytes. Lengths are padded to two bytes, which protobuf allows. The loop gets its turn
     now and then.
     """
     errors_by_reason = _DEAD_LETTER_ERRORS if of_dead_letters else _ENTRY_ERRORS
-    tag = field_number << 3 | 2
+    tag = tag_of("failures", answer)
     parts: list[bytes] = []
     for index, ((ledger_id, entry_id), reason) in enumerate(failures, 1):
         if index % _FAILURES_AT_ONCE == 0:
@@ -93,7 +95,7 @@ async def encode_failures(
         error = errors_by_reason[reason]
         name = message_pb2.MessageId(ledger_id=ledger_id, entry_id=entry_id).SerializeToString()
         size = 2 + len(name) + len(error)
-        parts += (bytes((tag, size & 0x7F | 0x80, size >> 7, 0x0A, len(name))), name, error)
+        parts += (bytes((tag, size & 0x7F | 0x80, size >> 7, _ID, len(name))), name, error)
     return b"".join(parts)
 
 

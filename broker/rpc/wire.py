@@ -10,15 +10,28 @@ plain form of what it accepts. Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
 from broker.model import Int64Column, KeySpans
+from broker.storage.message_fields import FRAME_TAG, LENGTH, VARINT_BYTES_MAX, tags_of
 from broker.storage.octets import Octets, U8Column
+from postdate.v1 import message_pb2
 
-_VARINT, _LENGTH = 0, 2
-_VARINT_BYTES_MAX = 10
-_FRAME_TAG = 0x12  # of ProduceRequest.messages and Delivery.message
+_COLUMN_NAMES = {
+    "deliver_at_ms": "deliver_at_ms",
+    "deliver_after_ms": "deliver_after_ms",
+    "ttl_ms": "ttl_ms",
+    "sequence_id": "sequence_ids",
+}
+_TEXT_NAMES = ("key", "properties", "traceparent")
+_TAGS = tags_of(message_pb2.Message, "payload", "schedule_key", "event_time_ms", *_COLUMN_NAMES, *_TEXT_NAMES)
+_COLUMNS = {_TAGS[name]: attrgetter(column) for name, column in _COLUMN_NAMES.items()}
+_PAYLOAD, _SCHEDULE_KEY, _EVENT_TIME_MS = (
+    _TAGS[name] for name in ("payload", "schedule_key", "event_time_ms")
+)
+_TEXTS = _KEY, _PROPERTIES, _TRACEPARENT = tuple(_TAGS[name] for name in _TEXT_NAMES)
 _SHIFTS = np.arange(0, 70, 7, dtype=np.uint64)
 _ONE, _TWO, _FOUR = np.uint64(1), np.uint64(2), np.uint64(4)
 _CONTINUES = np.uint64(0x8080808080808080)
@@ -99,11 +112,11 @@ def scan_messages(buffer: bytes, starts: Int64Column, ends: Int64Column, fields_
         if is_same:
             if not _note(found, buffer, tag, some, at, values):
                 return None
-            at = at + values if tag & 7 == _LENGTH else at
+            at = at + values if tag & 7 == LENGTH else at
         else:
             if not _note_each(found, buffer, tags, some, at, values):
                 return None
-            at = at + np.where(tags & 7 == _LENGTH, values, 0)
+            at = at + np.where(tags & 7 == LENGTH, values, 0)
         if np.count_nonzero(at > ends):
             return None
         at, ends, some = _unfinished(at, ends, some)
@@ -138,35 +151,27 @@ def _note(
     found: Fields, buffer: bytes, tag: int, some: Int64Column, at: Int64Column, values: Int64Column
 ) -> bool:
     """Note one field of some messages; False if it is none of ours."""
-    number, wire_type = tag >> 3, tag & 7
-    if wire_type == _VARINT:
-        column = {
-            4: found.deliver_at_ms,
-            5: found.deliver_after_ms,
-            7: found.ttl_ms,
-            8: found.sequence_ids,
-        }.get(number)
-        if column is not None:
-            column[some] = values
-        return column is not None or number == 9
-    if wire_type != _LENGTH or int(values.min()) < 0 or int(values.max()) > 1 << 31:
+    if tag in _COLUMNS:
+        _COLUMNS[tag](found)[some] = values
+        return True
+    if tag == _EVENT_TIME_MS:
+        return True
+    if int(values.min()) < 0 or int(values.max()) > 1 << 31:
         return False
-    if number == 1:
+    if tag == _PAYLOAD:
         found.payload_bytes[some] = values
-        return True
-    if number == 6:
+    elif tag == _SCHEDULE_KEY:
         found.note_schedule_keys(buffer, some, at, at + values)
-        return True
-    found.has_text = True
-    if number == 2:
+    elif tag == _KEY:
         found.note_keys(buffer, some, at, at + values)
-    elif number == 3:
+    elif tag == _PROPERTIES:
         found.property_counts[some] += 1
         found.property_bytes[some] += values
-    elif number == 10:
+    elif tag == _TRACEPARENT:
         found.traceparent_bytes[some] = values
     else:
         return False
+    found.has_text |= tag in _TEXTS
     return True
 
 
@@ -200,18 +205,18 @@ def _varints(octets: Octets, at: Int64Column) -> tuple[Int64Column, Int64Column 
 
 def _long_varints(octets: Octets, at: Int64Column) -> tuple[Int64Column, Int64Column | None]:
     """As `_varints`, also for those of more than eight bytes: negative numbers, and times beyond all limits."""
-    groups = octets.groups(at, _VARINT_BYTES_MAX)
+    groups = octets.groups(at, VARINT_BYTES_MAX)
     last = groups < 0x80
     widths = last.argmax(axis=1)
-    if not last[np.arange(len(at)), widths].all() or (groups[widths == _VARINT_BYTES_MAX - 1, -1] > 1).any():
+    if not last[np.arange(len(at)), widths].all() or (groups[widths == VARINT_BYTES_MAX - 1, -1] > 1).any():
         return widths, None  # it never ends, or has more than 64 bits, which some parsers refuse
-    used = np.arange(_VARINT_BYTES_MAX) <= widths[:, None]
+    used = np.arange(VARINT_BYTES_MAX) <= widths[:, None]
     parts = np.where(used, groups & 0x7F, 0).astype(np.uint64) << _SHIFTS
     return parts.sum(axis=1, dtype=np.uint64).view(np.int64), widths + 1
 
 
 def find_frames(raw: bytes, at: int, heads: Int64Column, lengths: Int64Column) -> bytes | None:
-    """The frames `0x12 length message` of all messages, if they lie in `raw` side by side from `at` on; else None.
+    """The frames of all messages, if they lie in `raw` side by side from `at` on; else None.
 
     The lengths are those of the messages that the parser found, in order: if each place holds the tag and that very
     length, in as few bytes as it takes, the bytes are the messages and nothing else. The caller knows that a field
@@ -228,9 +233,9 @@ def find_frames(raw: bytes, at: int, heads: Int64Column, lengths: Int64Column) -
         # Tag and length in two or three bytes each: compared as they would be written.
         found = octets.words(places) & np.uint64((1 << (8 * head)) - 1)
         high, low = lengths >> 7, lengths & 0x7F
-        wanted = (lengths << 8 if head == 2 else (high << 16) | (low << 8) | 0x8000) | _FRAME_TAG
+        wanted = (lengths << 8 if head == 2 else (high << 16) | (low << 8) | 0x8000) | FRAME_TAG
         return raw[at:end] if np.count_nonzero(found == wanted.view(np.uint64)) == len(places) else None
     values, widths = _varints(octets, places + 1)
-    if widths is None or (octets.bytes[places] != _FRAME_TAG).any():
+    if widths is None or (octets.bytes[places] != FRAME_TAG).any():
         return None
     return raw[at:end] if (values == lengths).all() and np.all(widths == heads - 1) else None

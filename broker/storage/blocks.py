@@ -33,6 +33,7 @@ from google_crc32c import extend, value
 
 from broker.errors import Corrupt, MissingFile, WrongSize
 from broker.model import ENTRY_ID_MAX, FLAG_DELAYED, ROW, Array, Int64Column, RowColumn, UInt32Column
+from broker.storage.message_fields import FRAME_HEAD
 
 BLOCK_ROWS = 4096
 HEADER_BYTES = 32
@@ -287,8 +288,8 @@ def _equal_length(starts: Int64Column, ends: Int64Column) -> int:
 
 
 def frame_length(head: bytes) -> int | None:
-    """Length of the frame that begins with these bytes, `0x12 varint-length message`; None if it is none."""
-    if head[:1] != b"\x12":
+    """Length of the frame that begins with these bytes; None if it is none."""
+    if head[:1] != FRAME_HEAD:
         return None
     length = 0
     for place, byte in enumerate(head[1:]):

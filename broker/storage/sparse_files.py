@@ -33,9 +33,10 @@ from broker.storage.ledger_reads import (
     read_exactly,
     read_frames,
 )
+from broker.storage.message_fields import FRAME_TAG
 from broker.storage.sparse import decode_present, find_places, present_between
 
-GONE_FRAME = b"\x12\0"
+GONE_FRAME = bytes((FRAME_TAG, 0))
 """Stands for the frame of an entry that is not there: an empty message."""
 
 

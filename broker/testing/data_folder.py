@@ -34,9 +34,11 @@ from broker.storage.manifest import (
     encode_cursor,
     encode_topic,
 )
+from broker.storage.message_fields import FRAME_HEAD
 from broker.storage.named_files import ledger_capture
 from broker.storage.segment import encode_header
 from broker.storage.varint import encode_varint
+from postdate.v1.message_pb2 import Message
 
 NOW_MS = 1_750_000_000_000
 LSN = 100
@@ -229,11 +231,8 @@ class FolderWriter:
 
 def encode_frame(entry: int, deliver_at_ms: int) -> bytes:
     """A message as it is stored: a payload, and its time if it has one."""
-    payload = b"message %d" % entry
-    message = b"\x0a" + encode_varint(len(payload)) + payload
-    if deliver_at_ms:
-        message += b"\x20" + encode_varint(deliver_at_ms)
-    return b"\x12" + encode_varint(len(message)) + message
+    message = Message(payload=b"message %d" % entry, deliver_at_ms=deliver_at_ms).SerializeToString()
+    return FRAME_HEAD + encode_varint(len(message)) + message
 
 
 def _rows(times: Int64Column, frames: Sequence[bytes]) -> RowColumn:

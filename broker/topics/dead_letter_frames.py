@@ -4,17 +4,24 @@ Payload, key, properties, event time and traceparent stay as they were. What sai
 be stored (deliver_at_ms, deliver_after_ms, schedule_key, ttl_ms, sequence_id) goes, for it was obeyed. The reserved
 properties below say where the dead letter comes from; requeued, it loses them again.
 
-A frame is `0x12 length message`, and is rewritten field by field: this layer knows of messages no more than the numbers
-of their fields.
+A frame is rewritten field by field: its message is not parsed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from broker.errors import Corrupt, Refused
+from broker.errors import Refused
 from broker.policy import SubscriptionPolicy
 from broker.settings import is_name
+from broker.storage.message_fields import (
+    FRAME_HEAD,
+    PROPERTY_NAME_TAG,
+    PROPERTY_VALUE_TAG,
+    body_at,
+    message_tags,
+    walk_fields,
+)
 from broker.storage.varint import encode_varint
 
 HOLDER_NAME = "dead-letters"
@@ -37,10 +44,14 @@ RESERVED = frozenset(
 
 _DAMAGED_NAME = DAMAGED.encode()
 _RESERVED_NAMES = frozenset(name.encode() for name in RESERVED)
-_FRAME_TAG = b"\x12"
-_PROPERTIES = 3
-_OBEYED = frozenset({4, 5, 6, 7, 8})
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_KEPT_NAMES = ("payload", "key", "event_time_ms", "traceparent")
+_OBEYED_NAMES = ("deliver_at_ms", "deliver_after_ms", "schedule_key", "ttl_ms", "sequence_id")
+_TAGS = message_tags("properties", *_KEPT_NAMES, *_OBEYED_NAMES)
+_PROPERTIES = _TAGS["properties"]
+_OBEYED = frozenset(_TAGS[name] for name in _OBEYED_NAMES)
+_PROPERTY_HEAD = bytes((_PROPERTIES,))
+_NAME_HEAD = bytes((PROPERTY_NAME_TAG,))
+_VALUE_HEAD = bytes((PROPERTY_VALUE_TAG,))
 
 
 def dead_letter_topic_name(topic: str, subscription: str, policy: SubscriptionPolicy) -> str:
@@ -78,15 +89,15 @@ def dead_letter_frame(frame: bytes, properties: Mapping[str, str]) -> bytes:
 
 def damaged_letter_frame(properties: Mapping[str, str]) -> bytes:
     """A dead letter with these reserved properties in the place of a message that cannot be read: it has no payload."""
-    return dead_letter_frame(_FRAME_TAG + b"\0", {**properties, DAMAGED: "true"})
+    return dead_letter_frame(FRAME_HEAD + b"\0", {**properties, DAMAGED: "true"})
 
 
 def is_damaged_letter(frame: bytes) -> bool:
     """Return whether a dead letter stands for a message that could not be read."""
     message = memoryview(frame)[body_at(frame) :]
     return any(
-        number == _PROPERTIES and _name_of(message[content:end]) == _DAMAGED_NAME
-        for number, _, content, end in fields_of(message)
+        tag == _PROPERTIES and _name_of(message[content:end]) == _DAMAGED_NAME
+        for tag, _, content, end in walk_fields(message)
     )
 
 
@@ -99,68 +110,25 @@ def _rewritten(frame: bytes, added: bytes) -> bytes:
     message = memoryview(frame)[body_at(frame) :]
     kept = [
         message[start:end]
-        for number, start, content, end in fields_of(message)
-        if number not in _OBEYED
-        and not (number == _PROPERTIES and _name_of(message[content:end]) in _RESERVED_NAMES)
+        for tag, start, content, end in walk_fields(message)
+        if tag not in _OBEYED
+        and not (tag == _PROPERTIES and _name_of(message[content:end]) in _RESERVED_NAMES)
     ]
     body = b"".join((*kept, added))
-    return b"".join((_FRAME_TAG, encode_varint(len(body)), body))
-
-
-def body_at(frame: bytes) -> int:
-    """Return where the message in a frame begins; raises Corrupt."""
-    if frame[:1] != _FRAME_TAG:
-        raise Corrupt("A stored frame does not begin as one")
-    length, at = varint_at(memoryview(frame), 1)
-    if at + length != len(frame):
-        raise Corrupt("A stored frame is not as long as it says")
-    return at
-
-
-def fields_of(message: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Each field: its number, where it starts, where its content starts, where it ends. Raises Corrupt."""
-    at = 0
-    while at < len(message):
-        start = at
-        tag, at = varint_at(message, at)
-        kind = tag & 7
-        content = at
-        if kind == _VARINT:
-            _, at = varint_at(message, at)
-        elif kind == _LENGTH:
-            length, content = varint_at(message, at)
-            at = content + length
-        elif kind in (_FIXED32, _FIXED64):
-            at += 4 if kind == _FIXED32 else 8
-        else:
-            raise Corrupt(f"A stored message has a field of the unknown kind {kind}")
-        if at > len(message):
-            raise Corrupt("A field of a stored message is cut short")
-        yield tag >> 3, start, content, at
+    return b"".join((FRAME_HEAD, encode_varint(len(body)), body))
 
 
 def _name_of(entry: memoryview) -> bytes:
     """The name in an entry of `properties`; the last one counts, and without one it is empty."""
     name = b""
-    for number, _, content, end in fields_of(entry):
-        if number == 1:
+    for tag, _, content, end in walk_fields(entry):
+        if tag == PROPERTY_NAME_TAG:
             name = bytes(entry[content:end])
     return name
 
 
 def _property(name: bytes, value: bytes) -> bytes:
-    entry = b"".join((b"\x0a", encode_varint(len(name)), name, b"\x12", encode_varint(len(value)), value))
-    return b"".join((b"\x1a", encode_varint(len(entry)), entry))
-
-
-def varint_at(octets: memoryview, at: int) -> tuple[int, int]:
-    """The varint at a place, and the place after it."""
-    value = shift = 0
-    while at < len(octets) and shift < 70:
-        octet = octets[at]
-        value |= (octet & 0x7F) << shift
-        at += 1
-        if octet < 0x80:
-            return value, at
-        shift += 7
-    raise Corrupt("A number in a stored message never ends")
+    entry = b"".join(
+        (_NAME_HEAD, encode_varint(len(name)), name, _VALUE_HEAD, encode_varint(len(value)), value)
+    )
+    return b"".join((_PROPERTY_HEAD, encode_varint(len(entry)), entry))

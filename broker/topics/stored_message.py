@@ -1,6 +1,6 @@
 """A stored message taken apart, for people to look at. Pure.
 
-Whoever delivers passes the bytes on; this reads what they say, field by field, as `dead_letter_frames` does.
+Whoever delivers passes the bytes on; this reads what they say, field by field.
 """
 
 from __future__ import annotations
@@ -8,11 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.topics.dead_letter_frames import body_at, fields_of, varint_at
+from broker.storage.message_fields import (
+    PROPERTY_NAME_TAG,
+    PROPERTY_VALUE_TAG,
+    body_at,
+    message_tags,
+    varint_at,
+    walk_fields,
+)
 
-_PAYLOAD, _KEY, _PROPERTIES, _SCHEDULE_KEY, _TRACEPARENT = 1, 2, 3, 6, 10
-_TEXTS = {_KEY: "key", _SCHEDULE_KEY: "schedule_key", _TRACEPARENT: "traceparent"}
-_NUMBERS = {7: "ttl_ms", 8: "sequence_id", 9: "event_time_ms"}
+_TEXT_NAMES = ("key", "schedule_key", "traceparent")
+_NUMBER_NAMES = ("ttl_ms", "sequence_id", "event_time_ms")
+_IN_ROW = ("deliver_at_ms", "deliver_after_ms")
+"""When it is due is told by its row, through amendments."""
+_TAGS = message_tags("payload", "properties", *_TEXT_NAMES, *_NUMBER_NAMES, *_IN_ROW)
+_PAYLOAD, _PROPERTIES = _TAGS["payload"], _TAGS["properties"]
+_TEXTS = {_TAGS[name]: name for name in _TEXT_NAMES}
+_NUMBERS = {_TAGS[name]: name for name in _NUMBER_NAMES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +46,22 @@ def read_message(frame: bytes) -> StoredMessage:
     message = memoryview(frame)[body_at(frame) :]
     values: dict[str, Any] = {}
     properties: dict[str, str] = {}
-    for number, _, content, end in fields_of(message):
-        if number == _PAYLOAD:
+    for tag, _, content, end in walk_fields(message):
+        if tag == _PAYLOAD:
             values["payload"] = bytes(message[content:end])
-        elif number in _TEXTS:
-            values[_TEXTS[number]] = _text(message[content:end])
-        elif number in _NUMBERS:
-            values[_NUMBERS[number]] = varint_at(message, content)[0]
-        elif number == _PROPERTIES:
+        elif tag in _TEXTS:
+            values[_TEXTS[tag]] = _text(message[content:end])
+        elif tag in _NUMBERS:
+            values[_NUMBERS[tag]] = varint_at(message, content)[0]
+        elif tag == _PROPERTIES:
             name, value = _property(message[content:end])
             properties[name] = value
     return StoredMessage(**values, properties=properties)
 
 
 def _property(entry: memoryview) -> tuple[str, str]:
-    parts = {number: _text(entry[content:end]) for number, _, content, end in fields_of(entry)}
-    return parts.get(1, ""), parts.get(2, "")
+    parts = {tag: _text(entry[content:end]) for tag, _, content, end in walk_fields(entry)}
+    return parts.get(PROPERTY_NAME_TAG, ""), parts.get(PROPERTY_VALUE_TAG, "")
 
 
 def _text(octets: memoryview) -> str:

@@ -22,6 +22,7 @@ from broker.storage import schedule_hash
 from broker.storage.changes import Moved
 from broker.storage.key_filter import BoolColumn
 from broker.storage.manifest import TopicImage
+from broker.storage.message_fields import SCHEDULE_KEY_TAG
 from broker.storage.records import LedgersDropped, Produced, Record, Replaced, Transferred
 from broker.storage.salvage import NO_FRAME, read_around_damage
 from broker.storage.varint import encode_varint
@@ -30,7 +31,7 @@ from broker.topics.key_upkeep import KeyedTopic, KeyServices, KeyUpkeep
 from broker.topics.schedule_frames import schedule_key_of
 
 _READ_FRAME_BYTES = 8 << 20
-_KEY_TAG = b"\x32"  # of Message.schedule_key
+_KEY_HEAD = bytes((SCHEDULE_KEY_TAG,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -342,6 +343,6 @@ def _has_key(frame: bytes, key: bytes) -> bool:
     """Return whether a message has this very key; of a damaged one the hash of its row has to do."""
     if frame is NO_FRAME:
         return True
-    field = b"".join((_KEY_TAG, encode_varint(len(key)), key))
+    field = b"".join((_KEY_HEAD, encode_varint(len(key)), key))
     # In nearly every other message these bytes are nowhere.
     return field in frame and schedule_key_of(frame).encode() == key
