@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 DEPTH = os.environ.get("POSTDATE_TEST_DEPTH", "change")
-EXAMPLES = {"fast": 10, "change": 100, "deep": 1_000}
+EXAMPLES = {"fast": 10, "change": 50, "deep": 1_000}
 """Examples of Hypothesis for a test that does not say otherwise."""
 DAY = int(os.environ.get("HYPOTHESIS_SEED") or 0)
 """Number that shifts every sample: of the day on a build server, 0 where there is none."""
@@ -49,7 +49,6 @@ def load_profile() -> None:
 
     A build server tries the same examples of each test on every day, unless it runs deep with the seed of the day.
     """
-    settings.register_profile("unhurried", max_examples=EXAMPLES[DEPTH], deadline=None)
     settings.register_profile(
         "deep",
         max_examples=EXAMPLES["deep"],
@@ -61,7 +60,10 @@ def load_profile() -> None:
     )
     if DEPTH == "deep":
         settings.load_profile("deep")
-    elif settings.get_current_profile_name() == "default":
+    elif (given := settings.get_current_profile_name()) in ("default", "ci"):
+        settings.register_profile(
+            "unhurried", settings.get_profile(given), max_examples=EXAMPLES[DEPTH], deadline=None
+        )
         settings.load_profile("unhurried")
 
 

@@ -28,6 +28,7 @@ from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
+from tests.depth import at_depth
 from tests.harness import DATA_DIR, EARLIEST, Inbox, Node, Outgoing, small_config
 from tests.unit.delayed.test_bucket_tracker import HOUR, NOW, World, follow, merge_all, take
 
@@ -263,11 +264,19 @@ def test_topic_is_deleted_whatever_its_index_holds_or_does(type_: int, count: in
 
 
 @pytest.mark.slow
-def test_ten_thousand_delayed_messages_are_all_delivered_once_beside_seals_and_merges():
+def test_thousands_of_delayed_messages_are_all_delivered_once_beside_seals_and_merges():
+    a_batch = at_depth(change=50, deep=200)
+    count = 50 * a_batch
+
     async def scenario(_: SimLoop, clock: SimClock) -> None:
-        limits = {"min_index_count": 400, "seal_after_ms": 700, "max_buckets": 3, "max_segment_entries": 100}
+        limits = {
+            "min_index_count": 2 * a_batch,
+            "seal_after_ms": 700,
+            "max_buckets": 3,
+            "max_segment_entries": a_batch // 2,
+        }
         limits |= {
-            "ledger_max_entries": 900,
+            "ledger_max_entries": 9 * a_batch // 2,
             "journal_segment_bytes": 1 << 20,
             "journal_group_bytes_max": 1 << 20,
         }
@@ -282,22 +291,22 @@ def test_ten_thousand_delayed_messages_are_all_delivered_once_beside_seals_and_m
                 got[inbox.subscription.name] += [each.payload for each in found]
                 assert await inbox.ack([each.position for each in found]) == []
 
-        for first in range(0, 10_000, 200):
-            delays = [rng.randrange(1, 9_000) for _ in range(200)]
+        for first in range(0, count, a_batch):
+            delays = [rng.randrange(1, 9_000) for _ in range(a_batch)]
             await node.produce(
                 "orders", [Outgoing(b"%d" % (first + n), deliver_after_ms=ms) for n, ms in enumerate(delays)]
             )
             await asyncio.sleep(0.1)
-            if first <= 5_000 or first >= 8_000:
+            if first <= 25 * a_batch or first >= 40 * a_batch:
                 await settle()
-            if first == 5_000:
+            if first == 25 * a_batch:
                 moody.detach()
-            if first == 7_800:
+            if first == 39 * a_batch:
                 moody = await node.subscribe("orders", "comes and goes")
         for _half_second in range(30):
             await asyncio.sleep(0.5)
             await settle()
-        everything = sorted(b"%d" % n for n in range(10_000))
+        everything = sorted(b"%d" % n for n in range(count))
         assert [sorted(payloads) for payloads in got.values()] == [everything, everything]
         counters = node.topic("orders").index.tracker.counters  # type: ignore[attr-defined]
         assert counters.seals > 10

@@ -16,6 +16,7 @@ from broker.model import ENTRY_ID_MAX, Entries, Position, bitmap_of, count_entri
 from broker.storage.manifest import CursorImage, decode_cursor, encode_cursor
 from broker.subscriptions import redelivery, runs, timed
 from broker.subscriptions.redelivery import RedeliveryQueue
+from tests.depth import at_depth
 from tests.harness import entries_of
 
 positions = st.builds(Position, st.integers(1, 3), st.sampled_from([*range(12), 1 << 16, ENTRY_ID_MAX]))
@@ -180,7 +181,7 @@ def test_it_gives_what_plain_dicts_would(block_rows: int, blocks_of_rows: Callab
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(at_depth(change=1, deep=3)))
 def test_many_entries_in_many_runs_are_what_plain_dicts_would_hold(
     seed: int, blocks_of_rows: Callable[[int], None]
 ):

@@ -12,6 +12,7 @@ from broker.delayed import index_pump
 from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy
 from broker.topics.schedule_values import Cancel, ChangeResult, DueRange
+from tests.depth import at_depth
 from tests.harness import Node, Outgoing
 from tests.unit.topics.change_world import (
     DELIVERED,
@@ -379,7 +380,8 @@ def test_what_is_moved_away_and_back_again_and_again_counts_once(tracker: str, s
         topic, rng, compared = node.topic(TOPIC), random.Random(seconds), 0
         delays_ms = [seconds * 1_000 + 300 * i for i in range(30)]
         positions = await node.produce(TOPIC, [Outgoing(b"x", deliver_after_ms=each) for each in delays_ms])
-        for _ in range(120):
+        looks = at_depth(change=40, deep=120)
+        for _ in range(looks):
             at = rng.choice(positions)
             if await move(topic, [at], shift_ms=HOUR_MS) == [DONE] and rng.random() < 0.9:
                 await move(topic, [at], shift_ms=-HOUR_MS)
@@ -389,7 +391,7 @@ def test_what_is_moved_away_and_back_again_and_again_counts_once(tracker: str, s
             if topic.index.tracker.frontier == frontier:  # else some came due between the two looks
                 assert count == len(page.scheduled)
                 compared += 1
-        assert compared > 60
+        assert compared > looks // 2
         return node
 
     run(scenario, tracker=tracker)

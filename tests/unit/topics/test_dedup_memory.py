@@ -19,6 +19,7 @@ from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics import deduplication, producers
 from broker.topics.producers import PRODUCER_BYTES, RUN_BYTES
+from tests.depth import at_depth
 from tests.harness import Node, Outgoing, small_config
 
 MINUTE_MS = 60_000
@@ -243,12 +244,13 @@ def test_a_random_history_is_counted_exactly() -> None:
 @pytest.mark.parametrize("dedup_entries", [1_000, 300])
 def test_the_memory_is_what_is_counted(dedup_entries: int) -> None:
     """Producers of gapped ids, each with a state on its way: more than fit, and as many as fit, which forget as they go."""
+    producer_count = at_depth(change=9, deep=30)
 
     async def scenario(node: Node) -> None:
         tracemalloc.start()
         try:
             for first in range(0, 4_000, 200):
-                for number in range(30):
+                for number in range(producer_count):
                     with contextlib.suppress(LimitReached):
                         ids = range(2 * first + 2, 2 * first + 402, 2)
                         await send(node, f"t{number % 3}", f"producer {number}", *ids)
@@ -263,7 +265,7 @@ def test_the_memory_is_what_is_counted(dedup_entries: int) -> None:
 
     run(
         scenario,
-        dedup_memory_bytes_max=1 << 20,
+        dedup_memory_bytes_max=producer_count * (1 << 20) // 30,
         dedup_entries=dedup_entries,
         journal_segment_bytes=16 << 20,
         journal_group_bytes_max=1 << 20,
