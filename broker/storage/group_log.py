@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from broker.runtime.vfs import Buffer
+from broker.storage.record_types import RecordType
 from broker.storage.segment import Group
 
 NewRecord = tuple[int, Sequence[Buffer], int]
@@ -65,8 +66,8 @@ class GroupLog(Protocol):
 
 
 def records_from(groups: Iterable[Group], from_lsn: int) -> Iterator[tuple[int, int, memoryview]]:
-    """The (lsn, type, body) of each record from `from_lsn` on."""
+    """The (lsn, type, body) of each record from `from_lsn` on; marks have no effect and are left out."""
     for group in groups:
         for lsn, record in enumerate(group.records, group.first_lsn):
-            if lsn >= from_lsn:
+            if lsn >= from_lsn and record.type != RecordType.LOG_MARK:
                 yield lsn, record.type, record.body

@@ -1,0 +1,435 @@
+"""A log of groups in an object store: one object a group, named by its index.
+
+    shards/<shard>/log/<index, 16 hex>   head and group, see `group_head.py`
+
+The store's create-if-absent is all that decides (CLUSTER-1). `append` trusts "stored" and nothing else: what failed,
+timed out or "exists" is repeated and read until it is settled (CLUSTER-2), so the log has no holes and no second form
+of a group.
+
+  CLUSTER-6  Every group carries cluster, shard and shard count; a foreign one is refused. So is a log that does not
+             reach to an lsn that a folder holds, and one without index 1, which `cluster create` writes: it is never
+             begun anew.
+  CLUSTER-17  The log is trimmed oldest index first; what a late writer put there again goes with the next trim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+from broker.cluster.group_head import (
+    ADVICE,
+    HEAD_BYTES,
+    NONCE_BYTES,
+    GroupKind,
+    Head,
+    LogEntry,
+    Shard,
+    decode_entry,
+    decode_head,
+    encode_entry,
+    is_mark,
+    mark,
+)
+from broker.cluster.lease import Moment, OwnerLease
+from broker.cluster.object_store import ObjectStore
+from broker.cluster.remote_store import AttemptTime
+from broker.cluster.take_over import Answer, Settling, after_create, after_read, is_removable, is_void
+from broker.errors import Corrupt, Fenced
+from broker.observe.logs import get_logger
+from broker.runtime.vfs import WriteFailed
+from broker.storage.group_log import NewRecord, StoredGroup
+from broker.storage.segment import Group
+
+T = TypeVar("T")
+
+LOG_ATTEMPT = AttemptTime(seconds=1.0, seconds_per_mib=0.1)
+"""Time for an attempt of an append: three fit into a lease."""
+
+FIRST_PAUSE_SECONDS = 0.02
+LONGEST_PAUSE_SECONDS = 0.5
+TAIL_PAUSE_SECONDS = 0.25
+READ_AHEAD = 8
+REMOVED_TOGETHER = 16
+
+log = get_logger(__name__)
+
+
+class ObjectGroupLog:
+    """The log of one shard, for one process: who appends to it, or follows it.
+
+    `follow` reads the group at `next_index`, which moves behind every group that was read or appended.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        shard: Shard,
+        node: str,
+        lease: OwnerLease,
+        *,
+        repeat_pause_seconds: float = FIRST_PAUSE_SECONDS,
+        tail_pause_seconds: float = TAIL_PAUSE_SECONDS,
+        make_nonce: Callable[[], bytes] = lambda: os.urandom(NONCE_BYTES),
+    ) -> None:
+        self._store = store
+        self._shard = shard
+        self._node = node
+        self._lease = lease
+        self._repeat_pause_seconds = repeat_pause_seconds
+        self._tail_pause_seconds = tail_pause_seconds
+        self._make_nonce = make_nonce
+        self._epoch = 0
+        self._next_index = 1
+        self._stored_bytes = 0
+        self._counted_below = 1  # groups from here on are not in `_stored_bytes` yet
+        self._appending: asyncio.Task[StoredGroup] | None = None
+        self._closing: asyncio.Event = asyncio.Event()
+        self._grown = asyncio.Event()
+
+    @property
+    def next_index(self) -> int:
+        return self._next_index
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._stored_bytes
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last group that was read or appended."""
+        return self._epoch
+
+    async def open(self, from_index: int, reached_lsn: int) -> None:
+        """Begin to read at an index. The log must be there and hold an lsn (CLUSTER-6); raises Corrupt."""
+        if await self._read(1) is None:
+            raise Corrupt(
+                "The log has no first group: it was lost, or the prefix is wrong. `postdate-broker cluster create` "
+                "writes it, once",
+                path=self._place(1),
+                advice=ADVICE,
+            )
+        last = await self._last()
+        if last.next_index <= max(reached_lsn, from_index - 1):
+            raise Corrupt(
+                f"The log ends before lsn {last.next_index}, but the folder holds lsn {reached_lsn}: it is another "
+                "log, or has lost groups",
+                path=self._place(last.head.first_lsn),
+                advice=ADVICE,
+            )
+        self._next_index = from_index
+
+    def append(self, index: int, records: Sequence[NewRecord]) -> asyncio.Future[StoredGroup]:
+        """As `GroupLog.append`; also fails with WriteFailed if `close` came before the group was settled."""
+        kind = GroupKind.HEARTBEAT if is_mark(records) else GroupKind.RECORDS
+        return self._begin(kind, self._epoch, index, records)
+
+    def take_over(self, index: int, epoch: int) -> asyncio.Future[StoredGroup]:
+        """Begin to append a take-over; from then on appends are of this epoch."""
+        return self._begin(GroupKind.TAKE_OVER, epoch, index, mark())
+
+    def resign(self, index: int) -> asyncio.Future[StoredGroup]:
+        """Begin to append a resignation, the last group of this owner."""
+        return self._begin(GroupKind.RESIGN, self._epoch, index, mark())
+
+    def read(self, index: int) -> Iterator[Group]:
+        end = self._next_index
+        if index >= end:
+            return
+        with _LoopThread() as thread:
+            entries = self._entries(index, end)
+            try:
+                while (entry := thread.run(_next(entries))) is not None:
+                    yield entry.group
+            finally:
+                thread.run(entries.aclose())
+
+    async def follow(self) -> LogEntry | None:
+        """Return the group at `next_index`, if it is there, and move behind it."""
+        entry = await self._entry(self._next_index)
+        if (
+            entry is not None and entry.head.first_lsn == self._next_index
+        ):  # else an append of ours came first
+            self._note(entry)
+        return entry
+
+    async def tail(self, index: int, wait_ms: int) -> Group | None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_ms / 1e3):
+                while self._next_index <= index:
+                    self._grown.clear()
+                    if await self.follow() is None:
+                        await self._wait_grown()
+        if self._next_index <= index:
+            return None
+        async with contextlib.aclosing(self._entries(index, self._next_index)) as entries:
+            async for entry in entries:
+                return entry.group
+        return None
+
+    async def is_cut_off(self) -> bool:
+        """Return whether there is no group at `next_index` but one behind it: what this reader needs was trimmed."""
+        if await self._read(self._next_index) is not None:
+            return False
+        async for _ in self._store.objects(self._folder, after=self._name(self._next_index)):
+            return True
+        return False
+
+    async def trim(self, below: int) -> None:
+        """Remove what ends below an index, oldest first, but for take-overs (CLUSTER-4, CLUSTER-17)."""
+        indexes = {self._index(info.name): info.bytes async for info in self._store.objects(self._folder)}
+        kept = max(
+            (index for index in indexes if index <= below), default=0
+        )  # it holds `below`, or is the last one
+        candidates = deque(sorted(index for index in indexes if index < kept))
+        while candidates:
+            batch = [candidates.popleft() for _ in range(min(REMOVED_TOGETHER, len(candidates)))]
+            await asyncio.gather(*(self._remove_if_removable(index, kept, indexes[index]) for index in batch))
+
+    async def close(self) -> None:
+        """End writing once the append in flight is settled, or has been repeated for as long as a lease."""
+        if self._appending is not None and not self._appending.done():
+            await asyncio.wait([self._appending], timeout=self._lease.owner_lease_ms / 1e3)
+        self._closing.set()
+        if self._appending is not None:
+            await asyncio.wait([self._appending])
+
+    # Appending.
+
+    def _begin(
+        self, kind: GroupKind, epoch: int, index: int, records: Sequence[NewRecord]
+    ) -> asyncio.Future[StoredGroup]:
+        assert not self._closing.is_set()
+        assert self._appending is None or self._appending.done(), "one append at a time (CLUSTER-2)"
+        begin = self._lease.begin()
+        head = Head(
+            kind,
+            self._shard,
+            epoch,
+            index,
+            begin.wall_ms,
+            begin.wall_ms if kind is GroupKind.RESIGN else self._lease.until_after(begin),
+            self._make_nonce(),
+            self._node,
+        )
+        self._appending = asyncio.get_running_loop().create_task(self._append(head, records, begin))
+        # Whoever waits may be cancelled; the append must be settled all the same before another one begins (CLUSTER-2).
+        return asyncio.shield(self._appending)
+
+    async def _append(self, head: Head, records: Sequence[NewRecord], begin: Moment) -> StoredGroup:
+        index = head.first_lsn
+        if index != self._next_index:
+            raise Fenced(
+                f"The log goes on with lsn {self._next_index}, not with {index}", reason="JOURNAL_FENCED"
+            )
+        body = encode_entry(head, records)
+        started = asyncio.get_running_loop().time()
+        await self._settle(index, body)
+        self._next_index = index + len(records)
+        self._epoch = head.epoch
+        self._stored_bytes += len(body)
+        if head.kind is GroupKind.RESIGN:
+            self._lease.end()
+        else:
+            self._lease.extend(begin)
+        self._grown.set()
+        return StoredGroup(len(body), asyncio.get_running_loop().time() - started)
+
+    async def _settle(self, index: int, body: bytes) -> None:
+        """Create and read until the group is stored, or another one is there (CLUSTER-2)."""
+        step, pause_seconds = Settling.CREATE, self._repeat_pause_seconds
+        while True:
+            try:
+                step, is_passing = await self._try(step, index, body)
+            except Fenced:
+                self._lease.end()
+                raise
+            if step is Settling.STORED:
+                return
+            if not is_passing:
+                continue
+            if await self._wait_closing(pause_seconds):
+                raise WriteFailed(None, "The log was closed before the group was settled", self._place(index))
+            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+
+    async def _try(self, step: Settling, index: int, body: bytes) -> tuple[Settling, bool]:
+        """Take one step of an append; returns the next one, and whether it is only worth while after a pause."""
+        if step is Settling.CREATE:
+            step = after_create(await self._create(index, body))
+            return step, step is Settling.CREATE
+        try:
+            stored = await self._read(index)
+        except OSError as error:
+            log.warning("A group could not be read", place=self._place(index), error=str(error))
+            return Settling.READ, True
+        step = after_read(body, stored)
+        if step is Settling.FENCED:
+            assert stored is not None
+            raise self._fenced(index, stored)
+        return step, step is Settling.CREATE
+
+    async def _create(self, index: int, body: bytes) -> Answer:
+        try:
+            await self._store.create(self._name(index), body)
+        except FileExistsError:
+            return Answer.EXISTS
+        except OSError as error:
+            log.warning("A group could not be stored yet", place=self._place(index), error=str(error))
+            return Answer.UNKNOWN
+        return Answer.STORED
+
+    def _fenced(self, index: int, stored: bytes) -> Fenced:
+        head = decode_head(stored, self._place(index))
+        return Fenced(
+            f"Node {head.node!r} has stored a group of epoch {head.epoch} where ours was to go",
+            reason="JOURNAL_FENCED",
+            node=head.node,
+            epoch=head.epoch,
+        )
+
+    async def _wait_closing(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), seconds)
+        return self._closing.is_set()
+
+    # Reading.
+
+    def _note(self, entry: LogEntry) -> None:
+        if is_void(
+            entry.head.epoch, self._epoch
+        ):  # with a create that is atomic there is none (CLUSTER-1, CLUSTER-4)
+            raise Corrupt(
+                f"A group of epoch {entry.head.epoch} lies behind one of epoch {self._epoch}: the store has let two "
+                "create one object, or fences were removed",
+                path=self._place(entry.head.first_lsn),
+                advice=ADVICE,
+            )
+        if self._next_index >= self._counted_below:
+            self._stored_bytes += entry.bytes
+        self._next_index = entry.next_index
+        self._epoch = entry.head.epoch
+        self._grown.set()
+
+    async def _last(self) -> LogEntry:
+        """Return the last group of the log, and note the size of all."""
+        while True:
+            sizes = {self._index(info.name): info.bytes async for info in self._store.objects(self._folder)}
+            entry = await self._entry(max(sizes))
+            if entry is not None:  # else it was trimmed since, behind new ones
+                self._stored_bytes, self._counted_below = sum(sizes.values()), entry.next_index
+                return entry
+
+    async def _wait_grown(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._grown.wait(), self._tail_pause_seconds)
+
+    async def _entries(self, index: int, end: int) -> AsyncGenerator[LogEntry, None]:
+        """Yield the groups from the one that holds `index` to the one before `end`, with some read ahead."""
+        indexes = await self._indexes(index, end)
+        reading = deque[asyncio.Task[LogEntry | None]]()
+        expected = indexes[0]
+        try:
+            for place in range(len(indexes) + READ_AHEAD):
+                if place < len(indexes):
+                    reading.append(asyncio.create_task(self._entry(indexes[place])))
+                if place < READ_AHEAD - 1 and place < len(indexes) - 1:
+                    continue
+                if not reading:
+                    break
+                entry = await reading.popleft()
+                if entry is None or entry.head.first_lsn != expected:
+                    raise self._trimmed(expected)
+                yield entry
+                expected = entry.next_index
+            if expected < end:
+                raise self._trimmed(expected)
+        finally:
+            for task in reading:
+                task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
+
+    async def _indexes(self, index: int, end: int) -> list[int]:
+        """The indexes of the groups from the one that holds `index` on; raises Corrupt if it was trimmed."""
+        after = self._name(index - 1) if index > 1 and await self._read(index) is not None else ""
+        indexes = sorted(
+            [self._index(info.name) async for info in self._store.objects(self._folder, after=after)]
+        )
+        first = max((known for known in indexes if known <= index), default=0)
+        entry = await self._entry(first) if first else None
+        if entry is None or entry.next_index <= index:
+            raise self._trimmed(index)
+        return [known for known in indexes if first <= known < end]
+
+    def _trimmed(self, index: int) -> Corrupt:
+        return Corrupt(
+            f"The log has no group with lsn {index} any more", path=self._place(index), advice=ADVICE
+        )
+
+    async def _entry(self, index: int) -> LogEntry | None:
+        data = await self._read(index)
+        return None if data is None else decode_entry(data, index, self._shard, self._place(index))
+
+    async def _read(self, index: int) -> bytes | None:
+        try:
+            return await self._store.read(self._name(index))
+        except FileNotFoundError:
+            return None
+
+    async def _remove_if_removable(self, index: int, kept: int, stored_bytes: int) -> None:
+        name = self._name(index)
+        try:
+            head = decode_head(await self._store.read_range(name, 0, HEAD_BYTES), self._place(index))
+        except FileNotFoundError:
+            return
+        if is_removable(head.kind, index, kept):
+            await self._store.remove(name)
+            self._stored_bytes -= stored_bytes
+
+    # Names.
+
+    @property
+    def _folder(self) -> str:
+        return f"shards/{self._shard.number}/log"
+
+    def _name(self, index: int) -> str:
+        return f"{self._folder}/{index:016x}"
+
+    def _place(self, index: int) -> str:
+        return f"{self._store.url}/{self._name(index)}"
+
+    def _index(self, name: str) -> int:
+        last = name.rpartition("/")[2]
+        try:
+            index = int(last, 16)
+        except ValueError:
+            index = 0
+        if f"{index:016x}" != last:
+            raise Corrupt("Not a group of a log", path=f"{self._store.url}/{name}", advice=ADVICE)
+        return index
+
+
+async def _next(entries: AsyncIterator[LogEntry]) -> LogEntry | None:
+    return await anext(entries, None)
+
+
+class _LoopThread:
+    """A thread with an event loop, for calls from code that may not await."""
+
+    def __enter__(self) -> _LoopThread:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="log reader", daemon=True)
+        self._thread.start()
+        return self
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def __exit__(self, *exception: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,93 @@
+"""Decisions of the take-over protocol, each a pure function: the broker and the model of the protocol call the same.
+
+  CLUSTER-1  An index gets at most one group, ever: an append succeeds only at the first free index.
+  CLUSTER-2  An append whose outcome is unknown is repeated, same index and same bytes, until it is settled by reading.
+             Nothing else is sent before that, so the log has no holes.
+  CLUSTER-3  Epochs rise: a group behind one of a higher epoch is void.
+  CLUSTER-4  Take-over groups are never removed. A writer that slept through its successor's life still finds the index
+             at which it was fenced occupied, however much was trimmed.
+  CLUSTER-5  Whoever appended or read a take-over then reads the newest base. If that covers the index, the index had
+             been trimmed: they drop what they have and begin with that base.
+  CLUSTER-8  An owner decides nothing before it has applied every group before its take-over.
+  CLUSTER-13  A take-over needs a lease's length without a new group, or a resignation.
+
+tests/model/test_take_over_protocol.py explores every order of events of two nodes and a store with them, and finds a
+counterexample as soon as any of them is switched off.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from broker.cluster.group_head import GroupKind
+
+
+class Answer(Enum):
+    """The answer to a create."""
+
+    STORED = "stored"
+    EXISTS = "exists"
+    """Of this group, of another one, or of nothing: stores and their clients say so for many reasons."""
+
+    UNKNOWN = "unknown"
+    """None in time, or a failure: it may have been stored, and may be later."""
+
+
+class Settling(Enum):
+    """The next step of an append."""
+
+    STORED = "stored"
+    FENCED = "fenced"
+    CREATE = "create"
+    READ = "read"
+
+
+def after_create(answer: Answer) -> Settling:
+    """Return the step after a create was answered (CLUSTER-2)."""
+    match answer:
+        case Answer.STORED:
+            return Settling.STORED
+        case Answer.EXISTS:
+            return Settling.READ
+        case Answer.UNKNOWN:
+            return Settling.CREATE
+
+
+def after_read(own: object, stored: object | None) -> Settling:
+    """Return the step after the index of an append was read: the group there, or None (CLUSTER-2)."""
+    if stored is None:
+        return Settling.CREATE
+    return Settling.STORED if stored == own else Settling.FENCED
+
+
+def is_void(epoch: int, epoch_before: int) -> bool:
+    """Return whether a group counts for nobody, given the epoch of the group before it (CLUSTER-3)."""
+    return epoch < epoch_before
+
+
+def is_removable(kind: GroupKind, index: int, below: int) -> bool:
+    """Return whether trimming below an index removes a group (CLUSTER-4)."""
+    return index < below and kind is not GroupKind.TAKE_OVER
+
+
+def is_stray(index: int, base_next_index: int) -> bool:
+    """Return whether a take-over at an index lies where the log was trimmed (CLUSTER-5).
+
+    The newest base must have been read after the take-over was appended or read.
+    """
+    return index < base_next_index
+
+
+def may_decide(applied_index: int, take_over_index: int) -> bool:
+    """Return whether an owner that has applied all below `applied_index` may decide (CLUSTER-8)."""
+    return applied_index >= take_over_index
+
+
+def silence_ms_needed(owner_lease_ms: int, rank: int) -> int:
+    """Return how long a standby waits before it takes over: the first in rank is to be first."""
+    return owner_lease_ms * (4 + rank) // 4
+
+
+def may_take_over(silent_ms: float, owner_lease_ms: int, rank: int, *, resigned_to_us: bool = False) -> bool:
+    """Return whether a standby that has read nothing new for so long may append a take-over (CLUSTER-13)."""
+    return resigned_to_us or silent_ms >= silence_ms_needed(owner_lease_ms, rank)
