@@ -24,9 +24,8 @@ from broker.delayed.near import NO_COLUMNS, ROW_BYTES, Columns, Key, concatenate
 from broker.delayed.scan import UnreadSegments
 from broker.model import Int64Column
 from broker.storage.bucket_files import BucketStorage
-from broker.storage.bucket_snapshot import BucketMetadata, Ordinals, decode_segment
+from broker.storage.bucket_snapshot import SEGMENT_MEMORY_BYTES, BucketMetadata, Ordinals, decode_segment
 
-_SEGMENT_BYTES = 64
 _BUCKET_BYTES = 2_000
 """Of the objects that hold a bucket's metadata, about."""
 
@@ -166,7 +165,7 @@ class SealedBucket:
         )
 
     def memory_bytes(self) -> int:
-        return ROW_BYTES * len(self.window) + _SEGMENT_BYTES * self.segment_count + _BUCKET_BYTES
+        return ROW_BYTES * len(self.window) + SEGMENT_MEMORY_BYTES * self.segment_count + _BUCKET_BYTES
 
     def disk_bytes(self) -> int:
         return self.metadata.file_bytes

@@ -22,6 +22,7 @@ from broker.storage.bucket_segment import (
     encode_segment,
 )
 from broker.storage.bucket_snapshot import (
+    SEGMENT_COLUMNS,
     BucketMetadata,
     LedgerSpan,
     Ordinals,
@@ -60,9 +61,7 @@ class SnapshotBuilder:
         self._times = np.empty(0, dtype=np.int64)  # of the rows that are not cut yet
         self._ordinals = np.empty(0, dtype=np.int64)
         # Of each segment, aligned. Flat arrays: lists of numbers would take four times the memory.
-        self._first_ms, self._last_ms = array("q"), array("q")
-        self._first_ordinals, self._last_ordinals = array("q"), array("q")
-        self._counts, self._lengths, self._crcs = array("q"), array("q"), array("L")
+        self._columns = {column.name: array("q") for column in SEGMENT_COLUMNS}
 
     def add(self, times: Int64Column, ordinals: Int64Column) -> list[bytes]:
         """Take the rows that follow, sorted; returns the segments that are complete now."""
@@ -90,15 +89,7 @@ class SnapshotBuilder:
     def metadata(self, topic_id: int, bucket_id: int, start: Position, end: Position) -> BucketMetadata:
         """Return the metadata of the file, after `end`. There must have been a row."""
         assert self.count and not len(self._times)
-        segments = SegmentColumns.of(
-            self._first_ms,
-            self._last_ms,
-            self._first_ordinals,
-            self._last_ordinals,
-            self._counts,
-            self._lengths,
-            self._crcs,
-        )
+        segments = SegmentColumns.of(self._columns)
         return BucketMetadata(
             topic_id, bucket_id, start, end, self.count, self.checksum, self._spans, segments
         )
@@ -126,13 +117,17 @@ class SnapshotBuilder:
         for end in ends:
             segment = encode_segment(times[start:end], ordinals[start:end])
             segments.append(segment)
-            self._first_ms.append(int(times[start]))
-            self._last_ms.append(int(times[end - 1]))
-            self._first_ordinals.append(int(ordinals[start]))
-            self._last_ordinals.append(int(ordinals[end - 1]))
-            self._counts.append(end - start)
-            self._lengths.append(len(segment))
-            self._crcs.append(value(segment))
+            facts = {
+                "first_ms": int(times[start]),
+                "last_ms": int(times[end - 1]),
+                "first_ordinals": int(ordinals[start]),
+                "last_ordinals": int(ordinals[end - 1]),
+                "counts": end - start,
+                "lengths": len(segment),
+                "crcs": value(segment),
+            }
+            for name, gathered in self._columns.items():
+                gathered.append(facts[name])
             start = end
         # Copies: views would keep the whole part alive.
         self._times, self._ordinals = times[start:].copy(), ordinals[start:].copy()

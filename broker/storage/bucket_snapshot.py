@@ -22,10 +22,10 @@ Invariants:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,11 +51,14 @@ __all__ = [  # with what is defined in bucket_segment: together they are the for
     "SEGMENT_COUNT_LIMIT",
     "SEGMENT_ENTRIES_MAX",
     "SEGMENT_ENTRIES_MIN",
+    "SEGMENT_COLUMNS",
+    "SEGMENT_MEMORY_BYTES",
     "BitmapPlace",
     "BucketHeader",
     "BucketMetadata",
     "LedgerSpan",
     "Ordinals",
+    "SegmentColumn",
     "SegmentColumns",
     "bitmap_places",
     "check_segment",
@@ -83,9 +86,10 @@ _HEADER = struct.Struct("<4sB3sIIQI")
 _CRC = struct.Struct("<I")
 ADVICE = "The index can be built again from the ledgers"
 
-# Bounds of what is written for one item of a column: a varint carries 7 bits a byte, fixed32 takes 4.
-_SEGMENT_COLUMN_BYTES = 8 + 8 + 9 + 9 + 3 + 5 + 4
-_LEDGER_COLUMN_BYTES = 7 + 5 + 5 + 5 + 4
+_BITS_PER_VARINT_BYTE = 7
+_FIXED32_BYTES = 4
+# Bound of what is written for one ledger: its id, first, end, and the length and checksum of its bitmap.
+_LEDGER_COLUMN_BYTES = 7 + 5 + 5 + 5 + _FIXED32_BYTES
 _METADATA_FIXED_BYTES = 256
 _CONTAINER_IDS = 1 << 16
 _CONTAINER_BYTES = (
@@ -102,9 +106,45 @@ class LedgerSpan(NamedTuple):
     end: int
 
 
+class SegmentColumn(NamedTuple):
+    """A column of the metadata with one item a bucket segment: all that is said of it, in one place."""
+
+    name: str  # attribute of SegmentColumns, and what SnapshotBuilder notes of a segment
+    field: str  # of BucketMetadata in bucket_snapshot.proto
+    least: int
+    greatest: int
+    is_fixed: bool = False
+    """Written as fixed32; else as a varint."""
+
+    @property
+    def dtype(self) -> np.dtype[np.uint32] | np.dtype[np.int64]:
+        return np.dtype(np.uint32) if self.is_fixed else np.dtype(np.int64)
+
+    @property
+    def bytes_max(self) -> int:
+        """Bytes written for one item, at most."""
+        return _FIXED32_BYTES if self.is_fixed else -(-self.greatest.bit_length() // _BITS_PER_VARINT_BYTE)
+
+
+SEGMENT_COLUMNS = (
+    SegmentColumn("first_ms", "segment_first_ms", 0, TIME_MS_MAX),
+    SegmentColumn("last_ms", "segment_last_ms", 0, TIME_MS_MAX),
+    SegmentColumn("first_ordinals", "segment_first_ordinal", 0, ORDINAL_END - 1),
+    SegmentColumn("last_ordinals", "segment_last_ordinal", 0, ORDINAL_END - 1),
+    SegmentColumn("counts", "segment_count", 1, SEGMENT_COUNT_LIMIT),
+    SegmentColumn("lengths", "segment_bytes", 1, (1 << 32) - 1),
+    SegmentColumn("crcs", "segment_crc", 0, (1 << 32) - 1, is_fixed=True),
+)
+"""Another statistic of a segment is a row here, an attribute of `SegmentColumns`, a field of the proto (`make protos`)
+and a fact that `SnapshotBuilder` notes. Reading, writing, room and ranges follow; `_check_segments` relates columns."""
+
+SEGMENT_MEMORY_BYTES = sum(column.dtype.itemsize for column in SEGMENT_COLUMNS) + 8  # for `offsets`
+_SEGMENT_BYTES_MAX = sum(column.bytes_max for column in SEGMENT_COLUMNS)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentColumns:
-    """Facts of each bucket segment, as aligned columns: 60 bytes a segment."""
+    """Facts of each bucket segment, as aligned columns: `SEGMENT_MEMORY_BYTES` a segment."""
 
     first_ms: Int64Column
     last_ms: Int64Column
@@ -119,28 +159,12 @@ class SegmentColumns:
         return len(self.counts)
 
     @classmethod
-    def of(
-        cls,
-        first_ms: Iterable[int],
-        last_ms: Iterable[int],
-        first_ordinals: Iterable[int],
-        last_ordinals: Iterable[int],
-        counts: Iterable[int],
-        lengths: Iterable[int],
-        crcs: Iterable[int],
-    ) -> SegmentColumns:
-        """From the values of each column; raises OverflowError for numbers that fit none."""
-        sizes = np.fromiter(lengths, np.int64)
-        return cls(
-            np.fromiter(first_ms, np.int64),
-            np.fromiter(last_ms, np.int64),
-            np.fromiter(first_ordinals, np.int64),
-            np.fromiter(last_ordinals, np.int64),
-            np.fromiter(counts, np.int64),
-            np.cumsum(sizes) - sizes,
-            sizes,
-            np.fromiter(crcs, np.uint32),
-        )
+    def of(cls, values: Mapping[str, Iterable[int]]) -> SegmentColumns:
+        """Make columns of values by name; raises OverflowError for numbers that fit none."""
+        columns: dict[str, Any] = {
+            column.name: np.fromiter(values[column.name], column.dtype) for column in SEGMENT_COLUMNS
+        }
+        return cls(offsets=np.cumsum(columns["lengths"]) - columns["lengths"], **columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,9 +273,7 @@ def entries_checksum(times: Int64Column, ledger_ids: Int64Column, entry_ids: UIn
 def metadata_bytes_max(spans: Sequence[LedgerSpan], segment_count: int) -> int:
     """No header, metadata and bitmaps of these spans and so many segments take more bytes."""
     containers = sum((span.end - 1) // _CONTAINER_IDS - span.first // _CONTAINER_IDS + 1 for span in spans)
-    columns = segment_count * _SEGMENT_COLUMN_BYTES + len(spans) * (
-        _LEDGER_COLUMN_BYTES + _BITMAP_FIXED_BYTES
-    )
+    columns = segment_count * _SEGMENT_BYTES_MAX + len(spans) * (_LEDGER_COLUMN_BYTES + _BITMAP_FIXED_BYTES)
     return HEADER_BYTES + _METADATA_FIXED_BYTES + columns + containers * _CONTAINER_BYTES
 
 
@@ -271,8 +293,8 @@ def encode_metadata(metadata: BucketMetadata, bitmaps: dict[int, BitMap]) -> byt
 
 
 def _to_message(metadata: BucketMetadata, bitmaps: Sequence[bytes]) -> pb.BucketMetadata:
-    segments, spans = metadata.segments, metadata.spans
-    return pb.BucketMetadata(
+    spans = metadata.spans
+    message = pb.BucketMetadata(
         topic_id=metadata.topic_id,
         bucket_id=metadata.bucket_id,
         start_ledger_id=metadata.start.ledger_id,
@@ -281,19 +303,15 @@ def _to_message(metadata: BucketMetadata, bitmaps: Sequence[bytes]) -> pb.Bucket
         end_entry_id=metadata.end.entry_id,
         count=metadata.count,
         checksum=metadata.checksum,
-        segment_first_ms=segments.first_ms.tolist(),
-        segment_last_ms=segments.last_ms.tolist(),
-        segment_first_ordinal=segments.first_ordinals.tolist(),
-        segment_last_ordinal=segments.last_ordinals.tolist(),
-        segment_count=segments.counts.tolist(),
-        segment_bytes=segments.lengths.tolist(),
-        segment_crc=segments.crcs.tolist(),
         ledger_id=[span.ledger_id for span in spans],
         ledger_first=[span.first for span in spans],
         ledger_end=[span.end for span in spans],
         bitmap_bytes=[len(bitmap) for bitmap in bitmaps],
         bitmap_crc=[value(bitmap) for bitmap in bitmaps],
     )
+    for column in SEGMENT_COLUMNS:
+        getattr(message, column.field).extend(getattr(metadata.segments, column.name).tolist())
+    return message
 
 
 def decode_header(data: bytes, path: str = "") -> BucketHeader:
@@ -462,37 +480,22 @@ def _spans(message: pb.BucketMetadata) -> tuple[LedgerSpan, ...]:
 
 
 def _segments(message: pb.BucketMetadata) -> SegmentColumns:
-    columns = (
-        message.segment_first_ms,
-        message.segment_last_ms,
-        message.segment_first_ordinal,
-        message.segment_last_ordinal,
-        message.segment_count,
-        message.segment_bytes,
-        message.segment_crc,
-    )
-    lengths = {len(column) for column in columns}
+    values = {column.name: getattr(message, column.field) for column in SEGMENT_COLUMNS}
+    lengths = {len(column) for column in values.values()}
     check(len(lengths) == 1 and 0 not in lengths, "the columns of segments differ in length, or are empty")
-    return SegmentColumns.of(*columns)
+    return SegmentColumns.of(values)
 
 
 def _check_segments(segments: SegmentColumns, ordinals_end: int) -> None:
     """SNAPSHOT-1 as far as the metadata tells."""
+    for column in SEGMENT_COLUMNS:
+        values = getattr(segments, column.name)
+        is_in_range = column.least <= int(values.min()) and int(values.max()) <= column.greatest
+        check(is_in_range, f"{column.field} is out of range")
     first_ms, last_ms = segments.first_ms, segments.last_ms
     first, last = segments.first_ordinals, segments.last_ordinals
-    for column, end, what in (
-        (first_ms, TIME_MS_MAX + 1, "time"),
-        (last_ms, TIME_MS_MAX + 1, "time"),
-        (first, ordinals_end, "ordinal"),
-        (last, ordinals_end, "ordinal"),
-    ):
-        check(int(column.min()) >= 0 and int(column.max()) < end, f"a segment's {what} is out of range")
-    counts, is_one = segments.counts, segments.counts == 1
-    check(
-        int(counts.min()) >= 1 and int(counts.max()) <= SEGMENT_COUNT_LIMIT,
-        "a segment's count is out of range",
-    )
-    check(bool((segments.lengths > 0).all()), "a segment has no bytes")
+    check(max(int(first.max()), int(last.max())) < ordinals_end, "a segment's ordinal is beyond the spans")
+    is_one = segments.counts == 1
     check(
         bool((((first_ms == last_ms) & (first == last)) == is_one).all()),
         "a segment's bounds and count disagree",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from google_crc32c import value
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,9 +22,11 @@ from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, TIME_MS_MAX, Int64Column, 
 from broker.storage.bucket_builder import SnapshotBuilder
 from broker.storage.bucket_snapshot import (
     HEADER_BYTES,
+    SEGMENT_COLUMNS,
     BucketMetadata,
     LedgerSpan,
     Ordinals,
+    SegmentColumns,
     bitmap_places,
     decode_bitmaps,
     decode_entries,
@@ -137,6 +141,28 @@ def test_spans_may_be_wider_than_their_entries_or_empty() -> None:
     metadata, found = read(beginning, segments)
     assert (metadata.spans, found) == (spans, keys)
     assert [len(bitmap) for bitmap in decode_bitmaps(beginning).values()] == [0, 2, 0, 2, 0]
+
+
+def test_the_table_of_columns_names_each_statistic_of_a_segment_once() -> None:
+    names = {column.name for column in SEGMENT_COLUMNS}
+    assert names == {field.name for field in dataclasses.fields(SegmentColumns)} - {"offsets"}
+    is_fixed = {
+        field.name: field.type == FieldDescriptor.TYPE_FIXED32
+        for field in pb.BucketMetadata.DESCRIPTOR.fields
+        if field.name.startswith("segment_")
+    }
+    assert is_fixed == {column.field: column.is_fixed for column in SEGMENT_COLUMNS}
+    assert len(SEGMENT_COLUMNS) == len(names) == len(is_fixed)
+
+
+def test_no_column_takes_more_bytes_than_its_bound() -> None:
+    for column in SEGMENT_COLUMNS:
+        sizes = []
+        for count in (1, 2):
+            message = pb.BucketMetadata()
+            getattr(message, column.field).extend([column.greatest] * count)
+            sizes.append(message.ByteSize())
+        assert sizes[1] - sizes[0] == column.bytes_max, column.field
 
 
 def test_the_metadata_says_what_is_in_the_segments() -> None:
