@@ -20,12 +20,13 @@ from broker.rpc.caller import check_request
 from broker.rpc.calls import END_OF_STREAM, Handler, parse, refuse, unary
 from broker.rpc.encode import encode_deliveries
 from broker.rpc.entries import check_initial_position, check_size, check_type, entries_of
-from broker.rpc.leases import check_lease_ms, default_lease_ms
+from broker.rpc.lease_lengths import check_lease_ms, default_lease_ms
 from broker.rpc.session import Session, check_nack
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.unread import UnreadRoom
 from broker.rpc.unread_calls import answer_within
 from broker.subscriptions.consumer import Consumer
+from broker.subscriptions.leases import lease_end_ns
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from broker.topics.topic import Topic
@@ -230,7 +231,7 @@ class ConsumerService:
             return repeated
         response, found = await self._receive_batch(topic, subscription, request, lease_ms)
         if request.attempt_id and found:
-            deadline_ns = self._broker.clock.monotonic_ns() + lease_ms * 1_000_000
+            deadline_ns = lease_end_ns(self._broker.clock.monotonic_ns(), lease_ms)
             self._remember(attempt, _Received(deadline_ns, subscription, response))
         return response
 

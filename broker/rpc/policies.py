@@ -13,7 +13,7 @@ from broker.config import BrokerConfig, check_name
 from broker.errors import InvalidRequest, Refused
 from broker.policy import POLICY_SPECS, SubscriptionPolicy, TopicPolicy
 from broker.rpc.entries import api_type, one_of
-from broker.rpc.leases import check_lease_ms
+from broker.rpc.lease_lengths import check_lease_ms
 from broker.settings import SettingKind, Spec
 from broker.subscriptions.subscription import Subscription
 from broker.topics.dead_letter_frames import dead_letter_topic_name

@@ -13,7 +13,7 @@ from broker.observe.logs import get_logger
 from broker.rpc.calls import END_OF_STREAM, parse, refuse
 from broker.rpc.encode import encode_batch_response
 from broker.rpc.entries import api_type, check_size, entries_of
-from broker.rpc.leases import check_lease_ms
+from broker.rpc.lease_lengths import check_lease_ms
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.unread import FrameRoom, Unread, UnreadRoom
 from broker.runtime.connections import cut_connection

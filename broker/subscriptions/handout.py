@@ -33,6 +33,7 @@ from broker.storage.log import with_expiry_moved
 from broker.storage.salvage import NO_FRAME, read_around_damage
 from broker.subscriptions.consumer import Consumer, DeliveryBatch, prefix_within
 from broker.subscriptions.damage import meet_damage
+from broker.subscriptions.leases import lease_end_ns
 from broker.subscriptions.subscription import Subscription
 
 _WINDOW_ENTRIES = 32_768
@@ -287,7 +288,7 @@ class HandOut:
             attempts=self.attempts(ledger_ids, entry_ids),
             frames_bytes=frames_bytes,
         )
-        deadline_ns = self._clock.monotonic_ns() + consumer.lease_ms * 1_000_000
+        deadline_ns = lease_end_ns(self._clock.monotonic_ns(), consumer.lease_ms)
         subscription.states.handed_out(consumer.consumer_id, entries_in(taken, chosen), deadline_ns)
         consumer.charge(len(batch), frames_bytes)
         consumer.deliver(batch)

@@ -24,6 +24,11 @@ _GRANTS_MAX = 4_096
 """So many grants are kept as they came; of the first ones beyond, what is still held has its deadline row by row."""
 
 
+def lease_end_ns(from_ns: int, lease_ms: int) -> int:
+    """Return when a lease ends that is counted from a moment of the monotonic clock: the rule, for whoever needs it."""
+    return from_ns + lease_ms * 1_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class _Grant:
     """Entries handed out together, until one deadline."""

@@ -56,6 +56,7 @@ from broker.subscriptions.cursor import Cursor
 from broker.subscriptions.entry_states import NOT_UNSENT, EntryStates, State
 from broker.subscriptions.failures import Failure, failures_of
 from broker.subscriptions.giving_up import NACKED, TOO_OFTEN, worn_out
+from broker.subscriptions.leases import lease_end_ns
 from broker.subscriptions.reader import Reader
 from broker.subscriptions.reasons import Reasons
 from broker.subscriptions.replay import ReplayQueue
@@ -386,7 +387,7 @@ class Subscription:
         """Hold entries longer. Leases are not durable, so there is nothing to wait for."""
         held = self.states.leases.held_by(consumer_id, entries)
         if held:
-            self.states.leases.extend(held, self.clock.monotonic_ns() + lease_ms * 1_000_000)
+            self.states.leases.extend(held, lease_end_ns(self.clock.monotonic_ns(), lease_ms))
             self.work.set()
         return not_held(self, without_entries(entries, held))
 
@@ -415,7 +416,7 @@ class Subscription:
 
     def _hung(self, consumer: Consumer, now_ns: int) -> bool:
         """Return whether nothing was heard of a consumer for as long as its lease: then others go before it."""
-        if now_ns - consumer.heard_ns < consumer.lease_ms * 1_000_000:
+        if now_ns < lease_end_ns(consumer.heard_ns, consumer.lease_ms):
             return False
         consumer.silent = True
         self.consumers.remove(consumer)

@@ -1,4 +1,7 @@
-"""Length of leases: the limit, and what holds where a request names none."""
+"""Length of leases: the limit, and what holds where a request names none.
+
+When a lease of that length ends says `subscriptions.leases.lease_end_ns`.
+"""
 
 from __future__ import annotations
 
