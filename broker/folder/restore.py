@@ -1,7 +1,8 @@
-"""Restores: a data directory made from a backup. Everything blocks; no broker is needed.
+"""Restores: a data directory made from a backup, or from a base in an object store. No broker is needed.
 
     1  make and lock the folder, which must be empty; make `unfinished` in it, durably
-    2  copy what the broker will write to (ledgers that still grow, the journal), link or copy the rest; sync all
+    2  copy what the broker will write to (ledgers that still grow, the journal), link or copy the rest, or download
+       all of it; sync all
     3  write `broker.manifest`, with a broker_id of its own: from here on it goes another way than the broker it is of
     4  take `unfinished` away, durably
 
@@ -13,66 +14,53 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from dataclasses import replace
 
+from broker.cluster.base_manifest import Base
+from broker.cluster.base_store import BaseStore, Tell
 from broker.errors import Corrupt, Fenced, Refused
 from broker.folder.backup import read_marker
-from broker.folder.tree_copy import Steps, TreeCopy
+from broker.folder.tree_copy import Steps, TreeCopy, check_room
+from broker.runtime.steps import run_step
 from broker.runtime.vfs import File, Vfs, replace_file
 from broker.storage.backup_marker import Backup
-from broker.storage.layout import Layout, remove_tree
+from broker.storage.layout import BACKUP_MARKER, ROOT_MANIFEST, Layout, remove_tree
 from broker.storage.local_group_log import SEGMENT_NAME
-from broker.storage.manifest import decode_broker, encode_broker
+from broker.storage.manifest import BrokerImage, decode_broker, encode_broker
 from broker.storage.named_files import read_named
 
 _MAY_BE_THERE = frozenset({"lock", "lost+found", "backups"})
 _OF_A_RESTORE = ("journal", "topics", "alive", "alive.new", "broker.manifest", "broker.manifest.new")
 
 
-class Restore:
-    """One backup on its way into one data directory."""
+class NewDataDir:
+    """An empty folder on its way to a data directory."""
 
-    def __init__(
-        self, vfs: Vfs, backup_folder: str, data_dir: str, broker_id: str, reserve_bytes: int
-    ) -> None:
-        """Raises NotFound or Corrupt unless `backup_folder` is a backup; nothing is changed yet."""
+    def __init__(self, vfs: Vfs, data_dir: str) -> None:
         self._vfs = vfs
-        self._source = Layout(backup_folder.rstrip("/"))
-        self._target = Layout(data_dir.rstrip("/") or "/")
-        self._broker_id = broker_id
-        self.backup: Backup = read_marker(vfs, self._source.root)
-        self._copy = TreeCopy(vfs, self._source, self._target, reserve_bytes)
+        self.layout = Layout(data_dir.rstrip("/") or "/")
 
-    @property
-    def restored_bytes(self) -> int:
-        """Linked or copied so far, of about `backup.bytes`."""
-        return self._copy.bytes
-
-    def steps(self) -> Steps:
-        """Do it, in small steps. Raises Refused, Fenced, Corrupt, LimitReached, OSError."""
-        vfs, target = self._vfs, self._target
-        root = decode_broker(read_named(vfs, self._source.manifest), self._source.manifest)
+    @contextlib.contextmanager
+    def being_made(self) -> Iterator[None]:
+        """Hold it, marked as unfinished, with nothing in it of an earlier attempt. Raises Refused, Fenced, Corrupt."""
+        vfs, target = self._vfs, self.layout
         _check_empty(vfs, target)
         vfs.make_dir(target.root)
         vfs.sync_dir(target.root.rpartition("/")[0] or ".")
         with _locked(vfs, target):
             self._begin()
-            yield from self._copy.topics(root)
-            for name in vfs.list_dir(self._source.journal):
-                if SEGMENT_NAME.fullmatch(name):
-                    paths = f"{self._source.journal}/{name}", f"{target.journal}/{name}"
-                    yield from self._copy.file(*paths)
-            vfs.sync_dir(target.journal)
-            if vfs.exists(self._source.alive):
-                yield from self._copy.file(self._source.alive, target.alive)
-                vfs.sync_dir(target.root)
-            root = replace(root, broker_id=self._broker_id)
-            replace_file(vfs, target.manifest, [encode_broker(root)])
-            vfs.remove(target.unfinished)
-            vfs.sync_dir(target.root)
+            yield
+
+    def finish(self, root: BrokerImage, broker_id: str) -> None:
+        """Write the root manifest, all else being there and durable: from here on a broker starts in it."""
+        vfs, target = self._vfs, self.layout
+        replace_file(vfs, target.manifest, [encode_broker(replace(root, broker_id=broker_id))])
+        vfs.remove(target.unfinished)
+        vfs.sync_dir(target.root)
 
     def _begin(self) -> None:
-        vfs, target = self._vfs, self._target
+        vfs, target = self._vfs, self.layout
         _check_empty(vfs, target)  # again: nobody else changes it now
         if not vfs.exists(target.unfinished):
             file = vfs.open(target.unfinished, create=True)
@@ -89,6 +77,67 @@ class Restore:
         vfs.make_dir(target.journal)
         vfs.make_dir(target.topics)
         vfs.sync_dir(target.root)
+
+
+class Restore:
+    """One backup on its way into one data directory."""
+
+    def __init__(
+        self, vfs: Vfs, backup_folder: str, data_dir: str, broker_id: str, reserve_bytes: int
+    ) -> None:
+        """Raises NotFound or Corrupt unless `backup_folder` is a backup; nothing is changed yet."""
+        self._vfs = vfs
+        self._source = Layout(backup_folder.rstrip("/"))
+        self._target = NewDataDir(vfs, data_dir)
+        self._broker_id = broker_id
+        self.backup: Backup = read_marker(vfs, self._source.root)
+        self._copy = TreeCopy(vfs, self._source, self._target.layout, reserve_bytes)
+
+    @property
+    def restored_bytes(self) -> int:
+        """Linked or copied so far, of about `backup.bytes`."""
+        return self._copy.bytes
+
+    def steps(self) -> Steps:
+        """Do it, in small steps. Raises Refused, Fenced, Corrupt, LimitReached, OSError."""
+        vfs, target = self._vfs, self._target.layout
+        root = decode_broker(read_named(vfs, self._source.manifest), self._source.manifest)
+        with self._target.being_made():
+            yield from self._copy.topics(root)
+            for name in vfs.list_dir(self._source.journal):
+                if SEGMENT_NAME.fullmatch(name):
+                    paths = f"{self._source.journal}/{name}", f"{target.journal}/{name}"
+                    yield from self._copy.file(*paths)
+            vfs.sync_dir(target.journal)
+            if vfs.exists(self._source.alive):
+                yield from self._copy.file(self._source.alive, target.alive)
+                vfs.sync_dir(target.root)
+            self._target.finish(root, self._broker_id)
+
+
+async def restore_base(
+    bases: BaseStore,
+    base: Base,
+    vfs: Vfs,
+    data_dir: str,
+    broker_id: str,
+    *,
+    executor: Executor | None = None,
+    tell: Tell = lambda count: None,
+) -> None:
+    """Make a data directory from a base in an object store. Raises as `Restore.steps` does."""
+    manifest = await bases.read_manifest(base.name)
+    root = decode_broker(await bases.read_file(manifest, ROOT_MANIFEST), f"{base.name}/{ROOT_MANIFEST}")
+    target = NewDataDir(vfs, data_dir)
+    paths = manifest.files.keys() - {ROOT_MANIFEST, BACKUP_MARKER}
+    held = contextlib.ExitStack()
+    try:
+        await run_step(executor, lambda: held.enter_context(target.being_made()))
+        await run_step(executor, lambda: check_room(vfs, target.layout.root, base.bytes, 0))
+        await bases.download(vfs, manifest, paths, target.layout.root, tell)
+        await run_step(executor, lambda: target.finish(root, broker_id))
+    finally:
+        await run_step(executor, held.close)
 
 
 @contextlib.contextmanager

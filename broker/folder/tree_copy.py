@@ -84,14 +84,7 @@ class TreeCopy:
 
     def check_room(self, byte_count: int) -> None:
         """Raise LimitReached if so many bytes more would not leave the reserve free."""
-        free_bytes = self._vfs.free_bytes(self._target.root)
-        if free_bytes - byte_count < self._reserve_bytes:
-            raise LimitReached(
-                f"The disk is nearly full: {free_bytes} bytes are free, of which {self._reserve_bytes} are kept",
-                reason="DISK_RESERVE_REACHED",
-                retry_after_ms=60_000,
-                disk_reserve_bytes=self._reserve_bytes,
-            )
+        check_room(self._vfs, self._target.root, byte_count, self._reserve_bytes)
 
     def _topic(self, topic_id: int, name: str) -> Steps:
         vfs, source, target = self._vfs, self.source.topic(topic_id), self._target.topic(topic_id)
@@ -149,6 +142,18 @@ class TreeCopy:
         self.files += 1
         self.bytes += byte_count
         self.copied_bytes += byte_count if copied else 0
+
+
+def check_room(vfs: Vfs, folder: str, byte_count: int, reserve_bytes: int) -> None:
+    """Raise LimitReached if so many bytes more in a folder would not leave the reserve free."""
+    free_bytes = vfs.free_bytes(folder)
+    if free_bytes - byte_count < reserve_bytes:
+        raise LimitReached(
+            f"The disk is nearly full: {free_bytes} bytes are free, of which {reserve_bytes} are kept",
+            reason="DISK_RESERVE_REACHED",
+            retry_after_ms=60_000,
+            disk_reserve_bytes=reserve_bytes,
+        )
 
 
 def pin_topics(vfs: Vfs, source: Layout, pins: Layout, root: BrokerImage) -> Steps:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from broker.cluster.stores import is_store_url
 from broker.errors import NotFound
 from broker.jobs.engine import Engine, Tell
 from broker.jobs.folder import Folder, open_folder
@@ -66,7 +67,7 @@ def run_audit(request: AuditRequest, engine: Engine, tell: Tell = lambda done, t
     with contextlib.ExitStack() as held:
         if request.report_dir is not None:
             held.enter_context(_sole_writer(Path(request.report_dir)))
-        folder = held.enter_context(open_folder(os.path.abspath(request.folder)))
+        folder = held.enter_context(open_folder(_absolute(request.folder)))
         started_ms = time.time_ns() // 1_000_000
         begun = time.monotonic()
         held.callback(engine.stop)
@@ -90,6 +91,10 @@ def run_audit(request: AuditRequest, engine: Engine, tell: Tell = lambda done, t
     if request.report_dir is not None:
         _write(Path(request.report_dir), report, outcome)
     return report
+
+
+def _absolute(folder: str) -> str:
+    return folder if is_store_url(folder) else os.path.abspath(folder)
 
 
 def _check(request: AuditRequest, folder: Folder, engine: Engine, tell: Tell) -> AuditOutcome:

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from broker.delayed.check import CursorView, settled_by_all
 from broker.folder.index_check import file_source
-from broker.jobs.folder import ReadOnlyVfs
+from broker.jobs.folder import pin_folder, reading_vfs
 from broker.model import FLAG_DELAYED, ROW, ids_of
 from broker.storage.amendments import NONE, decode_amendments
 from broker.storage.bucket_files import bucket_storage
@@ -82,7 +82,7 @@ class PostdateDataSource(DataSource):
         path = self.options.get("path")
         if not path:
             raise ValueError("which folder? .load('/path/of/a/backup')")
-        return PostdateReader(path, self._table())
+        return PostdateReader(pin_folder(path), self._table())
 
     def _table(self) -> str:
         table = self.options.get("table", ROWS)
@@ -100,7 +100,7 @@ class PostdateReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         layout = Layout(self._path)
-        root = decode_broker(read_named(ReadOnlyVfs(), layout.manifest), layout.manifest)
+        root = decode_broker(read_named(reading_vfs(self._path), layout.manifest), layout.manifest)
         parts = []
         for topic_id in root.topics:
             image = self._image(topic_id)
@@ -125,10 +125,10 @@ class PostdateReader(DataSourceReader):
 
     def _image(self, topic_id: int) -> TopicImage:
         path = Layout(self._path).topic_manifest(topic_id)
-        return decode_topic(read_named(ReadOnlyVfs(), path), path)
+        return decode_topic(read_named(reading_vfs(self._path), path), path)
 
     def _rows(self, image: TopicImage, ledger: LedgerImage) -> Iterator[pa.RecordBatch]:
-        vfs, folder = ReadOnlyVfs(), Layout(self._path).ledgers(image.topic_id)
+        vfs, folder = reading_vfs(self._path), Layout(self._path).ledgers(image.topic_id)
         capture = ledger_capture(ledger, image.topic_id)
         if not capture.row_count:
             return
@@ -167,7 +167,7 @@ class PostdateReader(DataSourceReader):
 
     def _snapshot(self, image: TopicImage, bucket_id: int) -> Iterator[pa.RecordBatch]:
         folder = Layout(self._path).buckets(image.topic_id)
-        storage = bucket_storage(ReadOnlyVfs(), folder, image.topic_id)
+        storage = bucket_storage(reading_vfs(self._path), folder, image.topic_id)
         with contextlib.closing(storage.open_reader(bucket_id)) as reader:
             metadata = reader.read_metadata()
             ordinals = Ordinals(metadata.spans)
@@ -205,6 +205,8 @@ class PostdateReader(DataSourceReader):
             if not subscription.cursor_file:
                 return CursorView(subscription.mark, {})
             path = f"{Layout(self._path).cursors(image.topic_id)}/{subscription.cursor_file}"
-            return CursorView(subscription.mark, decode_cursor(read_named(ReadOnlyVfs(), path), path).settled)
+            return CursorView(
+                subscription.mark, decode_cursor(read_named(reading_vfs(self._path), path), path).settled
+            )
 
         return view

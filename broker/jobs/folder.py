@@ -1,4 +1,7 @@
-"""The folder that an audit reads: a backup, or the data directory of a stopped broker. Blocks; changes nothing."""
+"""The folder that an audit reads: a backup, a base in an object store, or the data directory of a stopped broker.
+
+Blocks; changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from broker.cluster.base_vfs import open_base_vfs, pin_base
+from broker.cluster.stores import is_store_url
 from broker.errors import Fenced, NotFound
 from broker.runtime.vfs import LocalFile, LocalVfs, Vfs
 from broker.storage.layout import Layout
 
-BACKUP, DATA_DIR = "backup", "data directory"
+BACKUP, BASE, DATA_DIR = "backup", "base", "data directory"
 
 
 # A file system in everything else: what cannot be written through a file opened this way is not written at all, and
@@ -30,7 +35,7 @@ class Folder:
     """Folder that is audited."""
 
     path: str
-    kind: str  # BACKUP or DATA_DIR
+    kind: str  # BACKUP, BASE or DATA_DIR
     vfs: Vfs
 
     @property
@@ -38,12 +43,27 @@ class Folder:
         return Layout(self.path)
 
 
+def pin_folder(path: str) -> str:
+    """Return the path by which every process reads the same: with the name of a base, if it is the URL of a store."""
+    return pin_base(path) if is_store_url(path) else path
+
+
+def reading_vfs(root: str) -> Vfs:
+    """The files of a folder whose path is a `Folder`'s, in this process."""
+    return open_base_vfs(root) if is_store_url(root) else ReadOnlyVfs()
+
+
 @contextlib.contextmanager
 def open_folder(path: str, vfs: Vfs | None = None) -> Iterator[Folder]:
-    """Hold a folder still. A backup never changes; a data directory is locked, as a broker locks it.
+    """Hold a folder still. A backup or a base never changes; a data directory is locked, as a broker locks it.
 
-    Raises NotFound for what is neither, Fenced if a broker or another job is at work there.
+    The URL of an object store means the newest base there, or with `#name` that one. Raises NotFound for what is none
+    of these, Fenced if a broker or another job is at work there.
     """
+    if is_store_url(path):
+        root = pin_folder(path)
+        yield Folder(root, BASE, open_base_vfs(root))
+        return
     root = path.rstrip("/") or "/"
     layout = Layout(root)
     vfs = vfs or ReadOnlyVfs()

@@ -19,7 +19,7 @@ from broker.errors import Corrupt, PostdateError
 from broker.folder.consistency import find_amendment_problems, find_cursor_problems, find_index_problems
 from broker.folder.index_check import LedgerSource, Scope, check_index, file_source
 from broker.folder.key_check import find_key_problems
-from broker.jobs.folder import ReadOnlyVfs
+from broker.jobs.folder import reading_vfs
 from broker.jobs.messages import compare_messages
 from broker.jobs.values import LedgerLine, Level, TopicFinding, Unit, UnitResult
 from broker.jobs.work import Work
@@ -56,7 +56,7 @@ _ENTRIES_MAX = 8_000_000  # index entries in memory at once, should one ledger h
 
 def audit_unit(unit: Unit, vfs: Vfs | None = None) -> UnitResult:
     """Check a unit, and a second time if that led to findings: only what was found both times counts."""
-    vfs = vfs or ReadOnlyVfs()
+    vfs = vfs or reading_vfs(unit.folder)
     result = _tried(unit, vfs)
     if not any(each.finding.kind in _CONFIRMED for each in result.findings):
         return result

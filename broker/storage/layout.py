@@ -15,6 +15,9 @@ from __future__ import annotations
 
 from broker.runtime.vfs import Vfs
 
+ROOT_MANIFEST = "broker.manifest"
+BACKUP_MARKER = "backup.json"
+
 
 class Layout:
     """Paths below one data directory."""
@@ -22,13 +25,13 @@ class Layout:
     def __init__(self, data_dir: str) -> None:
         self.root = data_dir
         self.lock = f"{data_dir}/lock"
-        self.manifest = f"{data_dir}/broker.manifest"
+        self.manifest = f"{data_dir}/{ROOT_MANIFEST}"
         self.alive = f"{data_dir}/alive"
         self.journal = f"{data_dir}/journal"
         self.topics = f"{data_dir}/topics"
         self.unfinished = f"{data_dir}/unfinished"
         """There while a backup or a restore makes this folder."""
-        self.backup_marker = f"{data_dir}/backup.json"
+        self.backup_marker = f"{data_dir}/{BACKUP_MARKER}"
         """There if this folder is a backup."""
         self.pins = f"{data_dir}/backup.pins"
         """Second names of files that a backup has yet to copy."""

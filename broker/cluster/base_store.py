@@ -1,0 +1,485 @@
+"""Bases: complete copies of a data directory at one lsn, in an object store.
+
+    bases/<lsn, 16 hex>-<tag>   the manifest of a base (`base_manifest`); from when it is there, the base counts
+    chunks/<sha256>-<nonce>     pieces of files, by content, shared by all bases
+    probe/<nonce>               made and removed to ask the store what time it is
+
+An upload stores chunks first, several at once, and the manifest last; what a killed one leaves is used by the next, or
+swept. A file whose seal the newest base of the same broker has too is not read, and a chunk that is there is not stored
+again. Why no base ever lacks a chunk: `base_plan`.
+
+  BASES-1  Nothing is overwritten, and a manifest is stored only after every chunk it names.
+  BASES-2  What is downloaded has the sha256 that its chunk's name states, or the download fails.
+  BASES-3  Memory is bounded by `IN_FLIGHT` chunks, two manifests and the list of chunks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from broker.cluster.base_manifest import (
+    CHUNK_BYTES,
+    HEADER_BYTES_MAX,
+    Base,
+    BaseFile,
+    BaseManifest,
+    ChunkPlace,
+    base_name,
+    chunk_places,
+    decode_header,
+    decode_manifest,
+    digest_of,
+    encode_manifest,
+    is_base_name,
+)
+from broker.cluster.base_plan import (
+    REST_MS,
+    UPLOAD_MS,
+    ChunkPlan,
+    StoredBase,
+    newest_base,
+    no_base,
+    plan_retention,
+    plan_sweep,
+    removable_from_ms,
+)
+from broker.cluster.object_store import ObjectInfo, ObjectStore
+from broker.cluster.patient_store import PatientStore
+from broker.cluster.seals import read_seals
+from broker.errors import Corrupt, MissingFile, NotFound, Refused, Unavailable
+from broker.observe.logs import get_logger
+from broker.runtime.clock import Clock
+from broker.runtime.flight import for_all
+from broker.runtime.steps import run_step
+from broker.runtime.vfs import Vfs
+from broker.storage.layout import Layout
+
+log = get_logger(__name__)
+
+IN_FLIGHT = 8
+_SMALL_IN_FLIGHT = 16
+_ADVICE = "Use another base."
+_LEFT_OUT = frozenset({"lock"})
+
+Tell = Callable[[int], None]
+"""Is told how many more bytes are done."""
+
+
+class BaseCut(NamedTuple):
+    """Description of a folder that becomes a base."""
+
+    tag: str  # with the lsn, the name of the base
+    label: str
+    broker_id: str
+    create_time_ms: int
+    lsn: int
+    topics: int
+
+
+class BaseStore:
+    """The bases under one prefix of an object store."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        executor: Executor | None = None,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._store = PatientStore(store)
+        self._clock = clock
+        self._executor = executor
+        self._chunk_bytes = chunk_bytes
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    async def bases(self) -> list[StoredBase]:
+        """All bases whose manifests can be read, the oldest first."""
+        infos = [info for info in await self._store.objects("bases") if is_base_name(info.name)]
+        bases: list[StoredBase] = []
+
+        async def read_header(info: ObjectInfo) -> None:
+            path = f"bases/{info.name}"
+            try:
+                data = await self._store.read_range(path, 0, min(info.bytes, HEADER_BYTES_MAX))
+                bases.append(StoredBase(_named(decode_header(data, path), info.name), info.modified_ms))
+            except FileNotFoundError:  # removed since it was listed
+                pass
+            except Corrupt as error:
+                log.warning("A base cannot be used", url=self.url, error=error.message)
+
+        await for_all(iter(infos), read_header, _SMALL_IN_FLIGHT)
+        return sorted(bases, key=lambda stored: (stored.modified_ms, stored.base.name))
+
+    async def read_manifest(self, name: str) -> BaseManifest:
+        """Raises NotFound or Corrupt."""
+        path = f"bases/{name}"
+        try:
+            if not is_base_name(name):
+                raise FileNotFoundError(path)
+            data = await self._store.read(path)
+        except FileNotFoundError as error:
+            raise no_base(self.url, name) from error
+        manifest = await run_step(self._executor, lambda: decode_manifest(data, path))
+        _named(manifest.base, name)
+        return manifest
+
+    async def upload(self, vfs: Vfs, folder: Layout, cut: BaseCut, tell: Tell = lambda count: None) -> Base:
+        """Store the base of a folder that nobody changes; returns when it counts."""
+        limit = _TimeLimit(self._clock, UPLOAD_MS)
+        now_ms = await self._ask_time()
+        parent = await self._read_newest(cut.broker_id)
+        named = frozenset[str]() if parent is None else parent.chunk_names()
+        chunks = ChunkPlan(named, await self._store.objects("chunks"), now_ms, secrets.token_hex(4))
+        drafting = _Drafting(vfs, folder, parent, chunks, self._chunk_bytes)
+        drafts = await run_step(self._executor, drafting.draft_files)
+        upload = _Upload(self._store, self._executor, vfs, chunks, limit, tell)
+        tell(sum(draft.size for draft in drafts if draft.is_known))
+        await for_all(_unknown_pieces(drafts), upload.store_piece, IN_FLIGHT)
+        base = Base(
+            name=base_name(cut.lsn, cut.tag),
+            label=cut.label,
+            broker_id=cut.broker_id,
+            create_time_ms=cut.create_time_ms,
+            lsn=cut.lsn,
+            topics=cut.topics,
+            files=len(drafts),
+            bytes=sum(draft.size for draft in drafts),
+            uploaded_bytes=upload.stored_bytes,
+        )
+        files = {draft.path: draft.file() for draft in drafts}
+        await self._store_manifest(BaseManifest(base, files, self._chunk_bytes), limit)
+        return base
+
+    async def read_file(self, manifest: BaseManifest, path: str) -> bytes:
+        """The whole of a small file of a base, checked."""
+        file = manifest.files.get(path)
+        if file is None:
+            raise MissingFile("The base lacks a file", path=f"{manifest.base.name}/{path}")
+        places = chunk_places(file, manifest.chunk_bytes)
+        return b"".join([await self._read_chunk(path, place) for place in places])
+
+    async def read_part(self, path: str, place: ChunkPlace, start: int, length: int) -> bytes:
+        """A part of a chunk. What is not all of it is not checked."""
+        if (start, length) == (0, place.length):
+            return await self._read_chunk(path, place)
+        name = f"chunks/{place.name}"
+        try:
+            body = await self._store.read_range(name, start, length)
+        except FileNotFoundError as error:
+            raise _no_chunk(self.url, path, name) from error
+        if len(body) != length:
+            raise _damaged_chunk(self.url, path, name)
+        return body
+
+    async def download(
+        self,
+        vfs: Vfs,
+        manifest: BaseManifest,
+        paths: Collection[str],
+        folder: str,
+        tell: Tell = lambda count: None,
+    ) -> None:
+        """Make files of a base in a folder, durably. None of them may be there."""
+        files = [manifest.files[path] for path in sorted(paths)]
+        folders = await run_step(self._executor, lambda: _make_files(vfs, folder, files))
+
+        async def fetch(piece: tuple[str, ChunkPlace]) -> None:
+            path, place = piece
+            body = await self._read_chunk(path, place)
+            await run_step(self._executor, partial(_write_piece, vfs, f"{folder}/{path}", place.offset, body))
+            tell(len(body))
+
+        pieces = ((file.path, place) for file in files for place in chunk_places(file, manifest.chunk_bytes))
+        await for_all(pieces, fetch, IN_FLIGHT)
+        await run_step(self._executor, lambda: _sync_folders(vfs, folders))
+
+    async def remove(self, name: str) -> None:
+        """Remove a base, and what no other one needs. Raises NotFound, or Refused while uploads may rely on it."""
+        now_ms = await self._ask_time()
+        bases = await self.bases()
+        if all(stored.base.name != name for stored in bases):
+            raise no_base(self.url, name)
+        from_ms = removable_from_ms(bases, name)
+        if from_ms is None or from_ms > now_ms:
+            raise Refused(
+                f"The base {name} stays: a broker's two newest are kept, and an older one until a day after these were "
+                f"stored, as an upload under way may build on it",
+                reason="BACKUP_IN_USE",
+            )
+        await self._store.remove(f"bases/{name}")
+        await self.sweep()
+
+    async def prune(self, broker_id: str, keep_count: int, max_age_ms: int) -> list[str]:
+        """Remove a broker's bases that are too many or too old, and what nobody needs then; returns their names."""
+        now_ms = await self._ask_time()
+        names = plan_retention(await self.bases(), broker_id, now_ms, keep_count, max_age_ms)
+        for name in names:
+            await self._store.remove(f"bases/{name}")
+        await self.sweep()
+        return names
+
+    async def sweep(self) -> int:
+        """Remove chunks that nobody names; returns how many."""
+        now_ms = await self._ask_time()
+        infos = [info for info in await self._store.objects("bases") if is_base_name(info.name)]
+        named: set[str] = set()
+        for info in infos:
+            # One that cannot be read could name any chunk: nothing is removed then.
+            with contextlib.suppress(NotFound):
+                named |= (await self.read_manifest(info.name)).chunk_names()
+        names = plan_sweep(await self._store.objects("chunks"), named, now_ms)
+        await for_all(iter(names), lambda name: self._store.remove(f"chunks/{name}"), _SMALL_IN_FLIGHT)
+        for info in await self._store.objects("probe"):
+            if now_ms - info.modified_ms >= REST_MS:  # whoever made it was killed
+                await self._store.remove(f"probe/{info.name}")
+        return len(names)
+
+    async def _read_newest(self, broker_id: str) -> BaseManifest | None:
+        newest = newest_base(await self.bases(), broker_id)
+        if newest is None:
+            return None
+        try:
+            return await self.read_manifest(newest.base.name)
+        except (NotFound, Corrupt) as error:
+            log.warning("The newest base cannot be built on", url=self.url, error=error.message)
+            return None
+
+    async def _store_manifest(self, manifest: BaseManifest, limit: _TimeLimit) -> None:
+        path = f"bases/{manifest.base.name}"
+        body = await run_step(self._executor, lambda: encode_manifest(manifest))
+        limit.check()
+        await self._store.put(path, body)
+        if await self._store.read(path) != body:
+            raise Refused(f"{self.url} holds other bytes as {path} than were stored", reason="BACKUP_FAILED")
+
+    async def _read_chunk(self, path: str, place: ChunkPlace) -> bytes:
+        name = f"chunks/{place.name}"
+        try:
+            body = await self._store.read(name)
+        except FileNotFoundError as error:
+            raise _no_chunk(self.url, path, name) from error
+        digest = await run_step(self._executor, lambda: hashlib.sha256(body).hexdigest())
+        if digest != digest_of(place.name) or len(body) != place.length:
+            raise Corrupt(
+                f"A chunk of {path} in {self.url} is damaged", path=name, advice="Use another base."
+            )
+        return body
+
+    async def _ask_time(self) -> int:
+        """Time of the store's clock. Fails, before anything else is done, if nothing may be stored or removed."""
+        probe = f"probe/{secrets.token_hex(8)}"
+        await self._store.put(probe, b"time")
+        modified_ms = (await self._store.info(probe)).modified_ms
+        await self._store.remove(probe)
+        return modified_ms
+
+
+class _TimeLimit:
+    """Limit of an upload (KEEP-1)."""
+
+    def __init__(self, clock: Clock, limit_ms: int) -> None:
+        self._clock = clock
+        self._limit_ms = limit_ms
+        self._begun = clock.now_ms(), clock.monotonic_ns()
+
+    def check(self) -> None:
+        wall_ms = self._clock.now_ms() - self._begun[0]  # counts a suspended machine's time too
+        running_ms = (self._clock.monotonic_ns() - self._begun[1]) // 1_000_000
+        if max(wall_ms, running_ms) > self._limit_ms:
+            raise Unavailable(
+                "The upload took longer than six hours and was given up. What it stored is there for the next one",
+                reason="BACKUP_FAILED",
+            )
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A file of a base that is being made."""
+
+    path: str
+    source: str
+    size: int
+    seal: str
+    chunk_bytes: int
+    chunks: list[str]
+    is_known: bool
+
+    def file(self) -> BaseFile:
+        return BaseFile(self.path, self.size, self.seal, tuple(self.chunks))
+
+
+class _Upload:
+    """Pieces on their way into the store."""
+
+    def __init__(
+        self,
+        store: PatientStore,
+        executor: Executor | None,
+        vfs: Vfs,
+        chunks: ChunkPlan,
+        limit: _TimeLimit,
+        tell: Tell,
+    ) -> None:
+        self._store = store
+        self._executor = executor
+        self._vfs = vfs
+        self._chunks = chunks
+        self._limit = limit
+        self._tell = tell
+        self.stored_bytes = 0
+
+    async def store_piece(self, piece: tuple[_Draft, int]) -> None:
+        draft, index = piece
+        self._limit.check()
+        body, digest = await run_step(self._executor, lambda: _read_piece(self._vfs, draft, index))
+        choice = self._chunks.choose(digest, len(body))
+        if not choice.is_stored:
+            await self._store.put(f"chunks/{choice.name}", body)
+            self._chunks.note_stored(choice.name, len(body))
+            self.stored_bytes += len(body)
+        draft.chunks[index] = choice.name
+        self._tell(len(body))
+
+
+class _Drafting:
+    """Files of a folder, and what is known of them without reading them."""
+
+    def __init__(
+        self, vfs: Vfs, folder: Layout, parent: BaseManifest | None, chunks: ChunkPlan, chunk_bytes: int
+    ) -> None:
+        self._vfs = vfs
+        self._folder = folder
+        self._parent = parent
+        self._chunks = chunks
+        self._chunk_bytes = chunk_bytes
+
+    def draft_files(self) -> list[_Draft]:
+        vfs, folder = self._vfs, self._folder
+        if vfs.exists(folder.unfinished):
+            raise Refused(
+                f"{folder.root!r} is not whole: a backup was cut short, or still goes on",
+                reason="BACKUP_FAILED",
+            )
+        seals: dict[str, str] = {}
+        for name in vfs.list_dir(folder.topics):
+            seals.update(read_seals(vfs, folder, int(name)))
+        sources = _walk(vfs, folder.root, vfs.list_dir(folder.root))
+        return [self._draft(source, seals.get(source, "")) for source in sources]
+
+    def _draft(self, source: str, seal: str) -> _Draft:
+        path, size = source[len(self._folder.root) + 1 :], _size(self._vfs, source)
+        known = self._known_chunks(path, size, seal)
+        unknown = [""] * -(-size // self._chunk_bytes)
+        chunks = unknown if known is None else known
+        return _Draft(path, source, size, seal, self._chunk_bytes, chunks, known is not None)
+
+    def _known_chunks(self, path: str, size: int, seal: str) -> list[str] | None:
+        """The chunks of a file that is as in the newest base, if that can be told without reading it."""
+        file = self._parent.files.get(path) if self._parent is not None else None
+        if self._parent is None or file is None or not seal or (file.seal, file.size) != (seal, size):
+            return None
+        if self._parent.chunk_bytes != self._chunk_bytes:
+            return None
+        places = chunk_places(file, self._chunk_bytes)
+        if not all(self._chunks.has(place.name, place.length) for place in places):
+            return None  # somebody took a chunk away: it is stored again
+        return list(file.chunks)
+
+
+def _unknown_pieces(drafts: Iterable[_Draft]) -> Iterator[tuple[_Draft, int]]:
+    for draft in drafts:
+        if not draft.is_known:
+            for index in range(len(draft.chunks)):
+                yield draft, index
+
+
+def _read_piece(vfs: Vfs, draft: _Draft, index: int) -> tuple[bytes, str]:
+    offset = index * draft.chunk_bytes
+    length = min(draft.chunk_bytes, draft.size - offset)
+    file = vfs.open(draft.source)
+    try:
+        body = file.pread(length, offset)
+    finally:
+        file.close()
+    if len(body) != length:
+        raise Corrupt("A file of the backup became shorter", path=draft.source, offset=offset + len(body))
+    return body, hashlib.sha256(body).hexdigest()
+
+
+def _walk(vfs: Vfs, folder: str, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        path = f"{folder}/{name}"
+        if name in _LEFT_OUT:
+            continue
+        try:
+            inner = vfs.list_dir(path)
+        except NotADirectoryError:
+            yield path
+        else:
+            yield from _walk(vfs, path, inner)
+
+
+def _size(vfs: Vfs, path: str) -> int:
+    file = vfs.open(path)
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
+def _make_files(vfs: Vfs, folder: str, files: Iterable[BaseFile]) -> list[str]:
+    """Make files, empty, and the folders they need; returns all of these, the outer ones first."""
+    folders = [folder]
+    for file in files:
+        parts = file.path.split("/")
+        for depth in range(1, len(parts)):
+            inner = "/".join([folder, *parts[:depth]])
+            if inner not in folders:
+                vfs.make_dir(inner)
+                folders.append(inner)
+        made = vfs.open(f"{folder}/{file.path}", create=True)
+        try:
+            if not file.size:
+                made.sync()
+        finally:
+            made.close()
+    return folders
+
+
+def _write_piece(vfs: Vfs, path: str, offset: int, body: bytes) -> None:
+    file = vfs.open(path)
+    try:
+        file.pwrite([body], offset)
+        file.sync()
+    finally:
+        file.close()
+
+
+def _sync_folders(vfs: Vfs, folders: Iterable[str]) -> None:
+    for folder in folders:
+        vfs.sync_dir(folder)
+
+
+def _named(base: Base, name: str) -> Base:
+    if base.name != name:
+        raise Corrupt(f"The manifest is of another base, {base.name}", path=f"bases/{name}")
+    return base
+
+
+def _no_chunk(url: str, path: str, name: str) -> MissingFile:
+    return MissingFile(f"A chunk of {path} is missing in {url}", path=name, advice=_ADVICE)
+
+
+def _damaged_chunk(url: str, path: str, name: str) -> Corrupt:
+    return Corrupt(f"A chunk of {path} in {url} is damaged", path=name, advice=_ADVICE)

@@ -1,0 +1,243 @@
+"""The files of a base, read where they lie in the object store: a read-only file system for audits.
+
+What is read comes in blocks of `BLOCK_BYTES`, of which the last `_CACHED` are kept; whoever reads a file from one end
+to the other gets the rest of a chunk at once. A chunk that is read whole is checked against its name. Of others only
+what the file's own checksums cover is known to be right, which is what an audit looks at.
+
+Every call blocks, in a loop of its own: not for use on an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from broker.cluster.base_manifest import BaseFile, BaseManifest, ChunkPlace, chunk_places
+from broker.cluster.base_plan import choose_base
+from broker.cluster.base_store import IN_FLIGHT, BaseStore
+from broker.cluster.stores import open_store
+from broker.runtime.clock import SystemClock
+from broker.runtime.flight import for_all
+from broker.runtime.vfs import Buffer, File
+
+BLOCK_BYTES = 1 << 20
+_CACHED = 64
+
+RunHere = Callable[[Coroutine[Any, Any, None]], None]
+
+
+class _Block(NamedTuple):
+    """A block of a chunk of a file."""
+
+    place: ChunkPlace
+    start: int  # in the chunk
+
+    @property
+    def offset(self) -> int:
+        return self.place.offset + self.start
+
+    @property
+    def length(self) -> int:
+        return min(BLOCK_BYTES, self.place.length - self.start)
+
+
+class BaseVfs:
+    """See the module's description. `root` stands before the paths of the files, as a folder's path would."""
+
+    def __init__(self, bases: BaseStore, manifest: BaseManifest, root: str, run: RunHere) -> None:
+        self._bases = bases
+        self._manifest = manifest
+        self._root = root
+        self._run = run
+        self._folders: dict[str, set[str]] = {"": set()}
+        for path in manifest.files:
+            folder, _, name = path.rpartition("/")
+            while name:
+                self._folders.setdefault(folder, set()).add(name)
+                folder, _, name = folder.rpartition("/")
+        self._cache: OrderedDict[tuple[str, int], bytes] = OrderedDict()  # by path and offset
+        self._lock = threading.Lock()
+        self.fetched_bytes = 0
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        if create:
+            raise _read_only(path)
+        name = self._name(path)
+        file = self._manifest.files.get(name)
+        if file is None:
+            raise IsADirectoryError(path) if name in self._folders else FileNotFoundError(path)
+        return _BaseVfsFile(path, file.size, lambda length, offset: self._read(file, length, offset))
+
+    def exists(self, path: str) -> bool:
+        name = self._name(path)
+        return name in self._manifest.files or name in self._folders
+
+    def list_dir(self, path: str) -> list[str]:
+        name = self._name(path)
+        if name not in self._folders:
+            raise NotADirectoryError(path) if name in self._manifest.files else FileNotFoundError(path)
+        return sorted(self._folders[name])
+
+    def make_dir(self, path: str) -> None:
+        raise _read_only(path)
+
+    def remove_dir(self, path: str) -> None:
+        raise _read_only(path)
+
+    def rename(self, source: str, target: str) -> None:
+        raise _read_only(target)
+
+    def link(self, source: str, target: str) -> None:
+        raise _read_only(target)
+
+    def remove(self, path: str) -> None:
+        raise _read_only(path)
+
+    def sync_dir(self, path: str) -> None:
+        raise _read_only(path)
+
+    def free_bytes(self, path: str) -> int:
+        return 0
+
+    def lock(self, path: str) -> File | None:
+        """Nobody can change a base, so everybody may hold it."""
+        return _BaseVfsFile(path, 0, lambda length, offset: b"")
+
+    def _name(self, path: str) -> str:
+        return path.removeprefix(self._root).strip("/")
+
+    def _read(self, file: BaseFile, length: int, offset: int) -> bytes:
+        end = min(offset + length, file.size)
+        with self._lock:
+            wanted = _blocks(file, self._manifest.chunk_bytes, offset, end)
+            parts = {
+                block.offset: part for block in wanted if (part := self._cached(file, block)) is not None
+            }
+            missing = [block for block in wanted if block.offset not in parts]
+            if missing:
+                parts |= self._fetch(file, missing)
+        data = b"".join(parts[block.offset] for block in wanted)
+        begin = offset - wanted[0].offset if wanted else 0
+        return data[begin : begin + max(end - offset, 0)]
+
+    def _fetch(self, file: BaseFile, missing: list[_Block]) -> dict[int, bytes]:
+        """Fetch blocks, and what follows in the last one's chunk if the file is being read from the front."""
+        before = missing[0].offset - 1
+        if any(
+            self._cached(file, block)
+            for block in _blocks(file, self._manifest.chunk_bytes, before, before + 1)
+        ):
+            last = missing[-1].place
+            rest = range(missing[-1].start + BLOCK_BYTES, last.length, BLOCK_BYTES)
+            missing = [*missing, *(_Block(last, start) for start in rest)]
+        fetched: dict[int, bytes] = {}
+
+        async def fetch(span: list[_Block]) -> None:
+            place, start = span[0]
+            length = sum(block.length for block in span)
+            body = await self._bases.read_part(file.path, place, start, length)
+            self.fetched_bytes += len(body)
+            for block in span:
+                at = block.start - start
+                fetched[block.offset] = body[at : at + block.length]
+
+        self._run(for_all(_spans(missing), fetch, IN_FLIGHT))
+        for offset in sorted(fetched):
+            self._cache[file.path, offset] = fetched[offset]
+        while len(self._cache) > _CACHED:
+            self._cache.popitem(last=False)
+        return fetched
+
+    def _cached(self, file: BaseFile, block: _Block) -> bytes | None:
+        part = self._cache.get((file.path, block.offset))
+        if part is not None:
+            self._cache.move_to_end((file.path, block.offset))
+        return part
+
+
+class _BaseVfsFile:
+    """A file of a base."""
+
+    def __init__(self, path: str, size: int, read: Callable[[int, int], bytes]) -> None:
+        self._path = path
+        self._size = size
+        self._read = read
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def size(self) -> int:
+        return self._size
+
+    def pread(self, length: int, offset: int) -> bytes:
+        return self._read(length, offset)
+
+    def pread_nowait(self, length: int, offset: int) -> bytes | None:
+        return None
+
+    def pwrite(self, parts: Sequence[Buffer], offset: int) -> None:
+        raise _read_only(self._path)
+
+    def copy_from(self, source: File, length: int, offset: int) -> None:
+        raise _read_only(self._path)
+
+    def truncate(self, length: int) -> None:
+        raise _read_only(self._path)
+
+    def sync(self) -> None:
+        raise _read_only(self._path)
+
+    def close(self) -> None:
+        pass
+
+
+@lru_cache(maxsize=4)
+def open_base_vfs(root: str) -> BaseVfs:
+    """The files of the base that `root` names, as `<url of a store>#<name of a base>`; one for a process.
+
+    Raises NotFound, Corrupt, ConfigError, OSError.
+    """
+    url, _, name = root.partition("#")
+    bases = BaseStore(open_store(url), SystemClock())
+    runner = asyncio.Runner()
+    atexit.register(runner.close)
+    return BaseVfs(bases, runner.run(bases.read_manifest(name)), root, runner.run)
+
+
+def pin_base(url: str) -> str:
+    """Return the URL of a base with its name: the one it has, or that of the newest base."""
+    store_url, _, name = url.partition("#")
+    bases = BaseStore(open_store(store_url), SystemClock())
+    with asyncio.Runner() as runner:
+        chosen = choose_base(runner.run(bases.bases()), name, bases.url)
+    return f"{store_url}#{chosen.name}"
+
+
+def _blocks(file: BaseFile, chunk_bytes: int, offset: int, end: int) -> list[_Block]:
+    """The blocks that hold a part of a file."""
+    if not 0 <= offset < end:
+        return []
+    places = chunk_places(file, chunk_bytes, offset // chunk_bytes, -(-end // chunk_bytes))
+    blocks = (_Block(place, start) for place in places for start in range(0, place.length, BLOCK_BYTES))
+    return [block for block in blocks if block.offset < end and offset < block.offset + block.length]
+
+
+def _spans(blocks: list[_Block]) -> Iterator[list[_Block]]:
+    """Blocks that follow each other in one chunk, together."""
+    span: list[_Block] = []
+    for block in blocks:
+        if span and (span[-1].place, span[-1].start + BLOCK_BYTES) != (block.place, block.start):
+            yield span
+            span = []
+        span.append(block)
+    yield span
+
+
+def _read_only(path: str) -> PermissionError:
+    return PermissionError(f"nothing is written in a base ({path})")

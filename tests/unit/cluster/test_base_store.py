@@ -1,0 +1,423 @@
+"""Bases in a store: whole or not there, whatever fails and whoever is killed; and no more is stored than changed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from broker.cluster import patient_store
+from broker.cluster.base_manifest import Base, decode_manifest
+from broker.cluster.base_plan import HOUR_MS, REST_MS, UPLOAD_MS
+from broker.cluster.base_store import IN_FLIGHT, BaseCut, BaseStore
+from broker.cluster.object_store import StoreFailed, StoreRefused
+from broker.errors import Corrupt, MissingFile, NotFound, Refused, Unavailable
+from broker.runtime.steps import InThisThread
+from broker.storage.layout import Layout
+from broker.testing.data_folder import NOW_MS, FolderWriter, StoredLedger, StoredSubscription
+from broker.testing.mem_vfs import MemFile, MemVfs
+from tests.depth import at_depth
+from tests.fake_store import FakeStore
+
+CHUNK = 1_000
+BACKUP = Layout("data")
+SEALED, LAST = 3, 4  # ledgers of the topic
+
+
+class Hands:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.ms = 1_750_000_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic_ns(self) -> int:
+        return 5
+
+
+class Scene:
+    """A store, a folder to upload, and a clock."""
+
+    def __init__(self, store: FakeStore | None = None) -> None:
+        self.clock = Hands()
+        self.store = store or FakeStore(self.clock.now_ms)
+        self.bases = BaseStore(self.store, self.clock, InThisThread(), chunk_bytes=CHUNK)
+        self.vfs = a_folder()
+
+    async def upload(self, lsn: int = 100, broker_id: str = "one", tag: str = "t") -> Base:
+        cut = BaseCut(tag, "", broker_id, 5, lsn, 1)
+        return await self.bases.upload(self.vfs, BACKUP, cut)
+
+    async def download(self, base: Base) -> dict[str, bytes]:
+        target = MemVfs()
+        target.make_dir("to")
+        manifest = await self.bases.read_manifest(base.name)
+        await self.bases.download(target, manifest, manifest.files.keys(), "to")
+        return files_of(target, "to")
+
+
+def a_folder(*, rows: int = 300, step: int = 1) -> MemVfs:
+    vfs = MemVfs()
+    times = np.arange(NOW_MS, NOW_MS + rows * step, step)
+    with FolderWriter("data", vfs) as folder:
+        ledgers = [StoredLedger(number, times) for number in range(1, LAST + 1)]
+        folder.add_topic("t", ledgers, [StoredSubscription("s")], ledgers_per_bucket=2)
+    put(vfs, "data/empty", b"")
+    put(vfs, "data/lock", b"")
+    return vfs
+
+
+def put(vfs: MemVfs, path: str, body: bytes) -> None:
+    file = vfs.open(path, create=not vfs.exists(path))
+    file.truncate(0)
+    file.pwrite([body], 0)
+    file.close()
+
+
+def files_of(vfs: MemVfs, folder: str) -> dict[str, bytes]:
+    start = len(folder) + 1
+    return {path[start:]: body for path, body in vfs.snapshot().items() if not path.endswith("/lock")}
+
+
+def ledger_path(number: int, kind: str) -> str:
+    return f"topics/1/ledgers/{number}.0.{kind}"
+
+
+async def test_a_base_is_downloaded_as_it_was_uploaded() -> None:
+    scene = Scene()
+    told: list[int] = []
+    base = await scene.bases.upload(scene.vfs, BACKUP, BaseCut("t-a", "a", "one", 5, 100, 1), told.append)
+    files = files_of(scene.vfs, "data")
+    assert await scene.download(base) == files
+    assert base == Base(
+        "0000000000000064-t-a", "a", "one", 5, 100, 1, len(files), base.bytes, base.uploaded_bytes
+    )
+    assert base.bytes == sum(map(len, files.values())) == sum(told)
+    assert base.uploaded_bytes <= base.bytes
+    assert [stored.base for stored in await scene.bases.bases()] == [base]
+    for name in scene.store.names("chunks"):
+        body = scene.store.objects_by_name[f"chunks/{name}"][0]
+        assert len(body) <= CHUNK and hashlib.sha256(body).hexdigest() == name[:64]
+    assert not scene.store.names("probe")
+
+
+async def test_the_manifest_comes_last() -> None:
+    scene = Scene()
+    base = await scene.upload()
+    created = [name for kind, name in scene.store.calls if kind == "create"]
+    assert created[-1] == f"bases/{base.name}" and len(created) > 10
+    assert len(scene.store.stored("bases")) == 1
+
+
+async def test_the_second_base_stores_and_reads_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    first = await scene.upload()
+    before = set(scene.store.names("chunks"))
+    put(scene.vfs, "data/alive", b"changed")
+    read: Counter[str] = Counter()
+    opened = scene.vfs.open
+
+    def note_opened(path: str, *, create: bool = False) -> MemFile:
+        file = opened(path, create=create)
+        monkeypatch.setattr(file, "pread", lambda length, offset: note_read(path, file, length, offset))
+        return file
+
+    def note_read(path: str, file: MemFile, length: int, offset: int) -> bytes:
+        block = MemFile.pread(file, length, offset)
+        read[path.removeprefix("data/")] += len(block)
+        return block
+
+    monkeypatch.setattr(scene.vfs, "open", note_opened)
+    second = await scene.upload(101)
+    assert second.uploaded_bytes == len(b"changed") < first.uploaded_bytes
+    assert len(scene.store.names("chunks") - before) == 1
+    sizes = {path: len(body) for path, body in files_of(scene.vfs, "data").items()}
+    for number in range(1, LAST):
+        assert read[ledger_path(number, "data")] == 0
+        assert max(read[ledger_path(number, kind)] for kind in ("times", "rows")) < 100, "the footers"
+    for path in (ledger_path(LAST, "data"), "alive", "broker.manifest", "topics/1/manifest"):
+        assert read[path] >= sizes[path]
+    assert await scene.download(second) == files_of(scene.vfs, "data")
+    assert "alive" not in await scene.download(first)
+
+
+@pytest.mark.parametrize("path", [ledger_path(SEALED, kind) for kind in ("data", "times", "rows")])
+async def test_another_file_of_the_same_name_and_size_is_not_taken_for_the_first_one(path: str) -> None:
+    scene = Scene()
+    await scene.upload()
+    scene.vfs = a_folder(step=7)  # the disk of a machine that was set back: same ids, other messages
+    sizes = {name: len(body) for name, body in files_of(scene.vfs, "data").items()}
+    assert sizes[path] == len(files_of(a_folder(), "data")[path])
+    assert await scene.download(await scene.upload(101)) == files_of(scene.vfs, "data")
+
+
+async def test_nothing_of_another_broker_is_taken_unread() -> None:
+    scene = Scene()
+    await scene.upload(lsn=999)
+    other = await scene.upload(lsn=3, broker_id="two")
+    assert other.uploaded_bytes == 0, "the bytes are the same, and young"
+    assert await scene.download(other) == files_of(scene.vfs, "data")
+
+
+async def test_a_chunk_that_somebody_took_away_is_stored_again() -> None:
+    scene = Scene()
+    first = await scene.upload()
+    scene.clock.ms += 2 * REST_MS
+    lost = scene.store.objects_by_name.pop(f"chunks/{await a_chunk(scene, first, ledger_path(1, 'data'))}")
+    second = await scene.upload(101)
+    assert second.uploaded_bytes == len(lost[0])
+    assert await scene.download(second) == files_of(scene.vfs, "data")
+    with pytest.raises(MissingFile, match=r"chunk of topics/1/ledgers/1.0.data is missing"):
+        await scene.download(first)
+
+
+async def a_chunk(scene: Scene, base: Base, path: str) -> str:
+    return (await scene.bases.read_manifest(base.name)).files[path].chunks[0]
+
+
+async def test_a_damaged_chunk_is_refused_with_its_name() -> None:
+    scene = Scene()
+    base = await scene.upload()
+    names = {f"chunks/{name}" for name in scene.store.names("chunks")}
+    for name, damage in itertools.product(
+        sorted(names)[::7], (flip, lambda body: body[:-1], lambda body: body + b"x")
+    ):
+        kept = scene.store.objects_by_name[name]
+        scene.store.change(name, damage)
+        with pytest.raises(Corrupt, match="is damaged") as caught:
+            await scene.download(base)
+        assert caught.value.path == name
+        scene.store.objects_by_name[name] = kept
+    assert await scene.download(base)
+
+
+def flip(body: bytes) -> bytes:
+    return bytes([body[0] ^ 1]) + body[1:]
+
+
+async def test_without_its_manifest_there_is_no_base_and_a_damaged_one_is_no_parent() -> None:
+    scene = Scene()
+    first = await scene.upload()
+    scene.store.change(f"bases/{first.name}", lambda body: body[:-5] + flip(body[-5:]))
+    with pytest.raises(Corrupt, match="manifest of a base is damaged"):
+        await scene.bases.read_manifest(first.name)
+    scene.clock.ms += REST_MS
+    second = await scene.upload(101)
+    assert second.uploaded_bytes == first.uploaded_bytes, "what lies there could go at any time"
+    assert await scene.download(second)
+    with pytest.raises(Corrupt):  # it could name any chunk
+        await scene.bases.sweep()
+    scene.store.change(f"bases/{first.name}", lambda body: b"{}")
+    assert [stored.base.name for stored in await scene.bases.bases()] == [second.name]
+    with pytest.raises(NotFound, match="no base '00-x'"):
+        await scene.bases.read_manifest("00-x")
+
+
+class Killed(BaseException):
+    pass
+
+
+async def count_calls() -> int:
+    scene = Scene()
+    await scene.upload()
+    return len(scene.store.calls)
+
+
+@pytest.mark.parametrize("carried_out", [False, True])
+async def test_an_upload_that_is_killed_at_any_call_leaves_no_half_base_and_the_next_one_goes_on(
+    carried_out: bool,
+) -> None:
+    total = await count_calls()
+    for at in range(1, total + 1, at_depth(fast=5, change=2, deep=1)):
+        scene = Scene()
+        kill = lambda kind, name, number, at=at: Killed() if number == at else None  # noqa: E731
+        setattr(scene.store, "fail_after" if carried_out else "fail", kill)
+        outcome = await asyncio.gather(scene.upload(), return_exceptions=True)
+        scene.store.fail = scene.store.fail_after = lambda kind, name, number: None
+        whole = [stored.base for stored in await scene.bases.bases()]
+        for base in whole:
+            assert await scene.download(base) == files_of(scene.vfs, "data")
+        assert whole or isinstance(outcome[0], BaseException)
+        stored = {name[:64] for name in scene.store.names("chunks")}
+        second = await scene.upload(101)
+        assert await scene.download(second) == files_of(scene.vfs, "data")
+        again = [name[:64] for name in scene.store.names("chunks")]
+        assert len(again) == len(set(again)), "what was there is not stored again"
+        assert stored <= set(again)
+
+
+async def test_an_upload_may_be_cancelled_at_every_await() -> None:
+    for turns in range(0, 400, 3):
+        scene = Scene()
+        task = asyncio.ensure_future(scene.upload())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        was_done = task.done()
+        task.cancel()
+        outcome = await asyncio.gather(task, return_exceptions=True)
+        assert len(asyncio.all_tasks()) == 1, "a worker was left behind"
+        for stored in await scene.bases.bases():
+            assert await scene.download(stored.base) == files_of(scene.vfs, "data")
+        if was_done:
+            assert isinstance(outcome[0], Base)
+            return
+    pytest.fail("the upload never ended")
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patient_store, "FIRST_PAUSE_SECONDS", 0)
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("carried_out", [False, True])
+async def test_calls_that_fail_in_passing_are_repeated(carried_out: bool) -> None:
+    scene = Scene()
+    met: set[tuple[str, str]] = set()
+
+    def fail_once(kind: str, name: str, number: int) -> BaseException | None:
+        if (kind, name) in met:
+            return None
+        met.add((kind, name))
+        return StoreFailed("away")
+
+    setattr(scene.store, "fail_after" if carried_out else "fail", fail_once)
+    base = await scene.upload()
+    assert await scene.download(base) == files_of(scene.vfs, "data")
+    assert len(met) > 20
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_a_store_that_stays_away_is_given_up_after_some_attempts() -> None:
+    scene = Scene()
+    scene.store.fail = lambda kind, name, number: StoreFailed("away") if name.startswith("chunks/") else None
+    with pytest.raises(StoreFailed, match="away"):
+        await scene.upload()
+    names = [name for kind, name in scene.store.calls if kind == "create" and name.startswith("chunks/")]
+    assert max(names.count(name) for name in names) == patient_store.ATTEMPTS
+
+
+async def test_what_an_operator_must_mend_is_told_at_once_and_before_anything_is_stored() -> None:
+    scene = Scene()
+    scene.store.fail = lambda kind, name, number: StoreRefused("no rights") if kind == "create" else None
+    with pytest.raises(StoreRefused, match="no rights"):
+        await scene.upload()
+    assert [kind for kind, _ in scene.store.calls] == ["create"]
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_a_store_that_says_exists_of_what_it_did_not_store_is_asked_again() -> None:
+    scene = Scene()
+    lied: set[str] = set()
+
+    def lie_once(kind: str, name: str, number: int) -> BaseException | None:
+        if kind != "create" or name in lied:
+            return None
+        lied.add(name)
+        return FileExistsError(name)
+
+    scene.store.fail = lie_once
+    assert await scene.download(await scene.upload()) == files_of(scene.vfs, "data")
+
+
+async def test_no_more_than_so_many_chunks_are_in_memory_at_once() -> None:
+    class Slow(FakeStore):
+        under_way = most = 0
+
+        async def create(self, name: str, body: bytes) -> None:  # type: ignore[override]
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            await asyncio.sleep(0)
+            await super().create(name, body)
+            self.under_way -= 1
+
+    slow = Slow()
+    scene = Scene(slow)
+    await scene.upload()
+    assert slow.most == IN_FLIGHT
+
+
+async def test_an_upload_that_takes_too_long_names_nothing() -> None:
+    scene = Scene()
+
+    def late(kind: str, name: str, number: int) -> None:
+        if kind == "create" and name.startswith("chunks/"):
+            scene.clock.ms += UPLOAD_MS // 5
+
+    scene.store.fail = late
+    with pytest.raises(Unavailable, match="longer than six hours"):
+        await scene.upload()
+    assert not scene.store.names("bases")
+
+
+async def test_the_two_newest_bases_stay_and_old_ones_go_with_their_chunks() -> None:
+    scene = Scene()
+    made = []
+    for lsn in (100, 101, 102):
+        put(scene.vfs, "data/alive", b"%d" % lsn)
+        made.append(await scene.upload(lsn))
+        scene.clock.ms += HOUR_MS
+    own = {base.name: await a_chunk(scene, base, "alive") for base in made}
+    for base in made:
+        with pytest.raises(Refused, match="stays: a broker's two newest"):
+            await scene.bases.remove(base.name)
+    assert await scene.bases.prune("one", 1, 0) == []
+    scene.clock.ms += REST_MS
+    assert await scene.bases.prune("two", 1, 0) == []
+    assert await scene.bases.prune("one", 3, 0) == []
+    assert await scene.bases.prune("one", 0, 50 * HOUR_MS) == []
+    assert await scene.bases.prune("one", 0, HOUR_MS) == [made[0].name]
+    assert own[made[0].name] not in scene.store.names("chunks")
+    for base in made[1:]:
+        assert own[base.name] in scene.store.names("chunks")
+        assert await scene.download(base)
+    with pytest.raises(NotFound):
+        await scene.bases.remove(made[0].name)
+    made.append(await scene.upload(103))
+    scene.clock.ms += REST_MS
+    await scene.bases.remove(made[1].name)
+    assert [stored.base for stored in await scene.bases.bases()] == made[2:]
+    assert {name[:64] for name in scene.store.names("chunks")} == set(digests(scene, made[2:]))
+
+
+def digests(scene: Scene, bases: list[Base]) -> Iterator[str]:
+    for base in bases:
+        manifest = decode_manifest(scene.store.objects_by_name[f"bases/{base.name}"][0], "x")
+        yield from (name[:64] for name in manifest.chunk_names())
+
+
+async def test_what_a_killed_upload_left_is_swept_a_day_later() -> None:
+    scene = Scene()
+    scene.store.fail = lambda kind, name, number: (
+        Killed() if name.startswith("bases/") and kind == "create" else None
+    )
+    await asyncio.gather(scene.upload(), return_exceptions=True)
+    scene.store.fail = lambda kind, name, number: None
+    scene.store.objects_by_name["probe/0a"] = b"", scene.clock.ms
+    left = scene.store.names("chunks")
+    scene.clock.ms += REST_MS - 1
+    assert await scene.bases.sweep() == 0
+    scene.clock.ms += 1
+    assert await scene.bases.sweep() == len(left) > 10
+    assert not scene.store.objects_by_name
+
+
+async def test_a_folder_that_is_not_whole_is_not_uploaded() -> None:
+    scene = Scene()
+    put(scene.vfs, "data/unfinished", b"")
+    with pytest.raises(Refused, match="not whole"):
+        await scene.upload()
+
+
+async def test_a_manifest_that_the_store_keeps_otherwise_is_told() -> None:
+    scene = Scene()
+    scene.store.objects_by_name["bases/0000000000000064-t"] = b"something else", 0
+    with pytest.raises(StoreRefused, match="14 bytes in place of"):
+        await scene.upload()

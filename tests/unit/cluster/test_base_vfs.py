@@ -1,0 +1,165 @@
+"""Reading the files of a base where they lie."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.cluster import base_vfs
+from broker.cluster.base_store import BaseCut, BaseStore
+from broker.cluster.base_vfs import BaseVfs, open_base_vfs, pin_base
+from broker.cluster.stores import open_store
+from broker.errors import Corrupt, MissingFile, NotFound
+from broker.runtime.clock import SystemClock
+from broker.runtime.steps import InThisThread
+from broker.storage.layout import Layout
+from broker.testing.mem_vfs import MemVfs
+from tests.fake_store import FakeStore
+
+ROOT = "s3://bucket/prefix#base"
+CHUNK, BLOCK = 1_000, 96  # the last block of a chunk is a short one
+SIZES = {"none": 0, "small": 5, "one": CHUNK, "folder/long": 10 * CHUNK + 7, "folder/inner/x": CHUNK - 1}
+
+
+class Scene:
+    def __init__(self, run: base_vfs.RunHere) -> None:
+        self.store = FakeStore()
+        rng = random.Random(1)
+        self.files = {path: rng.randbytes(size) for path, size in SIZES.items()}
+        vfs = MemVfs()
+        for folder in ("data", "data/topics", "data/folder", "data/folder/inner"):
+            vfs.make_dir(folder)
+        for path, body in self.files.items():
+            vfs.open(f"data/{path}", create=True).pwrite([body], 0)
+        bases = BaseStore(self.store, SystemClock(), InThisThread(), chunk_bytes=CHUNK)
+
+        async def make() -> BaseVfs:
+            base = await bases.upload(vfs, Layout("data"), BaseCut("t", "", "one", 5, 1, 0))
+            return BaseVfs(bases, await bases.read_manifest(base.name), ROOT, run)
+
+        self.vfs = asyncio.run(make())
+
+    def read(self, path: str, length: int, offset: int) -> bytes:
+        return self.vfs.open(f"{ROOT}/{path}").pread(length, offset)
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setattr(base_vfs, "BLOCK_BYTES", BLOCK)
+    with asyncio.Runner() as runner:
+        yield Scene(runner.run)
+
+
+def test_any_part_of_any_file_is_what_it_was(scene: Scene) -> None:
+    rng = random.Random(2)
+    for path, body in scene.files.items():
+        file = scene.vfs.open(f"{ROOT}/{path}")
+        assert file.size() == len(body) and file.pread(len(body) + 9, 0) == body
+        for _ in range(200):
+            offset, length = rng.randrange(len(body) + 20), rng.choice((0, 1, 7, BLOCK, CHUNK, 3 * CHUNK))
+            assert file.pread(length, offset) == body[offset : offset + length], (path, offset, length)
+
+
+def test_a_part_of_a_file_costs_a_part_of_it(scene: Scene) -> None:
+    length, at = 50, 5 * CHUNK + 2 * BLOCK + 10
+    assert scene.read("folder/long", length, at) == scene.files["folder/long"][at : at + length]
+    assert scene.vfs.fetched_bytes == BLOCK
+    assert scene.read("folder/long", length, at) == scene.files["folder/long"][at : at + length]
+    assert scene.vfs.fetched_bytes == BLOCK, "it was kept"
+
+
+def test_who_reads_a_file_from_the_front_gets_the_rest_of_each_chunk_at_once(scene: Scene) -> None:
+    body = scene.files["folder/long"]
+    scene.store.calls.clear()
+    for offset in range(0, len(body), 10):
+        assert scene.read("folder/long", 10, offset) == body[offset : offset + 10]
+    assert len(scene.store.calls) == len(body) // CHUNK + 2
+    assert scene.vfs.fetched_bytes == len(body)
+
+
+def test_what_is_kept_is_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base_vfs, "_CACHED", 3)
+    scene.read("folder/long", 10 * CHUNK, 0)
+    fetched = scene.vfs.fetched_bytes
+    scene.read("folder/long", 1, 0)
+    assert scene.vfs.fetched_bytes > fetched
+
+
+def test_folders_are_those_of_the_files(scene: Scene) -> None:
+    assert scene.vfs.list_dir(ROOT) == ["folder", "none", "one", "small"]
+    assert scene.vfs.list_dir(f"{ROOT}/folder") == ["inner", "long"]
+    assert scene.vfs.list_dir(f"{ROOT}/folder/inner") == ["x"]
+    for path in ("", "/folder", "/folder/inner/x", "/none"):
+        assert scene.vfs.exists(ROOT + path)
+    assert not scene.vfs.exists(f"{ROOT}/other")
+    for path, error in {"other": FileNotFoundError, "small": NotADirectoryError}.items():
+        with pytest.raises(error):
+            scene.vfs.list_dir(f"{ROOT}/{path}")
+    for path, error in {"other": FileNotFoundError, "folder": IsADirectoryError}.items():
+        with pytest.raises(error):
+            scene.vfs.open(f"{ROOT}/{path}")
+
+
+def test_nothing_is_written(scene: Scene) -> None:
+    vfs, file = scene.vfs, scene.vfs.open(f"{ROOT}/small")
+    for change in (
+        lambda: vfs.open(f"{ROOT}/new", create=True),
+        lambda: vfs.make_dir("x"),
+        lambda: vfs.remove_dir("x"),
+        lambda: vfs.rename("x", "y"),
+        lambda: vfs.link("x", "y"),
+        lambda: vfs.remove("x"),
+        lambda: vfs.sync_dir("x"),
+        lambda: file.pwrite([b"x"], 0),
+        lambda: file.copy_from(file, 1, 0),
+        lambda: file.truncate(0),
+        file.sync,
+    ):
+        with pytest.raises(PermissionError):
+            change()
+    lock = vfs.lock(f"{ROOT}/lock")
+    assert lock is not None and lock.size() == 0 and file.pread_nowait(1, 0) is None
+
+
+def test_a_chunk_that_is_missing_or_short_or_damaged_is_told(scene: Scene) -> None:
+    (name,) = {
+        name
+        for name in scene.store.names("chunks")
+        if len(scene.store.objects_by_name[f"chunks/{name}"][0]) == 5
+    }
+    kept = scene.store.objects_by_name.pop(f"chunks/{name}")
+    with pytest.raises(MissingFile, match="chunk of small is missing"):
+        scene.read("small", 1, 0)
+    for body in (b"short"[:3], b"other"):
+        scene.store.objects_by_name[f"chunks/{name}"] = body, 0
+        with pytest.raises(Corrupt, match=r"chunk of small .* is damaged"):
+            scene.read("small", 1, 0)
+    scene.store.objects_by_name[f"chunks/{name}"] = kept
+    assert scene.read("small", 1, 0)
+    for name in scene.store.names("chunks"):
+        scene.store.change(f"chunks/{name}", lambda body: body[:10])
+    with pytest.raises(Corrupt, match=r"chunk of folder/long .* is damaged"):
+        scene.read("folder/long", 10, CHUNK + BLOCK)
+
+
+def test_a_base_is_opened_by_url(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}"
+    with pytest.raises(NotFound, match="has no base"):
+        pin_base(url)
+    vfs = MemVfs()
+    for folder in ("data", "data/topics"):
+        vfs.make_dir(folder)
+    vfs.open("data/a", create=True).pwrite([b"first"], 0)
+    bases = BaseStore(open_store(url), SystemClock())
+    for lsn in (1, 2):
+        asyncio.run(bases.upload(vfs, Layout("data"), BaseCut("t", "", "one", 5, lsn, 0)))
+    newest, first = f"{url}#0000000000000002-t", f"{url}#0000000000000001-t"
+    assert pin_base(url) == newest and pin_base(first) == first
+    assert open_base_vfs(first).open(f"{first}/a").pread(9, 0) == b"first"
+    assert open_base_vfs(first) is open_base_vfs(first)
+    with pytest.raises(NotFound, match="no base 'x'"):
+        pin_base(f"{url}#x")
