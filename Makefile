@@ -144,4 +144,4 @@ lock: ## pin the dependencies anew (needs uv)
 
 clean: ## remove what was built and installed; ./data stays
 	@rm -rf .venv build dist clients/python/*.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find $(SOURCES) postdate_api -name __pycache__ -type d -prune -exec rm -rf {} +

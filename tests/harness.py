@@ -35,7 +35,7 @@ from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.topics.intake import Accepted
 from broker.topics.topic import Topic
-from postdate.v1 import message_pb2, producer_pb2
+from postdate_api.v1 import message_pb2, producer_pb2
 from tests.configs import broker_config
 
 DATA_DIR = "data"

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from broker.folder.broker import Broker
 from broker.rpc.access_grants import Grants, parse_grants
 from broker.rpc.access_rules import RULES, SUBSCRIPTION_RIGHTS, Right, Rule
-from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
+from postdate_api.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "security.md"
 BEGIN, END = "<!-- Written by `python -m tools.access_table`; a test compares the two. -->", "<!-- End -->"

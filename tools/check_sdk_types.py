@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NOT_LIBRARY = ("postdate.v1.", "postdate.commands.", "postdate.cli.")
+NOT_LIBRARY = ("postdate.commands.", "postdate.cli.")
 
 
 def main() -> int:
@@ -39,7 +39,7 @@ def pyright(*arguments: str) -> subprocess.CompletedProcess[str]:
         env={
             **os.environ,
             "PATH": path,
-            "PYTHONPATH": str(ROOT / "clients/python"),
+            "PYTHONPATH": f"{ROOT / 'clients/python'}:{ROOT}",
             "PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT": "1",
         },
         capture_output=True,

@@ -26,7 +26,8 @@ THIRD_PARTY = ROOT / "third_party"
 RECORDS = ROOT / "storage-protos/postdate/storage/v1"
 STUBS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi")
 API_REFERENCE = Path("docs/api.md")
-STUB_FOLDERS = (Path("clients/python/postdate/v1"), Path("broker/storage/v1"))
+API_STUBS = Path("postdate_api/v1")
+STUB_FOLDERS = (API_STUBS, Path("broker/storage/v1"))
 
 
 def main() -> int:
@@ -61,18 +62,20 @@ def generate(out: Path) -> None:
     """Write every stub and the API reference below `out`, at their paths in the repository."""
     for folder in STUB_FOLDERS:
         (out / folder).mkdir(parents=True)
-    sdk = out / "clients/python"
+    api = out / API_STUBS
     services = sorted(PROTOS.glob("postdate/v1/*.proto"))
     run_protoc(
         *includes(),
-        f"--python_out={sdk}",
-        f"--pyi_out={sdk}",
-        f"--grpc_python_out={sdk}",
+        f"--python_out={out}",
+        f"--pyi_out={out}",
+        f"--grpc_python_out={out}",
         *(str(path.relative_to(PROTOS)) for path in services),
     )
+    for path in (out / "postdate/v1").iterdir():
+        move_stub(path, api / path.name)
     for path in services:
-        complete_pyi(sdk / "postdate/v1" / f"{path.stem}_pb2.pyi")
-        write_grpc_pyi(path, sdk / "postdate/v1" / f"{path.stem}_pb2_grpc")
+        complete_pyi(api / f"{path.stem}_pb2.pyi")
+        write_grpc_pyi(path, api / f"{path.stem}_pb2_grpc")
     # A module of generated code knows itself by the path it was generated from, so the on-disk records are
     # presented to protoc under the path of the package that holds them.
     run_protoc(
@@ -106,6 +109,16 @@ def includes() -> list[str]:
 def run_protoc(*arguments: str) -> None:
     if protoc.main(["protoc", *arguments]) != 0:
         sys.exit(1)
+
+
+def move_stub(generated: Path, moved: Path) -> None:
+    """Move a stub into the package of the API, and its imports with it.
+
+    The protos keep their own paths: whoever generates stubs of them too has both in one pool of descriptors.
+    """
+    package = ".".join(API_STUBS.parts)
+    text = re.sub(r"\bfrom postdate\.v1 import\b", f"from {package} import", generated.read_text())
+    moved.write_text(re.sub(r"'postdate\.v1\.(\w+_pb2)'", rf"'{package}.\1'", text))
 
 
 def complete_pyi(stub: Path) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from benchmarks.client import raw
 from benchmarks.client.control import check
 from benchmarks.client.wire import Column, Columns, read_frame
-from postdate.v1 import consumer_pb2, message_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2
 
 PERMITS = 100_000
 

@@ -14,7 +14,7 @@ from benchmarks.client.consumer import Consumer
 from benchmarks.client.control import check, percentiles, phase
 from benchmarks.client.produce import Pipeline
 from benchmarks.client.wire import Columns
-from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
 
 
 async def deliver(task: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,14 @@ from typing import Any
 
 from benchmarks.client import raw
 from benchmarks.client.control import check, percentiles, phase, say
-from postdate.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, consumer_pb2_grpc, message_pb2, producer_pb2
+from postdate_api.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    consumer_pb2,
+    consumer_pb2_grpc,
+    message_pb2,
+    producer_pb2,
+)
 
 _QUIET = "quiet"
 _SUBSCRIPTION = "s"

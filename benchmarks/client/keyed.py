@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.client import raw
 from benchmarks.client.control import check, phase
 from benchmarks.client.produce import Pipeline
-from postdate.v1 import producer_pb2
+from postdate_api.v1 import producer_pb2
 
 _DISTINCT = 64
 _DIGITS = 12

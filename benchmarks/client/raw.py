@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from benchmarks.client.control import check
-from postdate.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, message_pb2, producer_pb2
+from postdate_api.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, message_pb2, producer_pb2
 
 TOPIC = "bench"
 EOF: Any = vars(grpc.aio)["EOF"]

@@ -11,7 +11,7 @@ import grpc
 from benchmarks.client import raw
 from benchmarks.client.control import check, phase
 from benchmarks.client.wire import Columns, read_frame
-from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
 
 _FEW = 10
 _MARK = b"due just after the restart"

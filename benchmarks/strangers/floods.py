@@ -20,7 +20,7 @@ from benchmarks.http2 import (
     message,
     prefixed,
 )
-from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
 
 TOKEN_WITHOUT_RIGHT = "a-token-without-the-right"
 """Of somebody who may produce, but to another topic than the floods name."""

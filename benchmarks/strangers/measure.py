@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from benchmarks.strangers.floods import TOKEN_WITHOUT_RIGHT
-from postdate.v1 import message_pb2, producer_pb2
+from postdate_api.v1 import message_pb2, producer_pb2
 
 HEADER = (
     "| flood | access control | connections | calls | sent (MiB) | Produce p50, max (ms) | failed | probe max (ms) | "

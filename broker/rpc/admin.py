@@ -28,7 +28,7 @@ from broker.rpc.policies import (
 )
 from broker.rpc.stats import get_stats
 from broker.subscriptions.types import SubscriptionType
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 
 SERVICE = "postdate.v1.AdminService"
 

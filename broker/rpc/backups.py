@@ -11,7 +11,7 @@ from broker.folder.broker import Broker
 from broker.rpc.answers import Answers
 from broker.rpc.paging import page_by_name
 from broker.storage.backup_marker import Backup
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 
 Call = tuple[type[Message], Callable[[Any], Awaitable[Message]]]
 

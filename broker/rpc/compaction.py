@@ -16,7 +16,7 @@ from broker.rpc.access_rules import Right
 from broker.rpc.caller import may_see
 from broker.rpc.calls import Handler, unary
 from broker.storage.compaction_inputs import LedgerOutput, Outputs
-from postdate.v1 import compaction_pb2 as pb
+from postdate_api.v1 import compaction_pb2 as pb
 
 SERVICE = "postdate.v1.CompactionService"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -22,9 +22,8 @@ from broker.folder.compaction_values import (
 from broker.rpc.status import DETAILS_KEY
 from broker.storage.compaction_inputs import Outputs
 from broker.topics.generations import Refusal
-from postdate.credentials import Credentials
-from postdate.v1 import admin_pb2, admin_pb2_grpc, compaction_pb2_grpc
-from postdate.v1 import compaction_pb2 as pb
+from postdate_api.v1 import admin_pb2, admin_pb2_grpc, compaction_pb2_grpc
+from postdate_api.v1 import compaction_pb2 as pb
 
 T = TypeVar("T")
 
@@ -36,6 +35,14 @@ _CLASSES: dict[grpc.StatusCode, type[PostdateError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: Refused,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
 }
+
+
+class Credentials(Protocol):
+    """Credentials of a client, as those of the SDK."""
+
+    def open_channel(self, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel: ...
+
+    def metadata(self) -> tuple[tuple[str, str], ...]: ...
 
 
 class RemoteDesk:

@@ -30,7 +30,7 @@ from broker.subscriptions.leases import lease_end_ns
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from broker.topics.topic import Topic
-from postdate.v1 import consumer_pb2
+from postdate_api.v1 import consumer_pb2
 
 SERVICE = "postdate.v1.ConsumerService"
 

@@ -18,7 +18,7 @@ from broker.subscriptions.subscription import Subscription
 from broker.topics import control
 from broker.topics.topic import Topic
 from broker.topics.topic_subscriptions import EARLIEST
-from postdate.v1 import admin_pb2, message_pb2
+from postdate_api.v1 import admin_pb2, message_pb2
 
 Call = tuple[type[Message], Callable[[Any], Awaitable[Message]]]
 

@@ -25,7 +25,7 @@ from broker.topics import dead_letter_frames as frames
 from broker.topics.dead_letter_list import letters_after
 from broker.topics.refusals import check_max_delay
 from broker.topics.topic import Topic
-from postdate.v1 import admin_pb2, message_pb2
+from postdate_api.v1 import admin_pb2, message_pb2
 
 _POSITION = re.compile(r"([0-9]{1,15})\.([0-9]{1,10})", re.ASCII)
 

@@ -34,7 +34,7 @@ from broker.storage.message_fields import FRAME_HEAD, tag_of
 from broker.storage.octets import Octets
 from broker.storage.varint import encode_varint
 from broker.topics.refusals import wrong_unit
-from postdate.v1 import message_pb2, producer_pb2
+from postdate_api.v1 import message_pb2, producer_pb2
 
 PRODUCER_NAME_BYTES_MAX = 255
 

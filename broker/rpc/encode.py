@@ -16,7 +16,7 @@ from broker.model import Array
 from broker.storage.message_fields import tag_of, tags_of
 from broker.storage.varint import encode_varint
 from broker.subscriptions.consumer import DeliveryBatch
-from postdate.v1 import consumer_pb2, message_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2
 
 _FEW = 16
 """Up to so many messages, writing headers one by one costs less than the NumPy calls that many share."""

@@ -14,7 +14,7 @@ from broker.settings import KIB
 from broker.subscriptions.failures import Failure
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
-from postdate.v1 import consumer_pb2, message_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2
 
 _ID_BYTES_MAX = 32
 """No id takes more on the wire, also alone in its set."""

@@ -18,7 +18,7 @@ from broker.settings import SettingKind, Spec
 from broker.subscriptions.subscription import Subscription
 from broker.topics.dead_letter_frames import dead_letter_topic_name
 from broker.topics.topic import Topic
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 
 _BUCKET_FIELDS = frozenset(admin_pb2.BucketPolicy.DESCRIPTOR.fields_by_name)
 

@@ -17,7 +17,7 @@ from broker.rpc.decode import ProduceEnvelope, decode_produce, read_envelope
 from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, to_status
 from broker.topics.intake import Accepted
-from postdate.v1 import message_pb2, producer_pb2
+from postdate_api.v1 import message_pb2, producer_pb2
 
 SERVICE = "postdate.v1.ProducerService"
 

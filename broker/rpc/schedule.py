@@ -25,7 +25,7 @@ from broker.rpc.schedule_requests import Filter, Limits, Named, due_range, is_po
 from broker.rpc.schedule_tokens import decode_mark, decode_place, encode_mark, encode_place, fingerprint
 from broker.topics.schedule_values import Cancel, Change, ChangeResult, DueRange, Outcome, OutcomeColumns
 from broker.topics.topic import Topic
-from postdate.v1 import schedule_pb2
+from postdate_api.v1 import schedule_pb2
 
 SERVICE = "postdate.v1.ScheduleService"
 

@@ -15,7 +15,7 @@ from broker.rpc.encode import ENTRY_ID, LEDGER_ID, put_varints, varint_width
 from broker.storage.message_fields import tag_of, tags_of
 from broker.storage.varint import encode_varint
 from broker.topics.schedule_values import Outcome, OutcomeColumns, Scheduled
-from postdate.v1 import message_pb2, schedule_pb2
+from postdate_api.v1 import message_pb2, schedule_pb2
 
 _REST_BYTES = 1 << 10
 """Bytes that an answer holds besides its list: counts and a token."""

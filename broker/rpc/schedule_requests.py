@@ -19,7 +19,7 @@ from broker.model import (
 from broker.settings import KIB
 from broker.topics.refusals import wrong_unit
 from broker.topics.schedule_values import DueRange, Move
-from postdate.v1 import message_pb2, schedule_pb2
+from postdate_api.v1 import message_pb2, schedule_pb2
 
 _OUTCOME_BYTES = 64
 """Bytes that one message adds to an answer, its key and the names of subscriptions aside."""

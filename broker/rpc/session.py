@@ -24,7 +24,7 @@ from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.failures import Failure
 from broker.subscriptions.subscription import Subscription
 from broker.topics.topic import Topic
-from postdate.v1 import consumer_pb2, message_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2
 
 log = get_logger(__name__)
 

@@ -14,7 +14,7 @@ from broker.rpc.entries import api_type
 from broker.rpc.paging import check_page_size, decode_token, encode_token
 from broker.subscriptions.subscription import Subscription
 from broker.topics.topic import Topic
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 
 _TOPICS_MAX = 1_000
 """Of one page."""

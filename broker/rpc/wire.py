@@ -17,7 +17,7 @@ import numpy as np
 from broker.model import Int64Column, KeySpans
 from broker.storage.message_fields import FRAME_TAG, LENGTH, VARINT_BYTES_MAX, tags_of
 from broker.storage.octets import Octets, U8Column
-from postdate.v1 import message_pb2
+from postdate_api.v1 import message_pb2
 
 _COLUMN_NAMES = {
     "deliver_at_ms": "deliver_at_ms",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.descriptor import FieldDescriptor
 
 from broker.errors import Corrupt
-from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -38,7 +38,7 @@ from broker.storage.message_fields import FRAME_HEAD
 from broker.storage.named_files import ledger_capture
 from broker.storage.segment import encode_header
 from broker.storage.varint import encode_varint
-from postdate.v1.message_pb2 import Message
+from postdate_api.v1.message_pb2 import Message
 
 NOW_MS = 1_750_000_000_000
 LSN = 100

@@ -13,10 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 GENCODE = (6, 31, 1)
 PROTOS = ("protos", "storage-protos")
-MESSAGES = sorted(
-    [*ROOT.glob("clients/python/postdate/v1/*_pb2.py"), *ROOT.glob("broker/storage/v1/*_pb2.py")]
-)
-SERVICES = sorted(ROOT.glob("clients/python/postdate/v1/*_pb2_grpc.py"))
+MESSAGES = sorted([*ROOT.glob("postdate_api/v1/*_pb2.py"), *ROOT.glob("broker/storage/v1/*_pb2.py")])
+SERVICES = sorted(ROOT.glob("postdate_api/v1/*_pb2_grpc.py"))
 GENERATOR = ROOT / "build/protos-venv/bin/python"
 
 

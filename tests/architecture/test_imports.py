@@ -21,7 +21,8 @@ ALLOWED = {
     "grpc_reflection": ("broker.rpc",),
     "google.protobuf": ("broker.rpc", "broker.storage"),
     "google.rpc": ("broker.rpc",),
-    "postdate": (
+    "postdate": ("broker.cli",),
+    "postdate_api": (
         "broker.rpc",
         "broker.server",
         "broker.cli",

@@ -14,7 +14,11 @@ pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).resolve().parents[2]
 # Where a package lies in the repository, and in the wheel.
-PACKAGES = {ROOT / "broker": "broker", ROOT / "clients/python/postdate": "postdate"}
+PACKAGES = {
+    ROOT / "broker": "broker",
+    ROOT / "clients/python/postdate": "postdate",
+    ROOT / "postdate_api": "postdate_api",
+}
 
 
 @pytest.fixture(scope="module")

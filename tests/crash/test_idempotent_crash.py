@@ -20,7 +20,7 @@ from broker.rpc.decode import ProduceEnvelope
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
-from postdate.v1 import message_pb2
+from postdate_api.v1 import message_pb2
 from tests.crash.points import same_broker_id
 from tests.harness import Node, Outgoing, positions_of, small_config
 

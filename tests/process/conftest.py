@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
-from postdate.v1 import consumer_pb2_grpc, producer_pb2_grpc
+from postdate_api.v1 import consumer_pb2_grpc, producer_pb2_grpc
 from tests import tuned_broker
 
 ROOT = Path(__file__).parents[2]

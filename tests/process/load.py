@@ -11,7 +11,7 @@ from collections import defaultdict
 
 import grpc
 
-from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
 from tests.process.conftest import BrokerProcess
 
 TOPIC = "load"

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from postdate.v1 import admin_pb2, admin_pb2_grpc
+from postdate_api.v1 import admin_pb2, admin_pb2_grpc
 from tests.depth import at_depth
 from tests.process.conftest import ROOT, SMALL, BrokerProcess, Start
 from tests.process.load import Load, run_for

@@ -15,7 +15,7 @@ import pytest
 
 import postdate
 from broker.storage.blocks import KINDS
-from postdate.v1 import admin_pb2, admin_pb2_grpc
+from postdate_api.v1 import admin_pb2, admin_pb2_grpc
 from tests.depth import DEPTH
 from tests.process.conftest import ROOT, SMALL, BrokerProcess, Start
 from tests.process.load import Load

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.http2 import END_HEADERS, HEADERS, call, connected, frame, message
 from broker.runtime.descriptors import raise_descriptor_limit
-from postdate.v1 import message_pb2, producer_pb2
+from postdate_api.v1 import message_pb2, producer_pb2
 from tests.process.conftest import BrokerProcess, Start, until
 
 pytestmark = pytest.mark.alone

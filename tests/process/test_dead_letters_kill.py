@@ -12,7 +12,7 @@ import grpc
 
 from broker.runtime.vfs import LocalVfs
 from broker.storage.alive import read_alive
-from postdate.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, message_pb2, producer_pb2
+from postdate_api.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, message_pb2, producer_pb2
 from tests.process.conftest import LIMIT_SECONDS, SMALL, BrokerProcess, Start
 
 MESSAGES = 400

@@ -20,7 +20,7 @@ import grpc
 import pytest
 
 from broker.server import SPARE_DESCRIPTORS
-from postdate.v1 import consumer_pb2, message_pb2, producer_pb2, producer_pb2_grpc
+from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2, producer_pb2_grpc
 from tests import tuned_broker
 from tests.process.conftest import LIMIT_SECONDS, ROOT, BrokerProcess
 from tests.process.load import EARLIEST, TOPIC

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
 from tests.process.conftest import SMALL, BrokerProcess, Start
 
 ROUNDS = 2

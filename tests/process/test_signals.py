@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
 from tests.certificates import Authority
 from tests.process.conftest import BrokerProcess, Start
 from tests.wire.access_files import ACCESS, Files

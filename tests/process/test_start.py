@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
 from tests.process.conftest import ROOT, BrokerProcess, Start
 
 

@@ -15,7 +15,7 @@ from broker.storage.v1 import manifest_pb2
 from postdate import policies as sdk
 from postdate.commands import policies as command
 from postdate.commands.values import DURATION, SIZE
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 
 BUCKETS = set(admin_pb2.BucketPolicy.DESCRIPTOR.fields_by_name)
 KINDS = [

@@ -21,7 +21,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from broker.runtime.clock import SystemClock
 from broker.server import Server
-from postdate.v1 import (
+from postdate_api.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     consumer_pb2,

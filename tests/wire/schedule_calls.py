@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from postdate.v1 import message_pb2, schedule_pb2
+from postdate_api.v1 import message_pb2, schedule_pb2
 from tests.wire.conftest import Id, Message, Wire, sets, within
 
 HOUR_MS = 3_600_000

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 import postdate
 from broker.rpc.access_rules import RULES, Rule, TopicScope
 from broker.server import Server
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 from tests.certificates import Authority
 from tests.configs import broker_config
 from tests.wire.access_files import AUDIENCE, ISSUER, Files, bearer

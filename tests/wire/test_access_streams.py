@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 import postdate
 from broker import cli
 from broker.rpc.access_identity import parse_tokens
-from postdate.v1 import admin_pb2, consumer_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2
 from tests.certificates import Authority
 from tests.wire.access_files import ACCESS, Files, bearer
 from tests.wire.conftest import Refusal, Serve, batch, eventually, refused, within

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.subscriptions.consumer import Consumer
-from postdate.v1 import admin_pb2, consumer_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2
 from tests.wire.conftest import Id, Serve, Stream, Wire, eventually, ids_of, sets, within
 
 SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER = 1, 2, 3, 4

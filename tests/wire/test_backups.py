@@ -22,7 +22,7 @@ from broker.folder.recovery import open_manifests
 from broker.jobs.verify import verify_data_dir
 from broker.runtime.vfs import LocalVfs
 from broker.storage.layout import Layout
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 from tests.wire.conftest import LIMIT_SECONDS, Message, Serve, Wire, ids_of, refused, within
 
 TINY = {

@@ -13,8 +13,8 @@ from broker.jobs.compact_plan import CompactLimits
 from broker.jobs.engine import InlineEngine
 from broker.rpc.compaction_client import RemoteDesk
 from postdate.credentials import Credentials
-from postdate.v1 import compaction_pb2 as pb
-from postdate.v1 import compaction_pb2_grpc, consumer_pb2
+from postdate_api.v1 import compaction_pb2 as pb
+from postdate_api.v1 import compaction_pb2_grpc, consumer_pb2
 from tests.wire.conftest import Message, Serve, Wire, ids_of, refused, sets, within
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 from tests.wire.conftest import (
     Message,
     Serve,

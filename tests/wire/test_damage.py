@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from broker.storage.blocks import HEADER_BYTES
-from postdate.v1 import admin_pb2, consumer_pb2, message_pb2, schedule_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2, schedule_pb2
 from tests.wire.conftest import Id, Message, Serve, Stream, Wire, batch, eventually, ids_of, sets, within
 
 SECRET = b"pin 4711"

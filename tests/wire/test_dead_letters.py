@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from broker.runtime.clock import SystemClock
-from postdate.v1 import admin_pb2, consumer_pb2, message_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2
 from tests.wire.conftest import (
     Id,
     Message,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from postdate.v1 import consumer_pb2
+from postdate_api.v1 import consumer_pb2
 from tests.wire.conftest import Id, Message, Serve, Wire, eventually, ids_of
 
 KIB = 1024

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from postdate.v1 import admin_pb2, producer_pb2
+from postdate_api.v1 import admin_pb2, producer_pb2
 from tests.wire.conftest import Message, Refusal, Serve, Stream, Wire, batch, now_ms, refused, within
 
 Answer = producer_pb2.ProduceResponse

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from broker.subscriptions.entry_states import PROMISED
-from postdate.v1 import consumer_pb2
+from postdate_api.v1 import consumer_pb2
 from tests.wire.conftest import Id, Message, Serve, Stream, Wire, eventually, ids_of, now_ms
 
 KEY_SHARED, EARLIEST = 2, 2

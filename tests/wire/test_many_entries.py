@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from broker.rpc.status import FAILURE_BYTES_MAX
-from postdate.v1 import consumer_pb2, message_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2
 from tests.wire.conftest import Refusal, Serve, Wire, refused, sets, within
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

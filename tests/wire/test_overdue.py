@@ -7,7 +7,7 @@ import time
 import pytest
 
 from broker.runtime.clock import SystemClock
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 from tests.wire.conftest import Message, Serve, Wire, ids_of, within
 
 HOUR_MS = 3_600_000

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 from tests.wire.conftest import Message, Refusal, Serve, Wire, batch, now_ms, refused, within
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -28,7 +28,7 @@ from benchmarks.http2 import (
 from broker.config import BrokerConfig
 from broker.rpc import decode, reception
 from broker.rpc.access_rules import RULES, Right
-from postdate.v1 import consumer_pb2, producer_pb2
+from postdate_api.v1 import consumer_pb2, producer_pb2
 from tests.configs import broker_config
 from tests.wire.access_files import Files, bearer
 from tests.wire.conftest import Refusal, Serve, Wire, batch, eventually, refused, within

@@ -10,7 +10,7 @@ import pytest
 
 from broker.jobs.verify import verify_data_dir
 from broker.runtime.vfs import LocalVfs
-from postdate.v1 import admin_pb2, consumer_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2
 from tests.wire.conftest import Message, Serve, Wire, eventually, failures_of, ids_of, within
 
 QUICK = {

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from benchmarks.http2 import END_HEADERS, HEADERS, Raw, call, connected, frame, prefixed
 from broker.rpc.access_rules import RULES
 from broker.storage.varint import encode_varint
-from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
 from tests.wire.conftest import Serve, within
 
 BYTES = 300 << 10

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from postdate.v1 import admin_pb2, consumer_pb2, schedule_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2, schedule_pb2
 from tests.wire.conftest import Ahead, Serve, Wire, ids_of, now_ms, refused, within
 from tests.wire.schedule_calls import (
     CANCELLED,

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 import postdate
-from postdate.v1 import producer_pb2
+from postdate_api.v1 import producer_pb2
 from tests.wire.conftest import Ahead, Message, Refusal, Serve, Wire, batch, eventually, refused, within
 from tests.wire.test_reclaim import metric
 

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from postdate.v1 import admin_pb2, consumer_pb2, schedule_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2, schedule_pb2
 from tests.wire.conftest import Ahead, Id, Serve, Wire, ids_of, now_ms, within
 from tests.wire.schedule_calls import (
     CANCELLED,

@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import pytest
 
-from postdate.v1 import admin_pb2, consumer_pb2, message_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2
 from tests.wire.conftest import (
     Id,
     Message,

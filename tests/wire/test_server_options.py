@@ -33,7 +33,7 @@ from benchmarks.http2 import (
 from broker import server as server_module
 from broker.config import BrokerConfig
 from broker.rpc.reception import window_bytes
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 from tests.certificates import Authority
 from tests.wire.conftest import Serve, Wire, within
 

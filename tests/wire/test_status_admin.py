@@ -11,7 +11,7 @@ import grpc
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from postdate.v1 import admin_pb2, schedule_pb2
+from postdate_api.v1 import admin_pb2, schedule_pb2
 from tests.wire.conftest import Message, Wire, now_ms, on_shared, refused, within
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from postdate.v1 import admin_pb2, consumer_pb2, message_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2
 from tests.wire.conftest import (
     Message,
     Refusal,

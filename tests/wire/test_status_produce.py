@@ -12,7 +12,7 @@ import pytest
 
 from broker.model import DELIVER_AT_MS_MAX, DELIVER_AT_MS_MIN
 from broker.rpc.encode import encode_varint
-from postdate.v1 import admin_pb2, consumer_pb2, consumer_pb2_grpc, producer_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2, consumer_pb2_grpc, producer_pb2
 from tests.wire.conftest import (
     Message,
     Refusal,

@@ -20,7 +20,7 @@ from broker.rpc import producer as producer_rpc
 from broker.runtime.vfs import WriteFailed
 from broker.server import Server
 from broker.storage.local_group_log import LocalGroupLog
-from postdate.v1 import admin_pb2, consumer_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2
 from tests.configs import broker_config
 from tests.wire.conftest import (
     LIMIT_SECONDS,

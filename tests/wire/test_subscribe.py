@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
-from postdate.v1 import admin_pb2, consumer_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2
 from tests.wire.conftest import (
     Message,
     Serve,

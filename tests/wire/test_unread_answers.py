@@ -17,7 +17,7 @@ from broker.rpc import session, unread
 from broker.rpc.reception import CallKind, Reception
 from broker.settings import MIB
 from broker.subscriptions.subscription import Subscription
-from postdate.v1 import consumer_pb2, consumer_pb2_grpc, message_pb2
+from postdate_api.v1 import consumer_pb2, consumer_pb2_grpc, message_pb2
 from tests.wire.conftest import LIMIT_SECONDS, Stream, Wire, eventually, refused, within
 
 IDS = 10_000

@@ -6,7 +6,7 @@ import grpc
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 from tests.wire.conftest import Message, Serve, Wire, ids_of, now_ms, refused, within
 from tests.wire.test_seek import counts, ends_with_draining
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 from tests.wire.conftest import Message, Serve, eventually, ids_of
 
 

@@ -12,7 +12,7 @@ import postdate
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.storage.ledger import Ledger
 from postdate import cli
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 from tests.wire.conftest import Id, Message, Serve, Wire, eventually, ids_of, refused, within
 
 TINY = {

@@ -23,7 +23,7 @@ from postdate.errors import (
     PostdateError,
 )
 from postdate.model import IdRange, MessageId, OutgoingMessage, Receipt
-from postdate.v1 import message_pb2, producer_pb2
+from postdate_api.v1 import message_pb2, producer_pb2
 
 # What a message weighs besides its payload and its texts, for limits in bytes: an estimate.
 MESSAGE_OVERHEAD_BYTES = 48

@@ -31,7 +31,7 @@ from datetime import timedelta
 
 from postdate.message import Holder, Message
 from postdate.model import MessageId
-from postdate.v1 import consumer_pb2
+from postdate_api.v1 import consumer_pb2
 
 RENEWALS = 3  # a lease, so that one may be late
 

@@ -25,7 +25,7 @@ from postdate.errors import (
     Unauthenticated,
     Unavailable,
 )
-from postdate.v1 import consumer_pb2
+from postdate_api.v1 import consumer_pb2
 
 _END_GRACE_S = 5.0
 _SILENCE_HEARTBEATS = 3  # so many missed ones, and the connection is taken for dead

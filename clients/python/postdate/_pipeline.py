@@ -38,7 +38,7 @@ from postdate.errors import (
     Unavailable,
 )
 from postdate.model import IdRange
-from postdate.v1 import admin_pb2, producer_pb2
+from postdate_api.v1 import admin_pb2, producer_pb2
 
 _END_GRACE_S = 5.0
 _ATTEMPT_S = 0.05

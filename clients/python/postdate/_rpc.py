@@ -24,7 +24,7 @@ from postdate._backoff import Backoff
 from postdate._status import connection_broke, error_from_rpc
 from postdate.credentials import Credentials
 from postdate.errors import Closed, Disconnected, PostdateError, TlsFailed, Unavailable
-from postdate.v1 import (
+from postdate_api.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     consumer_pb2,

@@ -25,7 +25,7 @@ from typing import Literal
 from postdate._status import error_from_status
 from postdate.errors import PostdateError
 from postdate.model import MessageId
-from postdate.v1 import consumer_pb2, message_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2
 
 IDS_MAX = 10_000  # a frame, unless the broker says that it takes fewer; its default
 FAULTS_MAX = 100  # kept for whoever asks; later ones are only counted

@@ -24,7 +24,7 @@ from postdate.policies import (
     topic_policy,
     topic_policy_proto,
 )
-from postdate.v1 import admin_pb2, consumer_pb2, message_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2
 
 _PAGE_SIZE = 1000
 _VERIFY_S = 3_600.0

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from postdate._rpc import Rpc
 from postdate._time import moment
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 
 _PAGE_SIZE = 1000
 _CREATE_S = 24 * 3_600.0

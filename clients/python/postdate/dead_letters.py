@@ -13,7 +13,7 @@ from postdate._settlement import IDS_MAX, entry_sets, fault_table
 from postdate._time import duration_ms, moment
 from postdate.errors import PostdateError
 from postdate.model import MessageId
-from postdate.v1 import admin_pb2, message_pb2
+from postdate_api.v1 import admin_pb2, message_pb2
 
 _PAGE_SIZE = 100
 _FULL_PAGE_SIZE = 20  # payloads may be large, and a page is one answer

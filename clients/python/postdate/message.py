@@ -13,7 +13,7 @@ from postdate import _trace
 from postdate._settlement import ACK, RELEASE, Verb
 from postdate._time import duration_ms, moment, moment_or_none, span
 from postdate.model import MessageId
-from postdate.v1 import consumer_pb2
+from postdate_api.v1 import consumer_pb2
 
 _REASON_CHARS_MAX = 250
 

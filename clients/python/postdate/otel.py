@@ -32,7 +32,7 @@ except ImportError as _missing:
 if TYPE_CHECKING:
     from postdate.message import Message
     from postdate.model import Receipt
-    from postdate.v1 import message_pb2, producer_pb2
+    from postdate_api.v1 import message_pb2, producer_pb2
 
 __all__ = ["instrument", "uninstrument"]
 

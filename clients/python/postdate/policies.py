@@ -16,7 +16,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
 from postdate._time import duration_ms, span
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 
 
 class Tracker(Enum):

@@ -22,7 +22,7 @@ from postdate._pipeline import Pipeline
 from postdate._rpc import Rpc
 from postdate.errors import Closed, PartlyStored, PostdateError
 from postdate.model import IdRange, OutgoingMessage, Receipt, Receipts
-from postdate.v1 import message_pb2, producer_pb2
+from postdate_api.v1 import message_pb2, producer_pb2
 
 
 class Producer:

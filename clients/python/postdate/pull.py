@@ -17,7 +17,7 @@ from postdate._time import duration_ms, moment_or_none
 from postdate.errors import PostdateError
 from postdate.message import Message
 from postdate.model import InitialPosition, MessageId
-from postdate.v1 import consumer_pb2
+from postdate_api.v1 import consumer_pb2
 
 # ReceiveResponse does not say how long the lease is where the request left it to the subscription.
 # Half the broker's default is safe for keeping it.

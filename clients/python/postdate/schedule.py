@@ -25,7 +25,7 @@ from postdate.scheduled import (
     ScheduledMessage,
     change_outcome,
 )
-from postdate.v1 import message_pb2, schedule_pb2
+from postdate_api.v1 import message_pb2, schedule_pb2
 
 NAMES_MAX = 5_000  # ids or keys in a call, and messages in a page of changes; the broker's default
 _PAGE_SIZE = 1_000  # the broker ends a page of large payloads before

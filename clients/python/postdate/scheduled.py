@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from postdate._time import moment, moment_or_none, span
 from postdate.model import MessageId
-from postdate.v1 import schedule_pb2
+from postdate_api.v1 import schedule_pb2
 
 
 class ScheduledState(enum.Enum):

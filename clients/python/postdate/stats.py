@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from postdate._rpc import Rpc
 from postdate._time import moment_or_none, span
 from postdate.model import SubscriptionType, subscription_type
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 
 _PAGE_SIZE = 1000
 

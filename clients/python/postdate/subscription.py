@@ -22,7 +22,7 @@ from postdate._time import duration_ms, span
 from postdate.errors import Closed, Disconnected, PostdateError
 from postdate.message import Message
 from postdate.model import InitialPosition, MessageId, SubscriptionType
-from postdate.v1 import consumer_pb2
+from postdate_api.v1 import consumer_pb2
 
 _KEEP = Verb("extend")  # by the consumer's own lease
 _PERMITS = 1000

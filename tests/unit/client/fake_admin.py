@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
-from postdate.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, message_pb2
+from postdate_api.v1 import admin_pb2, admin_pb2_grpc, consumer_pb2, message_pb2
 from tests.unit.client.fake_values import (
     LEDGER,
     FakeSubscription,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from postdate.v1 import consumer_pb2, message_pb2, schedule_pb2, schedule_pb2_grpc
+from postdate_api.v1 import consumer_pb2, message_pb2, schedule_pb2, schedule_pb2_grpc
 from tests.unit.client.fake_values import LEDGER, FakeTopic, Knobs, abort, now_ms, status
 
 _PAGE = 2  # small pages, so that paging is seen to work

@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 from google.rpc import status_pb2
 
-from postdate.v1 import (
+from postdate_api.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     consumer_pb2,

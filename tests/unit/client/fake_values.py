@@ -12,7 +12,7 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from postdate.v1 import admin_pb2, consumer_pb2, message_pb2
+from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2
 
 LEDGER = 7
 DETAILS_KEY = "grpc-status-details-bin"

@@ -13,7 +13,7 @@ import pytest
 import postdate as sdk
 from postdate.cli import cli
 from postdate.commands.values import parse_size, parse_target
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 from tests.unit.client.fake_server import FakeBroker
 
 Run = Callable[..., Any]

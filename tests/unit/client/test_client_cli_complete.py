@@ -13,7 +13,7 @@ import pytest
 
 from broker.cli import main as broker_cli
 from postdate.cli import cli
-from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
+from postdate_api.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
 from tests.unit.client.fake_server import FakeBroker
 from tools.cli_reference import render_reference
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 import postdate
-from postdate.v1 import consumer_pb2
+from postdate_api.v1 import consumer_pb2
 from tests.unit.client.fake_server import DEAD_LETTERS, FakeBroker
 from tests.unit.client.fake_values import status
 

@@ -18,7 +18,7 @@ from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from postdate._held import Held
 from postdate.model import MessageId
-from postdate.v1 import consumer_pb2
+from postdate_api.v1 import consumer_pb2
 from tests.unit.client.fake_server import FakeBroker
 from tests.unit.client.fake_values import status
 

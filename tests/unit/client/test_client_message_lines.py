@@ -17,7 +17,7 @@ from postdate.commands.message_lines import (
     read_header,
     read_messages,
 )
-from postdate.v1 import message_pb2, schedule_pb2
+from postdate_api.v1 import message_pb2, schedule_pb2
 
 NOW = datetime(2026, 11, 22, 10, 0, 0, 123000, tzinfo=UTC)
 HEADER = header_line("some-id", "orders", "broker", NOW)

@@ -10,7 +10,7 @@ import pytest
 
 import postdate
 from postdate import policies
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 from tests.unit.client.fake_server import FakeBroker
 
 FULL_TOPIC = postdate.TopicPolicy(

@@ -11,7 +11,7 @@ import pytest
 
 import postdate
 from postdate import ChangeResult, MessageId, ScheduledState
-from postdate.v1 import schedule_pb2
+from postdate_api.v1 import schedule_pb2
 from tests.unit.client.fake_server import FakeBroker
 from tests.unit.client.fake_values import LEDGER, status
 

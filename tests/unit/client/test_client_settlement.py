@@ -9,7 +9,7 @@ import pytest
 import postdate
 from postdate._settlement import ACK, IDS_MAX, Settlements, Verb
 from postdate.model import MessageId
-from postdate.v1 import consumer_pb2
+from postdate_api.v1 import consumer_pb2
 from tests.unit.client.fake_values import status
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import postdate
-from postdate.v1 import consumer_pb2
+from postdate_api.v1 import consumer_pb2
 from tests.unit.client.fake_server import FakeBroker
 from tests.unit.client.fake_values import status
 

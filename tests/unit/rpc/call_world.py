@@ -19,7 +19,7 @@ from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.calls import END_OF_STREAM
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
-from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, message_pb2, producer_pb2, schedule_pb2
+from postdate_api.v1 import admin_pb2, compaction_pb2, consumer_pb2, message_pb2, producer_pb2, schedule_pb2
 from tests.harness import EARLIEST, Inbox, Node, Outgoing
 from tests.unit.folder.compaction_world import TOPIC, config, fill, ledger_ids
 

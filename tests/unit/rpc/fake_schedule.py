@@ -32,7 +32,7 @@ from broker.topics.schedule_values import (
     ScheduledPage,
     ScheduledState,
 )
-from postdate.v1 import message_pb2, schedule_pb2
+from postdate_api.v1 import message_pb2, schedule_pb2
 from tests.configs import broker_config
 
 NOW_MS = 1_000_000

@@ -11,7 +11,7 @@ from broker.rpc import answers as answers_module
 from broker.rpc.answers import Answers
 from broker.settings import MIB
 from broker.testing.sim_clock import SimClock
-from postdate.v1 import schedule_pb2
+from postdate_api.v1 import schedule_pb2
 from tests.unit.rpc.fake_schedule import HandTime
 
 

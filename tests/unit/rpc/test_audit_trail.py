@@ -14,7 +14,7 @@ from broker.observe.logs import JsonFormatter, TextFormatter
 from broker.rpc.audit import NOT_CHANGES
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
-from postdate.v1 import admin_pb2, schedule_pb2
+from postdate_api.v1 import admin_pb2, schedule_pb2
 from tests.unit.folder.compaction_world import TOPIC
 from tests.unit.rpc.call_world import CASES, METHODS, Refused, World, make_world
 

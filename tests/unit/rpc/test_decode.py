@@ -16,7 +16,7 @@ from broker.model import DELIVER_AT_MS_MAX, DELIVER_AT_MS_MIN
 from broker.rpc import decode
 from broker.rpc.decode import PRODUCER_NAME_BYTES_MAX, DecodedProduce, decode_produce, read_envelope
 from broker.storage.schedule_hash import hash_keys
-from postdate.v1 import consumer_pb2, message_pb2, producer_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
 from tests.configs import broker_config
 from tests.unit.rpc.test_wire import text, varint
 

@@ -16,7 +16,7 @@ from broker.rpc import encode
 from broker.rpc.encode import encode_batch_response, encode_deliveries, put_varints
 from broker.storage.varint import encode_varint
 from broker.subscriptions.consumer import DeliveryBatch
-from postdate.v1 import consumer_pb2, message_pb2
+from postdate_api.v1 import consumer_pb2, message_pb2
 from tests.depth import at_depth
 
 Told = tuple[int, int, int, int, int, bytes]

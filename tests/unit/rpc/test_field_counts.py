@@ -14,7 +14,7 @@ from broker.errors import InvalidRequest
 from broker.rpc.decode import ProduceEnvelope
 from broker.rpc.field_counts import MOST, OTHERS_MAX, check_field_count, has_more_fields, inside
 from broker.storage.varint import encode_varint
-from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, message_pb2, producer_pb2, schedule_pb2
+from postdate_api.v1 import admin_pb2, compaction_pb2, consumer_pb2, message_pb2, producer_pb2, schedule_pb2
 from tests.depth import at_depth
 
 MODULES = (admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2)

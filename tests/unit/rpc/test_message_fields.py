@@ -16,8 +16,8 @@ from broker.storage.varint import encode_varint
 from broker.topics.dead_letter_frames import requeued_frame
 from broker.topics.schedule_frames import schedule_key_of
 from broker.topics.stored_message import StoredMessage, read_message
-from postdate.v1 import consumer_pb2, message_pb2, producer_pb2, schedule_pb2
-from postdate.v1.message_pb2 import Message
+from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2, schedule_pb2
+from postdate_api.v1.message_pb2 import Message
 
 COUNT = 20
 NAMES = [field.name for field in Message.DESCRIPTOR.fields]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from broker.policy import SubscriptionPolicy, TopicPolicy
-from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
+from postdate_api.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
 
 MODULES = (admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2)
 FOLDER = Path(__file__).resolve().parents[3] / "broker" / "rpc"

@@ -9,7 +9,7 @@ import pytest
 
 from broker.model import DELIVER_AT_MS_MAX, ENTRY_ID_MAX, LEDGER_ID_MAX, TIME_MS_MAX, Position
 from broker.topics.schedule_values import Cancel, DueRange, Move, PageMark, ScheduledCounts
-from postdate.v1 import message_pb2, schedule_pb2
+from postdate_api.v1 import message_pb2, schedule_pb2
 from tests.unit.rpc.fake_schedule import LSN, NOW_MS, Edge, FakeSchedule, Refused
 
 DONE, DELIVERED, NOT_FOUND, CANCELLED = 1, 2, 3, 4

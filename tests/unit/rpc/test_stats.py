@@ -7,7 +7,7 @@ from broker.rpc.stats import get_stats
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
-from postdate.v1 import admin_pb2
+from postdate_api.v1 import admin_pb2
 from tests.harness import EARLIEST, Node, Outgoing
 
 

@@ -14,7 +14,7 @@ from broker.errors import InvalidRequest
 from broker.model import DELIVER_AT_MS_MAX, DELIVER_AT_MS_MIN
 from broker.rpc.decode import decode_produce
 from broker.rpc.schedule_requests import move_of
-from postdate.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
+from postdate_api.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
 from tests.configs import broker_config
 
 NOW_MS = 1_790_000_000_000

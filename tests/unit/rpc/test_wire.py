@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from broker.model import Int64Column
 from broker.rpc.wire import Fields, find_frames, scan_messages
 from broker.storage.varint import encode_varint
-from postdate.v1 import message_pb2
+from postdate_api.v1 import message_pb2
 
 INT64_MAX = (1 << 63) - 1
 SCALARS = {0x20: "deliver_at_ms", 0x28: "deliver_after_ms", 0x38: "ttl_ms", 0x40: "sequence_ids"}

@@ -8,7 +8,7 @@ from broker.errors import Refused
 from broker.storage.manifest import SUBSCRIPTION_TYPES
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.types import SubscriptionType
-from postdate.v1 import consumer_pb2
+from postdate_api.v1 import consumer_pb2
 
 RULES = {
     #            by key, in order, Receive, admits a second, honours delays without and with the policy

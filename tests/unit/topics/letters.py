@@ -16,7 +16,7 @@ from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.dead_letter_frames import HOLDER_NAME, PREFIX
-from postdate.v1.message_pb2 import Message
+from postdate_api.v1.message_pb2 import Message
 from tests.harness import Inbox, Node, entries_of, payload_of, small_config
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from broker.errors import Corrupt, Refused
 from broker.policy import SubscriptionPolicy
 from broker.rpc.decode import ProduceEnvelope
 from broker.topics import dead_letter_frames as frames
-from postdate.v1.message_pb2 import Message
+from postdate_api.v1.message_pb2 import Message
 
 GIVEN = {
     frames.TOPIC: "orders",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.errors import Corrupt
 from broker.storage.varint import encode_varint
 from broker.topics.schedule_frames import schedule_key_of
-from postdate.v1.message_pb2 import Message
+from postdate_api.v1.message_pb2 import Message
 
 texts = st.text(max_size=300)
 numbers = st.integers(0, (1 << 53) - 1)

@@ -1,4 +1,4 @@
-from postdate.v1 import message_pb2 as _message_pb2
+from postdate_api.v1 import message_pb2 as _message_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor

@@ -28,7 +28,7 @@ DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19postdate/v1/me
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'postdate.v1.message_pb2', _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'postdate_api.v1.message_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.postdate.v1B\014MessageProtoP\001Z\035postdate.dev/go/v1;postdatev1\252\002\013Postdate.V1'

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from postdate.v1 import compaction_pb2 as postdate_dot_v1_dot_compaction__pb2
+from postdate_api.v1 import compaction_pb2 as postdate_dot_v1_dot_compaction__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
