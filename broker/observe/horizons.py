@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 
+from broker.observe.metric_help import gauge
 from broker.settings import DAY_MS, HOUR_MS, MINUTE_MS
 
 HORIZONS: tuple[tuple[str, int], ...] = (
@@ -25,11 +26,7 @@ def due_within_parts(counts: Iterable[tuple[str, int]]) -> Iterator[Metric | Non
         totals[name] += count
         yield None
     # Not "le", which Prometheus keeps for histograms.
-    gauge = GaugeMetricFamily(
-        "postdate_due_within_messages",
-        "Scheduled messages of all topics that come due within this time from now, about.",
-        labels=("within",),
-    )
+    family = gauge("due_within_messages", ("within",))
     for name, total in totals.items():
-        gauge.add_metric((name,), total)
-    yield gauge
+        family.add_metric((name,), total)
+    yield family

@@ -2,7 +2,9 @@
 
 A counter on the way of a message is an attribute of a slotted object, for `+= 1` costs a fiftieth of a call
 into a metrics library. The names of the attributes are the names of the metrics: `produced_messages` is
-`postdate_produced_messages_total`. The tables below give the help texts, and a test that none is forgotten.
+`postdate_produced_messages_total`. A new metric is an attribute of one of the classes below, its name in the table of
+its kind (or, if it is no plain number, a family in `_broker_parts`), its text in `metric_help`, and its row in
+docs/operations.md; tests miss each of them that is forgotten.
 
 Rendering is done in slices of about a millisecond, and the loop runs between them: a scrape of 40,000
 samples takes a quarter of a second, and no delivery may wait for it. Values of one series belong to one
@@ -19,18 +21,13 @@ from itertools import islice
 from operator import attrgetter
 
 from prometheus_client import generate_latest
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from broker.observe.horizons import due_within_parts
 from broker.observe.lateness import DurationHistogram, HistogramStats, LatenessHistogram
-from broker.observe.security_metrics import security_parts
+from broker.observe.metric_help import counter, gauge, histogram
 
 OTHER = "_other"
 """The label of all series beyond the limit, summed. No topic has this name: names begin otherwise."""
@@ -207,98 +204,84 @@ class BrokerSnapshot:
     due_within: Iterable[tuple[str, int]] = ()  # a name of HORIZONS, and the count of one topic
 
 
-Family = tuple[str, str]
-"""The name of an attribute or metric without prefix, and its help text."""
-
-TOPIC_COUNTERS: tuple[Family, ...] = (
-    ("produced_messages", "Messages stored."),
-    ("produced_bytes", "Bytes of the messages stored."),
-    ("produced_batches", "Produce requests stored."),
-    ("cancelled_messages", "Messages cancelled before they were delivered, replaced ones among them."),
-    ("moved_messages", "Messages whose delivery time was changed, counted at each change."),
-    ("duplicate_batches", "Produce requests that were repeats, answered with the original ids."),
-    ("refused_batches", "Produce requests refused."),
+# Names of attributes, which are those of the metrics without prefix.
+TOPIC_COUNTERS: tuple[str, ...] = (
+    "produced_messages",
+    "produced_bytes",
+    "produced_batches",
+    "cancelled_messages",
+    "moved_messages",
+    "duplicate_batches",
+    "refused_batches",
 )
-SUBSCRIPTION_COUNTERS: tuple[Family, ...] = (
-    ("delivered_messages", "Messages sent to consumers, redeliveries included."),
-    ("delivered_bytes", "Bytes of the messages sent to consumers."),
-    ("acked_messages", "Messages whose acknowledgement is durable."),
-    ("nacked_messages", "Messages given back by consumers."),
-    ("redelivered_messages", "Messages returned for redelivery: nacked, lease expired or consumer lost."),
-    ("expired_messages", "Messages settled because their TTL had passed."),
-    ("dead_lettered_messages", "Messages moved to the dead-letter topic."),
-    ("requeued_messages", "Dead letters requeued, counted on the subscription that held them."),
-    ("purged_messages", "Dead letters purged, counted on the subscription that held them."),
-    ("damaged_messages", "Damaged messages that were set aside. Must stay 0."),
-    (
-        "unreadable_messages",
-        "Failed attempts to read messages of which not even the rows can be read; they wait. Must stay 0.",
-    ),
-    ("lease_expired_messages", "Messages whose lease expired."),
-    ("early_deliveries", "Messages delivered before their effective time. Must stay 0."),
+SUBSCRIPTION_COUNTERS: tuple[str, ...] = (
+    "delivered_messages",
+    "delivered_bytes",
+    "acked_messages",
+    "nacked_messages",
+    "redelivered_messages",
+    "expired_messages",
+    "dead_lettered_messages",
+    "requeued_messages",
+    "purged_messages",
+    "damaged_messages",
+    "unreadable_messages",
+    "lease_expired_messages",
+    "early_deliveries",
 )
-DROPPED_REASONS: tuple[Family, ...] = (
+DROPPED_REASONS: tuple[tuple[str, str], ...] = (
     ("dropped_settled_messages", "settled"),
     ("dropped_moved_messages", "moved"),
     ("dropped_early_messages", "early"),
 )
 """Attributes of SubscriptionCounters, and the value of the label `reason`."""
-TOPIC_GAUGES: tuple[Family, ...] = (
-    ("scheduled_messages", "Messages that are not due yet."),
-    ("storage_bytes", "Bytes on disk."),
-    ("index_memory_bytes", "Memory of the delayed index, estimated."),
-    ("index_buckets", "Buckets: sealed ones and the mutable one, or time buckets in memory."),
-    ("index_loaded_entries", "Entries of the delayed index that are loaded because they are due soon."),
-    ("index_snapshot_bytes", "Bytes of sealed buckets on disk."),
-    ("schedule_key_runs", "Key runs on disk."),
-    ("schedule_key_bytes", "Bytes of key runs on disk."),
-    ("settled_schedule_keys", "Schedule keys remembered after their message stopped waiting; approximate."),
+TOPIC_GAUGES: tuple[str, ...] = (
+    "scheduled_messages",
+    "storage_bytes",
+    "index_memory_bytes",
+    "index_buckets",
+    "index_loaded_entries",
+    "index_snapshot_bytes",
+    "schedule_key_runs",
+    "schedule_key_bytes",
+    "settled_schedule_keys",
 )
-SUBSCRIPTION_GAUGES: tuple[Family, ...] = (
-    ("subscription_scheduled_messages", "Unsettled messages that are not due yet."),
-    ("ready_messages", "Unsettled messages that are due and not leased."),
-    ("leased_messages", "Messages leased to consumers."),
-    ("consumers", "Connected consumers."),
-    ("dead_letter_messages", "Dead letters that were neither requeued nor purged."),
-    ("subscription_paused", "1 if delivery is paused."),
+SUBSCRIPTION_GAUGES: tuple[str, ...] = (
+    "subscription_scheduled_messages",
+    "ready_messages",
+    "leased_messages",
+    "consumers",
+    "dead_letter_messages",
+    "subscription_paused",
 )
-BROKER_COUNTERS: tuple[Family, ...] = (
-    ("journal_records", "Records written to the journal."),
-    ("journal_bytes", "Bytes written to the journal."),
-    ("checkpoints", "Checkpoints completed."),
-    ("checkpoint_failures", "Checkpoints that failed."),
-    ("file_retries", "File operations that failed without effect and were retried."),
-    ("removed_ledgers", "Ledgers removed because nothing in them was live."),
-    ("compacted_ledgers", "Ledgers replaced by a compacted generation."),
-    ("reclaimed_bytes", "Bytes freed by removing and compacting ledgers."),
-    ("index_rebuilds", "Rebuilds of a delayed index from its ledgers. Must stay 0."),
-    ("backups", "Backups completed."),
-    ("backup_failures", "Backups that failed."),
-    ("schedule_key_lookups", "Schedule keys looked up beyond the filters in memory."),
-    ("clock_steps", "Jumps of the wall clock, in either direction."),
-    ("schedule_key_rebuilds", "Rebuilds of a schedule-key lookup from the ledgers. Must stay 0."),
+BROKER_COUNTERS: tuple[str, ...] = (
+    "journal_records",
+    "journal_bytes",
+    "checkpoints",
+    "checkpoint_failures",
+    "file_retries",
+    "removed_ledgers",
+    "compacted_ledgers",
+    "reclaimed_bytes",
+    "index_rebuilds",
+    "backups",
+    "backup_failures",
+    "schedule_key_lookups",
+    "clock_steps",
+    "schedule_key_rebuilds",
 )
-BROKER_HISTOGRAMS: tuple[tuple[str, str, str], ...] = (
-    ("journal_sync", "journal_sync_seconds", "Duration of a journal sync."),
-    ("checkpoint", "checkpoint_duration_seconds", "Duration of a checkpoint."),
-    ("loop_lag", "loop_lag_seconds", "Delay of event-loop callbacks."),
-    ("bucket_seal", "index_seal_seconds", "Duration of a bucket seal."),
-    ("bucket_merge", "index_merge_seconds", "Duration of a bucket merge."),
-    ("bucket_load", "index_load_seconds", "Duration of a step that loads entries due soon."),
+BROKER_HISTOGRAMS: tuple[tuple[str, str], ...] = (
+    ("journal_sync", "journal_sync_seconds"),
+    ("checkpoint", "checkpoint_duration_seconds"),
+    ("loop_lag", "loop_lag_seconds"),
+    ("bucket_seal", "index_seal_seconds"),
+    ("bucket_merge", "index_merge_seconds"),
+    ("bucket_load", "index_load_seconds"),
 )
-"""Attribute of BrokerCounters, metric, help."""
+"""Attribute of BrokerCounters, and its metric."""
 
-_LATENESS = (
-    "delivery_lateness_seconds",
-    "Time from effective time to delivery; from arrival for messages without a delay.",
-)
-_DROPPED = (
-    "last_look_dropped_messages",
-    "Messages dropped by the last look before delivery: settled (or leased, or waiting), moved, or not due yet.",
-)
-
-_topic_counts = attrgetter(*(name for name, _ in TOPIC_COUNTERS))
-_subscription_counts = attrgetter(*(name for name, _ in (*SUBSCRIPTION_COUNTERS, *DROPPED_REASONS)))
+_topic_counts = attrgetter(*TOPIC_COUNTERS)
+_subscription_counts = attrgetter(*SUBSCRIPTION_COUNTERS, *(name for name, _ in DROPPED_REASONS))
 _no_lateness = LatenessHistogram().stats()
 
 
@@ -408,70 +391,38 @@ class BrokerCollector(Collector):
 
     def _broker_parts(self, snapshot: BrokerSnapshot) -> Iterator[Metric]:
         counters = snapshot.counters
-        build = GaugeMetricFamily(
-            "postdate_build_info", "1, labelled with the version.", labels=("version", "python_version")
-        )
+        build = gauge("build_info", ("version", "python_version"))
         build.add_metric((self._version, platform.python_version()), 1)
         yield build
-        for name, text in BROKER_COUNTERS:
-            yield CounterMetricFamily(f"postdate_{name}", text, value=getattr(counters, name))
-        refused = CounterMetricFamily(
-            "postdate_refused_requests", "Requests answered with an error, by reason.", labels=("reason",)
+        for name in BROKER_COUNTERS:
+            yield counter(name, value=getattr(counters, name))
+        yield _labelled("refused_requests", ("reason",), _single(sorted(counters.refusals.items())))
+        yield _labelled(
+            "index_operations", ("operation", "result"), sorted(counters.index_operations.items())
         )
-        for reason, count in sorted(counters.refusals.items()):
-            refused.add_metric((reason,), count)
-        yield refused
-        operations = CounterMetricFamily(
-            "postdate_index_operations",
-            "Seals, merges and loads of buckets, and failed reads of damaged ledgers. Failed ones are retried.",
-            labels=("operation", "result"),
-        )
-        for key, count in sorted(counters.index_operations.items()):
-            operations.add_metric(key, count)
-        yield operations
-        compactions = CounterMetricFamily(
-            "postdate_compactions", "Leases of compaction jobs that ended, by result.", labels=("result",)
-        )
-        for result, count in counters.compactions.items():
-            compactions.add_metric((result,), count)
-        yield compactions
-        yield from security_parts(counters.auth_failures, counters.security_reloads)
-        for name, text, value in (
-            (
-                "ready",
-                "1 if the broker serves, 0 while it recovers, drains or has failed.",
-                int(snapshot.ready),
-            ),
-            ("recovery_seconds", "Duration of the recovery at the last start.", counters.recovery_seconds),
-            (
-                "tls_certificate_expiry_timestamp_seconds",
-                "Expiry of the broker's certificate, Unix time; 0 without a certificate.",
-                counters.tls_expires_at_seconds,
-            ),
-            (
-                "backup_last_success_timestamp_seconds",
-                "Start of the last completed backup, Unix time; 0 if there is none.",
-                counters.backup_last_ms / 1000,
-            ),
-            ("backup_last_duration_seconds", "Duration of the last backup.", counters.backup_last_seconds),
-            ("backup_last_bytes", "Bytes of the last backup, linked or copied.", counters.backup_last_bytes),
-            ("journal_pending_bytes", "Journal bytes that wait for a sync.", snapshot.journal_pending_bytes),
-            ("disk_free_bytes", "Free bytes on the data directory's disk.", snapshot.disk_free_bytes),
-            ("disk_reserve_bytes", "Free bytes below which produce is refused.", snapshot.disk_reserve_bytes),
-            (
-                "dedup_memory_bytes",
-                "Memory of producers' sequence ids.",
-                snapshot.dedup_memory_bytes,
-            ),
-            ("topics", "Number of topics.", snapshot.topics_count),
-            ("subscriptions", "Number of subscriptions.", snapshot.subscriptions_count),
+        yield _labelled("compactions", ("result",), _single(counters.compactions.items()))
+        yield _labelled("auth_failures", ("reason",), _single(counters.auth_failures.items()))
+        yield _labelled("security_reloads", ("what", "result"), sorted(counters.security_reloads.items()))
+        for name, value in (
+            ("ready", int(snapshot.ready)),
+            ("recovery_seconds", counters.recovery_seconds),
+            ("tls_certificate_expiry_timestamp_seconds", counters.tls_expires_at_seconds),
+            ("backup_last_success_timestamp_seconds", counters.backup_last_ms / 1000),
+            ("backup_last_duration_seconds", counters.backup_last_seconds),
+            ("backup_last_bytes", counters.backup_last_bytes),
+            ("journal_pending_bytes", snapshot.journal_pending_bytes),
+            ("disk_free_bytes", snapshot.disk_free_bytes),
+            ("disk_reserve_bytes", snapshot.disk_reserve_bytes),
+            ("dedup_memory_bytes", snapshot.dedup_memory_bytes),
+            ("topics", snapshot.topics_count),
+            ("subscriptions", snapshot.subscriptions_count),
         ):
-            yield GaugeMetricFamily(f"postdate_{name}", text, value=value)
-        for attribute, name, text in BROKER_HISTOGRAMS:
+            yield gauge(name, value=value)
+        for attribute, name in BROKER_HISTOGRAMS:
             stats = getattr(counters, attribute).stats()
-            histogram = HistogramMetricFamily(f"postdate_{name}", text, labels=())
-            histogram.add_metric((), stats.cumulative(), stats.sum_seconds)
-            yield histogram
+            family = histogram(name)
+            family.add_metric((), stats.cumulative(), stats.sum_seconds)
+            yield family
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,6 +433,20 @@ class _Single:
 
     def collect(self) -> Iterable[Metric]:
         return (self.family,)
+
+
+def _labelled(
+    name: str, labels: tuple[str, ...], counts: Iterable[tuple[tuple[str, ...], int]]
+) -> CounterMetricFamily:
+    family = counter(name, labels)
+    for values, count in counts:
+        family.add_metric(values, count)
+    return family
+
+
+def _single(counts: Iterable[tuple[str, int]]) -> Iterator[tuple[tuple[str], int]]:
+    """Counts by the value of one label."""
+    return (((value,), count) for value, count in counts)
 
 
 def _topic_row(topic: TopicSnapshot) -> _Row:
@@ -522,68 +487,59 @@ def _subscription_row(subscription: SubscriptionSnapshot) -> _Row:
     )
 
 
-def _count_parts(families: tuple[Family, ...], labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metric]:
-    for index, (name, text) in enumerate(families):
+def _count_parts(names: tuple[str, ...], labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metric]:
+    for index, name in enumerate(names):
         for some in _sliced(rows, 1):
-            counter = CounterMetricFamily(f"postdate_{name}", text, labels=labels)
+            family = counter(name, labels)
             for row in some:
-                counter.add_metric(row.labels, row.counts[index])
-            yield counter
+                family.add_metric(row.labels, row.counts[index])
+            yield family
 
 
-def _gauge_parts(families: tuple[Family, ...], labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metric]:
-    for index, (name, text) in enumerate(families):
+def _gauge_parts(names: tuple[str, ...], labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metric]:
+    for index, name in enumerate(names):
         for some in _sliced(rows, 1):
-            gauge = GaugeMetricFamily(f"postdate_{name}", text, labels=labels)
+            family = gauge(name, labels)
             for row in some:
-                gauge.add_metric(row.labels, row.gauges[index])
-            yield gauge
+                family.add_metric(row.labels, row.gauges[index])
+            yield family
 
 
 def _next_due_parts(rows: list[_Row]) -> Iterator[Metric]:
     for some in _sliced(rows, 1):
-        gauge = GaugeMetricFamily(
-            "postdate_next_due_timestamp_seconds",
-            "Due time of the next message, Unix time; absent if none is scheduled.",
-            labels=("topic",),
-        )
+        family = gauge("next_due_timestamp_seconds", ("topic",))
         for row in some:
             if row.next_due_ms is not None:
-                gauge.add_metric(row.labels, row.next_due_ms / 1000)
-        yield gauge
+                family.add_metric(row.labels, row.next_due_ms / 1000)
+        yield family
 
 
 def _age_parts(labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metric]:
     for some in _sliced(rows, 1):
-        gauge = GaugeMetricFamily(
-            "postdate_oldest_ready_age_seconds",
-            "Age of the oldest ready message, since it was due or produced; 0 if none is ready. While messages flow, "
-            "as of the previous scrape.",
-            labels=labels,
-        )
+        family = gauge("oldest_ready_age_seconds", labels)
         for row in some:
-            gauge.add_metric(row.labels, row.oldest_ready_age_ms / 1000)
-        yield gauge
+            family.add_metric(row.labels, row.oldest_ready_age_ms / 1000)
+        yield family
 
 
 def _dropped_parts(labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metric]:
     first = len(SUBSCRIPTION_COUNTERS)
     for some in _sliced(rows, len(DROPPED_REASONS)):
-        counter = CounterMetricFamily(f"postdate_{_DROPPED[0]}", _DROPPED[1], labels=(*labels, "reason"))
+        family = counter("last_look_dropped_messages", (*labels, "reason"))
         for row in some:
             for index, (_, reason) in enumerate(DROPPED_REASONS):
-                counter.add_metric((*row.labels, reason), row.counts[first + index])
-        yield counter
+                family.add_metric((*row.labels, reason), row.counts[first + index])
+        yield family
 
 
 def _lateness_parts(labels: tuple[str, ...], rows: list[_Row]) -> Iterator[Metric]:
     for some in _sliced(rows, len(_no_lateness.counts) + 2):
-        histogram = HistogramMetricFamily(f"postdate_{_LATENESS[0]}", _LATENESS[1], labels=labels)
+        family = histogram("delivery_lateness_seconds", labels)
         for row in some:
             # Most subscriptions of a large broker are idle: their twenty empty lines are left out.
             if row.lateness is not _no_lateness:
-                histogram.add_metric(row.labels, row.lateness.cumulative(), row.lateness.sum_seconds)
-        yield histogram
+                family.add_metric(row.labels, row.lateness.cumulative(), row.lateness.sum_seconds)
+        yield family
 
 
 def _sliced(rows: list[_Row], samples_per_row: int) -> Iterator[list[_Row]]:

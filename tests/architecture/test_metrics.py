@@ -1,4 +1,4 @@
-"""Every metric has the project's prefix and a help text that is a sentence, and stands in docs/operations.md."""
+"""Every metric has the project's prefix and a help text that is a sentence, which docs/operations.md has too."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 
+from broker.observe.metric_help import HELP, PREFIX
 from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,15 +34,31 @@ def test_metrics_are_named_and_explained():
     assert not wrong
 
 
-def test_every_metric_is_in_the_document_with_its_kind_and_no_other():
-    rows = re.findall(
-        r"^\| `(postdate_\w+)` \| (\w+) \|", (ROOT / "docs/operations.md").read_text(), re.MULTILINE
-    )
+def test_every_metric_is_in_the_document_with_its_kind_and_its_help_and_no_other():
+    page = (ROOT / "docs/operations.md").read_text()
+    rows = re.findall(r"^\| `(postdate_\w+)` \| (\w+) \| (.*) \|$", page, re.MULTILINE)
+    nothing = BrokerSnapshot(BrokerCounters(), (), (), topics_count=0, subscriptions_count=0)
+    shown = {
+        (family.name + ("_total" if family.type == "counter" else ""), family.type, family.documentation)
+        for family in BrokerCollector(lambda: nothing, version="0").collect()
+        if family.name.startswith(PREFIX)
+    }
+    assert len(rows) == len({name for name, _, _ in rows}), "a metric has two rows"
+    assert {(name, kind, without_markup(meaning)) for name, kind, meaning in rows} == shown
+
+
+def test_every_help_text_is_a_sentence_of_a_metric():
     nothing = BrokerSnapshot(BrokerCounters(), (), (), topics_count=0, subscriptions_count=0)
     families = BrokerCollector(lambda: nothing, version="0").collect()
-    shown = {each.name + ("_total" if each.type == "counter" else ""): each.type for each in families}
-    assert len(rows) == len(dict(rows)), "a metric has two rows"
-    assert dict(rows) == {name: kind for name, kind in shown.items() if name.startswith("postdate_")}
+    assert {family.name.removeprefix(PREFIX) for family in families if family.name.startswith(PREFIX)} == set(
+        HELP
+    )
+    assert [text for text in HELP.values() if not text.endswith(".") or "  " in text] == []
+
+
+def without_markup(meaning: str) -> str:
+    """Return the help text of a meaning: no marks of code, no links in parentheses."""
+    return re.sub(r" \(\[[^]]*\]\([^)]*\)\)", "", meaning).replace("`", "")
 
 
 def is_prometheus(module: str | None) -> bool:

@@ -1,0 +1,170 @@
+"""Help texts of the broker's metrics, each once: a scrape shows it as HELP, docs/operations.md as the meaning.
+
+A metric that has no text here cannot be made: `counter`, `gauge` and `histogram` look it up. A test compares the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+PREFIX = "postdate_"
+
+HELP: dict[str, str] = {
+    "delivered_messages": "Messages sent to consumers, redeliveries included.",
+    "delivered_bytes": "Bytes of the messages sent to consumers.",
+    "acked_messages": "Messages whose acknowledgement is durable.",
+    "nacked_messages": "Messages given back by consumers.",
+    "redelivered_messages": "Messages returned for redelivery: nacked, lease expired or consumer lost.",
+    "lease_expired_messages": "Messages whose lease expired.",
+    "expired_messages": (
+        "Messages settled because their TTL had passed, or because they were overdue and the action is "
+        "expire."
+    ),
+    "dead_lettered_messages": "Messages moved to the dead-letter topic.",
+    "requeued_messages": "Dead letters requeued; counted on the dead-letters subscription that held them.",
+    "purged_messages": "Dead letters purged; counted on the dead-letters subscription that held them.",
+    "damaged_messages": (
+        "Damaged messages moved to the dead letters, or settled where there are none. Must stay 0: alert on "
+        "any increase."
+    ),
+    "unreadable_messages": (
+        "Failed reads of messages whose row metadata is unreadable; the messages stay pending and are tried "
+        "again. Must stay 0: alert on any increase."
+    ),
+    "early_deliveries": "Messages delivered before their effective time. Must stay 0: alert on any increase.",
+    "last_look_dropped_messages": (
+        "Queue entries skipped by the final check before delivery, by reason: settled (or leased, or waiting "
+        "for redelivery), moved, early (not due yet). Harmless: no message is lost."
+    ),
+    "delivery_lateness_seconds": (
+        "Time from effective time to delivery; from arrival for messages without a delay. Absent until "
+        "something was delivered."
+    ),
+    "ready_messages": "Unsettled messages that are due and not leased.",
+    "leased_messages": "Messages leased to consumers.",
+    "subscription_scheduled_messages": (
+        "Unsettled messages that are not due yet, and nacked ones whose back-off has not ended."
+    ),
+    "dead_letter_messages": "Dead letters of this subscription that were neither requeued nor purged.",
+    "oldest_ready_age_seconds": (
+        "Age of the oldest ready message, since it was due or produced; 0 if none is ready. May lag by one "
+        "scrape while messages flow; GetStats is exact."
+    ),
+    "consumers": "Connected consumers.",
+    "subscription_paused": "1 if delivery is paused.",
+    "produced_messages": "Messages stored.",
+    "produced_bytes": "Bytes of the messages stored.",
+    "produced_batches": "Produce requests stored.",
+    "cancelled_messages": "Messages cancelled before they were delivered, including replaced ones.",
+    "moved_messages": "Messages whose delivery time was changed, counted at each change.",
+    "duplicate_batches": (
+        "Produce requests recognised as repeats by their sequence ids, answered with the original message "
+        "ids."
+    ),
+    "refused_batches": "Produce requests refused.",
+    "scheduled_messages": (
+        "Messages that are not due yet, including those that every subscription has already settled."
+    ),
+    "next_due_timestamp_seconds": "Due time of the next message, Unix time. Absent if none is scheduled.",
+    "storage_bytes": "Bytes of messages in ledgers.",
+    "index_memory_bytes": "Memory of the delayed index, estimated.",
+    "index_buckets": (
+        "Number of buckets of the delayed index: tracker bucket: sealed and open ones; tracker memory: time "
+        "buckets."
+    ),
+    "index_loaded_entries": "Entries of the delayed index held in memory because they are due soon.",
+    "index_snapshot_bytes": "Bytes of sealed buckets on disk.",
+    "schedule_key_runs": "Files of the schedule-key index (key runs).",
+    "schedule_key_bytes": "Size of the schedule-key index on disk.",
+    "settled_schedule_keys": (
+        "Schedule keys whose message no longer waits and that can still be looked up; approximate."
+    ),
+    "build_info": "Constant 1, with the labels version and python_version.",
+    "ready": "1 if the broker serves, 0 while it recovers, drains or has failed.",
+    "due_within_messages": (
+        "Scheduled messages of all topics that come due within the time of the label within: 1m, 10m, 1h, 1d,"
+        " 7d; each counts in the longer ones too. An estimate: segments of the index that are not loaded are "
+        "taken as spread evenly over their time range."
+    ),
+    "disk_free_bytes": "Free bytes on the data directory's disk; updated every second.",
+    "disk_reserve_bytes": "Free bytes below which produce is refused (disk_reserve_bytes).",
+    "dedup_memory_bytes": (
+        "Memory of producers' sequence ids, of all topics. At dedup_memory_bytes_max new ones are refused "
+        "with DEDUP_MEMORY_FULL."
+    ),
+    "clock_steps": (
+        "Jumps of the wall clock by 100 ms or more, in either direction. Due times are compared with that "
+        "clock."
+    ),
+    "recovery_seconds": "Duration of the recovery at the last start.",
+    "topics": "Number of topics.",
+    "subscriptions": "Number of subscriptions.",
+    "refused_requests": "Requests answered with an error, by reason.",
+    "journal_records": "Records written to the journal.",
+    "journal_bytes": "Bytes written to the journal.",
+    "journal_pending_bytes": "Journal bytes that wait for a sync.",
+    "journal_sync_seconds": "Duration of a journal sync.",
+    "checkpoints": "Checkpoints completed.",
+    "file_retries": (
+        "File operations that failed without effect and were retried: no file descriptors, memory or disk "
+        "space. What depends on them is delayed."
+    ),
+    "checkpoint_failures": "Checkpoints that failed. Must stay 0.",
+    "checkpoint_duration_seconds": "Duration of a checkpoint.",
+    "backups": "Backups completed.",
+    "backup_failures": "Backups that failed.",
+    "backup_last_success_timestamp_seconds": (
+        "Start of the last completed backup, Unix time; 0 if there is none. Alert on its age."
+    ),
+    "backup_last_duration_seconds": "Duration of the last backup.",
+    "backup_last_bytes": "Bytes of the last backup, linked or copied.",
+    "removed_ledgers": "Ledgers removed because nothing in them was live.",
+    "compacted_ledgers": "Ledgers replaced by a compacted generation.",
+    "compactions": (
+        "Compaction jobs ended, by result: committed, refused (some of the output), aborted (by the job, also"
+        " if there was nothing to do), expired."
+    ),
+    "reclaimed_bytes": "Bytes freed by removing and compacting ledgers.",
+    "auth_failures": (
+        "Calls and streams refused, by reason: credentials missing, invalid or expired, or a right denied."
+    ),
+    "security_reloads": (
+        "Reloads of certificates, keys, tokens or rights, by what and result. After a failed one the old ones"
+        " stay in force."
+    ),
+    "tls_certificate_expiry_timestamp_seconds": (
+        "Expiry of the broker's certificate, Unix time; 0 without a certificate."
+    ),
+    "index_operations": (
+        "Seals, merges and loads of buckets, and failed reads of damaged ledgers (read), by operation and "
+        "result. Failed ones are retried."
+    ),
+    "index_rebuilds": (
+        "Rebuilds of a delayed index from its ledgers. Must stay 0, unless the clock is set back by more than"
+        " a minute."
+    ),
+    "schedule_key_lookups": "Schedule-key lookups that had to read from disk.",
+    "schedule_key_rebuilds": "Rebuilds of a schedule-key lookup from the ledgers. Must stay 0.",
+    "index_seal_seconds": "Duration of a bucket seal.",
+    "index_merge_seconds": "Duration of a bucket merge.",
+    "index_load_seconds": "Duration of a step that loads entries due soon.",
+    "loop_lag_seconds": "Delay of event-loop callbacks.",
+}
+"""By name, without the prefix and without the `_total` of counters."""
+
+
+def counter(name: str, labels: Sequence[str] = (), value: float | None = None) -> CounterMetricFamily:
+    """Return the family of a counter; `value` is for one without labels."""
+    return CounterMetricFamily(PREFIX + name, HELP[name], value=value, labels=labels or None)
+
+
+def gauge(name: str, labels: Sequence[str] = (), value: float | None = None) -> GaugeMetricFamily:
+    """Return the family of a gauge; `value` is for one without labels."""
+    return GaugeMetricFamily(PREFIX + name, HELP[name], value=value, labels=labels or None)
+
+
+def histogram(name: str, labels: Sequence[str] = ()) -> HistogramMetricFamily:
+    """Return the family of a histogram."""
+    return HistogramMetricFamily(PREFIX + name, HELP[name], labels=labels)
