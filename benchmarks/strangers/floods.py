@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import count
+from operator import ge
 
 from benchmarks.http2 import (
     END_HEADERS,
@@ -42,6 +43,7 @@ _LARGE = prefixed(
     ).SerializeToString()
 )
 """A whole message, beyond the limit of a payload too."""
+_SECONDS_MAX = 40.0
 _GONE = (ConnectionError, TimeoutError, asyncio.IncompleteReadError, OSError)
 
 
@@ -55,6 +57,8 @@ class Flood:
     scale: float  # 1: in full
     connections: int = 0
     calls: int = 0
+    least: tuple[int, int, int] = (0, 0, 0)
+    """Connections, calls and bytes that make it a flood: with fewer it goes on for longer."""
     raws: list[Raw] = field(default_factory=list)
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
@@ -108,11 +112,19 @@ class Flood:
             uploads.append(asyncio.ensure_future(raw.upload(number, data)))
         await asyncio.gather(*uploads)
 
+    @property
+    def is_enough(self) -> bool:
+        return all(map(ge, (self.connections, self.calls, self.sent_bytes), self.least))
+
     async def run(self, name: str) -> None:
-        with suppress(TimeoutError):
-            async with self.stack, asyncio.timeout(self.seconds):
-                await FLOODS[name](self)
-                await asyncio.Event().wait()  # what is open stays open
+        async with self.stack:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SECONDS_MAX), asyncio.TaskGroup() as tasks:
+                    flooding = tasks.create_task(FLOODS[name](self))
+                    await asyncio.sleep(self.seconds)  # what is open stays open
+                    while not self.is_enough:  # noqa: ASYNC110 - a busy machine does less
+                        await asyncio.sleep(0.05)
+                    flooding.cancel()
 
 
 async def _nothing(_: Raw) -> None:
@@ -291,7 +303,7 @@ async def slow_http(flood: Flood) -> None:
     await flood.many(500, work, http=True)
 
 
-FLOODS: dict[str, Callable[[Flood], Awaitable[None]]] = {
+FLOODS: dict[str, Callable[[Flood], Coroutine[None, None, None]]] = {
     "idle connections, gRPC": idle_grpc,
     "idle connections, HTTP": idle_http,
     "half handshakes": half_handshakes,

@@ -81,6 +81,7 @@ async def measure(
     *,
     seconds: float,
     scale: float = 1.0,
+    least: tuple[int, int, int] = (0, 0, 0),
 ) -> Figures:
     """Run one flood in a process of its own (`command` and its task) and look on."""
     async with grpc.aio.insecure_channel(
@@ -95,6 +96,7 @@ async def measure(
             "http_address": http_address,
             "seconds": seconds,
             "scale": scale,
+            "least": least,
         }
         child = await asyncio.create_subprocess_exec(
             *command, json.dumps(task), stdout=asyncio.subprocess.PIPE

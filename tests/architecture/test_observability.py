@@ -66,6 +66,7 @@ def test_configuration_and_rules_pass_promtool():
     promtool("check", "rules", *RULE_FILES)
 
 
+@pytest.mark.packaging
 @pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: path.stem)
 def test_rules_do_what_their_unit_tests_say(path):
     promtool("test", "rules", path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import tokenize
 from collections import Counter
@@ -10,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.architecture.sources import facts_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = [
@@ -30,25 +31,16 @@ FOREIGN = {"CET", "LICENSE", "PIP", "SHA", "UTF"}
 # A docstring begins with the noun or the verb that it is about.
 QUESTION = re.compile(r"(What|Whether|Which|Who|Whom|Whose|How|When|Where|Why)\b")
 
-Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
-
-def docstrings(path: Path) -> Iterator[tuple[Documented, str]]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, Documented):
-            text = ast.get_docstring(node, clean=False)
-            if text is not None:
-                yield node, text
-
-
-def place(path: Path, node: Documented) -> str:
-    return f"{path.relative_to(ROOT)} {getattr(node, 'name', '')}".rstrip()
+def docstrings() -> Iterator[tuple[str, str]]:
+    """The docstrings of all modules: (path and name, text)."""
+    for path in CODE:
+        for name, text in facts_of(path).docstrings:
+            yield f"{path.relative_to(ROOT)} {name}".rstrip(), text
 
 
 def test_labels_of_invariants_are_unique_and_every_citation_has_one():
-    defined = Counter(
-        label for path in CODE for _, text in docstrings(path) for label in DEFINED.findall(text)
-    )
+    defined = Counter(label for _, text in docstrings() for label in DEFINED.findall(text))
     assert len(defined) > 100
     assert [label for label, count in defined.items() if count > 1] == []
     unknown = {
@@ -72,7 +64,8 @@ def comments_and_docstrings(path: Path) -> Iterator[str]:
 
 def test_labels_of_invariants_begin_with_a_word():
     """Both where they are defined and where they are cited: SNAPSHOT-1, not S1."""
-    bare = [line for path in CODE for line in comments_and_docstrings(path) if BARE.search(line)]
+    suspects = [path for path in CODE if BARE.search(path.read_text())]
+    bare = [line for path in suspects for line in comments_and_docstrings(path) if BARE.search(line)]
     assert bare == []
 
 
@@ -86,17 +79,14 @@ def test_a_bare_label_is_noticed():
 def test_names_of_classes_are_unique(room: str):
     """A name that SDK and broker share means the same thing in both; the `sync` mirrors the asyncio classes."""
     names = Counter(
-        node.name
+        name
         for path in CODE
         if path.is_relative_to(ROOT / room) and "sync" not in path.parts
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        for name in facts_of(path).classes
+        if not name.startswith("_")
     )
     assert {name for name, count in names.items() if count > 1} == set()
 
 
 def test_docstrings_begin_with_a_noun_or_a_verb():
-    questions = [
-        place(path, node) for path in CODE for node, text in docstrings(path) if QUESTION.match(text)
-    ]
-    assert questions == []
+    assert [place for place, text in docstrings() if QUESTION.match(text)] == []

@@ -12,10 +12,15 @@ from collections import defaultdict
 import grpc
 
 from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
-from tests.process.conftest import BrokerProcess
+from tests.depth import at_depth
+from tests.process.conftest import LIMIT_SECONDS, BrokerProcess
 
 TOPIC = "load"
 SUBSCRIPTIONS = ("all", "half")
+PAUSE_MS = at_depth(change=12, deep=4)
+"""Of a producer between two batches, at most."""
+UNDER_WAY = 600
+"""With so many answers, and a delivery, a life of a broker is worth being ended."""
 EARLIEST = consumer_pb2.INITIAL_POSITION_EARLIEST
 Id = tuple[int, int]
 
@@ -47,12 +52,20 @@ class Load:
         self.confirmed: dict[str, set[Id]] = {name: set() for name in SUBSCRIPTIONS}
         self.violations: list[str] = []
         self.first_delivery = 0.0
+        self.answered_before = 0
         self.drained: set[str] = set()
         self._numbers = itertools.count(1)
 
     def begin_life(self) -> None:
         self.delivered = {name: set() for name in SUBSCRIPTIONS}
         self.first_delivery = 0.0
+        self.answered_before = len(self.answered)
+
+    async def under_way(self, answers: int = UNDER_WAY) -> None:
+        """Wait until this life has delivered something and answered so much that it matters if it ends."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while not self.first_delivery or len(self.answered) < self.answered_before + answers:
+                await asyncio.sleep(0.005)
 
     # -- producing -----------------------------------------------------------------------------------------------------
 
@@ -71,7 +84,7 @@ class Load:
                 await call.write(
                     producer_pb2.ProduceRequest(topic=TOPIC, request_id=number, messages=messages)
                 )
-                await asyncio.sleep(self.rng.random() * 0.004)
+                await asyncio.sleep(self.rng.random() * PAUSE_MS / 1000)
 
         writer = asyncio.ensure_future(write())
         try:
@@ -170,10 +183,11 @@ class Load:
 
 
 async def run_for(
-    broker: BrokerProcess, load: Load, seconds: float, *, polite: bool = True
+    broker: BrokerProcess, load: Load, seconds: float, *, producers: int = 3, polite: bool = True
 ) -> list[asyncio.Task[None]]:
-    """Load a broker for a while; the tasks end by themselves once the broker goes away."""
-    tasks = [asyncio.create_task(load.produce(broker)) for _ in range(3)]
+    """Load a broker, and return a while after it is at work; the tasks end by themselves once the broker goes away."""
+    tasks = [asyncio.create_task(load.produce(broker)) for _ in range(producers)]
     tasks += [asyncio.create_task(load.consume(broker, name, polite=polite)) for name in SUBSCRIPTIONS]
+    await load.under_way()
     await asyncio.sleep(seconds)
     return tasks

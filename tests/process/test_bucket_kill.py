@@ -9,16 +9,16 @@ from pathlib import Path
 
 from tests.depth import at_depth
 from tests.process.conftest import SMALL, BrokerProcess, Start
-from tests.process.load import SUBSCRIPTIONS, Load, run_for
+from tests.process.load import SUBSCRIPTIONS, UNDER_WAY, Load, run_for
 from tests.process.test_crash import settle, verify
 
-ROUNDS = at_depth(change=2, deep=12)
+ROUNDS = at_depth(change=1, deep=12)
 TINY = {
     **SMALL,
     "min_index_count": "50",
     "max_buckets": "2",
     "max_segment_entries": "20",
-    "segment_time_step_ms": "1s",
+    "segment_time_step_ms": "500ms",
     "seal_after_ms": "100ms",
     "ledgers_per_bucket": "2",
     "ledger_max_entries": "500",
@@ -41,20 +41,20 @@ async def test_kill_9_while_buckets_are_sealed_and_merged_loses_and_doubles_noth
     start: Start, tmp_path: Path
 ):
     # Delays beyond the window that is loaded ahead, so that most of what is delivered was in a bucket on disk.
-    load = Load(seed=21, delay_ms_max=7_000)
+    load = Load(seed=21, delay_ms_max=6_000)
     data_dir = tmp_path / "d"
     operations = dict.fromkeys(("seal", "merge", "load"), 0.0)
-    wanted = {"seal": 3 * ROUNDS + 1, "merge": ROUNDS // 2, "load": ROUNDS // 2 + 1}
+    wanted = {"seal": 3 * ROUNDS + 1, "merge": max(1, ROUNDS // 2), "load": ROUNDS // 2 + 1}
     rounds = 0
     # On a busy machine a round does less, so it takes more of them, and longer ones, until enough was interrupted.
     while rounds < ROUNDS or any(operations[each] < least for each, least in wanted.items()):
         rounds += 1
-        assert rounds <= 5 * ROUNDS, operations
+        assert rounds <= 4 + 4 * ROUNDS, operations
         load.begin_life()
         broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
-        tasks = [asyncio.create_task(load.produce(broker))]  # one: merges keep up with so much
-        tasks += [asyncio.create_task(load.consume(broker, name)) for name in SUBSCRIPTIONS]
-        await asyncio.sleep((1.0 + 1.5 * load.rng.random()) * max(1.0, rounds / ROUNDS))
+        tasks = await run_for(  # with one producer: merges keep up with so much
+            broker, load, (0.5 + 1.5 * load.rng.random()) * max(1.0, rounds / ROUNDS), producers=1
+        )
         found = await asyncio.to_thread(metrics, broker)
         await broker.kill()
         await asyncio.gather(*tasks)
@@ -67,7 +67,7 @@ async def test_kill_9_while_buckets_are_sealed_and_merged_loses_and_doubles_noth
     broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
     await settle(load, broker, seconds=20)
     assert not load.violations, load.violations[:5]
-    assert len(load.answered) > 800 * ROUNDS
+    assert len(load.answered) >= UNDER_WAY * ROUNDS
     for name in SUBSCRIPTIONS:
         assert not load.torn_batches(name)
     found = await asyncio.to_thread(metrics, broker)
@@ -90,14 +90,14 @@ async def checkpointed_bucket(broker: BrokerProcess) -> None:
                 sealed_at is not None and checkpoints >= sealed_at + 2
             ):  # one may have been at work as it was sealed
                 return
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
 
 
 async def test_a_bucket_that_is_gone_is_made_again_and_an_operator_can_see_it(start: Start, tmp_path: Path):
-    load = Load(seed=22, delay_ms_max=9_000)
+    load = Load(seed=22, delay_ms_max=4_000)
     data_dir = tmp_path / "d"
     broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
-    tasks = await run_for(broker, load, 0)
+    tasks = await run_for(broker, load, 0, producers=1)
     await checkpointed_bucket(broker)
     await broker.kill()
     await asyncio.gather(*tasks)

@@ -16,7 +16,7 @@ import pytest
 import postdate
 from broker.storage.blocks import KINDS
 from postdate_api.v1 import admin_pb2, admin_pb2_grpc
-from tests.depth import DEPTH
+from tests.depth import DEPTH, at_depth
 from tests.process.conftest import ROOT, SMALL, BrokerProcess, Start
 from tests.process.load import Load
 from tests.process.test_crash import verify
@@ -34,6 +34,8 @@ TINY = {
     "reclaim_interval_ms": "1h",  # so that what is done stays for the job
 }
 LARGE = {"batch_messages_max": "1000", "request_bytes_max": "8MiB", "journal_segment_bytes": "16MiB"}
+WORTH_COMPACTING = 2_500
+"""Messages with which two ledgers are full."""
 EAGER = ("--live-ratio", "0.9", "--reclaim-mib", "0")
 
 
@@ -110,6 +112,7 @@ POINTS: dict[str, tuple[Callable[[Path], bool], str]] = {
 
 IN_A_CHANGE = ("broker while files are moved", "job while it writes")
 """The points that a change is tried with; `make test-deep` takes all."""
+LEDGERS, ENTRIES = at_depth(change=6, deep=20), at_depth(change=1_000, deep=2_000)
 
 
 async def reached(point: Callable[[Path], bool], data_dir: Path, seconds: float) -> bool:
@@ -124,6 +127,13 @@ async def reached(point: Callable[[Path], bool], data_dir: Path, seconds: float)
     return False
 
 
+async def loaded(broker: BrokerProcess, load: Load) -> list[asyncio.Task[None]]:
+    """Load a broker with a producer and a consumer, and wait until there is something to compact."""
+    tasks = [asyncio.create_task(load.produce(broker)), asyncio.create_task(load.consume(broker, "all"))]
+    await load.under_way(WORTH_COMPACTING)
+    return tasks
+
+
 async def test_kill_9_at_named_points_under_load_loses_and_doubles_nothing(start: Start, tmp_path: Path):
     load = Load(seed=31, delay_ms_max=3_000)
     data_dir = tmp_path / "d"
@@ -132,8 +142,7 @@ async def test_kill_9_at_named_points_under_load_loses_and_doubles_nothing(start
     for name, (point, victim) in points.items():
         load.begin_life()
         broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
-        tasks = [asyncio.create_task(load.produce(broker)), asyncio.create_task(load.consume(broker, "all"))]
-        await asyncio.sleep(0.6)
+        tasks = await loaded(broker, load)
         known = set(ledger_files(data_dir))
 
         def is_met(
@@ -152,7 +161,8 @@ async def test_kill_9_at_named_points_under_load_loses_and_doubles_nothing(start
             await job.finish()
         if victim == "job" and job.process.returncode is None:
             job.process.kill()
-            await asyncio.sleep(0.3)
+            await job.process.wait()
+            await asyncio.sleep(0.1)  # it may hear of it
         await broker.kill()
         await asyncio.gather(*tasks)
         await job.finish()
@@ -172,19 +182,17 @@ async def test_kill_9_at_named_points_under_load_loses_and_doubles_nothing(start
     await asyncio.to_thread(verify, data_dir)
 
 
-@pytest.mark.alone
 async def test_compaction_under_load_is_not_noticed(start: Start, tmp_path: Path):
     load = Load(seed=32, delay_ms_max=2_000)
     data_dir = tmp_path / "d"
     broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
-    tasks = [asyncio.create_task(load.produce(broker)), asyncio.create_task(load.consume(broker, "all"))]
+    tasks = await loaded(broker, load)
     rewritten = 0
-    for _ in range(2):
-        await asyncio.sleep(0.5)
-        status, output = await compact("--address", broker.grpc_address, "--apply", *EAGER)
-        assert status == 0, output + "\n".join(broker.lines)
-        rewritten += output.count("rewrite ")
-    assert rewritten >= 2
+    async with asyncio.timeout(60):
+        while rewritten < 2:
+            status, output = await compact("--address", broker.grpc_address, "--apply", *EAGER)
+            assert status == 0, output + "\n".join(broker.lines)
+            rewritten += output.count("rewrite ")
     admin = admin_pb2_grpc.AdminServiceStub(broker.channel)
     findings = await admin.VerifyTopic(admin_pb2.VerifyTopicRequest(name="load"))
     assert list(findings.findings) == []
@@ -237,15 +245,17 @@ async def fill(broker: BrokerProcess, ledgers: int, entries: int, size: int) -> 
 
 async def test_one_message_due_next_year_does_not_keep_its_ledger(start: Start, tmp_path: Path):
     data_dir = tmp_path / "d"
-    settings = {**TINY, **LARGE, "ledger_max_entries": "2000", "ledger_max_bytes": "16MiB"}
-    settings["batch_messages_max"] = "2000"
+    settings = {**TINY, **LARGE, "ledger_max_entries": str(ENTRIES), "ledger_max_bytes": "16MiB"}
+    settings["batch_messages_max"] = str(ENTRIES)
     broker = await (await start(data_dir=str(data_dir), **settings)).serving()
-    pending = await fill(broker, ledgers=20, entries=2000, size=1024)
-    await asyncio.sleep(1)  # checkpoints
-    before = ledger_bytes(data_dir)
-    status, output = await compact("--address", broker.grpc_address, "--reclaim-mib", "0")
-    assert (status, ledger_bytes(data_dir)) == (0, before), output
-    assert "t: rewrite 20 ledgers" in output
+    pending = await fill(broker, LEDGERS, ENTRIES, size=1024)
+    output, before, after = "", 0, 1
+    async with asyncio.timeout(60):  # until all is in files
+        while f"t: rewrite {LEDGERS} ledgers" not in output or after != before:
+            before = ledger_bytes(data_dir)
+            status, output = await compact("--address", broker.grpc_address, "--reclaim-mib", "0")
+            after = ledger_bytes(data_dir)
+            assert status == 0, output
     assert "--apply" in output
     status, output = await compact("--address", broker.grpc_address, "--apply", "--reclaim-mib", "0")
     assert status == 0, output

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from broker.jobs.verify import verify_data_dir
+from broker.runtime.vfs import LocalVfs
 from tests.depth import at_depth
-from tests.process.conftest import ROOT, SMALL, Start
-from tests.process.load import SUBSCRIPTIONS, Load, run_for
+from tests.process.conftest import LIMIT_SECONDS, SMALL, Start
+from tests.process.load import SUBSCRIPTIONS, UNDER_WAY, Load, run_for
 
 ROUNDS = at_depth(change=2, deep=20)
 FIRST_DELIVERY_SECONDS = 10.0
@@ -38,16 +38,7 @@ async def settle(load: Load, broker: object, seconds: float = 15.0) -> None:
 
 def verify(data_dir: Path) -> None:
     """The files of a stopped broker agree."""
-    done = subprocess.run(
-        [sys.executable, "-m", "broker.cli", "verify", str(data_dir)],
-        cwd=ROOT,
-        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'clients/python'}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert verify_data_dir(LocalVfs(), str(data_dir)).problems == []
 
 
 async def test_kill_9_under_load_loses_nothing_and_brings_nothing_back(start: Start, tmp_path: Path):
@@ -56,17 +47,16 @@ async def test_kill_9_under_load_loses_nothing_and_brings_nothing_back(start: St
     for _ in range(ROUNDS):
         load.begin_life()
         broker = await (await start(data_dir=str(tmp_path / "d"), **SMALL)).serving()
-        tasks = await run_for(broker, load, 0.2 + 0.5 * load.rng.random())
+        tasks = await run_for(broker, load, 0.3 * load.rng.random())
         await broker.kill()
         await asyncio.gather(*tasks)
-        assert load.first_delivery, "nothing was delivered in this life"
         waits.append(load.first_delivery - broker.started)
         assert not load.violations, load.violations[:5]
     load.begin_life()
     broker = await (await start(data_dir=str(tmp_path / "d"), **SMALL)).serving()
     await settle(load, broker)
     assert not load.violations, load.violations[:5]
-    assert len(load.answered) > 1_000
+    assert len(load.answered) >= ROUNDS * UNDER_WAY
     assert all(load.confirmed.values())
     for name in SUBSCRIPTIONS:
         assert not load.torn_batches(name)
@@ -78,12 +68,12 @@ async def test_kill_9_under_load_loses_nothing_and_brings_nothing_back(start: St
 
 async def test_sigterm_under_load_ends_well_and_what_was_answered_is_there(start: Start, tmp_path: Path):
     load = Load(seed=15)
-    broker = await (await start(data_dir=str(tmp_path / "d"), drain_grace_ms="8s", **SMALL)).serving()
-    tasks = await run_for(broker, load, 0.6)
+    broker = await (await start(data_dir=str(tmp_path / "d"), drain_grace_ms="1m", **SMALL)).serving()
+    tasks = await run_for(broker, load, 0.1)
     broker.process.send_signal(signal.SIGTERM)
     begun = time.monotonic()
     assert await broker.wait() == 0
-    assert time.monotonic() - begun < 6.0, "consumers that leave end the drain before its grace"
+    assert time.monotonic() - begun < LIMIT_SECONDS, "consumers that leave end the drain before its grace"
     await asyncio.gather(*tasks)
     assert load.drained == set(SUBSCRIPTIONS)
     assert broker.logged("Stopped")
@@ -102,7 +92,7 @@ async def test_consumers_that_stay_are_cut_after_the_grace(
 ):
     load = Load(seed=3)
     broker = await (await start(data_dir=str(tmp_path / "d"), drain_grace_ms="300ms", **SMALL)).serving()
-    tasks = await run_for(broker, load, 0.3, polite=False)
+    tasks = await run_for(broker, load, 0, polite=False)
     broker.process.send_signal(number)
     broker.process.send_signal(number)  # impatience changes nothing
     begun = time.monotonic()
@@ -116,10 +106,10 @@ async def test_consumers_that_stay_are_cut_after_the_grace(
 
 async def test_kill_9_while_it_stops_is_safe(start: Start, tmp_path: Path):
     load = Load(seed=4)
-    for _ in range(3):
+    for _ in range(at_depth(change=2, deep=6)):
         load.begin_life()
         broker = await (await start(data_dir=str(tmp_path / "d"), **SMALL)).serving()
-        tasks = await run_for(broker, load, 0.25)
+        tasks = await run_for(broker, load, 0)
         broker.process.send_signal(signal.SIGTERM)
         await asyncio.sleep(load.rng.random() * 0.05)
         await broker.kill()

@@ -28,9 +28,9 @@ from tests.process.test_crash import verify
 from tests.programs import need_program
 
 CALLS = "openat,pwritev,pwritev2,pwrite64,fdatasync,fsync,rename,sendmsg,mkdir"
-COUNT = 60
-BODY = b"x" * 4000
-"""With 60 messages the journal rolls three times, and the ledger too."""
+COUNT = 30
+BODY = b"x" * 8000
+"""With 30 messages the journal rolls three times, and the ledger too."""
 SETTINGS = {
     "grpc_address": "127.0.0.1:0",
     "http_address": "127.0.0.1:0",
@@ -38,7 +38,7 @@ SETTINGS = {
     "checkpoint_interval_ms": "1h",
     "disk_reserve_bytes": "0",
     "journal_segment_bytes": "64KiB",
-    "ledger_max_entries": "20",
+    "ledger_max_entries": "10",
     "request_bytes_max": "64KiB",
     "payload_bytes_max": "16KiB",
     "batch_messages_max": "20",
@@ -291,7 +291,7 @@ def made_with(call: Call, mode: str) -> bool:
     [
         "fdatasync:error=EIO:when=7",
         "pwritev,pwritev2:error=ENOSPC:when=7",
-        "pwritev,pwritev2:error=EIO:when=30",
+        pytest.param("pwritev,pwritev2:error=EIO:when=20", marks=pytest.mark.deep),
     ],
 )
 async def test_nothing_is_answered_after_a_write_or_sync_that_failed(
@@ -342,9 +342,15 @@ CHECKPOINT = ("topics/1/manifest.new", "topics/1/ledgers")
 @pytest.mark.parametrize(
     ("error", "count", "files", "remedy"),
     [
-        ("ENOMEM", 4, (JOURNAL, LEDGER, *CHECKPOINT), "is retried"),
+        pytest.param("ENOMEM", 4, (JOURNAL, LEDGER, *CHECKPOINT), "is retried", marks=pytest.mark.deep),
         ("EMFILE", 4, (JOURNAL, LEDGER, *CHECKPOINT), "files are opened with the spare ones"),
-        ("ENFILE", 4, (JOURNAL, LEDGER, *CHECKPOINT), "files are opened with the spare ones"),
+        pytest.param(
+            "ENFILE",
+            4,
+            (JOURNAL, LEDGER, *CHECKPOINT),
+            "files are opened with the spare ones",
+            marks=pytest.mark.deep,
+        ),
         # More than there are spares; they belong to all threads, and each thread counts its errors for itself.
         ("EMFILE", SPARE_DESCRIPTORS + 4, (JOURNAL,), "is retried"),
     ],

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 import postdate.testing
+from tests.depth import at_depth
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 20.0
 COUNT = 60
-STOPS = 4  # more than there are attempts
-ATTEMPTS_MAX = 3
+STOPS = at_depth(change=2, deep=4)  # more than there are attempts
+ATTEMPTS_MAX = STOPS - 1
 
 ITERATES = """
 import asyncio, sys, time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -13,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from broker.cli import main
 from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
 from tests.process.conftest import ROOT, BrokerProcess, Start
 
@@ -51,20 +54,45 @@ CASES = [
     Case("value out of range", ("--lease-ms-max", "7d", "99d"), arguments=("--lease-ms-max=99d",)),
     Case("bad address", ("--grpc-address", "7650"), arguments=("--grpc-address=7650",)),
     Case("settings that do not fit together", ("lease_ms_max", "lease_ms"), arguments=("--lease-ms-max=1s",)),
-    Case("address of another machine", ("grpc", "203.0.113.9"), arguments=("--grpc-address=203.0.113.9:0",)),
     Case("plaintext beyond this machine", ("0.0.0.0:0", "POSTDATE_ALLOW_PLAINTEXT=true", "tls_cert_file"), arguments=("--grpc-address=0.0.0.0:0",)),
-    Case("certificate that is not there", ("tls_cert_file", "/nowhere.pem", "No such file"), arguments=("--tls-cert-file=/nowhere.pem", "--tls-key-file=/nowhere.key")),
     Case("rights and nobody to have them", ("access_file", "tokens_file"), arguments=("--access-file=/nowhere.toml",)),
+]  # fmt: skip
+AT_START = [
+    Case("address of another machine", ("grpc", "203.0.113.9"), arguments=("--grpc-address=203.0.113.9:0",)),
+    Case("certificate that is not there", ("tls_cert_file", "/nowhere.pem", "No such file"), arguments=("--tls-cert-file=/nowhere.pem", "--tls-key-file=/nowhere.key")),
     Case("HTTP address of another machine", ("http_address", "203.0.113.9"), arguments=("--http-address=203.0.113.9:0",)),
 ]  # fmt: skip
 
 
+def arguments_of(case: Case, folder: Path) -> list[str]:
+    """Return the arguments of a case, and write its file."""
+    if case.toml is None:
+        return list(case.arguments)
+    (folder / "postdate.toml").write_text(case.toml)
+    return [*case.arguments, f"--config={folder / 'postdate.toml'}"]
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_bad_configuration_ends_with_one_clear_line(start: Start, tmp_path: Path, case: Case):
-    arguments = list(case.arguments)
-    if case.toml is not None:
-        (tmp_path / "postdate.toml").write_text(case.toml)
-        arguments.append(f"--config={tmp_path / 'postdate.toml'}")
+def test_bad_configuration_ends_with_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
+):
+    for name in [name for name in os.environ if name.startswith("POSTDATE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("broker.cli._run", lambda *_: pytest.fail("it would have been started"))
+    arguments = ["serve", *arguments_of(case, tmp_path), f"--data-dir={tmp_path / 'd'}"]
+    result = CliRunner().invoke(main, arguments, env=case.environ)
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    [line] = result.stderr.splitlines()
+    assert line.startswith("Error: ") and "Errno" not in line
+    for each in case.told:
+        assert each in line
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("case", [CASES[0], *AT_START], ids=lambda case: case.name)
+async def test_a_start_that_is_refused_ends_with_one_clear_line(start: Start, tmp_path: Path, case: Case):
+    arguments = arguments_of(case, tmp_path)
     broker = await start(*arguments, environ=case.environ, data_dir=str(tmp_path / "d"))
     line = await fails(broker)
     for each in case.told:
@@ -90,8 +118,10 @@ async def test_second_broker_on_a_data_directory_is_refused_and_the_first_goes_o
     await (await start(data_dir=str(tmp_path / "d"))).serving()  # a dead broker's lock is none
 
 
-@pytest.mark.parametrize("which", ["grpc_address", "http_address"])
-@pytest.mark.parametrize("holder", ["a listener", "another broker"])
+@pytest.mark.parametrize(
+    ("holder", "which"),
+    [("a listener", "grpc_address"), ("a listener", "http_address"), ("another broker", "grpc_address")],
+)
 async def test_port_that_another_process_holds_is_refused(
     start: Start, tmp_path: Path, which: str, holder: str
 ):

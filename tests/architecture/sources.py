@@ -1,0 +1,53 @@
+"""Facts of each module's source that several tests look at: it is parsed once."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function and its lines, its docstring aside."""
+
+    name: str
+    line: int
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Names and texts of a module, without its tree, which would fill the memory."""
+
+    docstrings: tuple[tuple[str, str], ...]
+    """(name of what it documents, text); the module's own has no name."""
+    classes: tuple[str, ...]
+    functions: tuple[Function, ...]
+
+
+@cache
+def facts_of(path: Path) -> Facts:
+    docstrings, classes, functions = [], [], []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, Documented):
+            continue
+        text = ast.get_docstring(node, clean=False)
+        if text is not None:
+            docstrings.append((getattr(node, "name", ""), text))
+        if isinstance(node, ast.ClassDef):
+            classes.append(node.name)
+        elif not isinstance(node, ast.Module):
+            functions.append(Function(node.name, node.lineno, length(node, is_documented=text is not None)))
+    return Facts(tuple(docstrings), tuple(classes), tuple(functions))
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef, *, is_documented: bool) -> int:
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    if is_documented:
+        docstring = function.body[0]
+        lines -= (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
+    return lines
