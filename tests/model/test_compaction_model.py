@@ -38,7 +38,7 @@ from tests.depth import at_depth
 from tests.model import compaction_walk
 from tests.model.compaction_walk import CompactionWalk
 
-SEEDS = range(at_depth(fast=2, change=8, deep=500))
+SEEDS = range(at_depth(fast=1, change=8, deep=500))
 STEPS = 120
 MUTANT_SEEDS = 40
 FOUND_BY = {

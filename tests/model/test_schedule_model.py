@@ -18,7 +18,7 @@ from tests.depth import at_depth, machine_settings
 from tests.model.schedule_mutants import MUTANTS
 from tests.model.schedule_walk import run_steps, steps_of, walk
 
-WALKS = at_depth(fast=3, change=8, deep=1_000)
+WALKS = at_depth(fast=1, change=8, deep=1_000)
 WALKS_MAX = 200
 """A mutant that so many walks do not notice is not noticed."""
 

@@ -172,7 +172,7 @@ async def test_a_unary_nack_gives_up_too(wire: Wire):
 async def test_leases_that_end_and_consumers_that_vanish_count_as_deliveries(wire: Wire):
     await wire.create_subscription("t", policy=policy(max_delivery_attempts=3))
     await wire.produce("t", b"x")
-    first = await wire.subscribe("t", lease_ms=150)
+    first = await wire.subscribe("t", lease_ms=400)
     assert [(await first.delivery()).delivery_attempt for _ in range(2)] == [1, 2]  # its lease ends
     second = await wire.subscribe("t", lease_ms=60_000)
     first.cancel()

@@ -15,7 +15,7 @@ SHARED, KEY_SHARED, FAILOVER = 1, 2, 4
 
 @pytest.mark.parametrize("type_", [SHARED, KEY_SHARED, FAILOVER])
 async def test_what_a_hung_consumer_lets_run_out_goes_to_the_one_that_works(wire: Wire, type_: int):
-    policy = admin_pb2.SubscriptionPolicy(lease_ms=300, max_delivery_attempts=3)
+    policy = admin_pb2.SubscriptionPolicy(lease_ms=600, max_delivery_attempts=3)
     await wire.create_subscription("t", type=type_, policy=policy)
     hung = await wire.subscribe("t")
     messages = [Message(payload=b"%d" % i, key=f"k{i % 7}") for i in range(40)]
@@ -33,7 +33,7 @@ async def test_what_a_hung_consumer_lets_run_out_goes_to_the_one_that_works(wire
 
 
 async def test_who_says_something_again_gets_messages_again(wire: Wire):
-    await wire.create_subscription("t", policy=admin_pb2.SubscriptionPolicy(lease_ms=200))
+    await wire.create_subscription("t", policy=admin_pb2.SubscriptionPolicy(lease_ms=400))
     hung = await wire.subscribe("t")
     await wire.produce("t", b"x")
     await hung.delivery()

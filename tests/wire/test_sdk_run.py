@@ -89,10 +89,10 @@ async def test_handler_that_settles_is_left_alone(client: postdate.Client):
 
 async def test_leases_are_kept_while_handlers_run(client: postdate.Client):
     await send(client, [b"x"])
-    lease = timedelta(milliseconds=300)
+    lease = timedelta(milliseconds=450)
 
     async def handle(message: postdate.Message) -> None:
-        await asyncio.sleep(3 * lease.total_seconds())
+        await asyncio.sleep(2 * lease.total_seconds())
 
     async with client.subscribe("t", "s", initial_position=EARLIEST, lease=lease, limit=1) as subscription:
         await within(subscription.run(handle))

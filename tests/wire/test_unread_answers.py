@@ -18,6 +18,7 @@ from broker.rpc.reception import CallKind, Reception
 from broker.settings import MIB
 from broker.subscriptions.subscription import Subscription
 from postdate_api.v1 import consumer_pb2, consumer_pb2_grpc, message_pb2
+from tests.depth import at_depth
 from tests.wire.conftest import LIMIT_SECONDS, Stream, Wire, eventually, refused, within
 
 IDS = 10_000
@@ -59,12 +60,13 @@ async def test_answers_that_are_not_read_are_bounded(wire: Wire):
 async def test_others_go_on_while_clients_do_not_read(wire: Wire, monkeypatch: pytest.MonkeyPatch):
     """The idle clients' answers fill the room of all: small frames pass, and for large ones the idle are ended."""
     monkeypatch.setattr(unread, "ALL_BYTES_MAX", 6 * MIB)
-    monkeypatch.setattr(unread, "STALLED_SECONDS", 1.0)
+    monkeypatch.setattr(unread, "STALLED_SECONDS", LIMIT_SECONDS)  # until all have been heard
     ids = await wire.produce("t", *(b"%d" % i for i in range(10)))
     idle = [await wire.subscribe("t", permits=0) for _ in range(4)]
     await asyncio.gather(*(flood(each, 20) for each in idle))
     assert room_of(wire).held > 3 * MIB
     assert room_of(wire).held <= 6 * MIB
+    monkeypatch.setattr(unread, "STALLED_SECONDS", 1.0)
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(wire.server.grpc_address, options=options) as channel:
         good = Stream(consumer_pb2_grpc.ConsumerServiceStub(channel).Subscribe())
@@ -78,10 +80,11 @@ async def test_others_go_on_while_clients_do_not_read(wire: Wire, monkeypatch: p
 async def test_a_client_that_reads_late_gets_every_answer(wire: Wire):
     await wire.produce("t", b"x")
     stream = await wire.subscribe("t", permits=0)
-    writes = asyncio.ensure_future(_ack_often(stream, 30))
-    answers = [await stream.frame("confirmed") for _ in range(30)]
+    count = at_depth(change=10, deep=30)  # 14 MB of answers are more than one stream may have waiting
+    writes = asyncio.ensure_future(_ack_often(stream, count))
+    answers = [await stream.frame("confirmed") for _ in range(count)]
     await within(writes)
-    assert [each.request_id for each in answers] == list(range(30))
+    assert [each.request_id for each in answers] == list(range(count))
     assert {len(each.failures) for each in answers} == {IDS}
 
 
@@ -172,7 +175,7 @@ async def test_calls_whose_answers_are_not_read_are_bounded_with_the_streams(
 ):
     """Many at once on a connection that gives no window; others get theirs, and the connection is cut for them."""
     monkeypatch.setattr(unread, "ALL_BYTES_MAX", 6 * MIB)
-    monkeypatch.setattr(unread, "STALLED_SECONDS", 0.5)
+    monkeypatch.setattr(unread, "STALLED_SECONDS", LIMIT_SECONDS)  # until all have been sent
     await wire.produce("t", b"x")
     await wire.create_subscription("t")
     kind = getattr(consumer_pb2, f"{call}Request")
@@ -187,6 +190,7 @@ async def test_calls_whose_answers_are_not_read_are_bounded_with_the_streams(
         await eventually(lambda: room_of(wire).held > 3 * MIB)
         assert room_of(wire).held <= 6 * MIB
         assert len(room_of(wire).streams) <= 20
+        monkeypatch.setattr(unread, "STALLED_SECONDS", 0.5)
         answer = await within(getattr(wire.consumer, call)(request))
         assert len(answer.failures) == IDS
         await within(reading)  # it was cut

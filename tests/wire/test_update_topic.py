@@ -5,15 +5,17 @@ from __future__ import annotations
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from postdate_api.v1 import admin_pb2
-from tests.wire.conftest import Message, Serve, eventually, ids_of
+from tests.wire.conftest import Ahead, Message, Serve, eventually, ids_of
 
 
 def buckets(**limits: int) -> admin_pb2.TopicPolicy:
     return admin_pb2.TopicPolicy(buckets=admin_pb2.BucketPolicy(**limits))
 
 
-async def test_limits_of_buckets_shrink_and_grow_with_messages_pending_and_all_arrive(serve: Serve):
-    wire = await serve(seal_after_ms=3_600_000)
+async def test_limits_of_buckets_shrink_and_grow_with_messages_pending_and_all_arrive(
+    serve: Serve, ahead: Ahead
+):
+    wire = await serve(seal_after_ms=3_600_000, clock_recheck_ms=20)
     stream = await wire.subscribe("t", permits=1_000)
     ids = []
 
@@ -25,7 +27,7 @@ async def test_limits_of_buckets_shrink_and_grow_with_messages_pending_and_all_a
 
     async def produce(count: int) -> None:
         for i in range(count):
-            ids.extend(await wire.produce("t", Message(payload=b"x", deliver_after_ms=3_000 + 10 * i)))
+            ids.extend(await wire.produce("t", Message(payload=b"x", deliver_after_ms=600_000 + 10 * i)))
 
     tracker = wire.broker.registry.topic("t").index.tracker
     await produce(20)
@@ -45,6 +47,7 @@ async def test_limits_of_buckets_shrink_and_grow_with_messages_pending_and_all_a
     assert not topic.policy.HasField("buckets")
     assert topic.effective_policy.buckets.min_index_count == 50_000
     await produce(5)
+    ahead.step(1_200_000)
     assert sorted(ids_of(await stream.deliveries(45))) == sorted(ids)
 
 

@@ -59,6 +59,7 @@ def salvage(log: CountingLog, count: int = COUNT) -> Salvaged:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "is_damaged",
     [

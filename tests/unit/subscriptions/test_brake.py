@@ -79,6 +79,7 @@ def run(scenario: Callable[[Node], Coroutine[None, None, None]]) -> None:
     run_sim(whole, 1)
 
 
+@pytest.mark.slow
 @TYPES
 @WAYS
 def test_what_goes_round_is_slowed_down_and_comes_to_who_works(give_back: Return, type_: int) -> None:
