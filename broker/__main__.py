@@ -9,7 +9,7 @@ def main() -> None:
     try:
         from broker import cli  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in {"broker", "postdate"}:
+        if error.name is None or error.name.partition(".")[0] in {"broker", "postdate", "postdate_api"}:
             raise  # nothing that could be installed
         # The SDK comes with this command, and without what the broker needs.
         sys.exit(

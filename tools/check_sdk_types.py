@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NOT_LIBRARY = ("postdate.commands.", "postdate.cli.")
+NOT_LIBRARY = ("postdate.commands.", "postdate.cli.", "postdate.__main__.")
 
 
 def main() -> int:

@@ -48,12 +48,13 @@ def test_development_runs_what_production_runs():
 def test_every_dependency_is_pinned():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = project["dependency-groups"]
-    run = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["broker"]]
+    extras = project["project"]["optional-dependencies"]
+    run = [*project["project"]["dependencies"], *extras["broker"], *extras["cli"]]
     for lock, wanted in (
         ("requirements.txt", [*run, *groups["build"]]),
         (
             "requirements-jobs.txt",
-            [*run, *project["project"]["optional-dependencies"]["spark"], *groups["build"]],
+            [*run, *extras["spark"], *groups["build"]],
         ),
         ("requirements-dev.txt", [item for item in groups["dev"] if isinstance(item, str)]),
         ("requirements-protos.txt", groups["protos"]),

@@ -16,7 +16,7 @@ FOLDERS = ("broker", "clients/python/postdate")
 
 # Who owns the room mends it.
 EXCEPTIONS = {
-    "broker/testing/fake.py",
+    "broker/fake.py",
     "broker/testing/sim_loop.py",  # asyncio has no public name for it
     "clients/python/postdate/_held.py",
     "clients/python/postdate/_runner.py",

@@ -21,9 +21,21 @@ PACKAGES = {
 }
 
 
+# What only tests and benchmarks import.
+NOT_PACKED = ROOT / "broker/testing"
+LIBRARY = (
+    "postdate",
+    "postdate.sync",
+    "postdate.testing",
+    "postdate.credentials",
+    "postdate_api.v1.admin_pb2_grpc",
+)
+NOT_OF_THE_LIBRARY = ("aiohttp", "broker", "click", "jinja2", "numpy", "pyroaring", "rich", "uvloop")
+
+
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Paths in the wheel, built from a copy: setuptools keeps what it built before, and would pack what is gone."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy: setuptools keeps what it built before, and would pack what is gone."""
     folder = tmp_path_factory.mktemp("wheel")
     for package in PACKAGES:
         shutil.copytree(
@@ -51,7 +63,29 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     )
     assert run.returncode == 0, run.stderr
     (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def packed(wheel: Path) -> set[str]:
+    """Paths in the wheel."""
     return set(zipfile.ZipFile(wheel).namelist())
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel's files, and nothing else of this repository, in a folder."""
+    folder = tmp_path_factory.mktemp("installed")
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder
+
+
+def run(installed: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with what is installed, in front of the checkout that this environment is linked to."""
+    program = f"import sys; sys.path.insert(0, {str(installed)!r})\n{program}"
+    return subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=installed, capture_output=True, text=True, check=False
+    )
 
 
 def test_every_file_of_the_packages_is_in_the_wheel(packed: set[str]):
@@ -59,7 +93,7 @@ def test_every_file_of_the_packages_is_in_the_wheel(packed: set[str]):
         f"{name}/{path.relative_to(package).as_posix()}"
         for package, name in PACKAGES.items()
         for path in package.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and NOT_PACKED not in path.parents
     }
     assert len(wanted) > 100
     assert wanted <= packed, sorted(wanted - packed)
@@ -67,3 +101,30 @@ def test_every_file_of_the_packages_is_in_the_wheel(packed: set[str]):
 
 def test_nothing_else_is_in_the_wheel(packed: set[str]):
     assert {path.split("/")[0] for path in packed if ".dist-info/" not in path} == set(PACKAGES.values())
+
+
+def test_what_only_tests_and_benchmarks_import_is_not_in_the_wheel(packed: set[str]):
+    assert any(NOT_PACKED.iterdir())
+    assert not [path for path in packed if path.startswith("broker/testing")]
+
+
+def test_the_library_needs_no_package_of_an_extra(installed: Path):
+    missing = "".join(f"sys.modules[{name!r}] = None\n" for name in NOT_OF_THE_LIBRARY)
+    imports = "".join(f"import {name}\n" for name in LIBRARY)
+    done = run(installed, f"{missing}{imports}print(postdate.__file__)")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(installed / "postdate/__init__.py")
+
+
+def test_a_broker_for_tests_runs_from_the_wheel(installed: Path):
+    program = """
+import asyncio, broker, postdate.testing
+async def work():
+    async with postdate.testing.broker() as fake, fake.client() as client, client.producer("t") as producer:
+        await producer.send(b"x")
+asyncio.run(work())
+print(broker.__file__)
+"""
+    done = run(installed, program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(installed / "broker/__init__.py")

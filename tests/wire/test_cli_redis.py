@@ -255,4 +255,4 @@ async def test_without_the_package_it_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     code, _, err = await run("t", "jobs")
-    assert (code, "pip install 'postdate[redis]'" in err) == (1, True)
+    assert (code, "pip install 'postdate[cli,redis]'" in err) == (1, True)

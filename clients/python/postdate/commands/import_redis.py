@@ -177,7 +177,7 @@ async def _import(
         from redis import exceptions  # noqa: PLC0415
     except ImportError:
         raise CommandFailed(
-            "this needs the redis package: pip install 'postdate[redis]'", EXIT_FAILED
+            "this needs the redis package: pip install 'postdate[cli,redis]'", EXIT_FAILED
         ) from None
     moved = _Moved()
     try:

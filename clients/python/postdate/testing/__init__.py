@@ -37,7 +37,7 @@ _KEPT_S = 5.0
 
 
 class _Inside(Protocol):
-    """The broker in its thread: `broker.testing.fake`. The SDK does not import it unless a test asks."""
+    """The broker in its thread: `broker.fake`. The SDK does not import it unless a test asks."""
 
     address: str
 
@@ -122,7 +122,7 @@ async def broker() -> AsyncGenerator[FakeBroker, None]:
 
 def start_inside() -> _Inside:
     try:
-        module = importlib.import_module("broker.testing.fake")
+        module = importlib.import_module("broker.fake")
     except ImportError as error:
         raise ImportError(
             f"postdate.testing runs the real broker, and a part of it is not installed ({error}): "
