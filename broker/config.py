@@ -238,24 +238,33 @@ class BrokerConfig:
         return self.reflection == "on"
 
 
-_GROUP_STARTS = {
-    "data_dir": "Broker",
-    "payload_bytes_max": "Limits",
-    "checkpoint_interval_ms": "Storage",
-    "max_delay_ms": "Schedule",
-    "lease_ms": "Delivery",
-    "allow_plaintext": "Security",
+_GROUPS = {
+    "Broker": ("data_dir", "log_level"),
+    "Limits": ("payload_bytes_max", "max_produce_rate"),
+    "Storage": ("checkpoint_interval_ms", "backup_max_age_ms"),
+    "Schedule": ("max_delay_ms", "dedup_memory_bytes_max"),
+    "Delivery": ("lease_ms", "max_delivery_attempts"),
+    "Security": ("allow_plaintext", "jwt_audience"),
 }
+"""The first and the last setting of each group. One declared between two groups belongs to neither, and is an error."""
 
 
 def _settings() -> tuple[Setting, ...]:
-    settings: list[Setting] = []
-    group = ""
-    for each in fields(BrokerConfig):
-        if "spec" in each.metadata:
-            group = _GROUP_STARTS.get(each.name, group)
-            settings.append(Setting(each.name, group, each.metadata["spec"], cast(Value, each.default)))
-    return tuple(settings)
+    declared = [field_ for field_ in fields(BrokerConfig) if "spec" in field_.metadata]
+    names = [field_.name for field_ in declared]
+    groups = [
+        group
+        for group, (first, last) in _GROUPS.items()
+        for _ in range(names.index(first), names.index(last) + 1)
+    ]
+    ends = {name for ends in _GROUPS.values() for name in ends}
+    assert len(groups) == len(names), (
+        f"a setting is in no group, or in two: these have ends at {sorted(ends)}"
+    )
+    return tuple(
+        Setting(field_.name, group, field_.metadata["spec"], cast(Value, field_.default))
+        for field_, group in zip(declared, groups, strict=True)
+    )
 
 
 SETTINGS = _settings()

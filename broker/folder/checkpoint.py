@@ -47,6 +47,11 @@ TOPICS_AT_ONCE = 8
 """How many topics a checkpoint writes at a time: one sync of most file systems serves whoever waits for one."""
 
 
+def is_due(journal_bytes: int, elapsed_ms: int, has_changes: bool, bytes_max: int, interval_ms: int) -> bool:
+    """Return whether a checkpoint is to be written, by what has gathered since the last one: the whole rule."""
+    return has_changes and (journal_bytes >= bytes_max or elapsed_ms >= interval_ms)
+
+
 class Checkpointer:
     """Writes checkpoints, one at a time. A failed write or sync ends writing for good; what fails without having
     written anything is tried again."""
@@ -82,7 +87,7 @@ class Checkpointer:
         self._interval_ms = interval_ms
         self._changed: set[int] = set()
         self._bytes_before = journal.appended_bytes
-        self._due = asyncio.Event()
+        self._look = asyncio.Event()  # a checkpoint may be due
         self._lock = asyncio.Lock()
         self._cut_short = False  # a checkpoint has begun and not ended; true for good if it never will
         self._counters = counters
@@ -92,20 +97,37 @@ class Checkpointer:
     def changed(self, topic: Topic) -> None:
         """A topic has something for the next checkpoint."""
         self._changed.add(topic.topic_id)
-        if self._journal.appended_bytes - self._bytes_before >= self._checkpoint_bytes:
-            self._due.set()
+        if self._is_due(0):
+            self._look.set()
 
     async def run(self) -> None:
-        """Write a checkpoint whenever enough journal or time has gathered, until cancelled."""
+        """Write a checkpoint whenever one is due, until cancelled."""
         while True:
-            timer = asyncio.get_running_loop().call_later(self._interval_ms / 1000, self._due.set)
-            try:
-                await self._due.wait()
-            finally:
-                timer.cancel()
-            self._due.clear()
-            if self._changed or self._registry.deleted_ids:
+            await self._write_next()
+
+    async def _write_next(self) -> None:
+        """Wait until a checkpoint is due and write it; or until an interval is over in which nothing has changed."""
+        began_ns = self._clock.monotonic_ns()
+        elapsed_ms = 0
+        while elapsed_ms < self._interval_ms:
+            await self._wait_for_look(self._interval_ms - elapsed_ms)
+            elapsed_ms = (self._clock.monotonic_ns() - began_ns) // 1_000_000
+            if self._is_due(elapsed_ms):
                 await self.checkpoint()
+                return
+
+    async def _wait_for_look(self, wait_ms: int) -> None:
+        timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._look.set)
+        try:
+            await self._look.wait()
+        finally:
+            timer.cancel()
+        self._look.clear()
+
+    def _is_due(self, elapsed_ms: int) -> bool:
+        journal_bytes = self._journal.appended_bytes - self._bytes_before
+        has_changes = bool(self._changed or self._registry.deleted_ids)
+        return is_due(journal_bytes, elapsed_ms, has_changes, self._checkpoint_bytes, self._interval_ms)
 
     async def checkpoint(self) -> None:
         """Write one checkpoint; returns when it is durable."""

@@ -145,7 +145,9 @@ HELP: dict[str, str] = {
         "Rebuilds of a delayed index from its ledgers. Must stay 0, unless the clock is set back by more than"
         " a minute."
     ),
-    "schedule_key_lookups": "Schedule-key lookups that had to read from disk.",
+    "schedule_key_lookups": (
+        "Schedule keys looked up in key runs and ledgers because the filters in memory did not rule them out."
+    ),
     "schedule_key_rebuilds": "Rebuilds of a schedule-key lookup from the ledgers. Must stay 0.",
     "index_seal_seconds": "Duration of a bucket seal.",
     "index_merge_seconds": "Duration of a bucket merge.",

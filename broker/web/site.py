@@ -162,12 +162,14 @@ class Route:
     method: str
     path: re.Pattern[str]
     handler: Handler
+    template: str
+    """The path as it was declared, with its variable parts in braces."""
 
 
 def route(method: str, path: str, handler: Handler) -> Route:
     """`path` has its variable parts in braces: none of them holds a slash."""
     pattern = re.sub(r"\\\{([a-z]+)\\\}", r"(?P<\1>[^/]+)", re.escape(path))
-    return Route(method, re.compile(pattern), handler)
+    return Route(method, re.compile(pattern), handler, path)
 
 
 class Site:

@@ -11,6 +11,7 @@ import pytest
 
 import postdate
 from tests.browser.conftest import DESKTOP, PHONE, Shop, Window
+from tests.pages import pages_without
 
 pytestmark = pytest.mark.packaging
 
@@ -33,6 +34,13 @@ PAGES = {
     "/storage/orders": "orders",
     "/audit": "No folder of reports is set",
 }
+
+
+def test_no_page_is_forgotten():
+    assert pages_without(PAGES) == {
+        "/changes/{job}",
+        "/audit/report.html",
+    }  # seen while a change runs; a report
 
 
 OVERLAPS = """[...document.querySelectorAll(".chart text")].flatMap(text => {

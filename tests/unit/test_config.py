@@ -62,6 +62,13 @@ def test_each_source_overrides_the_one_below(tmp_path: Path) -> None:
     assert (config.retention_ms, config.lease_ms, config.initial_backoff_ms) == (1, 2_000, 3_000)
 
 
+def test_a_setting_is_in_the_group_whose_first_and_last_it_stands_between() -> None:
+    groups = {setting.name: setting.group for setting in SETTINGS}
+    ends = [groups["data_dir"], groups["log_level"], groups["payload_bytes_max"], groups["jwt_audience"]]
+    assert ends == ["Broker", "Broker", "Limits", "Security"]
+    assert groups["backup_dir"] == "Storage" and groups["lease_ms_max"] == "Delivery"
+
+
 def test_every_setting_can_be_given_by_every_source(tmp_path: Path) -> None:
     for setting in SETTINGS:
         given_value = (

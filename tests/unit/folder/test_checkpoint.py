@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.errors import StorageFailed
-from broker.folder.checkpoint import TOPICS_AT_ONCE, Checkpointer
+from broker.folder.checkpoint import TOPICS_AT_ONCE, Checkpointer, is_due
 from broker.storage.manifest import decode_broker
 from broker.storage.named_files import read_named
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
@@ -32,6 +32,37 @@ def on_node(scenario: Any, **changes: Any) -> None:
 async def make_topics(node: Node) -> None:
     for number in range(COUNT):
         await node.broker.registry.topic_or_create(f"topic-{number}")
+
+
+@pytest.mark.parametrize(
+    ("journal_bytes", "elapsed_ms", "has_changes", "expected"),
+    [
+        (0, 0, True, False),
+        (999, 29_999, True, False),
+        (1_000, 0, True, True),
+        (0, 30_000, True, True),
+        (5_000, 60_000, False, False),
+    ],
+)
+def test_a_checkpoint_is_due_after_enough_journal_or_time_if_something_changed(
+    journal_bytes: int, elapsed_ms: int, has_changes: bool, expected: bool
+) -> None:
+    assert is_due(journal_bytes, elapsed_ms, has_changes, bytes_max=1_000, interval_ms=30_000) is expected
+
+
+def test_a_checkpoint_is_written_when_the_interval_is_over_and_none_while_nothing_changes() -> None:
+    async def scenario(node: Node) -> None:
+        counters = node.broker.counters
+        await node.produce("orders", [Outgoing(b"x")])
+        before = counters.checkpoints
+        await asyncio.sleep(9.9)
+        assert counters.checkpoints == before
+        await asyncio.sleep(0.2)
+        assert counters.checkpoints == before + 1
+        await asyncio.sleep(100)
+        assert counters.checkpoints == before + 1
+
+    on_node(scenario, checkpoint_interval_ms=10_000)
 
 
 def test_a_new_topic_costs_two_syncs_and_one_that_did_not_change_none() -> None:
