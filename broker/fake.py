@@ -22,6 +22,7 @@ from broker.model import Entries
 from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalFile, LocalVfs
 from broker.server import Server
+from broker.subscriptions.requests import extend
 from broker.topics.topic import Topic
 from broker.tuning import Tuning
 
@@ -142,7 +143,7 @@ class FakeBroker:
         for topic in self._topics():
             for subscription in topic.subscriptions.values():
                 for consumer in subscription.consumers:
-                    subscription.heard(
+                    subscription.consumers.heard(
                         consumer
                     )  # or those that said nothing meanwhile would count as hanging
         await asyncio.sleep(0)
@@ -190,7 +191,7 @@ class FakeBroker:
                     return True
                 if any(consumer._waiting is not None for consumer in subscription.consumers):
                     return True
-                takes = any(consumer.can_take for consumer in subscription.takers())
+                takes = any(consumer.can_take for consumer in subscription.consumers.takers())
                 if takes and topic.subscription_counts(subscription).ready:
                     return True
         return False
@@ -213,7 +214,7 @@ class FakeBroker:
                     if (topic.name, subscription.name) == (topic_name, name):
                         consumers = {each.consumer_id: each.lease_ms for each in subscription.consumers}
                         lease_ms = consumers.get(consumer_id) or subscription.policy.lease_ms or 0
-                        subscription.extend(consumer_id, entries_of(ids), by_ms + lease_ms)
+                        extend(subscription, consumer_id, entries_of(ids), by_ms + lease_ms)
 
 
 def entries_of(ids: Iterable[tuple[int, int]]) -> Entries:

@@ -28,8 +28,9 @@ from broker.model import Batch, Entries, IdRange, Position, bitmap_of
 from broker.policy import SubscriptionPolicy
 from broker.rpc.decode import ProduceEnvelope, decode_produce
 from broker.runtime.clock import Clock
+from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
-from broker.subscriptions.failures import Failure
+from broker.subscriptions.requests import Failure
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
@@ -290,16 +291,18 @@ class Inbox:
 
     async def ack(self, positions: Iterable[Position]) -> list[Failure]:
         """Returns when the acknowledgement is confirmed."""
-        return await self.subscription.acknowledge(entries_of(positions))
+        return await requests.acknowledge(self.subscription, entries_of(positions))
 
     async def nack(self, positions: Iterable[Position], after_ms: int = 0, reason: str = "") -> list[Failure]:
         held_by = self.consumer.consumer_id
-        return await self.subscription.give_back(held_by, entries_of(positions), after_ms, reason=reason)
+        return await requests.give_back(
+            self.subscription, held_by, entries_of(positions), after_ms, reason=reason
+        )
 
     async def release(self, positions: Iterable[Position]) -> list[Failure]:
         """Hand back unbegun."""
-        return await self.subscription.give_back(
-            self.consumer.consumer_id, entries_of(positions), 0, release=True
+        return await requests.give_back(
+            self.subscription, self.consumer.consumer_id, entries_of(positions), 0, release=True
         )
 
     def detach(self, *, hands_back: bool = False) -> None:

@@ -216,5 +216,5 @@ def _deal_with(
     if not count_entries(owed):
         return None
     if dead_letters:
-        return subscription.give_up(owed, giving_up.OVERDUE)
-    return subscription.settle(owed, SettleReason.EXPIRED)
+        return subscription.decisions.give_up(owed, giving_up.OVERDUE)
+    return subscription.decisions.settle(owed, SettleReason.EXPIRED)

@@ -290,7 +290,7 @@ class Reclaimer:
             if 0 < topic.ledgers.facts[ledger_id].last_expire_ms <= now_ms:
                 for subscription in topic.subscriptions.values():
                     if expired := unsettled_of(subscription, ledger_id, ledger.entry_count):
-                        subscription.expire_messages(expired)
+                        subscription.decisions.expire(expired)
 
     def _drop(self, topic: Topic, ledger_ids: Sequence[int], came_due_ms: int) -> None:
         done = topic.drop_ledgers(ledger_ids, came_due_ms)

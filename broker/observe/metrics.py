@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from operator import attrgetter
 
@@ -77,6 +77,12 @@ class SubscriptionCounters:
     dropped_moved_messages: int = 0
     dropped_early_messages: int = 0
     lateness: LatenessHistogram = field(default_factory=LatenessHistogram)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        anew = SubscriptionCounters()
+        for each in fields(self):
+            setattr(self, each.name, getattr(anew, each.name))
 
     def note_settled(self, how: str, count: int) -> None:
         """Count messages that were settled: acked, expired, dead_lettered, requeued, purged or damaged."""

@@ -25,6 +25,7 @@ from broker.rpc.session import Session, check_nack
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.unread import UnreadRoom
 from broker.rpc.unread_calls import answer_within
+from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.leases import lease_end_ns
 from broker.subscriptions.subscription import Subscription
@@ -307,14 +308,15 @@ class ConsumerService:
     async def _acknowledge(self, request: consumer_pb2.AcknowledgeRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
         entries, failures = entries_of(request.entries, "entries", self._broker.config.tuning.ack_entries_max)
-        failures += await subscription.acknowledge(entries)
+        failures += await requests.acknowledge(subscription, entries)
         return await encode_failures(failures, consumer_pb2.AcknowledgeResponse)
 
     async def _nack(self, request: consumer_pb2.NackRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
         check_nack(request)
         entries, failures = entries_of(request.entries, "entries", self._broker.config.tuning.ack_entries_max)
-        failures += await subscription.give_back(
+        failures += await requests.give_back(
+            subscription,
             request.consumer_id,
             entries,
             request.redeliver_after_ms,
@@ -330,7 +332,7 @@ class ConsumerService:
         if request.lease_ms:
             lease_ms = check_lease_ms(request.lease_ms, "lease_ms", self._broker.config)
         entries, failures = entries_of(request.entries, "entries", self._broker.config.tuning.ack_entries_max)
-        failures += subscription.extend(request.consumer_id, entries, lease_ms)
+        failures += requests.extend(subscription, request.consumer_id, entries, lease_ms)
         return await encode_failures(failures, consumer_pb2.ExtendLeaseResponse)
 
     def _existing(self, topic_name: str, name: str) -> Subscription:

@@ -19,7 +19,7 @@ from broker.rpc.entries import entries_of, is_full_view
 from broker.rpc.paging import check_page_size, decode_token, encode_token
 from broker.rpc.session import DELAY_MS_MAX
 from broker.rpc.status import encode_failures
-from broker.subscriptions.failures import Failure
+from broker.subscriptions.requests import Failure
 from broker.subscriptions.subscription import Subscription
 from broker.topics import dead_letter_frames as frames
 from broker.topics.dead_letter_list import letters_after

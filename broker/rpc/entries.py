@@ -11,7 +11,7 @@ from pyroaring import BitMap
 from broker.errors import InvalidRequest
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Entries, Position
 from broker.settings import KIB
-from broker.subscriptions.failures import Failure
+from broker.subscriptions.requests import Failure
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from postdate_api.v1 import consumer_pb2, message_pb2

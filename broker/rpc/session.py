@@ -20,8 +20,9 @@ from broker.runtime.connections import cut_connection
 from broker.storage.manifest import REASON_BYTES_MAX
 from broker.storage.message_fields import tag_of
 from broker.storage.varint import encode_varint
+from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer
-from broker.subscriptions.failures import Failure
+from broker.subscriptions.requests import Failure
 from broker.subscriptions.subscription import Subscription
 from broker.topics.topic import Topic
 from postdate_api.v1 import consumer_pb2, message_pb2
@@ -99,7 +100,7 @@ class Session:
         """Send no more messages; acks are taken until the stream ends, which it does once none can come. What is left
         then goes back uncounted."""
         self._is_leaving = True
-        self._subscription.drain(self._consumer)
+        self._subscription.consumers.drain(self._consumer)
         self._consumer.hands_back = True
         self._answer(consumer_pb2.SubscribeResponse(draining=consumer_pb2.Draining(grace_ms=grace_ms)))
 
@@ -166,7 +167,7 @@ class Session:
 
     def _take_frame(self, frame: consumer_pb2.SubscribeRequest) -> Coroutine[None, None, bytes] | None:
         """Do what a frame asks for; what has to wait for the disk is returned."""
-        self._subscription.heard(self._consumer)
+        self._subscription.consumers.heard(self._consumer)
         match frame.WhichOneof("frame"):
             case "ack":
                 return self._acknowledge(frame.ack)
@@ -179,7 +180,7 @@ class Session:
                 return self._extend(frame.extend)
             case "drain":
                 self._was_drained = True
-                self._subscription.drain(self._consumer)
+                self._subscription.consumers.drain(self._consumer)
             case "open":
                 raise InvalidRequest("Only the first frame may be open", field="open", reason="ALREADY_OPEN")
             case _:
@@ -188,13 +189,14 @@ class Session:
 
     async def _acknowledge(self, ack: consumer_pb2.Ack) -> bytes:
         entries, failures = self._entries_of(ack.entries, "ack.entries")
-        failures += await self._subscription.acknowledge(entries)
+        failures += await requests.acknowledge(self._subscription, entries)
         return await self._confirmed(ack.request_id, failures)
 
     async def _give_back(self, nack: consumer_pb2.Nack) -> bytes:
         check_nack(nack, "nack.")
         entries, failures = self._entries_of(nack.entries, "nack.entries")
-        failures += await self._subscription.give_back(
+        failures += await requests.give_back(
+            self._subscription,
             self._consumer.consumer_id,
             entries,
             nack.redeliver_after_ms,
@@ -209,7 +211,7 @@ class Session:
             extend.lease_ms or self._consumer.lease_ms, "extend.lease_ms", self._broker.config
         )
         entries, failures = self._entries_of(extend.entries, "extend.entries")
-        failures += self._subscription.extend(self._consumer.consumer_id, entries, lease_ms)
+        failures += requests.extend(self._subscription, self._consumer.consumer_id, entries, lease_ms)
         return self._confirmed(extend.request_id, failures)
 
     def _entries_of(self, sets: Sequence[message_pb2.EntrySet], field: str) -> tuple[Entries, list[Failure]]:

@@ -81,7 +81,7 @@ async def _topic_stats(broker: Broker, topic: Topic) -> admin_pb2.TopicStats:
 async def _subscription_stats(
     broker: Broker, topic: Topic, subscription: Subscription
 ) -> admin_pb2.SubscriptionStats:
-    subscription.expire_leases()  # without consumers nobody does it, and nobody holds what is overdue
+    subscription.consumers.expire_leases()  # without consumers nobody does it, and nobody holds what is overdue
     age_ms = await topic.counts.find_oldest_age_ms(subscription)
     counts = topic.subscription_counts(subscription)
     return admin_pb2.SubscriptionStats(

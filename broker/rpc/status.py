@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 from broker import errors
 from broker.observe.logs import get_logger
 from broker.storage.message_fields import tag_of, tags_of
-from broker.subscriptions.failures import Failure
+from broker.subscriptions.requests import Failure
 from postdate_api.v1 import consumer_pb2, message_pb2
 
 log = get_logger(__name__)

@@ -43,6 +43,9 @@ class Attempts:
             if not digits:
                 del self.digits[ledger_id]
 
+    def clear(self) -> None:
+        self.digits.clear()
+
     def counts(self, ledger_id: int, entry_ids: UInt32Column) -> UInt32Column:
         """The count of each entry, aligned."""
         counts = np.zeros(len(entry_ids), dtype=np.uint32)

@@ -65,10 +65,10 @@ def _set_aside(subscription: Subscription, ledger_id: int, ids: UInt32Column, ca
     entries = {ledger_id: bitmap_of(ids)}
     with contextlib.suppress(Unavailable):  # the broker writes no more: they are met again after the restart
         if has_dead_letters:
-            forget_result(subscription.give_up(entries, DAMAGED))
+            forget_result(subscription.decisions.give_up(entries, DAMAGED))
             subscription.counters.damaged_messages += count_entries(entries)
         else:
-            forget_result(subscription.settle(entries, SettleReason.DAMAGED))
+            forget_result(subscription.decisions.settle(entries, SettleReason.DAMAGED))
 
 
 def _put_off(subscription: Subscription, ledger_id: int, ids: UInt32Column, cause: Corrupt | None) -> None:

@@ -89,7 +89,7 @@ class Dispatcher:
 
     async def _step(self) -> bool:
         subscription = self._subscription
-        subscription.expire_leases()
+        subscription.consumers.expire_leases()
         return await self._steps.step()
 
     def _idle_seconds(self) -> float:
@@ -153,7 +153,7 @@ class TakeTurns:
         return None
 
     def _candidates(self) -> Sequence[Consumer]:
-        return self._subscription.type.candidates(self._subscription.takers())
+        return self._subscription.type.candidates(self._subscription.consumers.takers())
 
     def _limit(self, consumer: Consumer) -> int:
         """Return how many messages one step hands out at most."""

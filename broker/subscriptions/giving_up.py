@@ -6,13 +6,10 @@ The subscription decides which; the topics above it know where they go.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from broker.model import Entries, bitmap_of, ids_of
 from broker.subscriptions.attempts import Attempts
-
-if TYPE_CHECKING:
-    from broker.subscriptions.subscription import Subscription
 
 TOO_OFTEN = "max_delivery_attempts"
 OVERDUE = "overdue"
@@ -25,21 +22,21 @@ UNSENT = frozenset({OVERDUE, DAMAGED})
 
 
 class DeadLetterSink(Protocol):
-    """Place where subscriptions leave what they give up."""
+    """Place where subscriptions leave what they give up; it knows them by their ids."""
 
-    def check_place(self, subscription: Subscription) -> None:
+    def check_place(self, topic_id: int, subscription_id: int) -> None:
         """Raise Refused if there is no place for dead letters of this subscription."""
 
     def give_up(
-        self, subscription: Subscription, entries: Entries, reason: str, last_reason: str
+        self, topic_id: int, subscription_id: int, entries: Entries, reason: str, last_reason: str
     ) -> asyncio.Future[None]:
         """Make dead letters of entries that the subscription is `giving_up`.
 
         Done once that is durable, or once it is that they wait for redelivery because it cannot be.
         """
 
-    def still_held(self, subscription: Subscription) -> Entries:
-        """The part of `dead_letters` that nobody has dealt with."""
+    def letters_held(self, topic_id: int, subscription_id: int) -> Entries:
+        """The part of a subscription's `dead_letters` that nobody has dealt with."""
 
 
 def worn_out(entries: Entries, attempts: Attempts, deliveries_max: int) -> Entries:

@@ -230,7 +230,7 @@ class HandOut:
         expired = keep & (expire_at_ms != 0) & (expire_at_ms <= now_ms)
         if expired.any():
             keep &= ~expired
-            subscription.expire_messages(entries_in(taken, np.flatnonzero(expired)))
+            subscription.decisions.expire(entries_in(taken, np.flatnonzero(expired)))
         return keep
 
     def _refresh(self, taken: Taken, read: Read) -> None:

@@ -94,7 +94,7 @@ class KeyDispatch:
     @property
     def has_taker(self) -> bool:
         """Return whether there is a consumer that would be given a message now."""
-        return any(consumer.can_take for consumer in self._subscription.takers())
+        return any(consumer.can_take for consumer in self._subscription.consumers.takers())
 
     # -- what is so now: true until the next await -----------------------------------------------------------
 
@@ -110,7 +110,11 @@ class KeyDispatch:
     def _look_around(self) -> RoomColumn:
         """Return who is there, and how much each seat can take."""
         subscription = self._subscription
-        active = [each for each in subscription.takers() if not each.draining and each.closed_because is None]
+        active = [
+            each
+            for each in subscription.consumers.takers()
+            if not each.draining and each.closed_because is None
+        ]
         self._router.update(
             [each.consumer_id for each in active],
             subscription.states.leases,
@@ -163,7 +167,7 @@ class KeyDispatch:
 
     def _hand_out(self, taken: Taken, read: Read) -> None:
         """The last look, and the hand-out; what cannot go is parked. No await in here (HANDOUT-1)."""
-        self._subscription.expire_leases()  # while the log was read, some may have ended
+        self._subscription.consumers.expire_leases()  # while the log was read, some may have ended
         now_ms = self._clock.now_ms()
         keep = self._out.last_look(taken, read, now_ms)
         slots = slots_of(read.rows["key_hash"])
@@ -219,7 +223,7 @@ class KeyDispatch:
         if self._notice_clear():
             return
         taken.expected_ms = np.where(expected_ms == ANY_TIME_MS, read.times, expected_ms)
-        self._subscription.expire_leases()
+        self._subscription.consumers.expire_leases()
         now_ms = self._clock.now_ms()
         self._subscription.states.unparked(entries_in(taken, slice(None)))
         keep = self._out.last_look(taken, read, now_ms)

@@ -1,21 +1,20 @@
-"""One subscription: what it is owed, who holds what, and what its consumers say of it.
+"""One subscription: what it is owed and by which ways it gets it, who holds what, and what of that is durable.
 
 Two kinds of state, never mixed. *Durable* state (cursor, attempts, what waits for redelivery) changes only in
 `apply_*`, which the journal calls in lsn order, today and in a recovery: no clock, no configuration, no lease is
 looked at there. *Volatile* state (consumers, leases, queues, read position) changes on the loop and is lost in a
 crash, after which every unsettled entry is owed again.
 
+Who is attached is the affair of `consumers`, what is decided about entries that of `decisions`; what consumers ask
+for, and how they are answered, stands above all this, in `requests`.
+
 Invariants:
   SUBSCRIPTION-1  Without consumers there is no chunk and no reader, only the cursor and the counts; and a dispatcher
       for as long as there are leases that Receive took.
-  SUBSCRIPTION-2  A consumer that is starved of bytes holds something: what it waits for is to be rid of it, or to
-      grant more.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -23,19 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.delayed.tracker import DueChunk
-from broker.errors import LimitReached, Refused, Unavailable
-from broker.model import (
-    Entries,
-    UInt32Column,
-    count_entries,
-    members,
-    merge_entries,
-    without_entries,
-)
+from broker.model import Entries, UInt32Column, count_entries, members, merge_entries
 from broker.observe.metrics import SubscriptionCounters
 from broker.policy import effective
 from broker.runtime.signal import Signal
-from broker.runtime.supervise import forget_result
 from broker.storage.alive import Absence
 from broker.storage.manifest import CursorImage, SubscriptionImage
 from broker.storage.records import (
@@ -46,17 +36,13 @@ from broker.storage.records import (
     SettleReason,
     SubscriptionChanged,
 )
-from broker.subscriptions.asked import known, not_held, plausible, there
 from broker.subscriptions.attempts import Attempts
-from broker.subscriptions.backoff import delays
-from broker.subscriptions.brake import Brake
 from broker.subscriptions.capture import CursorCapture
 from broker.subscriptions.consumer import Consumer
+from broker.subscriptions.consumers import Consumers
 from broker.subscriptions.cursor import Cursor
+from broker.subscriptions.decisions import Decisions
 from broker.subscriptions.entry_states import NOT_UNSENT, EntryStates, State
-from broker.subscriptions.failures import Failure, failures_of
-from broker.subscriptions.giving_up import NACKED, TOO_OFTEN, worn_out
-from broker.subscriptions.leases import lease_end_ns
 from broker.subscriptions.reader import Reader
 from broker.subscriptions.reasons import Reasons
 from broker.subscriptions.replay import ReplayQueue
@@ -102,15 +88,27 @@ class Subscription:
         self.cursor_file = image.cursor_file
         self.changed = False  # since the cursor's file was written
         # volatile
-        self.consumers: list[Consumer] = []
-        self._brake = Brake()
+        self.work = Signal()
+        self.decisions = Decisions(
+            topic_id,
+            image.subscription_id,
+            self.states,
+            self.attempts,
+            self.counters,
+            self.work,
+            services,
+            by_key=self.type.by_key,
+            policy=self.policy,
+        )
+        self.consumers = Consumers(
+            self.states, self.decisions, self.counters, self.work, self.clock, by_key=self.type.by_key
+        )
         self.absences: tuple[Absence, ...] = ()
         """What came due in them is held back until it was found out what becomes of it."""
         self.replay = ReplayQueue(services.limits.replay_entries_max)
         self.reader = Reader(log, honors_delay=self.honors_delay)
         self.frontier_ms = 0  # of the index, while there are consumers: what is due later comes in chunks
         self.unknown_through_ms = 0
-        self.work = Signal()
         self.deleted = False
         self.decided: SubscriptionChanged | None = None  # the last change that was submitted, applied or not
 
@@ -136,7 +134,7 @@ class Subscription:
 
     def start(self, frontier_ms: int) -> None:
         """Called once, before anything is delivered. `frontier_ms`: see `begins_anew`."""
-        self.counters = SubscriptionCounters()  # what was replayed was counted by the process before
+        self.counters.clear()  # what was replayed was counted by the process before
         self.states.redelivery.queue_owed()
         self.begins_anew(frontier_ms)
 
@@ -194,9 +192,8 @@ class Subscription:
     def apply_changed(self, record: SubscriptionChanged) -> None:
         """Other settings hold, or it is paused or not."""
         self.image = replace(self.image, policy=record.policy, paused=record.paused)
-        self.policy = effective(record.policy, self._services.defaults)
-        for consumer in self.consumers:
-            consumer.paused = record.paused
+        self.policy = self.decisions.policy = effective(record.policy, self._services.defaults)
+        self.consumers.pause(paused=record.paused)
         honors_delay = self.type.honors_delay(self.policy.honor_delay)
         if self.honors_delay != honors_delay:
             self.honors_delay = honors_delay
@@ -209,7 +206,7 @@ class Subscription:
         """Begin elsewhere: what was settled, counted and put off is forgotten, and what is out is nobody's."""
         self.image = replace(self.image, start=record.start, mark=record.start)
         self.states.sought(record.start)
-        self.attempts = Attempts()
+        self.attempts.clear()
         self.reasons = Reasons()
         self.changed = True
         self._end_streams()
@@ -234,7 +231,7 @@ class Subscription:
 
     def capture_cursor(self) -> CursorCapture:
         """Capture the cursor for a checkpoint: copies, or objects that never change, so that the loop may go on."""
-        self.dead_letters = self._services.dead_letter_sink.still_held(self)
+        self.dead_letters = self._services.dead_letter_sink.letters_held(self.topic_id, self.subscription_id)
         others = CursorImage(
             topic_id=self.topic_id,
             subscription_id=self.subscription_id,
@@ -252,51 +249,21 @@ class Subscription:
 
     def attach(self, consumer: Consumer, catchup_ms: int) -> None:
         """Take in a consumer; the first one starts catch-up. `catchup_ms` is the time of the index's frontier."""
-        if not self.type.admits(len(self.consumers)):
-            raise Refused(
-                f"Subscription {self.name!r} is {self.type.name} and has a consumer",
-                reason="CONSUMER_ALREADY_CONNECTED",
-            )
-        if len(self.consumers) >= self.limits.consumers_max:
-            raise LimitReached(
-                f"Subscription {self.name!r} has {len(self.consumers)} consumers", reason="TOO_MANY_CONSUMERS"
-            )
+        self.consumers.check_room(self.name, self.type, self.limits.consumers_max)
         if not self.consumers:
             self.begin_catchup(catchup_ms)
-        consumer.paused = self.paused
-        self.consumers.append(consumer)
+        self.consumers.add(consumer, paused=self.paused)
         self.work.set()
 
     def detach(self, consumer: Consumer, *, keep_leases: bool = False) -> None:
-        """Let a consumer go; unless it keeps its leases, what it holds goes to others.
-
-        That counts as one attempt, but for what was never sent, and for what a consumer that `hands_back` leaves.
-        """
-        if consumer in self.consumers:  # else it was let go before
-            self.consumers.remove(consumer)
+        """Let a consumer go; unless it keeps its leases, what it holds goes to others."""
+        self.consumers.remove(consumer)
         if not self.deleted:
-            self._take_back_unsent(consumer)
-        held = self.states.leases.held(consumer.consumer_id)
-        if held and not keep_leases and not self.deleted:
-            reason = ReturnReason.RELEASED if consumer.hands_back else ReturnReason.CONSUMER_LOST
-            self._give_back_unasked(consumer.consumer_id, held, reason)
+            self.consumers.give_back(consumer, keep_leases=keep_leases)
         if not self.consumers:
             self.replay.clear()
             self.states.park_cleared()
         self.work.set()
-
-    def drain(self, consumer: Consumer) -> None:
-        """Send a consumer no more: also what was handed out and is not on its way yet goes to others."""
-        consumer.draining = True
-        self._take_back_unsent(consumer)
-        self.work.set()  # another one may be the active consumer now
-
-    def _take_back_unsent(self, consumer: Consumer) -> None:
-        """As if it had never been handed out; by a record of it, it would count as sent, and could not be changed."""
-        unsent = consumer.take_back()
-        held = {} if unsent is None else self.states.leases.held_by(consumer.consumer_id, unsent.entries())
-        if held:
-            self.states.taken_back(consumer.consumer_id, held, 0, keeps_place=self.type.by_key)
 
     def begin_catchup(self, catchup_ms: int) -> None:
         """From here on, what is due by now is found by position. One step, without await."""
@@ -315,153 +282,16 @@ class Subscription:
             self.begin_catchup(catchup_ms)
         self.work.set()
 
+    def _lease_ended(self, consumer_id: str) -> None:
+        self.consumers.lease_ended(consumer_id)
+
     def _end_streams(self) -> None:
         """Let all consumers go; who comes next is the first one, and starts catch-up."""
-        for consumer in self.consumers:
-            self._take_back_unsent(consumer)
-            consumer.end()
-        self.consumers.clear()
+        self.consumers.end_all()
         self.replay.clear()
         self.reader.begin(self.cursor.mark, self.log.end, 0)
 
-    # -- what consumers say ----------------------------------------------------------------------------------
-
-    async def acknowledge(self, entries: Entries) -> list[Failure]:
-        """Settle entries; returns when that is durable. Failures name what can not have been sent here."""
-        entries, _, failures = there(self, entries)
-        unknown = without_entries(entries, known(self, entries))
-        if unknown:
-            # Not out now, but perhaps before a restart or before its lease ended. Only what cannot have been sent
-            # is refused: an acknowledgement that is lost would bring the message back.
-            refused = without_entries(unknown, await plausible(self, unknown))
-            failures += failures_of(refused, "NOT_FOUND")
-            entries = without_entries(entries, refused)
-        fresh = without_entries(entries, self.cursor.settled_part(entries))
-        if fresh:
-            await self.settle(fresh, SettleReason.ACKED)
-        return failures
-
-    async def give_back(
-        self,
-        consumer_id: str,
-        entries: Entries,
-        redeliver_after_ms: int,
-        *,
-        dead_letter: bool = False,
-        reason: str = "",
-        release: bool = False,
-    ) -> list[Failure]:
-        """Give back entries that this consumer holds; returns when that is durable.
-
-        With `dead_letter` they are given up, for this reason; so is what was delivered as often as it may be.
-        With `release` they go out again at once, and this delivery does not count.
-        """
-        if dead_letter:
-            self._services.dead_letter_sink.check_place(self)
-        held = self.states.leases.held_by(consumer_id, entries)
-        failures = not_held(self, without_entries(entries, held))
-        if release:
-            for done in self._release(consumer_id, held):
-                await done
-            return failures
-        now_ms, now_ns = self.clock.now_ms(), self.clock.monotonic_ns()
-        dead = held if dead_letter else self._worn_out(held)
-        waits = []
-        if dead:
-            self.counters.nacked_messages += count_entries(dead)
-            why = (reason or NACKED) if dead_letter else TOO_OFTEN
-            waits.append(self.give_up(dead, why, reason, consumer_id=consumer_id))
-        rest = without_entries(held, dead)
-        for delay_ms, part in delays(
-            rest, redeliver_after_ms, self.attempts, self.policy, self._services.rng
-        ):
-            parts = ((delay_ms, part),) if delay_ms else self._brake.waits(part, now_ns)
-            for wait_ms, some in parts:
-                until_ms = now_ms + wait_ms
-                waits.append(self._give_back(consumer_id, some, ReturnReason.NACKED, until_ms, reason))
-        for done in waits:
-            await done
-        return failures
-
-    def extend(self, consumer_id: str, entries: Entries, lease_ms: int) -> list[Failure]:
-        """Hold entries longer. Leases are not durable, so there is nothing to wait for."""
-        held = self.states.leases.held_by(consumer_id, entries)
-        if held:
-            self.states.leases.extend(held, lease_end_ns(self.clock.monotonic_ns(), lease_ms))
-            self.work.set()
-        return not_held(self, without_entries(entries, held))
-
     # -- used by the dispatcher ------------------------------------------------------------------------------
-
-    def expire_leases(self) -> None:
-        """Give back what is held beyond its deadline; of a consumer that hangs, all that it holds."""
-        now_ns = self.clock.monotonic_ns()
-        for consumer_id, late in self.states.leases.expired(now_ns):
-            consumer = next((each for each in self.consumers if each.consumer_id == consumer_id), None)
-            hung = consumer is not None and self._hung(consumer, now_ns)
-            if consumer is not None and consumer.waits_with(late):
-                self._take_back_unsent(consumer)  # its stream did not come to send it: no attempt was made
-            leases = self.states.leases
-            entries = leases.held(consumer_id) if hung else leases.held_by(consumer_id, late)
-            if entries:
-                self.counters.lease_expired_messages += count_entries(entries)
-                self._give_back_unasked(consumer_id, entries, ReturnReason.LEASE_EXPIRED)
-
-    def _lease_ended(self, consumer_id: str) -> None:
-        """Wake the dispatcher for a consumer that waits for room for a large message (SUBSCRIPTION-2)."""
-        for consumer in self.consumers:
-            if consumer.starved and consumer.consumer_id == consumer_id:
-                consumer.starved = False
-                self.work.set()
-
-    def _hung(self, consumer: Consumer, now_ns: int) -> bool:
-        """Return whether nothing was heard of a consumer for as long as its lease: then others go before it."""
-        if now_ns < lease_end_ns(consumer.heard_ns, consumer.lease_ms):
-            return False
-        consumer.silent = True
-        self.consumers.remove(consumer)
-        self.consumers.append(consumer)  # a FAILOVER subscription has another active one from now on
-        return True
-
-    def heard(self, consumer: Consumer) -> None:
-        """A consumer said something."""
-        consumer.heard_ns = self.clock.monotonic_ns()
-        if consumer.silent:
-            consumer.silent = False
-            self.work.set()
-
-    def takers(self) -> list[Consumer]:
-        """The consumers that messages may go to: those that hang only if there is nobody else."""
-        if not any(each.silent for each in self.consumers):
-            return self.consumers
-        lively = [each for each in self.consumers if not each.silent and not each.draining]
-        return lively or self.consumers
-
-    def expire_messages(self, entries: Entries) -> None:
-        """Settle entries whose time to live has passed; nobody waits for it."""
-        with contextlib.suppress(Unavailable):  # they expire again after the restart
-            forget_result(self.settle(entries, SettleReason.EXPIRED))
-
-    def give_up(
-        self, entries: Entries, reason: str, last_reason: str = "", *, consumer_id: str | None = None
-    ) -> asyncio.Future[None]:
-        """Make dead letters of entries that a consumer holds, or (None) nobody; done when that is durable.
-
-        `last_reason` is of the nack that did it; empty: what was said before counts.
-        """
-        self.states.given_up(consumer_id, entries)
-        if self.type.by_key:
-            self.work.set()  # as when they are settled: they do not come back
-        return self._services.dead_letter_sink.give_up(self, entries, reason, last_reason)
-
-    def keep_given_up(
-        self, entries: Entries, not_before_ms: int, last_reason: str, *, was_sent: bool
-    ) -> asyncio.Future[None] | None:
-        """Entries cannot become dead letters and wait for redelivery; None if no record says so."""
-        if was_sent:
-            return self._return(None, entries, ReturnReason.NACKED, not_before_ms, last_reason)
-        self.states.taken_back(None, entries, not_before_ms)
-        return None
 
     def not_to_send(
         self, ledger_id: int, entry_ids: UInt32Column, states: Iterable[State] = NOT_UNSENT
@@ -480,69 +310,3 @@ class Subscription:
         if self.log.entry_count(ledger_id) is None:
             return np.ones(len(entry_ids), dtype=np.bool_)  # dropped, and therefore settled
         return self.states.mask(ledger_id, entry_ids, states)
-
-    # -- decisions -------------------------------------------------------------------------------------------
-
-    def settle(self, entries: Entries, reason: SettleReason) -> asyncio.Future[None]:
-        """Settle entries that nobody has settled; done when that is durable."""
-        done = self._services.submit(Settled(self.topic_id, self.subscription_id, reason, entries))
-        self.promise_settled(entries)
-        return done
-
-    def promise_settled(self, entries: Entries) -> None:
-        """A record that settles entries was submitted just now."""
-        # A crash before the record is durable takes that back, and nobody was answered.
-        self.states.settling(entries)
-        if self.type.by_key:
-            self.work.set()  # another consumer may be given the next ones of these keys now
-
-    def _give_back(
-        self, consumer_id: str, entries: Entries, reason: ReturnReason, not_before_ms: int, text: str = ""
-    ) -> asyncio.Future[None]:
-        self.counters.redelivered_messages += count_entries(entries)
-        if reason is ReturnReason.NACKED:
-            self.counters.nacked_messages += count_entries(entries)
-        return self._return(consumer_id, entries, reason, not_before_ms, text)
-
-    def _release(self, consumer_id: str, held: Entries) -> list[asyncio.Future[None]]:
-        """Give back unbegun: at once and uncounted, unless the same came back so again and again just now."""
-        now_ms, now_ns = self.clock.now_ms(), self.clock.monotonic_ns()
-        return [
-            self._give_back(consumer_id, part, ReturnReason.RELEASED, now_ms + wait_ms if wait_ms else 0)
-            for wait_ms, part in self._brake.waits(held, now_ns)
-        ]
-
-    def _return(
-        self,
-        consumer_id: str | None,
-        entries: Entries,
-        reason: ReturnReason,
-        not_before_ms: int,
-        text: str,
-    ) -> asyncio.Future[None]:
-        keeps_place = self.type.by_key and reason is not ReturnReason.NACKED
-        try:
-            done = self._services.submit(
-                GivenBack(self.topic_id, self.subscription_id, reason, not_before_ms, entries, text)
-            )
-        except Unavailable:
-            # The broker writes no more. What came back may still be sent to others; the attempt is forgotten with
-            # the process.
-            self.states.taken_back(consumer_id, entries, not_before_ms, keeps_place=keeps_place)
-            raise
-        self.states.returning(consumer_id, entries, keeps_place=keeps_place)
-        return forget_result(done)
-
-    def _give_back_unasked(self, consumer_id: str, entries: Entries, reason: ReturnReason) -> None:
-        """Give back at once what no consumer asked to give back; nobody waits for it."""
-        with contextlib.suppress(Unavailable):
-            if reason is ReturnReason.RELEASED:
-                self._release(consumer_id, entries)
-                return
-            if dead := self._worn_out(entries):
-                self.give_up(dead, TOO_OFTEN, consumer_id=consumer_id)
-            if rest := without_entries(entries, dead):
-                self._give_back(consumer_id, rest, reason, 0)
-
-    def _worn_out(self, held: Entries) -> Entries:
-        return worn_out(held, self.attempts, self.policy.max_delivery_attempts or 0)

@@ -125,17 +125,22 @@ class DeadLetterOffice:
 
     # -- for subscriptions -----------------------------------------------------------------------------------
 
-    def check_place(self, subscription: Subscription) -> None:
+    def check_place(self, topic_id: int, subscription_id: int) -> None:
         """Raise Refused if there is no place for dead letters of this subscription."""
-        source = self._registry.topics.get(subscription.topic_id)
-        if source is not None:
+        source = self._registry.topics.get(topic_id)
+        subscription = self._subscription(topic_id, subscription_id)
+        if source is not None and subscription is not None:
             dead_letter_topic_name(source.name, subscription.name, subscription.policy)
 
     def give_up(
-        self, subscription: Subscription, entries: Entries, reason: str, last_reason: str = ""
+        self, topic_id: int, subscription_id: int, entries: Entries, reason: str, last_reason: str
     ) -> asyncio.Future[None]:
         """Make dead letters of entries that the subscription is `giving_up`; see `DeadLetterSink`."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        subscription = self._subscription(topic_id, subscription_id)
+        if subscription is None:  # nobody is owed them any more
+            done.set_result(None)
+            return done
         # Nobody may be waiting; a failed journal reports itself.
         done.add_done_callback(lambda future: future.cancelled() or future.exception())
         name = f"dead letters of subscription {subscription.topic_id}/{subscription.subscription_id}"
@@ -144,6 +149,15 @@ class DeadLetterOffice:
         done.add_done_callback(self._going.discard)
         task.add_done_callback(lambda _: done.cancel())  # it was cancelled before it began
         return done
+
+    def letters_held(self, topic_id: int, subscription_id: int) -> Entries:
+        """See `DeadLetterSink`."""
+        subscription = self._subscription(topic_id, subscription_id)
+        return {} if subscription is None else self.still_held(subscription)
+
+    def _subscription(self, topic_id: int, subscription_id: int) -> Subscription | None:
+        topic = self._registry.topics.get(topic_id)
+        return None if topic is None else topic.subscriptions.get(subscription_id)
 
     def still_held(self, subscription: Subscription) -> Entries:
         """The part of `dead_letters` that nobody has dealt with."""
@@ -193,7 +207,9 @@ class DeadLetterOffice:
             )
             longest_ms = subscription.policy.max_backoff_ms or 0
             not_before_ms = self._clock.now_ms() + longest_ms
-            kept = subscription.keep_given_up(left, not_before_ms, cause.last_reason, was_sent=cause.was_sent)
+            kept = subscription.decisions.keep_given_up(
+                left, not_before_ms, cause.last_reason, was_sent=cause.was_sent
+            )
             if kept is not None:
                 waits.append(kept)
         return waits
@@ -230,7 +246,7 @@ class DeadLetterOffice:
                 policy = replace(_unlimited(topic.policy), default_ttl_ms=0)
                 waits.append(self._submit(topic, batch, policy, settled, 0))
                 self._tell(subscription, source, ours, cause)
-                subscription.promise_settled(ours)
+                subscription.decisions.promise_settled(ours)
             ids = ids[len(stored) :]
 
     def _tell(self, subscription: Subscription, source: Topic, entries: Entries, cause: _Cause) -> None:
@@ -381,7 +397,7 @@ class DeadLetterOffice:
             settled = Settled(place.topic.topic_id, place.holder.subscription_id, SettleReason.REQUEUED, ours)
             policy = _unlimited(source.policy)
             work.waits.append(self._submit(source, batch, policy, settled, subscription.subscription_id))
-            place.holder.promise_settled(ours)
+            place.holder.decisions.promise_settled(ours)
             merge_entries(work.moved, ours)
         return len(some)
 
@@ -400,7 +416,7 @@ class DeadLetterOffice:
         for place in self.places(subscription):
             wanted = place.entries if chosen is None else common_entries(place.entries, chosen)
             if ours := _not_done(place.holder, wanted):
-                waits.append(place.holder.settle(ours, SettleReason.PURGED))
+                waits.append(place.holder.decisions.settle(ours, SettleReason.PURGED))
                 merge_entries(purged, ours)
         for each in waits:
             await each

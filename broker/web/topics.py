@@ -170,7 +170,7 @@ def _topic_row(topic: Topic) -> TopicRow:
 
 
 def _subscription_row(broker: Broker, topic: Topic, subscription: Subscription) -> SubscriptionRow:
-    subscription.expire_leases()  # without consumers nobody does it
+    subscription.consumers.expire_leases()  # without consumers nobody does it
     counts = topic.subscription_counts(subscription)
     in_force = subscription.policy
     with contextlib.suppress(Refused):  # the names are too long for one of their own

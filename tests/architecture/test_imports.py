@@ -41,8 +41,6 @@ ALLOWED = {
 # room mends it.
 CIRCLES = {
     ("broker.delayed.near", "broker.delayed.tracker"),
-    ("broker.subscriptions.asked", "broker.subscriptions.subscription"),
-    ("broker.subscriptions.giving_up", "broker.subscriptions.subscription"),
     ("broker.topics.changing", "broker.topics.topic"),
     ("broker.topics.schedule", "broker.topics.topic"),
     ("broker.topics.settled_upkeep", "broker.topics.key_upkeep"),

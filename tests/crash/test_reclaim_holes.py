@@ -22,6 +22,7 @@ from broker.model import Entries, bitmap_of, count_entries
 from broker.policy import SubscriptionPolicy
 from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalVfs
+from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
@@ -91,7 +92,7 @@ async def live_until_killed(data_dir: str) -> None:
     acks += [{ledger_id: bitmap_of(np.arange(LEDGER_ENTRIES, dtype=np.uint32))} for ledger_id in done]
     rng.shuffle(acks)
     for each in acks:
-        assert await subscription.acknowledge(each) == []
+        assert await requests.acknowledge(subscription, each) == []
     while broker.counters.removed_ledgers < len(done):
         await asyncio.sleep(0.01)
     print("acknowledged", flush=True)
@@ -141,7 +142,7 @@ async def look_and_drain(data_dir: str) -> None:
         found = consumer.entries()
         assert consumer.count() == count_entries(found), "P4: twice"
         assert found == dict.fromkeys(held, even), "P3: what was confirmed came back, or something is lost"
-        assert await subscription.acknowledge(found) == []
+        assert await requests.acknowledge(subscription, found) == []
         while topic.log.ledger_count or broker.counters.removed_ledgers < HELD:
             await asyncio.sleep(0.01)
     topic.subscriptions.detach(subscription, consumer)

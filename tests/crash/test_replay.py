@@ -23,6 +23,7 @@ from broker.policy import SubscriptionPolicy, TopicPolicy
 from broker.storage.amendments import NONE, AmendmentsImage, encode_amendments
 from broker.storage.manifest import BrokerImage, encode_broker, encode_topic
 from broker.storage.records import Produced, Record, decode_record
+from broker.subscriptions import requests
 from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import START_MS, SimClock
@@ -237,7 +238,9 @@ class RandomHistory:
             inbox.poll()
             held = entries_of(each.position for each in inbox.received if self.rng.random() < 0.5)
             consumer_id = inbox.consumer.consumer_id
-            await inbox.subscription.give_back(consumer_id, held, 0, dead_letter=True, reason="random")
+            await requests.give_back(
+                inbox.subscription, consumer_id, held, 0, dead_letter=True, reason="random"
+            )
 
     async def churn(self) -> None:
         registry = self.node.broker.registry

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 from broker.errors import Unavailable
 from broker.model import Position
 from broker.policy import SubscriptionPolicy
+from broker.subscriptions import requests
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
@@ -522,7 +523,7 @@ async def acknowledge(
     subscription: Subscription, positions: list[Position], clock: SimClock
 ) -> tuple[set[Position], int]:
     """Return what was refused, and when the rest was confirmed."""
-    failures = await subscription.acknowledge(entries_of(positions))
+    failures = await requests.acknowledge(subscription, entries_of(positions))
     return {failure.position for failure in failures}, clock.monotonic_ns()
 
 

@@ -27,6 +27,7 @@ from broker.jobs.verify import verify_data_dir
 from broker.model import CANCELLED_MS, Position
 from broker.storage.blocks import KINDS
 from broker.storage.compaction_inputs import Outputs
+from broker.subscriptions import requests
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.topics.control import seek
@@ -168,7 +169,7 @@ class CompactionWalk:
             ]
             some = [position for position in due if self.rng.random() < 0.8]
             if some:
-                failures = await self._subscription(name).acknowledge(entries_of(some))
+                failures = await requests.acknowledge(self._subscription(name), entries_of(some))
                 failed = {each.position for each in failures}
                 reader.acked |= set(some) - failed
 

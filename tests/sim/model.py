@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from broker.model import IdRange, Position
 from broker.policy import effective
 from broker.subscriptions.consumer import DeliveryBatch
-from broker.subscriptions.subscription import Failure
+from broker.subscriptions.requests import Failure
 from broker.subscriptions.types import SubscriptionType
 from broker.topics.policies import default_subscription_policy
 from tests.harness import Outgoing

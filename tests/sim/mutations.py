@@ -40,6 +40,8 @@ _LAST_LOOK = "broker.subscriptions.handout"
 _KEYS = "broker.subscriptions.key_shared"
 _SUBSCRIPTION = "broker.subscriptions.subscription"
 _STATES = "broker.subscriptions.entry_states"
+_CONSUMERS = "broker.subscriptions.consumers"
+_REQUESTS = "broker.subscriptions.requests"
 _PUMP = "broker.delayed.index_pump"
 _CHECKPOINT = "broker.folder.checkpoint"
 _SUBSCRIPTIONS = "broker.topics.topic_subscriptions"
@@ -206,11 +208,14 @@ MUTATIONS = (
     # -- subscriptions
     _bug(
         "an ack is not persisted",
-        _SUBSCRIPTION,
-        "            await self.settle(fresh, SettleReason.ACKED)",
-        "            self.apply_settled(\n"
-        "                Settled(self.topic_id, self.subscription_id, SettleReason.ACKED, fresh)\n"
-        "            )",
+        _REQUESTS,
+        "        await subscription.decisions.settle(fresh, SettleReason.ACKED)",
+        "        from broker.storage.records import Settled\n"
+        "        subscription.apply_settled(\n"
+        "            Settled(\n"
+        "                subscription.topic_id, subscription.subscription_id, SettleReason.ACKED, fresh\n"
+        "            )\n"
+        "        )",
     ),
     _bug(
         "the cursor passes a gap",
@@ -264,14 +269,14 @@ MUTATIONS = (
     ),
     _bug(
         "a lost consumer keeps its messages",
-        _SUBSCRIPTION,
-        "        if held and not keep_leases and not self.deleted:",
+        _CONSUMERS,
+        "        if held and not keep_leases:",
         "        if False:",
     ),
     _bug(
         "leases do not expire",
         _DISPATCHER,
-        "        subscription.expire_leases()\n",
+        "        subscription.consumers.expire_leases()\n",
         "",
     ),
     _bug(
@@ -307,8 +312,8 @@ MUTATIONS = (
     ),
     _bug(
         "who waits for bytes is not woken when its leases end",
-        _SUBSCRIPTION,
-        "                consumer.starved = False\n                self.work.set()\n",
+        _CONSUMERS,
+        "                consumer.starved = False\n                self._work.set()\n",
         "                consumer.starved = False\n",
     ),
     _bug(
@@ -331,9 +336,9 @@ MUTATIONS = (
     ),
     _bug(
         "unknown ids are acknowledged",
-        _SUBSCRIPTION,
-        "            refused = without_entries(unknown, await plausible(self, unknown))",
-        "            refused = without_entries(unknown, unknown)",
+        _REQUESTS,
+        "        refused = without_entries(unknown, await _perhaps_sent(subscription, unknown))",
+        "        refused = without_entries(unknown, unknown)",
     ),
     _bug(
         "what is handed back unbegun counts",
@@ -343,7 +348,7 @@ MUTATIONS = (
     ),
     _bug(
         "what is lost with its consumer counts nothing",
-        _SUBSCRIPTION,
+        _CONSUMERS,
         "            reason = ReturnReason.RELEASED if consumer.hands_back else ReturnReason.CONSUMER_LOST",
         "            reason = ReturnReason.RELEASED",
     ),

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from broker.errors import LimitReached, NotFound, PostdateError, Refused, StorageFailed, Unavailable
 from broker.model import Position
+from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
@@ -301,7 +302,7 @@ class SimConsumer(Consumer):
         """Take no more; what it holds it may still settle."""
         self._life.world.trace(f"{self.consumer_id} drains")
         self._hand_back_unsent()
-        self._subscription.drain(self)
+        self._subscription.consumers.drain(self)
 
     def _hand_back_unsent(self) -> None:
         if self._waiting is not None and self._waiting is not self._handed_back:
@@ -364,7 +365,9 @@ class SimConsumer(Consumer):
             return
         self._all.ack_asked(self.model, messages)
         try:
-            failures = await self._subscription.acknowledge(entries_of(m.position for m in messages))
+            failures = await requests.acknowledge(
+                self._subscription, entries_of(m.position for m in messages)
+            )
         except (StorageFailed, Unavailable) as error:
             self._raise_unless_failing(error)
             self._all.ack_lost(self.model, messages)
@@ -378,8 +381,8 @@ class SimConsumer(Consumer):
             return
         certain = self._all.nack_asked(self.model, self, messages, delay_ms)
         try:
-            failures = await self._subscription.give_back(
-                self.consumer_id, entries_of(m.position for m in messages), delay_ms
+            failures = await requests.give_back(
+                self._subscription, self.consumer_id, entries_of(m.position for m in messages), delay_ms
             )
         except (StorageFailed, Unavailable) as error:
             self._raise_unless_failing(error)
@@ -393,8 +396,12 @@ class SimConsumer(Consumer):
             return
         self._all.handed_back(self, messages)
         try:
-            await self._subscription.give_back(
-                self.consumer_id, entries_of(m.position for m in messages), 0, release=True
+            await requests.give_back(
+                self._subscription,
+                self.consumer_id,
+                entries_of(m.position for m in messages),
+                0,
+                release=True,
             )
         except (StorageFailed, Unavailable) as error:
             self._raise_unless_failing(error)
@@ -404,7 +411,7 @@ class SimConsumer(Consumer):
         if self.model.state == "deleted":
             return
         entries = entries_of(m.position for m in messages)
-        failures = self._subscription.extend(self.consumer_id, entries, lease_ms)
+        failures = requests.extend(self._subscription, self.consumer_id, entries, lease_ms)
         self._all.extended(self.model, self, messages, lease_ms, failures)
 
     def _raise_unless_failing(self, error: PostdateError) -> None:
@@ -425,7 +432,7 @@ async def ack_unknown(
     if subscription.log.entry_count(last.ledger_id) is None:
         del unknown[1]  # how long a ledger was that is gone, nobody knows
     try:
-        failures = await subscription.acknowledge(entries_of(unknown))
+        failures = await requests.acknowledge(subscription, entries_of(unknown))
     except PostdateError:
         return
     if life.dead:

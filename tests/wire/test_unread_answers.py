@@ -16,6 +16,7 @@ from benchmarks.http2 import call as http2_call
 from broker.rpc import session, unread
 from broker.rpc.reception import CallKind, Reception
 from broker.settings import MIB
+from broker.subscriptions import requests
 from broker.subscriptions.subscription import Subscription
 from postdate_api.v1 import consumer_pb2, consumer_pb2_grpc, message_pb2
 from tests.depth import at_depth
@@ -100,14 +101,14 @@ async def test_frames_that_wait_for_the_disk_are_bounded(wire: Wire, monkeypatch
     await stream.deliveries(len(ids))
     synced = asyncio.Event()
     begun: list[Any] = []
-    acknowledge = Subscription.acknowledge
+    acknowledge = requests.acknowledge
 
-    async def slowly(self: Subscription, entries: Any) -> Any:
+    async def slowly(subscription: Subscription, entries: Any) -> Any:
         begun.append(entries)
         await synced.wait()
-        return await acknowledge(self, entries)
+        return await acknowledge(subscription, entries)
 
-    monkeypatch.setattr(Subscription, "acknowledge", slowly)
+    monkeypatch.setattr(requests, "acknowledge", slowly)
     for number, (ledger_id, entry_id) in enumerate(ids):
         entries = [message_pb2.EntrySet(ledger_id=ledger_id, entry_ids=[entry_id])]
         await stream.send(ack=consumer_pb2.Ack(request_id=number, entries=entries))

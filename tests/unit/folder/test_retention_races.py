@@ -13,6 +13,7 @@ from broker.errors import Corrupt, Unavailable
 from broker.jobs.verify import verify_data_dir
 from broker.model import Position
 from broker.storage.log import TopicLog
+from broker.subscriptions import requests
 from broker.subscriptions.entry_states import PROMISED
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
@@ -49,7 +50,7 @@ def messages(count: int, **options: Any) -> list[Outgoing]:
 
 
 async def settle_and_drop(topic: Topic, subscription: Subscription, positions: list[Position]) -> None:
-    assert await subscription.acknowledge(entries_of(positions)) == []
+    assert await requests.acknowledge(subscription, entries_of(positions)) == []
     await topic.drop_ledgers(
         [positions[0].ledger_id], topic.ledgers.facts[positions[0].ledger_id].last_due_ms
     )
@@ -132,7 +133,7 @@ def test_an_acknowledgement_is_confirmed_when_the_ledger_goes_meanwhile(monkeypa
             await settle_and_drop(topic, subscription, gone)
 
         before_first(monkeypatch, topic.log, "times_of", gone[0].ledger_id, drop)
-        assert await subscription.acknowledge(entries_of(gone)) == []
+        assert await requests.acknowledge(subscription, entries_of(gone)) == []
         assert subscription.states.count(*PROMISED) == 0
         return node
 
@@ -257,7 +258,7 @@ def test_one_failed_read_ends_neither_reclaim_nor_the_broker(
         topic = node.topic("orders")
         outcomes = await topic.schedule.change(gone, Cancel(), dry_run=False)
         assert [each.result for each in outcomes] == [ChangeResult.DONE] * 4
-        assert await subscription.acknowledge(entries_of(others)) == []
+        assert await requests.acknowledge(subscription, entries_of(others)) == []
         inner = topic.log.read_times
         failed: list[int] = []
 

@@ -29,7 +29,7 @@ TYPES = pytest.mark.parametrize(
 
 def drains(topic: Topic, subscription: Subscription, consumer: Consumer) -> None:
     """The client, or the broker with its Draining, wants no more to be sent."""
-    subscription.drain(consumer)
+    subscription.consumers.drain(consumer)
 
 
 def breaks(topic: Topic, subscription: Subscription, consumer: Consumer) -> None:
@@ -173,7 +173,7 @@ def test_a_key_keeps_its_order_when_its_consumer_drains_before_it_was_sent_anyth
         inbox = node.attach(topic, subscription, permits=0)
         topic.subscriptions.detach(subscription, next(each for each in consumers if each is not owner))
         await asyncio.sleep(0.1)
-        subscription.drain(owner)
+        subscription.consumers.drain(owner)
         await asyncio.sleep(0.1)
         inbox.consumer.grant(10, 0)
         subscription.work.set()

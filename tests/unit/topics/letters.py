@@ -11,6 +11,7 @@ from broker.config import BrokerConfig
 from broker.model import Entries, Position, ids_of
 from broker.policy import SubscriptionPolicy
 from broker.rpc.decode import ProduceEnvelope
+from broker.subscriptions import requests
 from broker.subscriptions.subscription import Subscription
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
@@ -49,8 +50,8 @@ async def billing(node: Node, policy: SubscriptionPolicy = THREE, **options: int
 
 async def nack_dead(inbox: Inbox, positions: Iterable[Position], reason: str = "") -> None:
     consumer_id = inbox.consumer.consumer_id
-    failures = await inbox.subscription.give_back(
-        consumer_id, entries_of(positions), 0, dead_letter=True, reason=reason
+    failures = await requests.give_back(
+        inbox.subscription, consumer_id, entries_of(positions), 0, dead_letter=True, reason=reason
     )
     assert failures == []
 

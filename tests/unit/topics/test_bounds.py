@@ -43,6 +43,7 @@ from broker.storage.manifest import (
 from broker.storage.producers_file import MAGIC_PRODUCERS
 from broker.storage.records import Produced, Record, decode_record
 from broker.storage.v1 import manifest_pb2 as pb
+from broker.subscriptions import requests
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import Latency, SimLoop, run_sim
@@ -141,7 +142,7 @@ async def use_everything(node: Node, name: str) -> None:
     await inbox.ack(ready[1:2])
     await inbox.nack(ready[2:], HOUR_MS, "boom")
     held_by = inbox.consumer.consumer_id
-    await topic.subscription("one").give_back(held_by, entries_of(ready[:1]), 0, dead_letter=True)
+    await requests.give_back(topic.subscription("one"), held_by, entries_of(ready[:1]), 0, dead_letter=True)
     inbox.detach()
     await control.pause(topic, topic.subscription("two"), paused=True)
     await topic.change_policy(TopicPolicy(default_ttl_ms=2 * HOUR_MS))

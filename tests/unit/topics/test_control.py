@@ -219,14 +219,14 @@ def test_a_paused_subscription_with_something_ready_does_not_keep_the_loop_busy(
         await control.pause(topic, subscription, paused=True)
         await inbox.nack([position], 1)
         steps = 0
-        expire = subscription.expire_leases
+        expire = subscription.consumers.expire_leases
 
         def counted() -> None:
             nonlocal steps
             steps += 1
             expire()
 
-        subscription.expire_leases = counted  # type: ignore[method-assign]
+        subscription.consumers.expire_leases = counted  # type: ignore[method-assign]
         await asyncio.sleep(10)
         assert steps < 100, "only as often as the clock is looked at"
         assert inbox.poll() == []

@@ -161,7 +161,7 @@ def test_a_lease_that_ends_without_a_consumer_is_over_when_it_is_looked_at():
         topic.subscriptions.detach(subscription, inbox.consumer, keep_leases=True)  # as Receive does
         assert await found(topic, "s") == (0, 1, 0)
         await asyncio.sleep(2)
-        subscription.expire_leases()
+        subscription.consumers.expire_leases()
         await asyncio.sleep(1)
         assert await found(topic, "s") == (1, 0, 0)
 

@@ -15,6 +15,7 @@ from broker.policy import SubscriptionPolicy
 from broker.rpc.dead_letters import _letter
 from broker.storage.blocks import HEADER_BYTES
 from broker.subscriptions import damage as damage_module
+from broker.subscriptions import requests
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import MemVfs
@@ -164,7 +165,7 @@ def test_what_is_settled_is_not_read() -> None:
         await node.create_subscription("orders", BILLING, policy=NONE)
         positions = await node.produce("orders", messages(10))
         done = {positions[4].ledger_id: bitmap_of(np.array([positions[4].entry_id], dtype=np.uint32))}
-        await node.topic("orders").subscription(BILLING).acknowledge(done)
+        await requests.acknowledge(node.topic("orders").subscription(BILLING), done)
         await damage(node, positions[4])
         inbox = await node.subscribe("orders", BILLING)
         assert ids(await inbox.wait(9)) == set(positions) - {positions[4]}

@@ -448,7 +448,7 @@ async def test_dead_letters_are_requeued_and_purged(make_pages):
         "work", SubscriptionType.SHARED, LATEST, SubscriptionPolicy(max_delivery_attempts=1)
     )
     ids = await pages.produce("jobs", *(Outgoing(b"job %d" % i) for i in range(3)))
-    await subscription.give_up(
+    await subscription.decisions.give_up(
         {ids[0].ledger_id: BitMap([each.entry_id for each in ids])}, "broken <b>", "boom <i>"
     )
     await pages.log_in()
