@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.client.control import check
 from benchmarks.index.engine import Engine, memory_bytes, read_image
 from benchmarks.index.entries import MINUTE_MS, NOW_MS, Minute
-from broker.delayed.tracker import DueChunk
+from broker.delayed.due_rows import DueRows
 
 _DUE_ENTRIES = 65_536
 
@@ -53,7 +53,7 @@ async def reopen(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_order(chunk: DueChunk, last_ms: int) -> int:
+def _check_order(chunk: DueRows, last_ms: int) -> int:
     check(int(chunk.deliver_at_ms[0]) >= last_ms, "chunks are out of order")
     check(not np.any(np.diff(chunk.deliver_at_ms) < 0), "a chunk is out of order")
     return int(chunk.deliver_at_ms[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.delayed.near import Key, rows_before
+from broker.delayed.due_rows import Key, rows_before
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.errors import PostdateError
 from broker.model import Position

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from broker.delayed.bucket_histogram import histogram_of
+from broker.delayed.due_rows import Key
 from broker.delayed.mutable_bucket import NEVER_MS, MutableBucket
-from broker.delayed.near import Key, NearEntries
+from broker.delayed.near import NearEntries
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.delayed.stale import StaleRows
 from broker.delayed.tracker import Histogram, TrackerStats

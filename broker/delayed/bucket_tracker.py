@@ -60,12 +60,9 @@ from broker.delayed.bucket_writer import (
     NotNeeded,
     SegmentLimits,
 )
-from broker.delayed.lent_buckets import Loan, check_steps, loan_of, not_needed_of
-from broker.delayed.mutable_bucket import MutableBucket
-from broker.delayed.near import (
-    Columns,
+from broker.delayed.due_rows import (
+    DueRows,
     Key,
-    NearEntries,
     bounded_end,
     concatenate,
     count_before,
@@ -73,10 +70,13 @@ from broker.delayed.near import (
     rows_before,
     sort_unique,
 )
+from broker.delayed.lent_buckets import Loan, check_steps, loan_of, not_needed_of
+from broker.delayed.mutable_bucket import MutableBucket
+from broker.delayed.near import NearEntries
 from broker.delayed.scan import UnreadSegments
 from broker.delayed.sealed_bucket import BucketState, SealedBucket, plan_reads
 from broker.delayed.stale import AmendmentsOf, StaleRows, is_current
-from broker.delayed.tracker import DueChunk, Frontier, Histogram, TrackerStats
+from broker.delayed.tracker import Frontier, Histogram, TrackerStats
 from broker.errors import PostdateError
 from broker.model import START, Int64Column, Position, UInt32Column
 from broker.observe.logs import get_logger
@@ -152,7 +152,7 @@ class BucketTracker:
         if first >= self._loaded_end:
             self._mutable.append(ledger_id, entry_ids, deliver_at_ms, None)
             return
-        columns = Columns(deliver_at_ms, np.full(len(entry_ids), ledger_id, dtype=np.int64), entry_ids)
+        columns = DueRows(deliver_at_ms, np.full(len(entry_ids), ledger_id, dtype=np.int64), entry_ids)
         is_near = rows_before(columns, self._loaded_end)
         self._near.add(columns.part(is_near))
         kept = ~rows_before(columns, key_after(self._frontier))  # BUCKET-2
@@ -161,7 +161,7 @@ class BucketTracker:
     def remove(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         """See the protocol. The rows stay where they are until they are taken, sealed or merged (BUCKET-12)."""
         ledger_ids = np.full(len(entry_ids), ledger_id, dtype=np.int64)
-        self._stale.note(Columns(deliver_at_ms, ledger_ids, entry_ids), self._frontier)
+        self._stale.note(DueRows(deliver_at_ms, ledger_ids, entry_ids), self._frontier)
 
     def needs_load(self, now_ms: int) -> bool:
         self._move_loaded_end(now_ms)
@@ -183,7 +183,7 @@ class BucketTracker:
         self._drop_spent()
         await asyncio.sleep(0)  # a storage that answers from memory never lets others run
 
-    def take_due(self, now_ms: int, limit: int) -> DueChunk | None:
+    def take_due(self, now_ms: int, limit: int) -> DueRows | None:
         while (chunk := self._near.take(now_ms, limit)) is not None:
             last = Frontier(int(chunk.deliver_at_ms[-1]), int(chunk.ledger_ids[-1]), int(chunk.entry_ids[-1]))
             self._frontier = max(self._frontier, last)  # what was late lies before it
@@ -238,7 +238,7 @@ class BucketTracker:
         found = histogram_over(self._near, memory, buckets, self._stale, self._loaded_end, **limits)
         return replace(found, is_exact=found.is_exact and self.is_exact)
 
-    def parts_between(self, start: Key, end: Key) -> tuple[Columns, list[UnreadSegments]]:
+    def parts_between(self, start: Key, end: Key) -> tuple[DueRows, list[UnreadSegments]]:
         """See the protocol. A merge may replace a bucket meanwhile: reading its segment then fails, some time later."""
         waiting_from = max(start, self._loaded_end)
         rows = [self._near.rows_between(start, end)]
@@ -514,7 +514,7 @@ class BucketTracker:
                 break
         return bucket
 
-    def _note_stale(self, columns: Columns) -> None:
+    def _note_stale(self, columns: DueRows) -> None:
         """Rows were read: what is stale of them is known from now on, also of ledgers that are gone."""
         self._stale.note(columns.part(~is_current(columns, self._amendments_of)), self._frontier)
 

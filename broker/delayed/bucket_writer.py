@@ -33,7 +33,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from broker.delayed.near import Columns, Key, concatenate, key_after, rows_before
+from broker.delayed.due_rows import DueRows, Key, concatenate, key_after, rows_before
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.delayed.stale import is_current
 from broker.errors import Corrupt
@@ -82,9 +82,9 @@ class NotNeeded:
 
     frontier: Key
     amendments: dict[int, Amendments]
-    left_out: list[Columns] = field(default_factory=list)
+    left_out: list[DueRows] = field(default_factory=list)
     """Gathers the rows after the frontier that the amendments made stale."""
-    doubles: list[Columns] = field(default_factory=list)
+    doubles: list[DueRows] = field(default_factory=list)
     """Gathers the rows that were there once more."""
 
 
@@ -117,13 +117,13 @@ class BucketWriter:
         self._segments_fed = segments_fed
 
     async def seal(
-        self, new: NewBucket, blocks: Sequence[Columns], not_needed: NotNeeded, limits: SegmentLimits
+        self, new: NewBucket, blocks: Sequence[DueRows], not_needed: NotNeeded, limits: SegmentLimits
     ) -> BucketMetadata | None:
         """Write a bucket of rows in the order of arrival; None if none has to be kept.
 
         Raises OSError, PostdateError.
         """
-        runs: list[Columns] = []
+        runs: list[DueRows] = []
         for group in _groups(blocks):
             kept = await self._in_thread(partial(_kept_of, group, not_needed))
             if len(kept):
@@ -277,11 +277,11 @@ class Tally:
     count: int = 0
     checksum: int = 0
 
-    def add(self, columns: Columns) -> None:
+    def add(self, columns: DueRows) -> None:
         self.count += len(columns)
         self.checksum = (self.checksum + _checksum(columns)) % _CHECKSUM_END
 
-    def remove(self, columns: Columns) -> None:
+    def remove(self, columns: DueRows) -> None:
         self.count -= len(columns)
         self.checksum = (self.checksum - _checksum(columns)) % _CHECKSUM_END
 
@@ -369,13 +369,13 @@ def _add_segments(tally: Tally, bucket: SealedBucket, first: int, segments: Sequ
         _let_go()
 
 
-def _checksum(columns: Columns) -> int:
+def _checksum(columns: DueRows) -> int:
     return entries_checksum(columns.deliver_at_ms, columns.ledger_ids, columns.entry_ids)
 
 
-def _groups(blocks: Sequence[Columns]) -> Iterator[list[Columns]]:
+def _groups(blocks: Sequence[DueRows]) -> Iterator[list[DueRows]]:
     """Neighbouring blocks, at most RUN_ROWS rows at a time; a block has fewer."""
-    group: list[Columns] = []
+    group: list[DueRows] = []
     rows = 0
     for block in blocks:
         if group and rows + len(block) > RUN_ROWS:
@@ -387,11 +387,11 @@ def _groups(blocks: Sequence[Columns]) -> Iterator[list[Columns]]:
         yield group
 
 
-def _kept_of(group: Sequence[Columns], not_needed: NotNeeded) -> Columns:
+def _kept_of(group: Sequence[DueRows], not_needed: NotNeeded) -> DueRows:
     return kept_rows(concatenate(group), not_needed)
 
 
-def kept_rows(columns: Columns, not_needed: NotNeeded) -> Columns:
+def kept_rows(columns: DueRows, not_needed: NotNeeded) -> DueRows:
     """The rows that have to be kept (WRITER-1)."""
     start = key_after(not_needed.frontier)
     # Mostly nothing is left out, and to see that costs less than a copy.
@@ -405,7 +405,7 @@ def kept_rows(columns: Columns, not_needed: NotNeeded) -> Columns:
     return columns
 
 
-def _spans_of(runs: Sequence[Columns]) -> tuple[LedgerSpan, ...]:
+def _spans_of(runs: Sequence[DueRows]) -> tuple[LedgerSpan, ...]:
     """The spans that hold all rows."""
     return merge_spans(
         [LedgerSpan(ledger_id, int(entries.min()), int(entries.max()) + 1)]
@@ -427,7 +427,7 @@ def entries_by_ledger(ledger_ids: Int64Column, entry_ids: UInt32Column) -> Itera
     yield from zip(ids, np.split(entry_ids, starts), strict=True)
 
 
-def _sorted_rows(run: Columns, builder: SnapshotBuilder, doubles: list[Columns]) -> Rows:
+def _sorted_rows(run: DueRows, builder: SnapshotBuilder, doubles: list[DueRows]) -> Rows:
     ordinals = builder.ordinals.to_ordinals(run.ledger_ids, run.entry_ids)
     taken = sort_rows(Rows(run.deliver_at_ms, ordinals))
     if taken.doubles is not None:
@@ -435,11 +435,11 @@ def _sorted_rows(run: Columns, builder: SnapshotBuilder, doubles: list[Columns])
     return taken.rows
 
 
-def _columns(rows: Rows, builder: SnapshotBuilder) -> Columns:
-    return Columns(rows.times, *builder.ordinals.to_positions(rows.ordinals))
+def _columns(rows: Rows, builder: SnapshotBuilder) -> DueRows:
+    return DueRows(rows.times, *builder.ordinals.to_positions(rows.ordinals))
 
 
-def _encode_runs(builder: SnapshotBuilder, runs: Sequence[Rows], doubles: list[Columns]) -> list[bytes]:
+def _encode_runs(builder: SnapshotBuilder, runs: Sequence[Rows], doubles: list[DueRows]) -> list[bytes]:
     """All segments of some sorted runs."""
     segments: list[bytes] = []
     merged = MergeRuns(len(runs), NO_ROWS)

@@ -23,7 +23,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from broker.delayed.bucket_upkeep import BucketUpkeep
-from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier
+from broker.delayed.due_rows import DueRows
+from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, Frontier
 from broker.errors import Corrupt, NotFound, PostdateError, Unavailable
 from broker.model import CANCELLED_MS, Int64Column, Position, UInt32Column
 from broker.observe.logs import get_logger
@@ -99,7 +100,7 @@ class IndexPump:
         clock: Clock,
         clock_recheck_ms: int,
         due_entries: int,
-        on_due: Callable[[DueChunk], None],
+        on_due: Callable[[DueRows], None],
         on_rebuild: Callable[[], None],
         upkeep: BucketUpkeep | None = None,
         on_unread: Callable[[], None] = lambda: None,

@@ -29,7 +29,7 @@ from broker.delayed.bucket_writer import (
     entries_by_ledger,
     kept_rows,
 )
-from broker.delayed.near import Columns, Key, key_after, rises
+from broker.delayed.due_rows import DueRows, Key, key_after, rises
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.errors import Corrupt
 from broker.model import bitmap_of, ids_of
@@ -142,7 +142,7 @@ class _Rows:
     tally: Tally = field(default_factory=Tally)
     bitmaps: dict[int, BitMap] = field(default_factory=dict)
 
-    def add(self, columns: Columns, doubles: list[Columns]) -> None:
+    def add(self, columns: DueRows, doubles: list[DueRows]) -> None:
         """Count rows; those that were counted go to `doubles`."""
         if not len(columns):
             return
@@ -158,7 +158,7 @@ class _Rows:
         self.tally.add(columns)
 
 
-def _decoded(reader: SnapshotReader, bucket: SealedBucket, segment: int) -> Columns:
+def _decoded(reader: SnapshotReader, bucket: SealedBucket, segment: int) -> DueRows:
     (data,) = reader.read_segments(bucket.metadata, segment, segment + 1)
     return bucket.decode(segment, data)
 

@@ -32,15 +32,10 @@ import numpy as np
 from pyroaring import BitMap
 
 from broker.delayed.bucket_histogram import histogram_of
-from broker.delayed.near import ROW_BYTES, Columns, Key, NearEntries, concatenate, stable_order
+from broker.delayed.due_rows import ROW_BYTES, DueRows, Key, concatenate, stable_order
+from broker.delayed.near import NearEntries
 from broker.delayed.scan import UnreadSegments
-from broker.delayed.tracker import (
-    DueChunk,
-    Frontier,
-    Histogram,
-    TimesReader,
-    TrackerStats,
-)
+from broker.delayed.tracker import Frontier, Histogram, TimesReader, TrackerStats
 from broker.model import Int64Column, UInt32Column, ids_of
 from broker.observe.logs import get_logger
 from broker.storage.salvage import UNREADABLE_TIME, times_around_damage
@@ -65,7 +60,7 @@ class _Tick:
         self.ledgers: dict[int, BitMap] = {}
         self.count = 0
         self.read: dict[int, BitMap] | None = None
-        self.parts: list[Columns] = []
+        self.parts: list[DueRows] = []
 
     def unread(self, ledger_id: int) -> UInt32Column:
         """The ledger's entries whose times were not read yet, rising."""
@@ -125,7 +120,7 @@ class MemoryTracker:
         self._far_heap: list[int] = []  # holds every far tick; may hold gone ones and repeat itself
         self._far_last = 0  # the greatest far tick, while there is one
         self._loading = False
-        self._removed: list[Columns] = []  # while a load is under way
+        self._removed: list[DueRows] = []  # while a load is under way
 
     @property
     def frontier(self) -> Frontier:
@@ -144,7 +139,7 @@ class MemoryTracker:
         if lowest < self._near_end:
             is_near = ticks < self._near_end
             times = deliver_at_ms[is_near]
-            self._near.add(Columns(times, np.full(len(times), ledger_id, dtype=np.int64), entry_ids[is_near]))
+            self._near.add(DueRows(times, np.full(len(times), ledger_id, dtype=np.int64), entry_ids[is_near]))
             if highest < self._near_end:
                 return
             entry_ids, ticks = entry_ids[~is_near], ticks[~is_near]
@@ -153,7 +148,7 @@ class MemoryTracker:
     def remove(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         if not len(entry_ids):
             return
-        rows = Columns(deliver_at_ms, np.full(len(entry_ids), ledger_id, dtype=np.int64), entry_ids)
+        rows = DueRows(deliver_at_ms, np.full(len(entry_ids), ledger_id, dtype=np.int64), entry_ids)
         if self._loading:  # what is being read may be read under its old time
             self._removed.append(rows)
             return
@@ -196,7 +191,7 @@ class MemoryTracker:
         self._move_near_end(now_ms)
         await asyncio.sleep(0)  # a reader that answers from memory never lets others run
 
-    def take_due(self, now_ms: int, limit: int) -> DueChunk | None:
+    def take_due(self, now_ms: int, limit: int) -> DueRows | None:
         chunk = self._near.take(now_ms, limit)
         if chunk is not None:
             last = Frontier(int(chunk.deliver_at_ms[-1]), int(chunk.ledger_ids[-1]), int(chunk.entry_ids[-1]))
@@ -230,7 +225,7 @@ class MemoryTracker:
         limits = {"floor_ms": floor_ms, "start_ms": start_ms, "end_ms": end_ms, "width_ms": width_ms}
         return histogram_of([near], [ticks], near[:0], **limits)
 
-    def parts_between(self, start: Key, end: Key) -> tuple[Columns, list[UnreadSegments]]:
+    def parts_between(self, start: Key, end: Key) -> tuple[DueRows, list[UnreadSegments]]:
         """See the protocol. A far tick is a segment: its exact times are read."""
         first, last = start[0] // self._tick_ms, end[0] // self._tick_ms
         ticks = [(number, tick) for number, tick in self._far.items() if first <= number <= last]
@@ -243,7 +238,7 @@ class MemoryTracker:
         )
         return self._near.rows_between(start, end), [unread]
 
-    async def _read_tick(self, numbers: list[int], which: int) -> Columns:
+    async def _read_tick(self, numbers: list[int], which: int) -> DueRows:
         number = numbers[which]
         tick = self._far.get(number)
         if tick is None:  # loaded meanwhile; what was taken since is not pending any more
@@ -255,7 +250,7 @@ class MemoryTracker:
         ]
         times = await self._read_times(slices)
         lengths = [len(part.entry_ids) for part in slices]
-        columns = Columns(
+        columns = DueRows(
             times,
             np.repeat(np.array([part.ledger_id for part in slices], dtype=np.int64), lengths),
             np.concatenate([part.entry_ids for part in slices]),
@@ -438,7 +433,7 @@ class MemoryTracker:
         lengths = [len(part.entry_ids) for part in plan.slices]
         assert len(times) == sum(lengths)
         filed = np.repeat(np.array([part.tick for part in plan.slices], dtype=np.int64), lengths)
-        columns = Columns(
+        columns = DueRows(
             times,
             np.repeat(np.array([part.ledger_id for part in plan.slices], dtype=np.int64), lengths),
             np.concatenate([np.empty(0, dtype=np.uint32), *(part.entry_ids for part in plan.slices)]),
@@ -455,7 +450,7 @@ class MemoryTracker:
         if plan.partial is not None:
             self._keep_read(self._far[plan.partial], plan, columns.part(slice(rest, None)))
 
-    def _keep_read(self, tick: _Tick, plan: _LoadPlan, columns: Columns) -> None:
+    def _keep_read(self, tick: _Tick, plan: _LoadPlan, columns: DueRows) -> None:
         """Note what was read of a tick that is not read to its end: none of it may be taken yet (TRACKER-1)."""
         tick.parts.append(columns)
         tick.read = {} if tick.read is None else tick.read
@@ -480,6 +475,6 @@ class MemoryTracker:
         return sampled * len(self._far) // len(sample)
 
 
-def _keys_at(times: Int64Column) -> Columns:
+def _keys_at(times: Int64Column) -> DueRows:
     """The least keys of some times."""
-    return Columns(times, np.zeros(len(times), dtype=np.int64), np.zeros(len(times), dtype=np.uint32))
+    return DueRows(times, np.zeros(len(times), dtype=np.int64), np.zeros(len(times), dtype=np.uint32))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from broker.delayed.near import ROW_BYTES, Columns, Key, concatenate, rows_before
+from broker.delayed.due_rows import ROW_BYTES, DueRows, Key, concatenate, rows_before
 from broker.model import Array, Int64Column, UInt32Column
 
 BLOCK_ROWS = 8_192
@@ -35,7 +35,7 @@ class MutableBucket:
         self.first_waiting_ms = NEVER_MS
         self.last_ms = -1  # the greatest time of all rows
         self.ledger_ids: set[int] = set()
-        self._blocks: list[Columns] = []
+        self._blocks: list[DueRows] = []
         self._fill = 0  # rows used in the last block
 
     def append(
@@ -67,13 +67,13 @@ class MutableBucket:
             self._fill += rows
             row += rows
 
-    def blocks(self) -> list[Columns]:
+    def blocks(self) -> list[DueRows]:
         """All rows in the order of arrival, in parts of at most BLOCK_ROWS. They share memory with the bucket."""
         if not self._blocks:
             return []
         return [*self._blocks[:-1], self._blocks[-1].part(slice(0, self._fill))]
 
-    def waiting_between(self, start: Key, end: Key) -> Columns:
+    def waiting_between(self, start: Key, end: Key) -> DueRows:
         """Copies of the rows with start <= key < end, in the order of arrival."""
         parts = [_no_rows()]
         if self.waiting and self.first_waiting_ms <= end[0]:
@@ -128,12 +128,12 @@ class MutableBucket:
     def memory_bytes(self) -> int:
         return ROW_BYTES * sum(len(block) for block in self._blocks)
 
-    def _open_block(self) -> Columns:
+    def _open_block(self) -> DueRows:
         """The block that has room for a row."""
         if not self._blocks or self._fill == len(self._blocks[-1]):
             rows = _FIRST_BLOCK_ROWS if not self._blocks else min(4 * len(self._blocks[-1]), BLOCK_ROWS)
             self._blocks.append(
-                Columns(
+                DueRows(
                     np.empty(rows, dtype=np.int64),
                     np.empty(rows, dtype=np.int64),
                     np.empty(rows, dtype=np.uint32),
@@ -143,10 +143,10 @@ class MutableBucket:
         return self._blocks[-1]
 
 
-def _rows_of(columns: Columns, ledger_id: int, entry_id: int) -> Array:
+def _rows_of(columns: DueRows, ledger_id: int, entry_id: int) -> Array:
     found: Array = (columns.ledger_ids == ledger_id) & (columns.entry_ids == entry_id)
     return found
 
 
-def _no_rows() -> Columns:
-    return Columns(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32))
+def _no_rows() -> DueRows:
+    return DueRows(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32))

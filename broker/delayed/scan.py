@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from broker.delayed.near import NO_COLUMNS, Columns, Key, concatenate, rows_before, sort_unique
+from broker.delayed.due_rows import NO_DUE_ROWS, DueRows, Key, concatenate, rows_before, sort_unique
 from broker.model import Array, Int64Column
 
 _SPARE = 1.25
@@ -33,12 +33,12 @@ class UnreadSegments:
     Borders are whole keys: a million entries may be due in one millisecond.
     """
 
-    first: Columns
+    first: DueRows
     """No row lies before it."""
-    last: Columns
+    last: DueRows
     """No row lies after it."""
     counts: Int64Column
-    read: Callable[[int], Awaitable[Columns]]
+    read: Callable[[int], Awaitable[DueRows]]
     """The rows of the segment with that number here."""
 
 
@@ -46,14 +46,14 @@ class UnreadSegments:
 class Page:
     """Entries in due order, each once; nothing between where it starts and `end` is missing."""
 
-    entries: Columns
+    entries: DueRows
     end: Key
     """Where the next page begins."""
     is_last: bool
 
 
 async def scan(
-    in_memory: Columns, unread: Sequence[UnreadSegments], start: Key, end: Key, limit: int
+    in_memory: DueRows, unread: Sequence[UnreadSegments], start: Key, end: Key, limit: int
 ) -> Page:
     """The first `limit` entries with start <= key < end, or all if there are fewer.
 
@@ -83,7 +83,7 @@ class _Waiting:
 
     def __init__(self, unread: Sequence[UnreadSegments], start: Key, end: Key) -> None:
         nothing = np.empty(0, dtype=np.int64)
-        first, last, counts, numbers, owners = [NO_COLUMNS], [NO_COLUMNS], [nothing], [nothing], [nothing]
+        first, last, counts, numbers, owners = [NO_DUE_ROWS], [NO_DUE_ROWS], [nothing], [nothing], [nothing]
         for owner, each in enumerate(unread):
             at = np.flatnonzero(~rows_before(each.last, start) & rows_before(each.first, end))
             first.append(each.first.part(at))
@@ -109,7 +109,7 @@ class _Waiting:
         """Nothing of what was not taken lies before it."""
         return self._first.key(self._taken)
 
-    def take(self, known: Columns, wanted: int) -> list[Callable[[], Awaitable[Columns]]]:
+    def take(self, known: DueRows, wanted: int) -> list[Callable[[], Awaitable[DueRows]]]:
         """Return readers of the next segments: one at least, and about as many as give `wanted` rows."""
         low, high = self._taken + 1, len(self._first)
         while low < high:
@@ -122,7 +122,7 @@ class _Waiting:
         segments = zip(self._owners[taken].tolist(), self._numbers[taken].tolist(), strict=True)
         return [partial(self._unread[owner].read, number) for owner, number in segments]
 
-    def _expected_before(self, segment: int, known: Columns) -> float:
+    def _expected_before(self, segment: int, known: DueRows) -> float:
         """About how many rows lie before a segment. One that ends before it counts whole, others by their times."""
         until, some = self._first.key(segment), slice(self._taken, segment)
         first, last, counts = self._first.part(some), self._last.part(some), self._counts[some]
@@ -134,6 +134,6 @@ class _Waiting:
         return float((np.maximum(parts, 0.0) * counts).sum()) + int(rows_before(known, until).sum())
 
 
-def _between(columns: Columns, start: Key, end: Key) -> Columns:
+def _between(columns: DueRows, start: Key, end: Key) -> DueRows:
     inside: Array = ~rows_before(columns, start) & rows_before(columns, end)
     return columns.part(inside)

@@ -20,7 +20,7 @@ from enum import Enum
 
 import numpy as np
 
-from broker.delayed.near import NO_COLUMNS, ROW_BYTES, Columns, Key, concatenate, count_before
+from broker.delayed.due_rows import NO_DUE_ROWS, ROW_BYTES, DueRows, Key, concatenate, count_before
 from broker.delayed.scan import UnreadSegments
 from broker.model import Int64Column
 from broker.storage.bucket_files import BucketStorage
@@ -48,7 +48,7 @@ class SealedBucket:
         self.next_segment = 0
         self.is_unsure = False
         """Whether unread segments may hold entries of a ledger that is gone."""
-        self.window = NO_COLUMNS
+        self.window = NO_DUE_ROWS
         self._ordinals = Ordinals(metadata.spans)
         self._unread = metadata.count
         self._unread_key: Key | None = None
@@ -102,7 +102,7 @@ class SealedBucket:
         """The first segment that holds anything at or after `key`."""
         return bisect_left(range(self.segment_count), key, key=self.last_key_of)
 
-    def decode(self, segment: int, data: bytes) -> Columns:
+    def decode(self, segment: int, data: bytes) -> DueRows:
         """The rows of a segment; raises Corrupt."""
         segments = self.metadata.segments
         times, ordinals = decode_segment(
@@ -112,9 +112,9 @@ class SealedBucket:
             int(segments.first_ordinals[segment]),
         )
         ledger_ids, entry_ids = self._ordinals.to_positions(ordinals)
-        return Columns(times, ledger_ids, entry_ids)
+        return DueRows(times, ledger_ids, entry_ids)
 
-    async def read(self, storage: BucketStorage, segment: int) -> Columns:
+    async def read(self, storage: BucketStorage, segment: int) -> DueRows:
         """The rows of a segment, from its file; raises Corrupt, Unavailable."""
         metadata = self.metadata
         (data,) = await storage.read(
@@ -122,7 +122,7 @@ class SealedBucket:
         )
         return self.decode(segment, data)
 
-    def feed(self, columns: Columns) -> None:
+    def feed(self, columns: DueRows) -> None:
         """The next segment was read: its rows follow the window's."""
         self._go_to(self.next_segment + 1)
         if len(columns):
@@ -132,10 +132,10 @@ class SealedBucket:
         """Return how many rows of the window lie before `key`."""
         return count_before(self.window, key) if len(self.window) else 0
 
-    def take(self, count: int) -> Columns:
+    def take(self, count: int) -> DueRows:
         """Hand on the first rows of the window."""
         taken = self.window.part(slice(0, count))
-        self.window = self.window.part(slice(count, None)) if count < len(self.window) else NO_COLUMNS
+        self.window = self.window.part(slice(count, None)) if count < len(self.window) else NO_DUE_ROWS
         return taken
 
     def discard(self, ledger_id: int) -> None:
@@ -158,8 +158,8 @@ class SealedBucket:
         first_positions = self._ordinals.to_positions(segments.first_ordinals[rest])
         last_positions = self._ordinals.to_positions(segments.last_ordinals[rest])
         return UnreadSegments(
-            Columns(segments.first_ms[rest], *first_positions),
-            Columns(segments.last_ms[rest], *last_positions),
+            DueRows(segments.first_ms[rest], *first_positions),
+            DueRows(segments.last_ms[rest], *last_positions),
             segments.counts[rest],
             lambda number: self.read(storage, first + number),
         )

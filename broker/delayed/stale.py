@@ -12,10 +12,9 @@ from functools import partial
 
 import numpy as np
 
+from broker.delayed.due_rows import NO_DUE_ROWS, DueRows, Key, concatenate, key_after, rows_before
 from broker.delayed.mutable_bucket import NEVER_MS
-from broker.delayed.near import NO_COLUMNS, Columns, Key, concatenate, key_after, rows_before
 from broker.delayed.sealed_bucket import SealedBucket
-from broker.delayed.tracker import DueChunk
 from broker.errors import PostdateError
 from broker.model import Array, Int64Column, UInt32Column
 from broker.storage.amendments import Amendments
@@ -47,31 +46,31 @@ class StaleEntries:
         places, is_held = _find(held, new)
         self._put(ledger_id, held, np.insert(held, places[~is_held], new[~is_held]))
 
-    def remove(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> Columns:
+    def remove(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> DueRows:
         """Forget rows of one ledger, as far as they are there; those that were."""
         held = self._keys.get(ledger_id)
         if held is None:
-            return NO_COLUMNS
+            return NO_DUE_ROWS
         wanted = np.unique(_keys(entry_ids, deliver_at_ms))
         places, is_held = _find(held, wanted)
         self._put(ledger_id, held, np.delete(held, places[is_held]))
         return _rows(ledger_id, wanted[is_held])
 
-    def add_rows(self, rows: Columns) -> None:
+    def add_rows(self, rows: DueRows) -> None:
         """Note rows of any ledgers."""
         for ledger_id in np.unique(rows.ledger_ids).tolist():
             at = rows.ledger_ids == ledger_id
             self.add(ledger_id, rows.entry_ids[at], rows.deliver_at_ms[at])
 
-    def known_among(self, rows: Columns) -> Columns:
+    def known_among(self, rows: DueRows) -> DueRows:
         """Those of some rows that are here."""
-        known = [NO_COLUMNS]
+        known = [NO_DUE_ROWS]
         for ledger_id, keys in _keys_by_ledger(rows):
             _, is_held = _find(self._keys.get(ledger_id, _NO_KEYS), keys)
             known.append(_rows(ledger_id, keys[is_held]))
         return concatenate(known)
 
-    def remove_rows(self, rows: Columns) -> None:
+    def remove_rows(self, rows: DueRows) -> None:
         """Forget rows of any ledgers, as far as they are there."""
         for ledger_id in np.unique(rows.ledger_ids).tolist():
             at = rows.ledger_ids == ledger_id
@@ -102,11 +101,11 @@ def _keys(entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> Array:
     return keys.view(_SORTABLE)
 
 
-def _rows(ledger_id: int, keys: Array) -> Columns:
+def _rows(ledger_id: int, keys: Array) -> DueRows:
     """The rows of one ledger that keys name."""
     fields = keys.view(_KEY)
     ledger_ids = np.full(len(keys), ledger_id, dtype=np.int64)
-    return Columns(fields["deliver_at_ms"].astype(np.int64), ledger_ids, fields["entry_id"].astype(np.uint32))
+    return DueRows(fields["deliver_at_ms"].astype(np.int64), ledger_ids, fields["entry_id"].astype(np.uint32))
 
 
 def _times(keys_by_ledger: dict[int, Array]) -> Int64Column:
@@ -114,7 +113,7 @@ def _times(keys_by_ledger: dict[int, Array]) -> Int64Column:
     return np.concatenate([np.empty(0, dtype=np.int64), *columns]).astype(np.int64)
 
 
-def _keys_by_ledger(rows: Columns) -> Iterator[tuple[int, Array]]:
+def _keys_by_ledger(rows: DueRows) -> Iterator[tuple[int, Array]]:
     for ledger_id in np.unique(rows.ledger_ids).tolist():
         at = rows.ledger_ids == ledger_id
         yield ledger_id, _keys(rows.entry_ids[at], rows.deliver_at_ms[at])
@@ -129,7 +128,7 @@ def _find(held: Array, wanted: Array) -> tuple[Array, Array]:
     return places, is_held
 
 
-def is_current(columns: Columns, amendments_of: AmendmentsOf) -> Array:
+def is_current(columns: DueRows, amendments_of: AmendmentsOf) -> Array:
     """Return which rows are not stale: neither cancelled nor moved to another time."""
     current = np.ones(len(columns), dtype=np.bool_)
     for ledger_id in np.unique(columns.ledger_ids).tolist():
@@ -147,15 +146,15 @@ class Doubles:
         self.count = 0
         self._keys: dict[int, Array] = {}  # by ledger, sorted
 
-    def add_rows(self, rows: Columns) -> None:
+    def add_rows(self, rows: DueRows) -> None:
         for ledger_id, keys in _keys_by_ledger(rows):
             self._put(ledger_id, np.sort(np.concatenate((self._keys.get(ledger_id, _NO_KEYS), keys))))
 
-    def take_rows(self, rows: Columns) -> Columns:
+    def take_rows(self, rows: DueRows) -> DueRows:
         """Remove rows, each as often as it is among them and here; those that were not here."""
         if not self.count:
             return rows
-        rest = [NO_COLUMNS]
+        rest = [NO_DUE_ROWS]
         for ledger_id, keys in _keys_by_ledger(rows):
             held = self._keys.get(ledger_id, _NO_KEYS)
             wanted, counts = np.unique(keys, return_counts=True)
@@ -199,30 +198,30 @@ class StaleRows:
         """Rows that the index holds and that count for nothing."""
         return self.entries.count + self.doubles.count
 
-    def note(self, rows: Columns, frontier: Key) -> None:
+    def note(self, rows: DueRows, frontier: Key) -> None:
         """Rows became stale; those at or before the frontier are not in the index any more."""
         self.entries.add_rows(rows.part(~rows_before(rows, key_after(frontier))))
 
-    def without(self, chunk: DueChunk) -> DueChunk:
+    def without(self, chunk: DueRows) -> DueRows:
         """Return a chunk without its stale rows, and forget these."""
         if not self.surplus and not self.is_sought:
             return chunk
-        columns = Columns(chunk.deliver_at_ms, chunk.ledger_ids, chunk.entry_ids)
+        columns = DueRows(chunk.deliver_at_ms, chunk.ledger_ids, chunk.entry_ids)
         current = is_current(columns, self._amendments_of)
         if current.all():
             return chunk
         gone, rows = columns.part(~current), columns.part(current)
         self._forget(gone)
-        return DueChunk(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+        return DueRows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
 
-    def _forget(self, gone: Columns) -> None:
+    def _forget(self, gone: DueRows) -> None:
         """Rows are gone from the index. Of those that are there more than once the last one stays known as stale."""
         self.entries.remove_rows(self.doubles.take_rows(gone))
 
     def left_out(
         self,
-        rows: Sequence[Columns],
-        doubles: Sequence[Columns],
+        rows: Sequence[DueRows],
+        doubles: Sequence[DueRows],
         frontier: Key,
         loaded_end: Key,
         *,
@@ -280,7 +279,7 @@ class StaleRows:
         self.is_sought = True
         try:
             for _ in range(_SEEKS_MAX):
-                doubles: list[Columns] = []
+                doubles: list[DueRows] = []
                 found = StaleEntries()
                 sought = list(buckets())
                 for bucket in sought:
@@ -298,7 +297,7 @@ class StaleRows:
 
     async def _stale_of(
         self, storage: BucketStorage, bucket: SealedBucket, frontier: Key
-    ) -> AsyncIterator[Columns]:
+    ) -> AsyncIterator[DueRows]:
         try:
             if not await self._may_hold_stale(storage, bucket):
                 return

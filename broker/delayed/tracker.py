@@ -16,13 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from broker.delayed.due_rows import DueRows, Key
+from broker.delayed.scan import UnreadSegments
 from broker.model import Int64Column, UInt32Column
-
-if TYPE_CHECKING:
-    from broker.delayed.near import Columns, Key
-    from broker.delayed.scan import UnreadSegments
 
 
 class Frontier(NamedTuple):
@@ -35,18 +33,6 @@ class Frontier(NamedTuple):
 
 ENTRY_AFTER_ALL = (1 << 62, 1 << 62)
 """The position part of a frontier that covers every entry of its millisecond."""
-
-
-@dataclass(frozen=True, slots=True)
-class DueChunk:
-    """Entries that became due, in (deliver_at_ms, position) order. Immutable; shared by all replay queues."""
-
-    deliver_at_ms: Int64Column
-    ledger_ids: Int64Column
-    entry_ids: UInt32Column
-
-    def __len__(self) -> int:
-        return len(self.deliver_at_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +93,7 @@ class DelayedDeliveryTracker(Protocol):
     async def load(self, now_ms: int) -> None:
         """Bring into memory what is due at or soon after `now_ms`. One bounded step; call while `needs_load`."""
 
-    def take_due(self, now_ms: int, limit: int) -> DueChunk | None:
+    def take_due(self, now_ms: int, limit: int) -> DueRows | None:
         """Take at most `limit` due entries; None if nothing is due (or its times are not loaded yet)."""
 
     def next_due_ms(self) -> int | None:
@@ -125,7 +111,7 @@ class DelayedDeliveryTracker(Protocol):
         The caller bounds the number of bars.
         """
 
-    def parts_between(self, start: Key, end: Key) -> tuple[Columns, list[UnreadSegments]]:
+    def parts_between(self, start: Key, end: Key) -> tuple[DueRows, list[UnreadSegments]]:
         """For `scan`: what is in memory, perhaps beyond the range too, and what may have to be read. Held only."""
 
     def discard_ledger(self, ledger_id: int) -> None:

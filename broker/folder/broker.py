@@ -45,7 +45,7 @@ from broker.storage.named_files import ledger_capture
 from broker.storage.records import Record
 from broker.topics.dead_letters import DeadLetterOffice
 from broker.topics.intake import Accepted, check_first
-from broker.topics.key_upkeep import KeyServices
+from broker.topics.key_services import KeyServices
 from broker.topics.policies import default_topic_policy
 from broker.topics.producers import DedupMemory
 from broker.topics.registry import Registry

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from broker.delayed.near import Key
+from broker.delayed.due_rows import Key
 from broker.model import Array
 from broker.rpc.decode import ProduceEnvelope
 from broker.rpc.encode import ENTRY_ID, LEDGER_ID, put_varints, varint_width

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from broker.delayed.near import Key
+from broker.delayed.due_rows import Key
 from broker.errors import InvalidRequest
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, TIME_MS_MAX
 from broker.rpc.paging import decode_token, encode_token

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from broker.delayed.tracker import DueChunk
+from broker.delayed.due_rows import DueRows
 from broker.errors import Corrupt, NotFound
 from broker.model import (
     ROW,
@@ -146,7 +146,7 @@ class HandOut:
         frames = in_order[:whole]
         if whole < wanted:
             # The bytes went to entries that come later: read just those that come first, which fit.
-            first_ones = DueChunk(
+            first_ones = DueRows(
                 taken.expected_ms[:wanted], taken.ledger_ids[:wanted], taken.entry_ids[:wanted]
             )
             frames = (await self.read(taken_from_chunk(first_ones))).frames
@@ -318,7 +318,7 @@ class HandOut:
             # Back where it was: a set of positions would forget the due order. If catch-up began meanwhile it finds
             # these again, and whoever comes second is refused by the last look; if nobody is left, it will find them.
             subscription.replay.put_back(
-                DueChunk(taken.expected_ms[at], taken.ledger_ids[at], taken.entry_ids[at])
+                DueRows(taken.expected_ms[at], taken.ledger_ids[at], taken.entry_ids[at])
             )
 
 
@@ -361,7 +361,7 @@ def taken_from_ledger(ledger_id: int, entry_ids: UInt32Column, *, from_redeliver
     return Taken(ledger_ids, entry_ids, None, from_redelivery, in_order=True)
 
 
-def taken_from_chunk(chunk: DueChunk) -> Taken:
+def taken_from_chunk(chunk: DueRows) -> Taken:
     """Entries of a chunk, each under the time that the chunk gives it."""
     ledger_ids, entry_ids = chunk.ledger_ids, chunk.entry_ids
     in_order = len(entry_ids) == 1 or (

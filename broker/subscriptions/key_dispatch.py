@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from broker.delayed.tracker import DueChunk
+from broker.delayed.due_rows import DueRows
 from broker.model import Array, Int64Column, UInt32Column, members, merge_entries
 from broker.runtime.clock import Clock
 from broker.subscriptions.consumer import Consumer
@@ -218,7 +218,7 @@ class KeyDispatch:
         # refuses the other one next time.
         at = at[_first_of_each(*store.at(at)[:2])]
         ledger_ids, entry_ids, expected_ms, slots = store.at(at)
-        taken = taken_from_chunk(DueChunk(expected_ms, ledger_ids, entry_ids))
+        taken = taken_from_chunk(DueRows(expected_ms, ledger_ids, entry_ids))
         read = await self._out.read(taken)
         if self._notice_clear():
             return

@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from broker.delayed.tracker import DueChunk
+from broker.delayed.due_rows import DueRows
 
 _SMALL_ENTRIES = 1_024
 
@@ -22,16 +22,14 @@ class ReplayQueue:
         self.clears = 0
         """How often the queue was emptied: what was taken before is then somebody else's to find."""
         self._entries_max = entries_max
-        self._chunks: deque[DueChunk] | None = (
-            None  # an empty one costs 760 bytes, and most have no consumers
-        )
+        self._chunks: deque[DueRows] | None = None  # an empty one costs 760 bytes, and most have no consumers
         self._offset = 0  # taken from the first chunk
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def push(self, chunk: DueChunk) -> bool:
+    def push(self, chunk: DueRows) -> bool:
         """Queue a chunk; False if it does not fit: then the queue is empty and must be made good by catch-up."""
         if self._count + len(chunk) > self._entries_max:
             self.clear()
@@ -42,7 +40,7 @@ class ReplayQueue:
         self._count += len(chunk)
         return True
 
-    def take(self, limit: int) -> DueChunk | None:
+    def take(self, limit: int) -> DueRows | None:
         """Take at most `limit` entries, in due order; None if there are none."""
         if not self._chunks:
             return None
@@ -56,11 +54,11 @@ class ReplayQueue:
         else:
             self._offset = end
         self._count -= end - first
-        return DueChunk(
+        return DueRows(
             chunk.deliver_at_ms[first:end], chunk.ledger_ids[first:end], chunk.entry_ids[first:end]
         )
 
-    def put_back(self, chunk: DueChunk) -> None:
+    def put_back(self, chunk: DueRows) -> None:
         """Return what `take` gave, or a part of it, to the front: due order is kept. May pass the limit by one take."""
         if self._chunks is None:
             self._chunks = deque()
@@ -70,7 +68,7 @@ class ReplayQueue:
         self._chunks.appendleft(chunk)
         self._count += len(chunk)
 
-    def _join_small(self, chunks: deque[DueChunk]) -> None:
+    def _join_small(self, chunks: deque[DueRows]) -> None:
         """Make one chunk, in due order, of the first ones while they are small. Large ones stay shared by all."""
         parts = [_from(chunks.popleft(), self._offset)]
         self._offset = 0
@@ -84,7 +82,7 @@ class ReplayQueue:
         order = np.lexsort(
             (entry_ids, ledger_ids, times)
         )  # what was indexed late may be due before its chunk
-        chunks.appendleft(DueChunk(times[order], ledger_ids[order], entry_ids[order]))
+        chunks.appendleft(DueRows(times[order], ledger_ids[order], entry_ids[order]))
 
     def clear(self) -> None:
         self.clears += 1
@@ -93,5 +91,5 @@ class ReplayQueue:
         self._count = 0
 
 
-def _from(chunk: DueChunk, first: int) -> DueChunk:
-    return DueChunk(chunk.deliver_at_ms[first:], chunk.ledger_ids[first:], chunk.entry_ids[first:])
+def _from(chunk: DueRows, first: int) -> DueRows:
+    return DueRows(chunk.deliver_at_ms[first:], chunk.ledger_ids[first:], chunk.entry_ids[first:])

@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from broker.delayed.tracker import DueChunk
+from broker.delayed.due_rows import DueRows
 from broker.model import Entries, UInt32Column, count_entries, members, merge_entries
 from broker.observe.metrics import SubscriptionCounters
 from broker.policy import effective
@@ -273,7 +273,7 @@ class Subscription:
         self.reader.begin(self.cursor.mark, self.log.end, catchup_ms)
         self.work.set()
 
-    def on_due(self, chunk: DueChunk, catchup_ms: int) -> None:
+    def on_due(self, chunk: DueRows, catchup_ms: int) -> None:
         """Take a reference to a chunk. On overflow the queue is emptied and catch-up finds what was in it."""
         if not self.honors_delay or not self.consumers:
             return

@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
+from broker.delayed.index_pump import IndexPump
 from broker.errors import InvalidRequest, NotFound
 from broker.model import (
     CANCELLED_MS,
@@ -32,16 +33,16 @@ from broker.model import (
     common_entries,
     members,
 )
+from broker.policy import TopicPolicy
 from broker.runtime.clock import Clock
 from broker.storage.changes import Cancelled, Changed, Moved
+from broker.storage.log import TopicLog
 from broker.storage.salvage import times_around_damage
 from broker.subscriptions.entry_states import HELD
 from broker.subscriptions.subscription import Subscription
 from broker.topics.refusals import check_max_delay, topic_not_found
 from broker.topics.schedule_values import Cancel, Change, ChangeResult, Move, OutcomeColumns
-
-if TYPE_CHECKING:
-    from broker.topics.topic import Topic
+from broker.topics.topic_subscriptions import Subscriptions
 
 _DONE, _DELIVERED = int(ChangeResult.DONE), int(ChangeResult.ALREADY_DELIVERED)
 _NOT_FOUND, _CANCELLED = int(ChangeResult.NOT_FOUND), int(ChangeResult.ALREADY_CANCELLED)
@@ -61,10 +62,29 @@ class _Asked:
     new_ms: Int64Column | None = None  # of a move, for all of them
 
 
+class ChangingTopic(Protocol):
+    """A topic as changes of its schedule need it."""
+
+    topic_id: int
+    name: str
+    deleted: bool
+    log: TopicLog
+    subscriptions: Subscriptions
+
+    @property
+    def policy(self) -> TopicPolicy: ...
+
+    @property
+    def index(self) -> IndexPump: ...
+
+    def submit_change(self, record: Cancelled | Moved) -> asyncio.Future[None]:
+        """Hand the record to the journal; from now on nobody is sent the entries."""
+
+
 class Changing:
     """Cancels and moves of one topic."""
 
-    def __init__(self, topic: Topic, clock: Clock) -> None:
+    def __init__(self, topic: ChangingTopic, clock: Clock) -> None:
         self._topic = topic
         self._clock = clock
 

@@ -26,8 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from broker.delayed.due_rows import DueRows
 from broker.delayed.index_pump import IndexPump
-from broker.delayed.tracker import DueChunk, Frontier
+from broker.delayed.tracker import Frontier
 from broker.errors import Corrupt, NotFound, Unavailable
 from broker.model import (
     CANCELLED_MS,
@@ -96,7 +97,7 @@ class Hidden:
     def count(self) -> int:
         return max(0, self.before) + count_entries(self.elsewhere)
 
-    def took(self, chunk: DueChunk) -> None:
+    def took(self, chunk: DueRows) -> None:
         """A chunk has left the index."""
         if self.before or not self.is_known:
             ledger_id, entry_id = self.start
@@ -261,7 +262,7 @@ class TopicCounts:
         else:
             self._recount_unknown()
 
-    def took(self, chunk: DueChunk) -> None:
+    def took(self, chunk: DueRows) -> None:
         """A chunk has left the index."""
         if self._hidden:
             for hidden in self._hidden.values():

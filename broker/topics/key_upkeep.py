@@ -20,16 +20,12 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import replace
 
 import numpy as np
 
-from broker.delayed.key_cache import KeyCache
 from broker.delayed.key_writer import Standing
-from broker.delayed.schedule_keys import KeyImage, KeyLimits, ScheduleKeys
+from broker.delayed.schedule_keys import KeyImage, ScheduleKeys
 from broker.errors import Corrupt, MissingFile, PostdateError, Unavailable
 from broker.model import (
     CANCELLED_MS,
@@ -43,15 +39,12 @@ from broker.model import (
     members,
 )
 from broker.observe.logs import Notice, get_logger
-from broker.observe.metrics import BrokerCounters
-from broker.runtime.clock import Clock
 from broker.runtime.supervise import YieldBudget
 from broker.storage.changes import Changed
 from broker.storage.key_filter import BoolColumn
-from broker.storage.key_run_files import KeyStorage
-from broker.storage.log import TopicLog
 from broker.storage.records import Produced
 from broker.storage.salvage import UNREADABLE_TIME, by_block, read_marking_damage, times_around_damage
+from broker.topics.key_services import KeyedTopic, KeyServices
 from broker.topics.settled_upkeep import SettledUpkeep
 
 log = get_logger(__name__)
@@ -60,40 +53,6 @@ _READ_ROWS = 65_536
 _RETRY_SECONDS = 1.0
 _UNSEALED_MAX = 4
 """Rows are not read on while so many times as many keys as are sealed together are in memory."""
-
-Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
-
-
-class KeyedTopic(Protocol):
-    """A topic as its keys need it."""
-
-    @property
-    def topic_id(self) -> int: ...
-
-    @property
-    def log(self) -> TopicLog: ...
-
-    @property
-    def frontier_ms(self) -> int:
-        """Entries due at or before it do not wait any more."""
-
-    async def prepare_folders(self) -> None: ...
-
-    def note_change(self) -> None:
-        """There is something for the next checkpoint."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyServices:
-    """Services that the keys of all topics share."""
-
-    clock: Clock
-    spawn: Spawn
-    storage: Callable[[int], KeyStorage]  # (topic_id)
-    executor: Executor  # writes runs
-    cache: KeyCache
-    counters: BrokerCounters
-    limits: KeyLimits = field(default_factory=KeyLimits)
 
 
 class KeyUpkeep:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from broker.delayed.near import Key
+from broker.delayed.due_rows import Key
 from broker.errors import NotFound
 from broker.model import Int64Column, Position, UInt32Column
 from broker.runtime.clock import Clock
-from broker.topics.changing import Changing
+from broker.topics.changing import Changing, ChangingTopic
 from broker.topics.schedule_values import (
     Change,
     ChangeResult,
@@ -25,15 +25,20 @@ from broker.topics.schedule_values import (
     ScheduledState,
 )
 from broker.topics.scheduled import ScheduledLook
+from broker.topics.topic_keys import TopicKeys
 
-if TYPE_CHECKING:
-    from broker.topics.topic import Topic
+
+class ScheduledTopic(ChangingTopic, Protocol):
+    """A topic as its schedule needs it."""
+
+    applied_lsn: int
+    keys: TopicKeys
 
 
 class Schedule:
     """See the module's description. Holds no state of its own."""
 
-    def __init__(self, topic: Topic, clock: Clock) -> None:
+    def __init__(self, topic: ScheduledTopic, clock: Clock) -> None:
         self._topic = topic
         self._changing = Changing(topic, clock)
         self._look = ScheduledLook(topic.log, lambda: topic.index, clock, self._changing.is_due)

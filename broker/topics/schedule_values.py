@@ -9,7 +9,7 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from broker.delayed.near import Key
+from broker.delayed.due_rows import Key
 from broker.model import TIME_MS_MAX, Int64Column, Position, UInt32Column
 
 

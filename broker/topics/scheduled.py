@@ -23,7 +23,7 @@ from typing import Protocol
 import numpy as np
 
 from broker.delayed.bucket_upkeep import BucketUpkeep
-from broker.delayed.near import NO_COLUMNS, Columns, Key, concatenate
+from broker.delayed.due_rows import NO_DUE_ROWS, DueRows, Key, concatenate
 from broker.delayed.scan import scan
 from broker.delayed.tracker import DelayedDeliveryTracker
 from broker.errors import Corrupt, InvalidRequest, NotFound, Unavailable
@@ -102,7 +102,7 @@ class ScheduledLook:
         is_waiting = time > self._frontier_ms
         if not is_waiting and not self._is_due(position, time):
             return None
-        entry = Columns(times, np.array([ledger_id], dtype=np.int64), np.array([entry_id], dtype=np.uint32))
+        entry = DueRows(times, np.array([ledger_id], dtype=np.int64), np.array([entry_id], dtype=np.uint32))
         state = ScheduledState.WAITING if is_waiting else ScheduledState.DUE
         return self._shown(_Messages(entry, rows, [frames[0]]), state)[0]
 
@@ -118,7 +118,7 @@ class ScheduledLook:
 
     async def keys_in(
         self, due: DueRange, key_prefix: str, start: Key | None, limit: int, changed_through_lsn: int
-    ) -> tuple[Columns, Key | None]:
+    ) -> tuple[DueRows, Key | None]:
         """As `page`, the places alone; what a record after that lsn moved is left out. Fewer than `limit` may come."""
         wanted = _Wanted(due, key_prefix, changed_through_lsn)
         with self._keep_files():
@@ -129,7 +129,7 @@ class ScheduledLook:
             else:
                 entries, end = await self._gather_places(wanted, start, limit)
         kept = [part.part(self._is_waiting(part, changed_through_lsn)) for part in entries]
-        return concatenate([NO_COLUMNS, *kept]), end
+        return concatenate([NO_DUE_ROWS, *kept]), end
 
     async def matching_count(self, due: DueRange, key_prefix: str, lsn: int) -> int:
         """Count the waiting messages that match, without those moved after that lsn. Reads all of them."""
@@ -191,7 +191,7 @@ class ScheduledLook:
         """
         wanted = _Wanted(due, "")
         budget = YieldBudget(self._clock)
-        found = [NO_COLUMNS.deliver_at_ms]
+        found = [NO_DUE_ROWS.deliver_at_ms]
         at: Key | None = None
         with self._keep_files():
             await self._caught_up()
@@ -233,10 +233,10 @@ class ScheduledLook:
 
     async def _gather_places(
         self, wanted: _Wanted, start: Key | None, limit: int
-    ) -> tuple[list[Columns], Key | None]:
+    ) -> tuple[list[DueRows], Key | None]:
         await self._caught_up()
         at, looked, room, step = start, 0, limit, limit
-        found: list[Columns] = []
+        found: list[DueRows] = []
         while True:
             entries, at = await self._scan(wanted, at, step)
             looked += step
@@ -249,7 +249,7 @@ class ScheduledLook:
                 return found, at
             step = min(2 * step, LOOKED_MAX - looked)
 
-    async def _scan(self, wanted: _Wanted, start: Key | None, limit: int) -> tuple[Columns, Key | None]:
+    async def _scan(self, wanted: _Wanted, start: Key | None, limit: int) -> tuple[DueRows, Key | None]:
         """The waiting ones of the next `limit` entries of the index, and where it goes on."""
         index = self._index()
         for _ in range(_REBUILDS_MAX):
@@ -258,7 +258,7 @@ class ScheduledLook:
             begin: Key = max((due.start_ms, 0, 0), (floor, 0, 0), start or (0, 0, 0))
             end: Key = (due.end_ms, 0, 0)
             if begin >= end:
-                return NO_COLUMNS, None
+                return NO_DUE_ROWS, None
             rebuilds = index.rebuilds
             page = await scan(*index.tracker.parts_between(begin, end), begin, end, limit)
             if index.rebuilds == rebuilds:  # or what was to be read may have been forgotten before it was
@@ -267,7 +267,7 @@ class ScheduledLook:
         raise _not_built()
 
     async def _read(
-        self, entries: Columns, wanted: _Wanted, bytes_max: int = PAGE_BYTES_MAX
+        self, entries: DueRows, wanted: _Wanted, bytes_max: int = PAGE_BYTES_MAX
     ) -> tuple[_Messages, int]:
         """Read the first entries, at least one and as many as the bytes allow; returns matches and number read."""
         rows: RowColumn = np.zeros(len(entries), dtype=ROW)
@@ -294,7 +294,7 @@ class ScheduledLook:
         return _Messages(entries.part(places), rows[places], some, int(lengths[:done].sum())), done
 
     async def _read_frames(
-        self, entries: Columns, places: Array, rows: RowColumn, frames: list[bytes | None], bytes_max: int
+        self, entries: DueRows, places: Array, rows: RowColumn, frames: list[bytes | None], bytes_max: int
     ) -> None:
         """Read the rows at some places of `entries`, and their frames as long as there are bytes left."""
         order = places[np.lexsort((entries.entry_ids[places], entries.ledger_ids[places]))]
@@ -333,7 +333,7 @@ class ScheduledLook:
     def _frontier_ms(self) -> int:
         return self._index().tracker.frontier.deliver_at_ms
 
-    def _is_waiting(self, entries: Columns, lsn: int | None = None) -> Array:
+    def _is_waiting(self, entries: DueRows, lsn: int | None = None) -> Array:
         """Return which entries of the index wait now, and were not moved by a record after `lsn`."""
         kept: Array = self._log.is_current(entries.ledger_ids, entries.entry_ids, entries.deliver_at_ms)
         kept &= entries.deliver_at_ms > self._frontier_ms
@@ -371,7 +371,7 @@ class ScheduledLook:
             )
         ]
 
-    def _amended(self, entries: Columns) -> Iterator[tuple[Array, Amendments]]:
+    def _amended(self, entries: DueRows) -> Iterator[tuple[Array, Amendments]]:
         """Of each ledger that has amendments, the rows of its entries."""
         if not self._log.amendments:
             return
@@ -412,7 +412,7 @@ class _Wanted:
 class _Messages:
     """Fields of some entries, aligned, in due order."""
 
-    entries: Columns
+    entries: DueRows
     rows: RowColumn
     frames: Sequence[bytes]
     read_bytes: int = 0

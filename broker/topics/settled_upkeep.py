@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,9 +21,7 @@ from broker.model import Position, RowColumn, UInt32Column, UInt64Column
 from broker.observe.logs import get_logger
 from broker.runtime.supervise import YieldBudget
 from broker.storage.key_run import KeyColumns, newest_of_each, sort_keys
-
-if TYPE_CHECKING:
-    from broker.topics.key_upkeep import KeyedTopic, KeyServices
+from broker.topics.key_services import KeyedTopic, KeyServices
 
 log = get_logger(__name__)
 

@@ -23,8 +23,8 @@ from pyroaring import BitMap64
 
 from broker.config import BrokerConfig
 from broker.delayed.bucket_values import BucketImage
+from broker.delayed.due_rows import DueRows
 from broker.delayed.index_pump import IndexPump
-from broker.delayed.tracker import DueChunk
 from broker.model import Batch, IdRange, Int64Column, Position
 from broker.observe.metrics import TopicCounters
 from broker.policy import TopicPolicy
@@ -55,7 +55,7 @@ from broker.subscriptions.subscription import Subscription
 from broker.topics.component import Applier, Capture, Component
 from broker.topics.counts import SubscriptionCounts, TopicCounts
 from broker.topics.intake import Accepted, Intake, is_examined
-from broker.topics.key_upkeep import KeyServices
+from broker.topics.key_services import KeyServices
 from broker.topics.keyed_intake import KeyedIntake
 from broker.topics.ledgers import Ledgers
 from broker.topics.plan import plan_produced
@@ -214,7 +214,7 @@ class Topic:
         self.keys.start(anew=self._index.begins_anew)
         self._task = self._services.index.spawn_lasting(f"index of topic {self.topic_id}", pump.run())
 
-    def _on_due(self, chunk: DueChunk) -> None:
+    def _on_due(self, chunk: DueRows) -> None:
         self.counts.took(chunk)
         self.subscriptions.on_due(chunk)
 

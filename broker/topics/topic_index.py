@@ -12,9 +12,10 @@ import numpy as np
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_upkeep import BucketUpkeep, NoteIndex, Spawn
 from broker.delayed.bucket_values import BucketImage
+from broker.delayed.due_rows import DueRows
 from broker.delayed.index_pump import AHEAD_MS_MAX, IndexPump
 from broker.delayed.memory_tracker import MemoryTracker
-from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier
+from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, Frontier
 from broker.model import START, Int64Column, UInt32Column
 from broker.policy import TRACKER_MEMORY
 from broker.runtime.clock import Clock
@@ -75,7 +76,7 @@ class TopicIndex:
     def start(
         self,
         *,
-        on_due: Callable[[DueChunk], None],
+        on_due: Callable[[DueRows], None],
         on_rebuild: Callable[[], None],
         on_set_back: Callable[[], None],
         on_discarded: Callable[[], None],

@@ -27,7 +27,8 @@ from broker.storage.records import LedgersDropped, Produced, Record, Replaced, T
 from broker.storage.salvage import NO_FRAME, read_around_damage
 from broker.storage.varint import encode_varint
 from broker.topics.component import Capture, not_applied
-from broker.topics.key_upkeep import KeyedTopic, KeyServices, KeyUpkeep
+from broker.topics.key_services import KeyedTopic, KeyServices
+from broker.topics.key_upkeep import KeyUpkeep
 from broker.topics.schedule_frames import schedule_key_of
 
 _READ_FRAME_BYTES = 8 << 20

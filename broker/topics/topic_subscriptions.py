@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from pyroaring import BitMap
 
 from broker.config import BrokerConfig
-from broker.delayed.tracker import DueChunk
+from broker.delayed.due_rows import DueRows
 from broker.errors import AlreadyExists, LimitReached, NotFound
 from broker.model import Entries, Position
 from broker.policy import SubscriptionPolicy, effective
@@ -132,7 +132,7 @@ class Subscriptions(Mapping[int, Subscription]):
         for subscription in self._by_id.values():
             _end(subscription, topic_not_found(self._topic.name))
 
-    def on_due(self, chunk: DueChunk) -> None:
+    def on_due(self, chunk: DueRows) -> None:
         """Hand a chunk to all who have consumers."""
         frontier_ms = self._topic.frontier_ms
         for subscription in self._by_id.values():

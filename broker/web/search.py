@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlencode
 
-from broker.delayed.near import Key
+from broker.delayed.due_rows import Key
 from broker.model import TIME_MS_MAX
 from broker.settings import parse_duration_ms
 from broker.topics.schedule_values import Cancel, Change, DueRange, Move

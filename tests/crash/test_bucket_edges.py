@@ -10,7 +10,7 @@ import pytest
 
 from broker.config import BrokerConfig
 from broker.delayed.bucket_tracker import BucketTracker
-from broker.delayed.tracker import DueChunk
+from broker.delayed.due_rows import DueRows
 from broker.model import Position
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
@@ -313,7 +313,7 @@ def test_a_hundred_subscriptions_share_the_chunks_of_one_index(monkeypatch):
     run_sim(scenario, 1, latency=QUICK)
 
 
-def columns(chunk: DueChunk) -> tuple:
+def columns(chunk: DueRows) -> tuple:
     return chunk.deliver_at_ms, chunk.ledger_ids, chunk.entry_ids
 
 

@@ -17,7 +17,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier, TimesReader
+from broker.delayed.due_rows import DueRows
+from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, Frontier, TimesReader
 from broker.model import Int64Column, UInt32Column
 
 START_MS = 1_700_000_000_000
@@ -225,7 +226,7 @@ class TrackerMachine(RuleBasedStateMachine):
             steps += 1
             assert steps < 10_000, "load makes no progress"
 
-    def check_taken(self, chunk: DueChunk | None, limit: int, *, is_loaded: bool) -> None:
+    def check_taken(self, chunk: DueRows | None, limit: int, *, is_loaded: bool) -> None:
         due = [row for row in self.live() if row[0] <= self.now_ms]
         taken: list[Row] = []
         if chunk is not None:

@@ -281,7 +281,7 @@ async def test_bug_on_a_subscribe_stream_stays_inside(
         if what == "frame":
             monkeypatch.setattr("broker.rpc.session.parse", bug)
         elif what == "ack":
-            monkeypatch.setattr(wire.broker.registry.topic("t").subscription("s"), "acknowledge", async_bug)
+            monkeypatch.setattr("broker.subscriptions.requests.acknowledge", async_bug)
         else:
             monkeypatch.setattr("broker.rpc.session.encode_batch_response", bug)
         await stream.send(ack=consumer_pb2.Ack(entries=sets(ids)))

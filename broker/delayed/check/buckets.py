@@ -17,7 +17,7 @@ from pyroaring import BitMap
 
 from broker.delayed.check.findings import NAMED_MAX, Finding, Kind, Suspect, int64_column
 from broker.delayed.check.ledgers import Held, Mask
-from broker.delayed.near import Key, stable_order
+from broker.delayed.due_rows import Key, stable_order
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Array, Int64Column, UInt32Column, ids_of
 from broker.storage.bucket_snapshot import BucketMetadata, entries_checksum
 

@@ -11,8 +11,9 @@ from pyroaring import BitMap
 
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_values import BucketPolicyValues
+from broker.delayed.due_rows import DueRows
 from broker.delayed.sealed_bucket import BucketState
-from broker.delayed.tracker import ENTRY_AFTER_ALL, DueChunk, Frontier
+from broker.delayed.tracker import ENTRY_AFTER_ALL, Frontier
 from broker.errors import PostdateError
 from broker.model import Position
 from broker.runs.merging import MergeRuns
@@ -102,7 +103,7 @@ def world() -> World:
     return World()
 
 
-def rows(chunk: DueChunk | None) -> list[Row]:
+def rows(chunk: DueRows | None) -> list[Row]:
     if chunk is None:
         return []
     columns = chunk.deliver_at_ms.tolist(), chunk.ledger_ids.tolist(), chunk.entry_ids.tolist()

@@ -6,9 +6,10 @@ import asyncio
 
 import numpy as np
 
+from broker.delayed.due_rows import DueRows
 from broker.delayed.index_pump import IndexPump
 from broker.delayed.memory_tracker import MemoryTracker
-from broker.delayed.tracker import ENTRY_AFTER_ALL, DueChunk, Frontier
+from broker.delayed.tracker import ENTRY_AFTER_ALL, Frontier
 from broker.model import Int64Column, Position, UInt32Column
 from broker.storage.amendments import Amendments
 from broker.testing.sim_clock import SimClock
@@ -58,7 +59,7 @@ def test_rows_that_can_wait_do_not_hold_up_one_that_is_due_soon_and_lies_before_
         log = SlowLog()
         came: dict[int, int] = {}
 
-        def on_due(chunk: DueChunk) -> None:
+        def on_due(chunk: DueRows) -> None:
             came.update((ledger_id, clock.now_ms()) for ledger_id in chunk.ledger_ids.tolist())
 
         async def times_of(ledger_id: int, entry_ids: UInt32Column) -> Int64Column:

@@ -17,7 +17,7 @@ import pytest
 
 from broker.config import BrokerConfig
 from broker.delayed.bucket_tracker import BucketTracker
-from broker.delayed.near import Columns
+from broker.delayed.due_rows import DueRows
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.delayed.tracker import Frontier
 from broker.model import TIME_MS_MAX
@@ -94,7 +94,7 @@ async def test_load_whose_bucket_is_merged_and_removed_meanwhile_bucket_11(monke
         await world.seal()
     read = SealedBucket.read
 
-    async def read_late(self: SealedBucket, storage: BucketStorage, segment: int) -> Columns:
+    async def read_late(self: SealedBucket, storage: BucketStorage, segment: int) -> DueRows:
         monkeypatch.undo()
         await merge_all(world)
         await world.tracker.remove_deleted(world.tracker.image())

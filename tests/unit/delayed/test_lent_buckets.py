@@ -10,8 +10,8 @@ import pytest
 from pyroaring import BitMap
 
 from broker.delayed.bucket_writer import BucketWriter, NewBucket, NotNeeded, SegmentLimits
+from broker.delayed.due_rows import DueRows, Key
 from broker.delayed.lent_buckets import check_steps, merge_lent, not_needed_of
-from broker.delayed.near import Columns, Key
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.errors import Corrupt
 from broker.model import Position
@@ -53,10 +53,10 @@ class World:
 
     async def _seal(self, number: int) -> BucketMetadata:
         rng = np.random.default_rng(number)
-        rows = Columns(
+        rows = DueRows(
             rng.integers(1, 1_000, ROWS), np.full(ROWS, number, np.int64), np.arange(ROWS, dtype=np.uint32)
         )
-        again = Columns(np.array([900, 901], np.int64), np.full(2, 2, np.int64), MOVED)  # its new time
+        again = DueRows(np.array([900, 901], np.int64), np.full(2, 2, np.int64), MOVED)  # its new time
         new = NewBucket(number, Position(number, 0), Position(number, ROWS))
         blocks = [rows, again] if number > 1 else [rows]
         limits = SegmentLimits(1_000, 64)
@@ -82,7 +82,7 @@ def world() -> World:
     return World()
 
 
-def rows_of(parts: list[Columns]) -> list[Key]:
+def rows_of(parts: list[DueRows]) -> list[Key]:
     return sorted(columns.key(row) for columns in parts for row in range(len(columns)))
 
 
@@ -137,7 +137,7 @@ def test_a_row_under_another_time_is_refused(world: World) -> None:
     rng = np.random.default_rng(1)
     times = rng.integers(1, 1_000, ROWS)
     times[np.flatnonzero(times > 500)[0]] += 1  # count and bitmaps stay as they are
-    rows = Columns(times, np.full(ROWS, 1, np.int64), np.arange(ROWS, dtype=np.uint32))
+    rows = DueRows(times, np.full(ROWS, 1, np.int64), np.arange(ROWS, dtype=np.uint32))
     new, limits = NewBucket(1, source.start, source.end), SegmentLimits(1_000, 64)
     writer = BucketWriter(bad.storage, InThisThread())
     assert asyncio.run(writer.seal(new, [rows], NotNeeded((0, 0, 0), {}), limits)) is not None

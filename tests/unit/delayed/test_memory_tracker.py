@@ -5,9 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from broker.delayed.due_rows import DueRows
 from broker.delayed.memory_tracker import MemoryTracker
 from broker.delayed.near import BLOCK_ROWS
-from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, DueChunk, Frontier
+from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, Frontier
 from broker.errors import Corrupt
 from broker.model import Array, Int64Column, UInt32Column
 from broker.storage.blocks import BLOCK_ROWS as CHECKED_ROWS
@@ -62,7 +63,7 @@ def build(ledgers: Ledgers) -> Build:
     return build
 
 
-def rows(chunk: DueChunk | None) -> list[Row]:
+def rows(chunk: DueRows | None) -> list[Row]:
     if chunk is None:
         return []
     return list(

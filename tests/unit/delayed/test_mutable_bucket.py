@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from broker.delayed.due_rows import DueRows, concatenate
 from broker.delayed.mutable_bucket import BLOCK_ROWS, NEVER_MS, MutableBucket
-from broker.delayed.near import Columns, concatenate
 
 NOW = 1_700_000_000_000
 Row = tuple[int, int, int]
@@ -21,7 +21,7 @@ def add(bucket: MutableBucket, ledger_id: int, first: int, times: list[int], loa
     bucket.append(ledger_id, entry_ids, column, None if waiting.all() else waiting)
 
 
-def rows(columns: Columns) -> list[Row]:
+def rows(columns: DueRows) -> list[Row]:
     return [columns.key(row) for row in range(len(columns))]
 
 

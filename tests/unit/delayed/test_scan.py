@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.delayed.due_rows import DueRows, Key
 from broker.delayed.memory_tracker import MemoryTracker
-from broker.delayed.near import Columns, Key
 from broker.delayed.scan import Page, UnreadSegments, scan
 from broker.delayed.tracker import ENTRY_AFTER_ALL, Frontier
 from tests.unit.delayed.test_bucket_tracker import NOW, World
@@ -17,9 +17,9 @@ from tests.unit.delayed.test_bucket_tracker import NOW, World
 LAST: Key = (1 << 62, 0, 0)
 
 
-def columns_of(keys: list[Key]) -> Columns:
+def columns_of(keys: list[Key]) -> DueRows:
     times, ledgers, entries = zip(*keys, strict=True) if keys else ((), (), ())
-    return Columns(
+    return DueRows(
         np.array(times, dtype=np.int64),
         np.array(ledgers, dtype=np.int64),
         np.array(entries, dtype=np.uint32),
@@ -27,7 +27,7 @@ def columns_of(keys: list[Key]) -> Columns:
 
 
 def unread_of(segments: list[list[Key]], reads: list[int]) -> UnreadSegments:
-    async def read(number: int) -> Columns:
+    async def read(number: int) -> DueRows:
         reads.append(number)
         return columns_of(segments[number])
 
@@ -118,7 +118,7 @@ async def test_all_pages_of_one_millisecond_read_each_segment_about_once():
 
 
 async def test_a_segment_that_cannot_be_read_is_told():
-    async def read(_: int) -> Columns:
+    async def read(_: int) -> DueRows:
         raise OSError("gone")
 
     one, border = np.array([1], dtype=np.int64), columns_of([(5, 1, 0)])

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from broker.delayed.near import Columns, NearEntries
+from broker.delayed.due_rows import DueRows
+from broker.delayed.near import NearEntries
 from broker.delayed.stale import Doubles, StaleEntries, StaleRows
-from broker.delayed.tracker import DueChunk
 from broker.storage.amendments import GONE, NONE, Amendments
 
 AFTER_ALL = (1 << 62, 0, 0)
@@ -48,7 +48,7 @@ def test_doubles_are_kept_as_often_as_they_were_added(steps):
     doubles, expected = Doubles(), Counter[tuple[int, int, int]]()
     for adds, ledger_id, some in steps:
         ids, times = columns_of(some)
-        rows = Columns(times, np.full(len(ids), ledger_id), ids)
+        rows = DueRows(times, np.full(len(ids), ledger_id), ids)
         named = Counter((ledger_id, *row) for row in some)
         if adds:
             doubles.add_rows(rows)
@@ -63,9 +63,9 @@ def test_doubles_are_kept_as_often_as_they_were_added(steps):
     assert doubles.count == sum(count for (*_, time), count in expected.items() if time >= 3)
 
 
-def chunk_of(*keys: tuple[int, int, int]) -> DueChunk:
+def chunk_of(*keys: tuple[int, int, int]) -> DueRows:
     times, ledger_ids, entry_ids = zip(*keys, strict=True)
-    return DueChunk(np.array(times), np.array(ledger_ids), np.array(entry_ids, dtype=np.uint32))
+    return DueRows(np.array(times), np.array(ledger_ids), np.array(entry_ids, dtype=np.uint32))
 
 
 def test_what_is_taken_is_left_without_stale_rows_which_are_forgotten():
@@ -73,7 +73,7 @@ def test_what_is_taken_is_left_without_stale_rows_which_are_forgotten():
     stale = StaleRows(amendments.get)
     taken = chunk_of((10, 1, 4), (11, 1, 5), (12, 2, 9), (13, 3, 5))
     assert stale.without(taken) is taken, "nothing is stale as far as is known: nobody looks"
-    stale.note(Columns(np.array([11, 12]), np.array([1, 2]), np.array([5, 9], np.uint32)), (0, 0, 0))
+    stale.note(DueRows(np.array([11, 12]), np.array([1, 2]), np.array([5, 9], np.uint32)), (0, 0, 0))
     left = stale.without(taken)
     assert list(zip(left.ledger_ids.tolist(), left.entry_ids.tolist(), strict=True)) == [(1, 4), (3, 5)]
     assert stale.surplus == 0
@@ -81,14 +81,14 @@ def test_what_is_taken_is_left_without_stale_rows_which_are_forgotten():
 
 def test_what_was_taken_before_does_not_become_stale():
     stale = StaleRows(lambda ledger_id: None)
-    stale.note(Columns(np.array([11, 12]), np.array([1, 1]), np.array([5, 6], np.uint32)), (11, 1, 5))
+    stale.note(DueRows(np.array([11, 12]), np.array([1, 1]), np.array([5, 6], np.uint32)), (11, 1, 5))
     assert stale.entries.times().tolist() == [12]
 
 
 def test_what_a_seal_left_out_counts_on_where_it_was_loaded():
     """Near holds the row as well, until it is taken."""
     stale = StaleRows(lambda ledger_id: NONE.cancel(BitMap([5, 6])))
-    some = Columns(np.array([11, 12]), np.array([1, 1]), np.array([5, 6], np.uint32))
+    some = DueRows(np.array([11, 12]), np.array([1, 1]), np.array([5, 6], np.uint32))
     stale.note(some, (0, 0, 0))
     stale.left_out([some], [], (0, 0, 0), (12, 0, 0), by_merge=False)
     assert stale.entries.times().tolist() == [11]
@@ -97,18 +97,18 @@ def test_what_a_seal_left_out_counts_on_where_it_was_loaded():
 def test_a_row_that_is_added_again_is_not_stale_and_may_be_there_twice():
     stale = StaleRows(lambda ledger_id: None)
     ids, times = columns_of([(5, 1), (6, 2)])
-    stale.note(Columns(times, np.array([1, 1]), ids), (0, 0, 0))
+    stale.note(DueRows(times, np.array([1, 1]), ids), (0, 0, 0))
     stale.revived(1, ids[:1], times[:1])
     assert (stale.entries.count, stale.doubles.count, stale.surplus) == (1, 1, 2)
     assert sorted(stale.surplus_times().tolist()) == sorted(times.tolist())
-    stale.left_out([], [Columns(times[:1], np.array([1]), ids[:1])], (0, 0, 0), (0, 0, 0), by_merge=True)
+    stale.left_out([], [DueRows(times[:1], np.array([1]), ids[:1])], (0, 0, 0), (0, 0, 0), by_merge=True)
     assert (stale.entries.count, stale.doubles.count, stale.surplus) == (1, 0, 1)
 
 
 def test_of_rows_that_a_merge_left_out_those_that_were_there_twice_are_known_by_their_number():
     stale = StaleRows(lambda ledger_id: None)
     ids, times = columns_of([(5, 1)])
-    row = Columns(times, np.array([1]), ids)
+    row = DueRows(times, np.array([1]), ids)
     stale.note(row, (0, 0, 0))
     stale.revived(1, ids, times)
     stale.note(row, (0, 0, 0))  # moved away again: two rows of it count for nothing
@@ -121,17 +121,17 @@ def test_of_rows_that_a_merge_left_out_those_that_were_there_twice_are_known_by_
 def test_near_forgets_entries_under_just_these_times(keys):
     near = NearEntries()
     chunk = chunk_of(*keys)
-    near.add(Columns(chunk.deliver_at_ms, chunk.ledger_ids, chunk.entry_ids))
+    near.add(DueRows(chunk.deliver_at_ms, chunk.ledger_ids, chunk.entry_ids))
     gone = chunk_of(*keys[::2], (99, 1, 1))
-    near.remove(Columns(gone.deliver_at_ms, gone.ledger_ids, gone.entry_ids))
+    near.remove(DueRows(gone.deliver_at_ms, gone.ledger_ids, gone.entry_ids))
     left = near.rows_between((0, 0, 0), AFTER_ALL)
     assert [left.key(row) for row in range(len(left))] == sorted(keys[1::2])
     assert near.count() == len(keys[1::2])
 
 
-def row_of(*keys: tuple[int, int, int]) -> Columns:
+def row_of(*keys: tuple[int, int, int]) -> DueRows:
     chunk = chunk_of(*keys)
-    return Columns(chunk.deliver_at_ms, chunk.ledger_ids, chunk.entry_ids)
+    return DueRows(chunk.deliver_at_ms, chunk.ledger_ids, chunk.entry_ids)
 
 
 START = (0, 0, 0)

@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from broker.delayed.near import Key
+from broker.delayed.due_rows import Key
 from broker.errors import NotFound
 from broker.model import Position
 from broker.observe.audit import AuditTrail

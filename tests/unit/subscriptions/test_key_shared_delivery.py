@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker.delayed.tracker import DueChunk
+from broker.delayed.due_rows import DueRows
 from broker.model import Position
 from broker.subscriptions import key_dispatch
 from broker.subscriptions.entry_states import State
@@ -405,7 +405,7 @@ def test_what_catch_up_found_and_the_index_gives_too_is_sent_once():
         positions = [Position(1, at) for at in range(len(KEYS))]
         times = await world.subscription.log.times_of(1, np.arange(len(KEYS), dtype=np.uint32))
         ledger_ids, entry_ids = np.array(positions, dtype=np.int64).T
-        world.subscription.on_due(DueChunk(times, ledger_ids, entry_ids.astype(np.uint32)), int(times[0]))
+        world.subscription.on_due(DueRows(times, ledger_ids, entry_ids.astype(np.uint32)), int(times[0]))
         await asyncio.sleep(0.2)
         stuck.consumer.grant(1000, 0)
         world.subscription.work.set()

@@ -6,21 +6,21 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.delayed.tracker import DueChunk
+from broker.delayed.due_rows import DueRows
 from broker.subscriptions.replay import ReplayQueue
 
 Due = tuple[int, int, int]
 
 
-def chunk(*due: Due) -> DueChunk:
-    return DueChunk(
+def chunk(*due: Due) -> DueRows:
+    return DueRows(
         np.array([d[0] for d in due], dtype=np.int64),
         np.array([d[1] for d in due], dtype=np.int64),
         np.array([d[2] for d in due], dtype=np.uint32),
     )
 
 
-def listed(found: DueChunk | None) -> list[Due]:
+def listed(found: DueRows | None) -> list[Due]:
     if found is None:
         return []
     columns = (found.deliver_at_ms.tolist(), found.ledger_ids.tolist(), found.entry_ids.tolist())

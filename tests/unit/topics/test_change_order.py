@@ -212,7 +212,7 @@ def test_a_decision_is_one_step(monkeypatch: pytest.MonkeyPatch):
     decide = Changing._decide
 
     def noted(self: Changing, *arguments: Any, **named: Any) -> Any:
-        decided.append(self._topic.applied_lsn)
+        decided.append(self._topic.topic_id)
         return decide(self, *arguments, **named)
 
     monkeypatch.setattr(Changing, "_decide", noted)

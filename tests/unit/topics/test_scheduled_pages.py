@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.delayed.near import Columns
+from broker.delayed.due_rows import DueRows
 from broker.errors import Unavailable
 from broker.model import Position
 from broker.topics import scheduled
@@ -192,7 +192,7 @@ async def _counted(kind, turns, due, width_ms) -> None:
         assert all(count > 0 for _, count in counts.bars)
 
 
-def _places(columns: Columns) -> list[tuple[int, int, int]]:
+def _places(columns: DueRows) -> list[tuple[int, int, int]]:
     return [columns.key(row) for row in range(len(columns))]
 
 
