@@ -189,7 +189,7 @@ class FakeBroker:
                 deadline_ns = subscription.states.leases.next_deadline_ns()
                 if deadline_ns is not None and deadline_ns <= now_ns:
                     return True
-                if any(consumer._waiting is not None for consumer in subscription.consumers):
+                if any(consumer.has_unsent for consumer in subscription.consumers):
                     return True
                 takes = any(consumer.can_take for consumer in subscription.consumers.takers())
                 if takes and topic.subscription_counts(subscription).ready:

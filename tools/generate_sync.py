@@ -35,9 +35,10 @@ DOC_WIDTH = 108
 used: set[str] = set()
 """The patterns of WORDS that were met; one that no longer is would let asyncio's words through."""
 # What these classes offer to each other, and to nobody else, is listed in these protocols.
-INTERNAL = {"message": "Holder", "_link": "Peer"}
+INTERNAL = {"message": "Holder", "_link": "Peer", "_runner": "Source"}
+HIDDEN = {"Subscription": {"address", "kept"}}
+"""Others that are for the package's own use."""
 IMPORTS = {
-    "_trace": "postdate",
     "contextmanager": "contextlib",
     "nullcontext": "contextlib",
     "Callable": "collections.abc",
@@ -52,7 +53,7 @@ PROCESSING = """
 @contextmanager
 def processing(self) -> Generator[Message, None, None]:
     {docstring}
-    tracing = _trace.tracing
+    tracing = _message.tracing
     with (
         nullcontext() if tracing is None else tracing.processing(self._inner),
         self._portal.entered(_message.Processing(self._inner, None)),
@@ -219,7 +220,9 @@ def sync_class(node: ast.ClassDef) -> str:
         "        self._portal = portal",
         "",
     ]
-    hidden = internal() if node.name != "Message" else set()  # a message is what holders are told of
+    hidden = HIDDEN.get(node.name, set())
+    if node.name != "Message":  # a message is what holders are told of
+        hidden = hidden | internal()
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
             lines.append(indent(attribute(each.target.id, each.annotation), "    "))

@@ -78,6 +78,11 @@ class Consumer:
         )
 
     @property
+    def has_unsent(self) -> bool:
+        """Return whether a batch waits for its stream to send it."""
+        return self._waiting is not None
+
+    @property
     def is_done(self) -> bool:
         """Return whether waiting for a message is over: the consumer is closed, or polled and there is nothing."""
         return self.closed_because is not None or self.found_nothing or self.ended

@@ -84,6 +84,11 @@ class _SimTask(asyncio.Task[_T]):
     def __hash__(self) -> int:
         return self.number
 
+    def unasked_error(self) -> BaseException | None:
+        """Return the exception that it ended with, if nobody has asked for it."""
+        # Only asyncio's own mark tells; it has no public name, even for a subclass.
+        return self.exception() if self._log_traceback else None
+
 
 class _JumpingSelector:
     """Stands where a selector waits for sockets; jumps to the next timer instead."""
@@ -178,7 +183,7 @@ class SimLoop(asyncio.BaseEventLoop):
             raise Deadlock(self._report("tasks refuse to be cancelled:"))
         self.run_until_complete(self.shutdown_asyncgens())
         for task in sorted(self._tasks, key=_number):
-            if task._log_traceback and (error := task.exception()) is not None:  # nobody has asked for it
+            if (error := task.unasked_error()) is not None:
                 self.unhandled.append(error)
 
     # What BaseEventLoop calls.

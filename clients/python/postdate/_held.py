@@ -71,7 +71,7 @@ class Held:
         """Forget what waits in `ready` without a lease (HELD-2); returns how many."""
         now = self.clock()
         count = len(self.ready)
-        sound = [message for message in self.ready if message._held_until > now]
+        sound = [message for message in self.ready if message.held_until > now]
         self.ready.clear()
         self.ready.extend(sound)
         self._look()
@@ -82,7 +82,7 @@ class Held:
         if self._lease_s:
             self._processing.add(message)
             now = self.clock()
-            if message._held_until < now + self._lease_s / 2:
+            if message.held_until < now + self._lease_s / 2:
                 # It waited in the application's hands, and may not last until the timer.
                 self._ask([message], now)
             self._arm()
@@ -92,7 +92,7 @@ class Held:
 
     def kept(self) -> list[MessageId]:
         """All whose leases are extended while the connection lives."""
-        return [each.id for each in (*self.ready, *self._processing) if not each._settled]
+        return [each.id for each in (*self.ready, *self._processing) if not each.is_settled]
 
     def extended(self, columns: Mapping[int, Iterable[int]], lost: Collection[MessageId]) -> None:
         """The broker has answered an extension of these ids: all but the lost ones have a whole lease again."""
@@ -104,11 +104,11 @@ class Held:
                     continue  # the application asked for this one
                 message, asked_at = asked
                 if message_id in lost:
-                    message._held_until = -math.inf
+                    message.held_until = -math.inf
                     self._processing.discard(message)
                 else:
                     # Counted from the question: the broker took it later, so its lease lasts longer than that.
-                    message._held_until = asked_at + self._lease_s
+                    message.held_until = asked_at + self._lease_s
         self._look()
 
     def _arm(self) -> None:
@@ -120,8 +120,8 @@ class Held:
         self._timer = None
         now = self.clock()
         # What is lost must not be asked for: the broker may have sent it here once more, and would say yes for that.
-        held = [message for message in self.ready if message._held_until > now]
-        held += [message for message in self._processing if not message._settled]
+        held = [message for message in self.ready if message.held_until > now]
+        held += [message for message in self._processing if not message.is_settled]
         if held:
             self._ask(held, now)
             self._arm()
@@ -137,4 +137,4 @@ class Held:
             self._extend(ids)
 
     def _look(self) -> None:
-        self.sound_until = min((message._held_until for message in self.ready), default=math.inf)
+        self.sound_until = min((message.held_until for message in self.ready), default=math.inf)

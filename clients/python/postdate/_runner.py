@@ -16,26 +16,59 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from postdate.message import Message
+from postdate.message import Holder, Message
 from postdate.model import MessageId, SubscriptionType
-
-if TYPE_CHECKING:
-    from postdate.subscription import Subscription
 
 _log = logging.getLogger("postdate")
 
 Handler = Callable[[Message], Awaitable[object]]
 
 
+class Source(Protocol):
+    """State of a subscription, and what may be done with messages that were not begun, for who runs handlers."""
+
+    connection: int
+    """Counts up."""
+    permits_max: int
+    is_stopped: bool
+    """No more is handed out."""
+    stop_asked: bool
+    """By `stop`, and not because the limit was reached."""
+
+    def holds(self, message: Message) -> bool:
+        """Tell whether its lease holds, as far as one can know here."""
+        ...
+
+    def hand_back(self, messages: Iterable[Message]) -> None:
+        """Give to others what was not begun."""
+
+    async def wait_change(self) -> None:
+        """Return once messages arrived, its state changed, or `note_change` was called."""
+
+    def note_change(self) -> None:
+        """Wake who waits for a change."""
+
+
+class RunSource(Source, Holder, Protocol):
+    """A subscription whose messages are handled."""
+
+    @property
+    def effective_type(self) -> SubscriptionType: ...
+
+    async def __anext__(self) -> Message: ...
+
+    def stop(self) -> None: ...
+
+
 class Runner:
     """One `Subscription.run`."""
 
     def __init__(
-        self, subscription: Subscription, handler: Handler, *, concurrency: int, grace: timedelta
+        self, subscription: RunSource, handler: Handler, *, concurrency: int, grace: timedelta
     ) -> None:
         if concurrency < 1:
             raise ValueError("concurrency is at least 1")
@@ -63,39 +96,39 @@ class Runner:
             while True:
                 await self._wait_room()
                 try:
-                    message = await anext(self._subscription)
+                    message = await self._subscription.__anext__()
                 except StopAsyncIteration:
                     break
                 self._begin(message)
             # At its limit, what was taken is handled, and in its own time.
-            while self._tasks and not self._subscription._stop_asked:
-                await self._subscription._wait_change()
+            while self._tasks and not self._subscription.stop_asked:
+                await self._subscription.wait_change()
         finally:
             self._subscription.stop()
             await self._drain()
 
     async def _wait_room(self) -> None:
         subscription = self._subscription
-        while not subscription._stopped and (
-            len(self._tasks) >= self._concurrency or self._parked_count >= subscription._permits
+        while not subscription.is_stopped and (
+            len(self._tasks) >= self._concurrency or self._parked_count >= subscription.permits_max
         ):
-            await subscription._wait_change()
+            await subscription.wait_change()
 
     def _begin(self, message: Message) -> None:
         message_id = message.id
         subscription = self._subscription
-        if message_id in self._outlived and self._outlived_connection == subscription._connection:
+        if message_id in self._outlived and self._outlived_connection == subscription.connection:
             subscription.ack_nowait(message)  # sent to us before the broker heard that it is done
             return
         running = self._running.get(message_id)
-        if running is not None and not running._settled:
+        if running is not None and not running.is_settled:
             self._again[message_id] = message
             subscription.keep(message)
             return
         key = message.key if subscription.effective_type is SubscriptionType.KEY_SHARED else ""
         if key in self._parked:
             subscription.keep(message)
-            self._parked[key].append((message, subscription._connection))
+            self._parked[key].append((message, subscription.connection))
             self._parked_count += 1
             return
         if key:
@@ -115,23 +148,23 @@ class Runner:
             for left, connection in self._parked.pop(key, ()):
                 self._parked_count -= 1
                 self._subscription.let_go(left)
-                if connection == self._subscription._connection:
-                    self._subscription._hand_back((left,))
+                if connection == self._subscription.connection:
+                    self._subscription.hand_back((left,))
 
     def _next_of(self, key: str) -> Message | None:
         subscription = self._subscription
-        while (parked := self._parked.get(key)) and not subscription._stop_asked:
+        while (parked := self._parked.get(key)) and not subscription.stop_asked:
             message, connection = parked.popleft()
             self._parked_count -= 1
             subscription.let_go(message)
-            if connection == subscription._connection and subscription._holds(message):
+            if connection == subscription.connection and subscription.holds(message):
                 return message
         return None
 
     async def _handle(self, message: Message) -> None:
         """Call the handler and settle the message; a failure of either is told to the log."""
         message_id = message.id
-        connection = self._subscription._connection
+        connection = self._subscription.connection
         is_handled = False
         self._running[message_id] = message
         try:
@@ -156,12 +189,12 @@ class Runner:
             again = self._again.pop(message_id, None)
             if again is not None:
                 self._subscription.let_go(again)
-            if is_handled and connection != self._subscription._connection:
+            if is_handled and connection != self._subscription.connection:
                 self._note_outlived(message_id)
 
     def _note_outlived(self, message_id: MessageId) -> None:
-        if self._outlived_connection != self._subscription._connection:
-            self._outlived_connection = self._subscription._connection
+        if self._outlived_connection != self._subscription.connection:
+            self._outlived_connection = self._subscription.connection
             self._outlived.clear()
         self._outlived.add(message_id)
 
@@ -169,7 +202,7 @@ class Runner:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
             _log.error("a task of `run` failed; this is a bug", exc_info=fault)
-        self._subscription._changed.set()
+        self._subscription.note_change()
 
     async def _drain(self) -> None:
         """Wait for the handlers that run; cancel those that take longer than the grace, or if cancelled again."""

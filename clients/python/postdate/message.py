@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from types import MappingProxyType, TracebackType
 from typing import Protocol
 
-from postdate import _trace
 from postdate._settlement import ACK, RELEASE, Verb
 from postdate._time import duration_ms, moment, moment_or_none, span
 from postdate.model import MessageId
@@ -41,6 +40,18 @@ class Holder(Protocol):
         """Extend it no more."""
 
 
+class ProcessTracing(Protocol):
+    """A listener that is told of messages that are processed."""
+
+    def processing(self, message: Message) -> AbstractContextManager[None]:
+        """Around the processing of a message, in the context of whoever processes it."""
+        ...
+
+
+tracing: ProcessTracing | None = None
+"""Set by `postdate.otel`, if it was asked for."""
+
+
 class Message:
     """A message as its producer sent it, with its delivery on this subscription.
 
@@ -48,61 +59,65 @@ class Message:
     `processing`, the message comes back when its lease ends.
     """
 
-    __slots__ = ("_delivery", "_held_until", "_holder", "_settled")
+    __slots__ = ("delivery", "held_until", "holder", "is_settled")
 
     def __init__(self, delivery: consumer_pb2.Delivery, holder: Holder, held_until: float = math.inf) -> None:
-        self._delivery = delivery
-        self._holder = holder
-        self._held_until = held_until  # the lease's end on the holder's clock, if it looks at that
-        self._settled = False
+        self.delivery: consumer_pb2.Delivery = delivery
+        """As the broker sent it."""
+        self.holder: Holder = holder
+        """Whoever received it."""
+        self.held_until: float = held_until
+        """For its holder: the lease's end on his clock, if he looks at that."""
+        self.is_settled: bool = False
+        """Whether it was settled here: acked, nacked or released."""
 
     @property
     def id(self) -> MessageId:
-        message_id = self._delivery.id
+        message_id = self.delivery.id
         return MessageId(message_id.ledger_id, message_id.entry_id)
 
     @property
     def topic(self) -> str:
-        return self._holder.topic
+        return self.holder.topic
 
     @property
     def payload(self) -> bytes:
-        return self._delivery.message.payload
+        return self.delivery.message.payload
 
     @property
     def key(self) -> str:
-        return self._delivery.message.key
+        return self.delivery.message.key
 
     @property
     def properties(self) -> Mapping[str, str]:
-        return MappingProxyType(dict(self._delivery.message.properties))
+        return MappingProxyType(dict(self.delivery.message.properties))
 
     @property
     def schedule_key(self) -> str:
-        return self._delivery.message.schedule_key
+        return self.delivery.message.schedule_key
 
     @property
     def traceparent(self) -> str:
-        return self._delivery.message.traceparent
+        return self.delivery.message.traceparent
 
     @property
     def publish_time(self) -> datetime:
         """Time at which the broker accepted the message, on the broker's clock."""
-        return moment(self._delivery.publish_time_ms)
+        return moment(self.delivery.publish_time_ms)
 
     @property
     def deliver_at(self) -> datetime:
         """The time before which it was not delivered; the publish time where none was asked for."""
-        return moment(self._delivery.deliver_at_ms)
+        return moment(self.delivery.deliver_at_ms)
 
     @property
     def event_time(self) -> datetime | None:
         """Time of the event, as the producer gave it."""
-        return moment_or_none(self._delivery.message.event_time_ms)
+        return moment_or_none(self.delivery.message.event_time_ms)
 
     @property
     def ttl(self) -> timedelta | None:
-        ttl_ms = self._delivery.message.ttl_ms
+        ttl_ms = self.delivery.message.ttl_ms
         return span(ttl_ms) if ttl_ms else None
 
     @property
@@ -112,19 +127,19 @@ class Message:
         What was handed back unbegun does not count: released, or not taken when its consumer left.
         Deliveries are not recorded: what was out when the broker crashed comes again with the number it had.
         """
-        return self._delivery.delivery_attempt
+        return self.delivery.delivery_attempt
 
     async def ack(self) -> None:
         """Settle it: it never comes back on this subscription, unless a seek says so. Returns when that is durable."""
-        self._settled = True
-        await self._holder.settle(ACK, (self.id,))
+        self.is_settled = True
+        await self.holder.settle(ACK, (self.id,))
 
     def ack_nowait(self) -> None:
         """As `ack`, without waiting; `Subscription.wait_confirmed` waits for all of them and raises what failed.
 
         This is the fast way for consumers that take message after message in one task.
         """
-        self._holder.ack_nowait(self)
+        self.holder.ack_nowait(self)
 
     async def nack(
         self, delay: timedelta | None = None, *, dead_letter: bool = False, reason: str = ""
@@ -139,21 +154,21 @@ class Message:
         # The wire's 0 means the back-off, so the shortest delay that one can ask for is 1 ms.
         delay_ms = 0 if delay is None else max(1, duration_ms(delay, "delay"))
         reason.encode()  # what cannot be sent raises here
-        self._settled = True
-        await self._holder.settle(Verb("nack", delay_ms, dead_letter, reason), (self.id,))
+        self.is_settled = True
+        await self.holder.settle(Verb("nack", delay_ms, dead_letter, reason), (self.id,))
 
     async def release(self) -> None:
         """Hand it back unbegun: it goes out again at once, to anybody, and this delivery does not count.
 
         What comes back so again and again, more than ten times within ten seconds, waits a second each time.
         """
-        self._settled = True
-        await self._holder.settle(RELEASE, (self.id,))
+        self.is_settled = True
+        await self.holder.settle(RELEASE, (self.id,))
 
     async def extend(self, lease: timedelta | None = None) -> None:
         """Hold it for `lease` from now (None: for the consumer's own lease)."""
         lease_ms = 0 if lease is None else max(1, duration_ms(lease, "lease"))
-        await self._holder.settle(Verb("extend", lease_ms=lease_ms), (self.id,))
+        await self.holder.settle(Verb("extend", lease_ms=lease_ms), (self.id,))
 
     def processing(self) -> AbstractAsyncContextManager[Message]:
         """Ack it at the end of the block, nack it if the block raises; keep the lease meanwhile.
@@ -161,7 +176,7 @@ class Message:
         The exception goes on. A message that the block settled itself is left as it is. The end
         of the block awaits the confirmation; to have many acks share one, process in several tasks.
         """
-        return Processing(self, None if _trace.tracing is None else _trace.tracing.processing(self))
+        return Processing(self, None if tracing is None else tracing.processing(self))
 
     def __repr__(self) -> str:
         return f"<Message {self.id} of {self.topic!r}, attempt {self.attempt}, {len(self.payload)} bytes>"
@@ -178,7 +193,7 @@ class Processing(AbstractAsyncContextManager[Message]):
 
     async def __aenter__(self) -> Message:
         message = self._message
-        message._holder.keep(message)
+        message.holder.keep(message)
         if self._span is not None:
             self._span.__enter__()
         return message
@@ -192,15 +207,15 @@ class Processing(AbstractAsyncContextManager[Message]):
         message = self._message
         if self._span is not None:
             self._span.__exit__(kind, error, traceback)
-        message._holder.let_go(message)
-        if message._settled:
+        message.holder.let_go(message)
+        if message.is_settled:
             return
         if error is None:
             await message.ack()
             return
         # What the block raised is what the caller must see, and a cancelled task must end
         # soon. If the nack fails, the lease ends and the message comes back all the same.
-        message._settled = True
+        message.is_settled = True
         reason = f"{type(error).__name__}: {error}"[:_REASON_CHARS_MAX]
         reason = reason.encode(errors="replace").decode()  # names of files may be no UTF-8
-        message._holder.settle_nowait(Verb("nack", reason=reason), (message.id,))
+        message.holder.settle_nowait(Verb("nack", reason=reason), (message.id,))

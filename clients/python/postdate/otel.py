@@ -19,6 +19,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from postdate import _trace
+from postdate import message as _message
 
 try:
     from opentelemetry import trace
@@ -41,16 +42,16 @@ _W3C = TraceContextTextMapPropagator()
 
 def instrument(tracer_provider: TracerProvider | None = None) -> None:
     """Trace all clients of this process from now on. None is the provider that is set globally."""
-    _trace.tracing = _Spans(tracer_provider)
+    _trace.tracing = _message.tracing = _Spans(tracer_provider)
 
 
 def uninstrument() -> None:
     """Trace no more. Spans that began end as usual."""
-    _trace.tracing = None
+    _trace.tracing = _message.tracing = None
 
 
 class _Spans:
-    """The hooks of `_trace`. Names and attributes are those of the semantic conventions for messaging."""
+    """Both hooks. Names and attributes are those of the semantic conventions for messaging."""
 
     def __init__(self, provider: TracerProvider | None) -> None:
         self._tracer = trace.get_tracer("postdate", _version(), provider)
@@ -85,7 +86,7 @@ class _Spans:
 
     @contextmanager
     def processing(self, message: Message) -> Generator[None, None, None]:
-        topic, holder = message.topic, message._holder
+        topic, holder = message.topic, message.holder
         sender = _W3C.extract({"traceparent": message.traceparent}) if message.traceparent else None
         origin = trace.get_current_span(sender).get_span_context() if sender is not None else None
         span = self._tracer.start_span(

@@ -45,8 +45,8 @@ class Received:
         """Ack all of them with one call; return when that is durable."""
         if self.messages:
             for message in self.messages:
-                message._settled = True
-            await self.messages[0]._holder.settle(ACK, [message.id for message in self.messages])
+                message.is_settled = True
+            await self.messages[0].holder.settle(ACK, [message.id for message in self.messages])
 
 
 class PullHolder:
@@ -58,7 +58,7 @@ class PullHolder:
         self.topic = topic
         self.name = subscription
         self._rpc = rpc
-        self._consumer_id = consumer_id
+        self.consumer_id = consumer_id
         self._renewal_s = (lease or _ASSUMED_LEASE).total_seconds() / _RENEWALS
         self._renewers: dict[Message, _Renewer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -78,7 +78,7 @@ class PullHolder:
         task.add_done_callback(self._tasks.discard)
 
     def ack_nowait(self, message: Message) -> None:
-        message._settled = True
+        message.is_settled = True
         self.settle_nowait(ACK, (message.id,))
 
     def keep(self, message: Message) -> None:
@@ -86,6 +86,15 @@ class PullHolder:
 
     def let_go(self, message: Message) -> None:
         self._renewers.pop(message).stop()
+
+    @property
+    def address(self) -> str:
+        """The broker's."""
+        return self._rpc.address
+
+    def kept(self) -> list[MessageId]:
+        """All whose leases are kept."""
+        return [message.id for message in list(self._renewers)]
 
     async def _settle_quietly(self, verb: Verb, ids: Sequence[MessageId]) -> None:
         try:
@@ -104,7 +113,7 @@ class PullHolder:
             nack = consumer_pb2.NackRequest(
                 topic=self.topic,
                 subscription=self.name,
-                consumer_id=self._consumer_id,
+                consumer_id=self.consumer_id,
                 entries=entries,
                 redeliver_after_ms=verb.redeliver_after_ms,
                 dead_letter=verb.dead_letter,
@@ -115,7 +124,7 @@ class PullHolder:
         extend = consumer_pb2.ExtendLeaseRequest(
             topic=self.topic,
             subscription=self.name,
-            consumer_id=self._consumer_id,
+            consumer_id=self.consumer_id,
             entries=entries,
             lease_ms=verb.lease_ms,
         )
@@ -142,7 +151,7 @@ class _Renewer:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="postdate-lease")
 
     async def _run(self) -> None:
-        while not self._message._settled:
+        while not self._message.is_settled:
             # A renewal that fails changes nothing for the block: it goes on, and its ack counts
             # even after the lease was lost.
             with suppress(PostdateError):

@@ -84,7 +84,7 @@ class Subscription:
         self.topic = topic
         self.name = name
         self._rpc = rpc
-        self._permits = permits or 0  # 0: not known before it is known how messages are taken
+        self.permits_max: int = permits or 0  # 0: not known before it is known how messages are taken
         self._on_connection = on_connection
         self._broken_at: float | None = None
         self._left = limit  # messages that may still be taken; None is any number
@@ -101,22 +101,23 @@ class Subscription:
         self._taken = 0  # since the last Permits frame
         self._grant = 0  # permits to send
         self._grant_held = 0  # permits to send once the acks of the connection before are settled
-        self._connection = 0  # counts up
+        self.connection: int = 0  # counts up
         self._drain = False
         self._yield_due = False
         self._lease = timedelta(0)
         self._type = kind or SubscriptionType.SHARED
         self._consumer_id = ""
         self._connected = False
-        self._stopped = False  # no more will be handed out
+        self.is_stopped: bool = False  # no more will be handed out
         self._is_terminated = False  # by SIGTERM
         self._was_told = False  # that there will be no more
-        self._stop_asked = False  # by `stop`, and not because the limit was reached
+        self.stop_asked: bool = False  # by `stop`, and not because the limit was reached
         self._unbegun: list[MessageId] = []  # to be handed back when it leaves, all at once
         self._error: PostdateError | None = None
         self._changed = asyncio.Event()  # messages arrived, or the state did change
         self._link: Link | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """On which it was opened."""
         self._held = Held(self._extend, monotonic)
         self._ready = self._held.ready
         self._settlements = Settlements(self._wake, self._held.extended)
@@ -145,15 +146,15 @@ class Subscription:
 
         Returns once the broker has answered. `close` ends it, as leaving the block would.
         """
-        if self._loop is not None:
+        if self.loop is not None:
             raise RuntimeError("a subscription is opened once")
         self._link = Link(self._rpc, self)
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         entered.add(self)
         add_consumer(self, self._terminated)
         try:
-            while not self._connected and self._error is None and not self._stopped:
-                await self._wait_change()
+            while not self._connected and self._error is None and not self.is_stopped:
+                await self.wait_change()
             if self._error is not None:
                 raise self._error
         except BaseException as error:
@@ -200,16 +201,16 @@ class Subscription:
         if not held.ready or held.clock() >= held.sound_until:  # looked at here first: a call costs more
             self._begin(_PERMITS)
             while not self._has_ready():
-                if self._stopped:
+                if self.is_stopped:
                     raise StopAsyncIteration
                 if self._error is not None:
                     raise self._error
-                await self._wait_change()
+                await self.wait_change()
         message = self._ready.popleft()
         self._taken += 1
         if self._left is not None:
             self._spend(1)
-        if self._taken * 2 >= self._permits:
+        if self._taken * 2 >= self.permits_max:
             self._replenish()
             self._yield_due = True
         return message
@@ -252,12 +253,12 @@ class Subscription:
                 raise Closed("SIGTERM stopped the subscription")
             self._was_told = True
         give_up_at = None if timeout is None else loop.time() + timeout.total_seconds()
-        while not self._has_ready() and not self._stopped:
+        while not self._has_ready() and not self.is_stopped:
             if self._error is not None:
                 raise self._error
             try:
                 async with asyncio.timeout_at(give_up_at):
-                    await self._wait_change()
+                    await self.wait_change()
             except TimeoutError:
                 return []
         ready = self._ready
@@ -265,7 +266,7 @@ class Subscription:
         self._taken += len(messages)
         if self._left is not None:
             self._spend(len(messages))
-        if self._taken * 2 >= self._permits:
+        if self._taken * 2 >= self.permits_max:
             self._replenish()
         return messages
 
@@ -273,7 +274,7 @@ class Subscription:
         """Ack all of them; return when that is durable. Raises the first failure, if any."""
         ids: list[MessageId] = []
         for message in messages:
-            message._settled = True
+            message.is_settled = True
             ids.append(message.id)
         if ids:
             await self.settle(ACK, ids)
@@ -283,10 +284,10 @@ class Subscription:
 
         This is the fast way for consumers that take message after message in one task.
         """
-        if self._error is not None or self._stopped:
+        if self._error is not None or self.is_stopped:
             self._check_usable()
-        message._settled = True
-        message_id = message._delivery.id
+        message.is_settled = True
+        message_id = message.delivery.id
         self._settlements.add_ack(message_id.ledger_id, message_id.entry_id)
 
     async def wait_confirmed(self) -> None:
@@ -298,8 +299,8 @@ class Subscription:
 
     def stop(self) -> None:
         """Take no more: iteration ends, what was not taken goes back, acks still count."""
-        self._stop_asked = True
-        self._hand_back(self._ready)
+        self.stop_asked = True
+        self.hand_back(self._ready)
         self._stop()
         self._drain = True
         self._wake()
@@ -358,8 +359,8 @@ class Subscription:
         remove_consumer(self)
         self._raise_faults()
 
-    def _hand_back(self, messages: Iterable[Message]) -> None:
-        """Give to others what was not begun; at once, since handlers may take long, or in order at the end."""
+    def hand_back(self, messages: Iterable[Message]) -> None:
+        """For `Runner`: give to others what was not begun; at once, as handlers take long, or in order at the end."""
         ids = [message.id for message in messages]
         if self._type is not SubscriptionType.SHARED:
             self._unbegun += ids
@@ -386,33 +387,38 @@ class Subscription:
         """For `Message`: extend it no more."""
         self._held.let_go(message)
 
+    @property
+    def address(self) -> str:
+        """For `postdate.testing`: the broker's."""
+        return self._rpc.address
+
     # What the link asks and tells.
 
     def open_frame(self) -> consumer_pb2.SubscribeRequest:
-        self._connection += 1
+        self.connection += 1
         self._taken = self._grant = 0
-        permits = self._permits if self._left is None else min(self._permits, self._left)
+        permits = self.permits_max if self._left is None else min(self.permits_max, self._left)
         self._ungranted = None if self._left is None else self._left - permits
         # Acks from the connection before are settled first, or what they are about would be given
         # out once more. `opened` sees to the permits then.
-        waits = self._stopped or not self._settlements.empty
+        waits = self.is_stopped or not self._settlements.empty
         self._open.permits.messages = 0 if waits else permits
         self._grant_held = permits if waits else 0
         return consumer_pb2.SubscribeRequest(open=self._open)
 
     def _terminated(self) -> None:
         """SIGTERM, in the main thread: stop, on the loop."""
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self.stop)
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(self.stop)
         self._is_terminated = True
         self._yield_due = True  # or a consumer that never waits would take more before the loop gets to it
 
     def _begin(self, permits: int) -> None:
         """Ask for messages, if that was left to how they are taken."""
-        if self._permits:
+        if self.permits_max:
             return
-        self._permits = permits
-        if self._connected and not self._stopped:
+        self.permits_max = permits
+        if self._connected and not self.is_stopped:
             granted = permits if self._left is None else min(permits, self._left)
             self._ungranted = None if self._left is None else self._left - granted
             self._grant += granted
@@ -424,7 +430,7 @@ class Subscription:
             return consumer_pb2.SubscribeRequest(drain=consumer_pb2.Drain())
         if (frame := self._settlements.next_frame()) is not None:
             return frame
-        if self._grant and not self._stopped:
+        if self._grant and not self.is_stopped:
             permits = consumer_pb2.Permits(messages=self._grant)
             self._grant = 0
             return consumer_pb2.SubscribeRequest(permits=permits)
@@ -445,13 +451,13 @@ class Subscription:
             self._tell(None, f"connected again after {away_s:.1f} s")
         if self._grant_held:
             barriers = self._settlements.barriers(asyncio.get_running_loop().create_future)
-            connection = self._connection
+            connection = self.connection
             settled = asyncio.gather(*barriers)
             settled.add_done_callback(lambda _: self._release(connection))
 
     def arrived(self, deliveries: Sequence[consumer_pb2.Delivery]) -> None:
-        if self._stopped:  # they were on their way
-            self._hand_back(Message(delivery, self) for delivery in deliveries)
+        if self.is_stopped:  # they were on their way
+            self.hand_back(Message(delivery, self) for delivery in deliveries)
             return
         self._held.arrived(deliveries, self)
         self._changed.set()
@@ -492,7 +498,7 @@ class Subscription:
 
     def _release(self, connection: int) -> None:
         """The acks of an earlier connection are settled: now messages may come."""
-        if connection == self._connection and self._connected:
+        if connection == self.connection and self._connected:
             self._grant += self._grant_held
             self._grant_held = 0
             self._wake()
@@ -507,8 +513,8 @@ class Subscription:
             self._replenish()
         return bool(self._ready)
 
-    async def _kept(self) -> list[MessageId]:
-        """All whose leases are kept, once everything has arrived that the broker has sent so far. For tests."""
+    async def kept(self) -> list[MessageId]:
+        """For `postdate.testing`: all whose leases are kept, once everything has arrived that the broker has sent."""
         if not self._connected:
             return []
         self._begin(_PERMITS)  # what comes due while a test sets its clock forward has to arrive
@@ -520,9 +526,9 @@ class Subscription:
             return []
         return self._held.kept()
 
-    def _holds(self, message: Message) -> bool:
-        """Tell whether its lease holds, as far as one can know here."""
-        return self._connected and message._held_until > self._held.clock()
+    def holds(self, message: Message) -> bool:
+        """For `Runner`: tell whether its lease holds, as far as one can know here."""
+        return self._connected and message.held_until > self._held.clock()
 
     def _extend(self, ids: Sequence[MessageId]) -> None:
         self._settlements.add(_KEEP, ids)
@@ -544,7 +550,12 @@ class Subscription:
         if self._left <= 0:
             self._stop()
 
-    async def _wait_change(self) -> None:
+    def note_change(self) -> None:
+        """For `Runner`: wake who waits for a change."""
+        self._changed.set()
+
+    async def wait_change(self) -> None:
+        """For `Runner`: return once messages arrived, or the state changed."""
         if self._link is None:
             raise RuntimeError(
                 "the subscription is used before `with client.subscribe(...) as subscription:` or `open()`"
@@ -557,7 +568,7 @@ class Subscription:
             self._link.wake()
 
     def _stop(self) -> None:
-        self._stopped = True
+        self.is_stopped = True
         self._ready.clear()
         self._changed.set()
 

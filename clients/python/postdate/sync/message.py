@@ -6,7 +6,6 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 
-from postdate import _trace
 from postdate import message as _message
 from postdate.model import MessageId
 from postdate.sync._portal import Portal
@@ -116,7 +115,7 @@ class Message:
         The exception goes on. A message that the block settled itself is left as it is. The end
         of the block waits for the confirmation; to have many acks share one, use `run`.
         """
-        tracing = _trace.tracing
+        tracing = _message.tracing
         with (
             nullcontext() if tracing is None else tracing.processing(self._inner),
             self._portal.entered(_message.Processing(self._inner, None)),

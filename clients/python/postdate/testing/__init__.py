@@ -95,17 +95,17 @@ class FakeBroker:
         """Return the held messages of this broker, stream by stream; those of other threads' loops are asked there."""
         kept: list[_Kept] = []
         for each in list(subscription.entered):
-            loop = each._loop
-            if each._rpc.address != self.address or loop is None or not loop.is_running():
+            loop = each.loop
+            if each.address != self.address or loop is None or not loop.is_running():
                 continue
-            asking = asyncio.run_coroutine_threadsafe(each._kept(), loop)
+            asking = asyncio.run_coroutine_threadsafe(each.kept(), loop)
             ids = await asyncio.wait_for(asyncio.wrap_future(asking), _KEPT_S)
             if ids:
                 kept.append((each.topic, each.name, each.consumer_id, ids))
         for holder in list(pull.holders):
-            ids = [message.id for message in list(holder._renewers)]
-            if holder._rpc.address == self.address and ids:
-                kept.append((holder.topic, holder.name, holder._consumer_id, ids))
+            ids = holder.kept()
+            if holder.address == self.address and ids:
+                kept.append((holder.topic, holder.name, holder.consumer_id, ids))
         return kept
 
 
