@@ -118,11 +118,7 @@ class ConsumerService:
 
     async def _run_session(self, opening: consumer_pb2.Open, context: Context) -> None:
         topic, subscription = await self._resolve(opening)
-        config = self._broker.config
-        if opening.HasField("lease_ms"):
-            lease_ms = check_lease_ms(opening.lease_ms, "open.lease_ms", config)
-        else:
-            lease_ms = default_lease_ms(subscription)
+        lease_ms = opening.lease_ms if opening.HasField("lease_ms") else default_lease_ms(subscription)
         consumer = self._consumer(opening.consumer_name, lease_ms)
         consumer.grant(opening.permits.messages, opening.permits.bytes)
         topic.subscriptions.attach(subscription, consumer)

@@ -15,9 +15,9 @@ from broker.folder.broker import Broker
 from broker.model import Entries, Position, count_entries, without_entries
 from broker.rpc.answers import Answers
 from broker.rpc.decode import ProduceEnvelope
+from broker.rpc.delays import check_delay_ms
 from broker.rpc.entries import entries_of, is_full_view
 from broker.rpc.paging import check_page_size, decode_token, encode_token
-from broker.rpc.session import DELAY_MS_MAX
 from broker.rpc.status import encode_failures
 from broker.subscriptions.requests import Failure
 from broker.subscriptions.subscription import Subscription
@@ -119,12 +119,7 @@ class DeadLetterCalls:
 
 
 def _check_delay(deliver_after_ms: int, topic: Topic) -> None:
-    if not 0 <= deliver_after_ms <= DELAY_MS_MAX:
-        raise InvalidRequest(
-            f"deliver_after_ms must be between 0 and {DELAY_MS_MAX}, not {deliver_after_ms}",
-            field="deliver_after_ms",
-            reason="INVALID_DELIVER_AFTER_MS",
-        )
+    check_delay_ms(deliver_after_ms, "deliver_after_ms")
     check_max_delay(np.array([deliver_after_ms]), 0, topic.policy, lambda _: "deliver_after_ms")
 
 

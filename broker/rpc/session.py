@@ -11,6 +11,7 @@ from broker.folder.broker import Broker
 from broker.model import Entries
 from broker.observe.logs import get_logger
 from broker.rpc.calls import END_OF_STREAM, parse, refuse
+from broker.rpc.delays import check_delay_ms
 from broker.rpc.encode import encode_batch_response
 from broker.rpc.entries import api_type, check_size, entries_of
 from broker.rpc.lease_lengths import check_lease_ms
@@ -36,7 +37,6 @@ _SETTLING = {
     bytes((tag_of(name, consumer_pb2.SubscribeRequest),)): name for name in ("ack", "nack", "extend")
 }
 """Frames that name messages, by the first byte that every library writes: to say which one is too large, unparsed."""
-DELAY_MS_MAX = 366 * 24 * 3_600_000
 
 
 class Session:
@@ -317,12 +317,7 @@ def check_nack(nack: consumer_pb2.Nack | consumer_pb2.NackRequest, within: str =
             field=f"{within}release",
             reason="INVALID_RELEASE",
         )
-    if not 0 <= nack.redeliver_after_ms <= DELAY_MS_MAX:
-        raise InvalidRequest(
-            f"redeliver_after_ms is between 0 and {DELAY_MS_MAX}",
-            field=f"{within}redeliver_after_ms",
-            reason="INVALID_REDELIVER_AFTER_MS",
-        )
+    check_delay_ms(nack.redeliver_after_ms, "redeliver_after_ms", within)
     if len(nack.reason.encode()) > REASON_BYTES_MAX:
         raise InvalidRequest(
             f"reason is at most {REASON_BYTES_MAX} bytes", field=f"{within}reason", reason="REASON_TOO_LARGE"
