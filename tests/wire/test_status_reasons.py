@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 from broker import errors
@@ -36,6 +37,7 @@ def spelled(value: ast.expr) -> list[str]:
     return [each for each in constants if isinstance(each, str) and re.fullmatch("[A-Z_]+", each)]
 
 
+@cache
 def given() -> dict[str, set[str]]:
     """Each reason in broker/, with the statuses it is given with."""
     found: dict[str, set[str]] = defaultdict(set)
