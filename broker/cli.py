@@ -369,6 +369,50 @@ def restore(backup_folder: str, data_dir: str) -> None:
 
 
 @main.group()
+def cluster() -> None:
+    """Make a cluster in an object store, and check that a store will do. Experimental: see docs/clusters.md."""
+
+
+@cluster.command("check-store")
+@click.argument("urls", metavar="URL...", nargs=-1, required=True)
+def check_store(urls: tuple[str, ...]) -> None:
+    """Check that the create-if-absent of an object store is atomic. More than one URL: endpoints of one store.
+
+    \b
+    postdate-broker cluster check-store 's3://bucket/prefix?endpoint=http://store:9000'
+
+    It creates some 13,000 small objects below probe/, many clients for each name, cuts connections, and removes them.
+    Exit code 0: passed; 2: the store failed; 1: it could not be used.
+    """
+    from broker.cluster.command import check_store_command  # noqa: PLC0415
+
+    sys.exit(check_store_command(urls))
+
+
+@cluster.command("create")
+@click.argument("url")
+@click.option(
+    "--shards", type=click.IntRange(1, 4096), default=1, show_default=True, help="Number of shards, for life."
+)
+@click.option(
+    "--owner-lease-ms",
+    type=click.IntRange(1_000, 60_000),
+    default=4_000,
+    show_default=True,
+    help="Time without a sign of life after which a shard's owner is replaced.",
+)
+@click.option("--if-missing", is_flag=True, help="Success if there is a cluster already.")
+def create_cluster(url: str, shards: int, owner_lease_ms: int, if_missing: bool) -> None:
+    """Check the object store at URL, and make a cluster there.
+
+    Exit code 0: done; 2: the store failed the check; 1: it could not be made.
+    """
+    from broker.cluster.command import create_command  # noqa: PLC0415
+
+    sys.exit(create_command(url, shards=shards, owner_lease_ms=owner_lease_ms, if_missing=if_missing))
+
+
+@main.group()
 def token() -> None:
     """Make static tokens for a broker's tokens_file."""
 

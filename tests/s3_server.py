@@ -33,8 +33,11 @@ def store_url(port: int, prefix: str = "") -> str:
 
 
 @contextlib.asynccontextmanager
-async def s3_server(program: str, folder: Path) -> AsyncIterator[int]:
-    """A server with an empty bucket, and its port. Whoever opens a store of it needs CREDENTIALS in the environment."""
+async def s3_server(program: str, folder: Path, *options: str) -> AsyncIterator[int]:
+    """A server with an empty bucket, and its port. Whoever opens a store of it needs CREDENTIALS in the environment.
+
+    With the option `--nometa` it does not keep the condition of a create.
+    """
     (folder / BUCKET).mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -44,7 +47,7 @@ async def s3_server(program: str, folder: Path) -> AsyncIterator[int]:
         "ROOT_SECRET_KEY": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
     }
     process = await asyncio.create_subprocess_exec(
-        program, "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", "posix", str(folder),
+        program, "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", "posix", *options, str(folder),
         env=environment, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:

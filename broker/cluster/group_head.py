@@ -4,7 +4,7 @@
     head    magic 4 "PDG1", version 1, kind 1, node_bytes 1, zero 1, cluster 16, shard 2, shards 2, epoch 4,
             first_lsn 8, wall_ms 8, until_ms 8, nonce 8, node 32, crc32c 4 over the 96 bytes before
 
-Integers are little-endian. A group without records has one of type LOG_MARK in their place, which has no body and no
+Integers are little-endian. A group without records has one of type LOG_BLANK in their place, which has no body and no
 effect: so every group takes an lsn, and the index of the next one follows from it.
 """
 
@@ -88,14 +88,14 @@ class LogEntry(NamedTuple):
         return self.group.first_lsn + len(self.group.records)
 
 
-def mark() -> list[NewRecord]:
+def blank() -> list[NewRecord]:
     """Return the records of a group that has none."""
-    return [(RecordType.LOG_MARK, (), 0)]
+    return [(RecordType.LOG_BLANK, (), 0)]
 
 
-def is_mark(records: Sequence[NewRecord]) -> bool:
+def is_blank(records: Sequence[NewRecord]) -> bool:
     """Return whether a group of these records has no effect."""
-    return all(record[0] == RecordType.LOG_MARK for record in records)
+    return all(record[0] == RecordType.LOG_BLANK for record in records)
 
 
 def encode_entry(head: Head, records: Sequence[NewRecord]) -> bytes:
@@ -171,7 +171,7 @@ def decode_entry(data: bytes, index: int, shard: Shard, name: str) -> LogEntry:
     if group is None or group.end - HEADER_BYTES != len(body) or not group.records:
         raise Corrupt("The group is damaged", path=name, offset=HEAD_BYTES, advice=ADVICE)
     if (head.kind is GroupKind.RECORDS) == all(
-        record.type == RecordType.LOG_MARK for record in group.records
+        record.type == RecordType.LOG_BLANK for record in group.records
     ):
         raise Corrupt("The group is not of the kind that its head says", path=name, offset=5, advice=ADVICE)
     return LogEntry(head, group, len(data))

@@ -30,11 +30,11 @@ from broker.cluster.group_head import (
     Head,
     LogEntry,
     Shard,
+    blank,
     decode_entry,
     decode_head,
     encode_entry,
-    is_mark,
-    mark,
+    is_blank,
 )
 from broker.cluster.lease import Moment, OwnerLease
 from broker.cluster.object_store import ObjectStore
@@ -126,16 +126,16 @@ class ObjectGroupLog:
 
     def append(self, index: int, records: Sequence[NewRecord]) -> asyncio.Future[StoredGroup]:
         """As `GroupLog.append`; also fails with WriteFailed if `close` came before the group was settled."""
-        kind = GroupKind.HEARTBEAT if is_mark(records) else GroupKind.RECORDS
+        kind = GroupKind.HEARTBEAT if is_blank(records) else GroupKind.RECORDS
         return self._begin(kind, self._epoch, index, records)
 
     def take_over(self, index: int, epoch: int) -> asyncio.Future[StoredGroup]:
         """Begin to append a take-over; from then on appends are of this epoch."""
-        return self._begin(GroupKind.TAKE_OVER, epoch, index, mark())
+        return self._begin(GroupKind.TAKE_OVER, epoch, index, blank())
 
     def resign(self, index: int) -> asyncio.Future[StoredGroup]:
         """Begin to append a resignation, the last group of this owner."""
-        return self._begin(GroupKind.RESIGN, self._epoch, index, mark())
+        return self._begin(GroupKind.RESIGN, self._epoch, index, blank())
 
     def read(self, index: int) -> Iterator[Group]:
         end = self._next_index
@@ -394,10 +394,10 @@ class ObjectGroupLog:
 
     @property
     def _folder(self) -> str:
-        return f"shards/{self._shard.number}/log"
+        return log_folder(self._shard.number)
 
     def _name(self, index: int) -> str:
-        return f"{self._folder}/{index:016x}"
+        return entry_name(self._shard.number, index)
 
     def _place(self, index: int) -> str:
         return f"{self._store.url}/{self._name(index)}"
@@ -411,6 +411,16 @@ class ObjectGroupLog:
         if f"{index:016x}" != last:
             raise Corrupt("Not a group of a log", path=f"{self._store.url}/{name}", advice=ADVICE)
         return index
+
+
+def log_folder(shard: int) -> str:
+    """Return the folder of a shard's log."""
+    return f"shards/{shard}/log"
+
+
+def entry_name(shard: int, index: int) -> str:
+    """Return the name of a group."""
+    return f"{log_folder(shard)}/{index:016x}"
 
 
 async def _next(entries: AsyncIterator[LogEntry]) -> LogEntry | None:

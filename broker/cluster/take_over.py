@@ -7,7 +7,8 @@
   CLUSTER-4  Take-over groups are never removed. A writer that slept through its successor's life still finds the index
              at which it was fenced occupied, however much was trimmed.
   CLUSTER-5  Whoever appended or read a take-over then reads the newest base. If that covers the index, the index had
-             been trimmed: they drop what they have and begin with that base.
+             been trimmed: they drop what they have and begin with that base. Before that the take-over counts for
+             nothing: no folder, and so no base, says that it was applied.
   CLUSTER-8  An owner decides nothing before it has applied every group before its take-over.
   CLUSTER-13  A take-over needs a lease's length without a new group, or a resignation.
 

@@ -29,4 +29,6 @@ async def run_step(executor: Executor | None, work: Callable[[], T]) -> T:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         await asyncio.wait([future])
+        if not future.cancelled():
+            future.exception()  # nobody waits for it any more; else asyncio logs that it was never looked at
         raise

@@ -66,8 +66,8 @@ class GroupLog(Protocol):
 
 
 def records_from(groups: Iterable[Group], from_lsn: int) -> Iterator[tuple[int, int, memoryview]]:
-    """The (lsn, type, body) of each record from `from_lsn` on; marks have no effect and are left out."""
+    """The (lsn, type, body) of each record from `from_lsn` on; blanks have no effect and are left out."""
     for group in groups:
         for lsn, record in enumerate(group.records, group.first_lsn):
-            if lsn >= from_lsn and record.type != RecordType.LOG_MARK:
+            if lsn >= from_lsn and record.type != RecordType.LOG_BLANK:
                 yield lsn, record.type, record.body

@@ -42,4 +42,4 @@ class RecordType(IntEnum):
     TRANSFERRED = 15
     REPLACED = 16
     LEDGERS_COMPACTED = 17
-    LOG_MARK = 18
+    LOG_BLANK = 18

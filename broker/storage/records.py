@@ -16,7 +16,7 @@
     16    Replaced              produced_bytes 4, cancelled_bytes 4, Produced, Cancelled
     17    LedgersCompacted      see compacted.py
 
-Type 1 is the journal's own COMMIT, type 18 the LOG_MARK that stands for a group without records. A produced batch
+Type 1 is the journal's own COMMIT, type 18 the LOG_BLANK that stands for a group without records. A produced batch
 carries its columns exactly as the ledger stores them, so that applying it, today or in a recovery, copies bytes and
 decides nothing.
 Every decoder gives a record or raises `Corrupt`, whatever bytes it is given, and a record that it gives can be

@@ -76,7 +76,7 @@ class Node(NamedTuple):
     lease_begin: int = -9
     lease_answered: int = -9
     fence: Group | None = None
-    """A take-over that was read at `next_index`, and counts once the base was read after it (CLUSTER-5)."""
+    """A take-over at `next_index`, read or our own, which counts once the base was read after it (CLUSTER-5)."""
 
     @property
     def next_index(self) -> int:
@@ -137,6 +137,8 @@ class Rules(NamedTuple):
     may_decide: Callable[[int, int], bool] = take_over.may_decide
     holds: Callable[[int, int, int], bool] = _holds_from_begin
     may_take_over: Callable[[float, int, int], bool] = take_over.may_take_over
+    fences_wait: bool = True
+    """A take-over is applied only after the base was read."""
 
 
 class Violation(Exception):
@@ -218,6 +220,9 @@ class World:
             yield from self._flying(state, number, node.flight)
         if node.unapplied:
             yield f"{name} applies", self._with(state, number, _applied(node))
+        elif node.fence is not None and not self._rules.fences_wait:
+            early = _applied(node._replace(unapplied=(node.fence,), fence=None))
+            yield f"{name} applies its fence", self._with(state, number, early)
         if node.applied_index > state.base.next_index:
             base = Base(node.applied_index, node.epoch, node.applied)
             yield f"{name} makes a base", state._replace(base=base)
@@ -313,14 +318,11 @@ class World:
 
     def _stored(self, state: State, number: int, flight: Flight) -> State:
         node = state.nodes[number]
-        node = node._replace(
-            flight=None,
-            lease_begin=flight.begin,
-            lease_answered=state.now,
-            unapplied=(*node.unapplied, flight.group),
-        )
+        node = node._replace(flight=None, lease_begin=flight.begin, lease_answered=state.now)
         if node.role is Role.TAKE_OVER:
-            return self._with(state, number, node._replace(role=Role.WON, take_over_index=flight.index))
+            won = node._replace(role=Role.WON, take_over_index=flight.index, fence=flight.group)
+            return self._with(state, number, won)
+        node = node._replace(unapplied=(*node.unapplied, flight.group))
         while node.unapplied:
             node = _applied(node)
         answered = state.answered | ({flight.group.record} - {0})
@@ -328,8 +330,9 @@ class World:
 
     def _after_base(self, state: State, node: Node) -> Node:
         if self._rules.is_stray(node.take_over_index, state.base.next_index):
-            return _seeded(state, node)._replace(role=Role.FOLLOW)
-        return node._replace(role=Role.OWN)
+            return _seeded(state, node)
+        fence = () if node.fence is None else (node.fence,)
+        return node._replace(role=Role.OWN, unapplied=(*node.unapplied, *fence), fence=None)
 
     def _crashed(self, state: State, number: int, *, counted: bool = True) -> State:
         """Begin a node's next life with what its folder holds. What it had sent may still be carried out."""

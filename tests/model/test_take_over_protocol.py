@@ -44,7 +44,8 @@ OFF = {
     ("bounds", "owned", "least"),
     [
         (SMALL, True, 50_000),
-        (Bounds(ticks=2, records=1, epochs=2, crashes=1), True, 40_000),
+        (Bounds(ticks=2, records=1, epochs=2, crashes=1), True, 37_000),
+        pytest.param(Bounds(ticks=2, records=1, epochs=2, crashes=2), True, 200_000, marks=pytest.mark.deep),
         pytest.param(Bounds(ticks=3, records=2, epochs=2, crashes=0), True, 270_000, marks=pytest.mark.deep),
         pytest.param(Bounds(ticks=4, records=1, epochs=2, crashes=0), False, 270_000, marks=pytest.mark.deep),
         pytest.param(
@@ -59,6 +60,12 @@ def test_no_order_of_events_breaks_a_promise(bounds: Bounds, owned: bool, least:
     explored = explore(begin(owned=owned), bounds)
     assert explored.violation == "", "\n".join(explored.way)
     assert explored.count > least, "else the world has become smaller than it was"
+
+
+@pytest.mark.deep
+def test_a_take_over_that_is_applied_before_the_base_was_read_loses_what_was_answered() -> None:
+    bounds = Bounds(ticks=2, records=1, epochs=2, crashes=2)
+    assert explore(begin(owned=True), bounds, Rules(fences_wait=False)).violation
 
 
 @pytest.mark.parametrize("off", OFF)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.cluster.group_head import GroupKind, Head, Shard, encode_entry, mark
+from broker.cluster.creation import encode_first
+from broker.cluster.group_head import Shard
 from broker.cluster.lease import LeaseClock, OwnerLease, SystemLeaseClock
-from broker.cluster.object_group_log import LOG_ATTEMPT, ObjectGroupLog
+from broker.cluster.object_group_log import LOG_ATTEMPT, ObjectGroupLog, entry_name
 from broker.cluster.object_store import ObjectStore
 from broker.cluster.stores import open_store
 from tests.s3_server import CREDENTIALS, need_server, s3_server, store_url
@@ -40,8 +41,7 @@ async def object_store(
 
 async def create_log(store: ObjectStore, shard: Shard) -> None:
     """Write the first group of a log."""
-    head = Head(GroupKind.TAKE_OVER, shard, 0, 1, 0, 0, bytes(8), "")
-    await store.create(f"shards/{shard.number}/log/{1:016x}", encode_entry(head, mark()))
+    await store.create(entry_name(shard.number, 1), encode_first(shard))
 
 
 def make_log(

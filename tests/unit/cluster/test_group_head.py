@@ -14,12 +14,12 @@ from broker.cluster.group_head import (
     GroupKind,
     Head,
     Shard,
+    blank,
     decode_entry,
     decode_head,
     encode_entry,
     encode_head,
-    is_mark,
-    mark,
+    is_blank,
 )
 from broker.errors import Corrupt
 from broker.storage.frame import encode_group
@@ -61,10 +61,10 @@ def test_a_group_is_the_same_as_in_a_journal_segment() -> None:
     ]
 
 
-def test_marks_have_no_effect_and_records_have() -> None:
-    assert is_mark(mark()) and not is_mark(RECORDS) and not is_mark([*mark(), *RECORDS])
+def test_blanks_have_no_effect_and_records_have() -> None:
+    assert is_blank(blank()) and not is_blank(RECORDS) and not is_blank([*blank(), *RECORDS])
     entry = decode_entry(
-        encode_entry(HEAD._replace(kind=GroupKind.HEARTBEAT), mark()), HEAD.first_lsn, SHARD, "name"
+        encode_entry(HEAD._replace(kind=GroupKind.HEARTBEAT), blank()), HEAD.first_lsn, SHARD, "name"
     )
     assert entry.next_index == 1001
 
@@ -113,9 +113,9 @@ def test_records_under_a_head_that_promises_none_are_refused(kind: GroupKind) ->
         decode_entry(encode_entry(HEAD._replace(kind=kind), RECORDS), 1000, SHARD, "name")
 
 
-def test_marks_under_a_head_that_promises_records_are_refused() -> None:
+def test_blanks_under_a_head_that_promises_records_are_refused() -> None:
     with pytest.raises(Corrupt, match="not of the kind"):
-        decode_entry(encode_entry(HEAD, mark()), 1000, SHARD, "name")
+        decode_entry(encode_entry(HEAD, blank()), 1000, SHARD, "name")
 
 
 def test_a_newer_version_is_told_from_damage() -> None:

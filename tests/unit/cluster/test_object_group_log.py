@@ -46,7 +46,7 @@ def bodies(log: ObjectGroupLog, from_index: int = 1) -> list[bytes]:
         bytes(record.body)
         for group in log.read(from_index)
         for record in group.records
-        if record.type != RecordType.LOG_MARK
+        if record.type != RecordType.LOG_BLANK
     ]
 
 
@@ -136,10 +136,10 @@ async def test_an_owner_that_resigned_has_no_lease_and_says_so(store: FaultyStor
     assert kinds == [(GroupKind.TAKE_OVER, "", 0), (GroupKind.TAKE_OVER, "a", 1), (GroupKind.RESIGN, "a", 1)]
 
 
-async def test_marks_take_an_lsn_and_have_no_record(store: FaultyStore) -> None:
+async def test_blanks_take_an_lsn_and_have_no_record(store: FaultyStore) -> None:
     log = await open_object_log(store)
     await log.take_over(2, epoch=1)
-    await log.append(3, [(RecordType.LOG_MARK, (), 0)])
+    await log.append(3, [(RecordType.LOG_BLANK, (), 0)])
     await append(log, b"a record")
     assert decode_head(await store.read(f"{FOLDER}/{3:016x}"), "").kind is GroupKind.HEARTBEAT
     assert (log.next_index, bodies(log)) == (5, [b"a record"])

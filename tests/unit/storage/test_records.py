@@ -57,7 +57,7 @@ from tests.unit.storage.test_manifest import (
 )
 from tests.unit.storage.test_policy import subscription_policies, topic_policies
 
-TYPES = [each for each in RecordType if each not in (RecordType.COMMIT, RecordType.LOG_MARK)]
+TYPES = [each for each in RecordType if each not in (RecordType.COMMIT, RecordType.LOG_BLANK)]
 
 
 def encode(record: Record) -> bytes:

@@ -1,0 +1,84 @@
+"""The commands `cluster create` and `cluster check-store`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from broker.cluster.check_store import CUT_NAMES, NAMES, StoreCheck, check_store
+from broker.cluster.creation import create_cluster, read_cluster
+from broker.cluster.object_store import ObjectStore
+from broker.cluster.stores import open_store
+from broker.errors import AlreadyExists, PostdateError
+from broker.settings import ConfigError
+
+T = TypeVar("T")
+
+PASSED, FAILED = 0, 2
+
+
+def check_store_command(urls: Sequence[str]) -> int:
+    """Check a store through the endpoints of its URLs; returns the exit code."""
+    return _run(lambda: _check_and_tell([open_store(url) for url in urls]))
+
+
+def create_command(url: str, *, shards: int, owner_lease_ms: int, if_missing: bool) -> int:
+    """Check a store and make a cluster in it; returns the exit code."""
+    return _run(lambda: _create(open_store(url), shards, owner_lease_ms, if_missing=if_missing))
+
+
+async def _create(store: ObjectStore, shards: int, owner_lease_ms: int, *, if_missing: bool) -> int:
+    if if_missing:
+        try:
+            cluster = await read_cluster(store)
+        except PostdateError:
+            pass
+        else:
+            click.echo(f"{store.url} holds cluster {cluster.id} with {cluster.shards} shards already")
+            return PASSED
+    if await _check_and_tell([store]) != PASSED:
+        return FAILED
+    try:
+        cluster = await create_cluster(store, shards, owner_lease_ms)
+    except AlreadyExists:
+        if not if_missing:
+            raise
+        cluster = await read_cluster(store)
+    click.echo(f"{store.url} holds cluster {cluster.id} with {cluster.shards} shards")
+    return PASSED
+
+
+async def _check_and_tell(stores: Sequence[ObjectStore]) -> int:
+    with click.progressbar(length=NAMES + CUT_NAMES, label="Checking the store", file=sys.stderr) as bar:
+        check = await check_store(stores, note=lambda done: bar.update(done - bar.pos))
+    _tell(check, stores)
+    return PASSED if check.passed else FAILED
+
+
+def _tell(check: StoreCheck, stores: Sequence[ObjectStore]) -> None:
+    click.echo(
+        f"{check.names} names, {check.creates} creates, {check.cut} of them cut and repeated, {check.unanswered} "
+        f"without an answer, through {len(stores)} endpoint{'s' if len(stores) > 1 else ''}"
+    )
+    click.echo(
+        f"a create takes {check.create_ms(0.5):.1f} ms (median), {check.create_ms(1):.1f} ms (greatest)"
+    )
+    for problem in check.problems:
+        click.echo(f"problem: {problem}")
+    if check.passed:
+        click.echo("passed: each name was created by exactly one")
+    else:
+        click.echo("failed: this store loses answered messages; do not keep a journal in it")
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    try:
+        return asyncio.run(work())
+    except (ConfigError, PostdateError) as error:
+        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"The store cannot be used: {error}") from error
