@@ -24,14 +24,11 @@ fi
 if [ "$#" -gt 0 ]; then
     exec "${pytest[@]}" "$@"
 fi
-# Work goes to whichever process is free: most tests wait for one core. Those marked `alone` measure time or memory, so
-# they come after the others, one at a time.
+# Work goes to whichever process is free: most tests wait for one core.
 together=("${pytest[@]}" -n "${TEST_PROCESSES:-auto}" --dist worksteal)
 case $depth in
     fast) exec "${together[@]}" tests/unit tests/model ;;
-    packaging) exec "${pytest[@]}" -m packaging tests ;;
+    # Much of it is a compiler that works or a worker that waits. What a file builds is built once.
+    packaging) exec "${pytest[@]}" -n "${TEST_PROCESSES:-3}" --dist loadfile -m packaging tests ;;
+    *) exec "${together[@]}" -m "not packaging" tests ;;
 esac
-"${together[@]}" -m "not packaging and not alone" tests
-status=$?
-"${pytest[@]}" -m "alone and not packaging" tests || status=$?
-exit "$status"

@@ -25,7 +25,8 @@ appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
 """
 
-_PACKAGE = "broker"
+_PACKAGES = ("broker", "postdate_api")
+"""Of the broker, and the messages of its API, whose fields are read from their description."""
 
 
 class SparkMissing(Exception):
@@ -124,9 +125,10 @@ def _java_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def pack_package(path: Path) -> Path:
-    """Put the Python files of this package into a zip that Python can import from."""
-    root = Path(__file__).resolve().parents[1]
+    """Put the Python files that tasks import into a zip that Python can import from."""
+    root = Path(__file__).resolve().parents[2]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-        for file in sorted(root.rglob("*.py")):
-            packed.write(file, Path(_PACKAGE) / file.relative_to(root))
+        for package in _PACKAGES:
+            for file in sorted((root / package).rglob("*.py")):
+                packed.write(file, file.relative_to(root))
     return path

@@ -18,6 +18,8 @@ from broker.jobs.spark_session import JobSession
 
 LINES_MAX = 500
 SETTINGS = {"spark.executor.memory": "512m"}
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A Java machine that lives for a minute does not earn back what its best compiler costs."""
 
 
 def needs_java(folder: Path) -> str | None:

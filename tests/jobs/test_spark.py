@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from pyspark.sql.types import StructType
 
 from broker.cli import main
 from broker.jobs.audit import AuditRequest, run_audit
@@ -21,7 +23,7 @@ from broker.jobs.values import Level
 from broker.jobs.work import Line
 from tests.depth import deep_but
 from tests.jobs.compacting import Leased, compact_offline, contents, lease_all, run_all
-from tests.jobs.conftest import needs_java, session_on, standalone
+from tests.jobs.conftest import QUICK_JAVA, needs_java, session_on, standalone
 from tests.jobs.folders import (
     LEDGER_IDS,
     PINNED_IDS,
@@ -34,7 +36,15 @@ from tests.jobs.folders import (
     write_wrong_folder,
 )
 
+Rows = list[dict[str, Any]]
 MASTERS = ["local[2]", "local-cluster[2,1,1024]", "standalone"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_java() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAVA_TOOL_OPTIONS", QUICK_JAVA)
+        yield
 
 
 @pytest.fixture(scope="module", params=deep_but(MASTERS[:1], MASTERS))
@@ -103,17 +113,42 @@ def test_a_job_that_dies_is_told_and_not_taken_for_clean(
     assert {line["topic"] for line in report["findings"]} == {"orders", "mails", "empty"}
 
 
-def test_tables_hold_what_is_stored(session: JobSession, folders: dict[str, Path]) -> None:
+def test_tables_hold_what_is_stored(folders: dict[str, Path]) -> None:
+    """Read as Spark reads them, without Spark."""
+
+    def table(name: str) -> Rows:
+        source = PostdateDataSource({"path": str(folders["whole"]), "table": name})
+        reader = source.reader(StructType())
+        return [
+            row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()
+        ]
+
+    check_tables(table)
+    with pytest.raises(ValueError, match="no table"):
+        PostdateDataSource({"path": "x", "table": "payloads"}).schema()
+
+
+@pytest.mark.deep
+def test_spark_reads_what_is_stored(session: JobSession, folders: dict[str, Path]) -> None:
     if session.master.startswith("local-cluster"):
         return  # a standalone cluster shows more, and is tested
+    check_tables(lambda name: spark_table(session, name, folders["whole"]))
 
-    spark = session.spark
-    spark.dataSource.register(PostdateDataSource)
 
-    def table(name: str) -> Any:
-        return spark.read.format("postdate").option("table", name).load(str(folders["whole"]))
+def test_spark_reads_a_table(session: JobSession, folders: dict[str, Path]) -> None:
+    if session.master.startswith("local-cluster"):
+        return
+    check_cursors(spark_table(session, "cursors", folders["whole"]))
 
-    rows = [row.asDict() for row in table("rows").where("topic = 'orders'").collect()]
+
+def spark_table(session: JobSession, name: str, folder: Path) -> Rows:
+    session.spark.dataSource.register(PostdateDataSource)
+    found = session.spark.read.format("postdate").option("table", name).load(str(folder))
+    return [row.asDict() for row in found.collect()]
+
+
+def check_tables(table: Callable[[str], Rows]) -> None:
+    rows = [row for row in table("rows") if row["topic"] == "orders"]
     assert len(rows) == ROWS * len(LEDGER_IDS)
     for row in rows:
         time = int(times_of(row["ledger_id"])[row["entry_id"]])
@@ -123,16 +158,17 @@ def test_tables_hold_what_is_stored(session: JobSession, folders: dict[str, Path
         assert (row["delayed"], row["cancelled"]) == (time != 0, is_cancelled)
         is_settled = row["entry_id"] and row["entry_id"] % SETTLED == 0
         assert row["live"] == (not is_settled and not is_cancelled)
-    held = {(row["ledger_id"], row["entry_id"]): row["deliver_at_ms"] for row in table("snapshots").collect()}
+    held = {(row["ledger_id"], row["entry_id"]): row["deliver_at_ms"] for row in table("snapshots")}
     for row in rows:
         if row["delayed"] and not row["cancelled"]:
             assert held.pop((row["ledger_id"], row["entry_id"])) == row["deliver_at_ms"]
     assert {ledger_id for ledger_id, _ in held} == {7}
-    settled = table("cursors").groupBy("subscription").count().collect()
-    counts = {row["subscription"]: row["count"] for row in settled}
+    check_cursors(table("cursors"))
+
+
+def check_cursors(rows: Rows) -> None:
+    counts = Counter(row["subscription"] for row in rows)
     assert counts == dict.fromkeys(("billing", "audit"), len(range(SETTLED, ROWS, SETTLED)) * len(LEDGER_IDS))
-    with pytest.raises(ValueError, match="no table"):
-        PostdateDataSource({"path": "x", "table": "payloads"}).schema()
 
 
 # -- compaction ------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker.jobs.spark_session import JobSession, pack_package
+from tests.jobs.conftest import QUICK_JAVA
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,7 +59,7 @@ def test_the_packaged_java_is_there_for_as_long_as_the_machine_that_was_started_
     environ = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={**environ, "PATH": str(programs), "PYTHONPATH": str(ROOT)},
+        env={**environ, "PATH": str(programs), "PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": QUICK_JAVA},
         capture_output=True,
         text=True,
         timeout=120,
@@ -70,7 +71,6 @@ def test_the_packaged_java_is_there_for_as_long_as_the_machine_that_was_started_
     assert not Path(first).exists(), "it stays when the process has ended"
 
 
-@pytest.mark.packaging
 def test_the_package_works_from_its_zip(tmp_path: Path) -> None:
     packed = pack_package(tmp_path / "broker.zip")
     script = (

@@ -18,8 +18,6 @@ from broker.runtime.descriptors import raise_descriptor_limit
 from postdate_api.v1 import message_pb2, producer_pb2
 from tests.process.conftest import BrokerProcess, Start, until
 
-pytestmark = pytest.mark.alone
-
 HONEST = 5_000
 IDLE = 1_500
 INFO = call("/postdate.v1.AdminService/GetServerInfo")

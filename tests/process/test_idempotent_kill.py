@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 
 from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
-from tests.process.conftest import SMALL, BrokerProcess, Start
+from tests.process.conftest import LIMIT_SECONDS, SMALL, BrokerProcess, Start
 
 ROUNDS = 2
 BATCHES_A_ROUND = 60
@@ -27,8 +27,8 @@ class Producer:
         self.answered: dict[int, Id] = {}
         self.duplicates = 0
 
-    async def send(self, broker: BrokerProcess, batches: int) -> None:
-        """Send until so many batches are answered, or the broker goes away."""
+    async def send(self, broker: BrokerProcess, batches: int, *, held_back: int = 0) -> None:
+        """Send until so many batches are answered, or the broker goes away; the last ones are not sent before that."""
         call = broker.producer.ProduceStream()
         begun = [(max(1, first - 5), count + min(5, first - 1)) for first, count in self.unanswered]
         for _ in range(max(0, batches - len(begun))):
@@ -36,7 +36,7 @@ class Producer:
             self.next_id += begun[-1][1]
         self.unanswered = list(begun)
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            writer = asyncio.ensure_future(self._write(call, begun))
+            writer = asyncio.ensure_future(self._write(call, begun[: len(begun) - held_back]))
             try:
                 async for answer in call:
                     self._note(answer)
@@ -88,10 +88,11 @@ async def test_kill_9_and_repeats_store_every_message_once(start: Start, tmp_pat
     settings = {"data_dir": str(tmp_path / "d"), **SMALL}
     for _ in range(ROUNDS):
         broker = await (await start(**settings)).serving()
-        sending = asyncio.ensure_future(producer.send(broker, BATCHES_A_ROUND))
+        sending = asyncio.ensure_future(producer.send(broker, BATCHES_A_ROUND, held_back=10))
         answered = len(producer.answered)
-        while len(producer.answered) < answered + 150 and not sending.done():
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while len(producer.answered) < answered + 150:
+                await asyncio.sleep(0.001)
         await broker.kill()
         await sending
     broker = await (await start(**settings)).serving()

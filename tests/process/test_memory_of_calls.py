@@ -15,7 +15,6 @@ from broker.rpc.reception import window_bytes
 from tests.depth import at_depth
 from tests.process.conftest import BrokerProcess, Start, until
 
-pytestmark = pytest.mark.alone
 MIB = 1 << 20
 SECONDS = at_depth(change=3, deep=6)
 """Of a flood at least."""

@@ -8,10 +8,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import postdate
+from tests.depth import at_depth
 from tests.process.conftest import SMALL, Start
 
-COUNT = 300
-KILLS = 2
+COUNT = at_depth(change=150, deep=300)
+KILLS = at_depth(change=1, deep=3)
 
 
 async def test_run_survives_a_killed_broker(start: Start, tmp_path: Path):
