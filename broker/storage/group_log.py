@@ -4,6 +4,10 @@ A group is what one commit stores: records, one after the other. Its index is th
 group's index follows from it, and an index means the same after a restart. `Journal` numbers the groups and keeps one
 append in flight; how a group becomes durable, and where, is the log's affair.
 
+How a log is opened is no part of the protocol, since each one needs something else for it; `folder/broker.py` opens
+the local one. Backups (`journal_copy`), restore and the check of the journal (`jobs/journal`) read the segments of the
+local log directly: they work on files of a data directory, and another log needs its own.
+
 Invariants, of every log:
   GROUP-1  An index gets at most one group, ever; it is the first index that is free, so there are no holes.
   GROUP-2  What `append` was answered for is read back, byte for byte, until it is trimmed; also after a crash.

@@ -7,7 +7,9 @@
 | EXCLUSIVE  | the one consumer                | before all others    | as the policy says  | one       | no      |
 | FAILOVER   | the first that does not leave   | before all others    | as the policy says  | many      | no      |
 
-Every rule of a type stands here, and whoever needs one asks the type. Numbers are those of the API and of manifests.
+Every rule of a type stands here, and whoever needs one asks the type. `Dispatcher` chooses its `Steps` by `by_key`: a
+type that hands out in a way of its own needs a third one. The SDK has an enum of the same names and numbers, in
+postdate/model.py. Numbers are those of the API and of manifests.
 """
 
 from __future__ import annotations

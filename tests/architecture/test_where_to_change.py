@@ -1,0 +1,41 @@
+"""CONTRIBUTING's table of where to change what names files, functions and classes that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = (ROOT / "CONTRIBUTING.md").read_text().split("## Where to change what", 1)[1].split("\n## ", 1)[0]
+ROWS = [line.strip("| ").split(" | ") for line in TABLE.splitlines() if re.match(r"\| [a-z]", line)][1:]
+PATH = re.compile(r"`([\w.-]+/[\w./-]+)`(?: `([A-Z_a-z][\w.]*)`)?")
+PLACES = sorted({(path, name) for path, name in PATH.findall(TABLE)})
+
+
+def names_of(path: Path) -> set[str]:
+    """Functions, classes, `Class.method`s and assigned names of a module."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{part.name}" for part in node.body if hasattr(part, "name")}
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign | ast.Assign):
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+@pytest.mark.parametrize(("path", "name"), PLACES, ids=lambda place: place or "whole")
+def test_a_place_exists(path: str, name: str):
+    assert (ROOT / path).exists()
+    assert not name or name in names_of(ROOT / path)
+
+
+def test_each_row_names_a_place_and_a_test():
+    assert len(ROWS) > 15
+    for row in ROWS:
+        assert PATH.search(row[1]) and row[2].startswith("`tests/"), row
