@@ -15,17 +15,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from broker.cluster.stores import is_store_url
 from broker.config import SETTINGS, BrokerConfig, load_config
-from broker.errors import Corrupt, Fenced, PostdateError
+from broker.errors import Corrupt, Fenced, NotFound, PostdateError
 from broker.observe.logs import configure_logging
 from broker.runtime.vfs import LocalVfs
 from broker.settings import ConfigError, SettingKind
 
 if TYPE_CHECKING:
+    from broker.cluster.base_manifest import Base
+    from broker.cluster.base_store import BaseStore
     from postdate.backups import Backup, Backups
     from postdate.commands.settings import Settings
 
 T = TypeVar("T")
+
+_DAY_MS = 86_400_000
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -106,14 +111,20 @@ def dump(path: str) -> None:
 @click.argument("data_dir", default="./data")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def verify(data_dir: str, output: str) -> None:
-    """Check every file of a stopped broker's data directory: manifests, journal, ledgers, cursors.
+    """Check every file of a stopped broker's data directory, or of a backup: manifests, journal, ledgers, cursors.
+
+    A backup in an object store is named by its URL, as for `audit`.
 
     Exit code 0: all is well; 2: there are problems; 1: the check could not be made.
     """
+    from broker.jobs.folder import pin_folder, reading_vfs  # noqa: PLC0415
     from broker.jobs.verify import verify_data_dir  # noqa: PLC0415
 
     try:
-        report = verify_data_dir(LocalVfs(), data_dir)
+        folder = pin_folder(data_dir)
+        report = verify_data_dir(reading_vfs(folder) if is_store_url(folder) else LocalVfs(), folder)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
     except PostdateError as error:
         raise click.ClickException(error.message) from error
     except OSError as error:
@@ -175,6 +186,8 @@ class _AuditCommand(click.Command):
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def audit(**options: Any) -> None:
     """Prove that the delayed index of FOLDER, a backup or a stopped broker's data, is what the log says.
+
+    A backup in an object store is read where it lies: s3://bucket/prefix#NAME, or s3://bucket/prefix for the newest.
 
     \b
     Exit code 0: clean; 1: warnings only; 2: something is wrong; 3: not everything could be checked;
@@ -285,20 +298,65 @@ def compact(connection: Settings, **options: Any) -> None:
 
 @main.group()
 def backup() -> None:
-    """Make, list and delete backups, through a running broker and on its machine."""
+    """Make, list and delete backups, through a running broker and on its machine, or in an object store.
+
+    \b
+    STORE is the URL of an object store: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix,
+    file:///folder. For servers compatible with S3: s3://bucket/prefix?endpoint=http://host:9000.
+    Credentials come from the environment, by the names that the tools of the provider use.
+    """
 
 
 @backup.command("create")
 @_with_connection
+@click.option(
+    "--keep",
+    type=click.IntRange(0),
+    default=0,
+    help="Maximum number of backups of this broker in STORE; older ones are deleted.  [default: all]",
+)
+@click.option(
+    "--keep-days",
+    type=click.IntRange(0),
+    default=0,
+    help="Maximum age of the backups of this broker in STORE; older ones are deleted.  [default: any]",
+)
+@click.argument("store", default="")
 @click.argument("label", default="")
-def create_backup(connection: Settings, label: str) -> None:
-    """Make a backup and print its folder; LABEL becomes a part of its name."""
+def create_backup(connection: Settings, store: str, label: str, keep: int, keep_days: int) -> None:
+    """Make a backup and print its folder; LABEL becomes a part of its name.
+
+    With STORE, upload what is not there yet and print the URL of the backup. The folder on this machine is deleted
+    after that, and stays if the upload fails. The two newest backups in STORE are always kept.
+    """
+    if not is_store_url(store):
+        if label or keep or keep_days:
+            raise click.UsageError("STORE is missing: the URL of an object store, such as s3://bucket/prefix")
+        store, label = "", store
+    bases = _open_bases(store) if store else None
+    if bases is not None:
+        _in_store(bases.check)
     made = _with_backups(connection, lambda backups: backups.create(label))
     click.echo(
         f"{made.files} files, {made.bytes} bytes, {made.copied_bytes} of them copied, in {made.duration}",
         err=True,
     )
-    click.echo(made.path)
+    if bases is None:
+        click.echo(made.path)
+        return
+    _upload(bases, store, made.path)
+    _with_backups(connection, lambda backups: backups.delete(made.name))
+    if keep or keep_days:
+        names = _in_store(lambda: bases.prune(made.broker_id, keep, keep_days * _DAY_MS))
+        click.echo(f"{len(names)} older backups were deleted", err=True)
+
+
+@backup.command("upload")
+@click.argument("store")
+@click.argument("folder")
+def upload_folder(store: str, folder: str) -> None:
+    """Upload FOLDER, a backup that is there already, and print the URL of the backup in STORE. No broker need run."""
+    _upload(_open_bases(store), store, folder)
 
 
 @backup.command("list")
@@ -307,8 +365,12 @@ def create_backup(connection: Settings, label: str) -> None:
 @click.option(
     "--limit", type=click.IntRange(1), help="Maximum number of backups listed, oldest first.  [default: all]"
 )
-def list_backups(connection: Settings, output: str, limit: int | None) -> None:
-    """List backups, the oldest first."""
+@click.argument("store", default="")
+def list_backups(connection: Settings, output: str, limit: int | None, store: str) -> None:
+    """List backups, the oldest first: those of a running broker, or all in STORE."""
+    if store:
+        _list_bases(store, output, limit)
+        return
 
     async def listed(backups: Backups) -> list[Backup]:
         return [each async for each in backups.list(limit=limit)]
@@ -321,11 +383,32 @@ def list_backups(connection: Settings, output: str, limit: int | None) -> None:
         click.echo(f"{each.name}  {each.topics} topics  {each.bytes} bytes  {each.path}")
 
 
+def _list_bases(store: str, output: str, limit: int | None) -> None:
+    stored = _in_store(_open_bases(store).bases)[:limit]
+    if output == "json":
+        lines = [
+            {**asdict(each.base), "stored_time_ms": each.modified_ms, "url": f"{store}#{each.base.name}"}
+            for each in stored
+        ]
+        click.echo(json.dumps(lines))
+        return
+    for base in (each.base for each in stored):
+        uploaded = f"{base.bytes} bytes, {base.uploaded_bytes} of them uploaded"
+        click.echo(f"{base.name}  {base.topics} topics  {uploaded}  {store}#{base.name}")
+
+
 @backup.command("delete")
 @_with_connection
 @click.argument("name")
 def delete_backup(connection: Settings, name: str) -> None:
-    """Delete the backup NAME."""
+    """Delete the backup NAME; in an object store, its URL with its name, as `list` prints it."""
+    if is_store_url(name):
+        store, _, base_name = name.partition("#")
+        if not base_name:
+            raise click.UsageError(f"{store} is a store: name the backup, as in {store}#NAME")
+        bases = _open_bases(store)
+        _in_store(lambda: bases.remove(base_name))
+        return
     _with_backups(connection, lambda backups: backups.delete(name))
 
 
@@ -342,30 +425,94 @@ def _with_backups(connection: Settings, call: Callable[[Backups], Coroutine[Any,
         raise click.ClickException(str(error)) from error
 
 
+def _open_bases(store: str) -> BaseStore:
+    from broker.cluster.base_store import BaseStore  # noqa: PLC0415
+    from broker.cluster.stores import open_store  # noqa: PLC0415
+    from broker.runtime.clock import SystemClock  # noqa: PLC0415
+
+    try:
+        return BaseStore(open_store(store), SystemClock())
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _in_store(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    try:
+        return asyncio.run(call())
+    except PostdateError as error:
+        raise click.ClickException(error.message) from error
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _upload(bases: BaseStore, store: str, folder: str) -> None:
+    from broker.folder.backup import read_marker  # noqa: PLC0415
+    from broker.folder.bases import upload_backup  # noqa: PLC0415
+
+    async def work() -> Base:
+        vfs = LocalVfs()
+        if not vfs.exists(folder):
+            raise NotFound(f"{folder} is not on this machine: run this where the broker runs")
+        length = max(read_marker(vfs, folder.rstrip("/")).bytes, 1)
+        with click.progressbar(length=length, label="Uploading", file=sys.stderr) as bar:
+            return await upload_backup(bases, vfs, folder, tell=bar.update)
+
+    base = _in_store(work)
+    click.echo(f"{base.files} files, {base.bytes} bytes, {base.uploaded_bytes} of them uploaded", err=True)
+    click.echo(f"{store}#{base.name}")
+
+
 @main.command()
-@click.argument("backup_folder", metavar="BACKUP")
+@click.argument("backup", metavar="BACKUP")
 @click.option(
     "--data-dir", required=True, metavar="FOLDER", help="Where to: a folder that is empty or not there."
 )
-def restore(backup_folder: str, data_dir: str) -> None:
-    """Make a data directory from the folder of a backup. The backup stays as it is; no broker need run.
+def restore(backup: str, data_dir: str) -> None:
+    """Make a data directory from a backup. The backup stays as it is; no broker need run.
+
+    BACKUP is the folder of one, its URL in an object store, such as s3://bucket/prefix#NAME, or the URL of the store,
+    such as s3://bucket/prefix, which means the newest backup there.
 
     What was acknowledged after the backup was made is delivered again, and what was produced after it is not there.
     """
-    from broker.folder.restore import Restore  # noqa: PLC0415
-
     try:
-        work = Restore(LocalVfs(), backup_folder, data_dir, str(uuid.uuid4()), 0)
-        with click.progressbar(length=max(work.backup.bytes, 1), label="Restoring", file=sys.stderr) as bar:
-            for _ in work.steps():
-                bar.update(work.restored_bytes - bar.pos)
+        topics, lsn = (_restore_base if is_store_url(backup) else _restore_folder)(backup, data_dir)
     except PostdateError as error:
         raise click.ClickException(error.message) from error
     except OSError as error:
         raise click.ClickException(f"The backup cannot be restored: {error}") from error
-    click.echo(
-        f"{data_dir} holds {work.backup.topics} topics as of lsn {work.backup.lsn}: start a broker on it"
-    )
+    click.echo(f"{data_dir} holds {topics} topics as of lsn {lsn}: start a broker on it")
+
+
+def _restore_folder(folder: str, data_dir: str) -> tuple[int, int]:
+    from broker.folder.restore import Restore  # noqa: PLC0415
+
+    work = Restore(LocalVfs(), folder, data_dir, str(uuid.uuid4()), 0)
+    with _restore_bar(work.backup.bytes) as bar:
+        for _ in work.steps():
+            bar.update(work.restored_bytes - bar.pos)
+    return work.backup.topics, work.backup.lsn
+
+
+def _restore_base(url: str, data_dir: str) -> tuple[int, int]:
+    from broker.cluster.base_plan import choose_base  # noqa: PLC0415
+    from broker.folder.bases import restore_base  # noqa: PLC0415
+
+    store, _, name = url.partition("#")
+    bases = _open_bases(store)
+
+    async def work() -> Base:
+        base = choose_base(await bases.bases(), name, store)
+        with _restore_bar(base.bytes) as bar:
+            await restore_base(bases, base, LocalVfs(), data_dir, str(uuid.uuid4()), tell=bar.update)
+        return base
+
+    base = asyncio.run(work())
+    return base.topics, base.lsn
+
+
+def _restore_bar(byte_count: int) -> Any:
+    return click.progressbar(length=max(byte_count, 1), label="Restoring", file=sys.stderr)
 
 
 @main.group()

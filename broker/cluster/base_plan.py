@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from broker.cluster.base_manifest import Base, digest_of, is_chunk_name
 from broker.cluster.object_store import ObjectInfo
-from broker.errors import NotFound, Refused
+from broker.errors import NotFound
 
 HOUR_MS = 3_600_000
 UPLOAD_MS = 6 * HOUR_MS
@@ -85,7 +85,7 @@ def newest_base(bases: Iterable[StoredBase], broker_id: str) -> StoredBase | Non
 
 
 def choose_base(bases: Iterable[StoredBase], name: str, url: str) -> Base:
-    """Return the base of a name, or the newest if the name is empty. Raises NotFound, or Refused if that is unclear."""
+    """Return the base of a name, or the newest if the name is empty. Raises NotFound, also if that is unclear."""
     named = {stored.base.name: stored for stored in bases}
     if name and name not in named:
         raise no_base(url, name)
@@ -95,8 +95,9 @@ def choose_base(bases: Iterable[StoredBase], name: str, url: str) -> Base:
     if len(brokers) > 1:
         newest = [newest_base(named.values(), broker_id) for broker_id in brokers]
         names = ", ".join(stored.base.name for stored in newest if stored is not None)
-        raise Refused(
-            f"{url} has bases of {len(brokers)} brokers: name one of them, as in {url}#NAME. Their newest: {names}"
+        raise NotFound(
+            f"{url} has bases of {len(brokers)} brokers: name one of them, as in {url}#NAME. Their newest: {names}",
+            reason="BACKUP_NOT_FOUND",
         )
     if not brokers:
         raise NotFound(f"{url} has no base", reason="BACKUP_NOT_FOUND")

@@ -103,6 +103,10 @@ class BaseStore:
     def url(self) -> str:
         return self._store.url
 
+    async def check(self) -> None:
+        """Raise what an upload would meet at once: no store, no bucket, no rights."""
+        await self._ask_time()
+
     async def bases(self) -> list[StoredBase]:
         """All bases whose manifests can be read, the oldest first."""
         infos = [info for info in await self._store.objects("bases") if is_base_name(info.name)]
@@ -215,7 +219,7 @@ class BaseStore:
             raise Refused(
                 f"The base {name} stays: a broker's two newest are kept, and an older one until a day after these were "
                 f"stored, as an upload under way may build on it",
-                reason="BACKUP_IN_USE",
+                reason="BACKUP_KEPT",
             )
         await self._store.remove(f"bases/{name}")
         await self.sweep()
@@ -261,7 +265,9 @@ class BaseStore:
         limit.check()
         await self._store.put(path, body)
         if await self._store.read(path) != body:
-            raise Refused(f"{self.url} holds other bytes as {path} than were stored", reason="BACKUP_FAILED")
+            raise Unavailable(
+                f"{self.url} holds other bytes as {path} than were stored", reason="BACKUP_FAILED"
+            )
 
     async def _read_chunk(self, path: str, place: ChunkPlace) -> bytes:
         name = f"chunks/{place.name}"
@@ -367,9 +373,9 @@ class _Drafting:
     def draft_files(self) -> list[_Draft]:
         vfs, folder = self._vfs, self._folder
         if vfs.exists(folder.unfinished):
-            raise Refused(
+            raise NotFound(
                 f"{folder.root!r} is not whole: a backup was cut short, or still goes on",
-                reason="BACKUP_FAILED",
+                reason="BACKUP_NOT_FOUND",
             )
         seals: dict[str, str] = {}
         for name in vfs.list_dir(folder.topics):

@@ -1,8 +1,9 @@
 """The files of a base, read where they lie in the object store: a read-only file system for audits.
 
-What is read comes in blocks of `BLOCK_BYTES`, of which the last `_CACHED` are kept; whoever reads a file from one end
-to the other gets the rest of a chunk at once. A chunk that is read whole is checked against its name. Of others only
-what the file's own checksums cover is known to be right, which is what an audit looks at.
+What is read comes in blocks of `BLOCK_BYTES`, of which the last `_CACHED` are kept. Whoever reads a file from one end
+to the other gets twice as much with each request, up to `_AHEAD` blocks more. A chunk that is read whole at once is
+checked against its name. Of others only what the file's own checksums cover is known to be right, which is what an
+audit looks at.
 
 Every call blocks, in a loop of its own: not for use on an event loop.
 """
@@ -25,8 +26,9 @@ from broker.runtime.clock import SystemClock
 from broker.runtime.flight import for_all
 from broker.runtime.vfs import Buffer, File
 
-BLOCK_BYTES = 1 << 20
-_CACHED = 64
+BLOCK_BYTES = 128 << 10
+_AHEAD = 64
+_CACHED = 512
 
 RunHere = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -50,6 +52,7 @@ class BaseVfs:
     """See the module's description. `root` stands before the paths of the files, as a folder's path would."""
 
     def __init__(self, bases: BaseStore, manifest: BaseManifest, root: str, run: RunHere) -> None:
+        self.base = manifest.base
         self._bases = bases
         self._manifest = manifest
         self._root = root
@@ -126,15 +129,11 @@ class BaseVfs:
         return data[begin : begin + max(end - offset, 0)]
 
     def _fetch(self, file: BaseFile, missing: list[_Block]) -> dict[int, bytes]:
-        """Fetch blocks, and what follows in the last one's chunk if the file is being read from the front."""
-        before = missing[0].offset - 1
-        if any(
-            self._cached(file, block)
-            for block in _blocks(file, self._manifest.chunk_bytes, before, before + 1)
-        ):
-            last = missing[-1].place
-            rest = range(missing[-1].start + BLOCK_BYTES, last.length, BLOCK_BYTES)
-            missing = [*missing, *(_Block(last, start) for start in rest)]
+        """Fetch blocks, and as many behind them as are kept of what lies before them."""
+        end = missing[-1].offset + missing[-1].length
+        ahead = BLOCK_BYTES * self._kept_before(file, missing[0].offset)
+        chunk_bytes = self._manifest.chunk_bytes
+        missing = [*missing, *_blocks(file, chunk_bytes, end, min(end + ahead, file.size))]
         fetched: dict[int, bytes] = {}
 
         async def fetch(span: list[_Block]) -> None:
@@ -152,6 +151,15 @@ class BaseVfs:
         while len(self._cache) > _CACHED:
             self._cache.popitem(last=False)
         return fetched
+
+    def _kept_before(self, file: BaseFile, offset: int) -> int:
+        """Return how many blocks before an offset are kept, one after the other."""
+        for count in range(_AHEAD):
+            before = _blocks(file, self._manifest.chunk_bytes, offset - 1, offset)
+            if not before or self._cached(file, before[0]) is None:
+                return count
+            offset = before[0].offset
+        return _AHEAD
 
     def _cached(self, file: BaseFile, block: _Block) -> bytes | None:
         part = self._cache.get((file.path, block.offset))

@@ -18,7 +18,7 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-ATTEMPTS = 8
+ATTEMPTS = 12
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 

@@ -14,18 +14,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from dataclasses import replace
 
-from broker.cluster.base_manifest import Base
-from broker.cluster.base_store import BaseStore, Tell
 from broker.errors import Corrupt, Fenced, Refused
 from broker.folder.backup import read_marker
-from broker.folder.tree_copy import Steps, TreeCopy, check_room
-from broker.runtime.steps import run_step
+from broker.folder.tree_copy import Steps, TreeCopy
 from broker.runtime.vfs import File, Vfs, replace_file
 from broker.storage.backup_marker import Backup
-from broker.storage.layout import BACKUP_MARKER, ROOT_MANIFEST, Layout, remove_tree
+from broker.storage.layout import Layout, remove_tree
 from broker.storage.local_group_log import SEGMENT_NAME
 from broker.storage.manifest import BrokerImage, decode_broker, encode_broker
 from broker.storage.named_files import read_named
@@ -113,31 +109,6 @@ class Restore:
                 yield from self._copy.file(self._source.alive, target.alive)
                 vfs.sync_dir(target.root)
             self._target.finish(root, self._broker_id)
-
-
-async def restore_base(
-    bases: BaseStore,
-    base: Base,
-    vfs: Vfs,
-    data_dir: str,
-    broker_id: str,
-    *,
-    executor: Executor | None = None,
-    tell: Tell = lambda count: None,
-) -> None:
-    """Make a data directory from a base in an object store. Raises as `Restore.steps` does."""
-    manifest = await bases.read_manifest(base.name)
-    root = decode_broker(await bases.read_file(manifest, ROOT_MANIFEST), f"{base.name}/{ROOT_MANIFEST}")
-    target = NewDataDir(vfs, data_dir)
-    paths = manifest.files.keys() - {ROOT_MANIFEST, BACKUP_MARKER}
-    held = contextlib.ExitStack()
-    try:
-        await run_step(executor, lambda: held.enter_context(target.being_made()))
-        await run_step(executor, lambda: check_room(vfs, target.layout.root, base.bytes, 0))
-        await bases.download(vfs, manifest, paths, target.layout.root, tell)
-        await run_step(executor, lambda: target.finish(root, broker_id))
-    finally:
-        await run_step(executor, held.close)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from broker.jobs.report import ALREADY_RUNNING, INCOMPLETE, encode_report
 from broker.jobs.spark_session import SparkMissing
 from broker.jobs.values import Level, TopicFinding
 from broker.jobs.work import Line
+from broker.settings import ConfigError
 
 _PRINTED = 50
 
@@ -48,6 +49,8 @@ def audit_command(options: AuditOptions) -> int:
     progress = Progress("audit")
     try:
         report = run_audit(request, choose_engine(options.engine, options.master), progress.tell)
+    except ConfigError as error:
+        return _fail(str(error), os.EX_USAGE)
     except (Fenced, AuditRunning) as error:
         return _fail(str(error), ALREADY_RUNNING)
     except (PostdateError, OSError, SparkMissing, JavaMissing) as error:

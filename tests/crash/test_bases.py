@@ -8,14 +8,13 @@ from functools import cache
 import pytest
 
 from broker.cluster.base_manifest import Base
-from broker.cluster.base_store import BaseCut, BaseStore
+from broker.cluster.base_store import BaseStore
 from broker.cluster.file_store import FileStore
 from broker.errors import Corrupt, Fenced, LimitReached, Refused
+from broker.folder.bases import restore_base, upload_backup
 from broker.folder.recovery import open_manifests
-from broker.folder.restore import restore_base
 from broker.jobs.verify import verify_data_dir
 from broker.runtime.steps import InThisThread
-from broker.storage.backup_marker import backup_name
 from broker.storage.layout import Layout
 from broker.storage.manifest import decode_broker
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
@@ -39,10 +38,7 @@ def in_store(vfs: MemVfs, clock: SimClock) -> BaseStore:
 
 
 async def upload(recorder: BackedUp, bases: BaseStore, made: Made) -> Base:
-    backup = made.backup
-    tag = backup_name(backup.create_time_ms, backup.label)
-    cut = BaseCut(tag, backup.label, backup.broker_id, backup.create_time_ms, backup.lsn, backup.topics)
-    return await bases.upload(recorder.vfs, Layout(f"{BACKUPS}/{backup.name}"), cut)
+    return await upload_backup(bases, recorder.vfs, f"{BACKUPS}/{made.backup.name}", executor=InThisThread())
 
 
 async def restore(bases: BaseStore, base: Base, vfs: MemVfs, target: str = RESTORED) -> None:

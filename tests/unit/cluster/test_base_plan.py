@@ -25,7 +25,7 @@ from broker.cluster.base_plan import (
     removable_from_ms,
 )
 from broker.cluster.object_store import ObjectInfo
-from broker.errors import NotFound, Refused
+from broker.errors import NotFound
 from tests.depth import at_depth
 
 DIGESTS = [f"{number:02x}" * 32 for number in range(6)]
@@ -211,6 +211,6 @@ def test_which_base_is_meant() -> None:
     with pytest.raises(NotFound, match="has no base"):
         choose_base([], "", "s3://b")
     both = [*bases, a_base(2, "two")]
-    with pytest.raises(Refused, match=r"2 brokers.*s3://b#NAME.*000a-a, 0000000000000002-a"):
+    with pytest.raises(NotFound, match=r"2 brokers.*s3://b#NAME.*000a-a, 0000000000000002-a"):
         choose_base(both, "", "s3://b")
     assert choose_base(both, both[3].base.name, "s3://b").broker_id == "two"

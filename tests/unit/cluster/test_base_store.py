@@ -412,7 +412,7 @@ async def test_what_a_killed_upload_left_is_swept_a_day_later() -> None:
 async def test_a_folder_that_is_not_whole_is_not_uploaded() -> None:
     scene = Scene()
     put(scene.vfs, "data/unfinished", b"")
-    with pytest.raises(Refused, match="not whole"):
+    with pytest.raises(NotFound, match="not whole"):
         await scene.upload()
 
 

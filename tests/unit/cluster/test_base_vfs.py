@@ -72,12 +72,12 @@ def test_a_part_of_a_file_costs_a_part_of_it(scene: Scene) -> None:
     assert scene.vfs.fetched_bytes == BLOCK, "it was kept"
 
 
-def test_who_reads_a_file_from_the_front_gets_the_rest_of_each_chunk_at_once(scene: Scene) -> None:
+def test_who_reads_a_file_from_the_front_gets_ever_more_at_once(scene: Scene) -> None:
     body = scene.files["folder/long"]
     scene.store.calls.clear()
     for offset in range(0, len(body), 10):
         assert scene.read("folder/long", 10, offset) == body[offset : offset + 10]
-    assert len(scene.store.calls) == len(body) // CHUNK + 2
+    assert len(scene.store.calls) < 25, "each ends with its chunk"
     assert scene.vfs.fetched_bytes == len(body)
 
 

@@ -1,0 +1,63 @@
+"""Backups and restores over an object store: a backup's folder becomes a base, a base a data directory."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import Executor
+
+from broker.cluster.base_manifest import Base
+from broker.cluster.base_store import BaseCut, BaseStore, Tell
+from broker.folder.backup import read_marker
+from broker.folder.restore import NewDataDir
+from broker.folder.tree_copy import check_room
+from broker.runtime.steps import run_step
+from broker.runtime.vfs import Vfs
+from broker.storage.layout import BACKUP_MARKER, ROOT_MANIFEST, Layout
+from broker.storage.manifest import decode_broker
+
+
+async def upload_backup(
+    bases: BaseStore,
+    vfs: Vfs,
+    folder: str,
+    *,
+    executor: Executor | None = None,
+    tell: Tell = lambda count: None,
+) -> Base:
+    """Store a backup as a base. Raises NotFound or Corrupt unless it is one, Refused, Unavailable, OSError."""
+    layout = Layout(folder.rstrip("/"))
+    backup = await run_step(executor, lambda: read_marker(vfs, layout.root))
+    cut = BaseCut(
+        tag=backup.name,
+        label=backup.label,
+        broker_id=backup.broker_id,
+        create_time_ms=backup.create_time_ms,
+        lsn=backup.lsn,
+        topics=backup.topics,
+    )
+    return await bases.upload(vfs, layout, cut, tell)
+
+
+async def restore_base(
+    bases: BaseStore,
+    base: Base,
+    vfs: Vfs,
+    data_dir: str,
+    broker_id: str,
+    *,
+    executor: Executor | None = None,
+    tell: Tell = lambda count: None,
+) -> None:
+    """Make a data directory from a base. Raises as `Restore.steps` does, and NotFound if the base is gone."""
+    manifest = await bases.read_manifest(base.name)
+    root = decode_broker(await bases.read_file(manifest, ROOT_MANIFEST), f"{base.name}/{ROOT_MANIFEST}")
+    target = NewDataDir(vfs, data_dir)
+    paths = manifest.files.keys() - {ROOT_MANIFEST, BACKUP_MARKER}
+    held = contextlib.ExitStack()
+    try:
+        await run_step(executor, lambda: held.enter_context(target.being_made()))
+        await run_step(executor, lambda: check_room(vfs, target.layout.root, base.bytes, 0))
+        await bases.download(vfs, manifest, paths, target.layout.root, tell)
+        await run_step(executor, lambda: target.finish(root, broker_id))
+    finally:
+        await run_step(executor, held.close)
