@@ -108,7 +108,8 @@ descriptors: build/protos-venv/.ready ## write the API's descriptor set to dist/
 protos: build/protos-venv/.ready ## regenerate the stubs and docs/api.md from the protos
 	@$(PROTOS_PY) tools/generate_protos.py
 
-generated: setup ## regenerate postdate.sync, dashboards, the pages of commands and settings, the table of rights
+generated: setup ## regenerate postdate.sync, the SDK's policies, dashboards, pages of commands and settings, table of rights
+	@$(PY) -m tools.policies
 	@$(PY) tools/generate_sync.py
 	@$(PY) -m tools.dashboards
 	@$(PY) -m tools.cli_reference > docs/cli-reference.md

@@ -43,7 +43,7 @@ _UINT32_MAX = (1 << 32) - 1  # rows hold offsets and entry ids of 32 bits
 P = TypeVar("P", "TopicPolicy", "SubscriptionPolicy")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPolicy:
     """Policy of one topic, or (all fields set) the one in force."""
 
@@ -54,43 +54,29 @@ class TopicPolicy:
             1, HOUR_MS, "Width of the time buckets of the memory tracker; delivery is exact regardless."
         ),
     )
+    delayed_delivery: int | None = policy(
+        "enabled",
+        choice(
+            "Acceptance of messages with a delivery time; what is pending stays on time.",
+            "enabled",
+            "disabled",
+        ),
+    )
     max_delay_ms: int | None = policy(0, duration(0, DURATION_MS_MAX, "Longest delay accepted; 0: no limit."))
+    overdue_action: int | None = policy(
+        "deliver",
+        choice(
+            "Treatment of messages that became due while the broker was down.",
+            "deliver",
+            "expire",
+            "dead_letter",
+        ),
+    )
     default_ttl_ms: int | None = policy(
         0,
         duration(
             0, DURATION_MS_MAX, "Time to live after the due time, for messages that set none; 0: no expiry."
         ),
-    )
-    ledger_max_age_ms: int | None = policy(
-        0, duration(0, DURATION_MS_MAX, "Age at which a ledger is rolled; 0: no limit.")
-    )
-    ledger_max_bytes: int | None = policy(
-        256 * MIB, size(1, _UINT32_MAX, "Size at which a ledger is rolled.")
-    )
-    ledger_max_entries: int | None = policy(
-        1_000_000, count(1, _UINT32_MAX, "Number of entries at which a ledger is rolled.")
-    )
-    min_index_count: int | None = policy(
-        50_000, count(1, 100_000_000, "Number of index entries that are sealed as one bucket.")
-    )
-    ledgers_per_bucket: int | None = policy(
-        50, count(1, _UINT32_MAX, "Number of ledgers after which a bucket is sealed.")
-    )
-    seal_after_ms: int | None = policy(
-        60 * SECOND_MS,
-        duration(1, DURATION_MS_MAX, "Age of the oldest unsealed index entry at which a bucket is sealed."),
-    )
-    max_buckets: int | None = policy(
-        64, count(1, 10_000, "Maximum number of sealed buckets; beyond it, small ones are merged.")
-    )
-    segment_time_step_ms: int | None = policy(
-        300 * SECOND_MS, duration(1, DURATION_MS_MAX, "Range of due times in one bucket segment.")
-    )
-    max_segment_entries: int | None = policy(
-        5_000, count(1, 1_000_000, "Maximum number of entries in one bucket segment.")
-    )
-    delayed_delivery: int | None = policy(
-        "enabled", choice("Acceptance of messages with a delivery time.", "enabled", "disabled")
     )
     retention_ms: int | None = policy(
         0,
@@ -118,15 +104,6 @@ class TopicPolicy:
     max_produce_rate: int | None = policy(
         0, count(0, 1_000_000_000, "Maximum number of messages accepted per second and topic; 0: no limit.")
     )
-    overdue_action: int | None = policy(
-        "deliver",
-        choice(
-            "Treatment of messages that became due while the broker was down.",
-            "deliver",
-            "expire",
-            "dead_letter",
-        ),
-    )
     dedup_window_ms: int | None = policy(
         10 * MINUTE_MS,
         duration(
@@ -138,9 +115,37 @@ class TopicPolicy:
     dedup_entries: int | None = policy(
         10_000, count(1, 1_000_000, "Maximum number of sequence ids remembered per producer.")
     )
+    ledger_max_age_ms: int | None = policy(
+        0, duration(0, DURATION_MS_MAX, "Age at which a ledger is rolled; 0: no limit.")
+    )
+    ledger_max_bytes: int | None = policy(
+        256 * MIB, size(1, _UINT32_MAX, "Size at which a ledger is rolled.")
+    )
+    ledger_max_entries: int | None = policy(
+        1_000_000, count(1, _UINT32_MAX, "Number of entries at which a ledger is rolled.")
+    )
+    max_buckets: int | None = policy(
+        64, count(1, 10_000, "Maximum number of sealed buckets; beyond it, small ones are merged.")
+    )
+    min_index_count: int | None = policy(
+        50_000, count(1, 100_000_000, "Number of index entries that are sealed as one bucket.")
+    )
+    seal_after_ms: int | None = policy(
+        60 * SECOND_MS,
+        duration(1, DURATION_MS_MAX, "Age of the oldest unsealed index entry at which a bucket is sealed."),
+    )
+    ledgers_per_bucket: int | None = policy(
+        50, count(1, _UINT32_MAX, "Number of ledgers after which a bucket is sealed.")
+    )
+    segment_time_step_ms: int | None = policy(
+        300 * SECOND_MS, duration(1, DURATION_MS_MAX, "Range of due times in one bucket segment.")
+    )
+    max_segment_entries: int | None = policy(
+        5_000, count(1, 1_000_000, "Maximum number of entries in one bucket segment.")
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionPolicy:
     """Policy of one subscription, or (all fields set) the one in force."""
 
@@ -151,6 +156,9 @@ class SubscriptionPolicy:
             DURATION_MS_MAX,
             "Lease of a delivered message: time to acknowledge it before it is redelivered.",
         ),
+    )
+    max_delivery_attempts: int | None = policy(
+        0, count(0, 1_000_000, "Number of deliveries after which a message is dead-lettered; 0: never.")
     )
     initial_backoff_ms: int | None = policy(
         SECOND_MS,
@@ -167,14 +175,11 @@ class SubscriptionPolicy:
     backoff_multiplier: float | None = policy(
         2.0, factor(1, 100, "Growth of the redelivery delay from attempt to attempt.")
     )
-    honor_delay: bool | None = policy(
-        False, switch("Honouring of delivery times by an exclusive or failover subscription.")
-    )
-    max_delivery_attempts: int | None = policy(
-        0, count(0, 1_000_000, "Number of deliveries after which a message is dead-lettered; 0: never.")
-    )
     dead_letter_topic: str | None = policy(
         None, name("Topic of dead letters; unset: TOPIC~NAME~dead-letters.")
+    )
+    honor_delay: bool | None = policy(
+        False, switch("Honouring of delivery times by an exclusive or failover subscription.")
     )
 
 

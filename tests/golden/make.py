@@ -90,11 +90,30 @@ def records() -> list[Record]:
         type=3,
         create_time_ms=NOW_MS + 2,
         start=Position(11, 4),
-        policy=SubscriptionPolicy(30_000, 100, 60_000, 1.5, True),
+        policy=SubscriptionPolicy(
+            lease_ms=30_000,
+            initial_backoff_ms=100,
+            max_backoff_ms=60_000,
+            backoff_multiplier=1.5,
+            honor_delay=True,
+        ),
         mark=Position(11, 4),
     )
     return [
-        TopicCreated(3, "orders", NOW_MS + 1, TopicPolicy(2, 500, 86_400_000, 1, 3_600_000, 1 << 28, 50_000)),
+        TopicCreated(
+            3,
+            "orders",
+            NOW_MS + 1,
+            TopicPolicy(
+                tracker=2,
+                tick_ms=500,
+                max_delay_ms=86_400_000,
+                default_ttl_ms=1,
+                ledger_max_age_ms=3_600_000,
+                ledger_max_bytes=1 << 28,
+                ledger_max_entries=50_000,
+            ),
+        ),
         SubscriptionCreated(3, subscription),
         Produced(3, 13, 0, NOW_MS, times, rows, frames),
         Settled(3, 2, SettleReason.ACKED, {11: BitMap([4, 5, 9]), 13: BitMap([0])}),
@@ -198,7 +217,13 @@ def topic_image() -> TopicImage:
         type=3,
         create_time_ms=NOW_MS + 2,
         start=Position(11, 4),
-        policy=SubscriptionPolicy(30_000, 100, 60_000, 1.5, True),
+        policy=SubscriptionPolicy(
+            lease_ms=30_000,
+            initial_backoff_ms=100,
+            max_backoff_ms=60_000,
+            backoff_multiplier=1.5,
+            honor_delay=True,
+        ),
         cursor_file="2.1234",
         mark=Position(11, 8),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from postdate import policies as sdk
 from postdate.commands import policies as command
 from postdate.commands.values import DURATION, SIZE
 from postdate_api.v1 import admin_pb2
+from tools.policies import FILES
 
 BUCKETS = set(admin_pb2.BucketPolicy.DESCRIPTOR.fields_by_name)
 KINDS = [
@@ -42,6 +44,11 @@ def names(kind: Any) -> set[str]:
 
 def without_unit(kinds: set[str]) -> set[str]:
     return {name.removesuffix("_ms") for name in kinds}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_sdk_and_the_command_have_what_is_made_from_the_schema(path: Path) -> None:
+    assert path.read_text() == FILES[path](), "run: python -m tools.policies"
 
 
 @pytest.mark.parametrize(("policy", "message", "record", "of_sdk", "changes"), KINDS)

@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Unpack, cast
 
-from postdate._rpc import Rpc
-from postdate._time import epoch_ms, moment
-from postdate.errors import AlreadyExists
-from postdate.model import InitialPosition, MessageId, SubscriptionType, subscription_type
-from postdate.policies import (
-    SubscriptionChanges,
-    SubscriptionPolicy,
-    TopicChanges,
-    TopicPolicy,
+from postdate._policy_messages import (
     subscription_mask,
     subscription_policy,
     subscription_policy_proto,
@@ -24,6 +16,11 @@ from postdate.policies import (
     topic_policy,
     topic_policy_proto,
 )
+from postdate._rpc import Rpc
+from postdate._time import epoch_ms, moment
+from postdate.errors import AlreadyExists
+from postdate.model import InitialPosition, MessageId, SubscriptionType, subscription_type
+from postdate.policies import SubscriptionChanges, SubscriptionPolicy, TopicChanges, TopicPolicy
 from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2
 
 _PAGE_SIZE = 1000

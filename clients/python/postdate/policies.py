@@ -1,4 +1,4 @@
-"""Settings of topics and subscriptions.
+"""Settings of topics and subscriptions. Written by `python -m tools.policies`; a test compares the two.
 
 Three things can be said of each: leave it out of an update, and it stays; None, and the broker's own holds
 (again); a value, and that holds, where zero means that there is none: no limit, no expiry, not at all.
@@ -6,35 +6,28 @@ Three things can be said of each: leave it out of an update, and it stays; None,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any, TypedDict, TypeVar
-
-from google.protobuf.field_mask_pb2 import FieldMask
-from google.protobuf.message import Message
-
-from postdate._time import duration_ms, span
-from postdate_api.v1 import admin_pb2
+from typing import TypedDict
 
 
 class Tracker(Enum):
-    """The index that a topic keeps of what is due when."""
+    """Index of delayed messages."""
 
     BUCKET = 1
     MEMORY = 2
 
 
 class DelayedDelivery(Enum):
-    """Says whether a topic takes messages with a time. DISABLED refuses them; what is pending stays on time."""
+    """Acceptance of messages with a delivery time; what is pending stays on time."""
 
     ENABLED = 1
     DISABLED = 2
 
 
 class OverdueAction(Enum):
-    """The fate of messages whose time came while the broker was down."""
+    """Treatment of messages that became due while the broker was down."""
 
     DELIVER = 1
     EXPIRE = 2
@@ -46,11 +39,17 @@ class BucketPolicy:
     """Settings of the bucket tracker: how it seals, merges and cuts. None inherits the broker's."""
 
     max_buckets: int | None = None
+    """Maximum number of sealed buckets; beyond it, small ones are merged."""
     min_index_count: int | None = None
+    """Number of index entries that are sealed as one bucket."""
     seal_after: timedelta | None = None
+    """Age of the oldest unsealed index entry at which a bucket is sealed."""
     ledgers_per_bucket: int | None = None
+    """Number of ledgers after which a bucket is sealed."""
     segment_time_step: timedelta | None = None
+    """Range of due times in one bucket segment."""
     max_segment_entries: int | None = None
+    """Maximum number of entries in one bucket segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +57,59 @@ class TopicPolicy:
     """A topic's settings. None inherits the broker's; zero means none."""
 
     tracker: Tracker | None = None
+    """Index of delayed messages."""
     tick: timedelta | None = None
+    """Width of the time buckets of the memory tracker; delivery is exact regardless."""
     delayed_delivery: DelayedDelivery | None = None
+    """Acceptance of messages with a delivery time; what is pending stays on time."""
     max_delay: timedelta | None = None
+    """Longest delay accepted; 0: no limit."""
     overdue_action: OverdueAction | None = None
+    """Treatment of messages that became due while the broker was down."""
     default_ttl: timedelta | None = None
+    """Time to live after the due time, for messages that set none; 0: no expiry."""
     retention: timedelta | None = None
+    """Retention time of messages that every subscription has settled; 0: none."""
     retention_bytes: int | None = None
+    """Maximum size of retained messages, the oldest are dropped first; 0: the time alone decides."""
     max_pending_messages: int | None = None
+    """Backlog of a subscription, in messages, at which Produce is refused; 0: no limit."""
     max_pending_bytes: int | None = None
+    """Backlog of a subscription, in bytes, at which Produce is refused; 0: no limit."""
     max_produce_rate: int | None = None
+    """Maximum number of messages accepted per second and topic; 0: no limit."""
     dedup_window: timedelta | None = None
+    """Time for which sequence ids of producers are remembered; 0: no deduplication."""
     dedup_entries: int | None = None
+    """Maximum number of sequence ids remembered per producer."""
     ledger_max_age: timedelta | None = None
+    """Age at which a ledger is rolled; 0: no limit."""
     ledger_max_bytes: int | None = None
+    """Size at which a ledger is rolled."""
     ledger_max_entries: int | None = None
+    """Number of entries at which a ledger is rolled."""
     buckets: BucketPolicy | None = None
+    """Settings of the bucket tracker."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionPolicy:
-    """A subscription's settings. None inherits the broker's; zero means none.
-
-    Without a `dead_letter_topic` dead letters go to `<topic>~<subscription>~dead-letters`.
-    """
+    """A subscription's settings. None inherits the broker's; zero means none."""
 
     lease: timedelta | None = None
+    """Lease of a delivered message: time to acknowledge it before it is redelivered."""
     max_delivery_attempts: int | None = None
+    """Number of deliveries after which a message is dead-lettered; 0: never."""
     initial_backoff: timedelta | None = None
+    """Delay before the first redelivery of a nacked message; jitter takes off up to half."""
     max_backoff: timedelta | None = None
+    """Maximum delay before a redelivery; jitter takes off up to half."""
     backoff_multiplier: float | None = None
+    """Growth of the redelivery delay from attempt to attempt."""
     dead_letter_topic: str | None = None
+    """Topic of dead letters; unset: TOPIC~NAME~dead-letters."""
     honor_delay: bool | None = None
+    """Honouring of delivery times by an exclusive or failover subscription."""
 
 
 class TopicChanges(TypedDict, total=False):
@@ -124,94 +144,3 @@ class SubscriptionChanges(TypedDict, total=False):
     backoff_multiplier: float | None
     dead_letter_topic: str | None
     honor_delay: bool | None
-
-
-PolicyT = TypeVar("PolicyT", TopicPolicy, SubscriptionPolicy, BucketPolicy)
-_Policy = TopicPolicy | SubscriptionPolicy | BucketPolicy
-
-_ENUMS: Mapping[str, type[Enum]] = {
-    "tracker": Tracker,
-    "delayed_delivery": DelayedDelivery,
-    "overdue_action": OverdueAction,
-}
-
-
-def topic_policy_proto(policy: TopicPolicy) -> admin_pb2.TopicPolicy:
-    proto = admin_pb2.TopicPolicy()
-    _fill(proto, policy)
-    return proto
-
-
-def subscription_policy_proto(policy: SubscriptionPolicy) -> admin_pb2.SubscriptionPolicy:
-    proto = admin_pb2.SubscriptionPolicy()
-    _fill(proto, policy)
-    return proto
-
-
-def topic_policy(proto: admin_pb2.TopicPolicy) -> TopicPolicy:
-    return _read(proto, TopicPolicy)
-
-
-def subscription_policy(proto: admin_pb2.SubscriptionPolicy) -> SubscriptionPolicy:
-    return _read(proto, SubscriptionPolicy)
-
-
-def topic_mask(changes: TopicChanges) -> FieldMask:
-    """The fields that an update is about: all that was passed, None included."""
-    return _mask(admin_pb2.TopicPolicy(), changes)
-
-
-def subscription_mask(changes: SubscriptionChanges) -> FieldMask:
-    return _mask(admin_pb2.SubscriptionPolicy(), changes)
-
-
-def _mask(proto: Message, changes: Mapping[str, object]) -> FieldMask:
-    if not changes:
-        raise ValueError("an update names at least one setting")
-    return FieldMask(paths=[_wire_name(proto, name) for name in changes])
-
-
-def _fill(proto: Message, policy: _Policy) -> None:
-    for field in fields(policy):
-        value = getattr(policy, field.name)
-        if value is None:
-            continue
-        name = _wire_name(proto, field.name)
-        if name != field.name:
-            setattr(proto, name, duration_ms(value, field.name))
-        elif isinstance(value, BucketPolicy):
-            getattr(proto, name).SetInParent()
-            _fill(getattr(proto, name), value)
-        elif field.name in _ENUMS:
-            if not isinstance(value, _ENUMS[field.name]):
-                raise TypeError(f"{field.name} must be a {_ENUMS[field.name].__name__}, not {value!r}")
-            setattr(proto, name, value.value)
-        else:
-            setattr(proto, name, value)
-
-
-def _read(proto: Message, kind: type[PolicyT]) -> PolicyT:
-    values: dict[str, Any] = {}
-    for field in fields(kind):
-        name = _wire_name(proto, field.name)
-        if not proto.HasField(name):
-            continue
-        value = getattr(proto, name)
-        if name != field.name:
-            value = span(value)
-        elif field.name == "buckets":
-            value = _read(value, BucketPolicy)
-        elif field.name in _ENUMS:
-            value = _enum(_ENUMS[field.name], value)
-        values[field.name] = value
-    return kind(**values)
-
-
-def _enum(kind: type[Enum], value: int) -> Enum | None:
-    """None for *unspecified*, and for what only a later version knows."""
-    return kind(value) if value in {each.value for each in kind} else None
-
-
-def _wire_name(proto: Message, name: str) -> str:
-    """Durations bear their unit on the wire."""
-    return name if name in proto.DESCRIPTOR.fields_by_name else f"{name}_ms"

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import postdate
-from postdate import policies
+from postdate import _policy_messages, policies
 from postdate_api.v1 import admin_pb2
 from tests.unit.client.fake_server import FakeBroker
 
@@ -51,17 +51,17 @@ FULL_SUBSCRIPTION = postdate.SubscriptionPolicy(
 
 
 def test_every_setting_of_the_api_has_its_field() -> None:
-    topic = policies.topic_policy_proto(FULL_TOPIC)
+    topic = _policy_messages.topic_policy_proto(FULL_TOPIC)
     assert {field.name for field, _ in topic.ListFields()} == set(topic.DESCRIPTOR.fields_by_name)
     assert {field.name for field, _ in topic.buckets.ListFields()} == set(
         topic.buckets.DESCRIPTOR.fields_by_name
     )
-    assert policies.topic_policy(topic) == FULL_TOPIC
-    subscription = policies.subscription_policy_proto(FULL_SUBSCRIPTION)
+    assert _policy_messages.topic_policy(topic) == FULL_TOPIC
+    subscription = _policy_messages.subscription_policy_proto(FULL_SUBSCRIPTION)
     assert {field.name for field, _ in subscription.ListFields()} == set(
         subscription.DESCRIPTOR.fields_by_name
     )
-    assert policies.subscription_policy(subscription) == FULL_SUBSCRIPTION
+    assert _policy_messages.subscription_policy(subscription) == FULL_SUBSCRIPTION
 
 
 def test_an_update_takes_the_fields_of_the_policy() -> None:
@@ -75,14 +75,14 @@ def test_an_update_takes_the_fields_of_the_policy() -> None:
 
 
 def test_none_inherits_and_zero_is_none() -> None:
-    proto = policies.topic_policy_proto(postdate.TopicPolicy(default_ttl=timedelta(0)))
+    proto = _policy_messages.topic_policy_proto(postdate.TopicPolicy(default_ttl=timedelta(0)))
     assert proto == admin_pb2.TopicPolicy(default_ttl_ms=0)
     assert proto.HasField("default_ttl_ms") and not proto.HasField("max_delay_ms")
-    assert policies.topic_policy(proto) == postdate.TopicPolicy(default_ttl=timedelta(0))
+    assert _policy_messages.topic_policy(proto) == postdate.TopicPolicy(default_ttl=timedelta(0))
     unspecified = admin_pb2.TopicPolicy(tracker=admin_pb2.TRACKER_UNSPECIFIED)
-    assert policies.topic_policy(unspecified) == postdate.TopicPolicy()
+    assert _policy_messages.topic_policy(unspecified) == postdate.TopicPolicy()
     unspecified.tracker = 99  # type: ignore[assignment]  # of a later version
-    assert policies.topic_policy(unspecified).tracker is None
+    assert _policy_messages.topic_policy(unspecified).tracker is None
 
 
 async def test_topic_update_changes_what_is_passed(broker: FakeBroker, client: postdate.Client) -> None:

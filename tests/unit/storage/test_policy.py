@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,8 @@ def test_subscription_settings_out_of_range_are_refused_in_both_directions(name:
 
 
 def test_only_what_is_unset_is_taken_from_the_defaults() -> None:
-    defaults = SubscriptionPolicy(1, 2, 3, 4.0, True)
+    defaults = SubscriptionPolicy(
+        lease_ms=1, initial_backoff_ms=2, max_backoff_ms=3, backoff_multiplier=4.0, honor_delay=True
+    )
     policy = SubscriptionPolicy(max_backoff_ms=0, honor_delay=False)
-    assert effective(policy, defaults) == SubscriptionPolicy(1, 2, 0, 4.0, False)
+    assert effective(policy, defaults) == replace(defaults, max_backoff_ms=0, honor_delay=False)

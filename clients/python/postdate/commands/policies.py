@@ -2,110 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from enum import Enum
 from typing import Any, TypeVar, cast
 
 import click
 
 import postdate
+from postdate._policy_messages import CHOICES
+from postdate.commands.policy_options import (
+    BUCKET_OPTIONS,
+    SUBSCRIPTION_OPTIONS,
+    TOPIC_OPTIONS,
+    PolicyOption,
+)
 from postdate.commands.values import DURATION, SIZE
 from postdate.policies import SubscriptionChanges, TopicChanges
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-_COUNT = click.IntRange(0)
-
-
-def _choice(kind: type[Enum]) -> click.Choice[str]:
-    return click.Choice([each.name.lower().replace("_", "-") for each in kind])
-
-
-_ENUMS: Mapping[str, type[Enum]] = {
-    "tracker": postdate.Tracker,
-    "delayed_delivery": postdate.DelayedDelivery,
-    "overdue_action": postdate.OverdueAction,
-}
-
-# Names are those of the policies' fields; zero means none wherever that makes sense.
-_BUCKETS: Mapping[str, tuple[Any, str]] = {
-    "max_buckets": (click.IntRange(1), "Maximum number of sealed buckets; beyond it, small ones are merged."),
-    "min_index_count": (click.IntRange(1), "Number of index entries that are sealed as one bucket."),
-    "seal_after": (DURATION, "Age of the oldest unsealed index entry at which a bucket is sealed."),
-    "ledgers_per_bucket": (click.IntRange(1), "Number of ledgers after which a bucket is sealed."),
-    "segment_time_step": (DURATION, "Range of due times in one bucket segment."),
-    "max_segment_entries": (click.IntRange(1), "Maximum number of entries in one bucket segment."),
-}
-_TOPIC: Mapping[str, tuple[Any, str]] = {
-    "tracker": (_choice(postdate.Tracker), "Index of delayed messages."),
-    "tick": (DURATION, "Width of the time buckets of the memory tracker; delivery is exact regardless."),
-    "delayed_delivery": (_choice(postdate.DelayedDelivery), "Acceptance of messages with a delivery time."),
-    "max_delay": (DURATION, "Longest delay accepted; 0: no limit."),
-    "overdue_action": (
-        _choice(postdate.OverdueAction),
-        "Treatment of messages that became due while the broker was down.",
-    ),
-    "default_ttl": (DURATION, "Time to live after the due time, for messages that set none; 0: no expiry."),
-    "retention": (DURATION, "Retention time of messages that every subscription has settled; 0: none."),
-    "retention_bytes": (
-        SIZE,
-        "Maximum size of retained messages, the oldest are dropped first; 0: the time alone decides.",
-    ),
-    "max_pending_messages": (
-        _COUNT,
-        "Backlog of a subscription, in messages, at which Produce is refused; 0: no limit.",
-    ),
-    "max_pending_bytes": (
-        SIZE,
-        "Backlog of a subscription, in bytes, at which Produce is refused; 0: no limit.",
-    ),
-    "max_produce_rate": (_COUNT, "Maximum number of messages accepted per second and topic; 0: no limit."),
-    "dedup_window": (
-        DURATION,
-        "Time for which sequence ids of producers are remembered; 0: no deduplication.",
-    ),
-    "dedup_entries": (click.IntRange(1), "Maximum number of sequence ids remembered per producer."),
-    "ledger_max_age": (DURATION, "Age at which a ledger is rolled; 0: no limit."),
-    "ledger_max_bytes": (SIZE, "Size at which a ledger is rolled."),
-    "ledger_max_entries": (click.IntRange(1), "Number of entries at which a ledger is rolled."),
-    **_BUCKETS,
-}
-_SUBSCRIPTION: Mapping[str, tuple[Any, str]] = {
-    "lease": (DURATION, "Lease of a delivered message: time to acknowledge it before it is redelivered."),
-    "max_delivery_attempts": (
-        _COUNT,
-        "Number of deliveries after which a message is dead-lettered; 0: never.",
-    ),
-    "initial_backoff": (
-        DURATION,
-        "Delay before the first redelivery of a nacked message; jitter takes off up to half.",
-    ),
-    "max_backoff": (DURATION, "Maximum delay before a redelivery; jitter takes off up to half."),
-    "backoff_multiplier": (click.FloatRange(1), "Growth of the redelivery delay from attempt to attempt."),
-    "dead_letter_topic": (str, "Topic of dead letters; unset: TOPIC~NAME~dead-letters."),
-}
+_TYPES = {"duration": DURATION, "name": str, "size": SIZE, "switch": bool}
+_OFF = {"honor_delay": "--ignore-delay"}
+_BUCKETS = {option.name for option in BUCKET_OPTIONS}
 
 
 def topic_options(command: CommandT) -> CommandT:
-    return _options(_TOPIC, command)
+    return _options((*TOPIC_OPTIONS, *BUCKET_OPTIONS), command)
 
 
 def subscription_options(command: CommandT) -> CommandT:
-    both = click.option(
-        "--honor-delay/--ignore-delay",
-        default=None,
-        help="Honouring of delivery times by an exclusive or failover subscription.",
-    )
-    return _options(_SUBSCRIPTION, both(command))
+    return _options(SUBSCRIPTION_OPTIONS, command)
 
 
 def inherit_topic_option(command: CommandT) -> CommandT:
-    return _inherit(_TOPIC, command)
+    return _inherit((*TOPIC_OPTIONS, *BUCKET_OPTIONS), command)
 
 
 def inherit_subscription_option(command: CommandT) -> CommandT:
-    return _inherit({**_SUBSCRIPTION, "honor_delay": None}, command)
+    return _inherit(SUBSCRIPTION_OPTIONS, command)
 
 
 def topic_policy(options: Mapping[str, Any]) -> postdate.TopicPolicy:
@@ -122,7 +56,7 @@ def subscription_policy(options: Mapping[str, Any]) -> postdate.SubscriptionPoli
 
 def changes_buckets(options: Mapping[str, Any], inherit: tuple[str, ...]) -> bool:
     """Tell whether an update is about the index, whose settings are replaced together."""
-    return not _BUCKETS.keys().isdisjoint(_changes(options, inherit))
+    return not _BUCKETS.isdisjoint(_changes(options, inherit))
 
 
 def topic_changes(
@@ -143,14 +77,28 @@ def subscription_changes(options: Mapping[str, Any], inherit: tuple[str, ...]) -
     return cast(SubscriptionChanges, _changes(options, inherit))
 
 
-def _options(settings: Mapping[str, tuple[Any, str]], command: CommandT) -> CommandT:
-    for name, (kind, text) in reversed(list(settings.items())):
-        command = click.option(f"--{name.replace('_', '-')}", type=kind, help=text)(command)
+def _options(options: Sequence[PolicyOption], command: CommandT) -> CommandT:
+    for option in reversed(options):
+        flag = "--" + option.name.replace("_", "-")
+        if option.kind == "switch":
+            flag = f"{flag}/{_OFF[option.name]}"
+        command = click.option(flag, default=None, type=_value_type(option), help=option.help)(command)
     return command
 
 
-def _inherit(names: Mapping[str, Any], command: CommandT) -> CommandT:
-    choice = click.Choice([name.replace("_", "-") for name in names])
+def _value_type(option: PolicyOption) -> Any:
+    match option.kind:
+        case "choice":
+            return click.Choice([each.name.lower().replace("_", "-") for each in CHOICES[option.name]])
+        case "count":
+            return click.IntRange(int(option.least))
+        case "factor":
+            return click.FloatRange(option.least)
+    return _TYPES[option.kind]
+
+
+def _inherit(options: Sequence[PolicyOption], command: CommandT) -> CommandT:
+    choice = click.Choice([option.name.replace("_", "-") for option in options])
     text = "Let the broker's own setting hold again; may be repeated."
     return click.option("--inherit", multiple=True, type=choice, metavar="SETTING", help=text)(command)
 
@@ -169,6 +117,6 @@ def _changes(options: Mapping[str, Any], inherit: tuple[str, ...]) -> dict[str, 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None}
-    for name in _ENUMS.keys() & given.keys():
-        given[name] = _ENUMS[name][given[name].upper().replace("-", "_")]
+    for name in CHOICES.keys() & given.keys():
+        given[name] = CHOICES[name][given[name].upper().replace("-", "_")]
     return given

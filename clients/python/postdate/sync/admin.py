@@ -13,12 +13,7 @@ from postdate.admin import (
     TopicDescription,
 )
 from postdate.model import InitialPosition, MessageId, SubscriptionType
-from postdate.policies import (
-    SubscriptionChanges,
-    SubscriptionPolicy,
-    TopicChanges,
-    TopicPolicy,
-)
+from postdate.policies import SubscriptionChanges, SubscriptionPolicy, TopicChanges, TopicPolicy
 from postdate.sync._portal import Portal
 
 
