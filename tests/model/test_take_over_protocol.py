@@ -44,7 +44,7 @@ OFF = {
     ("bounds", "owned", "least"),
     [
         (SMALL, True, 50_000),
-        (Bounds(ticks=2, records=1, epochs=2, crashes=1), True, 37_000),
+        pytest.param(Bounds(ticks=2, records=1, epochs=2, crashes=1), True, 37_000, marks=pytest.mark.slow),
         pytest.param(Bounds(ticks=2, records=1, epochs=2, crashes=2), True, 200_000, marks=pytest.mark.deep),
         pytest.param(Bounds(ticks=3, records=2, epochs=2, crashes=0), True, 270_000, marks=pytest.mark.deep),
         pytest.param(Bounds(ticks=4, records=1, epochs=2, crashes=0), False, 270_000, marks=pytest.mark.deep),
@@ -68,6 +68,7 @@ def test_a_take_over_that_is_applied_before_the_base_was_read_loses_what_was_ans
     assert explore(begin(owned=True), bounds, Rules(fences_wait=False)).violation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", OFF)
 def test_with_a_rule_off_some_order_of_events_does(off: str) -> None:
     explored = explore(begin(owned=True), SMALL, OFF[off])

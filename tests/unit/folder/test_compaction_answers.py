@@ -68,6 +68,7 @@ def test_of_what_is_left_out_it_stays_known_whether_it_was_cancelled():
     run(scenario)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_out_while_its_keys_cannot_be_remembered():
     async def scenario(node: Node) -> Node:
         await fill(node, 1)

@@ -87,7 +87,7 @@ def test_16_mib_of_empty_fields_are_refused_before_they_are_parsed(kind: Any):
 def test_a_request_of_elements_is_refused_wherever_they_lie(kind: Any, path: tuple[Any, ...], spoilt: bytes):
     """One by one, and packed where they can be, also if the parser would find at the end that it is no request."""
     *above, field = path
-    half = at_depth(change=1 << 19, deep=CONFIG.request_bytes_max // 2 - 100)
+    half = at_depth(change=1 << 18, deep=CONFIG.request_bytes_max // 2 - 100)
     tag = encode_varint(field.number << 3 | 2)
     ways = [(tag + b"\x00") * half]
     if field.is_packed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from broker.policy import TopicPolicy
 from broker.rpc.stats import get_stats
 from broker.testing.mem_vfs import MemVfs
@@ -11,6 +13,7 @@ from postdate_api.v1 import admin_pb2
 from tests.harness import EARLIEST, Node, Outgoing
 
 
+@pytest.mark.slow
 def test_counts_of_2500_topics_come_in_three_pages():
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         node = Node(MemVfs(), clock).open()

@@ -72,7 +72,13 @@ def salvage(log: CountingLog, count: int = COUNT) -> Salvaged:
     ids=["all", "every second", "every seventh", "the first of each block", "the first thousands"],
 )
 @pytest.mark.parametrize(
-    "blocks", [set(), {0}, {1, 6}, set(range(8))], ids=["no rows", "first", "two", "all rows"]
+    "blocks",
+    [
+        pytest.param(set(), id="no rows"),
+        pytest.param({0}, id="first", marks=pytest.mark.deep),
+        pytest.param({1, 6}, id="two"),
+        pytest.param(set(range(8)), id="all rows", marks=pytest.mark.deep),
+    ],
 )
 def test_hostile_damage_costs_a_bounded_amount(is_damaged: Callable[[int], bool], blocks: set[int]):
     log = CountingLog({n for n in range(COUNT) if is_damaged(n)}, blocks)

@@ -11,6 +11,7 @@ from pyroaring import BitMap
 from broker.model import Entries, Position
 from broker.subscriptions.cursor import Cursor
 from broker.subscriptions.entry_states import NOT_UNSENT, TRANSITIONS, EntryStates, State
+from tests.depth import at_depth
 from tests.harness import entries_of
 
 LEDGER, COUNT = 1, 24
@@ -132,7 +133,8 @@ def _walk(seed: int) -> int:
 
 
 def test_walks() -> None:
-    assert sum(_walk(seed) for seed in range(50)) > 10_000
+    walks = at_depth(fast=10, change=50, deep=500)
+    assert sum(_walk(seed) for seed in range(walks)) > 200 * walks
 
 
 def test_what_was_acknowledged_while_it_came_back_is_not_queued() -> None:

@@ -329,6 +329,7 @@ def bytes_held(waiting: RedeliveryQueue, traced: int) -> float:
     return traced + sum(len(bitmap.serialize()) for some in found for bitmap in some.values())
 
 
+@pytest.mark.slow
 def test_an_entry_costs_two_dozen_bytes_and_nothing_when_it_is_done():
     count, step = 200_000, 500
     rng = np.random.default_rng(1)

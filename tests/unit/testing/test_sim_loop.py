@@ -13,6 +13,7 @@ from broker.testing.sim_clock import START_MS, SimClock
 from broker.testing.sim_loop import Deadlock, Latency, Livelock, SimLoop, run_sim
 
 
+@pytest.mark.slow
 def test_40000_timers_over_17_hours_fire_in_order_and_in_time() -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> list[int]:
         fired: list[int] = []

@@ -157,6 +157,7 @@ async def next_life(node: Node, life: str) -> Node:
     return node.crash(CrashPolicy.LOSE_UNSYNCED).open()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [Cancel(), Move(deliver_after_ms=HOUR_MS)], ids=["cancel", "move"])
 @pytest.mark.parametrize("life", ["live", "stopped", "killed"])
 @pytest.mark.parametrize(("end", "result"), ENDS, ids=[end.__name__ for end, _ in ENDS])
