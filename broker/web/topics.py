@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from heapq import nsmallest
 from urllib.parse import quote, urlencode
@@ -13,8 +13,8 @@ from aiohttp import web
 from broker.errors import Refused
 from broker.folder.broker import Broker
 from broker.model import count_entries
-from broker.policy import SubscriptionPolicy, TopicPolicy
-from broker.settings import SettingKind, show
+from broker.policy import POLICY_SPECS, SubscriptionPolicy, TopicPolicy
+from broker.settings import SettingKind, Spec, Value, show
 from broker.subscriptions.subscription import Subscription
 from broker.topics import control
 from broker.topics.dead_letter_frames import dead_letter_topic_name
@@ -24,11 +24,6 @@ from broker.web.site import Visit
 
 _PAGE = 50
 _CONSUMERS_SHOWN = 20
-_ENUMS: dict[str, Sequence[str]] = {
-    "tracker": ("inherited", "bucket", "memory"),
-    "delayed_delivery": ("inherited", "enabled", "disabled"),
-    "overdue_action": ("inherited", "deliver", "expire", "dead_letter"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,21 +215,19 @@ def _settings(
 ) -> list[tuple[str, str, bool]]:
     """Each setting in force: its name, its value, and whether it was set here rather than inherited."""
     return [
-        (each.name, _shown(each.name)(getattr(in_force, each.name)), getattr(own, each.name) is not None)
+        (
+            each.name,
+            _shown(POLICY_SPECS[each.name], getattr(in_force, each.name)),
+            getattr(own, each.name) is not None,
+        )
         for each in fields(in_force)
     ]
 
 
-def _shown(name: str) -> Callable[[object], str]:
-    def text(value: object) -> str:
-        if value is None:
-            return "none"
-        if name in _ENUMS and isinstance(value, int):
-            return _ENUMS[name][value]
-        if isinstance(value, bool) or not isinstance(value, int):
-            return str(value).lower() if isinstance(value, bool) else str(value)
-        if name.endswith("_ms"):
-            return show(SettingKind.DURATION, value)
-        return show(SettingKind.SIZE, value) if "bytes" in name else f"{value:,}"
-
-    return text
+def _shown(spec: Spec, value: Value | None) -> str:
+    """A policy's value as people read it."""
+    if value is None:
+        return "none"
+    if spec.choices and isinstance(value, int):
+        return spec.choices[value - 1]
+    return f"{value:,}" if spec.kind is SettingKind.COUNT else show(spec.kind, value)

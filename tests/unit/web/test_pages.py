@@ -11,7 +11,7 @@ import pytest
 from pyroaring import BitMap
 
 from broker.errors import Corrupt
-from broker.policy import SubscriptionPolicy
+from broker.policy import OVERDUE_DEAD_LETTER, TRACKER_MEMORY, SubscriptionPolicy, TopicPolicy
 from broker.storage.records import GivenBack, ReturnReason
 from broker.subscriptions.types import SubscriptionType
 from broker.web import changes, overview
@@ -90,6 +90,30 @@ async def test_every_page_is_guarded_by_its_headers_and_runs_nothing_inline(make
                 r"<script(?![^>]*src=\"/static/)|\son[a-z]+=|\sstyle=|<style|https?://(?!www\.w3\.org)", text
             ), path
             assert TOKEN not in text
+
+
+async def test_a_topic_shows_each_policy_in_the_form_of_its_kind(make_pages):
+    pages = await make_pages()
+    await pages.broker.registry.create_topic(
+        "orders",
+        TopicPolicy(
+            tracker=TRACKER_MEMORY,
+            retention_ms=36 * HOUR_MS,
+            retention_bytes=3 << 30,
+            max_pending_messages=12_345,
+            overdue_action=OVERDUE_DEAD_LETTER,
+        ),
+    )
+    text = re.sub(r"<[^>]*>|\s+", " ", await pages.get("/topics/orders"))
+    for shown in (
+        r"tracker +memory",
+        r"retention_ms +36h",
+        r"retention_bytes +3GiB",
+        r"max_pending_messages +12,345",
+        r"overdue_action +dead_letter",
+        r"delayed_delivery +enabled",
+    ):
+        assert re.search(shown, text), shown
 
 
 async def test_what_producers_write_is_escaped(make_pages):
