@@ -149,6 +149,7 @@ def test_who_ignores_delays_is_not_concerned():
     on_node(scenario)
 
 
+@pytest.mark.slow
 def test_a_broker_that_idled_for_long_knows_when_it_was_killed():
     """Nothing was produced and no checkpoint written for an hour: only the file says that somebody was there."""
 

@@ -239,6 +239,7 @@ def test_every_family_appears_once_with_help_even_without_topics() -> None:
     assert {"postdate_produced_messages_total", "postdate_delivery_lateness_seconds"} <= set(helped)
 
 
+@pytest.mark.slow
 def test_render_in_slices_equals_collect_at_once() -> None:
     of = snapshot(
         [topic(f"t{i}", produced=i) for i in range(300)],
@@ -257,6 +258,7 @@ def test_render_in_slices_equals_collect_at_once() -> None:
     assert len(helped) == len(set(helped))
 
 
+@pytest.mark.slow
 def test_the_loop_runs_between_slices_of_a_large_scrape() -> None:
     counts = [0]
 

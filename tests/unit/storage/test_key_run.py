@@ -173,6 +173,7 @@ def test_the_filter_passes_what_was_added_in_whatever_parts_filter_1_filter_2(he
     assert KeyFilter(data).maybe(Probe(hashes)).all()
 
 
+@pytest.mark.slow
 def test_one_of_ten_thousand_hashes_passes_that_was_not_added() -> None:
     rng = np.random.default_rng(11)
     hashes = np.sort(rng.integers(1, 1 << 64, 100_000, dtype=np.uint64))

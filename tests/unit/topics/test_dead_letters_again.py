@@ -282,6 +282,7 @@ def test_large_ones_come_back_too():
     on_node(scenario, config=small_config(ledger_max_entries=5))
 
 
+@pytest.mark.slow
 def test_a_purge_of_all_leaves_what_was_given_up_while_it_was_on_its_way():
     async def scenario(node: Node, steps: int) -> int:
         inbox = await with_letters(node, b"1")

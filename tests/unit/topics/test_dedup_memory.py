@@ -190,6 +190,7 @@ def test_what_has_expired_gives_way_to_other_topics() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_folder_with_more_than_the_bound_starts_and_shrinks() -> None:
     async def scenario(node: Node) -> None:
         at = await fill(node, "ab")

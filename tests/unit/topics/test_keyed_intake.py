@@ -535,6 +535,7 @@ def test_a_due_message_that_is_moved_holds_its_key_again(is_restarted: bool) -> 
     run(scenario, seal_after_ms=5_000)
 
 
+@pytest.mark.slow
 def test_seals_merges_and_dropped_ledgers_leave_no_file_behind() -> None:
     async def scenario(node: Node) -> None:
         inbox = await node.subscribe("t", "s")

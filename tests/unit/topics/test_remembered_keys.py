@@ -275,6 +275,7 @@ def test_what_is_remembered_goes_when_it_is_turned_off():
     run(scenario)
 
 
+@pytest.mark.slow
 def test_the_oldest_keys_go_beyond_the_limit():
     async def scenario(node: Node) -> Node:
         inbox = await node.subscribe(TOPIC, "one")
@@ -328,6 +329,7 @@ def few_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_hash, "hash_spans", hashed)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_hashes")
 @pytest.mark.parametrize("seed", range(5))
 def test_keys_of_one_hash_never_hide_a_message_that_waits(seed: int):
