@@ -39,6 +39,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return paths
 
 
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports do not depend on how many processes found what they say, and each takes a while to begin."""
+    monkeypatch.setattr("broker.jobs.engine.os.sched_getaffinity", lambda _: {0})
+
+
 def audit(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["audit", *map(str, arguments), "--engine", "inline"])
 

@@ -50,6 +50,7 @@ from broker.storage.records import (
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import run_sim
+from tests.depth import DAY, at_depth
 from tests.harness import DATA_DIR, Node, Outgoing
 
 Files = dict[str, bytes]
@@ -150,15 +151,18 @@ def test_what_a_killed_broker_left_in_its_journal_is_followed() -> None:
     assert " 0 journal records" not in report.summary
 
 
+PLACES = at_depth(change=7, deep=20)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ["flip", "cut", "remove"])
 def test_no_damage_to_a_named_file_is_missed(change: str) -> None:
     files = files_at_rest()
-    rng = random.Random(5)
+    rng = random.Random(5 + DAY)
     for path, content in files.items():
         if path.endswith("/lock") or "/spare-" in path:
             continue
-        places = sorted(rng.sample(range(len(content)), min(len(content), 20)))
+        places = sorted(rng.sample(range(len(content)), min(len(content), PLACES)))
         for place in places if change != "remove" else places[:1]:
             damaged = dict(files)
             if change == "flip":

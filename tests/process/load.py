@@ -18,7 +18,6 @@ from tests.process.conftest import LIMIT_SECONDS, BrokerProcess
 TOPIC = "load"
 SUBSCRIPTIONS = ("all", "half")
 PAUSE_MS = at_depth(change=12, deep=4)
-"""Of a producer between two batches, at most."""
 UNDER_WAY = 600
 """With so many answers, and a delivery, a life of a broker is worth being ended."""
 EARLIEST = consumer_pb2.INITIAL_POSITION_EARLIEST
@@ -37,9 +36,10 @@ def entry_sets(ids: list[Id]) -> list[message_pb2.EntrySet]:
 class Load:
     """Log of answers, arrivals and confirmations; complaints gather in `violations`."""
 
-    def __init__(self, seed: int, *, delay_ms_max: int = 800) -> None:
+    def __init__(self, seed: int, *, delay_ms_max: int = 800, pause_ms: int = PAUSE_MS) -> None:
         self.rng = random.Random(seed)
         self.delay_ms_max = delay_ms_max
+        self.pause_ms = pause_ms  # of a producer between two batches, at most
         self.answered: dict[Id, bytes] = {}
         self.batches: dict[int, int] = {}  # number -> messages
         self.answered_batches: set[int] = set()
@@ -84,7 +84,7 @@ class Load:
                 await call.write(
                     producer_pb2.ProduceRequest(topic=TOPIC, request_id=number, messages=messages)
                 )
-                await asyncio.sleep(self.rng.random() * PAUSE_MS / 1000)
+                await asyncio.sleep(self.rng.random() * self.pause_ms / 1000)
 
         writer = asyncio.ensure_future(write())
         try:

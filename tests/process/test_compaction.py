@@ -27,14 +27,16 @@ TINY = {
     "max_segment_entries": "20",
     "segment_time_step_ms": "1s",
     "seal_after_ms": "100ms",
-    "ledger_max_entries": "1000",
+    "ledger_max_entries": "400",
     "batch_messages_max": "300",
     "drain_grace_ms": "100ms",
     "checkpoint_interval_ms": "150ms",
     "reclaim_interval_ms": "1h",  # so that what is done stays for the job
 }
 LARGE = {"batch_messages_max": "1000", "request_bytes_max": "8MiB", "journal_segment_bytes": "16MiB"}
-WORTH_COMPACTING = 2_500
+PAUSE_MS = at_depth(change=40, deep=4)
+"""A load that goes on for as long as a job takes need not be great."""
+WORTH_COMPACTING = 1_200
 """Messages with which two ledgers are full."""
 EAGER = ("--live-ratio", "0.9", "--reclaim-mib", "0")
 
@@ -135,7 +137,7 @@ async def loaded(broker: BrokerProcess, load: Load) -> list[asyncio.Task[None]]:
 
 
 async def test_kill_9_at_named_points_under_load_loses_and_doubles_nothing(start: Start, tmp_path: Path):
-    load = Load(seed=31, delay_ms_max=3_000)
+    load = Load(seed=31, delay_ms_max=3_000, pause_ms=PAUSE_MS)
     data_dir = tmp_path / "d"
     met: set[str] = set()
     points = {name: POINTS[name] for name in (POINTS if DEPTH == "deep" else IN_A_CHANGE)}
@@ -183,7 +185,7 @@ async def test_kill_9_at_named_points_under_load_loses_and_doubles_nothing(start
 
 
 async def test_compaction_under_load_is_not_noticed(start: Start, tmp_path: Path):
-    load = Load(seed=32, delay_ms_max=2_000)
+    load = Load(seed=32, delay_ms_max=2_000, pause_ms=PAUSE_MS)
     data_dir = tmp_path / "d"
     broker = await (await start(data_dir=str(data_dir), **TINY)).serving()
     tasks = await loaded(broker, load)

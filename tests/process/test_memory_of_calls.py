@@ -16,7 +16,7 @@ from tests.depth import at_depth
 from tests.process.conftest import BrokerProcess, Start, until
 
 MIB = 1 << 20
-SECONDS = at_depth(change=3, deep=6)
+SECONDS = at_depth(change=2, deep=6)
 """Of a flood at least."""
 BUDGET_BYTES = 64 * MIB  # four turns of 16 MiB
 KEPT_BYTES = 64 * MIB
