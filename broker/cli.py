@@ -426,12 +426,12 @@ def _with_backups(connection: Settings, call: Callable[[Backups], Coroutine[Any,
 
 
 def _open_bases(store: str) -> BaseStore:
-    from broker.cluster.base_store import BaseStore  # noqa: PLC0415
+    from broker.cluster.base_store import ATTEMPT, BaseStore  # noqa: PLC0415
     from broker.cluster.stores import open_store  # noqa: PLC0415
     from broker.runtime.clock import SystemClock  # noqa: PLC0415
 
     try:
-        return BaseStore(open_store(store), SystemClock())
+        return BaseStore(open_store(store, ATTEMPT), SystemClock())
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from broker.cluster.base_manifest import BaseFile, BaseManifest, ChunkPlace, chunk_places
 from broker.cluster.base_plan import choose_base
-from broker.cluster.base_store import IN_FLIGHT, BaseStore
+from broker.cluster.base_store import ATTEMPT, IN_FLIGHT, BaseStore
 from broker.cluster.stores import open_store
 from broker.runtime.clock import SystemClock
 from broker.runtime.flight import for_all
@@ -85,6 +85,11 @@ class BaseVfs:
         if name not in self._folders:
             raise NotADirectoryError(path) if name in self._manifest.files else FileNotFoundError(path)
         return sorted(self._folders[name])
+
+    def forget(self) -> None:
+        """Read everything anew from here on."""
+        with self._lock:
+            self._cache.clear()
 
     def make_dir(self, path: str) -> None:
         raise _read_only(path)
@@ -212,7 +217,7 @@ def open_base_vfs(root: str) -> BaseVfs:
     Raises NotFound, Corrupt, ConfigError, OSError.
     """
     url, _, name = root.partition("#")
-    bases = BaseStore(open_store(url), SystemClock())
+    bases = BaseStore(open_store(url, ATTEMPT), SystemClock())
     runner = asyncio.Runner()
     atexit.register(runner.close)
     return BaseVfs(bases, runner.run(bases.read_manifest(name)), root, runner.run)
@@ -221,7 +226,7 @@ def open_base_vfs(root: str) -> BaseVfs:
 def pin_base(url: str) -> str:
     """Return the URL of a base with its name: the one it has, or that of the newest base."""
     store_url, _, name = url.partition("#")
-    bases = BaseStore(open_store(store_url), SystemClock())
+    bases = BaseStore(open_store(store_url, ATTEMPT), SystemClock())
     with asyncio.Runner() as runner:
         chosen = choose_base(runner.run(bases.bases()), name, bases.url)
     return f"{store_url}#{chosen.name}"

@@ -48,9 +48,14 @@ def pin_folder(path: str) -> str:
     return pin_base(path) if is_store_url(path) else path
 
 
-def reading_vfs(root: str) -> Vfs:
-    """The files of a folder whose path is a `Folder`'s, in this process."""
-    return open_base_vfs(root) if is_store_url(root) else ReadOnlyVfs()
+def reading_vfs(root: str, *, anew: bool = False) -> Vfs:
+    """The files of a folder whose path is a `Folder`'s, in this process; `anew`: nothing is kept of earlier reads."""
+    if not is_store_url(root):
+        return ReadOnlyVfs()
+    vfs = open_base_vfs(root)
+    if anew:
+        vfs.forget()
+    return vfs
 
 
 @contextlib.contextmanager

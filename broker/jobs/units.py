@@ -56,11 +56,10 @@ _ENTRIES_MAX = 8_000_000  # index entries in memory at once, should one ledger h
 
 def audit_unit(unit: Unit, vfs: Vfs | None = None) -> UnitResult:
     """Check a unit, and a second time if that led to findings: only what was found both times counts."""
-    vfs = vfs or reading_vfs(unit.folder)
-    result = _tried(unit, vfs)
+    result = _tried(unit, vfs or reading_vfs(unit.folder))
     if not any(each.finding.kind in _CONFIRMED for each in result.findings):
         return result
-    again = _tried(unit, vfs)
+    again = _tried(unit, vfs or reading_vfs(unit.folder, anew=True))
     first, second = set(result.findings), set(again.findings)
     if not _is_whole(again):  # it cannot clear what the first one found
         result.findings += [each for each in again.findings if each not in first]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,8 @@ from click.testing import CliRunner
 from pyspark.sql.types import StructType
 
 from broker.cli import main
+from broker.cluster.base_store import BaseCut, BaseStore
+from broker.cluster.stores import open_store
 from broker.jobs.audit import AuditRequest, run_audit
 from broker.jobs.datasource import PostdateDataSource
 from broker.jobs.engine import InlineEngine
@@ -21,6 +24,10 @@ from broker.jobs.spark import SparkEngine
 from broker.jobs.spark_session import JobSession
 from broker.jobs.values import Level
 from broker.jobs.work import Line
+from broker.runtime.clock import SystemClock
+from broker.runtime.vfs import LocalVfs
+from broker.storage.layout import Layout
+from broker.testing.data_folder import LSN
 from tests.depth import deep_but
 from tests.jobs.compacting import Leased, compact_offline, contents, lease_all, run_all
 from tests.jobs.conftest import QUICK_JAVA, needs_java, session_on, standalone
@@ -86,6 +93,34 @@ def test_spark_finds_what_the_inline_engine_finds(
     assert found == (WRONG if name == "wrong" else set())
 
 
+def in_store(folder: Path, store: Path) -> str:
+    """The URL of a store that holds a folder as its only base."""
+    store.mkdir()
+    bases = BaseStore(open_store(f"file://{store}"), SystemClock(), chunk_bytes=5_000)
+    cut = BaseCut("t", "", "audited", 0, LSN, 3)
+    asyncio.run(bases.upload(LocalVfs(), Layout(str(folder)), cut))
+    return f"file://{store}"
+
+
+@pytest.mark.parametrize("name", ["whole", "wrong"])
+def test_a_base_is_audited_where_it_lies(
+    session: JobSession,
+    folders: dict[str, Path],
+    tmp_path: Path,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("broker.jobs.plan.UNIT_WEIGHT_MAX", 700)
+    url = in_store(folders[name], tmp_path / "store")
+    report = run_audit(AuditRequest(url, Level.DEEP), SparkEngine(session.master, session))
+    assert (report["folder_kind"], report["folder"]) == ("base", f"{url}#{LSN:016x}-t")
+    expected = run_audit(AuditRequest(str(folders[name]), Level.DEEP), InlineEngine(1))
+    for line in (report, expected):
+        del line["folder_kind"]
+    told = json.dumps(same(expected)).replace(str(folders[name]), report["folder"])
+    assert json.dumps(same(report)) == told
+
+
 def test_executors_use_the_code_that_was_sent(session: JobSession) -> None:
     if session.master == "local[2]":
         return  # tasks run where the driver's own code is
@@ -113,11 +148,13 @@ def test_a_job_that_dies_is_told_and_not_taken_for_clean(
     assert {line["topic"] for line in report["findings"]} == {"orders", "mails", "empty"}
 
 
-def test_tables_hold_what_is_stored(folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("is_base", [False, True])
+def test_tables_hold_what_is_stored(folders: dict[str, Path], tmp_path: Path, is_base: bool) -> None:
     """Read as Spark reads them, without Spark."""
+    path = in_store(folders["whole"], tmp_path / "store") if is_base else str(folders["whole"])
 
     def table(name: str) -> Rows:
-        source = PostdateDataSource({"path": str(folders["whole"]), "table": name})
+        source = PostdateDataSource({"path": path, "table": name})
         reader = source.reader(StructType())
         return [
             row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()

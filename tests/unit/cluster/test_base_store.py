@@ -63,11 +63,11 @@ class Scene:
         return files_of(target, "to")
 
 
-def a_folder(*, rows: int = 300, step: int = 1) -> MemVfs:
+def a_folder(*, rows: int = 300, step: int = 1, shift: int = 0, asked: int = 0) -> MemVfs:
     vfs = MemVfs()
-    times = np.arange(NOW_MS, NOW_MS + rows * step, step)
+    times = np.arange(NOW_MS, NOW_MS + rows * step, step) + shift
     with FolderWriter("data", vfs) as folder:
-        ledgers = [StoredLedger(number, times) for number in range(1, LAST + 1)]
+        ledgers = [StoredLedger(number, times, asked=times + asked) for number in range(1, LAST + 1)]
         folder.add_topic("t", ledgers, [StoredSubscription("s")], ledgers_per_bucket=2)
     put(vfs, "data/empty", b"")
     put(vfs, "data/lock", b"")
@@ -148,14 +148,25 @@ async def test_the_second_base_stores_and_reads_what_changed(monkeypatch: pytest
     assert "alive" not in await scene.download(first)
 
 
-@pytest.mark.parametrize("path", [ledger_path(SEALED, kind) for kind in ("data", "times", "rows")])
-async def test_another_file_of_the_same_name_and_size_is_not_taken_for_the_first_one(path: str) -> None:
+@pytest.mark.parametrize(
+    ("other", "kinds"),
+    [
+        ({"step": 7}, ("data", "times", "rows")),
+        ({"asked": 5}, ("data", "rows")),
+        ({"shift": 5, "asked": -5}, ("times",)),
+    ],
+)
+async def test_another_file_of_the_same_name_and_size_is_not_taken_for_the_first_one(
+    other: dict[str, int], kinds: tuple[str, ...]
+) -> None:
     scene = Scene()
     await scene.upload()
-    scene.vfs = a_folder(step=7)  # the disk of a machine that was set back: same ids, other messages
-    sizes = {name: len(body) for name, body in files_of(scene.vfs, "data").items()}
-    assert sizes[path] == len(files_of(a_folder(), "data")[path])
-    assert await scene.download(await scene.upload(101)) == files_of(scene.vfs, "data")
+    first = files_of(scene.vfs, "data")
+    scene.vfs = a_folder(**other)  # the disk of a machine that was set back: same ids, other messages
+    second = files_of(scene.vfs, "data")
+    for path in (ledger_path(SEALED, kind) for kind in kinds):
+        assert len(first[path]) == len(second[path]) and first[path] != second[path]
+    assert await scene.download(await scene.upload(101)) == second
 
 
 async def test_nothing_of_another_broker_is_taken_unread() -> None:
@@ -344,17 +355,22 @@ async def test_no_more_than_so_many_chunks_are_in_memory_at_once() -> None:
     assert slow.most == IN_FLIGHT
 
 
-async def test_an_upload_that_takes_too_long_names_nothing() -> None:
+@pytest.mark.parametrize("is_last", [False, True])
+async def test_an_upload_that_takes_too_long_names_nothing(is_last: bool) -> None:
+    done = Scene()
+    await done.upload()
+    late_from = len(done.store.stored("chunks")) if is_last else 3
     scene = Scene()
 
     def late(kind: str, name: str, number: int) -> None:
-        if kind == "create" and name.startswith("chunks/"):
-            scene.clock.ms += UPLOAD_MS // 5
+        if kind == "create" and len(scene.store.stored("chunks")) == late_from:
+            scene.clock.ms += UPLOAD_MS + 1
 
     scene.store.fail = late
     with pytest.raises(Unavailable, match="longer than six hours"):
         await scene.upload()
     assert not scene.store.names("bases")
+    assert len(scene.store.stored("chunks")) <= late_from + IN_FLIGHT
 
 
 async def test_the_two_newest_bases_stay_and_old_ones_go_with_their_chunks() -> None:

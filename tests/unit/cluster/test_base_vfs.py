@@ -70,6 +70,9 @@ def test_a_part_of_a_file_costs_a_part_of_it(scene: Scene) -> None:
     assert scene.vfs.fetched_bytes == BLOCK
     assert scene.read("folder/long", length, at) == scene.files["folder/long"][at : at + length]
     assert scene.vfs.fetched_bytes == BLOCK, "it was kept"
+    scene.vfs.forget()
+    scene.read("folder/long", length, at)
+    assert scene.vfs.fetched_bytes == 2 * BLOCK
 
 
 def test_who_reads_a_file_from_the_front_gets_ever_more_at_once(scene: Scene) -> None:
