@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jsonschema
@@ -187,6 +188,14 @@ def test_build_context_has_what_the_image_copies():
         if "--from=" not in line
     ]
     assert {source for line in copies for source in line} == kept
+
+
+@pytest.mark.parametrize("stage", ["build", "build-jobs"])
+def test_an_image_has_every_package_of_the_wheel(stage: str):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = project["tool"]["setuptools"]["package-dir"].values()
+    copied = {word for line in steps("COPY", stage) for word in line.split()[:-1]}
+    assert set(folders) <= copied
 
 
 # -- the night's work ----------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ LIBRARY = (
     "postdate.credentials",
     "postdate_api.v1.admin_pb2_grpc",
 )
+OF_THE_BROKER = ("broker.server", "broker.cli", "broker.rpc.compaction_client", "postdate.commands.settings")
+NOT_OF_THE_BROKER = ("obstore", "opentelemetry", "pandas", "pyarrow", "pyspark", "redis", "rich")
 NOT_OF_THE_LIBRARY = ("aiohttp", "broker", "click", "jinja2", "numpy", "pyroaring", "rich", "uvloop")
 
 
@@ -108,10 +110,18 @@ def test_what_only_tests_and_benchmarks_import_is_not_in_the_wheel(packed: set[s
     assert not [path for path in packed if path.startswith("broker/testing")]
 
 
-def test_the_library_needs_no_package_of_an_extra(installed: Path):
-    missing = "".join(f"sys.modules[{name!r}] = None\n" for name in NOT_OF_THE_LIBRARY)
-    imports = "".join(f"import {name}\n" for name in LIBRARY)
-    done = run(installed, f"{missing}{imports}print(postdate.__file__)")
+@pytest.mark.parametrize(
+    ("modules", "missing"),
+    [(LIBRARY, NOT_OF_THE_LIBRARY), (OF_THE_BROKER, NOT_OF_THE_BROKER)],
+    ids=["library", "broker"],
+)
+def test_what_is_of_another_extra_is_not_needed(
+    installed: Path, modules: tuple[str, ...], missing: tuple[str, ...]
+):
+    """`postdate.commands.settings` tells the commands of the broker how to reach it."""
+    blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in missing)
+    imports = "".join(f"import {name}\n" for name in modules)
+    done = run(installed, f"{blocked}{imports}print(postdate.__file__)")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(installed / "postdate/__init__.py")
 
