@@ -20,7 +20,7 @@ from broker.config import SETTINGS, BrokerConfig, load_config
 from broker.errors import Corrupt, Fenced, NotFound, PostdateError
 from broker.observe.logs import configure_logging
 from broker.runtime.vfs import LocalVfs
-from broker.settings import ConfigError, SettingKind
+from broker.settings import ConfigError, SettingKind, show
 
 if TYPE_CHECKING:
     from broker.cluster.base_manifest import Base
@@ -43,7 +43,7 @@ def _with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     for setting in reversed(SETTINGS):
         if setting.spec.kind is SettingKind.SECRET:
             continue  # every user of the machine can read command lines
-        default = setting.default if setting.default != "" else "not set"
+        default = show(setting.spec.kind, setting.default) or "not set"
         text = f"{setting.spec.help} [{setting.variable}; default {default}]"
         command = click.option(setting.flag, setting.name, help=text, metavar=setting.spec.kind.value)(
             command
@@ -55,7 +55,10 @@ def _with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--config", "config_path", help="TOML file of settings.", metavar="file")
 @_with_settings
 def serve(config_path: str | None, **flags: str | None) -> None:
-    """Run the broker until SIGTERM or SIGINT; SIGHUP reloads the settings that can change at run time."""
+    """Run the broker until SIGTERM or SIGINT.
+
+    SIGHUP rereads log_level, certificates, tokens, keys and access rules; other settings take effect at the next start.
+    """
     given = {name: value for name, value in flags.items() if value is not None}
     read_config = partial(load_config, given, os.environ, config_path)
     try:
@@ -200,8 +203,8 @@ def audit(**options: Any) -> None:
 
 _CONNECTION = {
     "address": ("HOST:PORT", "Address of the gRPC API of the broker."),
-    "tls": ("", "TLS with the CA certificates of the system."),
-    "tls_ca": ("FILE", "TLS with this CA bundle for the server certificate."),
+    "tls": ("", "TLS, with the CA certificates of the system."),
+    "tls_ca": ("FILE", "TLS, with this CA bundle to verify the certificate of the broker."),
     "tls_cert": ("FILE", "Client certificate; requires --tls-key."),
     "tls_key": ("FILE", "Private key of --tls-cert."),
     "tls_server_name": ("NAME", "Name in the server certificate, if it is not the host of the address."),

@@ -114,7 +114,10 @@ class BrokerConfig:
     log_level: str = setting("info", choice("Minimum log level.", "debug", "info", "warning", "error"))
 
     payload_bytes_max: int = setting(
-        MIB, size(1, 16 * MIB, "Maximum payload of a message; the limits of requests and frames follow it.")
+        MIB,
+        size(
+            1, 16 * MIB, "Maximum payload of a message; the size limits of requests and frames grow with it."
+        ),
     )
     topics_max: int = setting(100_000, count(1, 10_000_000, "Maximum number of topics."))
     subscriptions_per_topic_max: int = setting(
@@ -126,21 +129,29 @@ class BrokerConfig:
     connections_max: int = setting(
         10_000,
         count(
-            1, 1_000_000, "Maximum number of gRPC connections; lowered if the limit of open files is too low."
+            1,
+            1_000_000,
+            "Maximum number of gRPC connections; reduced at start if the limit of open files (ulimit -n) is too low.",
         ),
     )
     streams_max: int = setting(
-        20_000, count(1, 1_000_000, "Maximum number of concurrent streams and waiting calls.")
+        20_000, count(1, 1_000_000, "Maximum number of concurrent streams and long-polling calls.")
     )
     receiving_bytes_max: int = setting(
-        GIB, size(KIB, 64 * GIB, "Maximum memory for requests being received; further calls wait.")
+        GIB,
+        size(
+            KIB,
+            64 * GIB,
+            "Maximum memory for requests being received; further requests wait until memory is free.",
+        ),
     )
     max_pending_messages: int = inherited(TopicPolicy, "max_pending_messages")
     max_pending_bytes: int = inherited(TopicPolicy, "max_pending_bytes")
     max_produce_rate: int = inherited(TopicPolicy, "max_produce_rate")
 
     checkpoint_interval_ms: int = setting(
-        30 * SECOND_MS, duration(1, DAY_MS, "Maximum time between checkpoints; bounds the time of a restart.")
+        30 * SECOND_MS,
+        duration(1, DAY_MS, "Maximum time between checkpoints; a longer one makes recovery slower."),
     )
     disk_reserve_bytes: int = setting(
         256 * MIB,
@@ -153,7 +164,7 @@ class BrokerConfig:
     backup_dir: str = setting(
         "auto",
         text(
-            "Backup directory; auto: backups in data_dir. On the same file system, unchanged files are linked."
+            "Backup directory; auto: backups in data_dir. On the same file system, unchanged files are hard-linked."
         ),
     )
     backup_keep_count: int = setting(
@@ -342,16 +353,14 @@ def _check_security(config: BrokerConfig) -> None:
             raise ConfigError(f"{name} is set, and needs {needed} too")
     if config.access_file and not (config.tokens_file or config.jwt_keys_file or config.tls_client_ca_file):
         raise ConfigError(
-            "access_file is set, but nobody could show who they are: set tokens_file, jwt_keys_file or "
-            "tls_client_ca_file"
+            "access_file requires a way to authenticate clients: set tokens_file, jwt_keys_file or tls_client_ca_file"
         )
     if not (
         config.tls_cert_file or config.allow_plaintext or is_loopback(split_address(config.grpc_address)[0])
     ):
         raise ConfigError(
-            f"grpc_address is {config.grpc_address}, which other machines reach, and without encryption: set "
-            "tls_cert_file and tls_key_file, or bind 127.0.0.1, or, where the network itself is trusted, set "
-            "allow_plaintext (POSTDATE_ALLOW_PLAINTEXT=true)"
+            f"grpc_address {config.grpc_address} is not loopback and TLS is off: set tls_cert_file and tls_key_file, "
+            "bind to 127.0.0.1, or, in a trusted network, set allow_plaintext (POSTDATE_ALLOW_PLAINTEXT=true)"
         )
 
 

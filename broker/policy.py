@@ -47,7 +47,10 @@ P = TypeVar("P", "TopicPolicy", "SubscriptionPolicy")
 class TopicPolicy:
     """Policy of one topic, or (all fields set) the one in force."""
 
-    tracker: int | None = policy("bucket", choice("Index of delayed messages.", "bucket", "memory"))
+    tracker: int | None = policy(
+        "bucket",
+        choice("Implementation of the delayed index; memory: for short, uniform delays.", "bucket", "memory"),
+    )
     tick_ms: int | None = policy(
         SECOND_MS,
         duration(
@@ -89,17 +92,22 @@ class TopicPolicy:
         size(
             0,
             1 << 60,
-            "Maximum size of retained messages, the oldest are dropped first; 0: the time alone decides.",
+            "Maximum size of retained messages; the oldest ledgers are deleted first; 0: no size limit.",
         ),
     )
     max_pending_messages: int | None = policy(
         0,
         count(
-            0, 1 << 60, "Backlog of a subscription, in messages, at which Produce is refused; 0: no limit."
+            0,
+            1 << 60,
+            "Maximum pending messages of a subscription; above it Produce is refused; 0: no limit.",
         ),
     )
     max_pending_bytes: int | None = policy(
-        0, size(0, 1 << 60, "Backlog of a subscription, in bytes, at which Produce is refused; 0: no limit.")
+        0,
+        size(
+            0, 1 << 60, "Maximum pending bytes of a subscription; above it Produce is refused; 0: no limit."
+        ),
     )
     max_produce_rate: int | None = policy(
         0, count(0, 1_000_000_000, "Maximum number of messages accepted per second and topic; 0: no limit.")
@@ -128,7 +136,8 @@ class TopicPolicy:
         64, count(1, 10_000, "Maximum number of sealed buckets; beyond it, small ones are merged.")
     )
     min_index_count: int | None = policy(
-        50_000, count(1, 100_000_000, "Number of index entries that are sealed as one bucket.")
+        50_000,
+        count(1, 100_000_000, "Number of unsealed index entries at which a bucket is written (sealed)."),
     )
     seal_after_ms: int | None = policy(
         60 * SECOND_MS,

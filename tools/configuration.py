@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from broker.config import SETTINGS
 from broker.policy import SubscriptionPolicy, TopicPolicy
-from broker.settings import SettingKind, Spec, Value, show
+from broker.settings import DURATION_MS_MAX, SettingKind, Spec, Value, show
 
 _PREFACE = """\
 # Configuration
@@ -21,6 +21,9 @@ data_dir = "/var/lib/postdate"            # postdate.toml: flat, no tables
 POSTDATE_DATA_DIR=/var/lib/postdate       # environment
 postdate-broker serve --data-dir /var/lib/postdate
 ```
+
+A changed setting takes effect at the next start. Only `log_level` is reread on SIGHUP, and with it the files of
+certificates, tokens, keys and access rules; the log names other settings that have changed.
 
 A secret has no flag, for every user of a machine can read command lines.
 
@@ -68,6 +71,8 @@ def render_reference() -> str:
 def _row(name: str, spec: Spec, default: Value | None) -> str:
     if spec.kind is SettingKind.SECRET:
         allowed = f"{spec.low:.0f} characters or more"
+    elif spec.kind is SettingKind.DURATION and spec.high >= DURATION_MS_MAX:
+        allowed = f"{show(spec.kind, spec.low)} or more"
     elif spec.high:
         allowed = f"{show(spec.kind, spec.low)} to {show(spec.kind, spec.high)}"
     else:

@@ -530,7 +530,10 @@ class IndexPump:
         next_due_ms = self.tracker.next_due_ms()
         if next_due_ms is None or next_due_ms > now_ms - _OVERDUE_MS:
             return
-        log.error("The delayed index does not yield overdue entries; rebuilding it", next_due_ms=next_due_ms)
+        log.error(
+            "The delayed index returned no entries although some are overdue; rebuilding it from the ledgers",
+            next_due_ms=next_due_ms,
+        )
         self._rebuild(Frontier(0, 0, 0))  # everything: the last look sorts it out
 
     def wake(self) -> None:

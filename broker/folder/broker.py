@@ -365,7 +365,7 @@ class Broker:
         if self._journal is None:
             return "recovering"
         if self._journal.failed is not None:
-            return f"writing has ended: {self._journal.failed.told}"
+            return f"writing has stopped: {self._journal.failed.told}"
         return "draining" if self._draining else None
 
     async def submit_batch(self, topic_name: str, batch: Batch, *, replace: bool = False) -> Accepted:
@@ -384,7 +384,7 @@ class Broker:
         self.check_serving()
         if self._disk_full or self._appended_into_reserve():
             raise LimitReached(
-                "The disk is nearly full: only what frees space is accepted",
+                "Free disk space is below disk_reserve_bytes: new messages are refused until space is freed",
                 reason="DISK_RESERVE_REACHED",
                 retry_after_ms=5_000,
                 disk_reserve_bytes=self.config.disk_reserve_bytes,
@@ -486,4 +486,13 @@ class Broker:
         full = free_bytes < self.config.disk_reserve_bytes
         if full != self._disk_full:
             self._disk_full = full
-            log.warning("Disk space changed", accepting_messages=not full, free_bytes=free_bytes)
+            if full:
+                log.warning(
+                    "Free disk space is below disk_reserve_bytes; new messages are refused",
+                    free_bytes=free_bytes,
+                )
+            else:
+                log.info(
+                    "Free disk space is above disk_reserve_bytes; new messages are accepted",
+                    free_bytes=free_bytes,
+                )

@@ -141,7 +141,7 @@ class Checkpointer:
         async with self._lock:
             if self._cut_short:
                 raise StorageFailed(
-                    "A checkpoint was cut short, so none may follow: the next start replays the journal"
+                    "A previous checkpoint was cut short: restart the broker to recover from the journal"
                 )
             # What changed is forgotten as it is captured. A root written after a checkpoint that failed or was
             # cancelled would drop the journal of a topic whose manifest does not hold its records yet.

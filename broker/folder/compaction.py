@@ -403,7 +403,7 @@ class CompactionDesk:
         at = buckets.index(bucket_ids[0]) if bucket_ids and bucket_ids[0] in buckets else 0
         if set(ledger_ids) - ledgers or buckets[at : at + len(bucket_ids)] != list(bucket_ids):
             raise Refused(
-                f"A ledger or bucket of topic {topic.name!r} cannot be compacted, or not any more",
+                f"A ledger or bucket of topic {topic.name!r} is no candidate for compaction (any more): plan again",
                 reason="COMPACTION_INPUT_CHANGED",
                 topic=topic.name,
             )
@@ -513,7 +513,7 @@ def _check_outputs(lease: Lease, outputs: Outputs) -> None:
     ledger_ids = [each.ledger_id for each in outputs.ledgers]
     if len(set(ledger_ids)) != len(ledger_ids) or not set(ledger_ids) <= set(lease.ledger_ids):
         raise InvalidRequest(
-            "An output is of no ledger that was leased, or one comes twice",
+            "An output is for a ledger that is not part of this compaction, or a ledger has two outputs",
             field="ledgers",
             reason="COMPACTION_OUTPUT_INVALID",
         )

@@ -96,7 +96,10 @@ class Overdue:
         try:
             self._written = read_alive(self._vfs, self._path)
         except Corrupt as error:
-            log.warning("After a power cut nobody knows to the second when it was", error=error)
+            log.warning(
+                "The record of when the broker last ran is damaged; the last checkpoint and message are used instead",
+                error=error,
+            )
             self._written = _NOTHING
         found_ms = self._written.alive_ms if self._written else 0
         self._last_alive_ms = max(root_alive_ms, self._registry.last_publish_ms, found_ms)
@@ -145,7 +148,11 @@ class Overdue:
                 count = await self._sweep_topic(topic, held_back)
             except PostdateError as error:  # also if the broker stops: the next life begins again
                 is_done, count = False, 0
-                log.error("Overdue messages were not found and are delivered", topic=topic.name, error=error)
+                log.error(
+                    "Overdue messages could not be determined; they are delivered as usual",
+                    topic=topic.name,
+                    error=error,
+                )
             if count:
                 log.info("Messages were due while the broker was down", topic=topic.name, messages=count)
             for subscription in held_back:

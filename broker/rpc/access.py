@@ -102,7 +102,7 @@ class AccessControl:
             self._note(error, "", peer)
             raise
         if rule is None:
-            raise PermissionDenied("This method is open to nobody")
+            raise PermissionDenied("Access to this method is denied to all principals")
         caller = Caller(self, identity.principal, rule, peer, shown, is_long=is_long)
         # Before anything of the call is read: whoever has no right that it could need takes no place.
         caller.check_always()
@@ -133,7 +133,9 @@ class AccessControl:
         try:
             identity = self._authenticator.value.identify(caller.shown, self.broker.clock.now_ms())
             if identity.principal != caller.principal:
-                raise Unauthenticated("The token is somebody else's now", reason="CREDENTIALS_INVALID")
+                raise Unauthenticated(
+                    "The token now belongs to another principal", reason="CREDENTIALS_INVALID"
+                )
         except Unauthenticated as error:
             self._note(error, caller.principal, caller.peer)
             raise

@@ -84,7 +84,7 @@ def read_tables(text: str, name: str) -> list[dict[str, Any]]:
     except ValueError as error:
         raise ConfigError(f"it is not TOML: {error}") from error
     if unknown := sorted(tables.keys() - {name}):
-        raise ConfigError(f"it has {unknown[0]!r}, where only [[{name}]] is known")
+        raise ConfigError(f"unknown table or key {unknown[0]!r}; expected only [[{name}]]")
     found = tables.get(name, [])
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise ConfigError(f"{name} must be written [[{name}]]")
@@ -107,8 +107,7 @@ def _grant(where: str, fields: dict[str, Any]) -> Grant:
             raise ConfigError(f"{where} gives the right {right!r}; there are {', '.join(_RIGHTS)}")
         if subscriptions is not None and _RIGHTS[right] not in SUBSCRIPTION_RIGHTS:
             raise ConfigError(
-                f"{where} limits {right!r} to subscriptions, which are not what it is about: give it in a grant of "
-                "its own"
+                f"{where}: right {right!r} cannot be limited to subscriptions; put it in a grant without subscriptions"
             )
     return Grant(
         _pattern(principals),

@@ -78,7 +78,7 @@ async def _refuse_cut(context: Context, error: Exception) -> None:
     """A read or write failed because the stream is no more: the client has vanished, or the broker that stops has cut
     it. That is no bug, and most often there is nobody left to tell. Does not return."""
     try:
-        await abort(context, Unavailable("The stream was cut"))
+        await abort(context, Unavailable("The broker closed the stream"))
     except grpc.aio.AbortError:
         raise
     except grpc.aio.BaseError:

@@ -77,7 +77,7 @@ def check_field_count(kind: Any, raw: bytes, config: BrokerConfig) -> None:
 
 def too_many_fields(what: str, most: int, field: str = "") -> InvalidRequest:
     return InvalidRequest(
-        f"{what} has more than {most} fields, which is the limit",
+        f"{what} has more fields than the limit of {most}",
         reason="TOO_MANY_FIELDS",
         field=field,
         limit=most,

@@ -74,7 +74,7 @@ class Limits:
     def check_key(self, key: str, field: str) -> None:
         """Refuse a schedule_key that no message can have."""
         if not key:
-            raise InvalidRequest("A schedule_key is not empty", field=field, reason="INVALID_SCHEDULE_KEY")
+            raise InvalidRequest("schedule_key must not be empty", field=field, reason="INVALID_SCHEDULE_KEY")
         self.check_prefix(key, field)
 
     def check_prefix(self, prefix: str, field: str) -> None:

@@ -184,7 +184,7 @@ class Session:
             case "open":
                 raise InvalidRequest("Only the first frame may be open", field="open", reason="ALREADY_OPEN")
             case _:
-                raise InvalidRequest("A frame of no kind", field="frame", reason="EMPTY_FRAME")
+                raise InvalidRequest("The frame sets no known field", field="frame", reason="EMPTY_FRAME")
         return None
 
     async def _acknowledge(self, ack: consumer_pb2.Ack) -> bytes:
@@ -312,8 +312,7 @@ def check_nack(nack: consumer_pb2.Nack | consumer_pb2.NackRequest, within: str =
     """Refuse what a nack cannot ask for; `within` is where its fields lie in the request."""
     if nack.release and (nack.redeliver_after_ms or nack.dead_letter or nack.reason):
         raise InvalidRequest(
-            "What is released goes out again at once and uncounted: release excludes redeliver_after_ms, "
-            "dead_letter and reason",
+            "release cannot be combined with redeliver_after_ms, dead_letter or reason",
             field=f"{within}release",
             reason="INVALID_RELEASE",
         )

@@ -62,7 +62,7 @@ class SilentConnections:
                 count = cut_connections(set([peer for peer in before if peer in mine][:too_many]))
                 if count:
                     log.warning(
-                        "Connections without a call were closed to make room",
+                        "Closed idle connections because connections_max is nearly reached",
                         connections=len(peers),
                         ended=count,
                     )

@@ -74,9 +74,7 @@ def _check_pair(config: BrokerConfig, certificate: x509.Certificate, key: bytes)
     try:
         public = load_pem_private_key(key, password=None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it is encrypted
-        raise ConfigError(
-            f"tls_key_file: {config.tls_key_file} is no private key without a password"
-        ) from error
+        raise ConfigError(f"tls_key_file: {config.tls_key_file} is not an unencrypted private key") from error
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if public.public_bytes(*form) != certificate.public_key().public_bytes(*form):
         raise ConfigError(f"tls_key_file: {config.tls_key_file} is not the key of {config.tls_cert_file}")

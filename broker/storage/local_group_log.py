@@ -262,8 +262,8 @@ class LocalGroupLog:
         else:
             if found.torn_bytes:
                 log.warning(
-                    "The last group of the journal is not whole and is dropped: a crash cut it before anybody was "
-                    "answered, or it was damaged since",
+                    "Discarded an incomplete group at the end of the journal: a crash interrupted its write before it "
+                    "was acknowledged, or it was damaged since",
                     path=self.segments.segment_path(self.segments.last()),
                     offset=found.end_offset,
                     bytes=found.torn_bytes,

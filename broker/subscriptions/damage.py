@@ -53,7 +53,7 @@ def _set_aside(subscription: Subscription, ledger_id: int, ids: UInt32Column, ca
     policy = subscription.policy
     has_dead_letters = bool(policy.max_delivery_attempts or policy.dead_letter_topic)
     log.error(
-        "Damaged messages are set aside",
+        "Damaged messages were moved to the dead letters, or settled where there are none",
         subscription=subscription.name,
         topic_id=subscription.topic_id,
         ledger_id=ledger_id,
@@ -75,7 +75,7 @@ def _put_off(subscription: Subscription, ledger_id: int, ids: UInt32Column, caus
     wait_ms = max(subscription.policy.max_backoff_ms or 0, _AGAIN_MS_MIN)
     again_ms = subscription.clock.now_ms() + wait_ms
     log.error(
-        "Messages cannot be read, not even their rows, and wait",
+        "Messages cannot be read (row metadata is unreadable); they stay pending and are retried",
         subscription=subscription.name,
         topic_id=subscription.topic_id,
         ledger_id=ledger_id,

@@ -313,7 +313,7 @@ class KeyUpkeep:
         first = Position(ledger_id, int(entry_ids[0]))
         self._missed = first if self._missed is None else min(self._missed, first)
         log.error(
-            "Rows of messages cannot be read: schedule keys are looked up without them",
+            "Ledger rows cannot be read; their schedule keys are treated as unused",
             topic_id=self._topic.topic_id,
             ledger_id=ledger_id,
             entry_id=first.entry_id,

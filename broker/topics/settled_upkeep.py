@@ -81,7 +81,7 @@ class SettledUpkeep:
                 noted += await self._remember(ledger_id, entry_ids, *read)
             except (OSError, PostdateError) as error:
                 log.error(
-                    "Rows cannot be read: their schedule keys are not remembered",
+                    "Ledger rows cannot be read; their settled schedule keys cannot be looked up",
                     topic_id=self._topic.topic_id,
                     ledger_id=ledger_id,
                     error=str(error),

@@ -252,12 +252,12 @@ def test_reflection_is_on_by_itself_for_loopback_only(reflection: str, host: str
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"grpc_address": "0.0.0.0:7650"}, "set tls_cert_file and tls_key_file, or bind 127.0.0.1"),
+        ({"grpc_address": "0.0.0.0:7650"}, "set tls_cert_file and tls_key_file, bind to 127.0.0.1"),
         ({"grpc_address": "broker.example:7650"}, "POSTDATE_ALLOW_PLAINTEXT=true"),
         ({"tls_cert_file": "c"}, "tls_cert_file is set, and needs tls_key_file too"),
         ({"tls_key_file": "k"}, "tls_key_file is set, and needs tls_cert_file too"),
         ({"tls_client_ca_file": "a"}, "needs tls_cert_file too"),
-        ({"access_file": "a"}, "nobody could show who they are"),
+        ({"access_file": "a"}, "requires a way to authenticate clients"),
         ({"tokens_file": "t"}, "tokens_file is set, and needs access_file too"),
         ({"access_file": "a", "jwt_keys_file": "j", "jwt_issuer": "i"}, "needs jwt_audience too"),
         ({"access_file": "a", "jwt_keys_file": "j", "jwt_audience": "i"}, "needs jwt_issuer too"),

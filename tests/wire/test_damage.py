@@ -100,7 +100,9 @@ async def test_a_damaged_message_is_set_aside_and_its_stream_goes_on(
     assert 'postdate_damaged_messages_total{subscription="s",topic="good"} 0.0' in text
     says_nothing_of_the_server(wire, (letters, text))
     # The operator's log, which no client sees, says where; what the message said stands there neither.
-    [told] = [str(vars(each)) for each in caplog.records if "are set aside" in each.getMessage()]
+    [told] = [
+        str(vars(each)) for each in caplog.records if "were moved to the dead letters" in each.getMessage()
+    ]
     assert wire.server.config.data_dir in told or ".data" in told
     assert not [each for each in caplog.records if SECRET.decode() in str(vars(each))]
     # It was settled for good: an acknowledgement is confirmed, and nobody is owed anything.

@@ -13,7 +13,7 @@ from typing import TypedDict
 
 
 class Tracker(Enum):
-    """Index of delayed messages."""
+    """Implementation of the delayed index; memory: for short, uniform delays."""
 
     BUCKET = 1
     MEMORY = 2
@@ -41,7 +41,7 @@ class BucketPolicy:
     max_buckets: int | None = None
     """Maximum number of sealed buckets; beyond it, small ones are merged."""
     min_index_count: int | None = None
-    """Number of index entries that are sealed as one bucket."""
+    """Number of unsealed index entries at which a bucket is written (sealed)."""
     seal_after: timedelta | None = None
     """Age of the oldest unsealed index entry at which a bucket is sealed."""
     ledgers_per_bucket: int | None = None
@@ -57,7 +57,7 @@ class TopicPolicy:
     """A topic's settings. None inherits the broker's; zero means none."""
 
     tracker: Tracker | None = None
-    """Index of delayed messages."""
+    """Implementation of the delayed index; memory: for short, uniform delays."""
     tick: timedelta | None = None
     """Width of the time buckets of the memory tracker; delivery is exact regardless."""
     delayed_delivery: DelayedDelivery | None = None
@@ -71,11 +71,11 @@ class TopicPolicy:
     retention: timedelta | None = None
     """Retention time of messages that every subscription has settled; 0: none."""
     retention_bytes: int | None = None
-    """Maximum size of retained messages, the oldest are dropped first; 0: the time alone decides."""
+    """Maximum size of retained messages; the oldest ledgers are deleted first; 0: no size limit."""
     max_pending_messages: int | None = None
-    """Backlog of a subscription, in messages, at which Produce is refused; 0: no limit."""
+    """Maximum pending messages of a subscription; above it Produce is refused; 0: no limit."""
     max_pending_bytes: int | None = None
-    """Backlog of a subscription, in bytes, at which Produce is refused; 0: no limit."""
+    """Maximum pending bytes of a subscription; above it Produce is refused; 0: no limit."""
     max_produce_rate: int | None = None
     """Maximum number of messages accepted per second and topic; 0: no limit."""
     dedup_window: timedelta | None = None

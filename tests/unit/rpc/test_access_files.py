@@ -121,7 +121,7 @@ def test_no_grants_deny_everything() -> None:
 WRONG: list[tuple[str, str]] = [
     ("x = ", "it is not TOML"),
     ("[grant]\n", "grant must be written [[grant]]"),
-    ("[[grants]]\n", "it has 'grants', where only [[grant]] is known"),
+    ("[[grants]]\n", "unknown table or key 'grants'; expected only [[grant]]"),
     ("[[grant]]\n", "grant 1 needs principals, a list of texts"),
     ('[[grant]]\nprincipals = "token:a"\n', "grant 1 needs principals"),
     ('[[grant]]\nprincipals = []\ntopics = ["t"]\nrights = ["produce"]\n', "grant 1 needs principals"),
@@ -132,7 +132,7 @@ WRONG: list[tuple[str, str]] = [
     ),
     (
         '[[grant]]\nprincipals = ["token:a"]\ntopics = ["t"]\nrights = ["produce"]\nsubscriptions = ["s"]\n',
-        "grant 1 limits 'produce' to subscriptions",
+        "grant 1: right 'produce' cannot be limited to subscriptions",
     ),
     (
         '[[grant]]\nprincipals = ["token:a"]\ntopics = ["t"]\nrights = ["produce"]\nsubscription = ["s"]\n',

@@ -142,7 +142,7 @@ async def test_a_last_group_that_is_not_whole_is_dropped_with_a_warning(
     assert lsns(open_log(vfs)) == [1, 2]
     (warning,) = caplog.records
     assert warning.levelname == "WARNING"
-    assert "The last group of the journal is not whole" in warning.getMessage()
+    assert "Discarded an incomplete group at the end of the journal" in warning.getMessage()
     assert vars(warning)["fields"] == {"path": path, "offset": end, "bytes": len(data) - end}
 
 

@@ -35,7 +35,7 @@ from postdate.commands.settings import (
 )
 from postdate.commands.values import TARGET, counted, limit_option, local_time, local_zone
 
-_YES = click.option("--yes", is_flag=True, help="Do it, with messages pending.")
+_YES = click.option("--yes", is_flag=True, help="Confirm, even if messages are pending.")
 _IF_NOT_EXISTS = click.option(
     "--if-not-exists", is_flag=True, help="Leave one of this name as it is, and show it."
 )

@@ -47,7 +47,7 @@ def bench() -> None:
     help="Messages of a call; 1 sends singly.",
 )
 @click.option("--tasks", type=click.IntRange(1), default=4, show_default=True, help="Senders at once.")
-@click.option("--delay", type=DURATION, default="1h", show_default=True, help="Of the messages.")
+@click.option("--delay", type=DURATION, default="1h", show_default=True, help="Delay of each message.")
 @click.option("--topic", help="Use this topic and keep it.")
 @click.pass_obj
 def produce(settings: Settings, /, topic: str | None, **options: Any) -> None:
@@ -92,7 +92,7 @@ def deliver(settings: Settings, topic: str | None, messages: int, size: int, per
 
 @bench.command("latency")
 @click.option("--rate", type=RATE, default="1000", show_default=True, help="Messages a second.")
-@click.option("--delay", type=DURATION, default="5s", show_default=True, help="Of the messages.")
+@click.option("--delay", type=DURATION, default="5s", show_default=True, help="Delay of each message.")
 @click.option("--duration", type=DURATION, default="10s", show_default=True, help="How long to send.")
 @click.option("--size", type=click.IntRange(0), default=100, show_default=True, help="Bytes of a payload.")
 @click.option("--topic", help="Use this topic and keep it.")

@@ -114,7 +114,9 @@ class Verdict:
 @click.command("check", cls=Command, short_help="For monitors: one line, and exit code 0 or 6.")
 @click.argument("names", type=TOPIC, nargs=-1, metavar="[TOPIC[/SUBSCRIPTION]]...")
 @click.option(
-    "--max-lateness", type=DURATION, help="Of topics: how long what is due may wait for the broker itself."
+    "--max-lateness",
+    type=DURATION,
+    help="Topics: fail if a due message waits longer than this to be handed to its subscriptions.",
 )
 @click.option(
     "--max-ready-age", type=DURATION, help="Of subscriptions: age of the oldest message ready for a consumer."

@@ -60,7 +60,7 @@ def add_context(settings: Settings, name: str, use: bool, force: bool) -> None:
 @click.argument("name", shell_complete=complete_context)
 @click.pass_obj
 def use_context(settings: Settings, name: str) -> None:
-    """Make NAME the context that holds where nothing else is said."""
+    """Make NAME the current context."""
     contexts = Contexts.read()
     contexts.get(name)
     contexts.current = name

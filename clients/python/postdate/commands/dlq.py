@@ -96,7 +96,7 @@ def requeue(
 @click.argument("subscription", type=SUBSCRIPTION)
 @_IDS
 @_ALL
-@click.option("--yes", is_flag=True, help="Do it.")
+@click.option("--yes", is_flag=True, help="Confirm the operation (required).")
 @click.pass_obj
 def purge(
     settings: Settings,

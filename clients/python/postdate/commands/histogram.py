@@ -51,7 +51,7 @@ _WIDTHS = (
 @click.option(
     "--until", "end", type=WHEN, metavar="WHEN", help="Due before this time: 15m (from now), or a time."
 )
-@click.option("--width", type=DURATION, help="Of one bar.  [default: as fits]")
+@click.option("--width", type=DURATION, help="Width of a bar.  [default: chosen automatically]")
 @click.pass_obj
 def histogram(
     settings: Settings,

@@ -120,7 +120,9 @@ class _Moved:
     envvar="REDIS_URL",
     help="redis://HOST:PORT/DB, rediss:// with TLS, or unix:///PATH?db=DB; or set REDIS_URL.",
 )
-@click.option("--unit", type=click.Choice(list(_MS)), default="s", show_default=True, help="Of the scores.")
+@click.option(
+    "--unit", type=click.Choice(list(_MS)), default="s", show_default=True, help="Unit of the scores."
+)
 @click.option("--payload-field", metavar="NAME", help="Members are JSON: this field of it is the payload.")
 @click.option("--key-field", metavar="NAME", help="Members are JSON: this field of it is the key.")
 @click.option(

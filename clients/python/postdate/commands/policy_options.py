@@ -21,7 +21,12 @@ BUCKET_OPTIONS = (
         1,
         "Maximum number of sealed buckets; beyond it, small ones are merged.",
     ),
-    PolicyOption("min_index_count", "count", 1, "Number of index entries that are sealed as one bucket."),
+    PolicyOption(
+        "min_index_count",
+        "count",
+        1,
+        "Number of unsealed index entries at which a bucket is written (sealed).",
+    ),
     PolicyOption(
         "seal_after",
         "duration",
@@ -33,7 +38,12 @@ BUCKET_OPTIONS = (
     PolicyOption("max_segment_entries", "count", 1, "Maximum number of entries in one bucket segment."),
 )
 TOPIC_OPTIONS = (
-    PolicyOption("tracker", "choice", 0, "Index of delayed messages."),
+    PolicyOption(
+        "tracker",
+        "choice",
+        0,
+        "Implementation of the delayed index; memory: for short, uniform delays.",
+    ),
     PolicyOption(
         "tick",
         "duration",
@@ -69,19 +79,19 @@ TOPIC_OPTIONS = (
         "retention_bytes",
         "size",
         0,
-        "Maximum size of retained messages, the oldest are dropped first; 0: the time alone decides.",
+        "Maximum size of retained messages; the oldest ledgers are deleted first; 0: no size limit.",
     ),
     PolicyOption(
         "max_pending_messages",
         "count",
         0,
-        "Backlog of a subscription, in messages, at which Produce is refused; 0: no limit.",
+        "Maximum pending messages of a subscription; above it Produce is refused; 0: no limit.",
     ),
     PolicyOption(
         "max_pending_bytes",
         "size",
         0,
-        "Backlog of a subscription, in bytes, at which Produce is refused; 0: no limit.",
+        "Maximum pending bytes of a subscription; above it Produce is refused; 0: no limit.",
     ),
     PolicyOption(
         "max_produce_rate",

@@ -46,7 +46,7 @@ _READ_BYTES = 256 * 1024
 )
 @click.option("--replace", is_flag=True, help="Replace a message that waits under the --schedule-key.")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
-@click.option("--ttl", type=DURATION, help="Forget them so long after they were due.")
+@click.option("--ttl", type=DURATION, help="Time to live after the due time.")
 @click.pass_obj
 def produce(settings: Settings, /, topic: str, **options: Any) -> None:
     """Send messages to TOPIC: --payload, the lines of --file, or the lines of stdin."""

@@ -48,7 +48,13 @@ class _Run:
 
 @click.command("replay", cls=Command)
 @click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False, readable=True))
-@click.option("--speed", type=RATE, default="1000", show_default=True, help="So many times as fast.")
+@click.option(
+    "--speed",
+    type=RATE,
+    default="1000",
+    show_default=True,
+    help="Speed of the replay, as a multiple of the original.",
+)
 @click.option(
     "--max-gap", type=DURATION, help="Cut idle gaps of the replay to this.  [default: so that it fits]"
 )

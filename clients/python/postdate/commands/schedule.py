@@ -61,7 +61,9 @@ FROM = click.option(
 UNTIL = click.option(
     "--until", "end", type=WHEN, metavar="WHEN", help="Due before this time: 15m (from now), or a time."
 )
-PREFIX = click.option("--key-prefix", "prefix", default="", help="With a schedule key that begins so.")
+PREFIX = click.option(
+    "--key-prefix", "prefix", default="", help="Only messages whose schedule key starts with this."
+)
 _ALL = click.option("--all", "every", is_flag=True, help="All that are waiting.")
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; say what would come of it.")
 _YES = click.option("--yes", is_flag=True, help="With --from, --until, --key-prefix or --all: do it.")

@@ -249,17 +249,20 @@ def shared_options() -> list[click.Option]:
 
 
 def credential_options() -> list[click.Option]:
-    """Options that say how to trust the broker, and what to show it. The same for every command that talks to one."""
+    """Options that say how to trust the broker, and what to show it.
+
+    `postdate-broker` has the same texts; a test compares them.
+    """
     texts = {
-        "tls-ca": ("FILE", "Encrypt, and trust a broker that these certificates vouch for."),
-        "tls-cert": ("FILE", "The client's own certificate, with --tls-key."),
-        "tls-key": ("FILE", "The key of --tls-cert."),
-        "tls-server-name": ("NAME", "The name in the broker's certificate, if it is not the address's host."),
-        "token-file": ("FILE", "Show the broker the token in this file; or set POSTDATE_TOKEN."),
+        "tls-ca": ("FILE", "TLS, with this CA bundle to verify the certificate of the broker."),
+        "tls-cert": ("FILE", "Client certificate; requires --tls-key."),
+        "tls-key": ("FILE", "Private key of --tls-cert."),
+        "tls-server-name": ("NAME", "Name in the server certificate, if it is not the host of the address."),
+        "token-file": ("FILE", "File of the bearer token; or set POSTDATE_TOKEN."),
     }
     switches = {
-        "tls": "Encrypt, and trust a broker that the system's certificates vouch for.",
-        "allow-plaintext-token": "Send the token without encryption, through a network that is trusted.",
+        "tls": "TLS, with the CA certificates of the system.",
+        "allow-plaintext-token": "Permission to send the token without TLS.",
     }
     return [
         *(_credential_option(name, help_, metavar=metavar) for name, (metavar, help_) in texts.items()),
