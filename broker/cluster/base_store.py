@@ -143,10 +143,14 @@ class BaseStore:
         return manifest
 
     async def upload(self, vfs: Vfs, folder: Layout, cut: BaseCut, tell: Tell = lambda count: None) -> Base:
-        """Store the base of a folder that nobody changes; returns when it counts."""
+        """Store the base of a folder that nobody changes; returns when it counts, or at once if it is there."""
         limit = _TimeLimit(self._clock, UPLOAD_MS)
         now_ms = await self._ask_time()
-        parent = await self._read_newest(cut.broker_id)
+        bases = await self.bases()
+        name = base_name(cut.lsn, cut.tag)
+        if any((stored.base.name, stored.base.broker_id) == (name, cut.broker_id) for stored in bases):
+            return (await self.read_manifest(name)).base
+        parent = await self._read_newest(bases, cut.broker_id)
         named = frozenset[str]() if parent is None else parent.chunk_names()
         chunks = ChunkPlan(named, await self._store.objects("chunks"), now_ms, secrets.token_hex(4))
         drafting = _Drafting(vfs, folder, parent, chunks, self._chunk_bytes)
@@ -155,7 +159,7 @@ class BaseStore:
         tell(sum(draft.size for draft in drafts if draft.is_known))
         await for_all(_unknown_pieces(drafts), upload.store_piece, IN_FLIGHT)
         base = Base(
-            name=base_name(cut.lsn, cut.tag),
+            name=name,
             label=cut.label,
             broker_id=cut.broker_id,
             create_time_ms=cut.create_time_ms,
@@ -253,8 +257,8 @@ class BaseStore:
                 await self._store.remove(f"probe/{info.name}")
         return len(names)
 
-    async def _read_newest(self, broker_id: str) -> BaseManifest | None:
-        newest = newest_base(await self.bases(), broker_id)
+    async def _read_newest(self, bases: Iterable[StoredBase], broker_id: str) -> BaseManifest | None:
+        newest = newest_base(bases, broker_id)
         if newest is None:
             return None
         try:

@@ -161,6 +161,7 @@ async def test_a_backup_that_is_there_is_uploaded_without_a_broker(
     await wire.stop()
     url = await command("backup", "upload", store, folder)
     assert url.startswith(f"{store}#") and url.endswith(folder.rpartition("/")[2])
+    assert await command("backup", "upload", store, folder) == url, "it is there"
     assert "0 problems" in await command("verify", folder), "it stays"
     assert "not on this machine" in await refusal("backup", "upload", store, str(tmp_path / "none"))
     assert "not a complete backup" in await refusal("backup", "upload", store, str(tmp_path))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,6 +121,14 @@ def test_a_file_is_no_folder_of_another() -> None:
     assert decode_manifest(encode_manifest(a_manifest(a_file("a"), a_file("ab/c"))), "x")
     with pytest.raises(Corrupt, match="list of files"):
         decode_manifest(encode_manifest(a_manifest(a_file("a"), a_file("a/b"))), "x")
+
+
+def test_a_name_with_another_lsn_is_refused() -> None:
+    manifest = a_manifest()
+    for name in (base_name(8, "20261121T205812345Z-a"), "x", base_name(7, "")):
+        other = replace(manifest, base=replace(manifest.base, name=name))
+        with pytest.raises(Corrupt, match="header is wrong"):
+            decode_manifest(encode_manifest(other), "x")
 
 
 def test_a_manifest_of_another_version_says_so() -> None:

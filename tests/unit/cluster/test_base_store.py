@@ -18,6 +18,7 @@ from broker.cluster.base_store import IN_FLIGHT, BaseCut, BaseStore
 from broker.cluster.object_store import StoreFailed, StoreRefused
 from broker.errors import Corrupt, MissingFile, NotFound, Refused, Unavailable
 from broker.runtime.steps import InThisThread
+from broker.runtime.vfs import Buffer
 from broker.storage.layout import Layout
 from broker.testing.data_folder import NOW_MS, FolderWriter, StoredLedger, StoredSubscription
 from broker.testing.mem_vfs import MemFile, MemVfs
@@ -106,6 +107,19 @@ async def test_a_base_is_downloaded_as_it_was_uploaded() -> None:
         body = scene.store.objects_by_name[f"chunks/{name}"][0]
         assert len(body) <= CHUNK and hashlib.sha256(body).hexdigest() == name[:64]
     assert not scene.store.names("probe")
+
+
+async def test_a_base_that_is_there_is_not_stored_again() -> None:
+    scene = Scene()
+    base = await scene.upload()
+    names = set(scene.store.objects_by_name)
+    assert await scene.upload() == base
+    assert set(scene.store.objects_by_name) == names
+    with pytest.raises(StoreRefused, match="somebody else writes"):
+        await scene.upload(broker_id="two")
+    scene.store.change(f"bases/{base.name}", lambda body: body[:-5] + flip(body[-5:]))
+    with pytest.raises(Corrupt, match="damaged"):
+        await scene.upload()
 
 
 async def test_the_manifest_comes_last() -> None:
@@ -342,7 +356,7 @@ async def test_no_more_than_so_many_chunks_are_in_memory_at_once() -> None:
     class Slow(FakeStore):
         under_way = most = 0
 
-        async def create(self, name: str, body: bytes) -> None:  # type: ignore[override]
+        async def create(self, name: str, body: Buffer) -> None:
             self.under_way += 1
             self.most = max(self.most, self.under_way)
             await asyncio.sleep(0)
@@ -429,6 +443,16 @@ async def test_a_folder_that_is_not_whole_is_not_uploaded() -> None:
     scene = Scene()
     put(scene.vfs, "data/unfinished", b"")
     with pytest.raises(NotFound, match="not whole"):
+        await scene.upload()
+
+
+async def test_a_store_that_keeps_other_bytes_than_it_was_given_is_told() -> None:
+    class Liar(FakeStore):
+        async def create(self, name: str, body: Buffer) -> None:
+            await super().create(name, flip(bytes(body)) if name.startswith("bases/") else body)
+
+    scene = Scene(Liar())
+    with pytest.raises(Unavailable, match="other bytes as bases/"):
         await scene.upload()
 
 
