@@ -6,7 +6,9 @@ import ast
 import asyncio
 import inspect
 import re
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from types import CodeType
@@ -70,11 +72,26 @@ async def test_example_runs(fake: postdate.testing.FakeBroker, heading: str, cod
 async def run(code: str, names: dict[str, Any]) -> None:
     # A program of its own has a loop of its own, so it runs in a thread, and what is without async too.
     if "asyncio.run(" in code or "postdate.sync" in code:
-        await asyncio.to_thread(exec, compiled(code), names)
+        await in_thread(lambda: exec(compiled(code), names))
     else:
         outcome = eval(compiled(code), names)
         if inspect.isawaitable(outcome):
             await outcome
+
+
+async def in_thread(program: Callable[[], None]) -> None:
+    """Run a program in a thread that holds up nobody if the program does not end."""
+    ended: Future[None] = Future()
+    ended.set_running_or_notify_cancel()
+
+    def whole() -> None:
+        try:
+            ended.set_result(program())
+        except BaseException as error:
+            ended.set_exception(error)
+
+    threading.Thread(target=whole, daemon=True).start()
+    await asyncio.wrap_future(ended)
 
 
 def compiled(code: str) -> CodeType:
@@ -84,13 +101,13 @@ def compiled(code: str) -> CodeType:
 async def stop_what_is_done(client: postdate.Client, fake: postdate.testing.FakeBroker) -> None:
     """Examples go on for ever; stop those that have settled all there was."""
     for subscription in list(postdate.subscription.entered):
-        if subscription._rpc.address != fake.address or subscription._loop is None:
+        if subscription.address != fake.address:
             continue
         (stats,) = await client.stats(subscription.topic)
         counts = next(each for each in stats.subscriptions if each.name == subscription.name)
         left = counts.ready_messages + counts.leased_messages + counts.scheduled_messages
-        if not left and subscription._loop.is_running() and subscription.topic == "orders":
-            subscription._loop.call_soon_threadsafe(subscription.stop)
+        if not left and subscription.loop.is_running() and subscription.topic == "orders":
+            subscription.loop.call_soon_threadsafe(subscription.stop)
 
 
 def test_every_exception_is_explained():
