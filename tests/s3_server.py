@@ -1,6 +1,7 @@
-"""A real S3-compatible server for the tests that need one: versitygw, over a folder.
+"""Real S3-compatible servers for the tests that need one, each over a folder. They build from Go modules in minutes.
 
 go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+go install github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = "versitygw"
+SERVERS = ("versitygw", "minio")
 BUCKET = "postdate"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "postdate-tests", "AWS_SECRET_ACCESS_KEY": "not-a-secret-of-anybody"}
 
 
-def need_server() -> str:
-    """Return the path of the server's program; without it the test is skipped."""
-    path = shutil.which(PROGRAM)
+def need_server(name: str = "versitygw") -> str:
+    """Return the path of a server's program; without it the test is skipped."""
+    path = shutil.which(name)
     if path is None:
-        pytest.skip(f"{PROGRAM} is not installed (see tests/s3_server.py)")
+        pytest.skip(f"{name} is not installed (see tests/s3_server.py)")
     return path
 
 
@@ -36,22 +37,17 @@ def store_url(port: int, prefix: str = "") -> str:
 async def s3_server(program: str, folder: Path, *options: str) -> AsyncIterator[int]:
     """A server with an empty bucket, and its port. Whoever opens a store of it needs CREDENTIALS in the environment.
 
-    With the option `--nometa` it does not keep the condition of a create.
+    With the option `--nometa` versitygw does not keep the condition of a create.
     """
     (folder / BUCKET).mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        "ROOT_ACCESS_KEY": CREDENTIALS["AWS_ACCESS_KEY_ID"],
-        "ROOT_SECRET_KEY": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
-    }
     process = await asyncio.create_subprocess_exec(
-        program, "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", "posix", *options, str(folder),
-        env=environment, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        program, *_arguments(program, f"127.0.0.1:{port}", folder, options),
+        env=_environment(), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        await _listening(process, port)
+        await _serving(process, port)
         yield port
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -59,14 +55,34 @@ async def s3_server(program: str, folder: Path, *options: str) -> AsyncIterator[
         await process.wait()
 
 
-async def _listening(process: asyncio.subprocess.Process, port: int) -> None:
+def _arguments(program: str, address: str, folder: Path, options: tuple[str, ...]) -> list[str]:
+    if program.endswith("minio"):
+        return ["server", "--quiet", "--address", address, *options, str(folder)]
+    return ["--port", address, "--quiet", "--keep-alive", "posix", *options, str(folder)]
+
+
+def _environment() -> dict[str, str]:
+    key, secret = CREDENTIALS.values()
+    return {
+        **os.environ,
+        "ROOT_ACCESS_KEY": key,
+        "ROOT_SECRET_KEY": secret,
+        "MINIO_ROOT_USER": key,
+        "MINIO_ROOT_PASSWORD": secret,
+        "MINIO_BROWSER": "off",
+    }
+
+
+async def _serving(process: asyncio.subprocess.Process, port: int) -> None:
+    """Wait until the server answers a request; MinIO listens before it can."""
     async with asyncio.timeout(60):
         while True:
             assert process.returncode is None, "the server has ended"
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.05)
-            else:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(f"GET /{BUCKET} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode())
+                answer = await reader.readline()
                 writer.close()
-                return
+                if b" 403 " in answer:  # nobody asked with credentials
+                    return
+            await asyncio.sleep(0.05)

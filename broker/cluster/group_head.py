@@ -4,8 +4,9 @@
     head    magic 4 "PDG1", version 1, kind 1, node_bytes 1, zero 1, cluster 16, shard 2, shards 2, epoch 4,
             first_lsn 8, wall_ms 8, until_ms 8, nonce 8, node 32, crc32c 4 over the 96 bytes before
 
-Integers are little-endian. A group without records has one of type LOG_BLANK in their place, which has no body and no
-effect: so every group takes an lsn, and the index of the next one follows from it.
+Integers are little-endian. A group without records has one of type LOG_BLANK in their place, which has no effect: so
+every group takes an lsn, and the index of the next one follows from it. Its body is empty but for a resignation, where
+it is the name of the node that is to take over at once, or empty.
 """
 
 from __future__ import annotations
@@ -87,10 +88,17 @@ class LogEntry(NamedTuple):
         """The index of the group after it."""
         return self.group.first_lsn + len(self.group.records)
 
+    @property
+    def resigned_to(self) -> str | None:
+        """The node that is to take over at once; None if this is no resignation."""
+        if self.head.kind is not GroupKind.RESIGN:
+            return None
+        return bytes(self.group.records[0].body).decode(errors="replace")
 
-def blank() -> list[NewRecord]:
+
+def blank(note: bytes = b"") -> list[NewRecord]:
     """Return the records of a group that has none."""
-    return [(RecordType.LOG_BLANK, (), 0)]
+    return [(RecordType.LOG_BLANK, (note,), len(note))]
 
 
 def is_blank(records: Sequence[NewRecord]) -> bool:

@@ -105,8 +105,11 @@ class ObjectGroupLog:
         """The epoch of the last group that was read or appended."""
         return self._epoch
 
-    async def open(self, from_index: int, reached_lsn: int) -> None:
-        """Begin to read at an index. The log must be there and hold an lsn (CLUSTER-6); raises Corrupt."""
+    async def open(self, from_index: int, epoch: int) -> None:
+        """Begin to read where a folder ends: at an index, after a group of an epoch.
+
+        Raises Corrupt unless the log is there and reaches to that index (CLUSTER-6).
+        """
         if await self._read(1) is None:
             raise Corrupt(
                 "The log has no first group: it was lost, or the prefix is wrong. `postdate-broker cluster create` "
@@ -115,14 +118,14 @@ class ObjectGroupLog:
                 advice=ADVICE,
             )
         last = await self._last()
-        if last.next_index <= max(reached_lsn, from_index - 1):
+        if last.next_index < from_index:
             raise Corrupt(
-                f"The log ends before lsn {last.next_index}, but the folder holds lsn {reached_lsn}: it is another "
+                f"The log ends before lsn {last.next_index}, but the folder holds lsn {from_index - 1}: it is another "
                 "log, or has lost groups",
                 path=self._place(last.head.first_lsn),
                 advice=ADVICE,
             )
-        self._next_index = from_index
+        self._next_index, self._epoch = from_index, epoch
 
     def append(self, index: int, records: Sequence[NewRecord]) -> asyncio.Future[StoredGroup]:
         """As `GroupLog.append`; also fails with WriteFailed if `close` came before the group was settled."""
@@ -133,9 +136,10 @@ class ObjectGroupLog:
         """Begin to append a take-over; from then on appends are of this epoch."""
         return self._begin(GroupKind.TAKE_OVER, epoch, index, blank())
 
-    def resign(self, index: int) -> asyncio.Future[StoredGroup]:
-        """Begin to append a resignation, the last group of this owner."""
-        return self._begin(GroupKind.RESIGN, self._epoch, index, blank())
+    def resign(self, index: int, to: str = "") -> asyncio.Future[StoredGroup]:
+        """Begin to append a resignation, the last group of this owner, whose lease ends at once."""
+        self._lease.end()  # before: whoever is named takes over as soon as it is stored
+        return self._begin(GroupKind.RESIGN, self._epoch, index, blank(to.encode()))
 
     def read(self, index: int) -> Iterator[Group]:
         end = self._next_index
@@ -218,6 +222,7 @@ class ObjectGroupLog:
             self._node,
         )
         self._appending = asyncio.get_running_loop().create_task(self._append(head, records, begin))
+        self._appending.add_done_callback(_look_at_error)
         # Whoever waits may be cancelled; the append must be settled all the same before another one begins (CLUSTER-2).
         return asyncio.shield(self._appending)
 
@@ -233,9 +238,7 @@ class ObjectGroupLog:
         self._next_index = index + len(records)
         self._epoch = head.epoch
         self._stored_bytes += len(body)
-        if head.kind is GroupKind.RESIGN:
-            self._lease.end()
-        else:
+        if head.kind is not GroupKind.RESIGN:
             self._lease.extend(begin)
         self._grown.set()
         return StoredGroup(len(body), asyncio.get_running_loop().time() - started)
@@ -421,6 +424,11 @@ def log_folder(shard: int) -> str:
 def entry_name(shard: int, index: int) -> str:
     """Return the name of a group."""
     return f"{log_folder(shard)}/{index:016x}"
+
+
+def _look_at_error(append: asyncio.Task[StoredGroup]) -> None:
+    if not append.cancelled():
+        append.exception()  # its waiter may be gone; else asyncio logs that it was never looked at
 
 
 async def _next(entries: AsyncIterator[LogEntry]) -> LogEntry | None:

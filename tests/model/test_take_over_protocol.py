@@ -45,13 +45,13 @@ OFF = {
     [
         (SMALL, True, 50_000),
         pytest.param(Bounds(ticks=2, records=1, epochs=2, crashes=1), True, 37_000, marks=pytest.mark.slow),
-        pytest.param(Bounds(ticks=2, records=1, epochs=2, crashes=2), True, 200_000, marks=pytest.mark.deep),
-        pytest.param(Bounds(ticks=3, records=2, epochs=2, crashes=0), True, 270_000, marks=pytest.mark.deep),
-        pytest.param(Bounds(ticks=4, records=1, epochs=2, crashes=0), False, 270_000, marks=pytest.mark.deep),
+        pytest.param(Bounds(ticks=2, records=1, epochs=2, crashes=2), True, 130_000, marks=pytest.mark.deep),
+        pytest.param(Bounds(ticks=3, records=2, epochs=2, crashes=0), True, 250_000, marks=pytest.mark.deep),
+        pytest.param(Bounds(ticks=4, records=1, epochs=2, crashes=0), False, 230_000, marks=pytest.mark.deep),
         pytest.param(
             Bounds(ticks=3, records=1, epochs=2, crashes=0, heartbeats=True),
             True,
-            2_000_000,
+            1_500_000,
             marks=pytest.mark.deep,
         ),
     ],

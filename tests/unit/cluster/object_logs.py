@@ -18,7 +18,7 @@ from tests.s3_server import CREDENTIALS, need_server, s3_server, store_url
 
 SHARD = Shard(bytes(range(16)), 3, 8)
 LEASE_MS = 4000
-STORES = ("memory", "file", "s3")
+STORES = ["memory", "file", "versitygw", pytest.param("minio", marks=pytest.mark.deep)]
 
 
 @contextlib.asynccontextmanager
@@ -35,7 +35,7 @@ async def object_store(
         return
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    async with s3_server(need_server(), folder) as port:
+    async with s3_server(need_server(kind), folder) as port:
         yield open_store(store_url(port, "a/prefix"), LOG_ATTEMPT)
 
 

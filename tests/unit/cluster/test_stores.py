@@ -19,24 +19,16 @@ from broker.runtime.steps import InThisThread
 from broker.settings import ConfigError
 from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
-from tests.s3_server import BUCKET, CREDENTIALS, need_server, s3_server, store_url
+from tests.s3_server import BUCKET, CREDENTIALS, SERVERS, need_server, s3_server, store_url
+from tests.unit.cluster.object_logs import STORES, object_store
 
 
-@pytest.fixture(params=["file", "memory", "s3"])
+@pytest.fixture(params=STORES)
 async def store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[ObjectStore]:
-    if request.param == "file":
-        yield open_store(f"file://{tmp_path}")
-        return
-    pytest.importorskip("obstore")
-    if request.param == "memory":
-        yield open_store("memory://")
-        return
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-    async with s3_server(need_server(), tmp_path) as port:
-        yield open_store(store_url(port, "a/prefix"))
+    async with object_store(request.param, tmp_path, monkeypatch) as store:
+        yield store
 
 
 async def names(store: ObjectStore, folder: str, after: str = "") -> list[str]:
@@ -103,13 +95,14 @@ async def test_a_name_that_some_store_would_change_is_refused(store: ObjectStore
         await store.create(name, b"")
 
 
+@pytest.mark.parametrize("server", SERVERS)
 async def test_a_bucket_that_is_not_there_is_told_apart_from_an_object(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("obstore")
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    async with s3_server(need_server(), tmp_path) as port:
+    async with s3_server(need_server(server), tmp_path) as port:
         store = open_store(store_url(port).replace(BUCKET, "no-such-bucket"))
         for call in (store.create("a", b""), store.read("a"), store.read_range("a", 0, 1)):
             with pytest.raises(StoreRefused, match="no such bucket"):

@@ -115,7 +115,16 @@ class LogInObjectStore:
         self._store.work()
 
 
-@pytest.fixture(params=["local", "memory", "object memory", "object file", "object s3"])
+@pytest.fixture(
+    params=[
+        "local",
+        "memory",
+        "object memory",
+        "object file",
+        "object versitygw",
+        pytest.param("object minio", marks=pytest.mark.deep),
+    ]
+)
 async def store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Store]:

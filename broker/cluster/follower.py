@@ -1,0 +1,129 @@
+"""Following a shard's log and taking it over, as far as that is about the log.
+
+    FOLLOW     read the group at the next index and apply it; a take-over only after a look at the newest base
+    TAKE OVER  after a lease's silence append a take-over at that index; look at the newest base; the shard is ours
+
+The rules are in `take_over.py`. What applies groups, makes bases and serves is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from broker.cluster.group_head import GroupKind, LogEntry
+from broker.cluster.lease import LeaseClock, OwnerLease
+from broker.cluster.object_group_log import TAIL_PAUSE_SECONDS, ObjectGroupLog
+from broker.cluster.take_over import is_stray, may_take_over
+from broker.errors import Fenced
+from broker.observe.logs import get_logger
+
+log = get_logger(__name__)
+
+
+class CutOff(Exception):
+    """A folder is behind the part of the log that was trimmed: its node must begin with the newest base."""
+
+
+class TakenOver(NamedTuple):
+    """A take-over that won."""
+
+    at_index: int
+    epoch: int
+    until_ms: int
+    """The greatest time until which anybody before may have taken itself for the owner."""
+
+
+class Follower:
+    """A standby's reading of the log, and its attempts to become the owner."""
+
+    def __init__(
+        self,
+        group_log: ObjectGroupLog,
+        lease: OwnerLease,
+        clock: LeaseClock,
+        node: str,
+        newest_base: Callable[[], Awaitable[int]],
+        *,
+        rank: int = 0,
+        pause_seconds: float = TAIL_PAUSE_SECONDS,
+    ) -> None:
+        self._log = group_log
+        self._lease = lease
+        self._clock = clock
+        self._node = node
+        self._newest_base = (
+            newest_base  # the index from which on a node needs the log that begins with it; 0: no base
+        )
+        self._rank = rank
+        self._pause_seconds = pause_seconds
+        # Also after a restart: a folder proves nothing of an owner (CLUSTER-13).
+        self._heard_ns = clock.boottime_ns()
+        self._resigned_to_us = False
+        self._until_ms = 0
+
+    @property
+    def silent_ms(self) -> float:
+        """Return the time since the last group was read."""
+        return (self._clock.boottime_ns() - self._heard_ns) / 1e6
+
+    async def run(self, apply: Callable[[LogEntry], Awaitable[None]]) -> TakenOver:
+        """Apply every group as it comes, until this node owns the shard. Raises CutOff, Corrupt."""
+        if await self._log.is_cut_off():
+            raise CutOff(f"Index {self._log.next_index} was trimmed")
+        while True:
+            entry = await self._read()
+            if entry is not None:
+                if entry.head.kind is GroupKind.TAKE_OVER:
+                    await self._check_base(entry.head.first_lsn)
+                await apply(entry)
+            elif not self._may_take_over():
+                await asyncio.sleep(self._pause_seconds)
+            elif (taken := await self._take_over()) is not None:
+                return taken
+
+    async def _read(self) -> LogEntry | None:
+        try:
+            entry = await self._log.follow()
+        except OSError as error:
+            log.warning("The log could not be read", error=str(error))
+            return None
+        if entry is not None:
+            self._heard_ns = self._clock.boottime_ns()
+            self._until_ms = max(self._until_ms, entry.head.until_ms)
+            self._resigned_to_us = entry.resigned_to == self._node
+        return entry
+
+    def _may_take_over(self) -> bool:
+        return may_take_over(
+            self.silent_ms, self._lease.owner_lease_ms, self._rank, resigned_to_us=self._resigned_to_us
+        )
+
+    async def _take_over(self) -> TakenOver | None:
+        """Try to take over; None if somebody was alive after all."""
+        index, epoch = self._log.next_index, self._log.epoch + 1
+        try:
+            await self._log.take_over(index, epoch)
+        except Fenced:
+            self._heard_ns = self._clock.boottime_ns()
+            self._resigned_to_us = False
+            return None
+        try:
+            await self._check_base(index)
+        except CutOff:
+            self._lease.end()
+            raise
+        return TakenOver(index, epoch, self._until_ms)
+
+    async def _check_base(self, index: int) -> None:
+        """Raise CutOff if the newest base covers a take-over, which is a stray then (CLUSTER-5)."""
+        while True:
+            try:
+                base_next_index = await self._newest_base()
+                break
+            except OSError as error:
+                log.warning("The newest base could not be looked for", error=str(error))
+                await asyncio.sleep(self._pause_seconds)
+        if is_stray(index, base_next_index):
+            raise CutOff(f"Index {index} was trimmed: the newest base goes on with {base_next_index}")
