@@ -16,7 +16,7 @@ ROW = re.compile(r"^\| `([A-Z_]+)` \| ([A-Z_]+|-) \|", re.MULTILINE)
 
 COMPUTED = {
     "f'{name.upper()}_TOO_LARGE'": ["PAYLOAD", "KEY", "SCHEDULE_KEY", "PROPERTIES", "TRACEPARENT"],
-    "f'INVALID_{name.upper()}'": ["DELIVER_AT_MS", "DELIVER_AFTER_MS", "TTL_MS"],
+    "f'INVALID_{name.upper()}'": ["DELIVER_AT_MS", "DELIVER_AFTER_MS", "TTL_MS", "REDELIVER_AFTER_MS"],
 }
 """What the names in these may be."""
 
