@@ -17,6 +17,7 @@ from broker.settings import MIB
 T = TypeVar("T")
 
 _PAGE = 1000
+_NO_RIGHTS = ("401 Unauthorized", "403 Forbidden")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 
 
@@ -109,6 +110,11 @@ class RemoteStore:
         except (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError) as error:
             raise StoreRefused(f"{self._url} does not let us {doing}: {_first_line(error)}") from error
         except self._errors.BaseError as error:
+            _refuse_without_bucket(self._url, error)
+            if any(
+                words in str(error) for words in _NO_RIGHTS
+            ):  # the library knows them of single objects only
+                raise StoreRefused(f"{self._url} does not let us {doing}: {_first_line(error)}") from error
             raise StoreFailed(f"{self._url}: could not {doing}: {_first_line(error)}") from error
 
 

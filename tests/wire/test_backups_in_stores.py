@@ -20,7 +20,7 @@ from broker.jobs.audit import AuditRequest, run_audit
 from broker.jobs.engine import InlineEngine
 from broker.jobs.values import Level
 from broker.jobs.work import Line
-from tests.s3_server import CREDENTIALS, need_server, s3_server, store_url
+from tests.s3_server import BUCKET, CREDENTIALS, need_server, s3_server, store_url
 from tests.wire.conftest import LIMIT_SECONDS, Message, Serve, Wire, ids_of
 
 TINY = {
@@ -188,6 +188,26 @@ async def test_what_is_wrong_is_told_before_anything_is_made(
     (tmp_path / "none").mkdir()
     assert "has no base" in await refusal("restore", missing, "--data-dir", str(tmp_path / "r"))
     assert not (tmp_path / "r").exists()
+
+
+async def test_a_bucket_rights_and_a_store_that_are_not_there_are_told_before_anything_is_made(
+    wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore")
+    monkeypatch.setattr(patient_store, "FIRST_PAUSE_SECONDS", 0)
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    async with s3_server(need_server(), tmp_path / "s3") as port:
+        url = store_url(port)
+        for arguments in (("create",), ("list",)):
+            nowhere = url.replace(BUCKET, "no-such-bucket")
+            assert "no such bucket" in await refusal("backup", *arguments, nowhere, wire=wire)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        for arguments in (("create", url), ("list", url), ("delete", f"{url}#x")):
+            assert "does not let us" in await refusal("backup", *arguments, wire=wire)
+    told = await refusal("backup", "create", url, wire=wire)
+    assert url.partition("?")[0].rstrip("/") in told and "could not create probe/" in told
+    assert await command("backup", "list", wire=wire) == ""
 
 
 async def test_a_store_that_goes_away_leaves_the_folder_to_be_uploaded_later(
