@@ -17,12 +17,12 @@ from broker.jobs.verify import verify_data_dir
 from broker.runtime.steps import InThisThread
 from broker.storage.layout import Layout
 from broker.storage.manifest import decode_broker
-from broker.testing.mem_vfs import CrashPolicy, MemVfs
+from broker.testing.mem_vfs import CrashPolicy, CrashState, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from tests.crash.history import fold
 from tests.crash.test_backup import BACKUPS, RESTORED, BackedUp, Made, observe_folder, recorded
-from tests.depth import at_depth
+from tests.depth import at_depth, sampled
 
 CHUNK_BYTES = 512
 POLICIES = (CrashPolicy.KEEP_ALL, CrashPolicy.LOSE_UNSYNCED, CrashPolicy.MIXED)
@@ -71,6 +71,12 @@ def test_each_base_holds_exactly_what_was_applied_at_its_lsn_and_stores_only_wha
     run_sim(check, 1)
 
 
+def some_of(disk: MemVfs) -> list[CrashState]:
+    """Return states of a disk for a change, on each day others, and always the last one; all of them for a deep run."""
+    states = list(disk.crash_states(policies=POLICIES))
+    return [*sampled(states, at_depth(change=4, deep=1)), states[-1]]
+
+
 def test_a_crash_at_each_operation_of_a_restore_leaves_what_no_broker_starts_from_or_all_of_it() -> None:
     recorder = history()
     made = recorder.made[-1]
@@ -81,7 +87,7 @@ def test_a_crash_at_each_operation_of_a_restore_leaves_what_no_broker_starts_fro
         target = MemVfs()
         await restore(bases, base, target)
         expected, outcomes = fold(made.records), {"whole": 0, "again": 0}
-        for state in target.crash_states(policies=POLICIES):
+        for state in some_of(target):
             layout = Layout(RESTORED)
             if state.vfs.exists(layout.manifest) and not state.vfs.exists(layout.unfinished):
                 outcomes["whole"] += 1
@@ -109,7 +115,7 @@ def test_a_crash_at_each_operation_of_an_upload_to_a_folder_leaves_no_base_or_a_
         await upload(recorder, in_store(disk, clock), made)
         expected, outcomes = fold(made.records), {"none": 0, "whole": 0}
         seen: set[frozenset[tuple[str, bytes]]] = set()
-        for state in disk.crash_states(policies=POLICIES):
+        for state in some_of(disk):
             if not state.vfs.exists("store"):
                 continue
             tree = frozenset(
