@@ -11,7 +11,7 @@ where entries wait: the new bucket is opened at `loaded_end` as it stands at the
 taken since the work began.
 
 Invariants (TRACKER stand in `tracker`, MUTABLE in `mutable_bucket`, SEALED in `sealed_bucket`, MERGE in `runs.merging`,
-WRITER in `bucket_writer`):
+WRITER in `bucket_writer`, GATHERED in `runs.gathered`):
   BUCKET-1  frontier < loaded_end; every row of near lies before `loaded_end`, every waiting row at or after it. It
       moves over waiting rows only by handing all of them to near, in one step without `await`; it moves back
       only as far as the frontier and near's last row. It is a whole key, not a time: a million entries of one
@@ -23,8 +23,7 @@ WRITER in `bucket_writer`):
       before the frontier may be left out: after a crash it is delivered by position (catch-up).
   BUCKET-4  `image().indexed_through` moves only when everything indexed before it is in buckets that the image names,
       or lies at or before its `frontier_ms`.
-  BUCKET-5  A seal freezes in one step, and there is at most one frozen bucket. One that failed is thawed: its rows
-      stand before those added since, as if it had never been frozen.
+  BUCKET-5  A seal that failed leaves everything as it was (GATHERED-1).
   BUCKET-6  Between the look that finds a new bucket's window right for `loaded_end` and the swap there is no `await`.
   BUCKET-7  What began before a `clear` changes nothing after it (generation), and its file goes to `deleted_ids`.
   BUCKET-8  A merge replaces its sources in one step, and only by a bucket that was read back and holds the same entries
@@ -80,6 +79,7 @@ from broker.delayed.tracker import Frontier, Histogram, TrackerStats
 from broker.errors import PostdateError
 from broker.model import START, Int64Column, Position, UInt32Column
 from broker.observe.logs import get_logger
+from broker.runs.gathered import Gathered
 from broker.runs.merging import plan_merge
 from broker.runs.upkeep import RunCounters, RunFiles, RunWork, counters_of
 from broker.storage.bucket_files import BucketStorage
@@ -117,13 +117,9 @@ class BucketTracker:
         self._load_entries_max = load_entries_max
         self._near = NearEntries()
         self._stale = StaleRows(amendments_of)
-        self._mutable = MutableBucket()
-        self._frozen: MutableBucket | None = None
+        self._memory = Gathered(MutableBucket, (START, 0))  # its marks are a position and an lsn
         self._buckets: list[SealedBucket] = []
-        self._mark = (START, 0)  # position and lsn up to which everything was added
-        self._sealed_mark = (START, 0)  # up to which everything is in buckets
         self._generation = 0
-        self._mutable_since_ms: int | None = None
 
     # What every tracker offers.
 
@@ -141,7 +137,7 @@ class BucketTracker:
 
     @property
     def is_idle(self) -> bool:
-        in_memory = self._mutable.count or self._frozen is not None or self._near.count()
+        in_memory = self._memory.count or self._near.count()
         return not (in_memory or self._buckets or self._files.deleted_ids)
 
     def add(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
@@ -150,13 +146,13 @@ class BucketTracker:
         self._stale.revived(ledger_id, entry_ids, deliver_at_ms)  # moved back to where it was
         first = (int(deliver_at_ms.min()), ledger_id, int(entry_ids[0]))
         if first >= self._loaded_end:
-            self._mutable.append(ledger_id, entry_ids, deliver_at_ms, None)
+            self._memory.recent.append(ledger_id, entry_ids, deliver_at_ms, None)
             return
         columns = DueRows(deliver_at_ms, np.full(len(entry_ids), ledger_id, dtype=np.int64), entry_ids)
         is_near = rows_before(columns, self._loaded_end)
         self._near.add(columns.part(is_near))
         kept = ~rows_before(columns, key_after(self._frontier))  # BUCKET-2
-        self._mutable.append(ledger_id, entry_ids[kept], deliver_at_ms[kept], ~is_near[kept])
+        self._memory.recent.append(ledger_id, entry_ids[kept], deliver_at_ms[kept], ~is_near[kept])
 
     def remove(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         """See the protocol. The rows stay where they are until they are taken, sealed or merged (BUCKET-12)."""
@@ -205,7 +201,7 @@ class BucketTracker:
         if amended is not None and amended.cancels(entry_id):
             return False
         if self._near.contains(ledger_id, entry_id) or any(
-            bucket.holds_waiting(ledger_id, entry_id, self._loaded_end) for bucket in self._in_memory()
+            bucket.holds_waiting(ledger_id, entry_id, self._loaded_end) for bucket in self._memory.parts()
         ):
             return True
         position = Position(ledger_id, entry_id)
@@ -215,7 +211,7 @@ class BucketTracker:
         return False
 
     def count(self) -> int:
-        in_memory = sum(bucket.waiting for bucket in self._in_memory())
+        in_memory = sum(bucket.waiting for bucket in self._memory.parts())
         rows = self._near_count() + in_memory + sum(bucket.waiting for bucket in self._buckets)
         return max(0, rows - self._stale.surplus)
 
@@ -233,7 +229,7 @@ class BucketTracker:
     def histogram(self, start_ms: int, end_ms: int, width_ms: int, floor_ms: int = 0) -> Histogram:
         """See the protocol. The entries of a segment that was not read count as spread evenly over its times."""
         limits = {"start_ms": start_ms, "end_ms": end_ms, "width_ms": width_ms, "floor_ms": floor_ms}
-        memory, buckets = self._in_memory(), self._buckets
+        memory, buckets = self._memory.parts(), self._buckets
         self._near_count()
         found = histogram_over(self._near, memory, buckets, self._stale, self._loaded_end, **limits)
         return replace(found, is_exact=found.is_exact and self.is_exact)
@@ -242,7 +238,7 @@ class BucketTracker:
         """See the protocol. A merge may replace a bucket meanwhile: reading its segment then fails, some time later."""
         waiting_from = max(start, self._loaded_end)
         rows = [self._near.rows_between(start, end)]
-        rows += [bucket.waiting_between(waiting_from, end) for bucket in self._in_memory()]
+        rows += [bucket.waiting_between(waiting_from, end) for bucket in self._memory.parts()]
         rows += [bucket.window for bucket in self._buckets]
         return concatenate(rows), [bucket.unread_segments(self._storage) for bucket in self._buckets]
 
@@ -250,7 +246,7 @@ class BucketTracker:
         """See the protocol; BUCKET-10 says when what lies in unread segments stops to count."""
         is_known = self._stale.may_hold(ledger_id)
         held = [*self._near.blocks(), *(bucket.window for bucket in self._buckets)]
-        for memory in self._in_memory():
+        for memory in self._memory.parts():
             held += [block.part(~rows_before(block, self._loaded_end)) for block in memory.blocks()]
         for rows in held:
             gone = rows.part(rows.ledger_ids == ledger_id)
@@ -268,27 +264,24 @@ class BucketTracker:
         self._near.clear()
         self._loaded_end = key_after(self._frontier)
         self._stale.clear()
-        self._mutable, self._frozen = MutableBucket(), None
-        self._mutable_since_ms = None
+        self._memory.clear()
         for bucket in self._buckets:
             self._delete(bucket)
         self._buckets = []
-        self._mark = self._sealed_mark = (START, 0)
 
     def stats(self) -> TrackerStats:
-        memory, count, next_due_ms = self._in_memory(), self.count(), self.next_due_ms()
+        memory, count, next_due_ms = self._memory.parts(), self.count(), self.next_due_ms()
         return stats_of(self._near, memory, self._buckets, self._stale, count, next_due_ms)
 
     # What the pump and the checkpoint need besides.
 
     def passed(self, position: Position, lsn: int = 0) -> None:
         """Every row before `position`, and every move of a record up to `lsn`, was added."""
-        self._mark = (position, lsn)
+        self._memory.mark = (position, lsn)
 
     def image(self) -> BucketImage:
         """Return the image for the next manifest; see `remove_deleted`."""
-        nothing_to_seal = self._frozen is None and not self._mutable.count
-        position, lsn = self._mark if nothing_to_seal else self._sealed_mark  # BUCKET-4
+        position, lsn = self._memory.durable_mark  # BUCKET-4
         return BucketImage(
             bucket_ids=tuple(bucket.bucket_id for bucket in self._buckets),
             indexed_through=position,
@@ -324,13 +317,13 @@ class BucketTracker:
         Raises Corrupt or OSError if a segment in which the frontier lies cannot be read; `clear` then. What buckets
         hold of ledgers that were dropped since lies at or before the frontier.
         """
-        assert not self._buckets and not self._mutable.count
+        assert not self._buckets and not self._memory.count
         self._files.restore([metadata.bucket_id for metadata in metadatas], next_bucket_id)
         buckets = [await self._open(metadata, self._generation) for metadata in metadatas]
         for bucket in buckets:  # in one step: if one cannot be opened, nothing has changed
             bucket.state = BucketState.LIVE
         self._buckets += buckets
-        self._mark = self._sealed_mark = (indexed_through, index_lsn)
+        self._memory.restore((indexed_through, index_lsn))
         self._stale.is_sought = bool(self._buckets)  # until `seek_stale` has ended
         self._drop_spent()
 
@@ -340,38 +333,32 @@ class BucketTracker:
         await self._stale.seek(self._storage, lambda: self._buckets, *marks)
 
     def needs_seal(self, now_ms: int) -> bool:
-        mutable, policy = self._mutable, self.policy
+        mutable, policy = self._memory.recent, self.policy
         if not mutable.count or self._seals.is_running:
             return False
-        if self._mutable_since_ms is None or self._mutable_since_ms > now_ms:
-            self._mutable_since_ms = now_ms
+        waited_ms = self._memory.waited_ms(now_ms)
         if not self._seals.is_ready(now_ms):
             return False
-        if mutable.count >= policy.min_index_count:
+        if mutable.count >= policy.min_index_count or waited_ms >= policy.seal_after_ms:
             return True
-        if now_ms - self._mutable_since_ms >= policy.seal_after_ms:
-            return True
-        return mutable.count_ledgers_from(self._sealed_mark[0].ledger_id) > policy.ledgers_per_bucket
+        position, _ = self._memory.sealed_mark
+        return mutable.count_ledgers_from(position.ledger_id) > policy.ledgers_per_bucket
 
     async def seal(self) -> bool:
         """Write what was added to a bucket; False if that failed, and everything is as it was (BUCKET-5)."""
-        if self._seals.is_running or not self._mutable.count:
+        memory, generation = self._memory, self._generation
+        if self._seals.is_running or not memory.recent.count:
             return True
-        frozen, mark, generation = self._mutable, self._mark, self._generation
-        with self._seals.attempt() as attempt:
-            self._mutable, self._frozen, self._mutable_since_ms = MutableBucket(), frozen, None
-            try:
-                new = NewBucket(attempt.run_id, self._sealed_mark[0], mark[0])
-                not_needed = self._not_needed(frozen.ledger_ids)
-                metadata = await self._writer.seal(new, frozen.blocks(), not_needed, self._segment_limits())
-                sealed = None if metadata is None else await self._open(metadata, generation)
-                if generation == self._generation:  # no await from here on (BUCKET-6, BUCKET-7)
-                    self._sealed(sealed, mark, not_needed)
-                    attempt.is_used = sealed is not None
-            finally:
-                if self._frozen is frozen:
-                    self._mutable.prepend(frozen)
-                    self._frozen = None
+        mark = memory.mark
+        with self._seals.attempt() as attempt, memory.freeze() as frozen:
+            new = NewBucket(attempt.run_id, memory.sealed_mark[0], mark[0])
+            not_needed = self._not_needed(frozen.ledger_ids)
+            metadata = await self._writer.seal(new, frozen.blocks(), not_needed, self._segment_limits())
+            sealed = None if metadata is None else await self._open(metadata, generation)
+            if generation == self._generation:  # no await from here on (BUCKET-6, BUCKET-7)
+                memory.sealed(mark)
+                self._use_sealed(sealed, not_needed)
+                attempt.is_used = sealed is not None
         return not attempt.has_failed
 
     def needs_merge(self, now_ms: int) -> bool:
@@ -441,13 +428,10 @@ class BucketTracker:
 
     # Where entries wait.
 
-    def _in_memory(self) -> list[MutableBucket]:
-        return [self._mutable] if self._frozen is None else [self._frozen, self._mutable]
-
     def _first_waiting_key(self) -> Key | None:
         """The first key that waits, or one before it; None if nothing does."""
         keys = [key for bucket in self._buckets if (key := bucket.first_waiting_key) is not None]
-        keys += [(bucket.first_waiting_ms, 0, 0) for bucket in self._in_memory() if bucket.waiting]
+        keys += [(bucket.first_waiting_ms, 0, 0) for bucket in self._memory.parts() if bucket.waiting]
         return min(keys, default=None)
 
     def _move_loaded_end(self, now_ms: int) -> None:
@@ -488,7 +472,9 @@ class BucketTracker:
         start, end = self._loaded_end, self._end_after(last_ms)
         if end <= start:
             return
-        memory = [(bucket, sort_unique(bucket.waiting_between(start, end))) for bucket in self._in_memory()]
+        memory = [
+            (bucket, sort_unique(bucket.waiting_between(start, end))) for bucket in self._memory.parts()
+        ]
         windows = [(bucket, bucket.window) for bucket in self._buckets if bucket.count_before(end)]
         waiting = [rows for _, rows in memory if len(rows)]
         waiting += [rows.part(slice(0, count_before(rows, end))) for _, rows in windows]
@@ -520,9 +506,7 @@ class BucketTracker:
 
     # Where they move.
 
-    def _sealed(self, sealed: SealedBucket | None, mark: tuple[Position, int], not_needed: NotNeeded) -> None:
-        self._frozen = None
-        self._sealed_mark = mark
+    def _use_sealed(self, sealed: SealedBucket | None, not_needed: NotNeeded) -> None:
         if sealed is not None:
             sealed.state = BucketState.LIVE
             self._buckets.append(sealed)
@@ -570,9 +554,9 @@ class BucketTracker:
             if bucket.state is BucketState.LIVE and is_spent:
                 self._delete(bucket)
         self._buckets = [bucket for bucket in self._buckets if not bucket.is_deleting]
-        mutable = self._mutable
+        mutable = self._memory.recent
         if mutable.count and not mutable.waiting and mutable.last_ms <= self._frontier.deliver_at_ms:
-            self._mutable, self._mutable_since_ms = MutableBucket(), None
+            self._memory.drop_recent()
 
     def _delete(self, bucket: SealedBucket) -> None:
         bucket.state = BucketState.DELETING

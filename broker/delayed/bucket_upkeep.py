@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_values import BucketImage, BucketPolicyValues
@@ -22,6 +22,7 @@ from broker.errors import Corrupt, PostdateError, Unavailable
 from broker.model import START, Position
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
+from broker.runtime.supervise import OneAtATime, Spawn
 from broker.storage.bucket_files import BucketStorage, SnapshotReader
 
 log = get_logger(__name__)
@@ -32,8 +33,6 @@ _RETRY_SECONDS = 1.0
 _FAILED_READS_MAX = 30
 """So many reads in a row fail, a second apart, and are tried again; then the failure lasts, like that of a bad sector,
 and no wait ends it. Whatever is in a bucket is in the ledgers too."""
-
-Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class NoteIndex(Protocol):
@@ -62,7 +61,6 @@ class BucketUpkeep:
         self._tracker = tracker
         self._storage = storage
         self._found: BucketImage | None = found
-        self._spawn = spawn
         self._prepare_folders = prepare_folders
         self._changed = changed
         self._clock = clock
@@ -71,9 +69,9 @@ class BucketUpkeep:
         self._misses_rows = False
         self._failed_reads = 0  # in a row
         self._keepers = 0
-        self._sealing: asyncio.Task[None] | None = None
-        self._merging: asyncio.Task[None] | None = None
-        self._seeking: asyncio.Task[None] | None = None
+        self._sealing = OneAtATime(spawn, "seal of a bucket")
+        self._merging = OneAtATime(spawn, "merge of buckets")
+        self._seeking = OneAtATime(spawn, "search for stale rows")
 
     async def restore(self) -> bool:
         """Take up the buckets that the manifest names; False if one of them cannot be used, and none is."""
@@ -175,12 +173,11 @@ class BucketUpkeep:
     @property
     def is_exact(self) -> bool:
         """Return whether every entry counts once, and no stale row counts."""
-        is_sought = self._seeking is None or self._seeking.done()
-        return is_sought and self._tracker.is_exact
+        return not self._seeking.is_running and self._tracker.is_exact
 
     def seek_stale(self) -> None:
         """Find what was cancelled or moved in the buckets that were taken up."""
-        self._seeking = self._spawn("search for stale rows", self._seek_stale())
+        self._seeking.start(self._seek_stale)
 
     async def _seek_stale(self) -> None:
         try:
@@ -200,15 +197,14 @@ class BucketUpkeep:
         """Start a seal or a merge if it is time for one."""
         if self._tracker.has_deleted:
             self._changed()  # the next manifest names them no more, and then they go
-        if (self._sealing is None or self._sealing.done()) and self._tracker.needs_seal(now_ms):
-            self._sealing = self._spawn("seal of a bucket", self._seal())
-        if (self._merging is None or self._merging.done()) and self._tracker.needs_merge(now_ms):
-            self._merging = self._spawn("merge of buckets", self._merge())
+        if not self._sealing.is_running and self._tracker.needs_seal(now_ms):
+            self._sealing.start(self._seal)
+        if not self._merging.is_running and self._tracker.needs_merge(now_ms):
+            self._merging.start(self._merge)
 
     def stop(self) -> None:
-        for task in (self._sealing, self._merging, self._seeking):
-            if task is not None:
-                task.cancel()
+        for work in (self._sealing, self._merging, self._seeking):
+            work.cancel()
 
     async def load(self, now_ms: int) -> None:
         """One bounded step of loading; raises what the tracker does, and Corrupt for a failure that lasts."""

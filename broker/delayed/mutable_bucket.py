@@ -38,6 +38,9 @@ class MutableBucket:
         self._blocks: list[DueRows] = []
         self._fill = 0  # rows used in the last block
 
+    def __len__(self) -> int:
+        return self.count
+
     def append(
         self, ledger_id: int, entry_ids: UInt32Column, times: Int64Column, waiting: Array | None
     ) -> None:

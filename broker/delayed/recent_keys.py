@@ -43,6 +43,11 @@ class RecentKeys:
         self._is_discarded += bytes(len(hashes))
         self._seen.add(hashes)
 
+    def prepend(self, older: RecentKeys) -> None:
+        """Take back the rows of an older part that could not be sealed; rows have no order here."""
+        rows = older.rows()
+        self.add(rows.hashes, rows.ledger_ids, rows.entry_ids)
+
     def discard(self, hashes: UInt64Column, ledger_ids: Int64Column, entry_ids: UInt32Column) -> None:
         """Forget some entries, where they are known. A key that replaces its own message again and again would
         otherwise be looked for among all of them."""

@@ -34,6 +34,7 @@ from broker.delayed.settled_keys import SettledKeys
 from broker.errors import PostdateError
 from broker.model import START, Entries, Int64Column, Position, UInt32Column, UInt64Column, ids_of
 from broker.observe.logs import get_logger
+from broker.runs.gathered import Gathered
 from broker.runs.merging import plan_merge
 from broker.runs.upkeep import RunCounters, RunFiles, RunWork, counters_of
 from broker.storage.key_filter import BoolColumn, KeyFilter, Probe
@@ -111,13 +112,9 @@ class ScheduleKeys:
         note = self.settled.note if self.settled.remembers else None
         self._writer = KeyWriter(storage, executor, standings, note)
         self._found: KeyImage | None = found
-        self._recent = RecentKeys()
-        self._frozen: RecentKeys | None = None
+        self._memory = Gathered(RecentKeys, START)  # its marks are positions
         self._runs: list[KeyRun] = []
-        self._mark = START  # the position up to which everything was added
-        self._sealed_mark = START  # up to which everything is in runs
         self._generation = 0
-        self._recent_since_ms: int | None = None
 
     @property
     def counters(self) -> RunCounters:
@@ -128,23 +125,23 @@ class ScheduleKeys:
     def add(self, ledger_id: int, entry_ids: UInt32Column, hashes: UInt64Column) -> None:
         """Rows with a key were stored, or are read again. No hash is 0. What is added twice is found once."""
         if len(hashes):
-            self._recent.add(hashes, _column(ledger_id, len(hashes)), entry_ids)
+            self._memory.recent.add(hashes, _column(ledger_id, len(hashes)), entry_ids)
 
     def discard(self, ledger_id: int, entry_ids: UInt32Column, hashes: UInt64Column) -> None:
         """Entries were cancelled or replaced: not found any more, as far as they are still in memory."""
-        for recent in self._in_memory():
+        for recent in self._memory.parts():
             recent.discard(hashes, _column(ledger_id, len(hashes)), entry_ids)
 
     def discard_among(self, hashes: UInt64Column, cancelled: Entries) -> None:
         """Of the entries with some hashes, those in a set were replaced; as `discard`."""
         for ledger_id, bitmap in cancelled.items():
-            for recent in self._in_memory():
+            for recent in self._memory.parts():
                 recent.discard(hashes, _column(ledger_id, len(bitmap)), ids_of(bitmap))
 
     def passed(self, position: Position) -> None:
         """Every row before `position` was added. While rows are added again after `clear`, their reader alone knows:
         new rows are added as ever, but what lies before them may still be missing."""
-        self._mark = position
+        self._memory.mark = position
 
     def maybe(self, hashes: UInt64Column) -> BoolColumn:
         """For each hash whether an entry may have it; False is certain (KEYS-3). Reads nothing."""
@@ -152,7 +149,7 @@ class ScheduleKeys:
         mask = np.zeros(len(hashes), dtype=np.bool_)
         if not len(hashes):
             return mask
-        for recent in self._in_memory():
+        for recent in self._memory.parts():
             mask |= recent.maybe(hashes)
         if self._runs:
             probe = Probe(hashes)
@@ -173,11 +170,11 @@ class ScheduleKeys:
         wanted = Probe(np.unique(hashes))
         in_runs = await self.lookup.look_all(lambda: self._runs, wanted, self.lookup.look)
         # No await from here on: what was sealed or merged meanwhile was looked at as well.
-        in_memory = [recent.find(wanted.hashes) for recent in self._in_memory()]
+        in_memory = [recent.find(wanted.hashes) for recent in self._memory.parts()]
         return _collected(join_keys([*(keys for _, keys in in_runs), *in_memory]))
 
     def stats(self) -> KeyStats:
-        memory = self._in_memory()
+        memory = self._memory.parts()
         runs = [*self._runs, *self.settled.runs]
         return KeyStats(
             runs=len(runs),
@@ -220,8 +217,9 @@ class ScheduleKeys:
         self._found = None
         self._runs = [KeyRun(header) for header in headers if header.stamp.kind is KeyRunKind.HOLDERS]
         self.settled.restore(settled)
-        self._sealed_mark = found.keys_through
-        self._mark = max(self._mark, found.keys_through)
+        passed = self._memory.mark
+        self._memory.restore(found.keys_through)
+        self._memory.mark = max(passed, found.keys_through)
 
     def clear(self) -> None:
         """Forget everything but settled keys (KEYS-5). Until the rows are added again, what is not found may be there
@@ -230,21 +228,19 @@ class ScheduleKeys:
         if self._found is not None:
             self._files.delete(self._found.run_ids)
             self._found = None
-        self._recent, self._frozen, self._recent_since_ms = RecentKeys(), None, None
+        self._memory.clear()
         for run in self._runs:
             self.lookup.delete(run)
         self._runs = []
-        self._mark = self._sealed_mark = START
 
     def image(self) -> KeyImage:
         """Return the image for the next manifest; see `remove_deleted`."""
         if self._found is not None:  # a checkpoint of this time must not forget the runs
             return self._found
-        nothing_to_seal = self._frozen is None and not len(self._recent)
         return KeyImage(
             run_ids=tuple(run.run_id for run in [*self._runs, *self.settled.runs]),
             next_run_id=self._files.next_id,
-            keys_through=self._mark if nothing_to_seal else self._sealed_mark,  # KEYS-4
+            keys_through=self._memory.durable_mark,  # KEYS-4
             deleted_ids=tuple(self._files.deleted_ids),
             settled_version=self.settled.version,
         )
@@ -268,39 +264,32 @@ class ScheduleKeys:
     @property
     def unsealed_count(self) -> int:
         """Entries that are in memory only."""
-        return sum(map(len, self._in_memory()))
+        return self._memory.count
 
     def needs_seal(self, now_ms: int) -> bool:
-        if not len(self._recent) or self._seals.is_running:
+        count = len(self._memory.recent)
+        if not count or self._seals.is_running:
             return False
-        if self._recent_since_ms is None or self._recent_since_ms > now_ms:
-            self._recent_since_ms = now_ms
+        waited_ms = self._memory.waited_ms(now_ms)
         if not self._seals.is_ready(now_ms):
             return False
-        is_old = now_ms - self._recent_since_ms >= self.limits.seal_after_ms
-        return is_old or len(self._recent) >= self.limits.seal_count
+        return waited_ms >= self.limits.seal_after_ms or count >= self.limits.seal_count
 
     async def seal(self) -> bool:
         """Write what is in memory to a run; False if that failed, and everything is as it was (KEYS-6)."""
-        if self._seals.is_running or not len(self._recent):
+        memory, generation = self._memory, self._generation
+        if self._seals.is_running or not len(memory.recent):
             return True
-        frozen, mark, generation = self._recent, self._mark, self._generation
-        with self._seals.attempt() as attempt:
-            self._recent, self._frozen, self._recent_since_ms = RecentKeys(), frozen, None
-            try:
-                header = await self._writer.seal(attempt.run_id, frozen.rows())
-                await self.settled.flush()
-                key_filter = await self._filter_to_keep([], header)
-                if generation == self._generation:  # no await from here on (KEYS-1, KEYS-5)
-                    self._frozen, self._sealed_mark = None, mark
-                    self._replace([], header, key_filter)
-                    self._seals.succeeded(0 if header is None else header.count)
-                    attempt.is_used = header is not None
-            finally:
-                if self._frozen is frozen:
-                    added = self._recent.rows()
-                    frozen.add(added.hashes, added.ledger_ids, added.entry_ids)
-                    self._recent, self._frozen = frozen, None
+        mark = memory.mark
+        with self._seals.attempt() as attempt, memory.freeze() as frozen:
+            header = await self._writer.seal(attempt.run_id, frozen.rows())
+            await self.settled.flush()
+            key_filter = await self._filter_to_keep([], header)
+            if generation == self._generation:  # no await from here on (KEYS-1, KEYS-5)
+                memory.sealed(mark)
+                self._replace([], header, key_filter)
+                self._seals.succeeded(0 if header is None else header.count)
+                attempt.is_used = header is not None
         return not attempt.has_failed
 
     def needs_merge(self, now_ms: int) -> bool:
@@ -327,11 +316,6 @@ class ScheduleKeys:
                 for run in sources:
                     run.is_merging = False
         return not attempt.has_failed
-
-    # How it looks.
-
-    def _in_memory(self) -> list[RecentKeys]:
-        return [self._recent] if self._frozen is None else [self._recent, self._frozen]
 
     # How runs come and go.
 

@@ -29,7 +29,6 @@ from functools import partial
 from typing import TypeVar
 
 from broker.config import BrokerConfig
-from broker.delayed.bucket_upkeep import Spawn
 from broker.errors import Corrupt, NotFound, PostdateError, Refused, StorageFailed, Unavailable
 from broker.folder.checkpoint import Checkpointer
 from broker.folder.tree_copy import CHUNK_BYTES, Steps, TreeCopy, is_linkless, pin_topics, remove_in_steps
@@ -37,6 +36,7 @@ from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
 from broker.runtime.steps import run_step
+from broker.runtime.supervise import Spawn
 from broker.runtime.vfs import File, Vfs, list_if_there, replace_file
 from broker.storage.backup_marker import (
     Backup,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from typing import Any
 
 from broker.errors import Unavailable
 from broker.runtime.clock import Clock
@@ -83,6 +84,37 @@ def _failure_of(name: str, task: asyncio.Task[None], *, is_lasting: bool) -> Bas
     if (error := task.exception()) is not None:
         return error
     return RuntimeError(f"The task {name!r} ended by itself") if is_lasting else None
+
+
+Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
+"""Start of a named task that somebody sees the failure of, as `Supervisor.spawn`."""
+
+
+class OneAtATime:
+    """Work in the background of which there is never more than one task."""
+
+    def __init__(self, spawn: Spawn, name: str) -> None:
+        self._spawn = spawn
+        self._name = name
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin a task, unless one is running."""
+        if not self.is_running:
+            self._task = self._spawn(self._name, work())
+
+    async def wait(self) -> None:
+        """Return once none is running; its failure is somebody else's affair."""
+        if self._task is not None and not self._task.done():
+            await asyncio.wait([self._task])
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
 
 class YieldBudget:

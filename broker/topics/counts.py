@@ -20,9 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +42,7 @@ from broker.model import (
 )
 from broker.observe.logs import Notice, get_logger
 from broker.runtime.clock import Clock
-from broker.runtime.supervise import YieldBudget
+from broker.runtime.supervise import Spawn, YieldBudget
 from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.ledger_facts import LedgerFacts
 from broker.storage.log import TopicLog
@@ -67,7 +66,6 @@ from broker.topics.oldest import OldestReady
 
 log = get_logger(__name__)
 
-Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 SCAN_ROWS = 65_536
 _RETRY_SECONDS = 1.0

@@ -42,7 +42,7 @@ from broker.model import (
 from broker.observe.logs import get_logger
 from broker.policy import DELAYED_ENABLED, SubscriptionPolicy, TopicPolicy
 from broker.runtime.clock import Clock
-from broker.runtime.supervise import YieldBudget
+from broker.runtime.supervise import Spawn, YieldBudget
 from broker.settings import MIB
 from broker.storage.records import Settled, SettleReason, Transferred
 from broker.storage.salvage import NO_FRAME, read_marking_damage
@@ -56,7 +56,7 @@ from broker.topics.refusals import subscription_not_found
 
 if TYPE_CHECKING:
     from broker.topics.registry import Registry
-    from broker.topics.topic import Spawn, Topic
+    from broker.topics.topic import Topic
 
 log = get_logger(__name__)
 

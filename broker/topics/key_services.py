@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from broker.delayed.key_cache import KeyCache
 from broker.delayed.schedule_keys import KeyLimits
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
+from broker.runtime.supervise import Spawn
 from broker.storage.key_run_files import KeyStorage
 from broker.storage.log import TopicLog
-
-Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class KeyedTopic(Protocol):

@@ -39,7 +39,7 @@ from broker.model import (
     members,
 )
 from broker.observe.logs import Notice, get_logger
-from broker.runtime.supervise import YieldBudget
+from broker.runtime.supervise import OneAtATime, YieldBudget
 from broker.storage.changes import Changed
 from broker.storage.key_filter import BoolColumn
 from broker.storage.records import Produced
@@ -85,9 +85,10 @@ class KeyUpkeep:
         self._budget = YieldBudget(services.clock)
         self._notice = Notice(services.clock)
         self._timer: asyncio.TimerHandle | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._sealing: asyncio.Task[None] | None = None
-        self._merging: asyncio.Task[None] | None = None
+        keys = f"schedule keys of topic {topic.topic_id}"
+        self._reading = OneAtATime(services.spawn, f"reading of {keys}")
+        self._sealing = OneAtATime(services.spawn, f"seal of {keys}")
+        self._merging = OneAtATime(services.spawn, f"merge of {keys}")
         self._is_running = False
         self.remembered = SettledUpkeep(topic, self.keys, services)
 
@@ -100,16 +101,15 @@ class KeyUpkeep:
         """
         self._begins_anew = anew
         self._is_running = True
-        self._reading = self._services.spawn(self._name("reading"), self._read())
+        self._reading.start(self._read)
 
     def stop(self) -> None:
         self._is_running = False
         self.remembered.stop()
         if self._timer is not None:
             self._timer.cancel()
-        for task in (self._reading, self._sealing, self._merging):
-            if task is not None:
-                task.cancel()
+        for work in (self._reading, self._sealing, self._merging):
+            work.cancel()
 
     async def wait_ready(self) -> None:
         """Return once `is_ready`; raises Unavailable if rows cannot be read, which is tried again."""
@@ -198,8 +198,8 @@ class KeyUpkeep:
         self.is_ready = False
         self.version += 1
         self._settled.clear()
-        if self._is_running and (self._reading is None or self._reading.done()):
-            self._reading = self._services.spawn(self._name("reading"), self._read())
+        if self._is_running:
+            self._reading.start(self._read)
 
     async def _read(self) -> None:
         """Until the lookup is ready."""
@@ -363,8 +363,8 @@ class KeyUpkeep:
         """Bounds what is in memory while rows are read."""
         self._look()
         limit = _UNSEALED_MAX * self.keys.limits.seal_count
-        if self.keys.unsealed_count > limit and self._sealing is not None and not self._sealing.done():
-            await asyncio.wait([self._sealing])
+        if self.keys.unsealed_count > limit:
+            await self._sealing.wait()
         await self._budget.spent()
 
     async def standings(self, ledger_id: int, entry_ids: UInt32Column) -> Array:
@@ -402,18 +402,15 @@ class KeyUpkeep:
         if not self._is_running or not self._is_restored:
             return
         now_ms = self._services.clock.now_ms()
-        if (self._sealing is None or self._sealing.done()) and self.keys.needs_seal(now_ms):
-            self._sealing = self._services.spawn(self._name("seal"), self._seal())
+        if not self._sealing.is_running and self.keys.needs_seal(now_ms):
+            self._sealing.start(self._seal)
         self._arm()
 
     def _look_at_runs(self) -> None:
-        now_ms = self._services.clock.now_ms()
-        if (
-            self._is_running
-            and (self._merging is None or self._merging.done())
-            and self.keys.needs_merge(now_ms)
-        ):
-            self._merging = self._services.spawn(self._name("merge"), self._merge())
+        if not self._is_running or self._merging.is_running:
+            return
+        if self.keys.needs_merge(self._services.clock.now_ms()):
+            self._merging.start(self._merge)
 
     def _arm(self) -> None:
         """One timer, while something waits to be sealed."""
@@ -443,6 +440,3 @@ class KeyUpkeep:
     def _note_deleted(self) -> None:
         if self.keys.has_deleted:
             self._topic.note_change()  # the next manifest names them no more, and then they go
-
-    def _name(self, what: str) -> str:
-        return f"{what} of schedule keys of topic {self._topic.topic_id}"

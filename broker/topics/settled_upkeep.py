@@ -19,7 +19,7 @@ from broker.delayed.schedule_keys import KeyImage, ScheduleKeys
 from broker.errors import Corrupt, PostdateError
 from broker.model import Position, RowColumn, UInt32Column, UInt64Column
 from broker.observe.logs import get_logger
-from broker.runtime.supervise import YieldBudget
+from broker.runtime.supervise import OneAtATime, YieldBudget
 from broker.storage.key_run import KeyColumns, newest_of_each, sort_keys
 from broker.topics.key_services import KeyedTopic, KeyServices
 
@@ -47,7 +47,9 @@ class SettledUpkeep:
         self.durable_version = 0
         """What was remembered up to this one is named by a durable manifest."""
         self._budget = YieldBudget(services.clock)
-        self._merging: asyncio.Task[None] | None = None
+        self._merging = OneAtATime(
+            services.spawn, f"merge of settled schedule keys of topic {topic.topic_id}"
+        )
         self._expiry: asyncio.TimerHandle | None = None
 
     def start(self, standings: Standings, rows: Rows) -> None:
@@ -59,8 +61,7 @@ class SettledUpkeep:
         self._read = None
         if self._expiry is not None:
             self._expiry.cancel()
-        if self._merging is not None:
-            self._merging.cancel()
+        self._merging.cancel()
 
     def image_durable(self, image: KeyImage) -> None:
         self.durable_version = max(self.durable_version, image.settled_version)
@@ -106,10 +107,8 @@ class SettledUpkeep:
         self._topic.note_change()
         if self._read is None:
             return
-        if (self._merging is None or self._merging.done()) and self._settled.needs_merge():
-            self._merging = self._services.spawn(
-                f"merge of settled schedule keys of topic {self._topic.topic_id}", self._merge()
-            )
+        if not self._merging.is_running and self._settled.needs_merge():
+            self._merging.start(self._merge)
         self._arm()
 
     async def _remember(

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from pyroaring import BitMap64
 
@@ -29,6 +28,7 @@ from broker.model import Batch, IdRange, Int64Column, Position
 from broker.observe.metrics import TopicCounters
 from broker.policy import TopicPolicy
 from broker.runtime.clock import Clock
+from broker.runtime.supervise import Spawn
 from broker.storage.amendments import Amendments
 from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.compacted import LedgersCompacted
@@ -67,8 +67,6 @@ from broker.topics.topic_index import IndexServices, TopicIndex
 from broker.topics.topic_keys import TopicKeys
 from broker.topics.topic_policies import TopicPolicies
 from broker.topics.topic_subscriptions import Subscriptions
-
-Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 APPLIED_BY: dict[type, tuple[str, ...]] = {
     Produced: ("ledgers", "index", "keys", "producers", "subscriptions"),

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from broker.delayed.bucket_tracker import BucketTracker
-from broker.delayed.bucket_upkeep import BucketUpkeep, NoteIndex, Spawn
+from broker.delayed.bucket_upkeep import BucketUpkeep, NoteIndex
 from broker.delayed.bucket_values import BucketImage
 from broker.delayed.due_rows import DueRows
 from broker.delayed.index_pump import AHEAD_MS_MAX, IndexPump
@@ -19,6 +19,7 @@ from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, Fron
 from broker.model import START, Int64Column, UInt32Column
 from broker.policy import TRACKER_MEMORY
 from broker.runtime.clock import Clock
+from broker.runtime.supervise import Spawn
 from broker.storage.bucket_files import BucketStorage
 from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.log import TopicLog

@@ -7,9 +7,9 @@ has consumers, or leases that Receive took.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from pyroaring import BitMap
 
@@ -18,6 +18,7 @@ from broker.delayed.due_rows import DueRows
 from broker.errors import AlreadyExists, LimitReached, NotFound
 from broker.model import Entries, Position
 from broker.policy import SubscriptionPolicy, effective
+from broker.runtime.supervise import Spawn
 from broker.storage.changes import Cancelled, Moved
 from broker.storage.log import TopicLog
 from broker.storage.manifest import CursorImage, SubscriptionImage, TopicImage
@@ -46,8 +47,6 @@ from broker.topics.policies import check_subscription_policy
 from broker.topics.refusals import subscription_not_found, topic_not_found
 
 EARLIEST = 2
-
-Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class SubscribedTopic(Protocol):

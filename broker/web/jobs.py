@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from broker.errors import PostdateError
 from broker.runtime.clock import Clock
+from broker.runtime.supervise import Spawn
 from broker.topics.schedule_values import ChangeResult
 from broker.web.refusals import PageRefusal
 
 _RUNNING_MAX = 4
 _REMEMBERED_MAX = 100
-
-Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 @dataclass(slots=True, eq=False)

@@ -89,7 +89,7 @@ def test_what_is_produced_for_a_range_that_is_sealed_comes_between():
         due_ms = await produce_at(node, [now_ms + 6_000 + 100 * i for i in range(24)])
         await asyncio.sleep(1)
         assert tracker_of(node).stats().bucket_count >= 1
-        assert not tracker_of(node)._mutable.count
+        assert not tracker_of(node)._memory.recent.count
         # Between the sealed ones, on them, before and after them; sealed again, and again on top of that.
         for _ in range(3):
             due_ms |= await produce_at(node, [now_ms + 5_950 + 50 * i for i in range(50)])

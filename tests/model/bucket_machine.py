@@ -170,7 +170,7 @@ class BucketMachine(TrackerMachine):
     def seal_and_merge_all(self) -> None:
         for _ in range(50):
             self.let_work_go_on(1_000)
-            if self.tracker._mutable.count:
+            if self.tracker._memory.recent.count:
                 self.start(self.tracker.seal)
             elif self.tracker.needs_merge(self.now_ms):
                 self.start(self.tracker.merge)

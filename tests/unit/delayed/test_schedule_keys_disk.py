@@ -62,7 +62,7 @@ async def test_a_restart_adds_only_the_rows_after_the_runs_keys_4() -> None:
     assert topic.manifest.keys_through == Position(1, 4)
     before = await topic.keys.find(column([5, 6, 7, 8]))
     topic = await restarted(topic)
-    assert len(topic.keys._recent) == 1
+    assert len(topic.keys._memory.recent) == 1
     assert await topic.keys.find(column([5, 6, 7, 8])) == before
     assert topic.keys.image() == topic.manifest
     assert await topic.keys.seal()
