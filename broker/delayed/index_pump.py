@@ -16,7 +16,6 @@ The timer is computed anew from the index after every step, whatever the step di
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -25,6 +24,7 @@ import numpy as np
 from broker.delayed.bucket_upkeep import BucketUpkeep
 from broker.delayed.due_rows import DueRows
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, Frontier
+from broker.delayed.unindexed import NEVER_MS, AppendedRows, Move, MovedEntries
 from broker.errors import Corrupt, NotFound, PostdateError, Unavailable
 from broker.model import CANCELLED_MS, Int64Column, Position, UInt32Column
 from broker.observe.logs import get_logger
@@ -34,7 +34,6 @@ from broker.runtime.supervise import YieldBudget
 from broker.storage.amendments import Amendments
 from broker.storage.blocks import BLOCK_ROWS
 from broker.storage.changes import Changed
-from broker.storage.key_filter import BoolColumn
 
 log = get_logger(__name__)
 
@@ -43,7 +42,6 @@ _GATHER_MS = 250
 _GROUP_NS = 2_000_000
 """While messages come due one by one, each millisecond, they are taken at most this often: every step behind this one
 costs nearly the same for three messages as for one. What comes due after a quiet moment is taken at once."""
-_NEVER_MS = 1 << 62
 _RETRY_SECONDS = 1.0
 _OVERDUE_MS = 5_000
 """The watchdog's bound: entries this long overdue that `take_due` does not yield mean a broken index."""
@@ -128,14 +126,10 @@ class IndexPump:
         self._work = Signal()
         self._built = asyncio.Event()
         self._gathering: asyncio.TimerHandle | None = None
-        self._moved: deque[tuple[int, Changed, int]] = deque()  # to be added: (ledger_id, entries, lsn)
-        self._moved_count = 0
-        self._moved_lsn = 0  # moves of records up to it were added
+        self._moved = MovedEntries()
+        self._appended = AppendedRows()
         self._is_restored = upkeep is None
         self._waiters: list[asyncio.Future[None]] = []
-        self._unindexed = 0  # entries appended since the start that the cursor has not passed
-        self._unindexed_earliest_ms = _NEVER_MS
-        self._unindexed_latest_ms = 0
         self._took_ns = -_GROUP_NS  # when something was last taken, and nothing was left
         self._looked_ms = 0  # up to when the index was last asked for what is due
         self._load_again_ns = 0  # after a read that failed
@@ -171,9 +165,7 @@ class IndexPump:
         Rows that have time are indexed a little later, many at once: a thousand random times touch a thousand
         buckets, and so do sixty thousand.
         """
-        self._unindexed += len(delayed_times)
-        self._unindexed_earliest_ms = min(self._unindexed_earliest_ms, int(delayed_times.min()))
-        self._unindexed_latest_ms = max(self._unindexed_latest_ms, int(delayed_times.max()))
+        self._appended.add(delayed_times)
         # The earliest of all that is not indexed yet: these rows may have time, and those before them none.
         if self._must_hurry():
             if self._gathering is not None:  # what has time gathers no longer
@@ -195,49 +187,26 @@ class IndexPump:
         """
         passed = _rows_before(ledger_id, changed.entry_ids, self.position)
         old = _rows_before(ledger_id, changed.entry_ids, self._rebuild_end)  # not counted as unindexed
-        indexed = np.arange(passed)
-        if self._moved_count:
-            indexed = indexed[~self._take_back(ledger_id, changed.entry_ids[:passed])]
+        indexed = np.flatnonzero(~self._moved.take_back(ledger_id, changed.entry_ids[:passed]))
         self.tracker.remove(ledger_id, changed.entry_ids[indexed], changed.old_ms[indexed])
         if changed.new_ms is None:
-            self._unindexed -= len(changed.entry_ids) - max(passed, old)
+            self._appended.count -= len(changed.entry_ids) - max(passed, old)
         else:
             # A rebuild leaves out what lies at or before the frontier that it began with.
             is_left_out = changed.new_ms[passed:old] <= self._rebuild_frontier.deliver_at_ms
             first = np.concatenate((np.arange(passed), passed + np.flatnonzero(is_left_out)))
-            later = changed.new_ms[passed:]
-            self._unindexed_earliest_ms = min(self._unindexed_earliest_ms, int(later.min(initial=_NEVER_MS)))
-            self._unindexed_latest_ms = max(self._unindexed_latest_ms, int(later.max(initial=0)))
-            # Also if none is left to be added: of this record nothing is missing then.
+            self._appended.may_lie_at(changed.new_ms[passed:])
             moved = Changed(changed.entry_ids[first], changed.old_ms[first], changed.new_ms[first])
-            self._moved.append((ledger_id, moved, lsn))
-            self._moved_count += len(first)
+            self._moved.append(Move(ledger_id, moved, lsn))
         self._looked_ms = 0
         self._work.set()
 
-    def _take_back(self, ledger_id: int, entry_ids: UInt32Column) -> BoolColumn:
-        """Entries were moved, and are changed again before they were added: they wait no more to be added.
-
-        For each of them whether it did.
-        """
-        waited = np.zeros(len(entry_ids), dtype=np.bool_)
-        for index, (of, moved, lsn) in enumerate(self._moved):
-            if of != ledger_id:
-                continue
-            taken = np.isin(moved.entry_ids, entry_ids)
-            if taken.any():
-                assert moved.new_ms is not None
-                kept = ~taken
-                rest = Changed(moved.entry_ids[kept], moved.old_ms[kept], moved.new_ms[kept])
-                self._moved[index] = (of, rest, lsn)
-                self._moved_count -= int(taken.sum())
-                waited |= np.isin(entry_ids, moved.entry_ids[taken])
-        return waited
-
     async def caught_up(self) -> None:
         """Return once everything that was appended or changed before this call is in the index."""
-        end, lsn = self._source.end, self._moved[-1][2] if self._moved else 0
-        while self.position < end or self._moved_lsn < lsn or self.is_rebuilding or not self._is_restored:
+        end, lsn = self._source.end, self._moved.last_lsn
+        while (
+            self.position < end or self._moved.added_lsn < lsn or self.is_rebuilding or not self._is_restored
+        ):
             if self._gathering is not None:
                 self._gathering.cancel()
                 self._gathered()
@@ -248,32 +217,26 @@ class IndexPump:
 
     def scheduled_count(self) -> int:
         """Entries whose time has not come, indexed or not yet."""
-        return max(0, self.tracker.count() + self._moved_count + self._unindexed)
+        return max(0, self.tracker.count() + self._moved.count + self._appended.count)
 
     def next_due_ms(self) -> int | None:
         """Return the due time of the next entry, or a little before; None if nothing is pending."""
         if not self.scheduled_count():
             return None  # the index may still hold what was cancelled
-        known = [self.tracker.next_due_ms(), self._unindexed_earliest_ms if self._unindexed else None]
-        known += [int(moved.new_ms.min()) for moved in self._waiting_moves()]  # type: ignore[union-attr]
+        known = (self.tracker.next_due_ms(), self._appended.first_due_ms, self._moved.first_due_ms)
         return min((ms for ms in known if ms is not None), default=None)
 
     def last_due_ms(self) -> int | None:
         """Return the due time of the last entry, or a little after; None if nothing is pending."""
         if not self.scheduled_count():
             return None
-        known = [self.tracker.stats().last_due_ms, self._unindexed_latest_ms if self._unindexed else None]
-        known += [int(moved.new_ms.max()) for moved in self._waiting_moves()]  # type: ignore[union-attr]
+        known = (self.tracker.stats().last_due_ms, self._appended.last_due_ms, self._moved.last_due_ms)
         return max((ms for ms in known if ms is not None), default=None)
-
-    def _waiting_moves(self) -> list[Changed]:
-        """Return the moves that are not in the index yet."""
-        return [moved for _, moved, _ in self._moved if len(moved.entry_ids)]
 
     def spent_through_ms(self) -> int:
         """Of the rows before the cursor, those that are due at or before this time were taken from the index."""
         next_due_ms = self.tracker.next_due_ms()
-        return _NEVER_MS if next_due_ms is None else next_due_ms - 1
+        return NEVER_MS if next_due_ms is None else next_due_ms - 1
 
     def discard_ledgers(self, ledger_ids: Iterable[int]) -> bool:
         """Forget ledgers that are gone from the log; whether the index held anything of them."""
@@ -284,7 +247,7 @@ class IndexPump:
 
     def _must_hurry(self) -> bool:
         """Return whether a row that is not indexed yet is due soon."""
-        return self._unindexed_earliest_ms - self._clock.now_ms() < 2 * _GATHER_MS
+        return self._appended.is_due_by(self._clock.now_ms() + 2 * _GATHER_MS)
 
     def _gathered(self) -> None:
         self._gathering = None
@@ -330,7 +293,7 @@ class IndexPump:
 
     def _add_moved_since(self, index_lsn: int) -> None:
         """Add the entries that records above an lsn have moved, if the buckets cover their rows."""
-        self._moved_lsn = index_lsn
+        added_lsn = index_lsn
         for ledger_id, amendments in self._source.amendments.items():
             times = amendments.effective(amendments.entry_ids, amendments.deliver_at_ms)
             wanted = (amendments.lsns > index_lsn) & (times > self.tracker.frontier.deliver_at_ms)
@@ -338,30 +301,27 @@ class IndexPump:
                 end = self.position.entry_id if ledger_id == self.position.ledger_id else 0
                 wanted &= amendments.entry_ids < end
             if len(amendments.lsns):
-                self._moved_lsn = max(self._moved_lsn, int(amendments.lsns.max()))
+                added_lsn = max(added_lsn, int(amendments.lsns.max()))
             self.tracker.add(ledger_id, amendments.entry_ids[wanted], times[wanted])
+        self._moved.added_lsn = added_lsn
         self._passed()
 
     def _add_moved(self) -> bool:
         """Add what was moved, as much as one step may; whether there was any."""
-        rows, lsn_before = 0, self._moved_lsn
-        # A record is taken as a whole: that up to its lsn all was added is said below.
-        while self._moved and (rows < _INDEX_ROWS or self._moved[0][2] == self._moved_lsn):
-            ledger_id, moved, lsn = self._moved.popleft()
-            self._moved_lsn = max(self._moved_lsn, lsn)
+        count, lsn_before = self._moved.count, self._moved.added_lsn
+        for ledger_id, moved, _ in self._moved.take(_INDEX_ROWS):
             assert moved.new_ms is not None
             self.tracker.add(ledger_id, moved.entry_ids, moved.new_ms)
-            rows += len(moved.entry_ids)
-        self._moved_count -= rows
-        if rows or self._moved_lsn != lsn_before:
+        was_any = self._moved.count != count
+        if was_any or self._moved.added_lsn != lsn_before:
             self._looked_ms = 0
             self._passed()
-        return rows > 0
+        return was_any
 
     def _passed(self) -> None:
         """Tell the buckets up to where everything was added. No await since `add`: a seal must not come between."""
         if self.upkeep is not None:
-            self.upkeep.passed(self.position, self._moved_lsn)
+            self.upkeep.passed(self.position, self._moved.added_lsn)
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
@@ -373,7 +333,7 @@ class IndexPump:
         """One bounded step; whether there is more to do at once."""
         # A rebuild gathers nothing: appends would hold it up again and again, and some of its rows are due soon.
         # Nor does what is due soon, though rows that can wait were appended before the cursor came to it.
-        has_time = self._unindexed < _INDEX_ROWS and not self.is_rebuilding and not self._must_hurry()
+        has_time = self._appended.count < _INDEX_ROWS and not self.is_rebuilding and not self._must_hurry()
         gathers = self._gathering is not None and has_time
         self._look_at_clock()
         indexed = self._add_moved()
@@ -458,11 +418,11 @@ class IndexPump:
             self.tracker.add(ledger_id, (at + first).astype(np.uint32), times[at])
             self._looked_ms = 0  # it may hold what is overdue and was not asked for yet
             if not self.is_rebuilding:
-                self._unindexed -= len(at)
+                self._appended.count -= len(at)
         self.position = Position(ledger_id, first + count)
         self._passed()
         if not self.is_behind:
-            self._unindexed_earliest_ms, self._unindexed_latest_ms = _NEVER_MS, 0
+            self._appended.all_passed()
 
     async def _read_times(self, ledger_id: int, first: int, count: int) -> Int64Column | None:
         """Times from the files; None if the ledger went meanwhile, or nobody would take its rows out again."""
@@ -509,7 +469,7 @@ class IndexPump:
                 continue
             at = np.flatnonzero((times > 0) & (times < CANCELLED_MS))
             self.tracker.add(ledger_id, (at + first).astype(np.uint32), times[at])
-            self._unindexed -= len(at) if were_appended else 0
+            self._appended.count -= len(at) if were_appended else 0
             self._looked_ms = 0
         self._skipped_again_ns = self._clock.monotonic_ns() + _DAMAGED_NS
 
@@ -548,9 +508,7 @@ class IndexPump:
         log.warning("The clock was set back; rebuilding the delayed index from the ledgers", now_ms=now_ms)
         self.reached_ms = max(self.reached_ms, frontier_ms)
         # What was moved lies before the rebuild's end, which meets it at its new time, or is due and found by position.
-        self._moved_lsn = max([self._moved_lsn, *(lsn for _, _, lsn in self._moved)])
         self._moved.clear()
-        self._moved_count = 0
         self.set_backs += 1
         self._rebuild(Frontier(now_ms, *ENTRY_AFTER_ALL), goes_back=True)
         self._on_set_back()

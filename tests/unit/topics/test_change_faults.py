@@ -186,7 +186,7 @@ def test_no_part_of_a_move_is_left_out_when_a_seal_comes_between_its_ledgers(mon
         marks = []
 
         def noted(position, lsn):
-            marks.append((lsn, pump._moved_count))
+            marks.append((lsn, pump._moved.count))
             passed(position, lsn)
 
         monkeypatch.setattr(pump.upkeep, "passed", noted)
