@@ -24,7 +24,7 @@ import numpy as np
 from broker.delayed.bucket_upkeep import BucketUpkeep
 from broker.delayed.due_rows import DueRows
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, Frontier
-from broker.delayed.unindexed import NEVER_MS, AppendedRows, Move, MovedEntries
+from broker.delayed.unindexed import NEVER_MS, AppendedRows, LedgerMove, MovedEntries
 from broker.errors import Corrupt, NotFound, PostdateError, Unavailable
 from broker.model import CANCELLED_MS, Int64Column, Position, UInt32Column
 from broker.observe.logs import get_logger
@@ -197,7 +197,7 @@ class IndexPump:
             first = np.concatenate((np.arange(passed), passed + np.flatnonzero(is_left_out)))
             self._appended.may_lie_at(changed.new_ms[passed:])
             moved = Changed(changed.entry_ids[first], changed.old_ms[first], changed.new_ms[first])
-            self._moved.append(Move(ledger_id, moved, lsn))
+            self._moved.append(LedgerMove(ledger_id, moved, lsn))
         self._looked_ms = 0
         self._work.set()
 

@@ -206,13 +206,11 @@ class StaleRows:
         """Return a chunk without its stale rows, and forget these."""
         if not self.surplus and not self.is_sought:
             return chunk
-        columns = DueRows(chunk.deliver_at_ms, chunk.ledger_ids, chunk.entry_ids)
-        current = is_current(columns, self._amendments_of)
+        current = is_current(chunk, self._amendments_of)
         if current.all():
             return chunk
-        gone, rows = columns.part(~current), columns.part(current)
-        self._forget(gone)
-        return DueRows(rows.deliver_at_ms, rows.ledger_ids, rows.entry_ids)
+        self._forget(chunk.part(~current))
+        return chunk.part(current)
 
     def _forget(self, gone: DueRows) -> None:
         """Rows are gone from the index. Of those that are there more than once the last one stays known as stale."""

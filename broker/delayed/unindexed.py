@@ -1,4 +1,4 @@
-"""What is pending and not in the delayed index yet: rows that were appended, and entries that were moved. Pure."""
+"""Pending entries that the delayed index does not have yet: rows that were appended, entries that were moved. Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class AppendedRows:
         return self._latest_ms if self.count else None
 
 
-class Move(NamedTuple):
+class LedgerMove(NamedTuple):
     """Entries of a ledger under their new times, as a record has moved them."""
 
     ledger_id: int
@@ -66,19 +66,19 @@ class MovedEntries:
         self.count = 0
         self.added_lsn = 0
         """Moves of records up to it were added."""
-        self._moves: deque[Move] = deque()
+        self._moves: deque[LedgerMove] = deque()
 
     @property
     def last_lsn(self) -> int:
         """Return the lsn of the last record that waits; 0 if none does."""
         return self._moves[-1].lsn if self._moves else 0
 
-    def append(self, move: Move) -> None:
+    def append(self, move: LedgerMove) -> None:
         """Also if it names no entry: of its record nothing is missing once it is taken."""
         self._moves.append(move)
         self.count += len(move.changed.entry_ids)
 
-    def take(self, rows_max: int) -> Iterator[Move]:
+    def take(self, rows_max: int) -> Iterator[LedgerMove]:
         """Take about so many entries; a record as a whole, as `added_lsn` says that all of it was added."""
         rows = 0
         while self._moves and (rows < rows_max or self._moves[0].lsn == self.added_lsn):
@@ -102,7 +102,7 @@ class MovedEntries:
                 assert moved.new_ms is not None
                 kept = ~taken
                 rest = Changed(moved.entry_ids[kept], moved.old_ms[kept], moved.new_ms[kept])
-                self._moves[index] = Move(of, rest, lsn)
+                self._moves[index] = LedgerMove(of, rest, lsn)
                 self.count -= int(taken.sum())
                 waited |= np.isin(entry_ids, moved.entry_ids[taken])
         return waited

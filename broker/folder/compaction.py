@@ -10,12 +10,10 @@
     The next checkpoint's manifest names the new files, and then the old ones go.
 
 A crash before the record is durable leaves files that nobody names, and the lease's folder: recovery removes both.
-After it, replay puts the generations in place. Leases are memory: after a restart no job has one.
+After it, replay puts the generations in place.
 
-Invariants:
-  COMPACTION-1  A lease is the newest of its topic's inputs: what one lease holds no other gets before it ends.
+Invariants (COMPACTION-1 and COMPACTION-3 stand in `compaction_leases`):
   COMPACTION-2  Nothing but a commit under a lease that is current changes anything, and it does so once.
-  COMPACTION-3  Files that a lease names stay while it lives.
   COMPACTION-4  One commit at a time moves files, so that no name is taken twice.
   COMPACTION-5  A row with a schedule key is left out once a durable manifest names what is remembered of it.
 """
@@ -28,17 +26,13 @@ import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from broker.delayed.lent_buckets import Loan
 from broker.errors import (
     Corrupt,
-    Fenced,
     InvalidRequest,
-    LimitReached,
-    NotFound,
     PostdateError,
     Refused,
     Unavailable,
@@ -49,50 +43,34 @@ from broker.folder.compaction_candidates import (
     input_ledger,
     ledger_candidate,
 )
+from broker.folder.compaction_leases import CompactionLeases, HeldLease
 from broker.folder.compaction_values import Candidates, Committed, Lease
+from broker.folder.staging import Staging
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.steps import run_step
 from broker.runtime.supervise import YieldBudget
-from broker.runtime.vfs import Vfs, replace_file
-from broker.storage.blocks import KINDS, LedgerCapture, SparseSizes
+from broker.runtime.vfs import Vfs
+from broker.storage.blocks import KINDS, SparseSizes
 from broker.storage.compacted import CompactedLedger, LedgersCompacted
 from broker.storage.compaction_inputs import (
-    INPUTS_FILE,
     CompactionInputs,
     InputLedger,
     LedgerOutput,
     Outputs,
-    encode_inputs,
 )
-from broker.storage.layout import Layout, remove_tree
+from broker.storage.layout import Layout
 from broker.storage.sparse_check import examine_generation
-from broker.storage.sparse_writer import open_source, remove_generation
+from broker.storage.sparse_writer import open_source
 from broker.topics.generations import Refusal, refusal_of
 from broker.topics.registry import Registry
 from broker.topics.topic import Topic
 
 log = get_logger(__name__)
 
-T = TypeVar("T")
-
-LEASES_MAX = 64
-INPUTS_MAX = 10_000
 _REMEMBERED = 256
 _TOGETHER = 16  # ledgers in one record: applying it looks at what every subscription has settled of each
 _TIDY_SECONDS = 10.0
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A lease that lives."""
-
-    lease: Lease
-    topic: Topic
-    inputs: CompactionInputs
-    loan: Loan | None
-    keeping: contextlib.ExitStack  # of the input files
-    committing: asyncio.Task[Committed] | None = None
 
 
 class CompactionDesk:
@@ -119,15 +97,10 @@ class CompactionDesk:
         self._layout = layout
         self._vfs = vfs
         self._clock = clock
-        self._rng = rng
-        self._lease_ms_max = lease_ms_max
-        self._cleanup_ms = cleanup_ms
-        self._file_executor = file_executor
         self._index_executor = index_executor
-        self._held: dict[str, _Held] = {}
+        self._staging = Staging(layout, vfs, clock, file_executor, cleanup_ms=cleanup_ms)
+        self._leases = CompactionLeases(self._staging, clock, rng, lease_ms_max, note)
         self._done: OrderedDict[tuple[str, int], Committed] = OrderedDict()
-        self._orphaned: dict[str, int] = {}  # folders of leases that ended, and when
-        self._epoch = 0
         self._changed = asyncio.Event()  # there is a lease or an orphaned folder to look after
         self._lock = asyncio.Lock()
         self._budget = YieldBudget(clock)
@@ -154,8 +127,8 @@ class CompactionDesk:
 
     def leases(self) -> list[Lease]:
         """The leases that live, oldest first."""
-        self._end_expired()
-        return [held.lease for held in self._held.values()]
+        self._leases.end_expired()
+        return [held.lease for held in self._leases]
 
     # -- begin and abort -------------------------------------------------------------------------------------
 
@@ -163,54 +136,41 @@ class CompactionDesk:
         self, topic_name: str, ledger_ids: Sequence[int], bucket_ids: Sequence[int], lease_ms: int = 0
     ) -> Lease:
         """Lease inputs to a job. Raises NotFound, Refused (reason COMPACTION_...), LimitReached."""
-        self._end_expired()
+        self._leases.end_expired()
         topic = self._registry.topic(topic_name)
-        self._check_free(topic, ledger_ids, bucket_ids)
+        self._leases.check_free(topic, ledger_ids, bucket_ids)
         # No moment is the same for all: what is settled or moved while others are noted only makes the job keep more.
         amended_lsn, ledgers = topic.applied_lsn, []
         for ledger_id in sorted(ledger_ids):
             if (ledger := topic.log.find(ledger_id)) is not None:
                 ledgers.append(input_ledger(topic, ledger))
             await self._budget.spent()
-        self._check_free(topic, ledger_ids, bucket_ids)  # again, and no await from here on
-        lease_ms = min(lease_ms or self._lease_ms_max, self._lease_ms_max)
-        now_ms = self._clock.now_ms()
-        self._epoch = max(self._epoch + 1, now_ms)
-        compaction_id = f"{self._rng.getrandbits(64):016x}"
-        lease = Lease(
-            compaction_id=compaction_id,
-            epoch=self._epoch,
-            topic=topic.name,
-            ledger_ids=tuple(sorted(ledger_ids)),
-            bucket_ids=tuple(bucket_ids),
-            folder=f"staging/{compaction_id}",
-            expires_at_ms=now_ms + lease_ms,
-        )
+        self._leases.check_free(topic, ledger_ids, bucket_ids)  # again, and no await from here on
+        lease = self._leases.new(topic, ledger_ids, bucket_ids, lease_ms)
         inputs, loan = self._inputs(topic, lease, amended_lsn, ledgers)
-        keeping = contextlib.ExitStack()
-        keeping.enter_context(topic.log.keep_files())
-        if topic.index.upkeep is not None:
-            keeping.enter_context(topic.index.upkeep.keep_files())
+        held = self._leases.hold(lease, topic, inputs, loan)
         self._changed.set()
-        self._held[compaction_id] = held = _Held(lease, topic, inputs, loan, keeping)
         try:
-            await self._in_file_thread(partial(self._make_folder, lease, inputs))
+            await self._staging.make(lease.folder, inputs)
         except BaseException:
-            self._end(held)
+            self._leases.end(held)
             raise
         log.info(
-            "Compaction began", topic=topic.name, compaction_id=compaction_id, ledgers=len(lease.ledger_ids)
+            "Compaction began",
+            topic=topic.name,
+            compaction_id=lease.compaction_id,
+            ledgers=len(lease.ledger_ids),
         )
         return lease
 
     async def abort(self, compaction_id: str, epoch: int) -> None:
         """End a lease; what its job wrote is removed. Raises NotFound, Fenced."""
-        held = self._current(compaction_id, epoch)
+        held = self._leases.current(compaction_id, epoch)
         if held.committing is not None:
             raise Refused("The compaction is being committed", reason="COMPACTION_RUNNING")
-        self._end(held)
+        self._leases.end(held)
         self._note("aborted")
-        await self._remove_folder(held.lease.folder)
+        await self._staging.remove(held.lease.folder)
 
     # -- commit ----------------------------------------------------------------------------------------------
 
@@ -218,7 +178,7 @@ class CompactionDesk:
         """Put outputs in place; raises NotFound, Fenced, InvalidRequest. A repeat gets the first answer."""
         if (done := self._done.get((compaction_id, epoch))) is not None:
             return replace(done, is_repeat=True)
-        held = self._current(compaction_id, epoch)
+        held = self._leases.current(compaction_id, epoch)
         if held.committing is None:
             _check_outputs(held.lease, outputs)
             # A task of its own: whoever asked may go away, and files that were moved must not be left without a record.
@@ -226,7 +186,7 @@ class CompactionDesk:
             held.committing.add_done_callback(_look_at)
         return await asyncio.shield(held.committing)
 
-    async def _commit(self, held: _Held, outputs: Outputs) -> Committed:
+    async def _commit(self, held: HeldLease, outputs: Outputs) -> Committed:
         lease = held.lease
         try:
             async with self._lock:  # COMPACTION-4
@@ -242,13 +202,13 @@ class CompactionDesk:
                     placed += await self._place_ledgers(held, some, refused)
             swapped = outputs.has_bucket and await self._place_bucket(held)
         finally:
-            self._end(held)
+            self._leases.end(held)
         committed = Committed(tuple(placed), refused, swapped)
         self._note("refused" if refused or swapped != outputs.has_bucket else "committed")
         self._done[lease.compaction_id, lease.epoch] = committed
         while len(self._done) > _REMEMBERED:
             self._done.popitem(last=False)
-        await self._remove_folder(lease.folder)
+        await self._staging.remove(lease.folder)
         for ledger_id, refusal in refused.items():
             log.warning(
                 "A rewritten ledger was refused", topic=lease.topic, ledger_id=ledger_id, why=refusal.value
@@ -256,7 +216,7 @@ class CompactionDesk:
         return committed
 
     def _examine(
-        self, held: _Held, output: LedgerOutput, refused: dict[int, Refusal]
+        self, held: HeldLease, output: LedgerOutput, refused: dict[int, Refusal]
     ) -> CompactedLedger | None:
         """Look at one generation in the lease's folder. Blocks."""
         source = next(each for each in held.inputs.ledgers if each.capture.ledger_id == output.ledger_id)
@@ -271,7 +231,7 @@ class CompactionDesk:
             with open_source(self._vfs, folder, source.capture, source.amendments) as opened:
                 return examine_generation(
                     self._vfs,
-                    self._path(held.lease.folder),
+                    self._staging.path(held.lease.folder),
                     capture,
                     opened,
                     source.settled,
@@ -283,7 +243,7 @@ class CompactionDesk:
             return None
 
     async def _place_ledgers(
-        self, held: _Held, examined: Sequence[CompactedLedger], refused: dict[int, Refusal]
+        self, held: HeldLease, examined: Sequence[CompactedLedger], refused: dict[int, Refusal]
     ) -> list[int]:
         """Move generations to their names and let the journal say so; returns the ledgers that were rewritten."""
         wanted = self._allowed(held, examined, refused)
@@ -292,10 +252,10 @@ class CompactionDesk:
         topic = held.topic
         try:
             names = [f"{each.ledger_id}.{each.generation}.{kind}" for each in wanted for kind in KINDS]
-            await self._move(held.lease, self._layout.ledgers(topic.topic_id), names)
+            await self._staging.move(held.lease.folder, self._layout.ledgers(topic.topic_id), names)
             await self._remember_keys(topic, wanted)
         except (OSError, PostdateError) as error:
-            await self._remove_files(topic, wanted)
+            await self._staging.remove_moved(topic.topic_id, wanted)
             if not isinstance(error, OSError):
                 raise
             log.error("A compaction's files cannot be moved", topic=topic.name, error=error)
@@ -311,7 +271,7 @@ class CompactionDesk:
         left = [each for each in wanted if each not in placed]
         for each in left:
             refused.setdefault(each.ledger_id, Refusal.OWED)  # by a record that came in between
-        await self._remove_files(topic, left)
+        await self._staging.remove_moved(topic.topic_id, left)
         return [each.ledger_id for each in placed]
 
     async def _remember_keys(self, topic: Topic, ledgers: Sequence[CompactedLedger]) -> None:
@@ -326,7 +286,7 @@ class CompactionDesk:
             await self._checkpoint()  # COMPACTION-5
 
     def _allowed(
-        self, held: _Held, ledgers: Sequence[CompactedLedger], refused: dict[int, Refusal]
+        self, held: HeldLease, ledgers: Sequence[CompactedLedger], refused: dict[int, Refusal]
     ) -> list[CompactedLedger]:
         """Those that may take their ledgers' places now. One step, without await."""
         topic = held.topic
@@ -344,13 +304,13 @@ class CompactionDesk:
         ledger = topic.log.find(each.ledger_id)
         return ledger is not None and ledger.name.generation == each.generation
 
-    async def _place_bucket(self, held: _Held) -> bool:
+    async def _place_bucket(self, held: HeldLease) -> bool:
         upkeep, loan, topic = held.topic.index.upkeep, held.loan, held.topic
         if upkeep is None or loan is None or topic.deleted:
             return False
         with contextlib.suppress(FileNotFoundError):  # nothing is left of the sources, or that is found out
             name = f"{loan.buckets.new_bucket_id}.bucket"
-            await self._move(held.lease, self._layout.buckets(topic.topic_id), [name])
+            await self._staging.move(held.lease.folder, self._layout.buckets(topic.topic_id), [name])
         return await upkeep.adopt(loan, rest=self.rest)
 
     # -- leases ----------------------------------------------------------------------------------------------
@@ -360,53 +320,21 @@ class CompactionDesk:
         while True:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_TIDY_SECONDS if self._held or self._orphaned else None):
+                async with asyncio.timeout(
+                    _TIDY_SECONDS if self._leases or self._staging.has_orphans else None
+                ):
                     await self._changed.wait()
                     continue
-            self._end_expired()
-            now_ms = self._clock.monotonic_ns() // 1_000_000
-            for folder, since_ms in list(self._orphaned.items()):
-                if now_ms - since_ms >= self._cleanup_ms:
-                    await self._remove_folder(folder)
+            self._leases.end_expired()
+            await self._staging.remove_old()
 
     async def stop(self) -> None:
         """Finish commits that have begun, and end all leases."""
-        committing = [held.committing for held in self._held.values() if held.committing is not None]
+        committing = [held.committing for held in self._leases if held.committing is not None]
         if committing:
             await asyncio.wait(committing)
-        for held in list(self._held.values()):
-            self._end(held)
-
-    def _check_free(self, topic: Topic, ledger_ids: Sequence[int], bucket_ids: Sequence[int]) -> None:
-        if not ledger_ids and not bucket_ids:
-            raise InvalidRequest("Nothing is to be compacted", field="ledger_ids", reason="EMPTY_COMPACTION")
-        if len(ledger_ids) + len(bucket_ids) > INPUTS_MAX:
-            raise InvalidRequest(
-                f"More than {INPUTS_MAX} ledgers and buckets", field="ledger_ids", reason="TOO_MANY_ENTRIES"
-            )
-        if len(self._held) >= LEASES_MAX:
-            raise LimitReached(
-                f"There are {LEASES_MAX} compactions", reason="TOO_MANY_COMPACTIONS", retry_after_ms=60_000
-            )
-        for held in self._held.values():
-            if held.topic is topic and (
-                set(held.lease.ledger_ids) & set(ledger_ids) or set(held.lease.bucket_ids) & set(bucket_ids)
-            ):
-                raise Refused(
-                    f"Another compaction of topic {topic.name!r} is under way",
-                    reason="COMPACTION_RUNNING",
-                    topic=topic.name,
-                    compaction_id=held.lease.compaction_id,
-                )
-        ledgers = {each.name.ledger_id for each in eligible_ledgers(topic, self._clock.now_ms())}
-        buckets = [each.bucket_id for each in bucket_candidates(topic)]
-        at = buckets.index(bucket_ids[0]) if bucket_ids and bucket_ids[0] in buckets else 0
-        if set(ledger_ids) - ledgers or buckets[at : at + len(bucket_ids)] != list(bucket_ids):
-            raise Refused(
-                f"A ledger or bucket of topic {topic.name!r} is no candidate for compaction (any more): plan again",
-                reason="COMPACTION_INPUT_CHANGED",
-                topic=topic.name,
-            )
+        for held in self._leases:
+            self._leases.end(held)
 
     def _inputs(
         self, topic: Topic, lease: Lease, amended_lsn: int, ledgers: Sequence[InputLedger]
@@ -424,84 +352,6 @@ class CompactionDesk:
             buckets=loan.buckets if loan is not None else None,
         )
         return inputs, loan
-
-    def _current(self, compaction_id: str, epoch: int) -> _Held:
-        self._end_expired()
-        held = self._held.get(compaction_id)
-        if held is None:
-            raise NotFound(
-                f"There is no compaction {compaction_id[:64]!r}, or it has ended: begin another one",
-                reason="COMPACTION_NOT_FOUND",
-            )
-        if held.lease.epoch != epoch:
-            raise Fenced("The compaction has another epoch: another job owns it", reason="COMPACTION_FENCED")
-        return held
-
-    def _end_expired(self) -> None:
-        now_ms = self._clock.now_ms()
-        for held in list(self._held.values()):
-            if held.lease.expires_at_ms <= now_ms and held.committing is None:
-                self._end(held)
-                self._note("expired")
-
-    def _end(self, held: _Held) -> None:
-        if self._held.pop(held.lease.compaction_id, None) is None:
-            return
-        held.keeping.close()
-        self._orphaned[held.lease.folder] = self._clock.monotonic_ns() // 1_000_000
-        if not held.topic.deleted:
-            held.topic.note_change()  # files that were kept wait for a checkpoint
-
-    # -- files -----------------------------------------------------------------------------------------------
-
-    def _path(self, folder: str) -> str:
-        return f"{self._layout.root}/{folder}"
-
-    def _make_folder(self, lease: Lease, inputs: CompactionInputs) -> None:
-        self._vfs.make_dir(self._layout.staging)
-        self._vfs.make_dir(self._path(lease.folder))
-        replace_file(self._vfs, f"{self._path(lease.folder)}/{INPUTS_FILE}", [encode_inputs(inputs)])
-
-    async def _move(self, lease: Lease, folder: str, names: Sequence[str]) -> None:
-        """Move what a job wrote to its final names; raises OSError."""
-
-        def move() -> None:
-            for name in names:
-                path = f"{self._path(lease.folder)}/{name}"
-                # The job has synced it; but it is the broker's word from here on.
-                with contextlib.closing(self._vfs.open(path)) as file:
-                    file.sync()
-                self._vfs.rename(path, f"{folder}/{name}")
-            self._vfs.sync_dir(folder)
-
-        await self._in_file_thread(move)
-
-    async def _remove_files(self, topic: Topic, ledgers: Sequence[CompactedLedger]) -> None:
-        """Remove what was moved, and did not take its ledger's place."""
-        for each in ledgers:
-            capture = LedgerCapture(
-                topic.topic_id, each.ledger_id, each.generation, 0, 0, True, sparse=each.sizes
-            )
-            name = capture.name(self._layout.ledgers(topic.topic_id))
-            await self._in_file_thread(partial(remove_generation, self._vfs, name))
-
-    async def _remove_folder(self, folder: str) -> None:
-        """Remove what a job left; a job that still writes is met by `run` once more."""
-        path = self._path(folder)
-
-        def remove() -> None:
-            if self._vfs.exists(path):
-                remove_tree(self._vfs, path)
-
-        try:
-            await self._in_file_thread(remove)
-        except (OSError, PostdateError) as error:
-            log.warning("A compaction's folder could not be removed", folder=folder, error=str(error))
-        else:
-            self._orphaned.pop(folder, None)
-
-    async def _in_file_thread(self, work: Callable[[], T]) -> T:
-        return await run_step(self._file_executor, work)
 
 
 def _look_at(task: asyncio.Task[Committed]) -> None:

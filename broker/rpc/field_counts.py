@@ -16,7 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from broker.config import BrokerConfig
 from broker.errors import InvalidRequest
-from broker.folder.compaction import INPUTS_MAX
+from broker.folder.compaction_leases import INPUTS_MAX
 from broker.settings import KIB
 
 CHEAP_BYTES = 256 * KIB

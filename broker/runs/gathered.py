@@ -48,7 +48,7 @@ class Gathered(Generic[M, Mark]):
         self.mark = self.sealed_mark = mark
 
     def drop_recent(self) -> None:
-        """What was added since the last freeze is needed no more."""
+        """Forget what was added since the last freeze: nobody needs it."""
         self.recent, self._since_ms = self._new(), None
 
     @property
@@ -62,7 +62,7 @@ class Gathered(Generic[M, Mark]):
         return sum(map(len, self.parts()))
 
     def parts(self) -> list[M]:
-        """What is in memory, in the order in which it was added."""
+        """The parts in memory, in the order in which they were added."""
         return [self.recent] if self.frozen is None else [self.frozen, self.recent]
 
     def waited_ms(self, now_ms: int) -> int:
@@ -85,6 +85,6 @@ class Gathered(Generic[M, Mark]):
                 self.frozen = None
 
     def sealed(self, mark: Mark) -> None:
-        """What was frozen is in a run, or nobody needs it; `mark` is of the moment when it was frozen."""
+        """The frozen part is in a run, or nobody needs it; `mark` is of the moment when it was frozen."""
         self.frozen = None
         self.sealed_mark = mark

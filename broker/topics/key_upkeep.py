@@ -85,10 +85,9 @@ class KeyUpkeep:
         self._budget = YieldBudget(services.clock)
         self._notice = Notice(services.clock)
         self._timer: asyncio.TimerHandle | None = None
-        keys = f"schedule keys of topic {topic.topic_id}"
-        self._reading = OneAtATime(services.spawn, f"reading of {keys}")
-        self._sealing = OneAtATime(services.spawn, f"seal of {keys}")
-        self._merging = OneAtATime(services.spawn, f"merge of {keys}")
+        self._reading = OneAtATime(services.spawn, f"reading of schedule keys of topic {topic.topic_id}")
+        self._sealing = OneAtATime(services.spawn, f"seal of schedule keys of topic {topic.topic_id}")
+        self._merging = OneAtATime(services.spawn, f"merge of schedule keys of topic {topic.topic_id}")
         self._is_running = False
         self.remembered = SettledUpkeep(topic, self.keys, services)
 

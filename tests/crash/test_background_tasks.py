@@ -139,6 +139,8 @@ def spawned_names() -> set[str]:
                 )
                 if node.func.attr in spawns:
                     names.add(_pattern(node.args[0], path))
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "OneAtATime":
+                names.add(_pattern(node.args[1], path))
     return names
 
 
@@ -148,9 +150,7 @@ def _pattern(node: ast.expr, path: Path) -> str:
             return text
         case ast.JoinedStr(values=parts):
             return "".join(part.value if isinstance(part, ast.Constant) else "*" for part in parts)  # type: ignore[misc]
-        case ast.Call(func=ast.Attribute(attr="_name"), args=[ast.Constant(value=str(what))]):
-            return f"{what} of schedule keys of topic *"
-        case ast.Name(id="name") if path.name == "supervise.py":
+        case ast.Name(id="name") | ast.Attribute(attr="_name") if path.name == "supervise.py":
             return ""
         case ast.Name() if path.name == "dead_letters.py":
             return "dead letters of subscription *"
@@ -288,7 +288,7 @@ class World:
         if not found.ledgers:
             return
         await desk.begin("orders", [found.ledgers[0].ledger_id], [], 1_000)
-        await self._until(lambda: not desk.leases() and not desk._orphaned)
+        await self._until(lambda: not desk.leases() and not desk._staging.has_orphans)
 
     async def _until(self, is_so: Any) -> None:
         async with asyncio.timeout(120):

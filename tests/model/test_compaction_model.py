@@ -17,7 +17,8 @@ from broker.delayed.bucket_writer import NotNeeded
 from broker.errors import NotFound
 from broker.folder import broker, recovery
 from broker.folder import compaction as desk
-from broker.folder.compaction import CompactionDesk
+from broker.folder.compaction_leases import CompactionLeases
+from broker.folder.staging import Staging
 from broker.runtime.vfs import Vfs
 from broker.storage import sparse_check
 from broker.storage.amendments import Amendments
@@ -57,7 +58,7 @@ FOUND_BY = {
 
 @pytest.fixture(autouse=True)
 def several_jobs_on_one_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CompactionDesk, "_check_free", lambda *_: None)
+    monkeypatch.setattr(CompactionLeases, "check_free", lambda *_: None)
 
 
 def walk(seed: int, steps: int = STEPS) -> CompactionWalk:
@@ -119,8 +120,8 @@ def _unchecked(
         return reader.read_metadata()
 
 
-def _any_lease(self: CompactionDesk, compaction_id: str, epoch: int) -> Any:
-    """A desk that hears whoever has ever had a lease, while the broker runs."""
+def _any_lease(self: CompactionLeases, compaction_id: str, epoch: int) -> Any:
+    """Leases that know whoever has ever had one, while the broker runs."""
     held = self._held.get(compaction_id) or _ended.get(compaction_id)
     if held is None:
         raise NotFound("unknown")
@@ -129,15 +130,15 @@ def _any_lease(self: CompactionDesk, compaction_id: str, epoch: int) -> Any:
 
 
 _ended: dict[str, Any] = {}
-_end = CompactionDesk._end
+_end = CompactionLeases.end
 
 
-def _end_and_remember(self: CompactionDesk, held: Any) -> None:
+def _end_and_remember(self: CompactionLeases, held: Any) -> None:
     _ended[held.lease.compaction_id] = held
     _end(self, held)
 
 
-async def _leave_folder(self: CompactionDesk, folder: str) -> None:
+async def _leave_folder(self: Staging, folder: str) -> None:
     """Leave a job's folder where it is."""
 
 
@@ -157,9 +158,9 @@ def _believe_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def _hear_anybody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CompactionDesk, "_current", _any_lease)
-    patch.setattr(CompactionDesk, "_end", _end_and_remember)
-    patch.setattr(CompactionDesk, "_remove_folder", _leave_folder)
+    patch.setattr(CompactionLeases, "current", _any_lease)
+    patch.setattr(CompactionLeases, "end", _end_and_remember)
+    patch.setattr(Staging, "remove", _leave_folder)
 
 
 GUARDS_OFF: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

@@ -144,7 +144,7 @@ def test_a_bucket_that_lacks_a_row_is_refused():
         positions = await seal_some(node, 4)
         desk = node.broker.compactions
         lease = await desk.begin(TOPIC, [], await bucket_ids(node))
-        held = desk._held[lease.compaction_id]
+        held = desk._leases.current(lease.compaction_id, lease.epoch)
         assert held.loan is not None
 
         # What the job is told: that one entry was cancelled. What the broker knows: that it was not.
