@@ -85,9 +85,9 @@ class Engine:
             self.upkeep.look(self.clock.now_ms())
             if self.is_busy:
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-            elif self.tracker.image().indexed_through != end:
-                check(await self.tracker.seal(), "the last seal failed")
-            elif not self.tracker.needs_merge(self.clock.now_ms()):
+            elif self.tracker.buckets.image().indexed_through != end:
+                check(await self.tracker.buckets.seal(), "the last seal failed")
+            elif not self.tracker.buckets.needs_merge(self.clock.now_ms()):
                 break
         await self.checkpoint()
 

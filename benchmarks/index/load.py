@@ -51,7 +51,7 @@ async def load(task: dict[str, Any]) -> dict[str, Any]:
     ctypes.CDLL(None).malloc_trim(0)
     trimmed = memory_bytes()  # without what the allocator holds free
     file_bytes, block_bytes = disk_bytes(engine.buckets_folder)
-    counters, stats = tracker.counters, tracker.stats()
+    counters, stats = tracker.buckets.counters, tracker.stats()
     sealed_bytes, merged_bytes = engine.storage.sealed_bytes(), engine.storage.merged_bytes()
     return {
         "count": count,
@@ -125,12 +125,12 @@ class Filler:
         _add_block(tracker, block)
         self.add_seconds += time.perf_counter() - begin
         self.end = Position(block.ledger_id, int(block.entry_ids[-1]) + 1)
-        tracker.passed(self.end)
+        tracker.buckets.passed(self.end)
         self._added += len(block.times)
         note_minute(self.minute, block)
 
     def _unsealed(self) -> int:
-        unsealed = self._added - self._engine.tracker.counters.sealed_entries
+        unsealed = self._added - self._engine.tracker.buckets.counters.sealed_entries
         self.unsealed_max = max(self.unsealed_max, unsealed)
         return unsealed
 
@@ -141,7 +141,7 @@ class Filler:
                 "progress": f"{self._added:,} of {self._count:,} entries, {self._added / seconds:,.0f}/s, "
                 f"{stats.bucket_count} buckets, {stats.disk_bytes / 1e6:,.0f} MB on disk, "
                 f"{memory_bytes()['VmRSS'] / 1e6:.0f} MB resident, "
-                f"merged {engine.tracker.counters.merged_entries / self._added:.2f} times"
+                f"merged {engine.tracker.buckets.counters.merged_entries / self._added:.2f} times"
             }
         )
 

@@ -43,8 +43,6 @@ WRITER in `bucket_writer`, GATHERED in `runs.gathered`):
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
@@ -52,13 +50,8 @@ import numpy as np
 
 from broker.delayed.bucket_audit import holds_waiting
 from broker.delayed.bucket_looks import histogram_over, stats_of
-from broker.delayed.bucket_values import BucketImage, BucketPolicyValues
-from broker.delayed.bucket_writer import (
-    BucketWriter,
-    NewBucket,
-    NotNeeded,
-    SegmentLimits,
-)
+from broker.delayed.bucket_set import BucketSet
+from broker.delayed.bucket_values import BucketPolicyValues, Marks
 from broker.delayed.due_rows import (
     DueRows,
     Key,
@@ -69,21 +62,17 @@ from broker.delayed.due_rows import (
     rows_before,
     sort_unique,
 )
-from broker.delayed.lent_buckets import Loan, check_steps, loan_of, not_needed_of
 from broker.delayed.mutable_bucket import MutableBucket
 from broker.delayed.near import NearEntries
 from broker.delayed.scan import UnreadSegments
-from broker.delayed.sealed_bucket import BucketState, SealedBucket, plan_reads
-from broker.delayed.stale import AmendmentsOf, StaleRows, is_current
+from broker.delayed.sealed_bucket import SealedBucket, plan_reads
+from broker.delayed.stale import AmendmentsOf, StaleRows
 from broker.delayed.tracker import Frontier, Histogram, TrackerStats
 from broker.errors import PostdateError
 from broker.model import START, Int64Column, Position, UInt32Column
 from broker.observe.logs import get_logger
 from broker.runs.gathered import Gathered
-from broker.runs.merging import plan_merge
-from broker.runs.upkeep import RunCounters, RunFiles, RunWork, counters_of
 from broker.storage.bucket_files import BucketStorage
-from broker.storage.bucket_snapshot import BucketMetadata
 
 log = get_logger(__name__)
 
@@ -103,61 +92,54 @@ class BucketTracker:
         load_entries_max: int = 65_536,
     ) -> None:
         """`lead_ms`: what is due so soon is loaded, and then as much again, so that loads are seldom."""
-        self.policy = policy or BucketPolicyValues()
         self._storage = storage
-        self._writer = BucketWriter(storage, executor)
-        self._files = RunFiles(storage)
-        self._seals = RunWork(self._files, "A bucket could not be sealed; its entries stay in memory")
-        self._merges = RunWork(self._files, "Buckets could not be merged and stay as they are")
-        self._adoptions = RunWork(self._files, "A bucket that was handed in cannot be used")
         self._amendments_of = amendments_of
-        self._frontier = frontier
-        self._loaded_end: Key = key_after(frontier)
+        self._marks = Marks(frontier, key_after(frontier))
         self._lead_ms = lead_ms
         self._load_entries_max = load_entries_max
         self._near = NearEntries()
         self._stale = StaleRows(amendments_of)
         self._memory = Gathered(MutableBucket, (START, 0))  # its marks are a position and an lsn
-        self._buckets: list[SealedBucket] = []
-        self._generation = 0
+        self.buckets = BucketSet(
+            storage,
+            executor,
+            memory=self._memory,
+            stale=self._stale,
+            marks=self._marks,
+            held_count=self.count,
+            amendments_of=amendments_of,
+            policy=policy or BucketPolicyValues(),
+        )
 
     # What every tracker offers.
 
     @property
     def frontier(self) -> Frontier:
-        return self._frontier
-
-    @property
-    def counters(self) -> RunCounters:
-        return counters_of(self._seals, self._merges)
-
-    @property
-    def buckets(self) -> Sequence[SealedBucket]:
-        return self._buckets
+        return self._marks.frontier
 
     @property
     def is_idle(self) -> bool:
         in_memory = self._memory.count or self._near.count()
-        return not (in_memory or self._buckets or self._files.deleted_ids)
+        return not (in_memory or self.buckets.in_use or self.buckets.has_deleted)
 
     def add(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         if not len(entry_ids):
             return
         self._stale.revived(ledger_id, entry_ids, deliver_at_ms)  # moved back to where it was
         first = (int(deliver_at_ms.min()), ledger_id, int(entry_ids[0]))
-        if first >= self._loaded_end:
+        if first >= self._marks.loaded_end:
             self._memory.recent.append(ledger_id, entry_ids, deliver_at_ms, None)
             return
         columns = DueRows(deliver_at_ms, np.full(len(entry_ids), ledger_id, dtype=np.int64), entry_ids)
-        is_near = rows_before(columns, self._loaded_end)
+        is_near = rows_before(columns, self._marks.loaded_end)
         self._near.add(columns.part(is_near))
-        kept = ~rows_before(columns, key_after(self._frontier))  # BUCKET-2
+        kept = ~rows_before(columns, key_after(self._marks.frontier))  # BUCKET-2
         self._memory.recent.append(ledger_id, entry_ids[kept], deliver_at_ms[kept], ~is_near[kept])
 
     def remove(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         """See the protocol. The rows stay where they are until they are taken, sealed or merged (BUCKET-12)."""
         ledger_ids = np.full(len(entry_ids), ledger_id, dtype=np.int64)
-        self._stale.note(DueRows(deliver_at_ms, ledger_ids, entry_ids), self._frontier)
+        self._stale.note(DueRows(deliver_at_ms, ledger_ids, entry_ids), self._marks.frontier)
 
     def needs_load(self, now_ms: int) -> bool:
         self._move_loaded_end(now_ms)
@@ -173,17 +155,17 @@ class BucketTracker:
         self._move_loaded_end(now_ms)
         last_ms = now_ms + 2 * self._lead_ms
         end = self._end_after(last_ms)
-        for bucket in plan_reads(self._buckets, end, last_ms, self._load_entries_max):
+        for bucket in plan_reads(self.buckets.in_use, end, last_ms, self._load_entries_max):
             await self._read_next(bucket)
         self._hand_on(last_ms)
-        self._drop_spent()
+        self.buckets.drop_spent()
         await asyncio.sleep(0)  # a storage that answers from memory never lets others run
 
     def take_due(self, now_ms: int, limit: int) -> DueRows | None:
         while (chunk := self._near.take(now_ms, limit)) is not None:
             last = Frontier(int(chunk.deliver_at_ms[-1]), int(chunk.ledger_ids[-1]), int(chunk.entry_ids[-1]))
-            self._frontier = max(self._frontier, last)  # what was late lies before it
-            self._drop_spent()
+            self._marks.frontier = max(self._marks.frontier, last)  # what was late lies before it
+            self.buckets.drop_spent()
             if len(chunk := self._stale.without(chunk)):
                 return chunk
         return None
@@ -201,18 +183,19 @@ class BucketTracker:
         if amended is not None and amended.cancels(entry_id):
             return False
         if self._near.contains(ledger_id, entry_id) or any(
-            bucket.holds_waiting(ledger_id, entry_id, self._loaded_end) for bucket in self._memory.parts()
+            bucket.holds_waiting(ledger_id, entry_id, self._marks.loaded_end)
+            for bucket in self._memory.parts()
         ):
             return True
         position = Position(ledger_id, entry_id)
-        for bucket in list(self._buckets):
-            if await holds_waiting(self._storage, bucket, position, lambda: self._loaded_end):
+        for bucket in list(self.buckets.in_use):
+            if await holds_waiting(self._storage, bucket, position, lambda: self._marks.loaded_end):
                 return True
         return False
 
     def count(self) -> int:
         in_memory = sum(bucket.waiting for bucket in self._memory.parts())
-        rows = self._near_count() + in_memory + sum(bucket.waiting for bucket in self._buckets)
+        rows = self._near_count() + in_memory + sum(bucket.waiting for bucket in self.buckets.in_use)
         return max(0, rows - self._stale.surplus)
 
     def _near_count(self) -> int:
@@ -224,213 +207,62 @@ class BucketTracker:
     @property
     def is_exact(self) -> bool:
         """Return whether the counts are right; see BUCKET-10."""
-        return self._stale.is_exact_at(self._frontier.deliver_at_ms)
+        return self._stale.is_exact_at(self._marks.frontier.deliver_at_ms)
 
     def histogram(self, start_ms: int, end_ms: int, width_ms: int, floor_ms: int = 0) -> Histogram:
         """See the protocol. The entries of a segment that was not read count as spread evenly over its times."""
         limits = {"start_ms": start_ms, "end_ms": end_ms, "width_ms": width_ms, "floor_ms": floor_ms}
-        memory, buckets = self._memory.parts(), self._buckets
+        memory, buckets = self._memory.parts(), self.buckets.in_use
         self._near_count()
-        found = histogram_over(self._near, memory, buckets, self._stale, self._loaded_end, **limits)
+        found = histogram_over(self._near, memory, buckets, self._stale, self._marks.loaded_end, **limits)
         return replace(found, is_exact=found.is_exact and self.is_exact)
 
     def parts_between(self, start: Key, end: Key) -> tuple[DueRows, list[UnreadSegments]]:
         """See the protocol. A merge may replace a bucket meanwhile: reading its segment then fails, some time later."""
-        waiting_from = max(start, self._loaded_end)
+        waiting_from = max(start, self._marks.loaded_end)
         rows = [self._near.rows_between(start, end)]
         rows += [bucket.waiting_between(waiting_from, end) for bucket in self._memory.parts()]
-        rows += [bucket.window for bucket in self._buckets]
-        return concatenate(rows), [bucket.unread_segments(self._storage) for bucket in self._buckets]
+        rows += [bucket.window for bucket in self.buckets.in_use]
+        return concatenate(rows), [bucket.unread_segments(self._storage) for bucket in self.buckets.in_use]
 
     def discard_ledger(self, ledger_id: int) -> None:
         """See the protocol; BUCKET-10 says when what lies in unread segments stops to count."""
         is_known = self._stale.may_hold(ledger_id)
-        held = [*self._near.blocks(), *(bucket.window for bucket in self._buckets)]
+        held = [*self._near.blocks(), *(bucket.window for bucket in self.buckets.in_use)]
         for memory in self._memory.parts():
-            held += [block.part(~rows_before(block, self._loaded_end)) for block in memory.blocks()]
+            held += [block.part(~rows_before(block, self._marks.loaded_end)) for block in memory.blocks()]
         for rows in held:
             gone = rows.part(rows.ledger_ids == ledger_id)
-            self._stale.note(gone, self._frontier)
+            self._stale.note(gone, self._marks.frontier)
             # What was added late is in near alone, and nobody names what lies before the frontier.
-            self._near.remove(gone.part(rows_before(gone, key_after(self._frontier))))
+            self._near.remove(gone.part(rows_before(gone, key_after(self._marks.frontier))))
         if not is_known:  # or all of it that is unread was cancelled, as far as anybody knows
-            for bucket in self._buckets:
+            for bucket in self.buckets.in_use:
                 bucket.discard(ledger_id)
 
     def clear(self, frontier: Frontier | None = None) -> None:
         """See the protocol. What follows indexes from the start of the log again."""
-        self._generation += 1  # BUCKET-7
-        self._frontier = frontier or self._frontier
+        self._marks.frontier = frontier or self._marks.frontier
         self._near.clear()
-        self._loaded_end = key_after(self._frontier)
+        self._marks.loaded_end = key_after(self._marks.frontier)
         self._stale.clear()
         self._memory.clear()
-        for bucket in self._buckets:
-            self._delete(bucket)
-        self._buckets = []
+        self.buckets.clear()
 
     def stats(self) -> TrackerStats:
         memory, count, next_due_ms = self._memory.parts(), self.count(), self.next_due_ms()
-        return stats_of(self._near, memory, self._buckets, self._stale, count, next_due_ms)
-
-    # What the pump and the checkpoint need besides.
-
-    def passed(self, position: Position, lsn: int = 0) -> None:
-        """Every row before `position`, and every move of a record up to `lsn`, was added."""
-        self._memory.mark = (position, lsn)
-
-    def image(self) -> BucketImage:
-        """Return the image for the next manifest; see `remove_deleted`."""
-        position, lsn = self._memory.durable_mark  # BUCKET-4
-        return BucketImage(
-            bucket_ids=tuple(bucket.bucket_id for bucket in self._buckets),
-            indexed_through=position,
-            index_lsn=lsn,
-            frontier_ms=self._frontier.deliver_at_ms,
-            next_bucket_id=self._files.next_id,
-            deleted_ids=tuple(self._files.deleted_ids),
-        )
-
-    @property
-    def has_deleted(self) -> bool:
-        """Return whether files wait for a manifest that does not name them."""
-        return bool(self._files.deleted_ids)
-
-    async def remove_deleted(self, image: BucketImage) -> None:
-        """Remove the files that `image` did not name, now that a manifest with it is durable (BUCKET-9)."""
-        await self._files.remove_deleted(image.deleted_ids)
-
-    def disown(self, bucket_ids: Sequence[int]) -> None:
-        """Buckets of a manifest that cannot be used: their files go once one without them is durable (BUCKET-9)."""
-        self._files.delete(bucket_ids)
-
-    async def restore(
-        self,
-        metadatas: Sequence[BucketMetadata],
-        *,
-        indexed_through: Position,
-        index_lsn: int,
-        next_bucket_id: int,
-    ) -> None:
-        """Take up the buckets of an image, in its order. They begin after the frontier given to the constructor.
-
-        Raises Corrupt or OSError if a segment in which the frontier lies cannot be read; `clear` then. What buckets
-        hold of ledgers that were dropped since lies at or before the frontier.
-        """
-        assert not self._buckets and not self._memory.count
-        self._files.restore([metadata.bucket_id for metadata in metadatas], next_bucket_id)
-        buckets = [await self._open(metadata, self._generation) for metadata in metadatas]
-        for bucket in buckets:  # in one step: if one cannot be opened, nothing has changed
-            bucket.state = BucketState.LIVE
-        self._buckets += buckets
-        self._memory.restore((indexed_through, index_lsn))
-        self._stale.is_sought = bool(self._buckets)  # until `seek_stale` has ended
-        self._drop_spent()
+        return stats_of(self._near, memory, self.buckets.in_use, self._stale, count, next_due_ms)
 
     async def seek_stale(self) -> None:
         """After `restore`: find the stale rows of buckets, so that they do not count. Raises as `load` does."""
-        marks = (lambda: self._frontier), (lambda: self._loaded_end)
-        await self._stale.seek(self._storage, lambda: self._buckets, *marks)
-
-    def needs_seal(self, now_ms: int) -> bool:
-        mutable, policy = self._memory.recent, self.policy
-        if not mutable.count or self._seals.is_running:
-            return False
-        waited_ms = self._memory.waited_ms(now_ms)
-        if not self._seals.is_ready(now_ms):
-            return False
-        if mutable.count >= policy.min_index_count or waited_ms >= policy.seal_after_ms:
-            return True
-        position, _ = self._memory.sealed_mark
-        return mutable.count_ledgers_from(position.ledger_id) > policy.ledgers_per_bucket
-
-    async def seal(self) -> bool:
-        """Write what was added to a bucket; False if that failed, and everything is as it was (BUCKET-5)."""
-        memory, generation = self._memory, self._generation
-        if self._seals.is_running or not memory.recent.count:
-            return True
-        mark = memory.mark
-        with self._seals.attempt() as attempt, memory.freeze() as frozen:
-            new = NewBucket(attempt.run_id, memory.sealed_mark[0], mark[0])
-            not_needed = self._not_needed(frozen.ledger_ids)
-            metadata = await self._writer.seal(new, frozen.blocks(), not_needed, self._segment_limits())
-            sealed = None if metadata is None else await self._open(metadata, generation)
-            if generation == self._generation:  # no await from here on (BUCKET-6, BUCKET-7)
-                memory.sealed(mark)
-                self._use_sealed(sealed, not_needed)
-                attempt.is_used = sealed is not None
-        return not attempt.has_failed
-
-    def needs_merge(self, now_ms: int) -> bool:
-        return self._merges.is_ready(now_ms) and self._plan_merge() is not None
-
-    async def merge(self) -> bool:
-        """Make one bucket of several, as planned now; False if that failed, and the sources are as they were."""
-        sources = self._plan_merge()
-        if self._merges.is_running or sources is None:
-            return True
-        generation = self._generation
-        with self._merges.attempt() as attempt, self._merging(sources):
-            new = NewBucket(attempt.run_id, sources[0].metadata.start, sources[-1].metadata.end)
-            not_needed = self._not_needed(_ledgers_of(sources))
-            metadata = await self._writer.merge(new, sources, not_needed, self._segment_limits())
-            attempt.is_used = await self._use_merged(sources, metadata, not_needed, generation)
-        return not attempt.has_failed
-
-    # Buckets that somebody outside the broker merges; see `lent_buckets`.
-
-    def lend(self, bucket_ids: Sequence[int]) -> Loan:
-        """Lend buckets that are there, side by side."""
-        by_id = {bucket.bucket_id: bucket for bucket in self._buckets}
-        sources = tuple(by_id[bucket_id] for bucket_id in bucket_ids)
-        not_needed = self._not_needed(_ledgers_of(sources))
-        return loan_of(sources, self._files.take_id(), not_needed, self._segment_limits(), self._generation)
-
-    async def adopt(self, loan: Loan, *, rest: float) -> bool:
-        """Put a bucket that was written to its final name in the place of its sources; whether that was done.
-
-        If it was not, its file goes with the next manifest, and the sources stay. `rest`: how long the check of it
-        rests, by how long it works.
-        """
-        with self._adoptions.attempt(loan.buckets.new_bucket_id) as attempt:
-            if not self._is_lent(loan):
-                return False
-            with self._merging(loan.sources):
-                not_needed = not_needed_of(loan.buckets, loan.frontier)
-                steps = check_steps(self._storage, loan.sources, loan.buckets, not_needed)
-                metadata = await self._writer.check(steps, rest)
-                attempt.is_used = await self._use_merged(loan.sources, metadata, not_needed, loan.generation)
-        return not attempt.has_failed and loan.generation == self._generation
-
-    def _is_lent(self, loan: Loan) -> bool:
-        """Return whether the sources are there as they were lent, and nobody merges."""
-        if self._merges.is_running or loan.generation != self._generation:
-            return False
-        if any(bucket.state is not BucketState.LIVE for bucket in loan.sources):
-            return False
-        at = self._buckets.index(loan.sources[0])
-        return tuple(self._buckets[at : at + len(loan.sources)]) == loan.sources
-
-    @contextlib.contextmanager
-    def _merging(self, sources: Sequence[SealedBucket]) -> Iterator[None]:
-        """Hold buckets together while one is made of them."""
-        self._merges.is_running = True
-        for bucket in sources:
-            bucket.state = BucketState.MERGING
-        try:
-            yield
-        finally:
-            self._merges.is_running = False
-            for bucket in sources:
-                if bucket.state is BucketState.MERGING:
-                    bucket.state = BucketState.LIVE
-            self._drop_spent()
+        marks = (lambda: self._marks.frontier), (lambda: self._marks.loaded_end)
+        await self._stale.seek(self._storage, lambda: self.buckets.in_use, *marks)
 
     # Where entries wait.
 
     def _first_waiting_key(self) -> Key | None:
         """The first key that waits, or one before it; None if nothing does."""
-        keys = [key for bucket in self._buckets if (key := bucket.first_waiting_key) is not None]
+        keys = [key for bucket in self.buckets.in_use if (key := bucket.first_waiting_key) is not None]
         keys += [(bucket.first_waiting_ms, 0, 0) for bucket in self._memory.parts() if bucket.waiting]
         return min(keys, default=None)
 
@@ -446,11 +278,11 @@ class BucketTracker:
             end = min(end, first)
         if last is not None:
             end = max(end, key_after(last))
-        self._loaded_end = max(end, key_after(self._frontier))
+        self._marks.loaded_end = max(end, key_after(self._marks.frontier))
 
     def _end_after(self, last_ms: int) -> Key:
         """Return how far entries can be handed on without reading more, up to a time."""
-        keys = [key for bucket in self._buckets if (key := bucket.first_unread_key) is not None]
+        keys = [key for bucket in self.buckets.in_use if (key := bucket.first_unread_key) is not None]
         return min([(last_ms + 1, 0, 0), *keys])
 
     async def _read_next(self, bucket: SealedBucket) -> None:
@@ -461,7 +293,7 @@ class BucketTracker:
         try:
             columns = await bucket.read(self._storage, segment)
             if not bucket.is_deleting:  # SEALED-3; what a merge has left out is not stale once more
-                self._note_stale(columns)
+                self._stale.meet(columns, self._marks.frontier)
                 bucket.feed(columns)
         except (OSError, PostdateError):
             if not bucket.is_deleting:  # else merged or spent while we read (BUCKET-11)
@@ -469,13 +301,13 @@ class BucketTracker:
 
     def _hand_on(self, last_ms: int) -> None:
         """Move to near the rows before the next unread segment, up to a time and a number of rows (BUCKET-1)."""
-        start, end = self._loaded_end, self._end_after(last_ms)
+        start, end = self._marks.loaded_end, self._end_after(last_ms)
         if end <= start:
             return
         memory = [
             (bucket, sort_unique(bucket.waiting_between(start, end))) for bucket in self._memory.parts()
         ]
-        windows = [(bucket, bucket.window) for bucket in self._buckets if bucket.count_before(end)]
+        windows = [(bucket, bucket.window) for bucket in self.buckets.in_use if bucket.count_before(end)]
         waiting = [rows for _, rows in memory if len(rows)]
         waiting += [rows.part(slice(0, count_before(rows, end))) for _, rows in windows]
         end = bounded_end(waiting, end, self._load_entries_max)
@@ -484,97 +316,4 @@ class BucketTracker:
         for mutable, _ in memory:
             mutable.loaded(len(mutable.waiting_between(start, end)), end)
         self._near.add(concatenate(parts))
-        self._loaded_end = end
-
-    async def _open(self, metadata: BucketMetadata, generation: int) -> SealedBucket:
-        """A bucket that begins at `loaded_end`. The caller puts it to use before it awaits anything (BUCKET-6)."""
-        bucket = SealedBucket(metadata)
-        while (segment := bucket.start_at(self._loaded_end)) is not None:
-            columns = await bucket.read(self._storage, segment)
-            if generation != self._generation:  # BUCKET-7; what is stale in there is stale no more
-                break
-            self._note_stale(columns)
-            if bucket.start_at(self._loaded_end) == segment:
-                bucket.feed(columns)
-                bucket.take(bucket.count_before(self._loaded_end))
-                break
-        return bucket
-
-    def _note_stale(self, columns: DueRows) -> None:
-        """Rows were read: what is stale of them is known from now on, also of ledgers that are gone."""
-        self._stale.note(columns.part(~is_current(columns, self._amendments_of)), self._frontier)
-
-    # Where they move.
-
-    def _use_sealed(self, sealed: SealedBucket | None, not_needed: NotNeeded) -> None:
-        if sealed is not None:
-            sealed.state = BucketState.LIVE
-            self._buckets.append(sealed)
-        self._left_out(not_needed, by_merge=False)
-        self._seals.succeeded(sealed.metadata.count if sealed is not None else 0)
-        self._drop_spent()
-
-    async def _use_merged(
-        self,
-        sources: Sequence[SealedBucket],
-        metadata: BucketMetadata | None,
-        not_needed: NotNeeded,
-        generation: int,
-    ) -> bool:
-        """Put what was made of buckets in their place; whether there is anything, and they were still in use."""
-        merged = None if metadata is None else await self._open(metadata, generation)
-        if generation != self._generation:  # no await from here on (BUCKET-6, BUCKET-7)
-            return False
-        self._left_out(not_needed, by_merge=True)
-        at = self._buckets.index(sources[0])
-        assert self._buckets[at : at + len(sources)] == list(sources)
-        self._buckets[at : at + len(sources)] = [] if merged is None else [merged]
-        if merged is not None:
-            merged.state = BucketState.LIVE
-        for source in sources:
-            self._delete(source)
-        self._merges.succeeded(merged.metadata.count if merged is not None else 0)
-        return merged is not None
-
-    def _plan_merge(self) -> list[SealedBucket] | None:
-        smallest = max(self.policy.min_index_count, 1)
-        if self._stale.outweigh(max(smallest, self.count())):
-            return list(self._buckets) or None  # most of what lies there is stale: write what is left
-        plan = plan_merge(
-            [bucket.waiting for bucket in self._buckets],
-            runs_max=max(self.policy.max_buckets, 1),
-            unit=smallest,
-        )
-        return None if plan is None else self._buckets[plan.start : plan.end]
-
-    def _drop_spent(self) -> None:
-        """Take out of use what holds nothing after the frontier (BUCKET-3)."""
-        for bucket in self._buckets:
-            is_spent = not bucket.waiting and bucket.last_key <= self._frontier
-            if bucket.state is BucketState.LIVE and is_spent:
-                self._delete(bucket)
-        self._buckets = [bucket for bucket in self._buckets if not bucket.is_deleting]
-        mutable = self._memory.recent
-        if mutable.count and not mutable.waiting and mutable.last_ms <= self._frontier.deliver_at_ms:
-            self._memory.drop_recent()
-
-    def _delete(self, bucket: SealedBucket) -> None:
-        bucket.state = BucketState.DELETING
-        self._files.delete([bucket.bucket_id])
-
-    def _segment_limits(self) -> SegmentLimits:
-        return SegmentLimits(self.policy.segment_time_step_ms, self.policy.max_segment_entries)
-
-    def _not_needed(self, ledger_ids: set[int]) -> NotNeeded:
-        amendments = {ledger_id: self._amendments_of(ledger_id) for ledger_id in ledger_ids}
-        return NotNeeded(
-            self._frontier, {key: found for key, found in amendments.items() if found is not None}
-        )
-
-    def _left_out(self, not_needed: NotNeeded, *, by_merge: bool) -> None:
-        rows, marks = (not_needed.left_out, not_needed.doubles), (self._frontier, self._loaded_end)
-        self._stale.left_out(*rows, *marks, by_merge=by_merge)
-
-
-def _ledgers_of(buckets: Sequence[SealedBucket]) -> set[int]:
-    return {span.ledger_id for bucket in buckets for span in bucket.metadata.spans}
+        self._marks.loaded_end = end

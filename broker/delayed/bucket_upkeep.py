@@ -85,8 +85,10 @@ class BucketUpkeep:
         except PostdateError as error:
             log.error("Buckets are damaged; rebuilding the delayed index from the ledgers", error=str(error))
             tracker.clear()
-            tracker.disown(found.bucket_ids)
-            await tracker.restore([], indexed_through=START, index_lsn=0, next_bucket_id=found.next_bucket_id)
+            tracker.buckets.disown(found.bucket_ids)
+            await tracker.buckets.restore(
+                [], indexed_through=START, index_lsn=0, next_bucket_id=found.next_bucket_id
+            )
             self._changed()
             return False
         finally:
@@ -98,7 +100,7 @@ class BucketUpkeep:
             try:
                 read = SnapshotReader.read_metadata
                 metadatas = [await self._storage.read(bucket_id, read) for bucket_id in found.bucket_ids]
-                await self._tracker.restore(
+                await self._tracker.buckets.restore(
                     metadatas,
                     indexed_through=found.indexed_through,
                     index_lsn=found.index_lsn,
@@ -128,7 +130,7 @@ class BucketUpkeep:
         """Return the image for the next manifest, without buckets that miss rows."""
         if self._found is not None:
             return self._found
-        image = self._tracker.image()
+        image = self._tracker.buckets.image()
         if self._misses_rows:
             return replace(image, bucket_ids=(), indexed_through=START, index_lsn=0)
         return image
@@ -145,7 +147,7 @@ class BucketUpkeep:
     async def remove_deleted(self, image: BucketImage) -> None:
         """A manifest with this image is durable: remove the files that it did not name, unless they are kept."""
         if not self._keepers:
-            await self._tracker.remove_deleted(image)
+            await self._tracker.buckets.remove_deleted(image)
 
     @contextlib.contextmanager
     def keep_files(self) -> Iterator[BucketImage]:
@@ -158,15 +160,15 @@ class BucketUpkeep:
 
     def buckets(self) -> Sequence[SealedBucket]:
         """The buckets in the order of the log; none before they were taken up."""
-        return self._tracker.buckets
+        return self._tracker.buckets.in_use
 
     def lend(self, bucket_ids: Sequence[int]) -> Loan:
         """Lend adjacent buckets to somebody who merges them; see `lent_buckets`."""
-        return self._tracker.lend(bucket_ids)
+        return self._tracker.buckets.lend(bucket_ids)
 
     async def adopt(self, loan: Loan, *, rest: float) -> bool:
         """Put what was made of lent buckets in their place, if they still stand; whether it was."""
-        adopted = await self._noted("merge", self._tracker.adopt(loan, rest=rest))
+        adopted = await self._noted("merge", self._tracker.buckets.adopt(loan, rest=rest))
         self._changed()
         return adopted
 
@@ -187,19 +189,19 @@ class BucketUpkeep:
 
     def passed(self, position: Position, lsn: int) -> None:
         """Every row before `position`, and every move of a record up to `lsn`, was added."""
-        self._tracker.passed(position, lsn)
+        self._tracker.buckets.passed(position, lsn)
 
     def set_policy(self, policy: BucketPolicyValues) -> None:
         """Other limits count from the next seal, merge or cut on."""
-        self._tracker.policy = policy
+        self._tracker.buckets.policy = policy
 
     def look(self, now_ms: int) -> None:
         """Start a seal or a merge if it is time for one."""
-        if self._tracker.has_deleted:
+        if self._tracker.buckets.has_deleted:
             self._changed()  # the next manifest names them no more, and then they go
-        if not self._sealing.is_running and self._tracker.needs_seal(now_ms):
+        if not self._sealing.is_running and self._tracker.buckets.needs_seal(now_ms):
             self._sealing.start(self._seal)
-        if not self._merging.is_running and self._tracker.needs_merge(now_ms):
+        if not self._merging.is_running and self._tracker.buckets.needs_merge(now_ms):
             self._merging.start(self._merge)
 
     def stop(self) -> None:
@@ -217,11 +219,11 @@ class BucketUpkeep:
 
     async def _seal(self) -> None:
         await self._prepare_folders()
-        if await self._noted("seal", self._tracker.seal()):
+        if await self._noted("seal", self._tracker.buckets.seal()):
             self._changed()
 
     async def _merge(self) -> None:
-        if await self._noted("merge", self._tracker.merge()):
+        if await self._noted("merge", self._tracker.buckets.merge()):
             self._changed()
 
     async def _noted(self, operation: str, work: Awaitable[T]) -> T:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from broker.delayed.due_rows import Key
+from broker.delayed.tracker import Frontier
 from broker.model import Position
+
+
+@dataclass(slots=True)
+class Marks:
+    """Progress of a tracker, who alone moves them."""
+
+    frontier: Frontier
+    loaded_end: Key
+    """Everything before it was loaded or taken."""
 
 
 @dataclass(frozen=True, slots=True)

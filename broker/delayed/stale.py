@@ -202,6 +202,10 @@ class StaleRows:
         """Rows became stale; those at or before the frontier are not in the index any more."""
         self.entries.add_rows(rows.part(~rows_before(rows, key_after(frontier))))
 
+    def meet(self, rows: DueRows, frontier: Key) -> None:
+        """Rows were read: what is stale of them is known from now on, also of ledgers that are gone."""
+        self.note(rows.part(~is_current(rows, self._amendments_of)), frontier)
+
     def without(self, chunk: DueRows) -> DueRows:
         """Return a chunk without its stale rows, and forget these."""
         if not self.surplus and not self.is_sought:

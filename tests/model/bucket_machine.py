@@ -59,7 +59,7 @@ class BucketMachine(TrackerMachine):
         self.tasks: list[asyncio.Task[bool]] = []
         self.policy_now = type(self).policy
         super().__init__()
-        self.durable: BucketImage = self.tracker.image()
+        self.durable: BucketImage = self.tracker.buckets.image()
 
     def factory(self, reader: TimesReader, frontier: Frontier) -> BucketTracker:
         return BucketTracker(
@@ -95,7 +95,7 @@ class BucketMachine(TrackerMachine):
         super().add_rows(ledger_id, entries)
         self.ever |= rows
         self.log.append((ledger_id, dict(entries)))
-        self.tracker.passed(Position(len(self.log), 0), len(self.log))
+        self.tracker.buckets.passed(Position(len(self.log), 0), len(self.log))
 
     def added_again(self, count: int) -> None:
         self.doubles += count
@@ -118,21 +118,21 @@ class BucketMachine(TrackerMachine):
 
     @rule()
     def start_seal(self) -> None:
-        self.start(self.tracker.seal)
+        self.start(self.tracker.buckets.seal)
 
     @rule()
     def seal_if_needed(self) -> None:
-        if self.tracker.needs_seal(self.now_ms):
-            self.start(self.tracker.seal)
+        if self.tracker.buckets.needs_seal(self.now_ms):
+            self.start(self.tracker.buckets.seal)
 
     @rule(calls=st.integers(0, 8), is_forced=st.booleans())
     def start_merge(self, calls: int, is_forced: bool) -> None:
         """A merge that stops after some steps; a forced one as if policy allowed a single bucket."""
         if is_forced:
-            self.tracker.policy = replace(self.policy_now, max_buckets=1)
-        if self.tracker.needs_merge(self.now_ms):
-            self.start(self.tracker.merge)
-        self.tracker.policy = self.policy_now
+            self.tracker.buckets.policy = replace(self.policy_now, max_buckets=1)
+        if self.tracker.buckets.needs_merge(self.now_ms):
+            self.start(self.tracker.buckets.merge)
+        self.tracker.buckets.policy = self.policy_now
         self.let_work_go_on(calls)
 
     @rule(
@@ -147,7 +147,7 @@ class BucketMachine(TrackerMachine):
         """Several buckets whose times overlap, and a merge of them that stops."""
         for ledger_id, offsets in data:
             self.store(ledger_id, offsets)
-            self.start(self.tracker.seal)
+            self.start(self.tracker.buckets.seal)
             self.let_work_go_on(100)
         self.start_merge(calls, True)
 
@@ -171,21 +171,24 @@ class BucketMachine(TrackerMachine):
         for _ in range(50):
             self.let_work_go_on(1_000)
             if self.tracker._memory.recent.count:
-                self.start(self.tracker.seal)
-            elif self.tracker.needs_merge(self.now_ms):
-                self.start(self.tracker.merge)
+                self.start(self.tracker.buckets.seal)
+            elif self.tracker.buckets.needs_merge(self.now_ms):
+                self.start(self.tracker.buckets.merge)
             elif not self.executor.stopped:
                 break
         self.let_work_go_on(1_000)
         if not any(not task.done() for task in self.tasks):
-            count = len(self.tracker.image().bucket_ids)
-            assert count <= self.tracker.policy.max_buckets or self.tracker.counters.merge_failures
+            count = len(self.tracker.buckets.image().bucket_ids)
+            assert (
+                count <= self.tracker.buckets.policy.max_buckets
+                or self.tracker.buckets.counters.merge_failures
+            )
 
     def collect(self) -> None:
         for task in [task for task in self.tasks if task.done()]:
             task.result()  # failures of the disk are reported, and nothing else happens
             self.tasks.remove(task)
-        counters = self.tracker.counters
+        counters = self.tracker.buckets.counters
         assert self.may_fail or not counters.seal_failures + counters.merge_failures
 
     @rule(calls=st.integers(1, 4))
@@ -222,16 +225,16 @@ class BucketMachine(TrackerMachine):
 
     @rule(policy=POLICIES)
     def replace_policy(self, policy: BucketPolicyValues) -> None:
-        self.policy_now = self.tracker.policy = policy
+        self.policy_now = self.tracker.buckets.policy = policy
 
     @rule()
     def checkpoint(self) -> None:
-        image = self.tracker.image()
+        image = self.tracker.buckets.image()
         files = set(self.run(self.storage.list_ids()))
         assert files.issuperset(image.bucket_ids)
         assert not set(image.bucket_ids) & set(image.deleted_ids)
         self.durable = image
-        self.run(self.tracker.remove_deleted(image))
+        self.run(self.tracker.buckets.remove_deleted(image))
         files = set(self.run(self.storage.list_ids()))
         assert files.issuperset(image.bucket_ids)
         if not self.tasks:
@@ -266,7 +269,7 @@ class BucketMachine(TrackerMachine):
                 np.array(later, dtype=np.uint32),
                 np.array([times[i] for i in later], dtype=np.int64),
             )
-        self.tracker.passed(Position(len(self.log), 0), len(self.log))
+        self.tracker.buckets.passed(Position(len(self.log), 0), len(self.log))
         self.checkpoint()
 
     @rule()
@@ -275,7 +278,7 @@ class BucketMachine(TrackerMachine):
         self.run(self.tracker.seek_stale())
 
     async def restore(self, image: BucketImage) -> None:
-        await self.tracker.restore(
+        await self.tracker.buckets.restore(
             [
                 await self.storage.read(bucket_id, SnapshotReader.read_metadata)
                 for bucket_id in image.bucket_ids

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 from pyroaring import BitMap
 
-from broker.delayed import bucket_tracker
-from broker.delayed.bucket_tracker import BucketTracker
+from broker.delayed import bucket_set
+from broker.delayed.bucket_set import BucketSet
 from broker.delayed.bucket_writer import NotNeeded
 from broker.errors import NotFound
 from broker.folder import broker, recovery
@@ -173,8 +173,8 @@ GUARDS_OFF: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "what is live is there": lambda patch: patch.setattr(sparse_check, "live_entries", lambda *_: BitMap()),
     "bytes are whole": _believe_files,
     "what is gone is folded in": lambda patch: patch.setattr(Amendments, "leave_out", lambda self, _: self),
-    "the lent buckets stand": lambda patch: patch.setattr(BucketTracker, "_is_lent", lambda *_: True),
-    "the bucket is compared": lambda patch: patch.setattr(bucket_tracker, "check_steps", _unchecked),
+    "the lent buckets stand": lambda patch: patch.setattr(BucketSet, "_is_lent", lambda *_: True),
+    "the bucket is compared": lambda patch: patch.setattr(bucket_set, "check_steps", _unchecked),
     "replayed files kept": lambda patch: patch.setattr(broker, "remove_unnamed", _forget_replayed),
     "the lease is current": _hear_anybody,
     "repeats are known": lambda patch: patch.setattr(desk, "_REMEMBERED", 0),

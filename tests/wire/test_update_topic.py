@@ -42,7 +42,7 @@ async def test_limits_of_buckets_shrink_and_grow_with_messages_pending_and_all_a
     assert topic.effective_policy.buckets.seal_after_ms == 3_600_000
     await eventually(lambda: tracker.stats().bucket_count == 1)
     await produce(20)
-    await eventually(lambda: tracker.counters.merges > 0)
+    await eventually(lambda: tracker.buckets.counters.merges > 0)
     topic = await update(buckets(), "buckets")
     assert not topic.policy.HasField("buckets")
     assert topic.effective_policy.buckets.min_index_count == 50_000

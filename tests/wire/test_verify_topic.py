@@ -150,11 +150,11 @@ async def test_what_the_tracker_forgot_is_named_lost(serve: Serve):
     await sealed(wire)
     tracker = wire.broker.registry.topic("t").index.tracker
     assert isinstance(tracker, BucketTracker)
-    gone = tracker._buckets.pop()
+    gone = tracker.buckets.in_use.pop()
     checked = await verify(wire)
     assert [(finding.kind, finding.count) for finding in checked.findings] == [("lost", gone.metadata.count)]
     assert checked.pending == 100
-    tracker._buckets.append(gone)
+    tracker.buckets.in_use.append(gone)
     assert not (await verify(wire)).findings
 
 

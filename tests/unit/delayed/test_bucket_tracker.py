@@ -59,14 +59,14 @@ class World:
         self.tracker.add(ledger_id, entry_ids, column)
         self.rows += zip(column.tolist(), [ledger_id] * len(column), entry_ids.tolist(), strict=True)
         self.passed += 1
-        self.tracker.passed(Position(self.passed, 0), self.passed)
+        self.tracker.buckets.passed(Position(self.passed, 0), self.passed)
 
     def discard(self, ledger_id: int) -> None:
         self.amendments[ledger_id] = GONE
         self.tracker.discard_ledger(ledger_id)
 
     async def seal(self) -> None:
-        assert await self.tracker.seal()
+        assert await self.tracker.buckets.seal()
 
     async def start(self, work: Callable[[], Coroutine[None, None, object]]) -> asyncio.Task[object]:
         """Begin a seal or a merge that waits before each of its steps."""
@@ -87,7 +87,7 @@ class World:
             if bucket_id not in image.bucket_ids:
                 await self.storage.delete(bucket_id)
         self.tracker = self.build(max(now_ms, image.frontier_ms))
-        await self.tracker.restore(
+        await self.tracker.buckets.restore(
             [
                 await self.storage.read(bucket_id, SnapshotReader.read_metadata)
                 for bucket_id in image.bucket_ids
@@ -131,8 +131,8 @@ async def follow(tracker: BucketTracker, limit: int = 1_000_000) -> list[Row]:
 
 
 async def merge_all(world: World) -> None:
-    while world.tracker.needs_merge(NOW):
-        assert await world.tracker.merge()
+    while world.tracker.buckets.needs_merge(NOW):
+        assert await world.tracker.buckets.merge()
 
 
 @pytest.mark.parametrize("limit", [1, 7, 1_000])
@@ -149,7 +149,7 @@ async def test_order_holds_across_memory_and_buckets_tracker_1(limit, load_entri
     assert world.tracker.count() == 120
     assert await follow(world.tracker, limit) == sorted(world.rows)
     assert world.tracker.count() == 0
-    assert world.tracker.image().bucket_ids == ()
+    assert world.tracker.buckets.image().bucket_ids == ()
 
 
 async def test_one_millisecond_that_spans_many_segments_of_many_buckets_tracker_1():
@@ -198,8 +198,8 @@ async def test_large_frozen_bucket_is_sealed_in_runs():
 
 async def test_added_and_taken_while_a_seal_is_in_flight(world: World):
     world.add(1, NOW + 1_000 * np.arange(1, 40))
-    task = await world.start(world.tracker.seal)
-    assert not world.tracker.needs_seal(NOW + DAY)
+    task = await world.start(world.tracker.buckets.seal)
+    assert not world.tracker.buckets.needs_seal(NOW + DAY)
     world.add(2, [NOW + 1_500, NOW + 90_000])
     taken = await take(world.tracker, NOW + 20_000)
     world.add(2, [NOW + 2], first=2)
@@ -210,7 +210,7 @@ async def test_added_and_taken_while_a_seal_is_in_flight(world: World):
     await world.go_on()
     await task
     assert world.tracker.count() == count
-    assert world.tracker.image().bucket_ids == (1,)
+    assert world.tracker.buckets.image().bucket_ids == (1,)
     assert await follow(world.tracker) == sorted(row for row in world.rows if row not in taken)
 
 
@@ -218,7 +218,7 @@ async def test_new_bucket_begins_where_loading_is_when_it_comes_into_use_bucket_
     world = World(replace(SMALL, max_segment_entries=5))
     world.add(1, NOW + 1_000 * np.arange(1, 40))
     taken = await take(world.tracker, NOW + 2_000)
-    task = await world.start(world.tracker.seal)
+    task = await world.start(world.tracker.buckets.seal)
     while await world.storage.list_ids() == []:
         await world.go_on(1)
     assert not task.done()  # it reads the segment at which it would have to begin
@@ -235,7 +235,7 @@ async def test_load_that_meets_the_end_of_a_merge_bucket_11(world: World):
     for ledger_id in range(1, 9):
         world.add(ledger_id, NOW + 5_000 * np.arange(1, 20) + ledger_id)
         await world.seal()
-    task = await world.start(world.tracker.merge)
+    task = await world.start(world.tracker.buckets.merge)
     steps = 0
     while not task.done():
         steps += 1
@@ -245,7 +245,7 @@ async def test_load_that_meets_the_end_of_a_merge_bucket_11(world: World):
             await world.tracker.load(now_ms)
         else:
             await world.go_on(1)
-    assert world.tracker.image().bucket_ids == (9,)
+    assert world.tracker.buckets.image().bucket_ids == (9,)
     assert world.tracker.count() == len(world.rows)
     assert await follow(world.tracker) == sorted(world.rows)
 
@@ -257,9 +257,9 @@ async def test_crash_between_taking_and_sealing_keeps_what_was_not_taken_bucket_
     while world.tracker.needs_load(NOW + 5_000):
         await world.tracker.load(NOW + 5_000)
     assert rows(world.tracker.take_due(NOW + 5_000, 2)) == world.rows[:2]
-    assert world.tracker.image().indexed_through == (0, 0)
+    assert world.tracker.buckets.image().indexed_through == (0, 0)
     await world.seal()  # the third is loaded, and not taken
-    image = world.tracker.image()
+    image = world.tracker.buckets.image()
     assert (await world.storage.read(1, SnapshotReader.read_metadata)).count == 2
     assert world.tracker.count() == 2
     await world.restart(image, NOW)
@@ -271,14 +271,14 @@ async def test_loaded_and_taken_while_a_merge_is_in_flight(world: World):
         world.add(ledger_id, NOW + 5_000 * np.arange(1, 20) + ledger_id)
         await world.seal()
     taken = await take(world.tracker, NOW + 10_100)
-    task = await world.start(world.tracker.merge)
+    task = await world.start(world.tracker.buckets.merge)
     await world.go_on(4)
     taken += await take(world.tracker, NOW + 40_003)
     count = world.tracker.count()
     await world.go_on()
     assert await task
     assert world.tracker.count() == count
-    assert world.tracker.image().bucket_ids == (9,)
+    assert world.tracker.buckets.image().bucket_ids == (9,)
     assert (
         await world.storage.read(9, SnapshotReader.read_metadata)
     ).count > count  # it keeps what was taken since its start
@@ -289,15 +289,15 @@ async def test_loaded_and_taken_while_a_merge_is_in_flight(world: World):
 async def test_failed_seal_loses_nothing_and_is_tried_again_later_bucket_5(world: World):
     world.add(1, NOW + HOUR + np.arange(20))
     world.executor.fail_foreground = 1
-    assert not await world.tracker.seal()
-    assert world.tracker.counters.seal_failures == 1
-    assert world.tracker.image().indexed_through == (0, 0)
-    assert not world.tracker.needs_seal(NOW)
-    assert not world.tracker.needs_seal(NOW + 999)
-    assert world.tracker.needs_seal(NOW + 1_000)
+    assert not await world.tracker.buckets.seal()
+    assert world.tracker.buckets.counters.seal_failures == 1
+    assert world.tracker.buckets.image().indexed_through == (0, 0)
+    assert not world.tracker.buckets.needs_seal(NOW)
+    assert not world.tracker.buckets.needs_seal(NOW + 999)
+    assert world.tracker.buckets.needs_seal(NOW + 1_000)
     world.add(1, [NOW + HOUR - 1], first=20)
     await world.seal()
-    assert world.tracker.image().indexed_through == (2, 0)
+    assert world.tracker.buckets.image().indexed_through == (2, 0)
     assert await follow(world.tracker) == sorted(world.rows)
 
 
@@ -306,19 +306,19 @@ async def test_failed_merge_leaves_its_sources_bucket_8(world: World, step: int)
     for ledger_id in range(1, 9):
         world.add(ledger_id, NOW + HOUR + 10 * np.arange(6))
         await world.seal()
-    before = world.tracker.image()
-    task = await world.start(world.tracker.merge)
+    before = world.tracker.buckets.image()
+    task = await world.start(world.tracker.buckets.merge)
     await world.go_on(step)
     world.executor.fail_background = 1
     await world.go_on()
     assert not await task
-    assert world.tracker.image().bucket_ids == before.bucket_ids
-    assert {bucket.state for bucket in world.tracker._buckets} == {BucketState.LIVE}
-    assert not world.tracker.needs_merge(NOW)
-    assert world.tracker.needs_merge(NOW + 60_000)
-    await world.tracker.remove_deleted(world.tracker.image())
+    assert world.tracker.buckets.image().bucket_ids == before.bucket_ids
+    assert {bucket.state for bucket in world.tracker.buckets.in_use} == {BucketState.LIVE}
+    assert not world.tracker.buckets.needs_merge(NOW)
+    assert world.tracker.buckets.needs_merge(NOW + 60_000)
+    await world.tracker.buckets.remove_deleted(world.tracker.buckets.image())
     assert await world.storage.list_ids() == list(before.bucket_ids)
-    await world.tracker.merge()
+    await world.tracker.buckets.merge()
     assert await follow(world.tracker) == sorted(world.rows)
 
 
@@ -333,8 +333,8 @@ async def test_merged_bucket_that_is_not_what_was_kept_is_refused_writer_3(world
         return [first.part(slice(1, None)), *others]
 
     monkeypatch.setattr(MergeRuns, "step", losing)
-    assert not await world.tracker.merge()
-    assert world.tracker.image().bucket_ids == tuple(range(1, 9))
+    assert not await world.tracker.buckets.merge()
+    assert world.tracker.buckets.image().bucket_ids == tuple(range(1, 9))
 
 
 async def test_failed_read_reaches_the_caller_of_load_and_changes_nothing_bucket_11(world: World):
@@ -352,17 +352,17 @@ async def test_clear_during_a_seal_and_a_merge_bucket_7(world: World):
         world.add(ledger_id, NOW + HOUR + np.arange(6))
         await world.seal()
     world.add(20, NOW + HOUR + np.arange(20))
-    merging = await world.start(world.tracker.merge)
-    sealing = await world.start(world.tracker.seal)
+    merging = await world.start(world.tracker.buckets.merge)
+    sealing = await world.start(world.tracker.buckets.seal)
     await world.go_on(3)
     world.tracker.clear()
     assert (world.tracker.count(), world.tracker.next_due_ms()) == (0, None)
     world.add(30, [NOW + HOUR])
     await world.go_on()
     await asyncio.gather(merging, sealing)
-    assert world.tracker.image().bucket_ids == ()
-    assert world.tracker.image().indexed_through == (0, 0)
-    await world.tracker.remove_deleted(world.tracker.image())
+    assert world.tracker.buckets.image().bucket_ids == ()
+    assert world.tracker.buckets.image().indexed_through == (0, 0)
+    await world.tracker.buckets.remove_deleted(world.tracker.buckets.image())
     assert await world.storage.list_ids() == []
     assert await follow(world.tracker) == [(NOW + HOUR, 30, 0)]
 
@@ -373,8 +373,8 @@ async def test_ledger_discarded_during_a_seal_and_a_merge_bucket_7(world: World)
         await world.seal()
     world.add(20, NOW + HOUR + np.arange(20))
     world.add(21, NOW + HOUR + np.arange(2))
-    merging = await world.start(world.tracker.merge)
-    sealing = await world.start(world.tracker.seal)
+    merging = await world.start(world.tracker.buckets.merge)
+    sealing = await world.start(world.tracker.buckets.seal)
     await world.go_on(6)
     for ledger_id in (3, 20):
         world.discard(ledger_id)
@@ -393,28 +393,28 @@ async def test_bucket_whose_ledgers_are_all_gone_goes_with_the_next_merge(world:
     await world.seal()
     world.discard(1)
     world.discard(2)
-    world.tracker.policy = replace(SMALL, max_buckets=1)
+    world.tracker.buckets.policy = replace(SMALL, max_buckets=1)
     world.add(3, NOW + HOUR + np.arange(6))
     await world.seal()
-    assert await world.tracker.merge()
-    assert (world.tracker.count(), world.tracker.image().bucket_ids) == (6, (3,))
+    assert await world.tracker.buckets.merge()
+    assert (world.tracker.count(), world.tracker.buckets.image().bucket_ids) == (6, (3,))
     assert await take(world.tracker, NOW + DAY) == [(NOW + HOUR + entry, 3, entry) for entry in range(6)]
 
 
 async def test_files_are_removed_only_after_the_image_without_them_bucket_9(world: World):
     world.add(1, [NOW + 1_000, NOW + 2_000])
     await world.seal()
-    before = world.tracker.image()
+    before = world.tracker.buckets.image()
     assert len(await take(world.tracker, NOW + 3_000)) == 2
-    await world.tracker.remove_deleted(before)
+    await world.tracker.buckets.remove_deleted(before)
     assert await world.storage.list_ids() == [1]
-    after = world.tracker.image()
+    after = world.tracker.buckets.image()
     assert (before.bucket_ids, after.bucket_ids, after.deleted_ids) == ((1,), (), (1,))
     world.executor.fail_foreground = 1
-    await world.tracker.remove_deleted(after)
-    assert world.tracker.image().deleted_ids == (1,)
-    await world.tracker.remove_deleted(world.tracker.image())
-    assert world.tracker.image().deleted_ids == ()
+    await world.tracker.buckets.remove_deleted(after)
+    assert world.tracker.buckets.image().deleted_ids == (1,)
+    await world.tracker.buckets.remove_deleted(world.tracker.buckets.image())
+    assert world.tracker.buckets.image().deleted_ids == ()
     assert await world.storage.list_ids() == []
 
 
@@ -423,7 +423,7 @@ async def test_bucket_stays_named_until_its_last_entry_is_taken_bucket_3(world: 
     await world.seal()
     assert await take(world.tracker, NOW + 1_000) == [(NOW + 1_000, 1, 0)]
     assert world.tracker.stats().loaded_count == 1
-    image = world.tracker.image()
+    image = world.tracker.buckets.image()
     assert image.bucket_ids == (1,)
     await world.restart(image, NOW + 1_000)
     assert world.tracker.count() == 1
@@ -432,32 +432,32 @@ async def test_bucket_stays_named_until_its_last_entry_is_taken_bucket_3(world: 
 
 async def test_indexed_through_follows_seals_and_what_was_taken_bucket_4(world: World):
     world.add(1, [NOW + HOUR])
-    assert world.tracker.image().indexed_through == (0, 0)
-    task = await world.start(world.tracker.seal)
+    assert world.tracker.buckets.image().indexed_through == (0, 0)
+    task = await world.start(world.tracker.buckets.seal)
     world.add(1, [NOW + 2 * HOUR], first=1)
-    assert world.tracker.image().indexed_through == (0, 0)
+    assert world.tracker.buckets.image().indexed_through == (0, 0)
     await world.go_on()
     await task
-    image = world.tracker.image()
+    image = world.tracker.buckets.image()
     assert (image.indexed_through, image.index_lsn, image.next_bucket_id) == ((1, 0), 1, 2)
     await follow(world.tracker)
-    image = world.tracker.image()
+    image = world.tracker.buckets.image()
     assert (image.indexed_through, image.frontier_ms, image.bucket_ids) == ((2, 0), NOW + 2 * HOUR, ())
 
 
 async def test_nothing_is_written_for_what_was_taken(world: World):
     world.add(1, [NOW + 1, NOW + 2])
     assert len(await take(world.tracker, NOW + 5)) == 2
-    assert not world.tracker.needs_seal(NOW + DAY)
+    assert not world.tracker.buckets.needs_seal(NOW + DAY)
     await world.seal()
     assert await world.storage.list_ids() == []
-    assert world.tracker.image().indexed_through == (1, 0)
+    assert world.tracker.buckets.image().indexed_through == (1, 0)
 
 
 async def test_restart_begins_after_the_frontier(world: World):
     world.add(1, NOW + 1_000 * np.arange(1, 30))
     await world.seal()
-    image = world.tracker.image()
+    image = world.tracker.buckets.image()
     for back_ms in (0, 5_500, 12_000, 40_000):
         await world.restart(image, NOW + back_ms)
         rest = [row for row in world.rows if row[0] > NOW + back_ms]
@@ -493,31 +493,31 @@ def moved_and_cancelled(moved: dict[int, int], cancelled: list[int]) -> Amendmen
 def test_seals_by_count_age_and_ledgers():
     world = World(BucketPolicyValues(min_index_count=3, ledgers_per_bucket=2, seal_after_ms=1_000))
     tracker = world.tracker
-    assert not tracker.needs_seal(NOW)
+    assert not tracker.buckets.needs_seal(NOW)
     world.add(1, [NOW + DAY])
-    assert not tracker.needs_seal(NOW)
-    assert not tracker.needs_seal(NOW + 999)
-    assert tracker.needs_seal(NOW + 1_000)
-    assert not tracker.needs_seal(NOW - DAY)  # the clock stepped back: the wait begins again
-    assert tracker.needs_seal(NOW - DAY + 1_000)
+    assert not tracker.buckets.needs_seal(NOW)
+    assert not tracker.buckets.needs_seal(NOW + 999)
+    assert tracker.buckets.needs_seal(NOW + 1_000)
+    assert not tracker.buckets.needs_seal(NOW - DAY)  # the clock stepped back: the wait begins again
+    assert tracker.buckets.needs_seal(NOW - DAY + 1_000)
     world.add(2, [NOW + DAY])
-    assert not tracker.needs_seal(NOW - DAY)
-    tracker.policy = replace(tracker.policy, min_index_count=2)
-    assert tracker.needs_seal(NOW - DAY)
-    tracker.policy = replace(tracker.policy, min_index_count=100)
+    assert not tracker.buckets.needs_seal(NOW - DAY)
+    tracker.buckets.policy = replace(tracker.buckets.policy, min_index_count=2)
+    assert tracker.buckets.needs_seal(NOW - DAY)
+    tracker.buckets.policy = replace(tracker.buckets.policy, min_index_count=100)
     world.add(3, [NOW + DAY])
-    assert tracker.needs_seal(NOW - DAY)
+    assert tracker.buckets.needs_seal(NOW - DAY)
 
 
 async def test_policy_that_shrinks_merges_what_there_is(world: World):
     for ledger_id in range(1, 7):
         world.add(ledger_id, NOW + HOUR + np.arange(6))
         await world.seal()
-    assert not world.tracker.needs_merge(NOW)
+    assert not world.tracker.buckets.needs_merge(NOW)
     for limit in (4, 3, 1):
-        world.tracker.policy = replace(SMALL, max_buckets=limit, max_segment_entries=limit)
+        world.tracker.buckets.policy = replace(SMALL, max_buckets=limit, max_segment_entries=limit)
         await merge_all(world)
-        assert len(world.tracker.image().bucket_ids) == limit
+        assert len(world.tracker.buckets.image().bucket_ids) == limit
     assert await follow(world.tracker) == sorted(world.rows)
 
 
@@ -538,7 +538,7 @@ async def test_entry_added_twice_comes_once_and_counts_once_in_the_end_bucket_10
         world.add(1, [NOW + HOUR, NOW + HOUR + 1])
         await world.seal()
     assert world.tracker.count() == 6
-    world.tracker.policy = replace(SMALL, max_buckets=2)
+    world.tracker.buckets.policy = replace(SMALL, max_buckets=2)
     await merge_all(world)
     assert world.tracker.count() == 4
     assert await follow(world.tracker) == sorted(set(world.rows))
@@ -572,20 +572,20 @@ async def test_real_threads_and_a_seal_beside_a_merge():
         for first in range(0, 20_000, 100):
             world.add(1, NOW + random.integers(DAY, 30 * DAY, 100), first)
             tasks = [task for task in tasks if not task.done()]
-            if world.tracker.needs_seal(NOW):
-                tasks.append(asyncio.create_task(world.tracker.seal()))
-            if world.tracker.needs_merge(NOW):
-                tasks.append(asyncio.create_task(world.tracker.merge()))
+            if world.tracker.buckets.needs_seal(NOW):
+                tasks.append(asyncio.create_task(world.tracker.buckets.seal()))
+            if world.tracker.buckets.needs_merge(NOW):
+                tasks.append(asyncio.create_task(world.tracker.buckets.merge()))
             await asyncio.sleep(0.001)
         await asyncio.gather(*tasks)
-        assert world.tracker.counters.merges > 0
+        assert world.tracker.buckets.counters.merges > 0
         assert world.tracker.count() == 20_000
         assert await take(world.tracker, NOW + 31 * DAY) == sorted(world.rows)
 
 
 async def test_cancelled_seal_keeps_its_rows(world: World):
     world.add(1, NOW + HOUR + np.arange(20))
-    task = await world.start(world.tracker.seal)
+    task = await world.start(world.tracker.buckets.seal)
     task.cancel()
     await world.go_on()
     with pytest.raises(asyncio.CancelledError):

@@ -33,7 +33,7 @@ async def test_nothing_of_a_ledger_that_is_gone_is_yielded(is_sealed: bool, is_l
         assert await take(world.tracker, NOW + 1_000 * step) == []
     assert world.tracker.count() == 1
     assert await take(world.tracker, NOW + 20_000) == [(NOW + 20_000, 2, 0)]
-    assert world.tracker.image().bucket_ids == ()
+    assert world.tracker.buckets.image().bucket_ids == ()
 
 
 async def test_what_a_merge_left_out_beside_a_load_is_not_left_out_of_the_count_once_more():
@@ -47,7 +47,7 @@ async def test_what_a_merge_left_out_beside_a_load_is_not_left_out_of_the_count_
     loading = await world.start(lambda: world.tracker.load(NOW + HOUR))
     assert world.executor.stopped
     await merge_all(world)
-    assert len(world.tracker.image().bucket_ids) == 1
+    assert len(world.tracker.buckets.image().bucket_ids) == 1
     await world.go_on()
     await loading
     assert world.tracker.count() == 2
@@ -61,7 +61,7 @@ async def test_what_a_merge_reads_after_the_index_began_anew_counts_for_nothing(
         world.add(2, [NOW + HOUR + 1], first=number)
         await world.seal()
     await world.tracker.load(NOW)  # so that a part of the merged segment was loaded, and it is read
-    merging = await world.start(world.tracker.merge)
+    merging = await world.start(world.tracker.buckets.merge)
     world.discard(2)  # after the merge has asked what it may leave out
     world.tracker.clear()
     world.add(1, [NOW + HOUR])

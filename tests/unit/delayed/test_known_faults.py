@@ -57,7 +57,7 @@ async def test_merge_keeps_what_is_loaded_and_not_taken_over_a_restart():
         await world.tracker.load(NOW)
     assert world.tracker.stats().loaded_count > 0
     await merge_all(world)
-    image = world.tracker.image()
+    image = world.tracker.buckets.image()
     assert image.bucket_ids == (9,)
     await world.restart(image, NOW)
     assert world.tracker.count() == len(world.rows)
@@ -72,7 +72,7 @@ async def test_added_for_a_range_that_is_sealed_reaches_the_disk_too():
     world.add(5, NOW + HOUR + 1_000 * np.arange(20) + 1, first=20)
     world.add(3, [NOW + HOUR, NOW + HOUR + 19_000])
     await world.seal()
-    await world.restart(world.tracker.image(), NOW)
+    await world.restart(world.tracker.buckets.image(), NOW)
     assert await follow(world.tracker) == sorted(world.rows)
 
 
@@ -82,7 +82,7 @@ async def test_added_where_everything_is_loaded_is_sealed_too_bucket_2():
     world.add(1, [NOW + 1_000, NOW + HOUR])
     assert world.tracker.stats().loaded_count == 1
     await world.seal()
-    await world.restart(world.tracker.image(), NOW)
+    await world.restart(world.tracker.buckets.image(), NOW)
     assert await follow(world.tracker) == world.rows
 
 
@@ -97,7 +97,7 @@ async def test_load_whose_bucket_is_merged_and_removed_meanwhile_bucket_11(monke
     async def read_late(self: SealedBucket, storage: BucketStorage, segment: int) -> DueRows:
         monkeypatch.undo()
         await merge_all(world)
-        await world.tracker.remove_deleted(world.tracker.image())
+        await world.tracker.buckets.remove_deleted(world.tracker.buckets.image())
         assert await world.storage.list_ids() == [9]
         return await read(self, storage, segment)
 
@@ -116,9 +116,9 @@ async def test_first_and_last_times_there_are():
     late = [row for row in world.rows if row[0] <= NOW]
     rest = sorted(row for row in world.rows if row[0] > NOW)
     assert await take(world.tracker, NOW) == sorted(late)
-    world.tracker.policy = world.tracker.policy.__class__(max_buckets=1)
+    world.tracker.buckets.policy = world.tracker.buckets.policy.__class__(max_buckets=1)
     await merge_all(world)
-    await world.restart(world.tracker.image(), NOW)
+    await world.restart(world.tracker.buckets.image(), NOW)
     assert world.tracker.next_due_ms() == NOW + 1
     assert world.tracker.stats().last_due_ms == TIME_MS_MAX
     assert await take(world.tracker, TIME_MS_MAX - 1) == [row for row in rest if row[0] < TIME_MS_MAX]
@@ -308,7 +308,7 @@ def test_thousands_of_delayed_messages_are_all_delivered_once_beside_seals_and_m
             await settle()
         everything = sorted(b"%d" % n for n in range(count))
         assert [sorted(payloads) for payloads in got.values()] == [everything, everything]
-        counters = node.topic("orders").index.tracker.counters  # type: ignore[attr-defined]
+        counters = node.topic("orders").index.tracker.buckets.counters  # type: ignore[attr-defined]
         assert counters.seals > 10
         assert counters.merges > 3
         assert node.topic("orders").index.rebuilds == 0

@@ -101,8 +101,8 @@ def test_sources_that_were_merged_meanwhile_are_refused():
         lease = await desk.begin(TOPIC, [], await bucket_ids(node))
         outputs = await work(node, lease)
         tracker = node.topic(TOPIC).index.tracker
-        tracker.policy = tracker.policy.__class__(max_buckets=2, min_index_count=4)  # type: ignore[attr-defined]
-        assert await tracker.merge()  # type: ignore[attr-defined]
+        tracker.buckets.policy = tracker.buckets.policy.__class__(max_buckets=2, min_index_count=4)  # type: ignore[attr-defined]
+        assert await tracker.buckets.merge()  # type: ignore[attr-defined]
         committed = await desk.commit(lease.compaction_id, lease.epoch, outputs)
         assert not committed.bucket_swapped
         await asyncio.sleep(LATER_MS / 1000 + 30)

@@ -199,11 +199,11 @@ class PendingWorld:
     async def seal(self) -> None:
         await self.caught_up()
         if isinstance(self.tracker, BucketTracker):
-            assert await self.tracker.seal()
+            assert await self.tracker.buckets.seal()
 
     async def merge(self) -> None:
         if isinstance(self.tracker, BucketTracker):
-            assert await self.tracker.merge()
+            assert await self.tracker.buckets.merge()
 
     async def flush_ledgers(self) -> None:
         for ledger in self.log:

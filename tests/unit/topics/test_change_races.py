@@ -256,7 +256,7 @@ def test_hand_out_first_and_then_the_change(type_: int):
 
 def writer_of(topic: Topic) -> Any:
     assert isinstance(topic.index.tracker, BucketTracker)
-    return topic.index.tracker._writer
+    return topic.index.tracker.buckets._writer
 
 
 # -- the index -----------------------------------------------------------------------------------------------------
