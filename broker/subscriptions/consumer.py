@@ -43,7 +43,7 @@ class Consumer:
     """
 
     def __init__(self, consumer_id: str, name: str, lease_ms: int, heard_ns: int = 1 << 62) -> None:
-        """`heard_ns`: now, if `Subscription.heard` is told of whatever it says; else it never counts as hanging."""
+        """`heard_ns`: now, if `Consumers.heard` is told of whatever it says; else it never counts as hanging."""
         self.consumer_id = consumer_id
         self.name = name
         self.lease_ms = lease_ms

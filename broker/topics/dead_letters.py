@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -53,10 +53,8 @@ from broker.subscriptions.types import SubscriptionType
 from broker.topics import dead_letter_frames as frames
 from broker.topics.dead_letter_frames import HOLDER_NAME, dead_letter_topic_name
 from broker.topics.refusals import subscription_not_found
-
-if TYPE_CHECKING:
-    from broker.topics.registry import Registry
-    from broker.topics.topic import Topic
+from broker.topics.registry import Registry
+from broker.topics.topic import Topic
 
 log = get_logger(__name__)
 
