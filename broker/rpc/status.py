@@ -86,6 +86,8 @@ async def encode_failures(
     answer is put together from bytes. Lengths are padded to two bytes, which protobuf allows. The loop gets its turn
     now and then.
     """
+    if not failures:
+        return b""  # nearly always
     errors_by_reason = _DEAD_LETTER_ERRORS if of_dead_letters else _ENTRY_ERRORS
     tag = tag_of("failures", answer)
     parts: list[bytes] = []
