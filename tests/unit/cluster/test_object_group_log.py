@@ -246,6 +246,15 @@ async def test_closing_gives_up_what_cannot_be_settled(store: FaultyStore) -> No
         await appending
 
 
+async def test_closing_lets_an_append_be_repeated_first(store: FaultyStore) -> None:
+    log = await open_object_log(store)
+    store.create_faults.extend([CreateFault.REQUEST_LOST] * 3)
+    appending = log.append(2, [(2, [b"kept"], 4)])
+    await log.close()
+    await appending
+    assert bodies(await open_object_log(store)) == [b"kept"]
+
+
 async def test_whoever_stops_waiting_leaves_the_append_to_be_settled(store: FaultyStore) -> None:
     log = await open_object_log(store)
     store.hold()
