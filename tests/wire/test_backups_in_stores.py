@@ -110,8 +110,11 @@ async def test_a_broker_at_work_is_backed_up_audited_in_place_and_restored(
     assert first.startswith(f"{store}#") and first.endswith("Z-nightly")
     assert await command("backup", "list", wire=wire) == "", "the folder on this machine is gone"
     await producing.until(after + 500)
-    second = await command("backup", "create", store, wire=wire)
+    keep_one = ("--keep", "1", "--keep-days", "1")
+    second = await command("backup", "create", store, *keep_one, wire=wire)
     await producing.stop()
+    for url in (first, second):
+        assert "two newest are kept" in await refusal("backup", "delete", url)
 
     bases = json.loads(await command("backup", "list", store, "--output", "json"))
     assert [base["url"] for base in bases] == [first, second]
