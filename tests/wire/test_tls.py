@@ -266,7 +266,10 @@ REFUSED: dict[str, tuple[Callable[[Pair, Authority], None], str]] = {
     "garbage": (BREAKS["garbage"], "holds no certificate in PEM"),
     "another key": (BREAKS["another key"], "is not the key of"),
     "expired": (BREAKS["expired"], "and not now"),
-    "no key": (lambda pair, authority: Path(pair.key_file).write_bytes(b"x"), "is no private key"),
+    "no key": (
+        lambda pair, authority: Path(pair.key_file).write_bytes(b"x"),
+        "is not an unencrypted private key",
+    ),
     "open key": (lambda pair, authority: os.chmod(pair.key_file, 0o644), "chmod o-r"),
 }
 
