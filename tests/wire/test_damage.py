@@ -148,21 +148,26 @@ async def test_answers_about_a_damaged_message_say_nothing_of_the_server(wire: W
     chosen = schedule_pb2.Selector(entries=sets([bad]))
     schedule, admin = wire.schedule, wire.admin
     told: list[Any] = []
-    for call in (
-        schedule.GetScheduled(schedule_pb2.GetScheduledRequest(topic="t", id=id_, view=FULL)),
-        schedule.GetScheduled(schedule_pb2.GetScheduledRequest(topic="t", schedule_key="order/1", view=FULL)),
-        schedule.ListScheduled(schedule_pb2.ListScheduledRequest(topic="t", view=FULL)),
-        schedule.CountScheduled(schedule_pb2.CountScheduledRequest(topics=["t"])),
-        wire.producer.Produce(batch("t", message)),
-        wire.producer.Produce(batch("t", message, replace=True)),
-        schedule.Reschedule(
-            schedule_pb2.RescheduleRequest(topic="t", selector=chosen, deliver_after_ms=3_600_000)
+    calls: list[tuple[Any, Any]] = [
+        (schedule.GetScheduled, schedule_pb2.GetScheduledRequest(topic="t", id=id_, view=FULL)),
+        (
+            schedule.GetScheduled,
+            schedule_pb2.GetScheduledRequest(topic="t", schedule_key="order/1", view=FULL),
         ),
-        schedule.CancelScheduled(schedule_pb2.CancelScheduledRequest(topic="t", selector=chosen)),
-        admin.VerifyTopic(admin_pb2.VerifyTopicRequest(name="t")),
-    ):
+        (schedule.ListScheduled, schedule_pb2.ListScheduledRequest(topic="t", view=FULL)),
+        (schedule.CountScheduled, schedule_pb2.CountScheduledRequest(topics=["t"])),
+        (wire.producer.Produce, batch("t", message)),
+        (wire.producer.Produce, batch("t", message, replace=True)),
+        (
+            schedule.Reschedule,
+            schedule_pb2.RescheduleRequest(topic="t", selector=chosen, deliver_after_ms=3_600_000),
+        ),
+        (schedule.CancelScheduled, schedule_pb2.CancelScheduledRequest(topic="t", selector=chosen)),
+        (admin.VerifyTopic, admin_pb2.VerifyTopicRequest(name="t")),
+    ]
+    for call, request in calls:  # a call is under way from when it is made
         try:
-            told.append(await within(call))
+            told.append(await within(call(request)))
         except grpc.aio.AioRpcError as error:
             told.append((error.code().name, error.details(), error.trailing_metadata()))
     codes = [each[0] for each in told if isinstance(each, tuple)]
