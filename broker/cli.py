@@ -340,8 +340,9 @@ def create_backup(connection: Settings, store: str, label: str, keep: int, keep_
     if bases is not None:
         _in_store(bases.check)
     made = _with_backups(connection, lambda backups: backups.create(label))
+    seconds = made.duration.total_seconds()
     click.echo(
-        f"{made.files} files, {made.bytes} bytes, {made.copied_bytes} of them copied, in {made.duration}",
+        f"{made.files} files, {made.bytes} bytes, {made.copied_bytes} of them copied, in {seconds:.1f} s",
         err=True,
     )
     if bases is None:
