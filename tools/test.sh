@@ -24,12 +24,11 @@ fi
 if [ "$#" -gt 0 ]; then
     exec "${pytest[@]}" "$@"
 fi
-# Work goes to whichever process is free, of twice as many as there are cores: every other test waits, for a broker in
-# a process of its own or for a time.
-processes=${TEST_PROCESSES:-$(($(getconf _NPROCESSORS_ONLN) * 2))}
+# Work goes to whichever process is free. More of them than cores gained a few percent.
+together=("${pytest[@]}" -n "${TEST_PROCESSES:-auto}" --dist worksteal)
 case $depth in
-    fast) exec "${pytest[@]}" -n "${TEST_PROCESSES:-auto}" --dist worksteal tests/unit tests/model ;;
+    fast) exec "${together[@]}" tests/unit tests/model ;;
     # Much of it is a compiler that works or a worker that waits. What a file builds is built once.
     packaging) exec "${pytest[@]}" -n "${TEST_PROCESSES:-3}" --dist loadfile -m packaging tests ;;
-    *) exec "${pytest[@]}" -n "$processes" --dist worksteal -m "not packaging" tests ;;
+    *) exec "${together[@]}" -m "not packaging" tests ;;
 esac
