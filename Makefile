@@ -23,7 +23,7 @@ BUF ?= buf
 PY := .venv/bin/python
 PROTOS_PY := build/protos-venv/bin/python
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --require-hashes --only-binary :all:
-SOURCES := broker clients/python benchmarks examples tests tools
+SOURCES := broker clients/python postdate_api benchmarks examples tests tools
 
 .PHONY: help setup run test test-fast test-deep test-packaging check check-format check-lint check-types check-imports check-protos \
         demo audit bench sim image-test docs descriptors protos generated format lock clean

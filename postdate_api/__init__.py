@@ -1,1 +1,1 @@
-"""The API of Postdate as Python sees it: messages and stubs, generated from the protos, for the broker and its clients."""
+"""The API of Postdate in Python: messages and stubs made from the protos, for the broker and its clients."""
