@@ -1,23 +1,23 @@
 """The delayed index of the `bucket` policy: bounded memory for any number of entries and any delays.
 
-    near      all entries held that lie before `loaded_end`, sorted, exact, each once
+    loaded    all entries held that lie before `loaded_end`, sorted, exact, each once
     mutable   what was added since the last seal (and frozen: what a seal is writing), in memory
     buckets   snapshots on disk, in the order of the log; of each, a window of decoded rows
 
-`loaded_end` is one key for everything: whatever holds an entry before it has handed it to near (or it was
-taken), and what lies at or after it still *waits*, in memory, in a window or in a segment not read. So near is
-taken from without a look at anything else, and no entry is ever loaded twice. A seal or a merge only changes
+`loaded_end` is one key for everything: whatever holds an entry before it has handed it to the loaded rows (or it was
+taken), and what lies at or after it still *waits*, in memory, in a window or in a segment not read. So loaded
+rows are taken without a look at anything else, and no entry is ever loaded twice. A seal or a merge only changes
 where entries wait: the new bucket is opened at `loaded_end` as it stands at the swap, whatever was loaded or
 taken since the work began.
 
 Invariants (TRACKER stand in `tracker`, MUTABLE in `mutable_bucket`, SEALED in `sealed_bucket`, MERGE in `runs.merging`,
 WRITER in `bucket_writer`, GATHERED in `runs.gathered`):
-  BUCKET-1  frontier < loaded_end; every row of near lies before `loaded_end`, every waiting row at or after it. It
-      moves over waiting rows only by handing all of them to near, in one step without `await`; it moves back
-      only as far as the frontier and near's last row. It is a whole key, not a time: a million entries of one
+  BUCKET-1  frontier < loaded_end; every loaded row lies before `loaded_end`, every waiting row at or after it. It
+      moves over waiting rows only by handing all of them to the loaded rows, in one step without `await`; it moves back
+      only as far as the frontier and the last loaded row. It is a whole key, not a time: a million entries of one
       millisecond are handed on in parts.
-  BUCKET-2  What is added before `loaded_end` goes to near at once (TRACKER-2), and is remembered for the next seal too,
-      unless it lies at or before the frontier. After the clock stepped back it waits in near until due (TRACKER-3).
+  BUCKET-2  What is added before `loaded_end` is loaded at once (TRACKER-2), and is remembered for the next seal too,
+      unless it lies at or before the frontier. After the clock stepped back it waits there until due (TRACKER-3).
   BUCKET-3  Everything after the frontier that was added is in the mutable bucket, the frozen one, or the file of a
       bucket that `image` names, but for what amendments make stale. What lies at or
       before the frontier may be left out: after a crash it is delivered by position (catch-up).
@@ -30,7 +30,7 @@ WRITER in `bucket_writer`, GATHERED in `runs.gathered`):
       (WRITER-3). Whatever fails before leaves the sources as they were, LIVE.
   BUCKET-9  A file is deleted only after a manifest is durable whose image did not name it: its id is handed out by
       `image().deleted_ids` and comes back through `remove_deleted`.
-  BUCKET-10  `count` is exact but for: an entry added twice counts twice until both meet in near or in a seal or merge;
+  BUCKET-10  `count` is exact but for: an entry added twice counts twice until both meet, loaded or in a seal or merge;
       entries of a discarded ledger in unread segments count until these are read or merged, but for those that
       were known as stale; after a start, what was cancelled or moved counts until `seek_stale` has ended, and what
       was moved to one time again may count twice.
@@ -49,8 +49,8 @@ from dataclasses import replace
 import numpy as np
 
 from broker.delayed.bucket_audit import holds_waiting
-from broker.delayed.bucket_looks import histogram_over, stats_of
 from broker.delayed.bucket_set import BucketSet
+from broker.delayed.bucket_stats import histogram_over, stats_of
 from broker.delayed.bucket_values import BucketPolicyValues, Marks
 from broker.delayed.due_rows import (
     DueRows,
@@ -62,8 +62,8 @@ from broker.delayed.due_rows import (
     rows_before,
     sort_unique,
 )
+from broker.delayed.loaded_rows import LoadedRows
 from broker.delayed.mutable_bucket import MutableBucket
-from broker.delayed.near import NearEntries
 from broker.delayed.scan import UnreadSegments
 from broker.delayed.sealed_bucket import SealedBucket, plan_reads
 from broker.delayed.stale import AmendmentsOf, StaleRows
@@ -97,7 +97,7 @@ class BucketTracker:
         self._marks = Marks(frontier, key_after(frontier))
         self._lead_ms = lead_ms
         self._load_entries_max = load_entries_max
-        self._near = NearEntries()
+        self._loaded = LoadedRows()
         self._stale = StaleRows(amendments_of)
         self._memory = Gathered(MutableBucket, (START, 0))  # its marks are a position and an lsn
         self.buckets = BucketSet(
@@ -119,7 +119,7 @@ class BucketTracker:
 
     @property
     def is_idle(self) -> bool:
-        in_memory = self._memory.count or self._near.count()
+        in_memory = self._memory.count or self._loaded.count()
         return not (in_memory or self.buckets.in_use or self.buckets.has_deleted)
 
     def add(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
@@ -131,10 +131,10 @@ class BucketTracker:
             self._memory.recent.append(ledger_id, entry_ids, deliver_at_ms, None)
             return
         columns = DueRows(deliver_at_ms, np.full(len(entry_ids), ledger_id, dtype=np.int64), entry_ids)
-        is_near = rows_before(columns, self._marks.loaded_end)
-        self._near.add(columns.part(is_near))
+        is_loaded = rows_before(columns, self._marks.loaded_end)
+        self._loaded.add(columns.part(is_loaded))
         kept = ~rows_before(columns, key_after(self._marks.frontier))  # BUCKET-2
-        self._memory.recent.append(ledger_id, entry_ids[kept], deliver_at_ms[kept], ~is_near[kept])
+        self._memory.recent.append(ledger_id, entry_ids[kept], deliver_at_ms[kept], ~is_loaded[kept])
 
     def remove(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
         """See the protocol. The rows stay where they are until they are taken, sealed or merged (BUCKET-12)."""
@@ -146,9 +146,9 @@ class BucketTracker:
         first = self._first_waiting_key()
         if first is None or first[0] > now_ms + self._lead_ms:
             return False
-        # A million may be due at one moment, and after the clock leapt forward a day may be: what is in near is taken
-        # before more is brought there. Order holds, for near lies before what waits (BUCKET-1).
-        return self._near.count() < self._load_entries_max
+        # A million may be due at one moment, and after the clock leapt forward a day may be: what is loaded is taken
+        # before more is brought there. Order holds, for the loaded rows lie before what waits (BUCKET-1).
+        return self._loaded.count() < self._load_entries_max
 
     async def load(self, now_ms: int) -> None:
         """See the protocol. Raises Corrupt or OSError if a segment cannot be read (BUCKET-11)."""
@@ -162,7 +162,7 @@ class BucketTracker:
         await asyncio.sleep(0)  # a storage that answers from memory never lets others run
 
     def take_due(self, now_ms: int, limit: int) -> DueRows | None:
-        while (chunk := self._near.take(now_ms, limit)) is not None:
+        while (chunk := self._loaded.take(now_ms, limit)) is not None:
             last = Frontier(int(chunk.deliver_at_ms[-1]), int(chunk.ledger_ids[-1]), int(chunk.entry_ids[-1]))
             self._marks.frontier = max(self._marks.frontier, last)  # what was late lies before it
             self.buckets.drop_spent()
@@ -171,9 +171,9 @@ class BucketTracker:
         return None
 
     def next_due_ms(self) -> int | None:
-        near_ms = self._near.first_due_ms()
-        if near_ms is not None:
-            return near_ms  # near lies before what waits (BUCKET-1)
+        loaded_ms = self._loaded.first_due_ms()
+        if loaded_ms is not None:
+            return loaded_ms  # the loaded rows lie before what waits (BUCKET-1)
         first = self._first_waiting_key()
         return None if first is None else first[0]
 
@@ -182,7 +182,7 @@ class BucketTracker:
         amended = self._amendments_of(ledger_id)
         if amended is not None and amended.cancels(entry_id):
             return False
-        if self._near.contains(ledger_id, entry_id) or any(
+        if self._loaded.contains(ledger_id, entry_id) or any(
             bucket.holds_waiting(ledger_id, entry_id, self._marks.loaded_end)
             for bucket in self._memory.parts()
         ):
@@ -199,8 +199,8 @@ class BucketTracker:
         return max(0, rows - self._stale.surplus)
 
     def _near_count(self) -> int:
-        count = self._near.count()  # what was added meets what was there
-        for rows in self._near.take_doubles():
+        count = self._loaded.count()  # what was added meets what was there
+        for rows in self._loaded.take_doubles():
             self._stale.doubles.take_rows(rows)
         return count
 
@@ -214,13 +214,13 @@ class BucketTracker:
         limits = {"start_ms": start_ms, "end_ms": end_ms, "width_ms": width_ms, "floor_ms": floor_ms}
         memory, buckets = self._memory.parts(), self.buckets.in_use
         self._near_count()
-        found = histogram_over(self._near, memory, buckets, self._stale, self._marks.loaded_end, **limits)
+        found = histogram_over(self._loaded, memory, buckets, self._stale, self._marks.loaded_end, **limits)
         return replace(found, is_exact=found.is_exact and self.is_exact)
 
     def parts_between(self, start: Key, end: Key) -> tuple[DueRows, list[UnreadSegments]]:
         """See the protocol. A merge may replace a bucket meanwhile: reading its segment then fails, some time later."""
         waiting_from = max(start, self._marks.loaded_end)
-        rows = [self._near.rows_between(start, end)]
+        rows = [self._loaded.rows_between(start, end)]
         rows += [bucket.waiting_between(waiting_from, end) for bucket in self._memory.parts()]
         rows += [bucket.window for bucket in self.buckets.in_use]
         return concatenate(rows), [bucket.unread_segments(self._storage) for bucket in self.buckets.in_use]
@@ -228,14 +228,14 @@ class BucketTracker:
     def discard_ledger(self, ledger_id: int) -> None:
         """See the protocol; BUCKET-10 says when what lies in unread segments stops to count."""
         is_known = self._stale.may_hold(ledger_id)
-        held = [*self._near.blocks(), *(bucket.window for bucket in self.buckets.in_use)]
+        held = [*self._loaded.blocks(), *(bucket.window for bucket in self.buckets.in_use)]
         for memory in self._memory.parts():
             held += [block.part(~rows_before(block, self._marks.loaded_end)) for block in memory.blocks()]
         for rows in held:
             gone = rows.part(rows.ledger_ids == ledger_id)
             self._stale.note(gone, self._marks.frontier)
-            # What was added late is in near alone, and nobody names what lies before the frontier.
-            self._near.remove(gone.part(rows_before(gone, key_after(self._marks.frontier))))
+            # What was added late is among the loaded rows alone, and nobody names what lies before the frontier.
+            self._loaded.remove(gone.part(rows_before(gone, key_after(self._marks.frontier))))
         if not is_known:  # or all of it that is unread was cancelled, as far as anybody knows
             for bucket in self.buckets.in_use:
                 bucket.discard(ledger_id)
@@ -243,7 +243,7 @@ class BucketTracker:
     def clear(self, frontier: Frontier | None = None) -> None:
         """See the protocol. What follows indexes from the start of the log again."""
         self._marks.frontier = frontier or self._marks.frontier
-        self._near.clear()
+        self._loaded.clear()
         self._marks.loaded_end = key_after(self._marks.frontier)
         self._stale.clear()
         self._memory.clear()
@@ -251,7 +251,7 @@ class BucketTracker:
 
     def stats(self) -> TrackerStats:
         memory, count, next_due_ms = self._memory.parts(), self.count(), self.next_due_ms()
-        return stats_of(self._near, memory, self.buckets.in_use, self._stale, count, next_due_ms)
+        return stats_of(self._loaded, memory, self.buckets.in_use, self._stale, count, next_due_ms)
 
     async def seek_stale(self) -> None:
         """After `restore`: find the stale rows of buckets, so that they do not count. Raises as `load` does."""
@@ -270,10 +270,10 @@ class BucketTracker:
         """Move `loaded_end` as far as a load would, where nothing waits.
 
         It also goes back with the clock, as far as BUCKET-1 allows, or a clock that leapt forward once by mistake would
-        have everything added in near for as long as it leapt.
+        load everything that is added for as long as it leapt.
         """
         end: Key = (now_ms + 2 * self._lead_ms + 1, 0, 0)
-        first, last = self._first_waiting_key(), self._near.last_key()
+        first, last = self._first_waiting_key(), self._loaded.last_key()
         if first is not None:
             end = min(end, first)
         if last is not None:
@@ -300,7 +300,7 @@ class BucketTracker:
                 raise
 
     def _hand_on(self, last_ms: int) -> None:
-        """Move to near the rows before the next unread segment, up to a time and a number of rows (BUCKET-1)."""
+        """Load the rows before the next unread segment, up to a time and a number of rows (BUCKET-1)."""
         start, end = self._marks.loaded_end, self._end_after(last_ms)
         if end <= start:
             return
@@ -315,5 +315,5 @@ class BucketTracker:
         parts += [bucket.take(bucket.count_before(end)) for bucket, _ in windows]
         for mutable, _ in memory:
             mutable.loaded(len(mutable.waiting_between(start, end)), end)
-        self._near.add(concatenate(parts))
+        self._loaded.add(concatenate(parts))
         self._marks.loaded_end = end

@@ -1,6 +1,6 @@
 """Rows of the delayed index, as columns: a due time and a position each. Pure.
 
-Whatever part of the index holds them: what was added, what is near, what was read of a bucket, what came due.
+Whatever part of the index holds them: what was added, what is loaded, what was read of a bucket, what came due.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """The delayed index of the `memory` policy: roaring bitmaps by tick, exact times for what is due soon.
 
     far    tick number -> ledger -> BitMap      a tick is `tick_ms` wide; exact times are not kept
-    near   (deliver_at_ms, ledger, entry)       sorted columns, exact
+    loaded (deliver_at_ms, ledger, entry)       sorted columns, exact
 
 Neighbours that share a due time cost far less than a byte each in the far part; delays that scatter over
 weeks cost hundreds of bytes, and belong into the `bucket` tracker. Ticks alone would deliver late by up to a
-tick, so `load` reads the exact effective times of the next ticks and moves their entries to near before they
+tick, so `load` reads the exact effective times of the next ticks and moves their entries to the loaded rows before they
 are due.
 
 Invariants (TRACKER-1 to TRACKER-4 stand in `tracker`):
-  MEMORY-1  Every near entry's tick < `_near_end` <= every far tick; the frontier's tick < `_near_end`. So near can
-      be taken without a look at far (TRACKER-1), and what is added at or before the frontier lands in near (TRACKER-2).
+  MEMORY-1  Every loaded entry's tick < `_loaded_end` <= every far tick; the frontier's tick < `_loaded_end`. So what
+      is loaded can be taken without a look at far (TRACKER-1), and what is added at or before the frontier is
+      loaded at once (TRACKER-2).
   MEMORY-2  A far tick stays whole in far until all of its times were read. A reader that fails, or a load that is
       cancelled, loses nothing.
   MEMORY-3  An entry added to a tick that was read in part is read again: the time read before may be its old one.
@@ -33,7 +34,7 @@ from pyroaring import BitMap
 
 from broker.delayed.bucket_histogram import histogram_of
 from broker.delayed.due_rows import ROW_BYTES, DueRows, Key, concatenate, stable_order
-from broker.delayed.near import NearEntries
+from broker.delayed.loaded_rows import LoadedRows
 from broker.delayed.scan import UnreadSegments
 from broker.delayed.tracker import Frontier, Histogram, TimesReader, TrackerStats
 from broker.model import Int64Column, UInt32Column, ids_of
@@ -112,8 +113,8 @@ class MemoryTracker:
         self._tick_ms = tick_ms
         self._lead_ms = tick_ms + 1_000 if lead_ms is None else lead_ms
         self._load_entries_max = load_entries_max
-        self._near = NearEntries()
-        self._near_end = frontier.deliver_at_ms // tick_ms + 1
+        self._loaded = LoadedRows()
+        self._loaded_end = frontier.deliver_at_ms // tick_ms + 1
         self._far: dict[int, _Tick] = {}
         self._far_count = 0
         self._far_greatest: dict[int, int] = {}  # of each ledger, the greatest entry id that was ever filed
@@ -136,13 +137,15 @@ class MemoryTracker:
             return
         ticks = deliver_at_ms // self._tick_ms
         lowest, highest = int(ticks.min()), int(ticks.max())
-        if lowest < self._near_end:
-            is_near = ticks < self._near_end
-            times = deliver_at_ms[is_near]
-            self._near.add(DueRows(times, np.full(len(times), ledger_id, dtype=np.int64), entry_ids[is_near]))
-            if highest < self._near_end:
+        if lowest < self._loaded_end:
+            is_loaded = ticks < self._loaded_end
+            times = deliver_at_ms[is_loaded]
+            self._loaded.add(
+                DueRows(times, np.full(len(times), ledger_id, dtype=np.int64), entry_ids[is_loaded])
+            )
+            if highest < self._loaded_end:
                 return
-            entry_ids, ticks = entry_ids[~is_near], ticks[~is_near]
+            entry_ids, ticks = entry_ids[~is_loaded], ticks[~is_loaded]
         self._file(ledger_id, entry_ids, ticks)
 
     def remove(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column) -> None:
@@ -153,8 +156,8 @@ class MemoryTracker:
             self._removed.append(rows)
             return
         ticks = deliver_at_ms // self._tick_ms
-        self._near.remove(rows.part(ticks < self._near_end))
-        for number in np.unique(ticks[ticks >= self._near_end]).tolist():
+        self._loaded.remove(rows.part(ticks < self._loaded_end))
+        for number in np.unique(ticks[ticks >= self._loaded_end]).tolist():
             self._unfile(ledger_id, BitMap(array("I", entry_ids[ticks == number].tobytes())), number)
         self._far_last = max(self._far, default=0)
 
@@ -164,10 +167,10 @@ class MemoryTracker:
         if tick is None or tick > self._last_tick_to_load(now_ms):
             return False
         # After the clock leapt forward, a day may be due at once: what is loaded drains before more is
-        # loaded, or near would grow to all of it. Order holds, for near lies before far (MEMORY-1).
-        first_due_ms = self._near.first_due_ms()
+        # loaded, or all of it would be in memory. Order holds, for the loaded rows lie before far (MEMORY-1).
+        first_due_ms = self._loaded.first_due_ms()
         is_draining = first_due_ms is not None and first_due_ms <= now_ms
-        return not (is_draining and self._near.count() >= self._load_entries_max)
+        return not (is_draining and self._loaded.count() >= self._load_entries_max)
 
     async def load(self, now_ms: int) -> None:
         self._move_near_end(now_ms)
@@ -192,27 +195,27 @@ class MemoryTracker:
         await asyncio.sleep(0)  # a reader that answers from memory never lets others run
 
     def take_due(self, now_ms: int, limit: int) -> DueRows | None:
-        chunk = self._near.take(now_ms, limit)
+        chunk = self._loaded.take(now_ms, limit)
         if chunk is not None:
             last = Frontier(int(chunk.deliver_at_ms[-1]), int(chunk.ledger_ids[-1]), int(chunk.entry_ids[-1]))
             self._frontier = max(self._frontier, last)  # what was late lies before it
         return chunk
 
     def next_due_ms(self) -> int | None:
-        """The earliest time in near, else the start of a far tick: who wakes there loads and asks again."""
-        near_ms, tick = self._near.first_due_ms(), self._first_far_tick()
-        if near_ms is not None:
-            return near_ms  # near lies before far (MEMORY-1)
+        """The earliest loaded time, else the start of a far tick: who wakes there loads and asks again."""
+        loaded_ms, tick = self._loaded.first_due_ms(), self._first_far_tick()
+        if loaded_ms is not None:
+            return loaded_ms  # the loaded rows lie before far (MEMORY-1)
         return None if tick is None else tick * self._tick_ms
 
     async def contains(self, ledger_id: int, entry_id: int) -> bool:
         """See the protocol. Looks through everything."""
-        return self._near.contains(ledger_id, entry_id) or any(
+        return self._loaded.contains(ledger_id, entry_id) or any(
             ledger_id in tick.ledgers and entry_id in tick.ledgers[ledger_id] for tick in self._far.values()
         )
 
     def count(self) -> int:
-        return self._near.count() + self._far_count
+        return self._loaded.count() + self._far_count
 
     def histogram(self, start_ms: int, end_ms: int, width_ms: int, floor_ms: int = 0) -> Histogram:
         """See the protocol. The entries of a far tick count as spread evenly over it."""
@@ -221,9 +224,9 @@ class MemoryTracker:
             (tick.count for tick in self._far.values()), dtype=np.int64, count=len(self._far)
         )
         ticks = (numbers * self._tick_ms, (numbers + 1) * self._tick_ms - 1, counts)
-        near = self._near.times_between(floor_ms, _NEVER_MS)
+        loaded = self._loaded.times_between(floor_ms, _NEVER_MS)
         limits = {"floor_ms": floor_ms, "start_ms": start_ms, "end_ms": end_ms, "width_ms": width_ms}
-        return histogram_of([near], [ticks], near[:0], **limits)
+        return histogram_of([loaded], [ticks], loaded[:0], **limits)
 
     def parts_between(self, start: Key, end: Key) -> tuple[DueRows, list[UnreadSegments]]:
         """See the protocol. A far tick is a segment: its exact times are read."""
@@ -236,13 +239,13 @@ class MemoryTracker:
             np.array([tick.count for _, tick in ticks], dtype=np.int64),
             partial(self._read_tick, [number for number, _ in ticks]),
         )
-        return self._near.rows_between(start, end), [unread]
+        return self._loaded.rows_between(start, end), [unread]
 
     async def _read_tick(self, numbers: list[int], which: int) -> DueRows:
         number = numbers[which]
         tick = self._far.get(number)
         if tick is None:  # loaded meanwhile; what was taken since is not pending any more
-            return self._near.rows_between(
+            return self._loaded.rows_between(
                 (number * self._tick_ms, 0, 0), ((number + 1) * self._tick_ms, 0, 0)
             )
         slices = [
@@ -259,7 +262,7 @@ class MemoryTracker:
 
     def discard_ledger(self, ledger_id: int) -> None:
         """See the protocol. Visits every tick: ledgers are deleted seldom, and once nothing is pending."""
-        self._near.discard_ledger(ledger_id)
+        self._loaded.discard_ledger(ledger_id)
         for number, tick in list(self._far.items()):
             entry_ids = tick.ledgers.pop(ledger_id, None)
             if entry_ids is None:
@@ -273,21 +276,21 @@ class MemoryTracker:
 
     def clear(self, frontier: Frontier | None = None) -> None:
         self._frontier = frontier or self._frontier
-        self._near_end = self._frontier.deliver_at_ms // self._tick_ms + 1
-        self._near.clear()
+        self._loaded_end = self._frontier.deliver_at_ms // self._tick_ms + 1
+        self._loaded.clear()
         self._far.clear()
         self._far_heap.clear()
         self._far_count = self._far_last = 0
 
     def stats(self) -> TrackerStats:
-        last_due_ms = self._near.last_due_ms()
+        last_due_ms = self._loaded.last_due_ms()
         if self._far:
             last_due_ms = (self._far_last + 1) * self._tick_ms - 1  # at the latest
         return TrackerStats(
             count=self.count(),
-            loaded_count=self._near.count(),
+            loaded_count=self._loaded.count(),
             bucket_count=len(self._far),
-            memory_bytes=self._near.memory_bytes() + self._far_memory_bytes(),
+            memory_bytes=self._loaded.memory_bytes() + self._far_memory_bytes(),
             disk_bytes=0,
             next_due_ms=self.next_due_ms(),
             last_due_ms=last_due_ms,
@@ -361,7 +364,7 @@ class MemoryTracker:
         return (now_ms + self._lead_ms) // self._tick_ms
 
     def _move_near_end(self, now_ms: int) -> None:
-        """Let near reach as far as a load would, without one where far holds nothing.
+        """Let the loaded rows reach as far as a load would, without one where far holds nothing.
 
         It also goes back with the clock, as far as MEMORY-1 allows, or a clock that leapt forward once by mistake
         would have everything added at full width for as long as it leapt.
@@ -370,10 +373,10 @@ class MemoryTracker:
         first_far = self._first_far_tick()
         if first_far is not None:
             end = min(end, first_far)
-        last_ms = self._near.last_due_ms()
+        last_ms = self._loaded.last_due_ms()
         if last_ms is not None:
             end = max(end, last_ms // self._tick_ms + 1)
-        self._near_end = max(end, self._frontier.deliver_at_ms // self._tick_ms + 1)
+        self._loaded_end = max(end, self._frontier.deliver_at_ms // self._tick_ms + 1)
 
     def _plan_load(self, last_tick: int) -> _LoadPlan:
         """Choose the next entries in (tick, ledger, entry) order, as many as one load may read."""
@@ -429,7 +432,7 @@ class MemoryTracker:
         return times
 
     def _apply_load(self, plan: _LoadPlan, times: Int64Column) -> None:
-        """Move what was read to near; what is not in its tick any more is stale and dropped."""
+        """Move what was read to the loaded rows; what is not in its tick any more is stale and dropped."""
         lengths = [len(part.entry_ids) for part in plan.slices]
         assert len(times) == sum(lengths)
         filed = np.repeat(np.array([part.tick for part in plan.slices], dtype=np.int64), lengths)
@@ -446,7 +449,7 @@ class MemoryTracker:
             tick = self._far.pop(number)
             self._far_count -= tick.count
             moved.extend(tick.parts)
-        self._near.add(concatenate(moved))
+        self._loaded.add(concatenate(moved))
         if plan.partial is not None:
             self._keep_read(self._far[plan.partial], plan, columns.part(slice(rest, None)))
 

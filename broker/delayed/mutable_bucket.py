@@ -1,6 +1,6 @@
 """Rows indexed since the last seal: columns in blocks, unsorted, in memory only.
 
-The tracker tells each row's side of `loaded_end`: rows before it are *loaded* (they are in the near part, or
+The tracker tells each row's side of `loaded_end`: rows before it are *loaded* (they are in the loaded part, or
 were taken), the others *wait* here. Rows stay here until they are sealed, whichever side they are on, because
 a snapshot must hold everything after the frontier.
 

@@ -4,7 +4,7 @@
                                         ^ the tracker's `loaded_end` lies in or before the window
 
 Invariants:
-  SEALED-1  Rows before the window lie before the tracker's `loaded_end`: they are in the near part, or were taken, or
+  SEALED-1  Rows before the window lie before the tracker's `loaded_end`: they are in the loaded part, or were taken, or
       were left out at a restart because they lie at or before the frontier.
   SEALED-2  `waiting` counts the rows of the window and of the segments not read. Those of a discarded ledger
       are stale as others are: they stay until they are taken or merged.

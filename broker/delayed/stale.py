@@ -231,7 +231,7 @@ class StaleRows:
     ) -> None:
         """A seal or merge has left out stale rows, and rows that were there once more.
 
-        Those that were loaded are in near, and stale ones count until they are taken.
+        Those that were loaded are still there, and stale ones count until they are taken.
         """
         for columns in rows:
             is_loaded = rows_before(columns, loaded_end)
@@ -290,7 +290,7 @@ class StaleRows:
                         found.add_rows(rows)
                         self.note(rows, frontier())
                 if sought == list(buckets()):
-                    for rows in doubles:  # those that were loaded have met in near
+                    for rows in doubles:  # those that were loaded have met among the loaded rows
                         self.doubles.add_rows(rows.part(~rows_before(rows, loaded_end())))
                     return
             self._unsure_through_ms = NEVER_MS

@@ -18,7 +18,7 @@ from broker.delayed.schedule_keys import KeyLimits
 from broker.errors import Fenced, LimitReached, PostdateError, StorageFailed, Unavailable
 from broker.folder.backup import Backups
 from broker.folder.checkpoint import Checkpointer
-from broker.folder.compaction import CompactionDesk
+from broker.folder.compaction import Compactions
 from broker.folder.live_check import LiveCheck, TopicCheck
 from broker.folder.overdue import Overdue
 from broker.folder.recovery import Manifests, cut_ledgers, open_manifests, remove_unnamed, replay_journal
@@ -43,7 +43,7 @@ from broker.storage.ledger_files import OpenFiles
 from broker.storage.local_group_log import LocalGroupLog
 from broker.storage.named_files import ledger_capture
 from broker.storage.records import Record
-from broker.topics.dead_letters import DeadLetterOffice
+from broker.topics.dead_letters import DeadLetters
 from broker.topics.intake import Accepted, check_first
 from broker.topics.key_services import KeyServices
 from broker.topics.policies import default_topic_policy
@@ -96,7 +96,7 @@ class Broker:
         self._open_files = OpenFiles(vfs, config.tuning.open_ledgers_max, clock)
         self.registry = Registry(config)
         self.supervisor = Supervisor(lambda _, error: self._task_failed(error))
-        self.dead_letters = DeadLetterOffice(
+        self.dead_letters = DeadLetters(
             self.registry, config, clock, spawn=self.supervisor.spawn, wait_room=self._wait_room
         )
         self._overdue = Overdue(self.registry, clock, vfs, self._layout.alive, file_executor, self._patience)
@@ -105,7 +105,7 @@ class Broker:
         self._backups: Backups | None = None
         self._tail_writer = TailWriter(config.tuning.tail_bytes_max, self._patience)
         self._live_check = LiveCheck(self._bucket_storage, index_executor)
-        self.compactions = CompactionDesk(
+        self.compactions = Compactions(
             self.registry,
             self._layout,
             vfs,

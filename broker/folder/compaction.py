@@ -73,7 +73,7 @@ _TOGETHER = 16  # ledgers in one record: applying it looks at what every subscri
 _TIDY_SECONDS = 10.0
 
 
-class CompactionDesk:
+class Compactions:
     """See the module's description."""
 
     def __init__(

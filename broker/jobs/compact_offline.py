@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from broker.config import BrokerConfig
 from broker.errors import NotFound
 from broker.folder.broker import Broker
-from broker.folder.compaction import CompactionDesk
+from broker.folder.compaction import Compactions
 from broker.runtime.clock import Clock
 from broker.runtime.vfs import Vfs
 
 
 @contextlib.asynccontextmanager
-async def open_offline(vfs: Vfs, clock: Clock, folder: str) -> AsyncIterator[CompactionDesk]:
+async def open_offline(vfs: Vfs, clock: Clock, folder: str) -> AsyncIterator[Compactions]:
     """Open a stopped broker's folder. Raises Fenced if a broker runs on it, NotFound, Corrupt, OSError."""
     if not vfs.exists(f"{folder}/broker.manifest"):
         raise NotFound(f"{folder!r} is not a data directory: it has no broker.manifest")

@@ -13,7 +13,7 @@ from broker.rpc.access_identity import Shown
 from broker.rpc.access_rules import EVERY_RIGHT, Ask, Right, Rule, SubscriptionScope, TopicScope
 
 
-class Judge(Protocol):
+class Authorizer(Protocol):
     """The part of `AccessControl` that a caller asks."""
 
     @property
@@ -34,7 +34,7 @@ class Caller:
     """The maker of one call, and what it may do."""
 
     def __init__(
-        self, judge: Judge, principal: str, rule: Rule, peer: str, shown: Shown, *, is_long: bool
+        self, authorizer: Authorizer, principal: str, rule: Rule, peer: str, shown: Shown, *, is_long: bool
     ) -> None:
         self.principal = principal
         self.peer = peer
@@ -47,7 +47,7 @@ class Caller:
         """Of a stream, or a call that waits: done once it must end, with what is to be said."""
         self.when_ended: Callable[[], None] | None = None
         """Set by a stream that answers what it has begun, and then ends by itself."""
-        self._judge = judge
+        self._judge = authorizer
         self._rule = rule
         self._held: list[Ask] = list(rule.always)
         self._allowed_by: object = None

@@ -101,7 +101,7 @@ class _Requeue:
     waits: list[asyncio.Future[None]] = field(default_factory=list)
 
 
-class DeadLetterOffice:
+class DeadLetters:
     """Moves messages between topics for all subscriptions of a broker; see the module's description."""
 
     def __init__(

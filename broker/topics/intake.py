@@ -17,7 +17,7 @@ from broker.storage.records import Produced
 from broker.topics.deduplication import Deduplication, Look, check_rising, is_sequenced
 from broker.topics.plan import check_times
 from broker.topics.producers import DedupMemory, Producers
-from broker.topics.quota import Owed, Quota, check_alone, has_quota, measure_backlog
+from broker.topics.quota import BacklogSubscription, Quota, check_alone, has_quota, measure_backlog
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Intake:
         self,
         producers: Producers,
         log: TopicLog,
-        subscriptions: Iterable[Owed],
+        subscriptions: Iterable[BacklogSubscription],
         *,
         clock: Clock,
         memory: DedupMemory,

@@ -39,7 +39,7 @@ class BacklogLog(Protocol):
     def end(self) -> Position: ...
 
 
-class Owed(Protocol):
+class BacklogSubscription(Protocol):
     """A subscription as the quota needs it."""
 
     def unsettled_count(self) -> int: ...
@@ -56,7 +56,7 @@ class Backlog:
     steps: int  # to find out
 
 
-def measure_backlog(log: BacklogLog, subscriptions: Iterable[Owed], lsn: int) -> Backlog:
+def measure_backlog(log: BacklogLog, subscriptions: Iterable[BacklogSubscription], lsn: int) -> Backlog:
     """Measure the subscription that is owed most; without any, the whole log is pending."""
     total, bytes_ = log.entry_total, log.data_bytes
     owed = [subscription.unsettled_count() for subscription in subscriptions]

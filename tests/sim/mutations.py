@@ -108,7 +108,7 @@ MUTATIONS = (
         "early by a millisecond",
         (
             (
-                "broker.delayed.near",
+                "broker.delayed.loaded_rows",
                 "searchsorted(block.deliver_at_ms, now_ms,",
                 "searchsorted(block.deliver_at_ms, now_ms + 1,",
             ),
@@ -121,7 +121,7 @@ MUTATIONS = (
     ),
     _bug(
         "< for <= at the due time",
-        "broker.delayed.near",
+        "broker.delayed.loaded_rows",
         'now_ms, side="right")',
         'now_ms, side="left")',
     ),

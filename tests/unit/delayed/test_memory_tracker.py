@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from broker.delayed.due_rows import DueRows
+from broker.delayed.loaded_rows import BLOCK_ROWS
 from broker.delayed.memory_tracker import MemoryTracker
-from broker.delayed.near import BLOCK_ROWS
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, Frontier
 from broker.errors import Corrupt
 from broker.model import Array, Int64Column, UInt32Column

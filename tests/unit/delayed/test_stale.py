@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from broker.delayed.due_rows import DueRows
-from broker.delayed.near import NearEntries
+from broker.delayed.loaded_rows import LoadedRows
 from broker.delayed.stale import Doubles, StaleEntries, StaleRows
 from broker.storage.amendments import GONE, NONE, Amendments
 
@@ -119,14 +119,14 @@ def test_of_rows_that_a_merge_left_out_those_that_were_there_twice_are_known_by_
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 2), st.integers(0, 9)), unique=True, min_size=1))
 def test_near_forgets_entries_under_just_these_times(keys):
-    near = NearEntries()
+    loaded = LoadedRows()
     chunk = chunk_of(*keys)
-    near.add(DueRows(chunk.deliver_at_ms, chunk.ledger_ids, chunk.entry_ids))
+    loaded.add(DueRows(chunk.deliver_at_ms, chunk.ledger_ids, chunk.entry_ids))
     gone = chunk_of(*keys[::2], (99, 1, 1))
-    near.remove(DueRows(gone.deliver_at_ms, gone.ledger_ids, gone.entry_ids))
-    left = near.rows_between((0, 0, 0), AFTER_ALL)
+    loaded.remove(DueRows(gone.deliver_at_ms, gone.ledger_ids, gone.entry_ids))
+    left = loaded.rows_between((0, 0, 0), AFTER_ALL)
     assert [left.key(row) for row in range(len(left))] == sorted(keys[1::2])
-    assert near.count() == len(keys[1::2])
+    assert loaded.count() == len(keys[1::2])
 
 
 def row_of(*keys: tuple[int, int, int]) -> DueRows:
@@ -180,7 +180,7 @@ def test_rows_that_were_there_once_more_count_until_they_are_left_out_or_behind_
     stale.note(rows, START)
     stale.revived(1, rows.entry_ids, rows.deliver_at_ms)
     assert (stale.entries.count, stale.doubles.count) == (0, 4)
-    # A seal has met two of them: one of these was loaded, so that near holds it twice until it is taken.
+    # A seal has met two of them: one of these was loaded, so that the loaded rows hold it twice until it is taken.
     stale.left_out([], [row_of((11, 1, 6), (13, 1, 8))], (11, 0, 0), (12, 0, 0), by_merge=False)
     assert sorted(stale.doubles.times().tolist()) == [11, 12]
 

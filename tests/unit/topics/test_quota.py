@@ -247,7 +247,7 @@ class Log:
 
 
 @dataclass
-class Owed:
+class BacklogSubscription:
     count: int
 
     def unsettled_count(self) -> int:
@@ -266,6 +266,6 @@ class Owed:
     ],
 )
 def test_the_subscription_that_is_owed_most_decides(log, owed, messages, bytes_):
-    backlog = measure_backlog(log, [Owed(each) for each in owed], 9)
+    backlog = measure_backlog(log, [BacklogSubscription(each) for each in owed], 9)
     assert (backlog.messages, backlog.bytes, backlog.end, backlog.lsn) == (messages, bytes_, log.end, 9)
     assert backlog.steps == (1 + len(owed)) * 4

@@ -6,9 +6,9 @@ it falls into. One sorted array would be simpler, but an entry that arrives whil
 copy the million.
 
 Invariants:
-  NEAR-1  Blocks are never empty; the last row of each lies before the first row of the next.
-  NEAR-2  No (deliver_at_ms, position) is held twice once `_settle` ran, and every public look runs it first.
-  NEAR-3  The arrays of a block are never written: a chunk handed out may be a part of them.
+  LOADED-1  Blocks are never empty; the last row of each lies before the first row of the next.
+  LOADED-2  No (deliver_at_ms, position) is held twice once `_settle` ran, and every public look runs it first.
+  LOADED-3  The arrays of a block are never written: a chunk handed out may be a part of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from broker.model import Int64Column
 BLOCK_ROWS = 65_536
 
 
-class NearEntries:
+class LoadedRows:
     """Entries that a tracker can hand out without reading anything."""
 
     def __init__(self) -> None:

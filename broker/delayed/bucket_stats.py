@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from broker.delayed.bucket_histogram import histogram_of
 from broker.delayed.due_rows import Key
+from broker.delayed.loaded_rows import LoadedRows
 from broker.delayed.mutable_bucket import NEVER_MS, MutableBucket
-from broker.delayed.near import NearEntries
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.delayed.stale import StaleRows
 from broker.delayed.tracker import Histogram, TrackerStats
 
 
 def stats_of(
-    near: NearEntries,
+    loaded: LoadedRows,
     memory: Sequence[MutableBucket],
     buckets: Sequence[SealedBucket],
     stale: StaleRows,
@@ -23,15 +23,15 @@ def stats_of(
     next_due_ms: int | None,
 ) -> TrackerStats:
     """A snapshot of a tracker with these parts."""
-    last_ms = [near.last_due_ms() or 0]
+    last_ms = [loaded.last_due_ms() or 0]
     last_ms += [bucket.last_ms for bucket in memory if bucket.waiting]
     last_ms += [bucket.last_key[0] for bucket in buckets if bucket.waiting]
-    memory_bytes = near.memory_bytes() + stale.entries.memory_bytes()
+    memory_bytes = loaded.memory_bytes() + stale.entries.memory_bytes()
     memory_bytes += sum(bucket.memory_bytes() for bucket in memory)
     memory_bytes += sum(bucket.memory_bytes() for bucket in buckets)
     return TrackerStats(
         count=count,
-        loaded_count=near.count(),
+        loaded_count=loaded.count(),
         bucket_count=len(buckets),
         memory_bytes=memory_bytes,
         disk_bytes=sum(bucket.disk_bytes() for bucket in buckets),
@@ -41,7 +41,7 @@ def stats_of(
 
 
 def histogram_over(
-    near: NearEntries,
+    loaded: LoadedRows,
     memory: Sequence[MutableBucket],
     buckets: Sequence[SealedBucket],
     stale: StaleRows,
@@ -53,7 +53,7 @@ def histogram_over(
     floor_ms: int,
 ) -> Histogram:
     """The entries by due time. Those of a segment that was not read count as spread evenly over its times."""
-    exact = [near.times_between(floor_ms, NEVER_MS)]
+    exact = [loaded.times_between(floor_ms, NEVER_MS)]
     exact += [bucket.waiting_times(floor_ms, NEVER_MS, loaded_end) for bucket in memory]
     exact += [bucket.window.deliver_at_ms for bucket in buckets]
     found = histogram_of(
