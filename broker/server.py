@@ -29,6 +29,7 @@ from broker.observe.logs import get_logger, set_log_level
 from broker.observe.metrics import BrokerCollector, BrokerSnapshot, SubscriptionSnapshot, TopicSnapshot
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessControl, AccessInterceptor
+from broker.rpc.cluster import ViewCluster
 from broker.rpc.reception import Reception, window_bytes
 from broker.rpc.reflection import add_reflection
 from broker.rpc.silent import SilentConnections
@@ -118,8 +119,12 @@ class Server:
         vfs: Vfs | None = None,
         clock: Clock | None = None,
         read_config: Callable[[], BrokerConfig] | None = None,
+        cluster: ViewCluster | None = None,
     ) -> None:
-        """`read_config` reads the settings anew, for SIGHUP; without it only files that they name are."""
+        """`read_config` reads the settings anew, for SIGHUP; without it only files that they name are.
+
+        `cluster` is what the node knows of its cluster, as the owner that it is now.
+        """
         self._read_config = read_config
         self._given = config
         self._open_files_max = raise_descriptor_limit()
@@ -148,8 +153,10 @@ class Server:
         )
         self._version = broker_version()
         self._producer = producer.ProducerService(self.broker)
-        self._consumer = consumer.ConsumerService(self.broker)
-        self._admin = admin.AdminService(self.broker, self._version)
+        self._consumer = consumer.ConsumerService(
+            self.broker, cluster().route.epoch if cluster is not None else 0
+        )
+        self._admin = admin.AdminService(self.broker, self._version, cluster)
         self._schedule = schedule.ScheduleService(self.broker)
         self._compaction = compaction.CompactionService(self.broker)
         self._health = health_aio.HealthServicer()

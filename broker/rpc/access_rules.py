@@ -167,6 +167,7 @@ _SERVICES: Mapping[str, Mapping[str, Rule]] = {
         "GetStats": _topics(*EVERY_RIGHT, subscription=SubscriptionScope.ANY),
         "VerifyTopic": _topic(_MANAGE, field="name"),
         "GetServerInfo": _SOMEBODY,
+        "GetCluster": _SOMEBODY,
         "CreateBackup": _always(_MANAGE, topic=TopicScope.ALL),
         "ListBackups": _always(_MANAGE, topic=TopicScope.ALL),
         "DeleteBackup": _always(_MANAGE, topic=TopicScope.ALL),

@@ -15,6 +15,7 @@ from broker.rpc.answers import Answers
 from broker.rpc.backups import BackupCalls
 from broker.rpc.caller import may_see
 from broker.rpc.calls import Handler, unary
+from broker.rpc.cluster import ViewCluster, describe_alone, describe_cluster
 from broker.rpc.control import ControlCalls
 from broker.rpc.dead_letters import DeadLetterCalls
 from broker.rpc.entries import check_initial_position, check_type
@@ -38,8 +39,9 @@ _FINDINGS_MAX = 100
 class AdminService:
     """See the module's description."""
 
-    def __init__(self, broker: Broker, version: str) -> None:
+    def __init__(self, broker: Broker, version: str, cluster: ViewCluster | None = None) -> None:
         self._broker = broker
+        self._cluster = cluster
         self._version = version
         self._answers = Answers(broker.clock)
         self._control = ControlCalls(broker, self._answers)
@@ -60,6 +62,7 @@ class AdminService:
             "GetStats": (admin_pb2.GetStatsRequest, self._get_stats),
             "VerifyTopic": (admin_pb2.VerifyTopicRequest, self._verify_topic),
             "GetServerInfo": (admin_pb2.GetServerInfoRequest, self._get_server_info),
+            "GetCluster": (admin_pb2.GetClusterRequest, self._get_cluster),
             **self._control.calls(),
             **self._dead_letters.calls(),
             **self._backups.calls(),
@@ -215,3 +218,6 @@ class AdminService:
                 ack_entries_max=config.tuning.ack_entries_max,
             ),
         )
+
+    async def _get_cluster(self, _: admin_pb2.GetClusterRequest) -> Message:
+        return describe_alone(self._broker) if self._cluster is None else describe_cluster(self._cluster())

@@ -37,6 +37,7 @@ NOT_CHANGES = frozenset(
         "GetStats",
         "VerifyTopic",
         "GetServerInfo",
+        "GetCluster",
         "ListBackups",
         "ListCompactions",
     }

@@ -59,8 +59,10 @@ class _Received:
 class ConsumerService:
     """See the module's description."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, epoch: int = 0) -> None:
+        """`epoch` is that of the owner; 0 without a cluster."""
         self._broker = broker
+        self._epoch = epoch
         self._sessions: set[Session] = set()
         self._unread = UnreadRoom(broker.clock)
         self._consumer_numbers = itertools.count(1)
@@ -122,7 +124,7 @@ class ConsumerService:
         consumer = self._consumer(opening.consumer_name, lease_ms)
         consumer.grant(opening.permits.messages, opening.permits.bytes)
         topic.subscriptions.attach(subscription, consumer)
-        session = Session(self._broker, topic, subscription, consumer, context, self._unread)
+        session = Session(self._broker, topic, subscription, consumer, context, self._unread, self._epoch)
         self._sessions.add(session)
         try:
             await session.run()

@@ -54,6 +54,7 @@ class Session:
         consumer: Consumer,
         context: Context,
         room: UnreadRoom,
+        epoch: int = 0,
     ) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._broker = broker
@@ -61,6 +62,7 @@ class Session:
         self._subscription = subscription
         self._consumer = consumer
         self._context = context
+        self._epoch = epoch
         self._answers: deque[tuple[bytes, FrameRoom | None]] = deque()
         self._unread = Unread(room, self._stall)
         self._stalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -298,6 +300,7 @@ class Session:
             type=api_type(self._subscription),
             honor_delay=self._subscription.honors_delay,
             ack_entries_max=self._broker.config.tuning.ack_entries_max,
+            epoch=self._epoch,
         )
         return consumer_pb2.SubscribeResponse(opened=opened)
 

@@ -678,3 +678,49 @@ class ServerLimits(_message.Message):
     batch_messages_max: int
     ack_entries_max: int
     def __init__(self, payload_bytes_max: _Optional[int] = ..., key_bytes_max: _Optional[int] = ..., schedule_key_bytes_max: _Optional[int] = ..., properties_count_max: _Optional[int] = ..., properties_bytes_max: _Optional[int] = ..., batch_messages_max: _Optional[int] = ..., ack_entries_max: _Optional[int] = ...) -> None: ...
+
+class GetClusterRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetClusterResponse(_message.Message):
+    __slots__ = ("cluster_id", "shards", "nodes", "node")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    shards: _containers.RepeatedCompositeFieldContainer[ClusterShard]
+    nodes: _containers.RepeatedCompositeFieldContainer[ClusterNode]
+    node: str
+    def __init__(self, cluster_id: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ClusterShard, _Mapping[str, object]]]] = ..., nodes: _Optional[_Iterable[_Union[ClusterNode, _Mapping[str, object]]]] = ..., node: _Optional[str] = ...) -> None: ...
+
+class ClusterShard(_message.Message):
+    __slots__ = ("number", "epoch", "owner", "owner_address", "standbys", "applied_lsn", "applied_time_ms", "base_lsn", "base_time_ms")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    OWNER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STANDBYS_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_LSN_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    BASE_LSN_FIELD_NUMBER: _ClassVar[int]
+    BASE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    epoch: int
+    owner: str
+    owner_address: str
+    standbys: _containers.RepeatedScalarFieldContainer[str]
+    applied_lsn: int
+    applied_time_ms: int
+    base_lsn: int
+    base_time_ms: int
+    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., owner_address: _Optional[str] = ..., standbys: _Optional[_Iterable[str]] = ..., applied_lsn: _Optional[int] = ..., applied_time_ms: _Optional[int] = ..., base_lsn: _Optional[int] = ..., base_time_ms: _Optional[int] = ...) -> None: ...
+
+class ClusterNode(_message.Message):
+    __slots__ = ("name", "address")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...

@@ -150,6 +150,11 @@ class AdminServiceStub(object):
                 request_serializer=postdate_dot_v1_dot_admin__pb2.GetServerInfoRequest.SerializeToString,
                 response_deserializer=postdate_dot_v1_dot_admin__pb2.GetServerInfoResponse.FromString,
                 _registered_method=True)
+        self.GetCluster = channel.unary_unary(
+                '/postdate.v1.AdminService/GetCluster',
+                request_serializer=postdate_dot_v1_dot_admin__pb2.GetClusterRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_admin__pb2.GetClusterResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -323,6 +328,14 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCluster(self, request, context):
+        """The cluster that this broker is in, as this node knows it: who owns which shard. Any node answers. Without a cluster
+        there is one shard, and whoever is asked owns it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -440,6 +453,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetServerInfo,
                     request_deserializer=postdate_dot_v1_dot_admin__pb2.GetServerInfoRequest.FromString,
                     response_serializer=postdate_dot_v1_dot_admin__pb2.GetServerInfoResponse.SerializeToString,
+            ),
+            'GetCluster': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCluster,
+                    request_deserializer=postdate_dot_v1_dot_admin__pb2.GetClusterRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_admin__pb2.GetClusterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1064,6 +1082,33 @@ class AdminService(object):
             '/postdate.v1.AdminService/GetServerInfo',
             postdate_dot_v1_dot_admin__pb2.GetServerInfoRequest.SerializeToString,
             postdate_dot_v1_dot_admin__pb2.GetServerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.AdminService/GetCluster',
+            postdate_dot_v1_dot_admin__pb2.GetClusterRequest.SerializeToString,
+            postdate_dot_v1_dot_admin__pb2.GetClusterResponse.FromString,
             options,
             channel_credentials,
             insecure,

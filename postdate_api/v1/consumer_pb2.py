@@ -26,7 +26,7 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from postdate_api.v1 import message_pb2 as postdate_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apostdate/v1/consumer.proto\x12\x0bpostdate.v1\x1a\x17google/rpc/status.proto\x1a\x19postdate/v1/message.proto\"\xf7\x01\n\x10SubscribeRequest\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.postdate.v1.OpenH\x00\x12\'\n\x07permits\x18\x02 \x01(\x0b\x32\x14.postdate.v1.PermitsH\x00\x12\x1f\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x10.postdate.v1.AckH\x00\x12!\n\x04nack\x18\x04 \x01(\x0b\x32\x11.postdate.v1.NackH\x00\x12%\n\x06\x65xtend\x18\x05 \x01(\x0b\x32\x13.postdate.v1.ExtendH\x00\x12#\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x12.postdate.v1.DrainH\x00\x42\x07\n\x05\x66rame\"\x9c\x02\n\x04Open\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12+\n\x04type\x18\x03 \x01(\x0e\x32\x1d.postdate.v1.SubscriptionType\x12\x36\n\x10initial_position\x18\x04 \x01(\x0e\x32\x1c.postdate.v1.InitialPosition\x12\x15\n\rconsumer_name\x18\x05 \x01(\t\x12%\n\x07permits\x18\x06 \x01(\x0b\x32\x14.postdate.v1.Permits\x12\x15\n\x08lease_ms\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0bhonor_delay\x18\x08 \x01(\x08H\x01\x88\x01\x01\x42\x0b\n\t_lease_msB\x0e\n\x0c_honor_delay\"*\n\x07Permits\x12\x10\n\x08messages\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"A\n\x03\x41\x63k\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12&\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x15.postdate.v1.EntrySet\"\x94\x01\n\x04Nack\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12&\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x15.postdate.v1.EntrySet\x12\x1a\n\x12redeliver_after_ms\x18\x03 \x01(\x03\x12\x13\n\x0b\x64\x65\x61\x64_letter\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07release\x18\x06 \x01(\x08\"V\n\x06\x45xtend\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12&\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x15.postdate.v1.EntrySet\x12\x10\n\x08lease_ms\x18\x03 \x01(\x03\"\x07\n\x05\x44rain\"\xed\x01\n\x11SubscribeResponse\x12%\n\x06opened\x18\x01 \x01(\x0b\x32\x13.postdate.v1.OpenedH\x00\x12#\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x12.postdate.v1.BatchH\x00\x12+\n\tconfirmed\x18\x03 \x01(\x0b\x32\x16.postdate.v1.ConfirmedH\x00\x12+\n\theartbeat\x18\x04 \x01(\x0b\x32\x16.postdate.v1.HeartbeatH\x00\x12)\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x15.postdate.v1.DrainingH\x00\x42\x07\n\x05\x66rame\"\xa0\x01\n\x06Opened\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\x03\x12\x14\n\x0cheartbeat_ms\x18\x03 \x01(\x03\x12+\n\x04type\x18\x04 \x01(\x0e\x32\x1d.postdate.v1.SubscriptionType\x12\x13\n\x0bhonor_delay\x18\x05 \x01(\x08\x12\x17\n\x0f\x61\x63k_entries_max\x18\x06 \x01(\r\"2\n\x05\x42\x61tch\x12)\n\ndeliveries\x18\x01 \x03(\x0b\x32\x15.postdate.v1.Delivery\"\x9f\x01\n\x08\x44\x65livery\x12\"\n\x02id\x18\x01 \x01(\x0b\x32\x16.postdate.v1.MessageId\x12%\n\x07message\x18\x02 \x01(\x0b\x32\x14.postdate.v1.Message\x12\x17\n\x0fpublish_time_ms\x18\x03 \x01(\x03\x12\x15\n\rdeliver_at_ms\x18\x04 \x01(\x03\x12\x18\n\x10\x64\x65livery_attempt\x18\x05 \x01(\r\"L\n\tConfirmed\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12+\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x19.postdate.v1.EntryFailure\"U\n\x0c\x45ntryFailure\x12\"\n\x02id\x18\x01 \x01(\x0b\x32\x16.postdate.v1.MessageId\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"U\n\tHeartbeat\x12\x16\n\x0e\x62roker_time_ms\x18\x01 \x01(\x03\x12\x16\n\x0eready_messages\x18\x02 \x01(\x04\x12\x18\n\x10next_due_time_ms\x18\x03 \x01(\x03\"\x1c\n\x08\x44raining\x12\x10\n\x08grace_ms\x18\x01 \x01(\x03\"\xba\x01\n\x0eReceiveRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12\x14\n\x0cmax_messages\x18\x03 \x01(\r\x12\x0f\n\x07wait_ms\x18\x04 \x01(\x03\x12\x10\n\x08lease_ms\x18\x05 \x01(\x03\x12\x36\n\x10initial_position\x18\x06 \x01(\x0e\x32\x1c.postdate.v1.InitialPosition\x12\x12\n\nattempt_id\x18\x07 \x01(\t\"k\n\x0fReceiveResponse\x12)\n\ndeliveries\x18\x01 \x03(\x0b\x32\x15.postdate.v1.Delivery\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\x12\x18\n\x10next_due_time_ms\x18\x03 \x01(\x03\"a\n\x12\x41\x63knowledgeRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12&\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x15.postdate.v1.EntrySet\"B\n\x13\x41\x63knowledgeResponse\x12+\n\x08\x66\x61ilures\x18\x01 \x03(\x0b\x32\x19.postdate.v1.EntryFailure\"\xc1\x01\n\x0bNackRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x03 \x01(\t\x12&\n\x07\x65ntries\x18\x04 \x03(\x0b\x32\x15.postdate.v1.EntrySet\x12\x1a\n\x12redeliver_after_ms\x18\x05 \x01(\x03\x12\x13\n\x0b\x64\x65\x61\x64_letter\x18\x06 \x01(\x08\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0f\n\x07release\x18\x08 \x01(\x08\";\n\x0cNackResponse\x12+\n\x08\x66\x61ilures\x18\x01 \x03(\x0b\x32\x19.postdate.v1.EntryFailure\"\x88\x01\n\x12\x45xtendLeaseRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x03 \x01(\t\x12&\n\x07\x65ntries\x18\x04 \x03(\x0b\x32\x15.postdate.v1.EntrySet\x12\x10\n\x08lease_ms\x18\x05 \x01(\x03\"B\n\x13\x45xtendLeaseResponse\x12+\n\x08\x66\x61ilures\x18\x01 \x03(\x0b\x32\x19.postdate.v1.EntryFailure*\xb6\x01\n\x10SubscriptionType\x12!\n\x1dSUBSCRIPTION_TYPE_UNSPECIFIED\x10\x00\x12\x1c\n\x18SUBSCRIPTION_TYPE_SHARED\x10\x01\x12 \n\x1cSUBSCRIPTION_TYPE_KEY_SHARED\x10\x02\x12\x1f\n\x1bSUBSCRIPTION_TYPE_EXCLUSIVE\x10\x03\x12\x1e\n\x1aSUBSCRIPTION_TYPE_FAILOVER\x10\x04*o\n\x0fInitialPosition\x12 \n\x1cINITIAL_POSITION_UNSPECIFIED\x10\x00\x12\x1b\n\x17INITIAL_POSITION_LATEST\x10\x01\x12\x1d\n\x19INITIAL_POSITION_EARLIEST\x10\x02\x32\x88\x03\n\x0f\x43onsumerService\x12N\n\tSubscribe\x12\x1d.postdate.v1.SubscribeRequest\x1a\x1e.postdate.v1.SubscribeResponse(\x01\x30\x01\x12\x44\n\x07Receive\x12\x1b.postdate.v1.ReceiveRequest\x1a\x1c.postdate.v1.ReceiveResponse\x12P\n\x0b\x41\x63knowledge\x12\x1f.postdate.v1.AcknowledgeRequest\x1a .postdate.v1.AcknowledgeResponse\x12;\n\x04Nack\x12\x18.postdate.v1.NackRequest\x1a\x19.postdate.v1.NackResponse\x12P\n\x0b\x45xtendLease\x12\x1f.postdate.v1.ExtendLeaseRequest\x1a .postdate.v1.ExtendLeaseResponseBO\n\x0f\x64\x65v.postdate.v1B\rConsumerProtoP\x01Z\x1dpostdate.dev/go/v1;postdatev1\xaa\x02\x0bPostdate.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apostdate/v1/consumer.proto\x12\x0bpostdate.v1\x1a\x17google/rpc/status.proto\x1a\x19postdate/v1/message.proto\"\xf7\x01\n\x10SubscribeRequest\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.postdate.v1.OpenH\x00\x12\'\n\x07permits\x18\x02 \x01(\x0b\x32\x14.postdate.v1.PermitsH\x00\x12\x1f\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x10.postdate.v1.AckH\x00\x12!\n\x04nack\x18\x04 \x01(\x0b\x32\x11.postdate.v1.NackH\x00\x12%\n\x06\x65xtend\x18\x05 \x01(\x0b\x32\x13.postdate.v1.ExtendH\x00\x12#\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x12.postdate.v1.DrainH\x00\x42\x07\n\x05\x66rame\"\x9c\x02\n\x04Open\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12+\n\x04type\x18\x03 \x01(\x0e\x32\x1d.postdate.v1.SubscriptionType\x12\x36\n\x10initial_position\x18\x04 \x01(\x0e\x32\x1c.postdate.v1.InitialPosition\x12\x15\n\rconsumer_name\x18\x05 \x01(\t\x12%\n\x07permits\x18\x06 \x01(\x0b\x32\x14.postdate.v1.Permits\x12\x15\n\x08lease_ms\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0bhonor_delay\x18\x08 \x01(\x08H\x01\x88\x01\x01\x42\x0b\n\t_lease_msB\x0e\n\x0c_honor_delay\"*\n\x07Permits\x12\x10\n\x08messages\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"A\n\x03\x41\x63k\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12&\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x15.postdate.v1.EntrySet\"\x94\x01\n\x04Nack\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12&\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x15.postdate.v1.EntrySet\x12\x1a\n\x12redeliver_after_ms\x18\x03 \x01(\x03\x12\x13\n\x0b\x64\x65\x61\x64_letter\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07release\x18\x06 \x01(\x08\"V\n\x06\x45xtend\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12&\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x15.postdate.v1.EntrySet\x12\x10\n\x08lease_ms\x18\x03 \x01(\x03\"\x07\n\x05\x44rain\"\xed\x01\n\x11SubscribeResponse\x12%\n\x06opened\x18\x01 \x01(\x0b\x32\x13.postdate.v1.OpenedH\x00\x12#\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x12.postdate.v1.BatchH\x00\x12+\n\tconfirmed\x18\x03 \x01(\x0b\x32\x16.postdate.v1.ConfirmedH\x00\x12+\n\theartbeat\x18\x04 \x01(\x0b\x32\x16.postdate.v1.HeartbeatH\x00\x12)\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x15.postdate.v1.DrainingH\x00\x42\x07\n\x05\x66rame\"\xaf\x01\n\x06Opened\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\x03\x12\x14\n\x0cheartbeat_ms\x18\x03 \x01(\x03\x12+\n\x04type\x18\x04 \x01(\x0e\x32\x1d.postdate.v1.SubscriptionType\x12\x13\n\x0bhonor_delay\x18\x05 \x01(\x08\x12\x17\n\x0f\x61\x63k_entries_max\x18\x06 \x01(\r\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\"2\n\x05\x42\x61tch\x12)\n\ndeliveries\x18\x01 \x03(\x0b\x32\x15.postdate.v1.Delivery\"\x9f\x01\n\x08\x44\x65livery\x12\"\n\x02id\x18\x01 \x01(\x0b\x32\x16.postdate.v1.MessageId\x12%\n\x07message\x18\x02 \x01(\x0b\x32\x14.postdate.v1.Message\x12\x17\n\x0fpublish_time_ms\x18\x03 \x01(\x03\x12\x15\n\rdeliver_at_ms\x18\x04 \x01(\x03\x12\x18\n\x10\x64\x65livery_attempt\x18\x05 \x01(\r\"L\n\tConfirmed\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12+\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x19.postdate.v1.EntryFailure\"U\n\x0c\x45ntryFailure\x12\"\n\x02id\x18\x01 \x01(\x0b\x32\x16.postdate.v1.MessageId\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"U\n\tHeartbeat\x12\x16\n\x0e\x62roker_time_ms\x18\x01 \x01(\x03\x12\x16\n\x0eready_messages\x18\x02 \x01(\x04\x12\x18\n\x10next_due_time_ms\x18\x03 \x01(\x03\"\x1c\n\x08\x44raining\x12\x10\n\x08grace_ms\x18\x01 \x01(\x03\"\xba\x01\n\x0eReceiveRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12\x14\n\x0cmax_messages\x18\x03 \x01(\r\x12\x0f\n\x07wait_ms\x18\x04 \x01(\x03\x12\x10\n\x08lease_ms\x18\x05 \x01(\x03\x12\x36\n\x10initial_position\x18\x06 \x01(\x0e\x32\x1c.postdate.v1.InitialPosition\x12\x12\n\nattempt_id\x18\x07 \x01(\t\"k\n\x0fReceiveResponse\x12)\n\ndeliveries\x18\x01 \x03(\x0b\x32\x15.postdate.v1.Delivery\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\x12\x18\n\x10next_due_time_ms\x18\x03 \x01(\x03\"a\n\x12\x41\x63knowledgeRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12&\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x15.postdate.v1.EntrySet\"B\n\x13\x41\x63knowledgeResponse\x12+\n\x08\x66\x61ilures\x18\x01 \x03(\x0b\x32\x19.postdate.v1.EntryFailure\"\xc1\x01\n\x0bNackRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x03 \x01(\t\x12&\n\x07\x65ntries\x18\x04 \x03(\x0b\x32\x15.postdate.v1.EntrySet\x12\x1a\n\x12redeliver_after_ms\x18\x05 \x01(\x03\x12\x13\n\x0b\x64\x65\x61\x64_letter\x18\x06 \x01(\x08\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0f\n\x07release\x18\x08 \x01(\x08\";\n\x0cNackResponse\x12+\n\x08\x66\x61ilures\x18\x01 \x03(\x0b\x32\x19.postdate.v1.EntryFailure\"\x88\x01\n\x12\x45xtendLeaseRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x03 \x01(\t\x12&\n\x07\x65ntries\x18\x04 \x03(\x0b\x32\x15.postdate.v1.EntrySet\x12\x10\n\x08lease_ms\x18\x05 \x01(\x03\"B\n\x13\x45xtendLeaseResponse\x12+\n\x08\x66\x61ilures\x18\x01 \x03(\x0b\x32\x19.postdate.v1.EntryFailure*\xb6\x01\n\x10SubscriptionType\x12!\n\x1dSUBSCRIPTION_TYPE_UNSPECIFIED\x10\x00\x12\x1c\n\x18SUBSCRIPTION_TYPE_SHARED\x10\x01\x12 \n\x1cSUBSCRIPTION_TYPE_KEY_SHARED\x10\x02\x12\x1f\n\x1bSUBSCRIPTION_TYPE_EXCLUSIVE\x10\x03\x12\x1e\n\x1aSUBSCRIPTION_TYPE_FAILOVER\x10\x04*o\n\x0fInitialPosition\x12 \n\x1cINITIAL_POSITION_UNSPECIFIED\x10\x00\x12\x1b\n\x17INITIAL_POSITION_LATEST\x10\x01\x12\x1d\n\x19INITIAL_POSITION_EARLIEST\x10\x02\x32\x88\x03\n\x0f\x43onsumerService\x12N\n\tSubscribe\x12\x1d.postdate.v1.SubscribeRequest\x1a\x1e.postdate.v1.SubscribeResponse(\x01\x30\x01\x12\x44\n\x07Receive\x12\x1b.postdate.v1.ReceiveRequest\x1a\x1c.postdate.v1.ReceiveResponse\x12P\n\x0b\x41\x63knowledge\x12\x1f.postdate.v1.AcknowledgeRequest\x1a .postdate.v1.AcknowledgeResponse\x12;\n\x04Nack\x12\x18.postdate.v1.NackRequest\x1a\x19.postdate.v1.NackResponse\x12P\n\x0b\x45xtendLease\x12\x1f.postdate.v1.ExtendLeaseRequest\x1a .postdate.v1.ExtendLeaseResponseBO\n\x0f\x64\x65v.postdate.v1B\rConsumerProtoP\x01Z\x1dpostdate.dev/go/v1;postdatev1\xaa\x02\x0bPostdate.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'postdate_api.v1.consumer_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.postdate.v1B\rConsumerProtoP\001Z\035postdate.dev/go/v1;postdatev1\252\002\013Postdate.V1'
-  _globals['_SUBSCRIPTIONTYPE']._serialized_start=2820
-  _globals['_SUBSCRIPTIONTYPE']._serialized_end=3002
-  _globals['_INITIALPOSITION']._serialized_start=3004
-  _globals['_INITIALPOSITION']._serialized_end=3115
+  _globals['_SUBSCRIPTIONTYPE']._serialized_start=2835
+  _globals['_SUBSCRIPTIONTYPE']._serialized_end=3017
+  _globals['_INITIALPOSITION']._serialized_start=3019
+  _globals['_INITIALPOSITION']._serialized_end=3130
   _globals['_SUBSCRIBEREQUEST']._serialized_start=96
   _globals['_SUBSCRIBEREQUEST']._serialized_end=343
   _globals['_OPEN']._serialized_start=346
@@ -55,35 +55,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBSCRIBERESPONSE']._serialized_start=992
   _globals['_SUBSCRIBERESPONSE']._serialized_end=1229
   _globals['_OPENED']._serialized_start=1232
-  _globals['_OPENED']._serialized_end=1392
-  _globals['_BATCH']._serialized_start=1394
-  _globals['_BATCH']._serialized_end=1444
-  _globals['_DELIVERY']._serialized_start=1447
-  _globals['_DELIVERY']._serialized_end=1606
-  _globals['_CONFIRMED']._serialized_start=1608
-  _globals['_CONFIRMED']._serialized_end=1684
-  _globals['_ENTRYFAILURE']._serialized_start=1686
-  _globals['_ENTRYFAILURE']._serialized_end=1771
-  _globals['_HEARTBEAT']._serialized_start=1773
-  _globals['_HEARTBEAT']._serialized_end=1858
-  _globals['_DRAINING']._serialized_start=1860
-  _globals['_DRAINING']._serialized_end=1888
-  _globals['_RECEIVEREQUEST']._serialized_start=1891
-  _globals['_RECEIVEREQUEST']._serialized_end=2077
-  _globals['_RECEIVERESPONSE']._serialized_start=2079
-  _globals['_RECEIVERESPONSE']._serialized_end=2186
-  _globals['_ACKNOWLEDGEREQUEST']._serialized_start=2188
-  _globals['_ACKNOWLEDGEREQUEST']._serialized_end=2285
-  _globals['_ACKNOWLEDGERESPONSE']._serialized_start=2287
-  _globals['_ACKNOWLEDGERESPONSE']._serialized_end=2353
-  _globals['_NACKREQUEST']._serialized_start=2356
-  _globals['_NACKREQUEST']._serialized_end=2549
-  _globals['_NACKRESPONSE']._serialized_start=2551
-  _globals['_NACKRESPONSE']._serialized_end=2610
-  _globals['_EXTENDLEASEREQUEST']._serialized_start=2613
-  _globals['_EXTENDLEASEREQUEST']._serialized_end=2749
-  _globals['_EXTENDLEASERESPONSE']._serialized_start=2751
-  _globals['_EXTENDLEASERESPONSE']._serialized_end=2817
-  _globals['_CONSUMERSERVICE']._serialized_start=3118
-  _globals['_CONSUMERSERVICE']._serialized_end=3510
+  _globals['_OPENED']._serialized_end=1407
+  _globals['_BATCH']._serialized_start=1409
+  _globals['_BATCH']._serialized_end=1459
+  _globals['_DELIVERY']._serialized_start=1462
+  _globals['_DELIVERY']._serialized_end=1621
+  _globals['_CONFIRMED']._serialized_start=1623
+  _globals['_CONFIRMED']._serialized_end=1699
+  _globals['_ENTRYFAILURE']._serialized_start=1701
+  _globals['_ENTRYFAILURE']._serialized_end=1786
+  _globals['_HEARTBEAT']._serialized_start=1788
+  _globals['_HEARTBEAT']._serialized_end=1873
+  _globals['_DRAINING']._serialized_start=1875
+  _globals['_DRAINING']._serialized_end=1903
+  _globals['_RECEIVEREQUEST']._serialized_start=1906
+  _globals['_RECEIVEREQUEST']._serialized_end=2092
+  _globals['_RECEIVERESPONSE']._serialized_start=2094
+  _globals['_RECEIVERESPONSE']._serialized_end=2201
+  _globals['_ACKNOWLEDGEREQUEST']._serialized_start=2203
+  _globals['_ACKNOWLEDGEREQUEST']._serialized_end=2300
+  _globals['_ACKNOWLEDGERESPONSE']._serialized_start=2302
+  _globals['_ACKNOWLEDGERESPONSE']._serialized_end=2368
+  _globals['_NACKREQUEST']._serialized_start=2371
+  _globals['_NACKREQUEST']._serialized_end=2564
+  _globals['_NACKRESPONSE']._serialized_start=2566
+  _globals['_NACKRESPONSE']._serialized_end=2625
+  _globals['_EXTENDLEASEREQUEST']._serialized_start=2628
+  _globals['_EXTENDLEASEREQUEST']._serialized_end=2764
+  _globals['_EXTENDLEASERESPONSE']._serialized_start=2766
+  _globals['_EXTENDLEASERESPONSE']._serialized_end=2832
+  _globals['_CONSUMERSERVICE']._serialized_start=3133
+  _globals['_CONSUMERSERVICE']._serialized_end=3525
 # @@protoc_insertion_point(module_scope)

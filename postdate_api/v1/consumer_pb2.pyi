@@ -128,20 +128,22 @@ class SubscribeResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping[str, object]]] = ..., batch: _Optional[_Union[Batch, _Mapping[str, object]]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping[str, object]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping[str, object]]] = ..., draining: _Optional[_Union[Draining, _Mapping[str, object]]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("consumer_id", "lease_ms", "heartbeat_ms", "type", "honor_delay", "ack_entries_max")
+    __slots__ = ("consumer_id", "lease_ms", "heartbeat_ms", "type", "honor_delay", "ack_entries_max", "epoch")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     HONOR_DELAY_FIELD_NUMBER: _ClassVar[int]
     ACK_ENTRIES_MAX_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     consumer_id: str
     lease_ms: int
     heartbeat_ms: int
     type: SubscriptionType
     honor_delay: bool
     ack_entries_max: int
-    def __init__(self, consumer_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., honor_delay: bool = ..., ack_entries_max: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, consumer_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., honor_delay: bool = ..., ack_entries_max: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
     __slots__ = ("deliveries",)

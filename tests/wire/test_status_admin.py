@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from postdate_api.v1 import admin_pb2, schedule_pb2
+from broker.rpc.cluster import ClusterView, OwnerRoute
+from broker.server import Server
+from postdate_api.v1 import admin_pb2, consumer_pb2, schedule_pb2
+from tests.configs import broker_config
 from tests.wire.conftest import Message, Wire, now_ms, on_shared, refused, within
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -439,3 +443,62 @@ async def test_server_info_names_the_limits_of_the_contract(wire: Wire):
     assert (limits.properties_count_max, limits.properties_bytes_max) == (64, 16_384)
     assert (limits.batch_messages_max, limits.ack_entries_max) == (5_000, 10_000)
     assert info.version and info.broker_id and info.broker_time_ms >= info.start_time_ms > 0
+
+
+async def test_a_broker_without_a_cluster_owns_its_one_shard(wire: Wire):
+    answer = await call(wire, "GetCluster")
+    assert (answer.cluster_id, list(answer.nodes), answer.node) == ("", [], "")
+    (shard,) = answer.shards
+    assert (shard.number, shard.epoch, shard.owner, shard.owner_address) == (0, 0, "", "")
+    before = shard.applied_lsn
+    await call(wire, "CreateTopic", name="one-more")
+    assert (await call(wire, "GetCluster")).shards[0].applied_lsn > before
+
+
+async def test_an_owner_tells_what_its_node_knows_of_the_cluster(tmp_path: Path):
+    view = ClusterView(
+        cluster_id="c",
+        node="a",
+        nodes=(("a", "10.0.0.1:7650"), ("b", "10.0.0.2:7650")),
+        shard=0,
+        route=OwnerRoute(7, "a", "10.0.0.1:7650"),
+        standbys=("b",),
+        applied_lsn=12,
+        applied_time_ms=34,
+        base_lsn=5,
+        base_time_ms=6,
+    )
+    server = Server(
+        broker_config(
+            data_dir=str(tmp_path / "data"),
+            grpc_address="127.0.0.1:0",
+            http_address="127.0.0.1:0",
+            drain_grace_ms=0,
+        ),
+        cluster=lambda: view,
+    )
+    await server.start()
+    wire = Wire(server)
+    try:
+        answer = await call(wire, "GetCluster")
+        shard = admin_pb2.ClusterShard(
+            epoch=7,
+            owner="a",
+            owner_address="10.0.0.1:7650",
+            standbys=["b"],
+            applied_lsn=12,
+            applied_time_ms=34,
+            base_lsn=5,
+            base_time_ms=6,
+        )
+        assert (answer.cluster_id, answer.node, list(answer.shards)) == ("c", "a", [shard])
+        assert [(node.name, node.address) for node in answer.nodes] == list(view.nodes)
+        await call(wire, "CreateTopic", name="t")
+        stream = wire.consumer.Subscribe()
+        opening = consumer_pb2.Open(topic="t", subscription="s")
+        await stream.write(consumer_pb2.SubscribeRequest(open=opening))
+        assert (await within(stream.read())).opened.epoch == 7
+        stream.cancel()
+    finally:
+        await wire.disconnect()
+        await within(wire.stop())

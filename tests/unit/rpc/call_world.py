@@ -244,6 +244,7 @@ plain(
 plain("AdminService.GetStats", admin_pb2.GetStatsRequest())
 plain("AdminService.VerifyTopic", admin_pb2.VerifyTopicRequest(name=TOPIC))
 plain("AdminService.GetServerInfo", admin_pb2.GetServerInfoRequest())
+plain("AdminService.GetCluster", admin_pb2.GetClusterRequest())
 plain("AdminService.CreateBackup", admin_pb2.CreateBackupRequest(label="x"))
 plain("AdminService.ListBackups", admin_pb2.ListBackupsRequest())
 plain("CompactionService.ListCompactions", compaction_pb2.ListCompactionsRequest())
