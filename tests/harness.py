@@ -28,6 +28,7 @@ from broker.model import Batch, Entries, IdRange, Position, bitmap_of
 from broker.policy import SubscriptionPolicy
 from broker.rpc.decode import ProduceEnvelope, decode_produce
 from broker.runtime.clock import Clock
+from broker.runtime.ownership import Ownership
 from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
 from broker.subscriptions.requests import Failure
@@ -143,6 +144,7 @@ class Node:
         config: BrokerConfig | None = None,
         *,
         rng: random.Random | None = None,
+        ownership: Ownership | None = None,
     ) -> None:
         self.vfs = vfs
         self.clock = clock
@@ -162,6 +164,7 @@ class Node:
             index_executor=_EXECUTORS[3],
             sync_executor=_EXECUTORS[4],
             on_failure=self.failures.append,
+            ownership=ownership,
         )
 
     # -- life ----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ the owner knows that it may have.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from broker.errors import Unavailable
@@ -57,13 +58,14 @@ def lease_holds(begin: Moment, now: Moment, owner_lease_ms: int) -> bool:
 
 
 class OwnerLease:
-    """The lease of one owner."""
+    """The lease of one owner: its `Ownership` (`runtime/ownership.py`)."""
 
     def __init__(self, clock: LeaseClock, owner_lease_ms: int) -> None:
         self._clock = clock
         self.owner_lease_ms = owner_lease_ms
         self._begin: Moment | None = None  # of the last answered append
         self._until_ms = 0
+        self._watchers: list[Callable[[], None]] = []
 
     @property
     def until_ms(self) -> int:
@@ -80,8 +82,12 @@ class OwnerLease:
 
     def extend(self, begin: Moment) -> None:
         """Note that the append that began at a moment was answered."""
+        was_held = self.holds()
         self._begin = begin
         self._until_ms = self.until_after(begin)
+        if not was_held:
+            for regained in self._watchers:
+                regained()
 
     def end(self) -> None:
         """Note that another one owns the shard, or that this one has resigned."""
@@ -91,6 +97,10 @@ class OwnerLease:
         return self._begin is not None and lease_holds(
             self._begin, read_moment(self._clock), self.owner_lease_ms
         )
+
+    def watch(self, regained: Callable[[], None]) -> None:
+        """Have a function called when an append is answered after the lease had run out."""
+        self._watchers.append(regained)
 
     def left_ms(self) -> float:
         """Return how long it will hold; 0 if it does not."""

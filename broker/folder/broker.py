@@ -29,6 +29,7 @@ from broker.observe.audit import AuditTrail
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
+from broker.runtime.ownership import AlwaysOwner, Ownership
 from broker.runtime.patience import Patience
 from broker.runtime.supervise import Supervisor
 from broker.runtime.vfs import File, Vfs
@@ -75,9 +76,12 @@ class Broker:
         index_executor: Executor,
         on_failure: Callable[[BaseException], None],
         sync_executor: Executor | None = None,
+        ownership: Ownership | None = None,
     ) -> None:
+        """`ownership`: of what the broker tells; without it the folder is nobody else's."""
         self.config = config
         self.clock = clock
+        self.ownership: Ownership = ownership or AlwaysOwner()
         self.counters = BrokerCounters()
         self.audit = AuditTrail(clock)
         self.started_ms = clock.now_ms()
@@ -95,6 +99,7 @@ class Broker:
         self._lock: File | None = None
         self._open_files = OpenFiles(vfs, config.tuning.open_ledgers_max, clock)
         self.registry = Registry(config)
+        self.ownership.watch(self.registry.wake)
         self.supervisor = Supervisor(lambda _, error: self._task_failed(error))
         self.dead_letters = DeadLetters(
             self.registry, config, clock, spawn=self.supervisor.spawn, wait_room=self._wait_room
@@ -280,6 +285,7 @@ class Broker:
         services = TopicServices(
             config=self.config,
             clock=self.clock,
+            ownership=self.ownership,
             rng=self._rng,
             submit=self._submit,
             new_ledger_id=self.registry.new_ledger_id,

@@ -19,6 +19,7 @@ from broker.errors import Corrupt, Unavailable
 from broker.model import Array
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
+from broker.runtime.ownership import Ownership, hand_out_clock
 from broker.runtime.supervise import YieldBudget
 from broker.subscriptions.consumer import Consumer
 from broker.subscriptions.damage import read_on
@@ -49,14 +50,16 @@ class Dispatcher:
         subscription: Subscription,
         *,
         clock: Clock,
+        ownership: Ownership,
         clock_recheck_ms: int,
     ) -> None:
         self._subscription = subscription
         self._clock = clock
+        self._ownership = ownership
         self._clock_recheck_ms = clock_recheck_ms
         self._budget = YieldBudget(clock)
         steps = KeyDispatch if subscription.type.by_key else TakeTurns
-        self._steps: Steps = steps(subscription, clock)
+        self._steps: Steps = steps(subscription, hand_out_clock(clock, ownership))
 
     async def run(self) -> None:
         """Deliver until cancelled, or until nobody is there and nothing is held. Nothing else sends its messages."""
@@ -90,6 +93,8 @@ class Dispatcher:
     async def _step(self) -> bool:
         subscription = self._subscription
         subscription.consumers.expire_leases()
+        if not self._ownership.holds():  # nobody would be sent it; `Registry.wake` tells when they would
+            return False
         return await self._steps.step()
 
     def _idle_seconds(self) -> float:
@@ -98,7 +103,7 @@ class Dispatcher:
         wait_ms = float(self._clock_recheck_ms)
         not_before_ms = subscription.states.redelivery.next_ms()
         # Only who may take: a timer for a FAILOVER consumer that is not active would fire again and again.
-        if not_before_ms is not None and self._steps.has_taker:
+        if not_before_ms is not None and self._steps.has_taker and self._ownership.holds():
             wait_ms = min(wait_ms, not_before_ms - self._clock.now_ms())
         deadline_ns = subscription.states.leases.next_deadline_ns()
         if deadline_ns is not None:

@@ -11,6 +11,7 @@ from typing import Protocol
 from broker.model import Entries, Int64Column, Position, RowColumn, UInt32Column
 from broker.policy import SubscriptionPolicy
 from broker.runtime.clock import Clock
+from broker.runtime.ownership import Ownership
 from broker.storage.records import Record
 from broker.subscriptions.giving_up import DeadLetterSink
 from broker.subscriptions.reader import ReadableLog
@@ -69,6 +70,7 @@ class SubscriptionServices:
     defaults: SubscriptionPolicy
     limits: DeliveryLimits
     clock: Clock
+    ownership: Ownership
     rng: random.Random
     submit: Callable[[Record], asyncio.Future[None]]
     dead_letter_sink: DeadLetterSink

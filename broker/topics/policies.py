@@ -13,6 +13,7 @@ from broker.delayed.bucket_values import BucketPolicyValues
 from broker.errors import InvalidRequest
 from broker.policy import POLICY_SPECS, P, SubscriptionPolicy, TopicPolicy, effective, policy_value
 from broker.runtime.clock import Clock
+from broker.runtime.ownership import Ownership
 from broker.storage.records import Record
 from broker.subscriptions.giving_up import DeadLetterSink
 from broker.subscriptions.services import DeliveryLimits, SubscriptionServices
@@ -58,6 +59,7 @@ def check_subscription_policy(type_: int, given: SubscriptionPolicy, in_force: S
 def subscription_services(
     config: BrokerConfig,
     clock: Clock,
+    ownership: Ownership,
     rng: random.Random,
     submit: Callable[[Record], asyncio.Future[None]],
     dead_letter_sink: DeadLetterSink,
@@ -72,6 +74,7 @@ def subscription_services(
             consumers_max=config.consumers_per_subscription_max,
         ),
         clock=clock,
+        ownership=ownership,
         rng=rng,
         submit=submit,
         dead_letter_sink=dead_letter_sink,

@@ -74,6 +74,11 @@ class Registry:
             topic.intake.start()
             topic.start()
 
+    def wake(self) -> None:
+        """Let deliveries go on that had paused."""
+        for topic in self.topics.values():
+            topic.subscriptions.wake()
+
     def stop(self) -> None:
         self._started = False
         for topic in self.topics.values():

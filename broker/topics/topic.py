@@ -28,6 +28,7 @@ from broker.model import Batch, IdRange, Int64Column, Position
 from broker.observe.metrics import TopicCounters
 from broker.policy import TopicPolicy
 from broker.runtime.clock import Clock
+from broker.runtime.ownership import Ownership
 from broker.runtime.supervise import Spawn
 from broker.storage.amendments import Amendments
 from broker.storage.changes import Cancelled, Changed, Moved
@@ -51,6 +52,7 @@ from broker.storage.records import (
     Transferred,
 )
 from broker.subscriptions.giving_up import DeadLetterSink
+from broker.subscriptions.services import SubscriptionServices
 from broker.subscriptions.subscription import Subscription
 from broker.topics.component import Applier, Capture, Component
 from broker.topics.counts import SubscriptionCounts, TopicCounts
@@ -96,6 +98,7 @@ class TopicServices:
 
     config: BrokerConfig
     clock: Clock
+    ownership: Ownership
     rng: random.Random
     submit: Callable[[Record, Callable[[int], None]], asyncio.Future[None]]
     new_ledger_id: Callable[[], int]
@@ -111,6 +114,12 @@ class TopicServices:
     dead_letter_sink: DeadLetterSink
     keys: KeyServices
     dedup_memory: DedupMemory
+
+    def of_subscriptions(self, submit: Callable[[Record], asyncio.Future[None]]) -> SubscriptionServices:
+        """Return those that the subscriptions of a topic share."""
+        return subscription_services(
+            self.config, self.clock, self.ownership, self.rng, submit, self.dead_letter_sink
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +162,7 @@ class Topic:
             image,
             cursors,
             log=self.log,
-            services=subscription_services(
-                services.config, services.clock, services.rng, self.submit_record, services.dead_letter_sink
-            ),
+            services=services.of_subscriptions(self.submit_record),
             config=services.config,
             spawn=services.spawn,
         )

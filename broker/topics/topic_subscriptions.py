@@ -358,10 +358,18 @@ class Subscriptions(Mapping[int, Subscription]):
             dispatcher = Dispatcher(
                 subscription,
                 clock=self._services.clock,
+                ownership=self._services.ownership,
                 clock_recheck_ms=self._config.tuning.clock_recheck_ms,
             )
             name = f"dispatcher of subscription {self._topic.topic_id}/{subscription.subscription_id}"
             self._dispatchers[subscription.subscription_id] = self._spawn(name, dispatcher.run())
+
+    def wake(self) -> None:
+        """Let deliveries go on: what was handed out, and what is owed."""
+        for subscription in self._by_id.values():
+            for consumer in subscription.consumers:
+                consumer.wakeup.set()
+            subscription.work.set()
 
     def detach(self, subscription: Subscription, consumer: Consumer, *, keep_leases: bool = False) -> None:
         """Let a consumer go; the last one takes the dispatcher with it.

@@ -98,6 +98,20 @@ def test_it_ends_for_good_with_the_ownership() -> None:
     assert (lease.holds(), lease.left_ms()) == (False, 0)
 
 
+def test_whoever_watches_is_told_when_it_holds_again_and_not_at_each_append() -> None:
+    clocks, lease = make()
+    told: list[bool] = []
+    lease.watch(lambda: told.append(lease.holds()))
+    lease.extend(lease.begin())
+    assert told == [True]
+    clocks.move(HOLDS_MS - 1)
+    lease.extend(lease.begin())
+    assert told == [True]
+    clocks.move(HOLDS_MS)
+    lease.extend(lease.begin())
+    assert told == [True, True]
+
+
 def test_the_machines_clock_counts_suspends() -> None:
     clock = SystemLeaseClock()
     assert clock.boottime_ns() >= clock.monotonic_ns() - 1_000_000_000
