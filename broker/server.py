@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import grpc
 from grpc_health.v1 import _async as health_aio  # its public name, health.aio, is made at run time
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from broker.config import SETTINGS, BrokerConfig, is_loopback
+from broker.config import SETTINGS, BrokerConfig
 from broker.delayed.due_within import due_within
-from broker.errors import Fenced, Unavailable
+from broker.errors import Unavailable
 from broker.folder.broker import Broker
 from broker.folder.checkpoint import TOPICS_AT_ONCE
 from broker.model import count_entries
@@ -28,18 +26,16 @@ from broker.observe.lateness import LoopLagProbe
 from broker.observe.logs import get_logger, set_log_level
 from broker.observe.metrics import BrokerCollector, BrokerSnapshot, SubscriptionSnapshot, TopicSnapshot
 from broker.rpc import admin, compaction, consumer, producer, schedule
-from broker.rpc.access import AccessControl, AccessInterceptor
+from broker.rpc.access import AccessInterceptor
 from broker.rpc.cluster import ViewCluster
-from broker.rpc.reception import Reception, window_bytes
+from broker.rpc.port import GrpcPort
 from broker.rpc.reflection import add_reflection
-from broker.rpc.silent import SilentConnections
-from broker.rpc.tls import ServerCertificates
 from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
 from broker.runtime.spare_files import SpareDescriptors
 from broker.runtime.vfs import LocalVfs, Vfs
-from broker.settings import ConfigError, split_address
+from broker.settings import ConfigError
 from broker.topics.topic import Topic
 from broker.web.server import HttpServer
 
@@ -49,32 +45,6 @@ _THREAD_SWITCH_SECONDS = 0.0005
 """Threads share the interpreter in turns of 5 ms by default: a file thread would cost the whole lateness budget."""
 
 
-_GRPC_OPTIONS = {
-    "grpc.http2.bdp_probe": 0,  # or windows would grow with the speed of a connection, whoever it belongs to
-    "grpc.so_reuseport": 0,  # or a second broker would get half of the connections
-    # Equal: between a soft and a hard limit the refusal would be a matter of luck.
-    "grpc.max_metadata_size": 16_384,
-    "grpc.absolute_max_metadata_size": 16_384,
-    "grpc.max_concurrent_streams": 250,  # of one connection
-    # Calls that the loop has not seen yet. Beyond it gRPC refuses at random, whoever calls.
-    "grpc.server.max_pending_requests": 10_000,
-    "grpc.server.max_pending_requests_hard_limit": 10_000,
-    "grpc.server_handshake_timeout_ms": 5_000,
-    "grpc.max_connection_idle_ms": 300_000,
-    # A peer that is cut off or frozen is noticed within 30 s, and one that pings more often than every 5 s is cut.
-    "grpc.keepalive_time_ms": 20_000,
-    "grpc.keepalive_timeout_ms": 10_000,
-    "grpc.keepalive_permit_without_calls": 1,
-    "grpc.http2.max_pings_without_data": 0,
-    "grpc.http2.ping_timeout_ms": 10_000,
-    "grpc.http2.min_ping_interval_without_data_ms": 5_000,
-    "grpc.http2.max_ping_strikes": 2,
-}
-_MTLS_OPTIONS = {
-    # A client whose authority is not trusted any more stays connected until its next handshake.
-    "grpc.max_connection_age_ms": 3_600_000,
-    "grpc.max_connection_age_grace_ms": 30_000,
-}
 SPARE_DESCRIPTORS = 32
 """Kept for files; a checkpoint and the other threads have about as many of their own open at a time."""
 
@@ -89,16 +59,6 @@ def _fitted(config: BrokerConfig, limit: int) -> BrokerConfig:
             setting=each,
         )
     return fitted
-
-
-def _listeners(grpc_address: str) -> int:
-    """On how many addresses gRPC listens. For all addresses of the machine it needs one socket."""
-    host, port = split_address(grpc_address)
-    try:
-        found = {place[4][:2] for place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-    except OSError:
-        return 1  # it cannot listen there, and will say so
-    return len(found)
 
 
 def broker_version() -> str:
@@ -131,7 +91,6 @@ class Server:
         self.config = config = _fitted(config, self._open_files_max)
         self._notifier = notifier or ServiceNotifier({})
         self._stop = asyncio.Event()
-        self._look_now = asyncio.Event()
         self._failure: BaseException | None = None
         self._clock = clock or SystemClock()
         self._executors = [
@@ -160,9 +119,8 @@ class Server:
         self._schedule = schedule.ScheduleService(self.broker)
         self._compaction = compaction.CompactionService(self.broker)
         self._health = health_aio.HealthServicer()
-        self._tls = ServerCertificates(config, self.broker.counters) if config.tls_cert_file else None
-        self._access = AccessControl(config, self.broker) if config.access_file else None
-        self._grpc = self._build_grpc()
+        self._port = GrpcPort(self.broker, broker=self.broker, guard=AccessInterceptor)
+        self._add_services()
         collector = BrokerCollector(self._snapshot, version=self._version)
         self._http = HttpServer(
             config.http_address,
@@ -190,17 +148,16 @@ class Server:
         sys.setswitchinterval(_THREAD_SWITCH_SECONDS)
         self._notifier.tell("STATUS=Recovering")
         self.broker.open()
-        await self._bind_grpc()
+        self._port.bind()
+        self.grpc_address = self._port.address
         self._http.listen()
         self.http_address = self._http.address
         self.broker.start()
         probe = LoopLagProbe(self._clock, self.broker.counters.loop_lag, stepped=self._note_clock_step)
         self.broker.supervisor.spawn_lasting("loop lag", probe.run())
-        if self._access is not None or self._tls is not None:
-            self.broker.supervisor.spawn_lasting("security files", self._watch_security())
-        await self._grpc.start()
-        port = split_address(self.grpc_address)[1]
-        self.broker.supervisor.spawn_lasting("silent connections", self._silent.watch(port))
+        for name, watch in self._port.watches():
+            self.broker.supervisor.spawn_lasting(name, watch)
+        await self._port.server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         log.info(
             "Serving",
@@ -232,7 +189,7 @@ class Server:
                 await self._consumer.wait_drained()
         except TimeoutError:
             log.warning("Some streams did not end within the grace period")
-        await self._grpc.stop(min(grace_seconds, 1.0))
+        await self._port.server.stop(min(grace_seconds, 1.0))
         await self._http.stop()
         await self.broker.stop()
         for executor in self._executors:
@@ -249,24 +206,8 @@ class Server:
             self._failure = error
             self._stop.set()
 
-    def _build_grpc(self) -> grpc.aio.Server:
-        config = self.config
-        # gRPC counts them for each address that it listens on.
-        connections_max = max(1, config.connections_max // _listeners(config.grpc_address))
-        self._silent = SilentConnections(connections_max)
-        options = [
-            ("grpc.max_receive_message_length", config.request_bytes_max),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.max_allowed_incoming_connections", connections_max),
-            ("grpc.http2.lookahead_bytes", window_bytes(config)),
-            *_GRPC_OPTIONS.items(),
-        ]
-        if config.tls_client_ca_file:
-            options += _MTLS_OPTIONS.items()
-        self._interceptors: list[Any] = [AccessInterceptor(self._access)] if self._access is not None else []
-        self._interceptors.append(Reception(self.broker, self._silent))
-        server = grpc.aio.server(options=options, interceptors=self._interceptors)
-        names = []
+    def _add_services(self) -> None:
+        server, names = self._port.server, []
         for name, service in (
             (producer.SERVICE, self._producer),
             (consumer.SERVICE, self._consumer),
@@ -278,47 +219,8 @@ class Server:
             handler = grpc.method_handlers_generic_handler(name, service.handlers())
             server.add_generic_rpc_handlers((handler,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        if config.reflection_enabled:
+        if self.config.reflection_enabled:
             add_reflection((*names, health.SERVICE_NAME), server)
-        return server
-
-    async def _bind_grpc(self) -> None:
-        host, _ = split_address(self.config.grpc_address)
-        if not is_loopback(host) and not self.config.tls_cert_file:
-            log.warning(
-                "gRPC listens beyond this machine, without encryption",
-                address=self.config.grpc_address,
-            )
-        try:
-            if self._tls is None:
-                port = self._grpc.add_insecure_port(self.config.grpc_address)
-            else:
-                port = self._grpc.add_secure_port(self.config.grpc_address, self._tls.credentials())
-        except RuntimeError as error:
-            port = 0
-            cause: BaseException | None = error
-        else:
-            cause = None
-        if not port:
-            raise Fenced(
-                f"gRPC cannot listen on {self.config.grpc_address}: another process holds the port, or the "
-                "address is not this machine's. Stop it, or choose another --grpc-address",
-                reason="ADDRESS_IN_USE",
-            ) from cause
-        self.grpc_address = f"{host}:{port}"
-
-    async def _watch_security(self) -> None:
-        """Take what changed of certificates, keys, tokens and rights, and end what they do not allow any more."""
-        watched = [self._tls.watched] if self._tls is not None else []
-        watched += self._access.watched if self._access is not None else ()
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.config.tuning.security_recheck_ms / 1000):
-                    await self._look_now.wait()
-            self._look_now.clear()
-            await asyncio.to_thread(lambda: [each.refresh() for each in watched])
-            if self._access is not None:
-                await self._access.recheck()
 
     def _reload_soon(self) -> None:
         with suppress(Unavailable):  # it stops
@@ -327,7 +229,7 @@ class Server:
     async def _reload(self) -> None:
         """Take what can change while the broker serves: certificates, rights, tokens, the least level logged."""
         log.info("Reloading")
-        self._look_now.set()
+        self._port.look_now()
         if self._read_config is None:
             return
         try:

@@ -36,7 +36,7 @@ from broker.rpc.access_identity import (
 )
 from broker.rpc.access_rules import RULES, Ask, Rule
 from broker.rpc.caller import CALLER, Caller
-from broker.rpc.calls import refuse
+from broker.rpc.calls import CallHost, refuse
 from broker.rpc.status import Context
 from broker.rpc.watched_file import Watched, read_text
 from broker.settings import ConfigError
@@ -62,9 +62,10 @@ Behavior = Callable[[Any, Context], Any]
 class AccessControl:
     """The files in force, and the streams that were let in by them."""
 
-    def __init__(self, config: BrokerConfig, broker: Broker) -> None:
-        """Raises ConfigError where a file cannot be used."""
-        counters = broker.counters
+    def __init__(self, config: BrokerConfig, host: CallHost, broker: Broker | None) -> None:
+        """Raises ConfigError where a file cannot be used. Without a broker only headers of calls are judged."""
+        counters = host.counters
+        self.host = host
         self.broker = broker
         self._uses_certificates = bool(config.tls_client_ca_file)
         self._grants: Watched[Grants] = Watched(
@@ -97,7 +98,7 @@ class AccessControl:
         shown = self._shown(context)
         peer = context.peer()
         try:
-            identity = self._authenticator.value.identify(shown, self.broker.clock.now_ms())
+            identity = self._authenticator.value.identify(shown, self.host.clock.now_ms())
         except Unauthenticated as error:
             self._note(error, "", peer)
             raise
@@ -131,7 +132,7 @@ class AccessControl:
 
     def _recheck(self, caller: Caller) -> None:
         try:
-            identity = self._authenticator.value.identify(caller.shown, self.broker.clock.now_ms())
+            identity = self._authenticator.value.identify(caller.shown, self.host.clock.now_ms())
             if identity.principal != caller.principal:
                 raise Unauthenticated(
                     "The token now belongs to another principal", reason="CREDENTIALS_INVALID"
@@ -152,8 +153,8 @@ class AccessControl:
     def _note(self, error: PostdateError, principal: str, peer: str) -> None:
         """Count it, and log it unless there is a flood. What was shown is not logged."""
         reason = _REASONS[error.reason]
-        self.broker.counters.auth_failures[reason] += 1
-        now_ms = self.broker.clock.monotonic_ns() // 1_000_000
+        self.host.counters.auth_failures[reason] += 1
+        now_ms = self.host.clock.monotonic_ns() // 1_000_000
         if now_ms - self._logged_since_ms >= _LOGGED_MS:
             if self._logged > _LOGGED_MAX:
                 log.warning("Further refused callers are not logged", count=self._logged - _LOGGED_MAX)
@@ -205,19 +206,19 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             try:
                 caller = control.admit(rule, context, is_long=waits)
             except PostdateError as error:
-                await refuse(control.broker, context, error)
+                await refuse(control.host, context, error)
                 raise
             CALLER.set(caller)  # the call is a task of its own
             if waits:
                 work = asyncio.ensure_future(behavior(request, context))
                 await self._until_ended(caller, work)
                 if work.cancelled() and caller.ended is not None and caller.must_end:
-                    await refuse(control.broker, context, caller.ended.result())
+                    await refuse(control.host, context, caller.ended.result())
                 response = work.result()
             else:
                 response = await behavior(request, context)
             if not caller.is_checked:
-                await refuse(control.broker, context, AssertionError("nobody asked for a right"))
+                await refuse(control.host, context, AssertionError("nobody asked for a right"))
             return response
 
         return guarded
@@ -229,7 +230,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             try:
                 caller = control.admit(rule, context, is_long=True)
             except PostdateError as error:
-                await refuse(control.broker, context, error)
+                await refuse(control.host, context, error)
                 raise
             CALLER.set(caller)
             work = asyncio.ensure_future(behavior(request, context))
@@ -240,7 +241,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 return
             if not work.cancelled():
                 work.exception()  # the stream is over: what became of it is not told any more
-            await refuse(control.broker, context, caller.ended.result())
+            await refuse(control.host, context, caller.ended.result())
 
         return guarded
 

@@ -17,7 +17,8 @@ class Authorizer(Protocol):
     """The part of `AccessControl` that a caller asks."""
 
     @property
-    def broker(self) -> Broker: ...
+    def broker(self) -> Broker | None:
+        """None where requests are not looked into."""
 
     @property
     def grants(self) -> object:
@@ -92,7 +93,11 @@ class Caller:
 
     def _checked(self, request: Any) -> list[Ask]:
         self.is_checked = True
-        asks = list(self._rule.of(request, self._judge.broker)) if self._rule.of is not None else []
+        if self._rule.of is None:
+            return []
+        broker = self._judge.broker
+        assert broker is not None
+        asks = list(self._rule.of(request, broker))
         for ask in asks:
             self._require(ask)
         return asks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -12,14 +12,30 @@ from google.protobuf.message import DecodeError, Message
 from broker.config import BrokerConfig
 from broker.errors import InvalidRequest, PostdateError, Unavailable
 from broker.folder.broker import Broker
+from broker.observe.metrics import BrokerCounters
 from broker.rpc.audit import audited
 from broker.rpc.caller import check_request
 from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, abort
+from broker.runtime.clock import Clock
 
 Request = TypeVar("Request", bound=Message)
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
+
+
+class CallHost(Protocol):
+    """Whoever answers calls: a broker, or a node that passes them on to one."""
+
+    @property
+    def config(self) -> BrokerConfig: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def counters(self) -> BrokerCounters: ...
+
 
 END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined]  # the type stubs do not know it
 """Mark that reading a stream yields once the other side has half-closed."""
@@ -66,11 +82,11 @@ def unary(
     return grpc.unary_unary_rpc_method_handler(handle)
 
 
-async def refuse(broker: Broker, context: Context, error: Exception) -> None:
+async def refuse(host: CallHost, context: Context, error: Exception) -> None:
     """End a call with a failure, counted; does not return."""
     if isinstance(error, grpc.aio.BaseError) and not isinstance(error, grpc.aio.UsageError):
         await _refuse_cut(context, error)
-    broker.counters.refuse(error.reason if isinstance(error, PostdateError) else "INTERNAL")
+    host.counters.refuse(error.reason if isinstance(error, PostdateError) else "INTERNAL")
     await abort(context, error)
 
 

@@ -31,9 +31,8 @@ import grpc
 
 from broker.config import BrokerConfig
 from broker.errors import InvalidRequest, LimitReached, PostdateError, forget_frames
-from broker.folder.broker import Broker
 from broker.rpc.access_rules import RULES
-from broker.rpc.calls import END_OF_STREAM, refuse
+from broker.rpc.calls import END_OF_STREAM, CallHost, refuse
 from broker.rpc.silent import SilentConnections
 from broker.rpc.status import Context
 from broker.runtime.allocator import Trimmer
@@ -325,9 +324,9 @@ class BegunCall:
 class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """See the module's description. Stands behind access control, so that who is refused takes no place."""
 
-    def __init__(self, broker: Broker, silent: SilentConnections) -> None:
-        config = broker.config
-        self._broker = broker
+    def __init__(self, host: CallHost, silent: SilentConnections) -> None:
+        config = host.config
+        self._host = host
         self._seconds = config.tuning.first_message_ms / 1000
         turns = Turns(turns_of(config), _TURN_SECONDS)
         probe_turns = Turns(_PROBE_TURNS, _PROBE_SECONDS)
@@ -377,15 +376,15 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         )
 
     def _serve_unary(self, places: Places, behavior: Any) -> Any:
-        broker, seconds = self._broker, self._seconds
+        host, seconds = self._host, self._seconds
 
         async def serve(_: Any, context: Context) -> Any:
             try:
                 place = places.enter(context, seconds)
             except LimitReached as error:
-                return await refuse(broker, context, error)
+                return await refuse(host, context, error)
             try:
-                return await behavior(await _begun(broker, places, place), context)
+                return await behavior(await _begun(host, places, place), context)
             except grpc.aio.AbortError as error:
                 places.forget(place, error)
                 raise
@@ -395,15 +394,15 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return serve
 
     def _serve_stream(self, places: Places, behavior: Any, *, is_unary: bool) -> Any:
-        broker, seconds = self._broker, self._seconds
+        host, seconds = self._host, self._seconds
 
         async def serve(_: Any, context: Context) -> None:
             try:
                 place = places.enter(context, seconds)
             except LimitReached as error:
-                return await refuse(broker, context, error)
+                return await refuse(host, context, error)
             try:
-                request = await _begun(broker, places, place, may_end=not is_unary)
+                request = await _begun(host, places, place, may_end=not is_unary)
                 if not is_unary:
                     context = Begun(context, request)  # type: ignore[assignment]
                     request = _messages(context)
@@ -456,14 +455,14 @@ class Begun:
         return getattr(self._context, name)
 
 
-async def _begun(broker: Broker, places: Places, place: BegunCall, *, may_end: bool = False) -> Any:
+async def _begun(host: CallHost, places: Places, place: BegunCall, *, may_end: bool = False) -> Any:
     """The first message of a call; the call ends if there is none."""
     try:
         message = await places.first_message(place)
         if message is END_OF_STREAM and not may_end:
             raise InvalidRequest("The call ended before its message", reason="MALFORMED_REQUEST")
     except PostdateError as error:
-        await refuse(broker, place.context, error)
+        await refuse(host, place.context, error)
         raise
     return message
 

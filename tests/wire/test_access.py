@@ -174,7 +174,7 @@ async def test_method_without_a_rule_is_open_to_nobody(
 ):
     wire, _ = guarded
     path = "/postdate.v1.AdminService/GetServerInfo"
-    interceptor = wire.server._interceptors[0]
+    interceptor = wire.server._port.interceptors[0]
     monkeypatch.delitem(interceptor._guarded, path, raising=False)
     monkeypatch.setattr("broker.rpc.access.RULES", {**RULES, path: None})
     assert (await refusal_of(wire, path, bearer("admin-secret"))).code is PERMISSION_DENIED

@@ -30,8 +30,8 @@ from benchmarks.http2 import (
     connected,
     frame,
 )
-from broker import server as server_module
 from broker.config import BrokerConfig
+from broker.rpc import port as port_module
 from broker.rpc.reception import window_bytes
 from postdate_api.v1 import admin_pb2
 from tests.certificates import Authority
@@ -46,8 +46,8 @@ def raw(wire: Wire, **how: Any) -> AbstractAsyncContextManager[Raw]:
 
 
 def option(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
-    assert name in server_module._GRPC_OPTIONS
-    monkeypatch.setitem(server_module._GRPC_OPTIONS, name, value)
+    assert name in port_module.GRPC_OPTIONS
+    monkeypatch.setitem(port_module.GRPC_OPTIONS, name, value)
 
 
 async def serves(wire: Wire, **how: Any) -> None:
@@ -101,8 +101,8 @@ async def test_connections_of_clients_with_certificates_end_in_time(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr(
-        server_module,
-        "_MTLS_OPTIONS",
+        port_module,
+        "MTLS_OPTIONS",
         {"grpc.max_connection_age_ms": 200, "grpc.max_connection_age_grace_ms": 200},
     )
     authority = Authority(tmp_path)

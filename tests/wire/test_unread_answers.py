@@ -131,7 +131,7 @@ async def test_streams_that_are_ended_for_not_reading_leave_nothing(
     monkeypatch.setattr(unread, "_LOOK_SECONDS", 0.05)
     monkeypatch.setattr(session, "STATUS_SECONDS", 0.2)
     await wire.produce("t", b"x")
-    places = next(each for each in wire.server._interceptors if isinstance(each, Reception))._places[
+    places = next(each for each in wire.server._port.interceptors if isinstance(each, Reception))._places[
         CallKind.LONG
     ]
     before = resident_bytes()
