@@ -203,13 +203,13 @@ def audit(**options: Any) -> None:
 
 _CONNECTION = {
     "address": ("HOST:PORT", "Address of the gRPC API of the broker."),
-    "tls": ("", "TLS, with the CA certificates of the system."),
+    "tls": ("", "Use TLS and trust the CA certificates of the system."),
     "tls_ca": ("FILE", "TLS, with this CA bundle to verify the certificate of the broker."),
     "tls_cert": ("FILE", "Client certificate; requires --tls-key."),
     "tls_key": ("FILE", "Private key of --tls-cert."),
     "tls_server_name": ("NAME", "Name in the server certificate, if it is not the host of the address."),
     "token_file": ("FILE", "File of the bearer token; or set POSTDATE_TOKEN."),
-    "allow_plaintext_token": ("", "Permission to send the token without TLS."),
+    "allow_plaintext_token": ("", "Allow the token to be sent without TLS."),
 }
 """Options that say how to reach a running broker: those of the `postdate` command, with the same variables."""
 
@@ -248,7 +248,7 @@ def _with_connection(command: Callable[..., Any]) -> Callable[..., Any]:
     "--offline", metavar="FOLDER", help="Data directory of a stopped broker, instead of a running one."
 )
 @click.option("--data-dir", metavar="DIR", help="Path of the broker's data directory on this machine.")
-@click.option("--apply", is_flag=True, help="Execution of the plan; without it, nothing is changed.")
+@click.option("--apply", is_flag=True, help="Carry out the plan. Without this option nothing is changed.")
 @click.option("--engine", type=click.Choice(["spark", "inline"]), default="spark", show_default=True)
 @click.option(
     "--master", help="Spark master URL, such as spark://host:7077.", default="local[*]", show_default=True

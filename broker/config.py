@@ -94,18 +94,20 @@ class BrokerConfig:
         text("Host names accepted by the web pages besides loopback and http_address, separated by commas."),
     )
     admin_token: str = setting(
-        "", secret(16, "Password of the web pages for changes; without it the pages are read-only.")
+        "", secret(16, "Password for changes on the web pages; without it the pages are read-only.")
     )
     audit_report_dir: str = setting("", text("Directory of the audit report shown on the web pages."))
     reflection: str = setting(
         "auto", choice("gRPC server reflection; auto: on if grpc_address is loopback.", "auto", "on", "off")
     )
-    auto_create_topics: bool = setting(True, switch("Creation of missing topics by Produce and Subscribe."))
-    auto_create_subscriptions: bool = setting(True, switch("Creation of missing subscriptions by Subscribe."))
+    auto_create_topics: bool = setting(True, switch("Create missing topics on Produce and Subscribe."))
+    auto_create_subscriptions: bool = setting(True, switch("Create missing subscriptions on Subscribe."))
     drain_grace_ms: int = setting(
         10 * SECOND_MS,
         duration(
-            0, 10 * MINUTE_MS, "Time a stopping broker waits for consumers that hold messages; 0: none."
+            0,
+            10 * MINUTE_MS,
+            "Time a stopping broker waits for consumers to settle the messages they hold; 0: none.",
         ),
     )
     log_format: str = setting(
@@ -151,11 +153,15 @@ class BrokerConfig:
 
     checkpoint_interval_ms: int = setting(
         30 * SECOND_MS,
-        duration(1, DAY_MS, "Maximum time between checkpoints; a longer one makes recovery slower."),
+        duration(1, DAY_MS, "Maximum time between checkpoints; a longer interval makes recovery slower."),
     )
     disk_reserve_bytes: int = setting(
         256 * MIB,
-        size(0, 1_024 * GIB, "Free disk space below which Produce is refused; kept for acks and deliveries."),
+        size(
+            0,
+            1_024 * GIB,
+            "Free disk space below which Produce is refused; acks and deliveries use this reserve.",
+        ),
     )
     compaction_lease_ms: int = setting(
         HOUR_MS,
@@ -195,12 +201,12 @@ class BrokerConfig:
     max_delivery_attempts: int = inherited(SubscriptionPolicy, "max_delivery_attempts")
 
     allow_plaintext: bool = setting(
-        False, switch("Permission for gRPC without TLS on addresses that other machines reach.")
+        False, switch("Allow gRPC without TLS on addresses that other machines can reach.")
     )
     tls_cert_file: str = setting("", text("PEM file of the server certificate and its chain; enables TLS."))
     tls_key_file: str = setting("", text("PEM file of the private key of tls_cert_file."))
     tls_client_ca_file: str = setting(
-        "", text("PEM file of the CA bundle for client certificates; requires a certificate of every client.")
+        "", text("PEM file of the CA bundle for client certificates; every client must then present one.")
     )
     access_file: str = setting("", text("TOML file of access rules; enables access control."))
     tokens_file: str = setting("", text("TOML file of principals and the hashes of their tokens."))

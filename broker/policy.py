@@ -60,7 +60,7 @@ class TopicPolicy:
     delayed_delivery: int | None = policy(
         "enabled",
         choice(
-            "Acceptance of messages with a delivery time; what is pending stays on time.",
+            "Accept messages with a delivery time; if disabled, pending ones are still delivered on time.",
             "enabled",
             "disabled",
         ),
@@ -69,7 +69,7 @@ class TopicPolicy:
     overdue_action: int | None = policy(
         "deliver",
         choice(
-            "Treatment of messages that became due while the broker was down.",
+            "Action on messages that became due while the broker was down.",
             "deliver",
             "expire",
             "dead_letter",
@@ -78,14 +78,12 @@ class TopicPolicy:
     default_ttl_ms: int | None = policy(
         0,
         duration(
-            0, DURATION_MS_MAX, "Time to live after the due time, for messages that set none; 0: no expiry."
+            0, DURATION_MS_MAX, "Time to live after the due time for messages without a TTL; 0: no expiry."
         ),
     )
     retention_ms: int | None = policy(
         0,
-        duration(
-            0, DURATION_MS_MAX, "Retention time of messages that every subscription has settled; 0: none."
-        ),
+        duration(0, DURATION_MS_MAX, "Time to keep messages that every subscription has settled; 0: none."),
     )
     retention_bytes: int | None = policy(
         0,
@@ -174,21 +172,22 @@ class SubscriptionPolicy:
         duration(
             0,
             DURATION_MS_MAX,
-            "Delay before the first redelivery of a nacked message; jitter takes off up to half.",
+            "Delay before the first redelivery of a nacked message; jitter shortens it by up to half.",
         ),
     )
     max_backoff_ms: int | None = policy(
         MINUTE_MS,
-        duration(0, DURATION_MS_MAX, "Maximum delay before a redelivery; jitter takes off up to half."),
+        duration(0, DURATION_MS_MAX, "Maximum delay before a redelivery; jitter shortens it by up to half."),
     )
     backoff_multiplier: float | None = policy(
-        2.0, factor(1, 100, "Growth of the redelivery delay from attempt to attempt.")
+        2.0, factor(1, 100, "Factor by which the redelivery delay grows with each attempt.")
     )
     dead_letter_topic: str | None = policy(
         None, name("Topic of dead letters; unset: TOPIC~NAME~dead-letters.")
     )
     honor_delay: bool | None = policy(
-        False, switch("Honouring of delivery times by an exclusive or failover subscription.")
+        False,
+        switch("Honour delivery times on an exclusive or failover subscription; otherwise they are ignored."),
     )
 
 

@@ -20,14 +20,14 @@ class Tracker(Enum):
 
 
 class DelayedDelivery(Enum):
-    """Acceptance of messages with a delivery time; what is pending stays on time."""
+    """Accept messages with a delivery time; if disabled, pending ones are still delivered on time."""
 
     ENABLED = 1
     DISABLED = 2
 
 
 class OverdueAction(Enum):
-    """Treatment of messages that became due while the broker was down."""
+    """Action on messages that became due while the broker was down."""
 
     DELIVER = 1
     EXPIRE = 2
@@ -61,15 +61,15 @@ class TopicPolicy:
     tick: timedelta | None = None
     """Width of the time buckets of the memory tracker; delivery is exact regardless."""
     delayed_delivery: DelayedDelivery | None = None
-    """Acceptance of messages with a delivery time; what is pending stays on time."""
+    """Accept messages with a delivery time; if disabled, pending ones are still delivered on time."""
     max_delay: timedelta | None = None
     """Longest delay accepted; 0: no limit."""
     overdue_action: OverdueAction | None = None
-    """Treatment of messages that became due while the broker was down."""
+    """Action on messages that became due while the broker was down."""
     default_ttl: timedelta | None = None
-    """Time to live after the due time, for messages that set none; 0: no expiry."""
+    """Time to live after the due time for messages without a TTL; 0: no expiry."""
     retention: timedelta | None = None
-    """Retention time of messages that every subscription has settled; 0: none."""
+    """Time to keep messages that every subscription has settled; 0: none."""
     retention_bytes: int | None = None
     """Maximum size of retained messages; the oldest ledgers are deleted first; 0: no size limit."""
     max_pending_messages: int | None = None
@@ -101,15 +101,15 @@ class SubscriptionPolicy:
     max_delivery_attempts: int | None = None
     """Number of deliveries after which a message is dead-lettered; 0: never."""
     initial_backoff: timedelta | None = None
-    """Delay before the first redelivery of a nacked message; jitter takes off up to half."""
+    """Delay before the first redelivery of a nacked message; jitter shortens it by up to half."""
     max_backoff: timedelta | None = None
-    """Maximum delay before a redelivery; jitter takes off up to half."""
+    """Maximum delay before a redelivery; jitter shortens it by up to half."""
     backoff_multiplier: float | None = None
-    """Growth of the redelivery delay from attempt to attempt."""
+    """Factor by which the redelivery delay grows with each attempt."""
     dead_letter_topic: str | None = None
     """Topic of dead letters; unset: TOPIC~NAME~dead-letters."""
     honor_delay: bool | None = None
-    """Honouring of delivery times by an exclusive or failover subscription."""
+    """Honour delivery times on an exclusive or failover subscription; otherwise they are ignored."""
 
 
 class TopicChanges(TypedDict, total=False):

@@ -35,9 +35,9 @@ from postdate.commands.settings import (
 )
 from postdate.commands.values import TARGET, counted, limit_option, local_time, local_zone
 
-_YES = click.option("--yes", is_flag=True, help="Confirm, even if messages are pending.")
+_YES = click.option("--yes", is_flag=True, help="Confirm; required if messages are pending.")
 _IF_NOT_EXISTS = click.option(
-    "--if-not-exists", is_flag=True, help="Leave one of this name as it is, and show it."
+    "--if-not-exists", is_flag=True, help="If the name exists, change nothing and show it."
 )
 
 
@@ -52,7 +52,7 @@ def topic() -> None:
 @topic_options
 @click.pass_obj
 def create_topic(settings: Settings, /, name: str, if_not_exists: bool, **options: Any) -> None:
-    """Create a topic; what is left out inherits the broker's settings."""
+    """Create a topic; settings that are not given are inherited from the broker."""
     policy = topic_policy(options)
 
     async def work() -> None:
@@ -69,7 +69,7 @@ def create_topic(settings: Settings, /, name: str, if_not_exists: bool, **option
 @inherit_topic_option
 @click.pass_obj
 def update_topic(settings: Settings, /, name: str, inherit: tuple[str, ...], **options: Any) -> None:
-    """Change settings of a topic; what is left out stays."""
+    """Change settings of a topic; settings that are not given stay unchanged."""
     of_index = changes_buckets(options, inherit)
 
     async def work() -> None:
@@ -85,7 +85,7 @@ def update_topic(settings: Settings, /, name: str, inherit: tuple[str, ...], **o
 @click.argument("name", type=TOPIC)
 @click.pass_obj
 def get_topic(settings: Settings, name: str) -> None:
-    """Show a topic and the policy in force."""
+    """Show a topic and its effective settings."""
 
     async def work() -> None:
         async with settings.client() as client:
@@ -115,7 +115,7 @@ def list_topics(settings: Settings, limit: int | None) -> None:
 @click.argument("name", type=TOPIC)
 @click.pass_obj
 def verify_topic(settings: Settings, name: str) -> None:
-    """Compare a topic's index with its messages while it delivers; exit code 6 if they differ."""
+    """Compare the index of a topic with its messages, without stopping delivery; exit code 6 if they differ."""
 
     async def work() -> None:
         async with settings.client() as client:
@@ -152,7 +152,9 @@ def subscription() -> None:
 @click.argument("topic", type=TOPIC)
 @click.argument("name")
 @click.option("--type", "kind", type=click.Choice([each.name.lower() for each in postdate.SubscriptionType]))
-@click.option("--from", "start", type=click.Choice(["earliest", "latest"]), help="Where it begins.")
+@click.option(
+    "--from", "start", type=click.Choice(["earliest", "latest"]), help="First message of the subscription."
+)
 @_IF_NOT_EXISTS
 @subscription_options
 @click.pass_obj
@@ -166,7 +168,7 @@ def create_subscription(
     if_not_exists: bool,
     **options: Any,
 ) -> None:
-    """Create a subscription NAME of TOPIC; what is left out inherits the broker's settings."""
+    """Create a subscription NAME of TOPIC; settings that are not given are inherited from the broker."""
 
     async def work() -> None:
         async with settings.client() as client:
@@ -192,7 +194,7 @@ def create_subscription(
 def update_subscription(
     settings: Settings, /, topic: str, name: str, inherit: tuple[str, ...], **options: Any
 ) -> None:
-    """Change settings of a subscription; what is left out stays."""
+    """Change settings of a subscription; settings that are not given stay unchanged."""
     changes = subscription_changes(options, inherit)
 
     async def work() -> None:
@@ -214,7 +216,7 @@ def seek(
     name: str,
     to: postdate.MessageId | datetime | postdate.InitialPosition,
 ) -> None:
-    """Move a subscription: it is owed everything from there on again, and nothing before it."""
+    """Move a subscription: all messages from this point on are delivered again, and none before it."""
 
     async def work() -> None:
         async with settings.client() as client:
@@ -230,7 +232,7 @@ def seek(
 @_YES
 @click.pass_obj
 def skip_all(settings: Settings, topic: str, name: str, yes: bool) -> None:
-    """Settle all that a subscription is owed now, scheduled messages too."""
+    """Settle all pending messages of a subscription, scheduled ones included; they are not delivered to it."""
 
     async def work() -> None:
         async with settings.client() as client:
@@ -247,7 +249,7 @@ def skip_all(settings: Settings, topic: str, name: str, yes: bool) -> None:
 @click.argument("names", type=SUBSCRIPTION, nargs=-1, required=True, metavar="NAME...")
 @click.pass_obj
 def pause(settings: Settings, topic: str, names: tuple[str, ...]) -> None:
-    """Stop delivery on subscriptions of TOPIC until they are resumed, across restarts too."""
+    """Stop delivery on subscriptions of TOPIC until they are resumed, also across restarts."""
 
     async def work() -> None:
         async with settings.client() as client:
@@ -261,7 +263,7 @@ def pause(settings: Settings, topic: str, names: tuple[str, ...]) -> None:
 @click.argument("names", type=SUBSCRIPTION, nargs=-1, required=True, metavar="NAME...")
 @click.pass_obj
 def resume(settings: Settings, topic: str, names: tuple[str, ...]) -> None:
-    """Deliver on paused subscriptions of TOPIC again."""
+    """Resume delivery on paused subscriptions of TOPIC."""
 
     async def work() -> None:
         async with settings.client() as client:
@@ -275,7 +277,7 @@ def resume(settings: Settings, topic: str, names: tuple[str, ...]) -> None:
 @click.argument("name", type=SUBSCRIPTION)
 @click.pass_obj
 def get_subscription(settings: Settings, topic: str, name: str) -> None:
-    """Show a subscription and the policy in force."""
+    """Show a subscription and its effective settings."""
 
     async def work() -> None:
         async with settings.client() as client:
@@ -323,7 +325,7 @@ def delete_subscriptions(settings: Settings, topic: str, names: tuple[str, ...],
 @click.command("info", cls=Command)
 @click.pass_obj
 def info(settings: Settings) -> None:
-    """Show the broker: its version, name, clock and limits."""
+    """Show the version, name, clock and limits of the broker."""
 
     async def work() -> postdate.ServerInfo:
         async with settings.client() as client:
@@ -333,11 +335,13 @@ def info(settings: Settings) -> None:
     emit_one(settings, {"address": settings.address} | record(found))
 
 
-@click.command("stats", cls=Command, short_help="Count what is scheduled, ready, held, given up.")
+@click.command(
+    "stats", cls=Command, short_help="Count scheduled, ready and leased messages and dead letters."
+)
 @click.argument("topics", type=TOPIC, nargs=-1, metavar="[TOPIC]...")
 @click.pass_obj
 def stats(settings: Settings, topics: tuple[str, ...]) -> None:
-    """Show what is scheduled, ready and held, how old the oldest is, and what was given up."""
+    """Show how many messages are scheduled, ready and leased, the age of the oldest, and the dead letters."""
 
     async def work() -> tuple[postdate.TopicStats, ...]:
         async with settings.client() as client:

@@ -37,18 +37,22 @@ def bench() -> None:
 
 
 @bench.command("produce")
-@click.option("--messages", type=click.IntRange(1), default=200_000, show_default=True, help="How many.")
-@click.option("--size", type=click.IntRange(0), default=100, show_default=True, help="Bytes of a payload.")
+@click.option(
+    "--messages", type=click.IntRange(1), default=200_000, show_default=True, help="Number of messages."
+)
+@click.option("--size", type=click.IntRange(0), default=100, show_default=True, help="Bytes per payload.")
 @click.option(
     "--batch",
     type=click.IntRange(1),
     default=1000,
     show_default=True,
-    help="Messages of a call; 1 sends singly.",
+    help="Messages per call; 1: one at a time.",
 )
-@click.option("--tasks", type=click.IntRange(1), default=4, show_default=True, help="Senders at once.")
+@click.option(
+    "--tasks", type=click.IntRange(1), default=4, show_default=True, help="Number of concurrent senders."
+)
 @click.option("--delay", type=DURATION, default="1h", show_default=True, help="Delay of each message.")
-@click.option("--topic", help="Use this topic and keep it.")
+@click.option("--topic", help="Topic to use; it is not deleted afterwards.")
 @click.pass_obj
 def produce(settings: Settings, /, topic: str | None, **options: Any) -> None:
     """Send messages as fast as the broker stores them."""
@@ -62,16 +66,18 @@ def produce(settings: Settings, /, topic: str | None, **options: Any) -> None:
 
 
 @bench.command("deliver")
-@click.option("--messages", type=click.IntRange(1), default=200_000, show_default=True, help="How many.")
-@click.option("--size", type=click.IntRange(0), default=100, show_default=True, help="Bytes of a payload.")
+@click.option(
+    "--messages", type=click.IntRange(1), default=200_000, show_default=True, help="Number of messages."
+)
+@click.option("--size", type=click.IntRange(0), default=100, show_default=True, help="Bytes per payload.")
 @click.option(
     "--permits",
     type=click.IntRange(1),
     default=4000,
     show_default=True,
-    help="Messages sent ahead of what was taken.",
+    help="Number of messages delivered ahead of processing (permits).",
 )
-@click.option("--topic", help="Use this topic and keep it.")
+@click.option("--topic", help="Topic to use; it is not deleted afterwards.")
 @click.pass_obj
 def deliver(settings: Settings, topic: str | None, messages: int, size: int, permits: int) -> None:
     """Receive and acknowledge messages that are all due."""
@@ -91,11 +97,11 @@ def deliver(settings: Settings, topic: str | None, messages: int, size: int, per
 
 
 @bench.command("latency")
-@click.option("--rate", type=RATE, default="1000", show_default=True, help="Messages a second.")
+@click.option("--rate", type=RATE, default="1000", show_default=True, help="Messages per second.")
 @click.option("--delay", type=DURATION, default="5s", show_default=True, help="Delay of each message.")
-@click.option("--duration", type=DURATION, default="10s", show_default=True, help="How long to send.")
-@click.option("--size", type=click.IntRange(0), default=100, show_default=True, help="Bytes of a payload.")
-@click.option("--topic", help="Use this topic and keep it.")
+@click.option("--duration", type=DURATION, default="10s", show_default=True, help="Duration of sending.")
+@click.option("--size", type=click.IntRange(0), default=100, show_default=True, help="Bytes per payload.")
+@click.option("--topic", help="Topic to use; it is not deleted afterwards.")
 @click.pass_obj
 def latency(settings: Settings, /, topic: str | None, **options: Any) -> None:
     """Measure how late delayed messages come. Fails with 6 if any is early or missing."""

@@ -119,21 +119,23 @@ class Verdict:
     help="Topics: fail if a due message waits longer than this to be handed to its subscriptions.",
 )
 @click.option(
-    "--max-ready-age", type=DURATION, help="Of subscriptions: age of the oldest message ready for a consumer."
+    "--max-ready-age",
+    type=DURATION,
+    help="Subscriptions: fail if the oldest ready message is older than this.",
 )
-@click.option("--max-ready", type=_COUNT, help="Of subscriptions: messages ready for a consumer.")
-@click.option("--min-consumers", type=_COUNT, help="Of subscriptions: consumers that are connected.")
+@click.option("--max-ready", type=_COUNT, help="Subscriptions: fail if more messages are ready.")
+@click.option("--min-consumers", type=_COUNT, help="Subscriptions: fail if fewer consumers are connected.")
 @click.option(
     "--max-dead-letters",
     type=_COUNT,
-    help="Of subscriptions: messages given up and neither requeued nor purged.",
+    help="Subscriptions: fail if there are more dead letters.",
 )
 @click.pass_context
 def check(ctx: click.Context, /, names: tuple[str, ...], **limits: Any) -> None:
-    """Check that the broker serves, and that counts are within limits: one line, exit code 0 or 6.
+    """Check that the broker serves and that counts are within limits; prints one line, exit code 0 or 6.
 
-    All topics and subscriptions are looked at, or those named. Without limits it is enough that the broker answers and
-    has them. A broker that cannot be reached is a 6 too.
+    Checks all topics and subscriptions, or those named. Without limits the check passes if the broker answers and
+    these exist. If the broker cannot be reached, the exit code is 6 too.
     """
     for name in names:
         if name.endswith("/"):  # a script's variable was empty: the topic alone would pass for it

@@ -43,11 +43,11 @@ _HINTS = {
 }
 
 
-@click.command("completion", cls=Command, short_help="Print the script that a shell completes with.")
+@click.command("completion", cls=Command, short_help="Print the completion script for a shell.")
 @click.argument("shell", type=click.Choice(list(_SHELLS)))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that completes commands, options, topics and subscriptions in SHELL.
+    """Print the SHELL script that completes commands, options, topics and subscriptions.
 
     Its first lines say how to install it.
     """

@@ -32,33 +32,34 @@ _IDLE = timedelta(seconds=2)
 @click.command("consume", cls=Command, short_help="Receive, print and acknowledge messages.")
 @click.argument("topic", type=TOPIC)
 @click.argument("subscription", type=SUBSCRIPTION)
-@click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
-@click.option("--follow", is_flag=True, help="Go on until interrupted.")
+@click.option("--count", type=click.IntRange(1), help="Stop after this number of messages.")
+@click.option("--follow", is_flag=True, help="Run until interrupted.")
 @click.option(
     "--idle",
     type=DURATION,
-    help="Stop when nothing came for so long.  [default: 2s, or never with --count or --follow]",
+    help="Stop when no message arrived for this time.  [default: 2s, or never with --count or --follow]",
 )
 @click.option(
     "--type",
     "kind",
     type=click.Choice([each.name.lower() for each in postdate.SubscriptionType]),
-    help="How messages are shared out.  [default: what the subscription has, or shared]",
+    help="Type of the subscription.  [default: that of the existing subscription, or shared]",
 )
 @click.option(
-    "--from", "start", type=click.Choice(["earliest", "latest"]), help="Where a new subscription begins."
+    "--from", "start", type=click.Choice(["earliest", "latest"]), help="First message of a new subscription."
 )
 @click.option(
     "--no-ack",
     is_flag=True,
-    help="Only look: the messages go back when the command ends, and no delivery attempt is counted.",
+    help="Do not acknowledge: the messages are returned when the command ends, and no delivery attempt is counted.",
 )
-@click.option("--lease", type=DURATION, help="How long a message may be held.")
+@click.option("--lease", type=DURATION, help="Lease of the messages received.")
 @click.pass_obj
 def consume(settings: Settings, /, topic: str, subscription: str, **options: Any) -> None:
     """Receive messages of SUBSCRIPTION of TOPIC, print and acknowledge them.
 
-    With --count it waits until so many came; without --count and --follow it stops when nothing came for a while.
+    With --count it waits for that number of messages. Without --count and --follow it stops when no message arrived for
+    the time of --idle.
     """
     taken, interrupted = run(_consume(settings, topic, subscription, options))
     count = options["count"]

@@ -18,16 +18,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 @click.group(cls=Group)
 def context() -> None:
-    """Name brokers, and say which one is meant."""
+    """Name brokers, and select the one that commands use."""
 
 
 @context.command("add")
 @click.argument("name")
-@click.option("--use", is_flag=True, help="Make it the current one.")
-@click.option("--force", is_flag=True, help="Replace one of that name.")
+@click.option("--use", is_flag=True, help="Make it the current context.")
+@click.option("--force", is_flag=True, help="Replace an existing context of this name.")
 @click.pass_obj
 def add_context(settings: Settings, name: str, use: bool, force: bool) -> None:
-    """Keep the connection options given here, --address for one, under NAME.
+    """Save the connection options given here, such as --address, under NAME.
 
     Files are named, never copied: the context holds no secret.
     """
@@ -81,7 +81,7 @@ def list_contexts(settings: Settings) -> None:
 @click.argument("name", required=False, shell_complete=complete_context)
 @click.pass_obj
 def show_context(settings: Settings, name: str | None) -> None:
-    """Show NAME, or how the next command would connect."""
+    """Show context NAME, or the connection that the next command would use."""
     if name is not None:
         _show(settings, _row(Contexts.read(), name))
         return
@@ -93,7 +93,7 @@ def show_context(settings: Settings, name: str | None) -> None:
 @context.command("remove")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_context)
 def remove_contexts(names: tuple[str, ...]) -> None:
-    """Forget contexts."""
+    """Remove contexts. The brokers are not affected."""
     contexts = Contexts.read()
     for name in names:
         contexts.get(name)

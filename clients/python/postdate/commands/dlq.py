@@ -28,19 +28,19 @@ _COLUMNS = ["id", "original_id", "attempts", "reason", "last_reason", "time", "p
 _LOOK_EVERY_S = 0.2  # at how many are left, for the progress bar
 
 _IDS = click.argument("ids", nargs=-1, type=MESSAGE_ID, metavar="[ID]...")
-_ALL = click.option("--all", "every", is_flag=True, help="All of them.")
+_ALL = click.option("--all", "every", is_flag=True, help="All dead letters of the subscription.")
 
 
-@click.group(cls=Group, short_help="List, requeue and purge what was given up.")
+@click.group(cls=Group, short_help="List, requeue and purge dead letters.")
 def dlq() -> None:
-    """List, requeue and purge dead letters: messages that a subscription gave up."""
+    """List, requeue and purge dead letters, the messages that a subscription gave up."""
 
 
 @dlq.command("list")
 @click.argument("topic", type=TOPIC)
 @click.argument("subscription", type=SUBSCRIPTION)
 @limit_option("oldest first")
-@click.option("--payload", is_flag=True, help="Show what is in them too.")
+@click.option("--payload", is_flag=True, help="Also show payloads.")
 @click.pass_obj
 def list_dead_letters(
     settings: Settings, topic: str, subscription: str, limit: int | None, payload: bool
@@ -62,8 +62,8 @@ def list_dead_letters(
 @click.argument("subscription", type=SUBSCRIPTION)
 @_IDS
 @_ALL
-@click.option("--yes", is_flag=True, help="With --all: do it.")
-@click.option("--delay", type=DURATION, help="Deliver them so long from now.")
+@click.option("--yes", is_flag=True, help="Confirm; required with --all.")
+@click.option("--delay", type=DURATION, help="Deliver them after this delay.")
 @click.pass_obj
 def requeue(
     settings: Settings,
@@ -74,7 +74,7 @@ def requeue(
     yes: bool,
     delay: timedelta | None,
 ) -> None:
-    """Send dead letters to SUBSCRIPTION again, as new messages that no other subscription gets."""
+    """Requeue dead letters to SUBSCRIPTION, as new messages that no other subscription receives."""
     _check(ids, every)
 
     async def work() -> None:
@@ -106,7 +106,7 @@ def purge(
     every: bool,
     yes: bool,
 ) -> None:
-    """Drop dead letters of SUBSCRIPTION for good."""
+    """Discard dead letters of SUBSCRIPTION permanently."""
     _check(ids, every)
 
     async def work() -> None:

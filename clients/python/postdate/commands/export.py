@@ -25,10 +25,10 @@ _LINES = 1000  # written together
 @PREFIX
 @click.pass_obj
 def export(settings: Settings, topic: str, start: datetime | None, end: datetime | None, prefix: str) -> None:
-    """Write the messages of TOPIC that wait to stdout, as JSON lines that `postdate import` reads.
+    """Write the pending messages of TOPIC to stdout, as JSON lines that `postdate import` reads.
 
-    It is a copy: nothing is taken away. What becomes due meanwhile is delivered and left out, and what is moved
-    meanwhile may be missed or come twice, so export what is due later than the export takes: --from 10m.
+    The messages stay in TOPIC. Messages that become due during the export are delivered and not exported; messages that
+    are moved during it may be missed or exported twice. To avoid both, export only what is due later: --from 10m.
     """
     run(_export(settings, topic, start, end, prefix))
 

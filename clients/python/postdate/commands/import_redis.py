@@ -110,7 +110,7 @@ class _Moved:
             self.refused.append({"member": member.decode(errors="backslashreplace")[:200], "why": why})
 
 
-@click.command("redis", cls=Command, short_help="The members of a sorted set of Redis.")
+@click.command("redis", cls=Command, short_help="Import the members of a Redis sorted set.")
 @click.argument("topic", type=TOPIC)
 @click.argument("key", metavar="KEY")
 @click.option(
@@ -123,26 +123,28 @@ class _Moved:
 @click.option(
     "--unit", type=click.Choice(list(_MS)), default="s", show_default=True, help="Unit of the scores."
 )
-@click.option("--payload-field", metavar="NAME", help="Members are JSON: this field of it is the payload.")
-@click.option("--key-field", metavar="NAME", help="Members are JSON: this field of it is the key.")
+@click.option("--payload-field", metavar="NAME", help="Members are JSON objects; this field is the payload.")
+@click.option("--key-field", metavar="NAME", help="Members are JSON objects; this field is the key.")
 @click.option(
     "--schedule-key-field",
     metavar="NAME",
-    help="Members are JSON: this field of it is the schedule key.  [default: a hash of the member]",
+    help="Members are JSON objects; this field is the schedule key.  [default: a hash of the member]",
 )
 @FROM
 @UNTIL
 @click.option(
-    "--skip-past", is_flag=True, help="Leave out what is due already.  [default: it is delivered at once]"
+    "--skip-past",
+    is_flag=True,
+    help="Skip messages that are already due.  [default: they are delivered at once]",
 )
 @click.option("--move", is_flag=True, help="Remove members from Redis once the broker has them on disk.")
-@click.option("--dry-run", is_flag=True, help="Look at every member, send and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Check every member; send and remove nothing.")
 @click.pass_obj
 def import_redis(settings: Settings, /, topic: str, key: str, url: str, **options: Any) -> None:
     """Send the members of the sorted set KEY, whose scores are times, to TOPIC. Redis keeps them, unless --move.
 
-    Run it again after whatever stopped it: a member that waits in TOPIC is replaced, not doubled. One that was
-    delivered meanwhile, and is still in Redis, is delivered once more.
+    An interrupted import can be run again: a member that is pending in TOPIC is replaced, not duplicated. A member that
+    has been delivered and is still in Redis is delivered once more.
     """
     mapping = _Mapping(
         key, options["unit"], options["payload_field"], options["key_field"], options["schedule_key_field"]

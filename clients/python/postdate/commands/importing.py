@@ -73,12 +73,12 @@ class _ImportGroup(Group):
     "import",
     cls=_ImportGroup,
     context_settings={"ignore_unknown_options": True},
-    short_help="Bring in pending messages: JSON lines, Redis.",
+    short_help="Import pending messages from JSON lines or Redis.",
 )
 def import_() -> None:
-    """Bring in messages that wait elsewhere: from JSON lines, or from Redis.
+    """Import pending messages from JSON lines or from Redis.
 
-    `postdate import TOPIC FILE` reads what `postdate export` wrote; `postdate import file --help` tells more.
+    `postdate import TOPIC FILE` reads the output of `postdate export`; see `postdate import file --help`.
     """
 
 
@@ -108,22 +108,24 @@ class _Import:
     highest: int = 0  # line that the broker is known to have, with all before it
 
 
-@import_.command("file", short_help="The messages of a file of JSON lines.")
+@import_.command("file", short_help="Import the messages of a file of JSON lines.")
 @click.argument("topic", type=TOPIC)
 @click.argument("path", metavar="FILE", type=click.Path(allow_dash=True, dir_okay=False, exists=True))
-@click.option("--dry-run", is_flag=True, help="Check every line, send nothing.")
+@click.option("--dry-run", is_flag=True, help="Check every line; send nothing.")
 @click.option(
-    "--skip-past", is_flag=True, help="Leave out what is due already.  [default: it is delivered at once]"
+    "--skip-past",
+    is_flag=True,
+    help="Skip messages that are already due.  [default: they are delivered at once]",
 )
-@click.option("--replace", is_flag=True, help="Replace messages that wait under the same schedule keys.")
+@click.option("--replace", is_flag=True, help="Replace pending messages that have the same schedule keys.")
 @click.pass_obj
 def import_file(
     settings: Settings, topic: str, path: str, dry_run: bool, skip_past: bool, replace: bool
 ) -> None:
     """Send the messages of FILE, which `postdate export` wrote, to TOPIC; - is stdin.
 
-    Every line is checked before the first one is sent. Run it again after whatever stopped it: what TOPIC has of
-    this file is not stored a second time.
+    Every line is checked before the first one is sent. An interrupted import can be run again: messages of this file
+    that TOPIC has already are not stored a second time.
     """
     with _opened(path) as file:
         run(_import(settings, topic, file, dry_run=dry_run, skip_past=skip_past, replace=replace))

@@ -32,20 +32,31 @@ _READ_BYTES = 256 * 1024
 
 @click.command("produce", cls=Command, short_help="Send messages, now or for later.")
 @click.argument("topic", type=TOPIC)
-@click.option("--payload", help="Send this text.")
+@click.option("--payload", help="Text to send.")
 @click.option(
-    "--file", "path", type=click.Path(allow_dash=True), help="Send each line of this file; - is stdin."
+    "--file", "path", type=click.Path(allow_dash=True), help="File to send, one message per line; - is stdin."
 )
-@click.option("--whole", is_flag=True, help="Send the file as one message.")
-@click.option("--count", type=click.IntRange(1), help="Send the payload so many times.")
-@click.option("--delay", type=DURATION, help="Deliver so long after the broker has it: 15m, 1h30m, 3d.")
-@click.option("--at", type=TIME, help="Deliver at this time: 2026-12-24T18:00:00+01:00.")
+@click.option("--whole", is_flag=True, help="Send the whole file as one message.")
+@click.option("--count", type=click.IntRange(1), help="Number of times to send the payload.")
+@click.option(
+    "--delay", type=DURATION, help="Delay, counted from when the broker accepts the message: 15m, 1h30m, 3d."
+)
+@click.option("--at", type=TIME, help="Delivery time: 2026-12-24T18:00:00+01:00.")
 @click.option("--key", default="", help="Key of the messages.")
 @click.option(
-    "--schedule-key", default="", metavar="KEY", help="Your own name for the one message, while it waits."
+    "--schedule-key",
+    default="",
+    metavar="KEY",
+    help="Name by which the one pending message can be found, moved or cancelled.",
 )
-@click.option("--replace", is_flag=True, help="Replace a message that waits under the --schedule-key.")
-@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
+@click.option("--replace", is_flag=True, help="Replace the pending message that has this --schedule-key.")
+@click.option(
+    "--property",
+    "properties",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Property of the messages. May be repeated.",
+)
 @click.option("--ttl", type=DURATION, help="Time to live after the due time.")
 @click.pass_obj
 def produce(settings: Settings, /, topic: str, **options: Any) -> None:

@@ -56,12 +56,18 @@ class _Run:
     help="Speed of the replay, as a multiple of the original.",
 )
 @click.option(
-    "--max-gap", type=DURATION, help="Cut idle gaps of the replay to this.  [default: so that it fits]"
+    "--max-gap", type=DURATION, help="Shorten idle gaps to this time.  [default: chosen to fit --within]"
 )
 @click.option(
-    "--within", type=DURATION, default="60s", show_default=True, help="Without --max-gap: fit into this time."
+    "--within",
+    type=DURATION,
+    default="60s",
+    show_default=True,
+    help="Time the replay may take, if --max-gap is not given.",
 )
-@click.option("--limit", type=click.IntRange(1), help="Only the last so many messages of the file.")
+@click.option(
+    "--limit", type=click.IntRange(1), help="Use only this number of messages, the last of the file."
+)
 @click.option("--topic", help="Replay through this topic.  [default: a new one, deleted afterwards]")
 @click.option("--keep", is_flag=True, help="Do not delete the new topic.")
 @click.pass_obj

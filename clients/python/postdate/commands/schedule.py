@@ -53,7 +53,7 @@ Change = Callable[..., Awaitable[Any]]
 
 _IDS = click.argument("ids", nargs=-1, type=MESSAGE_ID, metavar="[ID]...")
 _KEYS = click.option(
-    "--schedule-key", "-k", "keys", multiple=True, help="The message with this schedule key. Repeatable."
+    "--schedule-key", "-k", "keys", multiple=True, help="The message with this schedule key. May be repeated."
 )
 FROM = click.option(
     "--from", "start", type=WHEN, metavar="WHEN", help="Due at this time or later: 15m (from now), or a time."
@@ -62,11 +62,13 @@ UNTIL = click.option(
     "--until", "end", type=WHEN, metavar="WHEN", help="Due before this time: 15m (from now), or a time."
 )
 PREFIX = click.option(
-    "--key-prefix", "prefix", default="", help="Only messages whose schedule key starts with this."
+    "--key-prefix", "prefix", default="", help="Only messages whose schedule key begins with this text."
 )
-_ALL = click.option("--all", "every", is_flag=True, help="All that are waiting.")
-_DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; say what would come of it.")
-_YES = click.option("--yes", is_flag=True, help="With --from, --until, --key-prefix or --all: do it.")
+_ALL = click.option("--all", "every", is_flag=True, help="All pending messages.")
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; print what would be done.")
+_YES = click.option(
+    "--yes", is_flag=True, help="Confirm; required with --from, --until, --key-prefix or --all."
+)
 
 
 @click.group(cls=Group)
@@ -82,9 +84,15 @@ schedule.add_command(histogram)
 @FROM
 @UNTIL
 @PREFIX
-@click.option("--limit", type=click.IntRange(1), default=_LIMIT, show_default=True, help="Show so many.")
-@click.option("--all", "every", is_flag=True, help="Show all, however many.")
-@click.option("--payload", is_flag=True, help="Show what is in them too.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=_LIMIT,
+    show_default=True,
+    help="Maximum number of messages shown.",
+)
+@click.option("--all", "every", is_flag=True, help="Show all messages, without a limit.")
+@click.option("--payload", is_flag=True, help="Also show payloads.")
 @click.pass_obj
 def list_scheduled(
     settings: Settings,
@@ -96,7 +104,7 @@ def list_scheduled(
     every: bool,
     payload: bool,
 ) -> None:
-    """List the messages of TOPIC that wait, soonest first."""
+    """List pending messages of TOPIC, soonest first."""
 
     async def work() -> None:
         has_more = False
@@ -133,7 +141,7 @@ def list_scheduled(
 @click.argument("topic", type=TOPIC)
 @click.argument("id", required=False, type=MESSAGE_ID)
 @click.option("--schedule-key", "-k", "key", default="", help="The message with this schedule key.")
-@click.option("--payload", is_flag=True, help="Show what is in it too.")
+@click.option("--payload", is_flag=True, help="Also show the payload.")
 @click.pass_obj
 def get_scheduled(
     settings: Settings, topic: str, id: postdate.MessageId | None, key: str, payload: bool
@@ -214,20 +222,20 @@ def _choice(command: Callable[..., None]) -> Callable[..., None]:
 @_choice
 @click.pass_obj
 def cancel(settings: Settings, /, dry_run: bool, yes: bool, **options: Any) -> None:
-    """Cancel pending messages of TOPIC: no consumer gets them."""
+    """Cancel pending messages of TOPIC; no consumer receives them."""
     _change(settings, _Chosen.of(options), "cancel", "cancelled", {}, dry_run, yes)
 
 
 @schedule.command("move")
 @_choice
-@click.option("--to", "deliver_at", type=TIME, metavar="TIME", help="To this time.")
-@click.option("--in", "deliver_after", type=DURATION, metavar="DURATION", help="To so long from now.")
+@click.option("--to", "deliver_at", type=TIME, metavar="TIME", help="New delivery time.")
+@click.option("--in", "deliver_after", type=DURATION, metavar="DURATION", help="New delay, counted from now.")
 @click.option(
     "--by",
     "shift",
     type=SHIFT,
     metavar="DURATION",
-    help="By so much later; with a minus earlier: -10m.",
+    help="Time to add to the delivery time; negative values make it earlier: -10m.",
 )
 @click.pass_obj
 def move(
@@ -240,7 +248,7 @@ def move(
     yes: bool,
     **options: Any,
 ) -> None:
-    """Give pending messages of TOPIC another time."""
+    """Change the delivery time of pending messages of TOPIC."""
     times = {"deliver_at": deliver_at, "deliver_after": deliver_after, "shift": shift}
     if sum(each is not None for each in times.values()) != 1:
         raise click.UsageError("say when: --to, --in or --by, one of them")

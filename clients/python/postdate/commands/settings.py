@@ -210,7 +210,7 @@ def shared_options() -> list[click.Option]:
             show_envvar=True,
             expose_value=False,
             callback=_keep("address"),
-            help=f"Where the broker is, host:port.  [default: {postdate.DEFAULT_ADDRESS}]",
+            help=f"Address of the broker, host:port.  [default: {postdate.DEFAULT_ADDRESS}]",
         ),
         click.Option(
             ["--context"],
@@ -219,7 +219,7 @@ def shared_options() -> list[click.Option]:
             expose_value=False,
             callback=_keep("context"),
             shell_complete=complete_context,
-            help="Which broker, by the name that `postdate context add` gave it.",
+            help="Context to use, as named with `postdate context add`.",
         ),
         click.Option(
             ["--output", "-o"],
@@ -228,7 +228,7 @@ def shared_options() -> list[click.Option]:
             type=click.Choice(["table", "json", "jsonl"]),
             expose_value=False,
             callback=_keep("output"),
-            help="How to print results.  [default: table]",
+            help="Output format.  [default: table]",
         ),
         click.Option(
             ["--progress/--no-progress"],
@@ -242,7 +242,7 @@ def shared_options() -> list[click.Option]:
             type=DURATION,
             expose_value=False,
             callback=_keep("retry_for"),
-            help="How long to wait for a broker that is away.  [default: 5s]",
+            help="Time to keep trying while the broker cannot be reached.  [default: 5s]",
         ),
         *credential_options(),
     ]
@@ -261,8 +261,8 @@ def credential_options() -> list[click.Option]:
         "token-file": ("FILE", "File of the bearer token; or set POSTDATE_TOKEN."),
     }
     switches = {
-        "tls": "TLS, with the CA certificates of the system.",
-        "allow-plaintext-token": "Permission to send the token without TLS.",
+        "tls": "Use TLS and trust the CA certificates of the system.",
+        "allow-plaintext-token": "Allow the token to be sent without TLS.",
     }
     return [
         *(_credential_option(name, help_, metavar=metavar) for name, (metavar, help_) in texts.items()),

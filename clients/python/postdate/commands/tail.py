@@ -31,19 +31,21 @@ _REFRESH_S = 0.5
 _ROWS_AROUND = 5  # lines of the screen that are not messages
 
 
-@click.command("tail", cls=Command, short_help="Follow a topic; its subscriptions do not notice.")
+@click.command("tail", cls=Command, short_help="Follow a topic without affecting its subscriptions.")
 @click.argument("topic", type=TOPIC)
 @click.option(
     "--produced", is_flag=True, help="Show messages when the broker stores them, not when they are due."
 )
-@click.option("--scheduled", is_flag=True, help="Show what is due next, and go on showing it.")
-@click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
+@click.option(
+    "--scheduled", is_flag=True, help="Show the next messages to become due, updated until interrupted."
+)
+@click.option("--count", type=click.IntRange(1), help="Stop after this number of messages.")
 @click.pass_obj
 def tail(settings: Settings, topic: str, produced: bool, scheduled: bool, count: int | None) -> None:
-    """Show the messages of TOPIC as their time comes, until interrupted.
+    """Show the messages of TOPIC as they become due, until interrupted.
 
-    Its subscriptions do not notice: a subscription of its own is made for it and deleted at the end. What one that was
-    killed left behind is deleted by the next.
+    The command uses a temporary subscription, so the other subscriptions of TOPIC are not affected. If it is killed,
+    its subscription is deleted by the next `postdate tail` of TOPIC.
     """
     if scheduled and (produced or count):
         raise click.UsageError("--scheduled goes without --produced and --count")

@@ -133,7 +133,9 @@ TARGET = _Parsed("target", parse_target)
 
 def limit_option(order: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The `--limit` of a list that shows all, in this order, where none is given."""
-    return click.option("--limit", type=click.IntRange(1), help=f"Show so many, {order}.  [default: all]")
+    return click.option(
+        "--limit", type=click.IntRange(1), help=f"Maximum number shown, {order}.  [default: all]"
+    )
 
 
 def show_duration(span: timedelta) -> str:
