@@ -13,11 +13,11 @@ import pytest
 
 from benchmarks.strangers.floods import FLOODS
 from benchmarks.strangers.measure import HEADER, access_flags, measure
-from tests.depth import DAY, deep_but
+from tests.depth import DAY, at_depth, deep_but
 from tests.process.conftest import ROOT, Start
 
 SCALE = 0.1
-SECONDS = 0.7
+SECONDS = at_depth(change=1_500, deep=4_000) / 1_000
 """At least; it lasts until it was a flood."""
 PEAK_BYTES = 256 << 20
 

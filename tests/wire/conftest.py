@@ -10,7 +10,6 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,15 +103,6 @@ async def eventually(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(LIMIT_SECONDS):
         while not holds():
             await asyncio.sleep(0.002)
-
-
-def starved_seconds() -> float:
-    """Time that the threads of this process have waited for a core: a broker in it may be later by as much."""
-    waited_ns = 0
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError):  # a thread that has ended
-            waited_ns += int(path.read_text().split()[1])
-    return waited_ns / 1e9
 
 
 class Stream:

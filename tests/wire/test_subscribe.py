@@ -10,6 +10,7 @@ import pytest
 
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
 from postdate_api.v1 import admin_pb2, consumer_pb2
+from tests.starvation import starved_seconds
 from tests.wire.conftest import (
     Message,
     Serve,
@@ -20,7 +21,6 @@ from tests.wire.conftest import (
     ids_of,
     now_ms,
     sets,
-    starved_seconds,
     within,
 )
 

@@ -1,0 +1,77 @@
+"""Memory that was freed goes back to the system: once for all who asked, and for certain."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from broker.runtime import allocator
+from broker.runtime.allocator import Trimmer, trim_heap
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import SimLoop, run_sim
+
+MIB = 1 << 20
+BLOCK_BYTES = 64 << 10  # of the heap: larger ones have pages of their own, which go back when they are freed
+BLOCKS = 64 * MIB // BLOCK_BYTES
+
+
+def resident_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+def test_what_lies_free_below_what_is_in_use_goes_back_to_the_system():
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    libc.free.argtypes = (ctypes.c_void_p,)
+    blocks = [libc.malloc(BLOCK_BYTES) for _ in range(BLOCKS)]
+    for block in blocks:
+        ctypes.memset(block, 1, BLOCK_BYTES)
+    *freed, in_use = blocks
+    for block in freed:
+        libc.free(block)
+    kept = resident_bytes()
+    trim_heap()
+    given_back = kept - resident_bytes()
+    libc.free(in_use)
+    assert given_back > BLOCKS * BLOCK_BYTES * 3 // 4
+
+
+def test_a_heap_is_trimmed_once_for_all_who_asked_meanwhile(monkeypatch: pytest.MonkeyPatch):
+    trimmed_at: list[float] = []
+
+    async def scenario(loop: SimLoop, _: SimClock) -> None:
+        monkeypatch.setattr(allocator, "trim_heap", lambda: trimmed_at.append(loop.time()))
+        trimmer = Trimmer(2.0)
+        begin = loop.time()
+        for _ in range(3):
+            trimmer.ask()
+            await asyncio.sleep(0.5)
+        assert trimmed_at == []
+        await asyncio.sleep(2.0)
+        [first] = trimmed_at
+        assert 2.0 <= first - begin < 3.0
+        trimmer.ask()
+        await asyncio.sleep(3.0)
+        assert len(trimmed_at) == 2
+
+    run_sim(scenario, 1)
+
+
+def test_a_loop_whose_threads_have_ended_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(allocator, "trim_heap", lambda: pytest.fail("trimmed"))
+
+    async def ends_first() -> None:
+        loop = asyncio.get_running_loop()
+        failures: list[object] = []
+        loop.set_exception_handler(lambda _, context: failures.append(context))
+        Trimmer(0.0).ask()
+        await loop.shutdown_default_executor()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert failures == []
+
+    asyncio.run(ends_first())
