@@ -53,6 +53,7 @@ from broker.delayed.bucket_set import BucketSet
 from broker.delayed.bucket_stats import histogram_over, stats_of
 from broker.delayed.bucket_values import BucketPolicyValues, Marks
 from broker.delayed.due_rows import (
+    NO_DUE_ROWS,
     DueRows,
     Key,
     bounded_end,
@@ -231,11 +232,10 @@ class BucketTracker:
         held = [*self._loaded.blocks(), *(bucket.window for bucket in self.buckets.in_use)]
         for memory in self._memory.parts():
             held += [block.part(~rows_before(block, self._marks.loaded_end)) for block in memory.blocks()]
-        for rows in held:
-            gone = rows.part(rows.ledger_ids == ledger_id)
-            self._stale.note(gone, self._marks.frontier)
-            # What was added late is among the loaded rows alone, and nobody names what lies before the frontier.
-            self._loaded.remove(gone.part(rows_before(gone, key_after(self._marks.frontier))))
+        gone = concatenate([NO_DUE_ROWS, *(rows.part(rows.ledger_ids == ledger_id) for rows in held)])
+        self._stale.note_gone(gone, self._marks.frontier)
+        # What was added late is among the loaded rows alone, and nobody names what lies before the frontier.
+        self._loaded.remove(gone.part(rows_before(gone, key_after(self._marks.frontier))))
         if not is_known:  # or all of it that is unread was cancelled, as far as anybody knows
             for bucket in self.buckets.in_use:
                 bucket.discard(ledger_id)

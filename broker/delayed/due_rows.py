@@ -126,6 +126,8 @@ def sort_unique(columns: DueRows) -> DueRows:
 
 def doubles_in(columns: DueRows) -> DueRows:
     """Of rows in any order, each that was there before."""
+    if len(columns) < 2:
+        return NO_DUE_ROWS
     columns = columns.part(np.lexsort((columns.entry_ids, columns.ledger_ids, columns.deliver_at_ms)))
     return columns.part(np.concatenate(([False], ~rises(columns))))
 

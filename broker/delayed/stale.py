@@ -12,7 +12,15 @@ from functools import partial
 
 import numpy as np
 
-from broker.delayed.due_rows import NO_DUE_ROWS, DueRows, Key, concatenate, key_after, rows_before
+from broker.delayed.due_rows import (
+    NO_DUE_ROWS,
+    DueRows,
+    Key,
+    concatenate,
+    doubles_in,
+    key_after,
+    rows_before,
+)
 from broker.delayed.mutable_bucket import NEVER_MS
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.errors import PostdateError
@@ -165,6 +173,11 @@ class Doubles:
             rest.append(_rows(ledger_id, np.repeat(wanted, counts - gone)))
         return concatenate(rest)
 
+    def cover_rows(self, rows: DueRows) -> None:
+        """Add rows as far as they are not here as often as among them."""
+        self.take_rows(rows)
+        self.add_rows(rows)
+
     def drop_before(self, time_ms: int) -> None:
         for ledger_id, keys in list(self._keys.items()):
             self._put(ledger_id, keys[keys.view(_KEY)["deliver_at_ms"] >= time_ms])
@@ -201,6 +214,11 @@ class StaleRows:
     def note(self, rows: DueRows, frontier: Key) -> None:
         """Rows became stale; those at or before the frontier are not in the index any more."""
         self.entries.add_rows(rows.part(~rows_before(rows, key_after(frontier))))
+
+    def note_gone(self, rows: DueRows, frontier: Key) -> None:
+        """Rows of a deleted ledger are stale, each as often as the index holds it."""
+        self.note(rows, frontier)
+        self.doubles.cover_rows(doubles_in(rows.part(~rows_before(rows, key_after(frontier)))))
 
     def meet(self, rows: DueRows, frontier: Key) -> None:
         """Rows were read: what is stale of them is known from now on, also of ledgers that are gone."""
@@ -291,7 +309,7 @@ class StaleRows:
                         self.note(rows, frontier())
                 if sought == list(buckets()):
                     for rows in doubles:  # those that were loaded have met among the loaded rows
-                        self.doubles.add_rows(rows.part(~rows_before(rows, loaded_end())))
+                        self.doubles.cover_rows(rows.part(~rows_before(rows, loaded_end())))
                     return
             self._unsure_through_ms = NEVER_MS
         finally:

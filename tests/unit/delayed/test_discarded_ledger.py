@@ -36,6 +36,22 @@ async def test_nothing_of_a_ledger_that_is_gone_is_yielded(is_sealed: bool, is_l
     assert world.tracker.buckets.image().bucket_ids == ()
 
 
+async def test_a_row_that_was_added_twice_is_stale_twice_once_its_ledger_is_gone():
+    """One is in the window of a bucket, and one waits in memory: a seal has left out the one, and the other was yielded."""
+    world = World(replace(SMALL, segment_time_step_ms=2 * HOUR, max_segment_entries=100))
+    world.add(1, [NOW + 1])
+    world.add(2, [NOW + 2, NOW + HOUR])
+    await world.seal()
+    await world.tracker.load(NOW)
+    world.add(2, [NOW + HOUR], first=1)
+    world.discard(2)
+    assert world.tracker.count() == 1
+    await world.seal()
+    assert await take(world.tracker, NOW + 1) == [(NOW + 1, 1, 0)]
+    assert await take(world.tracker, NOW + HOUR) == []
+    assert world.tracker.count() == 0
+
+
 async def test_what_a_merge_left_out_beside_a_load_is_not_left_out_of_the_count_once_more():
     """The load has the old bucket's rows in hand when the merge has already forgotten those of the ledger that is gone."""
     world = World(replace(SMALL, max_buckets=1))

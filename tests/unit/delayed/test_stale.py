@@ -13,6 +13,7 @@ from broker.delayed.due_rows import DueRows
 from broker.delayed.loaded_rows import LoadedRows
 from broker.delayed.stale import Doubles, StaleEntries, StaleRows
 from broker.storage.amendments import GONE, NONE, Amendments
+from tests.unit.delayed.test_bucket_tracker import HOUR, NOW, World
 
 AFTER_ALL = (1 << 62, 0, 0)
 
@@ -195,3 +196,16 @@ def test_counts_are_unsure_up_to_where_moves_again_may_lie():
     stale.is_sought = False
     stale.clear()
     assert stale.is_exact_at(0)
+
+
+async def test_stale_rows_of_buckets_count_for_nothing_however_often_they_are_sought():
+    world = World()
+    world.add(1, [NOW + HOUR, NOW + HOUR + 1])
+    await world.seal()
+    world.add(1, [NOW + HOUR])
+    await world.seal()
+    world.amendments[1] = NONE.cancel(BitMap([0]))
+    await world.restart(world.tracker.buckets.image(), NOW)
+    for _ in range(2):
+        await world.tracker.seek_stale()
+        assert world.tracker.count() == 1
