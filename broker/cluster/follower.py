@@ -61,15 +61,23 @@ class Follower:
         # Also after a restart: a folder proves nothing of an owner (CLUSTER-13).
         self._heard_ns = clock.boottime_ns()
         self._resigned_to_us = False
-        self._until_ms = 0
 
     @property
     def silent_ms(self) -> float:
         """Return the time since the last group was read."""
         return (self._clock.boottime_ns() - self._heard_ns) / 1e6
 
-    async def run(self, apply: Callable[[LogEntry], Awaitable[None]]) -> TakenOver:
-        """Apply every group as it comes, until this node owns the shard. Raises CutOff, Corrupt."""
+    @property
+    def owner_lease_ms(self) -> int:
+        return self._lease.owner_lease_ms
+
+    async def run(
+        self, apply: Callable[[LogEntry], Awaitable[None]], caught_up: Callable[[], None] = lambda: None
+    ) -> TakenOver:
+        """Apply every group as it comes, until this node owns the shard. Raises CutOff, Corrupt.
+
+        `caught_up` is called when there is nothing more to read.
+        """
         if await self._log.is_cut_off():
             raise CutOff(f"Index {self._log.next_index} was trimmed")
         while True:
@@ -79,6 +87,7 @@ class Follower:
                     await self._check_base(entry.head.first_lsn)
                 await apply(entry)
             elif not self._may_take_over():
+                caught_up()
                 await asyncio.sleep(self._pause_seconds)
             elif (taken := await self._take_over()) is not None:
                 return taken
@@ -91,7 +100,6 @@ class Follower:
             return None
         if entry is not None:
             self._heard_ns = self._clock.boottime_ns()
-            self._until_ms = max(self._until_ms, entry.head.until_ms)
             self._resigned_to_us = entry.resigned_to == self._node
         return entry
 
@@ -102,7 +110,7 @@ class Follower:
 
     async def _take_over(self) -> TakenOver | None:
         """Try to take over; None if somebody was alive after all."""
-        index, epoch = self._log.next_index, self._log.epoch + 1
+        index, epoch, until_ms = self._log.next_index, self._log.epoch + 1, self._log.until_ms
         try:
             await self._log.take_over(index, epoch)
         except Fenced:
@@ -114,7 +122,7 @@ class Follower:
         except CutOff:
             self._lease.end()
             raise
-        return TakenOver(index, epoch, self._until_ms)
+        return TakenOver(index, epoch, until_ms)
 
     async def _check_base(self, index: int) -> None:
         """Raise CutOff if the newest base covers a take-over, which is a stray then (CLUSTER-5)."""

@@ -85,6 +85,7 @@ class ObjectGroupLog:
         self._tail_pause_seconds = tail_pause_seconds
         self._make_nonce = make_nonce
         self._epoch = 0
+        self._until_ms = 0
         self._next_index = 1
         self._stored_bytes = 0
         self._counted_below = 1  # groups from here on are not in `_stored_bytes` yet
@@ -105,10 +106,15 @@ class ObjectGroupLog:
         """The epoch of the last group that was read or appended."""
         return self._epoch
 
-    async def open(self, from_index: int, epoch: int) -> None:
+    @property
+    def until_ms(self) -> int:
+        """The greatest time until which the writer of a group that was read or appended may own the shard."""
+        return self._until_ms
+
+    async def open(self, from_index: int, epoch: int, *, needed_to: int = 0, until_ms: int = 0) -> None:
         """Begin to read where a folder ends: at an index, after a group of an epoch.
 
-        Raises Corrupt unless the log is there and reaches to that index (CLUSTER-6).
+        Raises Corrupt unless the log is there and reaches to that index and behind `needed_to` (CLUSTER-6).
         """
         if await self._read(1) is None:
             raise Corrupt(
@@ -118,14 +124,12 @@ class ObjectGroupLog:
                 advice=ADVICE,
             )
         last = await self._last()
-        if last.next_index < from_index:
-            raise Corrupt(
-                f"The log ends before lsn {last.next_index}, but the folder holds lsn {from_index - 1}: it is another "
-                "log, or has lost groups",
-                path=self._place(last.head.first_lsn),
-                advice=ADVICE,
-            )
-        self._next_index, self._epoch = from_index, epoch
+        self._check_reach(last.next_index, max(from_index - 1, needed_to))
+        self._next_index, self._epoch, self._until_ms = from_index, epoch, until_ms
+
+    def check_read(self, needed_to: int) -> None:
+        """Raise Corrupt unless what was read reaches behind an lsn that a folder holds (CLUSTER-6)."""
+        self._check_reach(self._next_index, needed_to)
 
     def append(self, index: int, records: Sequence[NewRecord]) -> asyncio.Future[StoredGroup]:
         """As `GroupLog.append`; also fails with WriteFailed if `close` came before the group was settled."""
@@ -152,6 +156,13 @@ class ObjectGroupLog:
                     yield entry.group
             finally:
                 thread.run(entries.aclose())
+
+    async def groups(self, index: int) -> AsyncGenerator[Group, None]:
+        """As `read`, for who may wait."""
+        if index < self._next_index:
+            async with contextlib.aclosing(self._entries(index, self._next_index)) as entries:
+                async for entry in entries:
+                    yield entry.group
 
     async def follow(self) -> LogEntry | None:
         """Return the group at `next_index`, if it is there, and move behind it."""
@@ -237,6 +248,7 @@ class ObjectGroupLog:
         await self._settle(index, body)
         self._next_index = index + len(records)
         self._epoch = head.epoch
+        self._until_ms = max(self._until_ms, head.until_ms)
         self._stored_bytes += len(body)
         if head.kind is not GroupKind.RESIGN:
             self._lease.extend(begin)
@@ -316,7 +328,17 @@ class ObjectGroupLog:
             self._stored_bytes += entry.bytes
         self._next_index = entry.next_index
         self._epoch = entry.head.epoch
+        self._until_ms = max(self._until_ms, entry.head.until_ms)
         self._grown.set()
+
+    def _check_reach(self, next_index: int, needed_to: int) -> None:
+        if next_index <= needed_to:
+            raise Corrupt(
+                f"The log ends before lsn {next_index}, but the folder holds lsn {needed_to}: it is another log, or "
+                "has lost groups",
+                path=self._place(next_index),
+                advice=ADVICE,
+            )
 
     async def _last(self) -> LogEntry:
         """Return the last group of the log, and note the size of all."""

@@ -92,6 +92,7 @@ class Backups:
         broker_id: str,
         counters: BrokerCounters,
         spawn: Spawn,
+        in_cluster: bool = False,
     ) -> None:
         self._config = config
         self._layout = layout
@@ -103,6 +104,7 @@ class Backups:
         self._broker_id = broker_id
         self._counters = counters
         self._spawn = spawn
+        self._in_cluster = in_cluster
         self._folder = backup_folder(config)
         self._busy = False
         self._stopping = False
@@ -134,6 +136,12 @@ class Backups:
     async def create(self, label: str) -> Backup:
         """Make a backup; returns when it is complete and durable."""
         check_label(label)
+        if self._in_cluster:
+            raise Refused(
+                "A broker of a cluster makes no backups: its nodes keep bases in the object store, and its log follows "
+                "them there",
+                reason="NOT_IN_A_CLUSTER",
+            )
         return await self._do("backup", lambda: self._make(label))
 
     async def list(self) -> list[Backup]:

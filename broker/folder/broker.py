@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -21,7 +22,14 @@ from broker.folder.checkpoint import Checkpointer
 from broker.folder.compaction import Compactions
 from broker.folder.live_check import LiveCheck, TopicCheck
 from broker.folder.overdue import Overdue
-from broker.folder.recovery import Manifests, cut_ledgers, open_manifests, remove_unnamed, replay_journal
+from broker.folder.recovery import (
+    Manifests,
+    cut_ledgers,
+    decode_group,
+    open_manifests,
+    remove_unnamed,
+    replay_journal,
+)
 from broker.folder.retention import Reclaimer
 from broker.folder.tail_writer import TailWriter
 from broker.model import Batch
@@ -31,11 +39,13 @@ from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
 from broker.runtime.ownership import AlwaysOwner, Ownership
 from broker.runtime.patience import Patience
-from broker.runtime.supervise import Supervisor
+from broker.runtime.steps import run_step
+from broker.runtime.supervise import Supervisor, YieldBudget
 from broker.runtime.vfs import File, Vfs
+from broker.settings import KIB
 from broker.storage.blocks import LedgerName
 from broker.storage.bucket_files import BucketStorage, bucket_storage
-from broker.storage.group_log import GroupLog
+from broker.storage.group_log import NO_SHARD, GroupLog, ShardLog, ShardName
 from broker.storage.journal import Journal
 from broker.storage.key_run_files import KeyStorage, key_storage
 from broker.storage.layout import Layout
@@ -44,6 +54,7 @@ from broker.storage.ledger_files import OpenFiles
 from broker.storage.local_group_log import LocalGroupLog
 from broker.storage.named_files import ledger_capture
 from broker.storage.records import Record
+from broker.storage.segment import Group
 from broker.topics.dead_letters import DeadLetters
 from broker.topics.intake import Accepted, check_first
 from broker.topics.key_services import KeyServices
@@ -56,6 +67,8 @@ from broker.topics.topic_index import IndexServices
 log = get_logger(__name__)
 
 _DISK_CHECK_SECONDS = 1.0
+_DECODED_HERE_BYTES = 64 * KIB
+"""A group that is larger is decoded in a thread."""
 _FAILING_SECONDS = 5.0
 """After file operations have failed for so long the broker is not ready: calls that write would wait for their end."""
 
@@ -105,6 +118,7 @@ class Broker:
             self.registry, config, clock, spawn=self.supervisor.spawn, wait_room=self._wait_room
         )
         self._overdue = Overdue(self.registry, clock, vfs, self._layout.alive, file_executor, self._patience)
+        self._shard_log: ShardLog | None = None  # in a cluster
         self._journal: Journal | None = None
         self._checkpointer: Checkpointer | None = None
         self._backups: Backups | None = None
@@ -130,8 +144,7 @@ class Broker:
         )
         self._found_alive_ms = 0
         self.disk_free_bytes = 0  # as of the last look
-        self._appended_at_look = 0
-        self._unwritten_at_look = 0
+        self._appended_at_look = self._unwritten_at_look = 0
         self._disk_full = False
         self._draining = False
 
@@ -140,6 +153,38 @@ class Broker:
     def open(self) -> None:
         """Lock the data directory and recover it. Blocks; raises Fenced, Corrupt, OSError."""
         started_ns = self.clock.monotonic_ns()
+        manifests = self._open_manifests(NO_SHARD)
+        self._take_up(manifests, self._open_log(manifests))
+        count = replay_journal(self.journal, manifests.root.checkpoint_lsn + 1, self.registry)
+        self._recovered(manifests, count, started_ns)
+
+    async def open_shard(self, shard_log: ShardLog) -> None:
+        """As `open`, for a folder without a journal: the log of its shard lies elsewhere.
+
+        What that log holds so far is applied. Also raises what the log raises.
+        """
+        started_ns = self.clock.monotonic_ns()
+        self._shard_log = shard_log
+        manifests = self._open_manifests(shard_log.shard)
+        root = manifests.root
+        await shard_log.open(
+            root.checkpoint_lsn + 1,
+            needed_to=manifests.needed_to_lsn,
+            epoch=root.epoch,
+            until_ms=root.last_alive_ms,
+        )
+        self.compactions.in_cluster = True
+        self._take_up(manifests, shard_log)
+        count = 0
+        async with contextlib.aclosing(shard_log.groups(root.checkpoint_lsn + 1)) as groups:
+            async for group in groups:
+                for lsn, record in decode_group(group):
+                    self.registry.apply(record, lsn)
+                    count += 1
+        self._recovered(manifests, count, started_ns)
+
+    def _open_manifests(self, shard: ShardName) -> Manifests:
+        """Lock the data directory and read what it says of itself. Blocks."""
         self._vfs.make_dir(self.config.data_dir)
         self._vfs.sync_dir(self.config.data_dir.rpartition("/")[0] or ".")
         self._lock = self._vfs.lock(self._layout.lock)
@@ -148,10 +193,13 @@ class Broker:
                 f"Another broker holds the data directory {self.config.data_dir!r}: stop it, or choose another one",
                 reason="DATA_DIR_LOCKED",
             )
-        manifests = open_manifests(self._vfs, self._layout, self.clock.now_ms())
+        return open_manifests(self._vfs, self._layout, self.clock.now_ms(), shard)
+
+    def _take_up(self, manifests: Manifests, group_log: GroupLog) -> None:
+        """Make the parts of a broker from its manifests and its log. Blocks."""
         config = self.config
         self._journal = Journal(
-            self._open_log(manifests),
+            group_log,
             group_bytes_max=config.tuning.journal_group_bytes_max,
             pending_bytes_max=config.tuning.journal_pending_bytes_max,
             on_failed=self._writing_failed,
@@ -172,6 +220,7 @@ class Broker:
             checkpoint_bytes=config.tuning.checkpoint_bytes,
             interval_ms=config.checkpoint_interval_ms,
             counters=self.counters,
+            shard_log=self._shard_log,
         )
         self._backups = Backups(
             config=config,
@@ -184,17 +233,22 @@ class Broker:
             broker_id=manifests.root.broker_id,
             counters=self.counters,
             spawn=self.supervisor.spawn,
+            in_cluster=self._shard_log is not None,
         )
         cut_ledgers(self._vfs, self._layout, manifests)
         self._restore(manifests)
-        recovered_records = replay_journal(self._journal, manifests.root.checkpoint_lsn + 1, self.registry)
+
+    def _recovered(self, manifests: Manifests, recovered_records: int, started_ns: int) -> None:
+        """The log was replayed: remove what nobody names, and tell. Blocks."""
         remove_unnamed(self._vfs, self._layout, manifests, self.registry)
-        self._overdue.read(manifests.root.last_alive_ms)
+        self._overdue.read(
+            manifests.root.last_alive_ms if self._shard_log is None else self._shard_log.until_ms
+        )
         self._found_alive_ms = manifests.root.last_alive_ms
         self.counters.recovery_seconds = (self.clock.monotonic_ns() - started_ns) / 1e9
         log.info(
             "Data directory opened",
-            data_dir=config.data_dir,
+            data_dir=self.config.data_dir,
             broker_id=self.broker_id,
             topics=len(self.registry.topics),
             replayed_records=recovered_records,
@@ -235,6 +289,33 @@ class Broker:
         self.supervisor.spawn_lasting("ledger tails", self._tail_writer.run())
         self.supervisor.spawn_lasting("checkpoints", self.checkpointer.run())
         self.registry.start()
+
+    def start_following(self) -> None:
+        """Begin to take in what another broker decides (`follow`), to write it and to index it; decide nothing.
+
+        What comes due is taken from the index and handed to nobody, so that the index is up to date when this folder
+        is opened to serve.
+        """
+        self.started_ms = self.clock.now_ms()
+        self._check_disk()
+        self.journal.follow_only()
+        self.supervisor.spawn_lasting("ledger tails", self._tail_writer.run())
+        self.supervisor.spawn_lasting("checkpoints", self.checkpointer.run())
+        self.supervisor.spawn_lasting("disk space", self._watch_disk())
+        self.registry.start()
+        self.supervisor.spawn_lasting("wall clock", self.registry.watch_clock(self.clock))
+
+    async def follow(self, group: Group, byte_count: int) -> None:
+        """Apply the next group of the shard's log. Cancelled, it leaves a broker that can only be stopped."""
+        await self._tail_writer.wait_room()
+        records = decode_group(group)
+        if byte_count >= _DECODED_HERE_BYTES:
+            records = await run_step(self._read_executor, lambda: iter(list(decode_group(group))))
+        budget = YieldBudget(self.clock)
+        for lsn, record in records:
+            self.registry.apply(record, lsn)
+            await budget.spent()
+        self.journal.followed(group, byte_count)
 
     def drain(self) -> None:
         """Refuse new work; what was accepted is finished."""

@@ -31,6 +31,7 @@ from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
 from broker.runtime.patience import Patience
 from broker.runtime.vfs import Vfs, replace_file
+from broker.storage.group_log import ShardLog
 from broker.storage.journal import Journal
 from broker.storage.layout import Layout, remove_tree
 from broker.storage.ledger_files import OpenFiles
@@ -43,6 +44,7 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
+_BLANK_GROUPS_MAX = 100
 TOPICS_AT_ONCE = 8
 """How many topics a checkpoint writes at a time: one sync of most file systems serves whoever waits for one."""
 
@@ -72,6 +74,7 @@ class Checkpointer:
         checkpoint_bytes: int,
         interval_ms: int,
         counters: BrokerCounters,
+        shard_log: ShardLog | None = None,
     ) -> None:
         self._broker_id = broker_id
         self._layout = layout
@@ -87,10 +90,12 @@ class Checkpointer:
         self._interval_ms = interval_ms
         self._changed: set[int] = set()
         self._bytes_before = journal.appended_bytes
+        self._written_lsn = 0  # what the root says since this life's last checkpoint
         self._look = asyncio.Event()  # a checkpoint may be due
         self._lock = asyncio.Lock()
         self._cut_short = False  # a checkpoint has begun and not ended; true for good if it never will
         self._counters = counters
+        self._shard_log = shard_log
         self.last_alive_ms: int | None = None
         """What the root says of it; None: that it is alive."""
 
@@ -99,6 +104,11 @@ class Checkpointer:
         self._changed.add(topic.topic_id)
         if self._is_due(0):
             self._look.set()
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether anything was applied since this life's last checkpoint."""
+        return self._journal.durable_lsn > self._written_lsn
 
     async def run(self) -> None:
         """Write a checkpoint whenever one is due, until cancelled."""
@@ -126,8 +136,14 @@ class Checkpointer:
 
     def _is_due(self, elapsed_ms: int) -> bool:
         journal_bytes = self._journal.appended_bytes - self._bytes_before
-        has_changes = bool(self._changed or self._registry.deleted_ids)
+        has_changes = bool(self._changed or self._registry.deleted_ids) or self._is_far_behind()
         return is_due(journal_bytes, elapsed_ms, has_changes, self._checkpoint_bytes, self._interval_ms)
+
+    def _is_far_behind(self) -> bool:
+        """In an object store a group without records is one to be read after a start, as any other."""
+        return (
+            self._shard_log is not None and self._journal.durable_lsn - self._written_lsn >= _BLANK_GROUPS_MAX
+        )
 
     async def checkpoint(self) -> None:
         """Write one checkpoint; returns when it is durable."""
@@ -178,18 +194,22 @@ class Checkpointer:
                     log.warning(
                         "A deleted topic's files could not be removed", topic_id=topic_id, error=error
                     )
+        self._written_lsn = root.checkpoint_lsn
         self._counters.checkpoints += 1
         self._counters.checkpoint.observe((self._clock.monotonic_ns() - started_ns) / 1e9)
 
     def _capture_root(self) -> BrokerImage:
-        registry = self._registry
+        registry, shard_log = self._registry, self._shard_log
+        alive_ms = self._clock.now_ms() if self.last_alive_ms is None else self.last_alive_ms
         return BrokerImage(
             broker_id=self._broker_id,
             checkpoint_lsn=self._journal.durable_lsn,
             topics={topic.topic_id: topic.name for topic in registry.topics.values()},
             next_topic_id=registry.next_topic_id,
             next_ledger_id=registry.next_ledger_id,
-            last_alive_ms=self._clock.now_ms() if self.last_alive_ms is None else self.last_alive_ms,
+            last_alive_ms=alive_ms if shard_log is None else shard_log.until_ms,
+            shard="" if shard_log is None else shard_log.shard.text,
+            epoch=0 if shard_log is None else shard_log.epoch,
         )
 
     async def _write_topics(self, topic_ids: set[int]) -> None:

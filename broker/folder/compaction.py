@@ -104,6 +104,8 @@ class Compactions:
         self._changed = asyncio.Event()  # there is a lease or an orphaned folder to look after
         self._lock = asyncio.Lock()
         self._budget = YieldBudget(clock)
+        self.in_cluster = False
+        """Whether other nodes apply this broker's records: they have none of the files that a compaction writes."""
         self.rest = 4.0
         """How long the check of a bucket that was handed in rests, by how long it works."""
 
@@ -135,7 +137,12 @@ class Compactions:
     async def begin(
         self, topic_name: str, ledger_ids: Sequence[int], bucket_ids: Sequence[int], lease_ms: int = 0
     ) -> Lease:
-        """Lease inputs to a job. Raises NotFound, Refused (reason COMPACTION_...), LimitReached."""
+        """Lease inputs to a job. Raises NotFound, Refused (reason COMPACTION_..., NOT_IN_A_CLUSTER), LimitReached."""
+        if self.in_cluster:
+            raise Refused(
+                "A broker of a cluster is not compacted: its standbys have none of the files that a compaction writes",
+                reason="NOT_IN_A_CLUSTER",
+            )
         self._leases.end_expired()
         topic = self._registry.topic(topic_name)
         self._leases.check_free(topic, ledger_ids, bucket_ids)

@@ -15,12 +15,14 @@ one that no manifest names.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from broker.errors import Corrupt, Fenced
 from broker.runtime.vfs import Vfs, replace_file
 from broker.storage.amendments import Amendments, decode_amendments
 from broker.storage.blocks import KINDS, LedgerName, file_lengths
+from broker.storage.group_log import NO_SHARD, ShardName, records_from
 from broker.storage.journal import Journal
 from broker.storage.layout import Layout, remove_tree
 from broker.storage.ledger_files import cut_ledger
@@ -35,7 +37,8 @@ from broker.storage.manifest import (
 )
 from broker.storage.named_files import ledger_capture, named_files, read_named
 from broker.storage.producers_file import ProducersImage, decode_producers
-from broker.storage.records import decode_record
+from broker.storage.records import Record, decode_record
+from broker.storage.segment import Group
 from broker.topics.registry import Registry
 
 
@@ -55,18 +58,21 @@ class Manifests:
         return max([self.root.checkpoint_lsn, *(topic.applied_lsn for topic in self.topics)])
 
 
-def open_manifests(vfs: Vfs, layout: Layout, now_ms: int) -> Manifests:
+def open_manifests(vfs: Vfs, layout: Layout, now_ms: int, shard: ShardName = NO_SHARD) -> Manifests:
     """Read all manifests; in an empty data directory, make the root. Blocks."""
     _refuse_copies(vfs, layout)
     vfs.make_dir(layout.root)
     if not vfs.exists(layout.manifest):
         _refuse_rootless(vfs, layout)
-        vfs.make_dir(layout.journal)
+        if not shard.text:
+            vfs.make_dir(layout.journal)
         vfs.make_dir(layout.topics)
         vfs.sync_dir(layout.root)
-        root = BrokerImage(str(uuid.uuid4()), 0, {}, 1, 1, now_ms)
+        alive_ms = 0 if shard.text else now_ms
+        root = BrokerImage(shard.broker_id or str(uuid.uuid4()), 0, {}, 1, 1, alive_ms, shard.text)
         replace_file(vfs, layout.manifest, [encode_broker(root)])
     manifests = Manifests(decode_broker(read_named(vfs, layout.manifest, _ADVICE), layout.manifest))
+    _refuse_other_shards(layout, manifests.root, shard)
     for topic_id, name in manifests.root.topics.items():
         image = _read_topic(vfs, layout, topic_id, name)
         manifests.topics.append(image)
@@ -115,6 +121,23 @@ def replay_journal(journal: Journal, from_lsn: int, registry: Registry) -> int:
         registry.apply(decode_record(record_type, body), lsn)
         count += 1
     return count
+
+
+def decode_group(group: Group) -> Iterator[tuple[int, Record]]:
+    """The records of a group that have an effect, with their lsns. Raises Corrupt."""
+    for lsn, record_type, body in records_from([group], group.first_lsn):
+        yield lsn, decode_record(record_type, body)
+
+
+def _refuse_other_shards(layout: Layout, root: BrokerImage, shard: ShardName) -> None:
+    """A log that is not the folder's own would be applied to what it knows nothing of (CLUSTER-6)."""
+    if root.shard == shard.text:
+        return
+    raise Fenced(
+        f"The data directory {layout.root!r} is of {root.shard or 'a broker without a cluster'}, not of "
+        f"{shard.text or 'a broker without a cluster'}: choose another data_dir, or mend cluster_store",
+        reason="DATA_DIR_OF_ANOTHER_SHARD",
+    )
 
 
 def _refuse_copies(vfs: Vfs, layout: Layout) -> None:

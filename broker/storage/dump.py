@@ -287,6 +287,7 @@ def _broker_lines(framed: bytes, path: str) -> Iterator[Line]:
         "next_topic_id": image.next_topic_id,
         "next_ledger_id": image.next_ledger_id,
         "last_alive_ms": image.last_alive_ms,
+        **({"shard": image.shard, "epoch": image.epoch} if image.shard else {}),
     }
     for topic_id, name in image.topics.items():
         yield {"line": "topic", "topic_id": topic_id, "name": name}

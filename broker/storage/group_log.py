@@ -18,7 +18,7 @@ Invariants, of every log:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from broker.runtime.vfs import Buffer
@@ -67,6 +67,43 @@ class GroupLog(Protocol):
 
     async def close(self) -> None:
         """End writing, once the append in flight has ended."""
+
+
+class ShardName(NamedTuple):
+    """The shard of a cluster that a data directory is of."""
+
+    text: str
+    """Its cluster, its number and how many there are; empty: the directory is of no cluster, and has a journal."""
+
+    broker_id: str
+    """The name of the brokers of all nodes that hold it, for life; empty: a random one."""
+
+
+NO_SHARD = ShardName("", "")
+
+
+class ShardLog(GroupLog, Protocol):
+    """A log that lies elsewhere than in the data directory of the broker, and that other brokers append to."""
+
+    @property
+    def shard(self) -> ShardName: ...
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last group that was read or appended."""
+
+    @property
+    def until_ms(self) -> int:
+        """The greatest time until which anybody may have taken itself for the owner."""
+
+    async def open(self, from_index: int, *, needed_to: int, epoch: int, until_ms: int) -> None:
+        """Begin after a data directory whose manifests say so.
+
+        Raises Corrupt unless the log reaches to `needed_to`, the greatest lsn that they hold.
+        """
+
+    def groups(self, index: int) -> AsyncGenerator[Group, None]:
+        """The groups from an index on, to the last that was read or appended. Raises Corrupt if they were trimmed."""
 
 
 def records_from(groups: Iterable[Group], from_lsn: int) -> Iterator[tuple[int, int, memoryview]]:

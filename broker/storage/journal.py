@@ -26,6 +26,7 @@ from broker.storage.frame import (
     framed_bytes,
 )
 from broker.storage.group_log import GroupLog, NewRecord, StoredGroup, records_from
+from broker.storage.segment import Group
 
 T = TypeVar("T")
 
@@ -94,6 +95,7 @@ class Journal:
         self._started = False
         self._stopped = asyncio.Event()
         self._closing = False
+        self._follows = False
         self._failed: StorageFailed | None = None
         self._next_lsn = log.next_index
         self._durable_lsn = self._opened_lsn = log.next_index - 1
@@ -198,6 +200,20 @@ class Journal:
         await self.run()
         await self._stopped.wait()
         await self._log.close()
+
+    def follow_only(self) -> None:
+        """Refuse records from now on: somebody else appends to the log, and `followed` tells what."""
+        assert not self._started
+        self._follows = True
+
+    def followed(self, group: Group, byte_count: int) -> None:
+        """Note a group of somebody else that was read from the log and applied."""
+        assert self._follows
+        assert group.first_lsn == self._next_lsn
+        self._durable_lsn = group.first_lsn + len(group.records) - 1
+        self._next_lsn = self._durable_lsn + 1
+        self._groups += 1
+        self._appended_bytes += byte_count
 
     def fail(self, message: str, cause: BaseException) -> None:
         """End writing because something else of the broker could not be written; whoever calls this tells of it.
@@ -323,8 +339,8 @@ class Journal:
     def _check_open(self) -> None:
         if self._failed is not None:
             raise self._refusal()
-        if self._closing:
-            raise Unavailable("The journal is closed")
+        if self._closing or self._follows:
+            raise Unavailable("The journal is closed" if self._closing else "The broker is a standby")
 
     def _refusal(self) -> StorageFailed:
         # One instance each: an exception raised in many tasks would gather all their tracebacks.

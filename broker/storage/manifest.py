@@ -82,6 +82,10 @@ class BrokerImage:
     next_topic_id: int
     next_ledger_id: int
     last_alive_ms: int
+    shard: str = (
+        ""  # of a cluster, whose log goes on after `checkpoint_lsn`; empty: there is a journal in the folder
+    )
+    epoch: int = 0  # of the group that holds `checkpoint_lsn`
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +182,8 @@ def encode_broker(image: BrokerImage) -> bytes:
         next_topic_id=image.next_topic_id,
         next_ledger_id=image.next_ledger_id,
         last_alive_ms=image.last_alive_ms,
+        shard=image.shard,
+        epoch=image.epoch,
     )
     return frame_message(MAGIC_BROKER, message)
 
@@ -202,6 +208,8 @@ def _broker_image(message: pb.BrokerManifest) -> BrokerImage:
         next_topic_id=message.next_topic_id,
         next_ledger_id=message.next_ledger_id,
         last_alive_ms=checked_time(message.last_alive_ms),
+        shard=message.shard,
+        epoch=message.epoch,
     )
 
 

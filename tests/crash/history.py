@@ -464,6 +464,9 @@ async def _third_life(node: Node) -> None:
     await node.produce("orders", [_message(65)])
 
 
+LIVES = (_first_life, _second_life, _third_life)
+
+
 def _message(number: int, *, after_ms: int = 0, ttl_ms: int = 0, bytes_: int = 20) -> Outgoing:
     payload = f"message {number} ".encode().ljust(bytes_, b".")
     return Outgoing(payload, deliver_after_ms=after_ms, ttl_ms=ttl_ms)

@@ -7,20 +7,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BrokerManifest(_message.Message):
-    __slots__ = ("broker_id", "checkpoint_lsn", "topics", "next_topic_id", "next_ledger_id", "last_alive_ms")
+    __slots__ = ("broker_id", "checkpoint_lsn", "topics", "next_topic_id", "next_ledger_id", "last_alive_ms", "shard", "epoch")
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_LSN_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     NEXT_LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_ALIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     broker_id: str
     checkpoint_lsn: int
     topics: _containers.RepeatedCompositeFieldContainer[TopicEntry]
     next_topic_id: int
     next_ledger_id: int
     last_alive_ms: int
-    def __init__(self, broker_id: _Optional[str] = ..., checkpoint_lsn: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicEntry, _Mapping]]] = ..., next_topic_id: _Optional[int] = ..., next_ledger_id: _Optional[int] = ..., last_alive_ms: _Optional[int] = ...) -> None: ...
+    shard: str
+    epoch: int
+    def __init__(self, broker_id: _Optional[str] = ..., checkpoint_lsn: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicEntry, _Mapping]]] = ..., next_topic_id: _Optional[int] = ..., next_ledger_id: _Optional[int] = ..., last_alive_ms: _Optional[int] = ..., shard: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class TopicEntry(_message.Message):
     __slots__ = ("topic_id", "name")

@@ -84,6 +84,8 @@ def broker_images(draw: st.DrawFn) -> BrokerImage:
         draw(st.integers(max(unique, default=0) + 1, ID_MAX)),
         draw(ledger_ids),
         draw(times),
+        draw(st.sampled_from(["", "shard 0 of 1"])),
+        draw(st.integers(0, (1 << 32) - 1)),
     )
 
 

@@ -1,0 +1,72 @@
+"""A standby: a broker that applies what the owner of its shard decides, until it may take over.
+
+    follow       read a group, apply it; ledgers, checkpoints and the index go on as an owner's do
+    silence      after half a lease without a group a checkpoint, so that little is left to replay
+    take over    the follower appends a take-over; the caller closes this broker and opens the folder again
+
+Nothing here decides: no consumer is served, no lease ends, no ledger is dropped, nothing expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.cluster.follower import Follower, TakenOver
+from broker.cluster.group_head import LogEntry, Shard
+from broker.cluster.object_group_log import ObjectGroupLog
+from broker.cluster.shard_log import FollowedLog
+from broker.folder.broker import Broker
+from broker.observe.logs import get_logger
+
+log = get_logger(__name__)
+
+CAUGHT_UP_MS = 1_000
+"""A group that is applied this long after its owner began to store it leaves the standby behind."""
+
+
+class Standby:
+    """A broker of a shard that another node owns."""
+
+    def __init__(self, broker: Broker, group_log: ObjectGroupLog, shard: Shard, follower: Follower) -> None:
+        self._broker = broker
+        self._log = group_log
+        self._shard = shard
+        self._follower = follower
+        self._applied_wall_ms = 0  # of the owner's clock, when it began to store the group applied last
+        self._is_behind = True  # the end of the log has not been seen yet
+        self.owner = ""
+        """The node that stored the last group; empty: none yet."""
+
+    @property
+    def lag_ms(self) -> int:
+        """Return how long ago the owner stored what this standby has applied; 0 once it has applied all there is."""
+        if not self._is_behind:
+            return 0
+        return max(self._broker.clock.now_ms() - self._applied_wall_ms, 0) if self._applied_wall_ms else 0
+
+    async def open(self) -> None:
+        """Recover the folder, and begin to write and to index what will be applied."""
+        await self._broker.open_shard(FollowedLog(self._log, self._shard))
+        self._broker.start_following()
+        self._broker.supervisor.spawn_lasting("checkpoints of silences", self._checkpoint_silences())
+
+    async def run(self) -> TakenOver:
+        """Apply what comes until this node owns the shard. Raises CutOff, Corrupt."""
+        return await self._follower.run(self._apply, caught_up=self._note_end)
+
+    async def _apply(self, entry: LogEntry) -> None:
+        await self._broker.follow(entry.group, entry.bytes)
+        self.owner = entry.head.node
+        self._applied_wall_ms = entry.head.wall_ms
+        self._is_behind = self._broker.clock.now_ms() - entry.head.wall_ms > CAUGHT_UP_MS
+
+    def _note_end(self) -> None:
+        self._is_behind = False
+
+    async def _checkpoint_silences(self) -> None:
+        """Write a checkpoint whenever the log falls silent: a take-over may be near."""
+        half_lease_ms = self._follower.owner_lease_ms / 2
+        while True:
+            await asyncio.sleep(max(half_lease_ms - self._follower.silent_ms, half_lease_ms / 8) / 1e3)
+            if self._follower.silent_ms >= half_lease_ms and self._broker.checkpointer.is_behind:
+                await self._broker.checkpointer.checkpoint()

@@ -1,0 +1,197 @@
+"""A whole broker over a log in a store: a standby has its state, and serves in its place."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from broker.errors import Fenced, PostdateError, Refused, StorageFailed, Unavailable
+from broker.testing.mem_vfs import CrashPolicy, MemVfs
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import SimLoop, run_sim
+from tests.crash.history import LIVES, observe
+from tests.harness import Node, Outgoing
+from tests.sim.shard_brokers import ShardBroker, make_bucket
+
+
+def test_each_standby_has_the_owners_state_and_serves_after_it() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        disks = {name: MemVfs() for name in "abc"}
+        owner = ShardBroker(bucket, loop, "a", disks["a"])
+        taking = await owner.follow()
+        for number, play in enumerate(LIVES):
+            await taking
+            node = await owner.own()
+            standby = ShardBroker(bucket, loop, "abc"[number + 1 & 1], disks["abc"[number + 1 & 1]])
+            taking = await standby.follow(rank=number)
+            await play(node)
+            await standby.reach(node.broker.journal.durable_lsn)
+            assert standby.node.broker.journal.durable_lsn >= node.broker.journal.durable_lsn
+            assert await observe(standby.node) == await observe(node)
+            owner.kill()
+            owner = standby
+        await taking
+        final = await owner.own()
+        assert await observe(final) == await observe(node)
+        await owner.stop()
+
+    run_sim(scenario, seed=3)
+
+
+def test_an_owner_that_resigns_is_followed_at_once() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        first, second = ShardBroker(bucket, loop, "a", MemVfs()), ShardBroker(bucket, loop, "b", MemVfs())
+        await (await first.follow())
+        node = await first.own()
+        await node.produce("orders", [Outgoing(b"1")])
+        taking = await second.follow(rank=1)
+        await second.reach(node.broker.journal.durable_lsn)
+        began = loop.time()
+        await first.stop(resigns_to="b")
+        await taking
+        assert loop.time() - began < 1
+        assert second.log.epoch == 2
+        inbox = await (await second.own()).subscribe("orders", "all")
+        await second.node.produce("orders", [Outgoing(b"2")])
+        assert [message.payload for message in await inbox.wait(2)] == [b"1", b"2"]
+        await second.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_an_owner_that_was_cut_off_fails_with_its_next_append_and_nothing_it_said_is_lost() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        first, second = ShardBroker(bucket, loop, "a", MemVfs()), ShardBroker(bucket, loop, "b", MemVfs())
+        await (await first.follow())
+        node = await first.own()
+        await node.create_subscription("orders", "all")
+        await node.produce("orders", [Outgoing(b"1")])
+        taking = await second.follow(rank=1)
+        await second.reach(node.broker.journal.durable_lsn)
+        first.store.is_cut = True
+        unknown = await node.submit("orders", [Outgoing(b"2")])
+        await taking
+        assert not first.lease.holds(), "it knew before anybody could take over"
+        other = await second.own()
+        first.store.is_cut = False
+        with pytest.raises(StorageFailed):
+            await unknown.durable
+        failure = node.failures[0]
+        assert isinstance(failure, StorageFailed) and isinstance(failure.__cause__, Fenced)
+        inbox = await other.subscribe("orders", "all")
+        assert [message.payload for message in await inbox.wait(1)] == [b"1"]
+        first.kill()
+        await second.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_a_standby_decides_nothing() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        first, second = ShardBroker(bucket, loop, "a", MemVfs()), ShardBroker(bucket, loop, "b", MemVfs())
+        await (await first.follow())
+        node = await first.own()
+        await node.create_subscription("orders", "all")
+        await node.produce("orders", [Outgoing(b"1", ttl_ms=50), Outgoing(b"2", deliver_after_ms=100)])
+        taking = await second.follow(rank=1)
+        await second.reach(node.broker.journal.durable_lsn)
+        await asyncio.sleep(120)  # messages come due and expire, ledgers could be reclaimed
+        standby = second.node.broker
+        assert standby.journal.pending_bytes == 0 and not second.node.failures
+        with pytest.raises(Unavailable):
+            await second.node.produce("orders", [Outgoing(b"3")])
+        assert second.node.topic("orders").index.scheduled_count() == 0, "what is due is taken from its index"
+        assert not taking.done()
+        taking.cancel()
+        await second.node.stop()
+        await first.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_a_folder_is_of_one_shard_or_of_none() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        alone, shared = MemVfs(), MemVfs()
+        node = Node(alone, clock).open()
+        await node.stop()
+        in_cluster = ShardBroker(make_bucket(), loop, "a", alone)
+        with pytest.raises(Fenced) as caught:
+            await in_cluster.follow()
+        assert caught.value.reason == "DATA_DIR_OF_ANOTHER_SHARD"
+        member = ShardBroker(make_bucket(), loop, "a", shared)
+        await (await member.follow())
+        await member.own()
+        await member.stop()
+        assert not shared.exists("data/journal")
+        with pytest.raises(Fenced):
+            Node(shared, clock).open()
+
+    run_sim(scenario, seed=1)
+
+
+def test_backups_and_compactions_are_refused_in_a_cluster() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        member = ShardBroker(make_bucket(), loop, "a", MemVfs())
+        await (await member.follow())
+        node = await member.own()
+        await node.produce("orders", [Outgoing(b"1")])
+        work: list[Any] = [
+            node.broker.backups.create("nightly"),
+            node.broker.compactions.begin("orders", [1], []),
+        ]
+        for refused in work:
+            with pytest.raises(Refused) as caught:
+                await refused
+            assert caught.value.reason == "NOT_IN_A_CLUSTER"
+        await member.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_a_log_that_lost_groups_is_refused() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket, disk = make_bucket(), MemVfs()
+        member = ShardBroker(bucket, loop, "a", disk)
+        await (await member.follow())
+        await (await member.own()).produce("orders", [Outgoing(b"1")])
+        await member.stop()
+        last = max(name for name in bucket.objects if "/log/" in name)
+        del bucket.objects[last]
+        with pytest.raises(PostdateError) as caught:
+            await ShardBroker(bucket, loop, "a", disk).follow()
+        assert "the folder holds lsn" in str(caught.value)
+
+    run_sim(scenario, seed=1)
+
+
+def test_a_crashed_disk_of_a_standby_goes_on_where_its_checkpoint_was() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        first, disk = ShardBroker(bucket, loop, "a", MemVfs()), MemVfs()
+        await (await first.follow())
+        node = await first.own()
+        for number, policy in enumerate([CrashPolicy.LOSE_UNSYNCED, CrashPolicy.TORN, CrashPolicy.KEEP_ALL]):
+            standby = ShardBroker(bucket, loop, "b", disk)
+            taking = await standby.follow(rank=1)
+            for _ in range(20):
+                await node.produce("orders", [Outgoing(b"x" * 400, deliver_after_ms=50 * number)])
+            if number == 1:
+                await standby.node.checkpoint()
+            await standby.reach(node.broker.journal.durable_lsn - 7)
+            taking.cancel()
+            disk = disk.crashed(disk.op_count, policy, loop.rng("crash"))
+            standby.kill()
+        standby = ShardBroker(bucket, loop, "b", disk)
+        await standby.follow(rank=1)
+        await standby.reach(node.broker.journal.durable_lsn)
+        assert await observe(standby.node) == await observe(node)
+        standby.kill()
+        await first.stop()
+
+    run_sim(scenario, seed=1)
