@@ -12,6 +12,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["click", "rich"])
 def test_where_only_the_library_is_installed_the_command_says_what_to_install(missing: str):
     done = run(f"import sys; sys.modules[{missing!r}] = None; from postdate.__main__ import main; main()")
@@ -33,6 +34,7 @@ def test_the_library_imports_nothing_of_the_command():
     assert (done.stdout, done.stderr) == ("set()\n", "")
 
 
+@pytest.mark.slow
 def test_the_command_is_a_module_that_can_be_run():
     done = subprocess.run(
         [sys.executable, "-m", "postdate", "--version"], capture_output=True, text=True, check=True

@@ -116,6 +116,7 @@ def test_no_base_ever_lacks_a_chunk() -> None:
         assert sum(getattr(world, what) for world in worlds) > 2 * SEEDS, what
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "name", "value"),
     [

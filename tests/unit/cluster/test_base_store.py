@@ -255,6 +255,7 @@ async def count_calls() -> int:
     return len(scene.store.calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("carried_out", [False, True])
 async def test_an_upload_that_is_killed_at_any_call_leaves_no_half_base_and_the_next_one_goes_on(
     carried_out: bool,

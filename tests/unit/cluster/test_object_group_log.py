@@ -313,6 +313,7 @@ async def check_log(store: ObjectStore, answered: dict[int, bytes]) -> None:
     assert len(texts) == len(set(texts)), "nothing twice"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 async def test_two_who_compete_over_a_faulty_store_lose_nothing(store: FaultyStore, seed: int) -> None:
     rng = random.Random(seed)

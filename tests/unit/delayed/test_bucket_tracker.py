@@ -560,6 +560,7 @@ async def test_histogram_is_exact_in_memory_and_adds_up_on_disk(world: World):
     assert world.tracker.histogram(0, NOW, DAY).bars == []
 
 
+@pytest.mark.slow
 async def test_real_threads_and_a_seal_beside_a_merge():
     vfs = MemVfs()
     vfs.make_dir(FOLDER)

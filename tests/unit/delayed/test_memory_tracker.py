@@ -198,6 +198,7 @@ async def test_empty_tracker_has_nothing_to_wake_for(build: Build) -> None:
     assert tracker.stats().last_due_ms is None
 
 
+@pytest.mark.slow
 async def test_hundred_thousands_of_equal_times_keep_the_order_of_arrival_tracker_1(
     ledgers: Ledgers, build: Build
 ) -> None:
@@ -412,6 +413,7 @@ async def test_full_near_part_does_not_hold_up_a_load_while_nothing_is_due(
     assert not tracker.needs_load(NOW + 5_500)
 
 
+@pytest.mark.slow
 async def test_clock_step_of_a_day_loads_in_bounded_steps_tracker_1(ledgers: Ledgers, build: Build) -> None:
     tracker = build(load_entries_max=500)
     times = NOW + 1 + np.random.default_rng(5).integers(0, DAY, 20_000)

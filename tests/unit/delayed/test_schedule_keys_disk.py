@@ -388,6 +388,7 @@ async def test_a_merge_hands_on_the_filter_if_those_of_its_sources_are_in_use() 
         assert topic.cache.memory_bytes == topic.cache.bytes_of(TOPIC_ID, topic.keys.image().run_ids[0])
 
 
+@pytest.mark.slow
 async def test_filters_that_do_not_fit_make_it_slower_and_not_wrong() -> None:
     batches = [random_hashes(2 * BLOCK_ENTRIES, seed) for seed in range(4)]
     topic = await sealed(*batches, cache_bytes=10_000)  # one filter of four

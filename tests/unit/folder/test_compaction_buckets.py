@@ -112,6 +112,7 @@ def test_sources_that_were_merged_meanwhile_are_refused():
     run(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [5, 40, 100, -1])
 def test_a_bucket_that_is_not_what_its_sources_leave_is_refused(at: int):
     async def scenario(node: Node) -> Node:

@@ -79,6 +79,7 @@ async def flood(places: Places, connections: int) -> AsyncIterator[None]:
         await asyncio.gather(going, *tasks, return_exceptions=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("connections", [1, TURNS, TURNS + 1, 5 * TURNS])
 async def test_a_call_is_served_however_many_only_begin(connections: int):
     places = make_places(200)

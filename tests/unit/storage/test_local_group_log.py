@@ -155,6 +155,7 @@ async def test_names_that_a_crash_brings_back_do_no_harm() -> None:
         assert segments(vfs) == [f"{8:016x}.seg"]
 
 
+@pytest.mark.slow
 async def test_every_crash_keeps_what_was_answered_and_opens() -> None:
     """P1, JOURNAL-1 to JOURNAL-4: cut at every operation, in every way, through rolls, drops and recycled files."""
     vfs = make_vfs()

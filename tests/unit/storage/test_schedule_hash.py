@@ -66,6 +66,7 @@ def test_a_hash_of_zero_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
         assert hash_keys([key, b"", b"a"])[:2].tolist() == [1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form",
     ["{:d}", "order-{:012d}", "{:032x}", "tenant-7/{:08d}/reminder-for-the-day-after", "{:d}" + "\0" * 9],

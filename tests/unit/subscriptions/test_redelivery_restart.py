@@ -30,6 +30,7 @@ async def from_a_checkpoint(node: Node) -> Node:
     return node.crash(CrashPolicy.LOSE_UNSYNCED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [stopped, replayed, from_a_checkpoint])
 def test_delays_and_attempts_outlive_the_broker(end: Callable[[Node], Awaitable[Node]]):
     async def scenario(loop, clock):

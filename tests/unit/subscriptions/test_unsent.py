@@ -184,6 +184,7 @@ def test_a_key_keeps_its_order_when_its_consumer_drains_before_it_was_sent_anyth
     run(scenario, ledger_max_entries=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("permit_bytes", [0, 5, 1_000])
 def test_permits_are_there_again_for_what_its_stream_did_not_come_to_send(permit_bytes: int):
     """A consumer that reads again after hours gets what it granted, once, and can acknowledge it."""

@@ -135,6 +135,7 @@ def test_a_life_under_a_clock_that_was_ahead_hides_no_absence_after_it():
     run(scenario)
 
 
+@pytest.mark.slow
 @TRACKERS
 @pytest.mark.parametrize("ending", ["stop", "crash"])
 @pytest.mark.parametrize("by_ms", [*CORRECTIONS_MS, 90_000])

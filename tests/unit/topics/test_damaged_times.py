@@ -118,6 +118,7 @@ def test_what_was_stepped_over_is_indexed_by_the_start_that_can_read_it(tracker:
     run(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracker", TRACKERS)
 def test_one_damaged_block_of_many_is_stepped_over_alone(tracker: str) -> None:
     async def scenario(clock: SimClock) -> None:

@@ -75,6 +75,7 @@ async def pass_ms(node: Node, duration_ms: int) -> None:
     await asyncio.sleep(duration_ms / 1000)
 
 
+@pytest.mark.slow
 def test_the_bound_is_one_for_all_topics() -> None:
     async def scenario(node: Node) -> None:
         at = await fill(node)
@@ -122,6 +123,7 @@ def test_who_sends_on_with_as_much_remembered_as_before_is_not_refused() -> None
     run(scenario, dedup_entries=10)
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_deleted_gives_back_what_it_held() -> None:
     async def scenario(node: Node) -> None:
         at = await fill(node)
@@ -154,6 +156,7 @@ def test_a_name_that_is_forgotten_gives_back_what_it_held() -> None:
     run(scenario, dedup_window_ms=10_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window_ms", [0, 1])
 def test_a_window_that_is_made_shorter_gives_back(window_ms: int) -> None:
     async def scenario(node: Node) -> None:
