@@ -17,15 +17,15 @@ async def holds_waiting(
     """Return whether a bucket holds an entry that lies at or after `loaded_end`. Reads its bitmap, then segments."""
     ledger_id, entry_id = position
     try:
-        if entry_id not in await storage.read(bucket.bucket_id, lambda each: each.read_bitmap(ledger_id)):
+        if entry_id not in await storage.read(bucket.bucket_id, lambda reader: reader.read_bitmap(ledger_id)):
             return False
         if not bucket.is_deleting and bucket.window_holds(ledger_id, entry_id):
             return True
         for segment in range(bucket.next_segment, bucket.segment_count):
             columns = await bucket.read(storage, segment)
-            found = (columns.ledger_ids == ledger_id) & (columns.entry_ids == entry_id)
-            found &= ~rows_before(columns, loaded_end())
-            if found.any():
+            is_entry = (columns.ledger_ids == ledger_id) & (columns.entry_ids == entry_id)
+            is_entry &= ~rows_before(columns, loaded_end())
+            if is_entry.any():
                 return True
     except (OSError, PostdateError):
         if not bucket.is_deleting:

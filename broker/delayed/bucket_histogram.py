@@ -35,7 +35,7 @@ def histogram_of(
     nothing = np.empty(0, dtype=np.int64)
     times = np.concatenate([nothing, *exact])
     totals = np.bincount(bins.of(times[times >= floor_ms]), minlength=bins.count)
-    first, last, count = (np.concatenate([nothing, *(each[i] for each in spread)]) for i in range(3))
+    first, last, count = (np.concatenate([nothing, *(columns[i] for columns in spread)]) for i in range(3))
     kept = (last >= floor_ms) & (count > 0)
     first, last, count = first[kept], last[kept], count[kept]
     first_bin, last_bin = bins.of(np.maximum(first, floor_ms)), bins.of(last)
@@ -49,9 +49,9 @@ def histogram_of(
     if not is_sound:  # what is gone did not lie where it was taken to lie: the next bars have it
         sums = np.maximum(np.minimum.accumulate(totals.cumsum()[::-1])[::-1], 0)
         totals = np.diff(sums, prepend=0)
-    found = np.flatnonzero(totals[1:-1])
-    starts = (start_ms + found * width_ms).tolist()
-    bars = [HistogramBar(*pair) for pair in zip(starts, totals[1:-1][found].tolist(), strict=True)]
+    filled = np.flatnonzero(totals[1:-1])
+    starts = (start_ms + filled * width_ms).tolist()
+    bars = [HistogramBar(*pair) for pair in zip(starts, totals[1:-1][filled].tolist(), strict=True)]
     return Histogram(bars, int(totals[0]), int(totals[-1]), is_exact=is_sound and not len(parted))
 
 

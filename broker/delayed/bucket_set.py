@@ -298,7 +298,7 @@ class BucketSet:
     def _not_needed(self, ledger_ids: set[int]) -> NotNeeded:
         amendments = {ledger_id: self._amendments_of(ledger_id) for ledger_id in ledger_ids}
         return NotNeeded(
-            self._marks.frontier, {key: found for key, found in amendments.items() if found is not None}
+            self._marks.frontier, {key: amended for key, amended in amendments.items() if amended is not None}
         )
 
     def _left_out(self, not_needed: NotNeeded, *, by_merge: bool) -> None:

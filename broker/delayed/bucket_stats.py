@@ -56,7 +56,7 @@ def histogram_over(
     exact = [loaded.times_between(floor_ms, NEVER_MS)]
     exact += [bucket.waiting_times(floor_ms, NEVER_MS, loaded_end) for bucket in memory]
     exact += [bucket.window.deliver_at_ms for bucket in buckets]
-    found = histogram_of(
+    histogram = histogram_of(
         exact,
         [bucket.unread_spread() for bucket in buckets],
         stale.surplus_times(),
@@ -67,4 +67,4 @@ def histogram_over(
     )
     # Of a ledger that was discarded, what lies in unread segments still counts (BUCKET-10).
     is_clean = not any(bucket.is_unsure and bucket.first_unread_key for bucket in buckets)
-    return replace(found, is_exact=found.is_exact and is_clean)
+    return replace(histogram, is_exact=histogram.is_exact and is_clean)

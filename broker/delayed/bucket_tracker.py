@@ -215,8 +215,10 @@ class BucketTracker:
         limits = {"start_ms": start_ms, "end_ms": end_ms, "width_ms": width_ms, "floor_ms": floor_ms}
         memory, buckets = self._memory.parts(), self.buckets.in_use
         self._near_count()
-        found = histogram_over(self._loaded, memory, buckets, self._stale, self._marks.loaded_end, **limits)
-        return replace(found, is_exact=found.is_exact and self.is_exact)
+        histogram = histogram_over(
+            self._loaded, memory, buckets, self._stale, self._marks.loaded_end, **limits
+        )
+        return replace(histogram, is_exact=histogram.is_exact and self.is_exact)
 
     def parts_between(self, start: Key, end: Key) -> tuple[DueRows, list[UnreadSegments]]:
         """See the protocol. A merge may replace a bucket meanwhile: reading its segment then fails, some time later."""

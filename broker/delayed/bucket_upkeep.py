@@ -48,7 +48,7 @@ class BucketUpkeep:
         self,
         tracker: BucketTracker,
         storage: BucketStorage,
-        found: BucketImage,
+        image: BucketImage,
         *,
         spawn: Spawn,
         prepare_folders: Callable[[], Awaitable[None]],
@@ -57,10 +57,10 @@ class BucketUpkeep:
         note: NoteIndex,
         begins_anew: bool = False,
     ) -> None:
-        """`begins_anew`: the buckets of `found` lack entries that lie after the tracker's frontier."""
+        """`begins_anew`: the buckets of `image` lack entries that lie after the tracker's frontier."""
         self._tracker = tracker
         self._storage = storage
-        self._found: BucketImage | None = found
+        self._image: BucketImage | None = image
         self._prepare_folders = prepare_folders
         self._changed = changed
         self._clock = clock
@@ -75,36 +75,36 @@ class BucketUpkeep:
 
     async def restore(self) -> bool:
         """Take up the buckets that the manifest names; False if one of them cannot be used, and none is."""
-        found = self._found
-        assert found is not None
+        image = self._image
+        assert image is not None
         tracker = self._tracker
         try:
             if self._begins_anew:
                 raise Unavailable("the clock was ahead when they were written")
-            await self._take_up(found)
+            await self._take_up(image)
         except PostdateError as error:
             log.error("Buckets are damaged; rebuilding the delayed index from the ledgers", error=str(error))
             tracker.clear()
-            tracker.buckets.disown(found.bucket_ids)
+            tracker.buckets.disown(image.bucket_ids)
             await tracker.buckets.restore(
-                [], indexed_through=START, index_lsn=0, next_bucket_id=found.next_bucket_id
+                [], indexed_through=START, index_lsn=0, next_bucket_id=image.next_bucket_id
             )
             self._changed()
             return False
         finally:
-            self._found = None
+            self._image = None
         return True
 
-    async def _take_up(self, found: BucketImage) -> None:
+    async def _take_up(self, image: BucketImage) -> None:
         while True:
             try:
                 read = SnapshotReader.read_metadata
-                metadatas = [await self._storage.read(bucket_id, read) for bucket_id in found.bucket_ids]
+                metadatas = [await self._storage.read(bucket_id, read) for bucket_id in image.bucket_ids]
                 await self._tracker.buckets.restore(
                     metadatas,
-                    indexed_through=found.indexed_through,
-                    index_lsn=found.index_lsn,
-                    next_bucket_id=found.next_bucket_id,
+                    indexed_through=image.indexed_through,
+                    index_lsn=image.index_lsn,
+                    next_bucket_id=image.next_bucket_id,
                 )
             except (OSError, Unavailable) as error:
                 # What passes costs a wait. To read all ledgers again may take minutes, and meets the same disk.
@@ -128,8 +128,8 @@ class BucketUpkeep:
 
     def image(self) -> BucketImage:
         """Return the image for the next manifest, without buckets that miss rows."""
-        if self._found is not None:
-            return self._found
+        if self._image is not None:
+            return self._image
         image = self._tracker.buckets.image()
         if self._misses_rows:
             return replace(image, bucket_ids=(), indexed_through=START, index_lsn=0)

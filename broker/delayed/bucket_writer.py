@@ -159,8 +159,8 @@ class BucketWriter:
 
     async def _check(self, written: BucketMetadata, kept: Tally) -> None:
         """Read a bucket back; raises Corrupt if anything is not as it should be (WRITER-3)."""
-        found = await self._read_back(written.bucket_id)
-        if not found == kept == Tally(written.count, written.checksum):
+        read_back = await self._read_back(written.bucket_id)
+        if not read_back == kept == Tally(written.count, written.checksum):
             raise Corrupt(
                 "A merged bucket does not hold the entries of its sources", path=str(written.bucket_id)
             )
@@ -168,15 +168,15 @@ class BucketWriter:
     async def _read_back(self, bucket_id: int) -> Tally:
         """Count and checksum a bucket's decoded segments; raises Corrupt."""
         bucket = SealedBucket(await self._into.read(bucket_id, SnapshotReader.read_metadata))
-        found = Tally()
+        tally = Tally()
         for first in range(0, bucket.segment_count, _CHECKED_SEGMENTS):
             end = min(first + _CHECKED_SEGMENTS, bucket.segment_count)
             read = partial(SnapshotReader.read_segments, metadata=bucket.metadata, first=first, end=end)
             segments = await self._into.read(bucket_id, read)
-            await self._in_thread(partial(_add_segments, found, bucket, first, segments))
-        if found != Tally(bucket.metadata.count, bucket.metadata.checksum):
+            await self._in_thread(partial(_add_segments, tally, bucket, first, segments))
+        if tally != Tally(bucket.metadata.count, bucket.metadata.checksum):
             raise Corrupt("A merged bucket counts other entries than it holds", path=str(bucket_id))
-        return found
+        return tally
 
     async def check(self, steps: Generator[None, None, T], rest: float) -> T:
         """Run a check in steps; after each it waits `rest` times as long as that took."""

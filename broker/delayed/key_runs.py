@@ -66,8 +66,8 @@ class KeyRuns:
             blocks = fences.blocks_of(hashes)
             self.block_reads += len(blocks)
             parts = [blocks[at : at + _FIND_BLOCKS] for at in range(0, len(blocks), _FIND_BLOCKS)]
-            found = [await self._find(run, fences, part, hashes) for part in parts]
-            return join_keys([NO_KEYS, *found])
+            columns = [await self._find(run, fences, part, hashes) for part in parts]
+            return join_keys([NO_KEYS, *columns])
         except (OSError, PostdateError):
             if run.is_gone:  # its file was removed; what took its place is looked at next
                 return NO_KEYS
@@ -80,13 +80,13 @@ class KeyRuns:
         look: Callable[[KeyRun, Probe], Awaitable[KeyColumns]],
     ) -> list[tuple[KeyRun, KeyColumns]]:
         """Look rising hashes up in all runs: when it returns, every run that exists has been asked."""
-        found: list[tuple[KeyRun, KeyColumns]] = []
+        answers: list[tuple[KeyRun, KeyColumns]] = []
         looked: set[int] = set()
         while missing := [run for run in runs() if run.run_id not in looked]:
             for run in missing:
                 looked.add(run.run_id)
-                found.append((run, await look(run, wanted)))
-        return found
+                answers.append((run, await look(run, wanted)))
+        return answers
 
     async def _find(
         self, run: KeyRun, fences: Fences, blocks: Sequence[int], hashes: UInt64Column

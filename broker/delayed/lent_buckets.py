@@ -65,8 +65,8 @@ def loan_of(
         new_bucket_id=new_bucket_id,
         segment_time_step_ms=limits.time_step_ms,
         max_segment_entries=limits.entries_max,
-        amendments={key: each for key, each in amendments.items() if each is not GONE},
-        gone_ledger_ids=frozenset(key for key, each in amendments.items() if each is GONE),
+        amendments={key: amended for key, amended in amendments.items() if amended is not GONE},
+        gone_ledger_ids=frozenset(key for key, amended in amendments.items() if amended is GONE),
     )
     return Loan(buckets, not_needed.frontier, sources, generation)
 
@@ -103,7 +103,7 @@ def check_steps(
 
     Gathers in `not_needed` what a merge does. Raises Corrupt, Unavailable.
     """
-    kept, found = _Rows(), _Rows()
+    kept, merged_rows = _Rows(), _Rows()
     for source in sources:
         with contextlib.closing(storage.open_reader(source.bucket_id)) as reader:
             for segment in range(
@@ -125,10 +125,10 @@ def check_steps(
             _check((first, last) == (merged.first_key_of(segment), merged.last_key_of(segment)), metadata)
             _check(bool((times[1:] >= times[:-1]).all() and rises(columns).all()), metadata)
             _check(len(columns) <= buckets.max_segment_entries, metadata)
-            found.add(columns, [])
+            merged_rows.add(columns, [])
             yield
         named = {ledger_id: bitmap for ledger_id, bitmap in reader.read_bitmaps().items() if bitmap}
-    _check(found == kept and named == kept.bitmaps, metadata)
+    _check(merged_rows == kept and named == kept.bitmaps, metadata)
     _check(kept.tally == Tally(metadata.count, metadata.checksum), metadata)
     covered = sources[0].metadata.start, sources[-1].metadata.end
     _check((metadata.start, metadata.end) == covered, metadata)

@@ -420,9 +420,9 @@ class MemoryTracker:
                 continue
             # An entry that was moved is filed twice, and is asked for once.
             entry_ids = np.unique(np.concatenate([slices[index].entry_ids for index in indexes]))
-            found = await self._read_around_damage(ledger_id, entry_ids)
+            readable_times = await self._read_around_damage(ledger_id, entry_ids)
             for index in indexes:
-                times[index] = found[np.searchsorted(entry_ids, slices[index].entry_ids)]
+                times[index] = readable_times[np.searchsorted(entry_ids, slices[index].entry_ids)]
         return np.concatenate([nothing, *times])
 
     async def _read_around_damage(self, ledger_id: int, entry_ids: UInt32Column) -> Int64Column:

@@ -147,8 +147,8 @@ class MutableBucket:
 
 
 def _rows_of(columns: DueRows, ledger_id: int, entry_id: int) -> Array:
-    found: Array = (columns.ledger_ids == ledger_id) & (columns.entry_ids == entry_id)
-    return found
+    is_entry: Array = (columns.ledger_ids == ledger_id) & (columns.entry_ids == entry_id)
+    return is_entry
 
 
 def _no_rows() -> DueRows:

@@ -54,10 +54,10 @@ class RecentKeys:
         rows = self._rows_of(hashes)
         if not len(rows):
             return
-        found = self.rows().part(rows)
+        columns = self.rows().part(rows)
         for ledger_id in np.unique(ledger_ids).tolist():
             of_ledger = entry_ids[ledger_ids == ledger_id]
-            is_gone = (found.ledger_ids == ledger_id) & np.isin(found.entry_ids, of_ledger)
+            is_gone = (columns.ledger_ids == ledger_id) & np.isin(columns.entry_ids, of_ledger)
             np.frombuffer(self._is_discarded, dtype=np.bool_)[rows[is_gone]] = True
 
     def maybe(self, hashes: UInt64Column) -> BoolColumn:

@@ -65,8 +65,8 @@ async def scan(
     while True:
         reads = waiting.take(concatenate(parts), wanted) if len(waiting) else []
         for first in range(0, len(reads), _READS_AT_ONCE):
-            found = await asyncio.gather(*(read() for read in reads[first : first + _READS_AT_ONCE]))
-            parts += [_between(columns, start, end) for columns in found]
+            read_columns = await asyncio.gather(*(read() for read in reads[first : first + _READS_AT_ONCE]))
+            parts += [_between(columns, start, end) for columns in read_columns]
         complete = min(end, waiting.first_key) if len(waiting) else end
         inside = concatenate([part.part(rows_before(part, complete)) for part in parts])
         if len(inside) > limit or complete == end:
@@ -84,11 +84,11 @@ class _Waiting:
     def __init__(self, unread: Sequence[UnreadSegments], start: Key, end: Key) -> None:
         nothing = np.empty(0, dtype=np.int64)
         first, last, counts, numbers, owners = [NO_DUE_ROWS], [NO_DUE_ROWS], [nothing], [nothing], [nothing]
-        for owner, each in enumerate(unread):
-            at = np.flatnonzero(~rows_before(each.last, start) & rows_before(each.first, end))
-            first.append(each.first.part(at))
-            last.append(each.last.part(at))
-            counts.append(each.counts[at])
+        for owner, segments in enumerate(unread):
+            at = np.flatnonzero(~rows_before(segments.last, start) & rows_before(segments.first, end))
+            first.append(segments.first.part(at))
+            last.append(segments.last.part(at))
+            counts.append(segments.counts[at])
             numbers.append(at)
             owners.append(np.full(len(at), owner))
         unsorted = concatenate(first)

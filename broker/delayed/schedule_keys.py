@@ -90,15 +90,15 @@ class ScheduleKeys:
         storage: KeyStorage,
         cache: KeyCache,
         standings: Standings,
-        found: KeyImage,
+        image: KeyImage,
         *,
         now_ms: Callable[[], int],
         executor: Executor | None = None,
         limits: KeyLimits | None = None,
     ) -> None:
-        """`found`: what the manifest says; `restore` takes it up. `executor`: where runs are written."""
+        """`image`: what the manifest says; `restore` takes it up. `executor`: where runs are written."""
         self.limits = limits or KeyLimits()
-        self._files = RunFiles(storage, found.next_run_id)
+        self._files = RunFiles(storage, image.next_run_id)
         self._seals = RunWork(self._files, "Schedule keys could not be sealed and stay in memory")
         self._merges = RunWork(self._files, "Key runs could not be merged and stay as they are")
         self.lookup = KeyRuns(self._files, cache)
@@ -111,7 +111,7 @@ class ScheduleKeys:
         )
         note = self.settled.note if self.settled.remembers else None
         self._writer = KeyWriter(storage, executor, standings, note)
-        self._found: KeyImage | None = found
+        self._image: KeyImage | None = image
         self._memory = Gathered(RecentKeys, START)  # its marks are positions
         self._runs: list[KeyRun] = []
         self._generation = 0
@@ -145,7 +145,7 @@ class ScheduleKeys:
 
     def maybe(self, hashes: UInt64Column) -> BoolColumn:
         """For each hash whether an entry may have it; False is certain (KEYS-3). Reads nothing."""
-        assert self._found is None, "not restored yet"
+        assert self._image is None, "not restored yet"
         mask = np.zeros(len(hashes), dtype=np.bool_)
         if not len(hashes):
             return mask
@@ -166,7 +166,7 @@ class ScheduleKeys:
 
         Raises Corrupt if a run is damaged (`clear`, and build it again), Unavailable if the disk does not read.
         """
-        assert self._found is None, "not restored yet"
+        assert self._image is None, "not restored yet"
         wanted = Probe(np.unique(hashes))
         in_runs = await self.lookup.look_all(lambda: self._runs, wanted, self.lookup.look)
         # No await from here on: what was sealed or merged meanwhile was looked at as well.
@@ -194,40 +194,42 @@ class ScheduleKeys:
         Raises Corrupt or Unavailable if one of them cannot be used. But for settled keys none is then: it is as after
         `clear`, and the rows have to be added again from the first one on.
         """
-        found = self._found
-        assert found is not None and not self._runs
-        self._files.restore(found.run_ids, found.next_run_id)
+        image = self._image
+        assert image is not None and not self._runs
+        self._files.restore(image.run_ids, image.next_run_id)
         headers: list[KeyRunHeader] = []
         failure: OSError | PostdateError | None = None
-        for run_id in found.run_ids:
+        for run_id in image.run_ids:
             try:
                 headers.append(await self._files.storage.read(run_id, KeyRunReader.read_header))
             except (OSError, PostdateError) as error:
                 failure = failure or error
-        settled = [each for each in headers if each.stamp.kind is not KeyRunKind.HOLDERS]
+        settled = [header for header in headers if header.stamp.kind is not KeyRunKind.HOLDERS]
         if failure is not None:
             log.error(
                 "Schedule keys cannot be looked up; rebuilding them from the ledgers", error=str(failure)
             )
             kept = {header.run_id for header in settled}
-            self._found = replace(found, run_ids=tuple(each for each in found.run_ids if each not in kept))
+            self._image = replace(
+                image, run_ids=tuple(run_id for run_id in image.run_ids if run_id not in kept)
+            )
             self.clear()
             self.settled.restore(settled)
             raise failure
-        self._found = None
+        self._image = None
         self._runs = [KeyRun(header) for header in headers if header.stamp.kind is KeyRunKind.HOLDERS]
         self.settled.restore(settled)
         passed = self._memory.mark
-        self._memory.restore(found.keys_through)
-        self._memory.mark = max(passed, found.keys_through)
+        self._memory.restore(image.keys_through)
+        self._memory.mark = max(passed, image.keys_through)
 
     def clear(self) -> None:
         """Forget everything but settled keys (KEYS-5). Until the rows are added again, what is not found may be there
         nevertheless."""
         self._generation += 1
-        if self._found is not None:
-            self._files.delete(self._found.run_ids)
-            self._found = None
+        if self._image is not None:
+            self._files.delete(self._image.run_ids)
+            self._image = None
         self._memory.clear()
         for run in self._runs:
             self.lookup.delete(run)
@@ -235,8 +237,8 @@ class ScheduleKeys:
 
     def image(self) -> KeyImage:
         """Return the image for the next manifest; see `remove_deleted`."""
-        if self._found is not None:  # a checkpoint of this time must not forget the runs
-            return self._found
+        if self._image is not None:  # a checkpoint of this time must not forget the runs
+            return self._image
         return KeyImage(
             run_ids=tuple(run.run_id for run in [*self._runs, *self.settled.runs]),
             next_run_id=self._files.next_id,

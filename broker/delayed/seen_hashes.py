@@ -52,11 +52,11 @@ class SeenHashes:
         at = np.flatnonzero(mask)
         if len(at):
             asked = hashes[at]
-            found = np.zeros(len(at), dtype=np.bool_)
+            is_seen = np.zeros(len(at), dtype=np.bool_)
             for part in self._parts:
                 places = np.minimum(np.searchsorted(part, asked), len(part) - 1)
-                found |= part[places] == asked
-            mask[at] = found
+                is_seen |= part[places] == asked
+            mask[at] = is_seen
         return mask
 
     def memory_bytes(self) -> int:

@@ -103,8 +103,8 @@ class SettledKeys:
         return self._runs
 
     def memory_bytes(self) -> int:
-        rows = [*self._rows.values(), *(each for _, each in self._writing)]
-        held = sum(each.hashes.nbytes + each.ledger_ids.nbytes + each.entry_ids.nbytes for each in rows)
+        rows = [*self._rows.values(), *(keys for _, keys in self._writing)]
+        held = sum(keys.hashes.nbytes + keys.ledger_ids.nbytes + keys.entry_ids.nbytes for keys in rows)
         return held + self._lookup.memory_bytes(self._runs)
 
     def restore(self, headers: Sequence[KeyRunHeader]) -> None:
@@ -140,7 +140,7 @@ class SettledKeys:
                     self._writes.succeeded(len(rows))
                     attempt.is_used = header is not None
                 finally:
-                    self._writing = [each for each in self._writing if each is not part]
+                    self._writing = [writing for writing in self._writing if writing is not part]
             if attempt.has_failed:
                 self._rows[kind] = join_keys([rows, self._rows[kind]])
                 return False
@@ -159,15 +159,15 @@ class SettledKeys:
         parts = [(run.header.stamp.kind, keys) for run, keys in in_runs]
         for kind, rows in [*self._rows.items(), *self._writing]:
             parts.append((kind, rows.part(np.isin(rows.hashes, wanted.hashes))))
-        found: dict[int, dict[Position, bool]] = {}
+        ends_by_hash: dict[int, dict[Position, bool]] = {}
         for kind, keys in parts:
             columns = keys.hashes.tolist(), keys.ledger_ids.tolist(), keys.entry_ids.tolist()
             for value, ledger_id, entry_id in zip(*columns, strict=True):
-                ends = found.setdefault(value, {})
+                ends = ends_by_hash.setdefault(value, {})
                 position = Position(ledger_id, entry_id)
                 # It was due first and cancelled then: the last word of the two, whichever was written last.
                 ends[position] = ends.get(position, False) or kind is KeyRunKind.CANCELLED
-        return found
+        return ends_by_hash
 
     def next_expiry_ms(self) -> int | None:
         """Return the time at which the oldest run expires; None if there is none."""

@@ -300,12 +300,12 @@ class StaleRows:
         try:
             for _ in range(_SEEKS_MAX):
                 doubles: list[DueRows] = []
-                found = StaleEntries()
+                seen = StaleEntries()
                 sought = list(buckets())
                 for bucket in sought:
                     async for rows in self._stale_of(storage, bucket, frontier()):
-                        doubles.append(found.known_among(rows))
-                        found.add_rows(rows)
+                        doubles.append(seen.known_among(rows))
+                        seen.add_rows(rows)
                         self.note(rows, frontier())
                 if sought == list(buckets()):
                     for rows in doubles:  # those that were loaded have met among the loaded rows

@@ -143,9 +143,9 @@ class BucketCheck:
             yield self._segment_finding(index, f"it begins with {first}, before {self._last} that it follows")
         self._last = last
         if index < len(self._named_segments):
-            found = (len(times), *self._ordinal(first), *self._ordinal(last))
+            actual = (len(times), *self._ordinal(first), *self._ordinal(last))
             names = ("count", "first time", "first ordinal", "last time", "last ordinal")
-            for name, is_, said in zip(names, found, self._named_segments[index], strict=True):
+            for name, is_, said in zip(names, actual, self._named_segments[index], strict=True):
                 if is_ != said and is_ is not None:
                     yield self._segment_finding(index, f"its {name} is {is_}, the metadata says {said}")
 
@@ -261,18 +261,18 @@ def _falls(times: Int64Column, ledgers: Int64Column, entries: UInt32Column) -> M
 def _compare(bitmap: BitMap, pieces: list[Held]) -> tuple[Array, Array]:
     """Return the entry ids, rising, of the bitmap alone and of the segments alone."""
     named = ids_of(bitmap)
-    found = [piece.entry_ids for piece in pieces]
-    count = len(named) + sum(map(len, found))
+    held = [piece.entry_ids for piece in pieces]
+    count = len(named) + sum(map(len, held))
     if not count:
         return named, named
-    parts = [part for part in (named, *found) if len(part)]
+    parts = [part for part in (named, *held) if len(part)]
     lowest = min(int(part.min()) for part in parts)
     width = max(int(part.max()) for part in parts) + 1 - lowest
     if width > max(_SPARSE_LEAST, _SPARSE * count):
-        together = np.unique(np.concatenate((np.empty(0, np.uint32), *found)))
+        together = np.unique(np.concatenate((np.empty(0, np.uint32), *held)))
         return np.setdiff1d(named, together), np.setdiff1d(together, named)
     marks = np.zeros(width, dtype=np.uint8)
-    for part in found:
+    for part in held:
         marks[part - np.uint32(lowest)] = 2
     marks[named - np.uint32(lowest)] += 1
     if np.count_nonzero(marks == 3) == np.count_nonzero(marks):

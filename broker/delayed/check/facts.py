@@ -51,8 +51,8 @@ def _by_day(times: Int64Column) -> dict[int, int]:
     days = times // DAY_MS
     first = int(days.min())
     if int(days.max()) - first > _DAYS_SPREAD_MAX:
-        found, counts = np.unique(days, return_counts=True)
-        return dict(zip(found.tolist(), counts.tolist(), strict=True))
+        present_days, counts = np.unique(days, return_counts=True)
+        return dict(zip(present_days.tolist(), counts.tolist(), strict=True))
     counts = np.bincount(days - first)
-    found = np.flatnonzero(counts)
-    return dict(zip((found + first).tolist(), counts[found].tolist(), strict=True))
+    filled = np.flatnonzero(counts)
+    return dict(zip((filled + first).tolist(), counts[filled].tolist(), strict=True))

@@ -100,9 +100,9 @@ class IndexCheck:
         findings = []
         for ledger_id, held in sorted(self._held.items()):
             entries = sum(map(len, held))
-            timed = [(each, each.times) for each in held if each.times is not None]
+            timed = [(piece, piece.times) for piece in held if piece.times is not None]
             frontier_ms = self._state.frontier_ms
-            pieces = [late for each, times in timed if len(late := each.part(times > frontier_ms))]
+            pieces = [late for piece, times in timed if len(late := piece.part(times > frontier_ms))]
             if ledger_id in self._state.gone_ledger_ids:
                 pieces = []
             self.counts += LedgerCounts(entries=entries, stale=entries - sum(map(len, pieces)))

@@ -67,8 +67,8 @@ def check_ledger(
 ) -> tuple[list[Finding], LedgerCounts]:
     """Compare a ledger with all that the buckets hold of it: at most one finding of each kind."""
     check = _LedgerCheck(rows, state, named_max)
-    for each in held:
-        check.take(each)
+    for piece in held:
+        check.take(piece)
     return list(check.findings()), check.counts()
 
 
@@ -202,14 +202,14 @@ def name_suspects(
     held: Sequence[Held], effective: Int64Column, named_max: int = NAMED_MAX
 ) -> tuple[list[Suspect], int]:
     """The first of some faulty index entries, and how many entries they are of."""
-    ids = np.unique(np.concatenate([np.empty(0, np.uint32), *(each.entry_ids for each in held)]))
+    ids = np.unique(np.concatenate([np.empty(0, np.uint32), *(piece.entry_ids for piece in held)]))
     suspects = []
     for entry_id in ids[:named_max].tolist():
-        holders = [each for each in held if (each.entry_ids == entry_id).any()]
+        holders = [piece for piece in held if (piece.entry_ids == entry_id).any()]
         times = holders[0].times
         found_ms = None if times is None else int(times[holders[0].entry_ids == entry_id][0])
         expected_ms = int(effective[entry_id]) if entry_id < len(effective) else 0
-        bucket_ids = tuple(dict.fromkeys(each.bucket_id for each in holders))
+        bucket_ids = tuple(dict.fromkeys(piece.bucket_id for piece in holders))
         suspects.append(Suspect(entry_id, expected_ms or None, found_ms, bucket_ids))
     return suspects, len(ids)
 
