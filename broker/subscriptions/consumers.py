@@ -115,7 +115,7 @@ class Consumers(Collection[Consumer]):
         """The consumers that messages may go to: those that hang only if there is nobody else."""
         if not any(consumer.silent for consumer in self._attached):
             return self._attached
-        lively = [each for each in self._attached if not each.silent and not each.draining]
+        lively = [consumer for consumer in self._attached if not consumer.silent and not consumer.draining]
         return lively or self._attached
 
     def heard(self, consumer: Consumer) -> None:
@@ -130,7 +130,9 @@ class Consumers(Collection[Consumer]):
         now_ns = self._clock.monotonic_ns()
         leases = self._states.leases
         for consumer_id, late in leases.expired(now_ns):
-            consumer = next((each for each in self._attached if each.consumer_id == consumer_id), None)
+            consumer = next(
+                (attached for attached in self._attached if attached.consumer_id == consumer_id), None
+            )
             hung = consumer is not None and self._hung(consumer, now_ns)
             if consumer is not None and consumer.waits_with(late):
                 self._take_back_unsent(consumer)  # its stream did not come to send it: no attempt was made

@@ -26,15 +26,17 @@ _AGAIN_MS_MIN = 1_000
 """The policy's longest wait may be none at all: what cannot be read would be read for ever then, and nothing else."""
 
 
-def meet_damage(subscription: Subscription, ledger_id: int, entry_ids: UInt32Column, found: Salvaged) -> None:
+def meet_damage(
+    subscription: Subscription, ledger_id: int, entry_ids: UInt32Column, salvaged: Salvaged
+) -> None:
     """Deal with what could not be read of entries that were taken to be sent. One step, without await."""
     # Others may have settled some while it was read.
     refused = subscription.not_to_send(ledger_id, entry_ids, HELD)
-    damaged, unreadable = entry_ids[found.damaged & ~refused], entry_ids[found.unreadable & ~refused]
+    damaged, unreadable = entry_ids[salvaged.damaged & ~refused], entry_ids[salvaged.unreadable & ~refused]
     if len(damaged):
-        _set_aside(subscription, ledger_id, damaged, found.cause)
+        _set_aside(subscription, ledger_id, damaged, salvaged.cause)
     if len(unreadable):
-        _put_off(subscription, ledger_id, unreadable, found.cause)
+        _put_off(subscription, ledger_id, unreadable, salvaged.cause)
 
 
 async def read_on(subscription: Subscription) -> None:

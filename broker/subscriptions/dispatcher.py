@@ -132,8 +132,8 @@ class TakeTurns:
             await self._read_and_hand_out(consumer, taken_from_ledger(*returned, from_redelivery=True))
         elif window := await self._windows.next():
             self._hand_out_window(consumer, window, limit)
-        elif found := subscription.reader.take(limit):
-            await self._read_and_hand_out(consumer, taken_from_ledger(*found, from_redelivery=False))
+        elif unread := subscription.reader.take(limit):
+            await self._read_and_hand_out(consumer, taken_from_ledger(*unread, from_redelivery=False))
         elif subscription.reader.is_behind:
             await read_on(subscription)
         else:

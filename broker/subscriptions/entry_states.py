@@ -257,10 +257,10 @@ class EntryStates:
 
     def among(self, entries: Entries, *states: State) -> Entries:
         """Return which of some entries are in one of some states, but for UNSENT and SETTLED."""
-        found: Entries = {}
+        matches: Entries = {}
         for state in states:
-            merge_entries(found, common_entries(entries, self._columns[state]))
-        return found
+            merge_entries(matches, common_entries(entries, self._columns[state]))
+        return matches
 
     def without(self, entries: Entries, *states: State) -> Entries:
         """Return which of some entries are in none of some states, but for UNSENT."""

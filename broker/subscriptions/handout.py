@@ -189,13 +189,13 @@ class HandOut:
             try:
                 return *await log.read(ledger_id, entry_ids, bytes_max), None
             except Corrupt:
-                found = await read_around_damage(log, ledger_id, entry_ids, bytes_max)
+                salvaged = await read_around_damage(log, ledger_id, entry_ids, bytes_max)
         except NotFound:  # the ledger was dropped, so these are settled
             count = len(entry_ids)
             everything = np.ones(count, dtype=np.bool_)
             return np.zeros(count, np.int64), np.zeros(count, ROW), [NO_FRAME] * count, everything
-        meet_damage(self._subscription, ledger_id, entry_ids, found)
-        return found.times, found.rows, found.frames, found.damaged | found.unreadable
+        meet_damage(self._subscription, ledger_id, entry_ids, salvaged)
+        return salvaged.times, salvaged.rows, salvaged.frames, salvaged.damaged | salvaged.unreadable
 
     def last_look(self, taken: Taken, read: Read, now_ms: int) -> Array:
         """Return which entries may be sent now. What is too early waits for its time, what is expired is settled."""

@@ -83,8 +83,8 @@ class KeyDispatch:
             return False
         elif window := await self._windows.next():
             self._hand_out_window(window, limit)
-        elif found := subscription.reader.take(limit):
-            await self._read_and_hand_out(taken_from_ledger(*found, from_redelivery=False))
+        elif unread := subscription.reader.take(limit):
+            await self._read_and_hand_out(taken_from_ledger(*unread, from_redelivery=False))
         elif subscription.reader.is_behind:
             await read_on(subscription)
         else:
@@ -111,12 +111,12 @@ class KeyDispatch:
         """Return who is there, and how much each seat can take."""
         subscription = self._subscription
         active = [
-            each
-            for each in subscription.consumers.takers()
-            if not each.draining and each.closed_because is None
+            taker
+            for taker in subscription.consumers.takers()
+            if not taker.draining and taker.closed_because is None
         ]
         self._router.update(
-            [each.consumer_id for each in active],
+            [taker.consumer_id for taker in active],
             subscription.states.leases,
             subscription.states.take_lost(),
             subscription.states.column(State.RETURNING),
@@ -124,7 +124,7 @@ class KeyDispatch:
         )
         seats = self._router.seats
         room = np.zeros(max(seats.values(), default=0) + 1, dtype=np.int64)
-        self._by_seat = {seats[each.consumer_id]: each for each in active if each.can_take}
+        self._by_seat = {seats[taker.consumer_id]: taker for taker in active if taker.can_take}
         for seat, consumer in self._by_seat.items():
             room[seat] = consumer.permits
         return room
@@ -185,12 +185,12 @@ class KeyDispatch:
     def _came_back(self, taken: Taken) -> Mask:
         (ledger_id,) = np.unique(taken.ledger_ids).tolist()  # the redelivery queue gives one ledger at a time
         entries = entries_in(taken, slice(None))
-        found = self._subscription.states.redelivery.came_back(entries)
+        came_back = self._subscription.states.redelivery.came_back(entries)
         merge_entries(
-            found, self._router.back_among(entries)
+            came_back, self._router.back_among(entries)
         )  # no record tells of what was taken back unsent
         nothing = np.zeros(len(taken.entry_ids), np.bool_)
-        return members(taken.entry_ids, found[ledger_id]) if ledger_id in found else nothing
+        return members(taken.entry_ids, came_back[ledger_id]) if ledger_id in came_back else nothing
 
     def _send_or_park(
         self,

@@ -114,10 +114,10 @@ class KeyRouter:
     def _seat(self, consumer_ids: Sequence[str]) -> bool:
         """Let these consumers share the slots; whether any came or went."""
         gone = self.seats.keys() - set(consumer_ids)
-        fresh = [each for each in consumer_ids if each not in self.seats]
+        fresh = [newcomer for newcomer in consumer_ids if newcomer not in self.seats]
         if not gone and not fresh:
             return False
-        mine = np.isin(self.owner[:SLOTS], [self.seats.pop(each) for each in sorted(gone)])
+        mine = np.isin(self.owner[:SLOTS], [self.seats.pop(leaver) for leaver in sorted(gone)])
         self.owner[:SLOTS][mine] = NOBODY
         self._weights[mine] = 0
         slots = np.flatnonzero(mine)
@@ -201,9 +201,9 @@ class KeyRouter:
         mask = np.zeros(SLOTS + 1, dtype=np.bool_)
         known: Entries = {}
         for columns in self._out.values():
-            found = columns.part(columns.within(entries))
-            mask[found.slots] = True
-            merge_entries(known, found.entries())
+            held = columns.part(columns.within(entries))
+            mask[held.slots] = True
+            merge_entries(known, held.entries())
         if count_entries(known) < count_entries(entries):
             mask[:] = True
         mask[NO_KEY] = False
@@ -288,22 +288,22 @@ class Parked:
         if not (sendable & (self.counts > 0)).any():
             return np.empty(0, dtype=np.int64)
         slots = self._columns.slots
-        found = np.flatnonzero(np.append(sendable, False)[slots])[:_FIND_ROWS]
-        seats = router.owner[slots[found]]
+        rows = np.flatnonzero(np.append(sendable, False)[slots])[:_FIND_ROWS]
+        seats = router.owner[slots[rows]]
         most = np.where(seats == NOBODY, limit, room[seats])  # without a key: whoever has room
-        return found[_rank(seats) < most][:limit]
+        return rows[_rank(seats) < most][:limit]
 
-    def at(self, found: Array) -> tuple[Int64Column, UInt32Column, Int64Column, SlotColumn]:
+    def at(self, rows: Array) -> tuple[Int64Column, UInt32Column, Int64Column, SlotColumn]:
         """Ledger ids, entry ids, expected times and slots."""
         columns = self._columns
-        return columns.ledger_ids[found], columns.entry_ids[found], columns.times[found], columns.slots[found]
+        return columns.ledger_ids[rows], columns.entry_ids[rows], columns.times[rows], columns.slots[rows]
 
-    def drop(self, found: Array) -> None:
+    def drop(self, rows: Array) -> None:
         """Take messages out. Where others are stays as it was until more are parked or sorted."""
         slots = self._columns.slots
-        self.counts -= np.bincount(slots[found], minlength=SLOTS + 1)
-        slots[found] = _GONE
-        self._count -= len(found)
+        self.counts -= np.bincount(slots[rows], minlength=SLOTS + 1)
+        slots[rows] = _GONE
+        self._count -= len(rows)
 
     def sort(self) -> None:
         """Bring all into the log's order."""

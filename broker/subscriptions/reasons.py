@@ -50,9 +50,9 @@ class Reasons:
 
     def forget(self, entries: Entries) -> None:
         """Messages are done. Costs what is found, however much is noted."""
-        found = common_entries(entries, self._noted)
-        remove_entries(self._noted, found)
-        for ledger_id, bitmap in found.items():
+        noted = common_entries(entries, self._noted)
+        remove_entries(self._noted, noted)
+        for ledger_id, bitmap in noted.items():
             for entry_id in bitmap:
                 self._bytes -= _size_of(self.texts.pop(Position(ledger_id, entry_id)))
 

@@ -88,8 +88,8 @@ class Block:
             if len(hit) == len(ids):
                 mask[rows] = True  # all of them, the usual case
             else:
-                found = ids_of(hit)
-                mask[rows] = found[np.minimum(np.searchsorted(found, ids), len(found) - 1)] == ids
+                hit_ids = ids_of(hit)
+                mask[rows] = hit_ids[np.minimum(np.searchsorted(hit_ids, ids), len(hit_ids) - 1)] == ids
         return mask, hits
 
 
@@ -216,13 +216,13 @@ class Run:
 
     def untimed(self) -> Entries:
         """Return the entries held under a time of 0."""
-        found: Entries = {}
+        entries: Entries = {}
         for block in self.blocks:
             count = int(np.searchsorted(block.times, 0, side="right"))
-            merge_entries(found, common_entries(block.part(slice(0, count)).entries(), self.held))
+            merge_entries(entries, common_entries(block.part(slice(0, count)).entries(), self.held))
             if count < len(block):
                 break
-        return found
+        return entries
 
     def first_waiting(self, row: int, waits: Entries) -> int:
         """The number of the first row, from `row` on, whose entry is held and waits."""
@@ -233,8 +233,8 @@ class Run:
             if self._is_waiting(block, offset, waits):
                 return row
             rest = block.part(slice(offset, None))
-            mask, found = rest.find(common_entries(self.held, waits))
-            if found:
+            mask, hits = rest.find(common_entries(self.held, waits))
+            if hits:
                 return row + int(mask.argmax())
             row += len(rest)
         return self.end

@@ -117,13 +117,13 @@ class TimedEntries:
     def forget(self, entries: Entries) -> None:
         """Drop entries and their times."""
         remove_entries(self.waits, entries)
-        found = False
+        has_hits = False
         for held in (self._gathering.held, *(run.held for run in self._runs)):
             hits = {i: bitmap for i, bitmap in entries.items() if i in held}
             if hits:
-                found = True
+                has_hits = True
                 remove_entries(held, hits)
-        if found:
+        if has_hits:
             if not self._gathering.held:
                 self._gathering = _Gathering()
             self._merge(1)
@@ -152,8 +152,8 @@ class TimedEntries:
         due: Entries = {}
         for run in self._runs:
             if run.time_at(run.pending) <= now_ms:
-                found, row_count = run.find_due(now_ms, self.waits, rows_max)
-                merge_entries(due, found)
+                entries, row_count = run.find_due(now_ms, self.waits, rows_max)
+                merge_entries(due, entries)
                 rows_max -= row_count
                 if rows_max <= 0:
                     return due, True
@@ -173,24 +173,24 @@ class TimedEntries:
 
     def held_among(self, entries: Entries) -> Entries:
         """Return which of some entries are here, under whatever time."""
-        found: Entries = {}
+        matches: Entries = {}
         for held in (self._gathering.held, *(run.held for run in self._runs)):
-            merge_entries(found, common_entries(entries, held))
-        return found
+            merge_entries(matches, common_entries(entries, held))
+        return matches
 
     def timed_among(self, entries: Entries) -> Entries:
         """Return which of some entries have a time here that is not 0."""
-        found: Entries = {}
+        matches: Entries = {}
         if not entries:
-            return found
+            return matches
         gathered = common_entries(entries, self._gathering.held)
         for time_ms, ledger_id, bitmap in self._gathering.chunks if gathered else ():
             if time_ms:
-                merge_entries(found, common_entries({ledger_id: bitmap}, gathered))
+                merge_entries(matches, common_entries({ledger_id: bitmap}, gathered))
         for run in self._runs:
             if held := common_entries(entries, run.held):
-                merge_entries(found, without_entries(held, run.untimed()))
-        return found
+                merge_entries(matches, without_entries(held, run.untimed()))
+        return matches
 
     def capture(self) -> TimesCapture:
         """All entries and their times; one short step."""
@@ -304,11 +304,14 @@ class TimedEntries:
     def _load(self, times: dict[int, LedgerTimes]) -> None:
         self._add_run(
             blocks_of(
-                np.concatenate([each.column for each in times.values()]),
-                np.repeat(np.array(list(times), np.int64), [len(each.entries) for each in times.values()]),
-                np.concatenate([ids_of(each.entries) for each in times.values()]),
+                np.concatenate([ledger_times.column for ledger_times in times.values()]),
+                np.repeat(
+                    np.array(list(times), np.int64),
+                    [len(ledger_times.entries) for ledger_times in times.values()],
+                ),
+                np.concatenate([ids_of(ledger_times.entries) for ledger_times in times.values()]),
             ),
-            {ledger_id: each.entries for ledger_id, each in times.items()},
+            {ledger_id: ledger_times.entries for ledger_id, ledger_times in times.items()},
         )
         self.all_wait()
 

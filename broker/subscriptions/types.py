@@ -61,4 +61,4 @@ class SubscriptionType(IntEnum):
         """Return the consumers that may be given the next entry, if they can take it; in turn if there are several."""
         if self is not SubscriptionType.FAILOVER:
             return consumers
-        return next(([each] for each in consumers if not each.draining), [])
+        return next(([consumer] for consumer in consumers if not consumer.draining), [])

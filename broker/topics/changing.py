@@ -104,18 +104,18 @@ class Changing:
         their times when they were chosen; who has another one by now is not found, and left alone.
         """
         asked = _by_ledger(ledger_ids, entry_ids)
-        entries = {each.ledger_id: bitmap_of(each.entry_ids) for each in asked}
+        entries = {part.ledger_id: bitmap_of(part.entry_ids) for part in asked}
         while True:
             await self._topic.log.wait_unchanged(entries)
             await self._read(asked, around_damage=expected_ms is not None)
             if not common_entries(entries, self._topic.log.changing):
                 break
-        for each in asked:
-            self._find_results(each, waiting_only=waiting_only)
+        for part in asked:
+            self._find_results(part, waiting_only=waiting_only)
             if expected_ms is not None:
-                expected = np.zeros(len(each.entry_ids), dtype=np.int64)
-                expected[each.rows] = expected_ms[each.places]
-                each.results[each.times != expected] = _NOT_FOUND
+                expected = np.zeros(len(part.entry_ids), dtype=np.int64)
+                expected[part.rows] = expected_ms[part.places]
+                part.results[part.times != expected] = _NOT_FOUND
         durable = self._decide(asked, change, dry_run=dry_run)
         if durable is not None:
             await asyncio.shield(durable)
@@ -132,17 +132,17 @@ class Changing:
     async def _read(self, asked: Sequence[_Asked], *, around_damage: bool) -> None:
         """`around_damage`: what cannot be read has no time that anybody expects; else Corrupt is raised."""
         log = self._topic.log
-        for each in asked:
-            count = log.entry_count(each.ledger_id) or 0
-            known = int(np.searchsorted(each.entry_ids, count))
-            each.times[:] = 0
+        for part in asked:
+            count = log.entry_count(part.ledger_id) or 0
+            known = int(np.searchsorted(part.entry_ids, count))
+            part.times[:] = 0
             if known:
                 try:
-                    ids = each.entry_ids[:known]
+                    ids = part.entry_ids[:known]
                     if around_damage:
-                        each.times[:known], _ = await times_around_damage(log.times_of, each.ledger_id, ids)
+                        part.times[:known], _ = await times_around_damage(log.times_of, part.ledger_id, ids)
                     else:
-                        each.times[:known] = await log.times_of(each.ledger_id, ids)
+                        part.times[:known] = await log.times_of(part.ledger_id, ids)
                 except NotFound:  # dropped meanwhile
                     continue
 
@@ -155,77 +155,77 @@ class Changing:
         topic = self._topic
         if topic.deleted:
             raise topic_not_found(topic.name)
-        for each in asked:
+        for part in asked:
             if isinstance(change, Move):
-                each.new_ms = self._new_times(each, change)
+                part.new_ms = self._new_times(part, change)
         ledgers: dict[int, Changed] = {}
-        for each in asked:
-            chosen = each.results == _DONE
-            if each.new_ms is not None:
-                chosen &= each.new_ms != each.times
+        for part in asked:
+            chosen = part.results == _DONE
+            if part.new_ms is not None:
+                chosen &= part.new_ms != part.times
             at = np.flatnonzero(chosen)
             if len(at):
-                new_ms = None if each.new_ms is None else each.new_ms[at]
-                ledgers[each.ledger_id] = Changed(each.entry_ids[at], each.times[at], new_ms)
+                new_ms = None if part.new_ms is None else part.new_ms[at]
+                ledgers[part.ledger_id] = Changed(part.entry_ids[at], part.times[at], new_ms)
         if dry_run or not ledgers:
             return None
         kind = Cancelled if isinstance(change, Cancel) else Moved
         record = kind(topic.topic_id, ledgers)
         return topic.submit_change(record)
 
-    def _find_results(self, each: _Asked, *, waiting_only: bool) -> None:
+    def _find_results(self, asked: _Asked, *, waiting_only: bool) -> None:
         """Decide the outcome of each entry (CHANGE-2)."""
         log = self._topic.log
-        if log.entry_count(each.ledger_id) is None or each.ledger_id in log.going:
-            each.times[:] = 0
-        each.times = times = log.effective_now(each.ledger_id, each.entry_ids, each.times)
-        each.results = np.full(len(times), _DONE)
-        each.results[times == 0] = _NOT_FOUND
-        each.results[times >= CANCELLED_MS] = _CANCELLED
-        if (amendments := log.amendments.get(each.ledger_id)) is not None and amendments.left_out:
-            left_out = members(each.entry_ids, amendments.left_out)
-            each.results[left_out & (times >= CANCELLED_MS)] = _DELIVERED  # to whom is not known any more
+        if log.entry_count(asked.ledger_id) is None or asked.ledger_id in log.going:
+            asked.times[:] = 0
+        asked.times = times = log.effective_now(asked.ledger_id, asked.entry_ids, asked.times)
+        asked.results = np.full(len(times), _DONE)
+        asked.results[times == 0] = _NOT_FOUND
+        asked.results[times >= CANCELLED_MS] = _CANCELLED
+        if (amendments := log.amendments.get(asked.ledger_id)) is not None and amendments.left_out:
+            left_out = members(asked.entry_ids, amendments.left_out)
+            asked.results[left_out & (times >= CANCELLED_MS)] = _DELIVERED  # to whom is not known any more
         if waiting_only:
-            each.results[(times > 0) & (times <= self._frontier_ms)] = _NOT_FOUND
+            asked.results[(times > 0) & (times <= self._frontier_ms)] = _NOT_FOUND
         due_ms = max(self._frontier_ms, self._topic.index.reached_ms)
         due = np.flatnonzero((times > 0) & (times <= due_ms))
         if not len(due):
             return
-        for name, sent in self._sent_to(each.ledger_id, each.entry_ids[due], times[due]):
-            each.results[due[sent]] = _DELIVERED
+        for name, sent in self._sent_to(asked.ledger_id, asked.entry_ids[due], times[due]):
+            asked.results[due[sent]] = _DELIVERED
             for row in due[sent].tolist():
-                each.delivered_to.setdefault(row, []).append(name)
+                asked.delivered_to.setdefault(row, []).append(name)
 
     def _sent_to(
         self, ledger_id: int, entry_ids: UInt32Column, times: Int64Column
     ) -> list[tuple[str, Array]]:
         """The subscriptions that were sent some of the entries, whose time has come, or may have been."""
-        found = []
+        deliveries = []
         for subscription in self._topic.subscriptions.values():
             if subscription.honors_delay:
                 sent = _was_sent(subscription, ledger_id, entry_ids, times)
                 if sent.any():
-                    found.append((subscription.name, sent))
-        return found
+                    deliveries.append((subscription.name, sent))
+        return deliveries
 
-    def _new_times(self, each: _Asked, move: Move) -> Int64Column:
+    def _new_times(self, asked: _Asked, move: Move) -> Int64Column:
         """Return the due times after a move (CHANGE-3); raises the refusal."""
         now_ms = self._clock.now_ms()
         if move.shift_ms is not None:
-            wanted = each.times[each.results == _DONE] + move.shift_ms
+            wanted = asked.times[asked.results == _DONE] + move.shift_ms
             field = "shift_ms"
         else:
             is_absolute = move.deliver_at_ms is not None
             at_ms = move.deliver_at_ms if is_absolute else now_ms + (move.deliver_after_ms or 0)
-            wanted = np.full(int((each.results == _DONE).sum()), at_ms, dtype=np.int64)
+            wanted = np.full(int((asked.results == _DONE).sum()), at_ms, dtype=np.int64)
             field = "deliver_at_ms" if is_absolute else "deliver_after_ms"
         latest_ms = int(wanted.max(initial=0))
         if latest_ms > DELIVER_AT_MS_MAX:
             why = f"With this {field} a message would be due after the year 9999: it counts milliseconds"
             raise InvalidRequest(why, field=field, reason="INVALID_NEW_TIME")
         check_max_delay(wanted, now_ms, self._topic.policy, lambda _: field)
-        new_ms = each.times.copy()
-        new_ms[each.results == _DONE] = np.maximum(wanted, self._frontier_ms + 1)
+        new_ms = asked.times.copy()
+        new_ms[asked.results == _DONE] = np.maximum(wanted, self._frontier_ms + 1)
         return new_ms
 
     @property
@@ -268,12 +268,12 @@ def _outcomes(
     results = np.zeros(len(ledger_ids), dtype=np.int64)
     due = np.zeros(len(ledger_ids), dtype=np.int64)
     delivered_to: dict[int, tuple[str, ...]] = {}
-    for each in asked:
-        results[each.places] = each.results[each.rows]
-        if each.new_ms is not None:
-            due[each.places] = np.where(each.results == _DONE, each.new_ms, 0)[each.rows]
-        if each.delivered_to:
-            for place, row in zip(each.places.tolist(), each.rows.tolist(), strict=True):
-                if row in each.delivered_to:
-                    delivered_to[place] = tuple(each.delivered_to[row])
+    for part in asked:
+        results[part.places] = part.results[part.rows]
+        if part.new_ms is not None:
+            due[part.places] = np.where(part.results == _DONE, part.new_ms, 0)[part.rows]
+        if part.delivered_to:
+            for place, row in zip(part.places.tolist(), part.rows.tolist(), strict=True):
+                if row in part.delivered_to:
+                    delivered_to[place] = tuple(part.delivered_to[row])
     return OutcomeColumns(ledger_ids, entry_ids, results, due, delivered_to)

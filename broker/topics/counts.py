@@ -227,9 +227,9 @@ class TopicCounts:
 
     def _transfer(self, record: Transferred) -> None:
         if record.produced.topic_id == self._topic_id and record.subscription_id:
-            for each in self._subscriptions.values():
-                if each.subscription_id != record.subscription_id:
-                    self._store_for_another(each, record.produced)
+            for subscription in self._subscriptions.values():
+                if subscription.subscription_id != record.subscription_id:
+                    self._store_for_another(subscription, record.produced)
 
     def _store_for_another(self, subscription: Subscription, record: Produced) -> None:
         """Messages were stored that this subscription is not owed, and that the index gets all the same."""
@@ -279,7 +279,7 @@ class TopicCounts:
         """Return whether the counts are exact: after a start, a seek or a rebuild of the index that takes a moment."""
         if self._index is None:
             return False
-        return self._index.is_exact and all(each.is_known for each in self._hidden.values())
+        return self._index.is_exact and all(hidden.is_known for hidden in self._hidden.values())
 
     async def wait_exact(self, seconds: float) -> None:
         """Return once the counts are exact, or after a while."""
@@ -315,36 +315,36 @@ class TopicCounts:
         """
         if not counts.ready or self._index is None:
             return 0
-        found = self._oldest_of(subscription)
-        if not found.is_known:
-            self._sought[subscription.subscription_id] = found
+        oldest = self._oldest_of(subscription)
+        if not oldest.is_known:
+            self._sought[subscription.subscription_id] = oldest
             if self._search is None:
                 self._search = self._spawn(f"oldest messages of topic {self._topic_id}", self._find_oldest())
-        return found.last_age_ms()
+        return oldest.last_age_ms()
 
     async def find_oldest_age_ms(self, subscription: Subscription) -> int:
         """Age of the oldest ready message, since it was due, or produced, or ready to be sent again."""
         if not self.of(subscription).ready or self._index is None:
             return 0
-        found = self._oldest_of(subscription)
+        oldest = self._oldest_of(subscription)
         try:
-            return await found.find_age_ms()
+            return await oldest.find_age_ms()
         except (Corrupt, Unavailable):  # told by whoever delivers from there; the other counts are right
-            return found.last_age_ms()
+            return oldest.last_age_ms()
 
     def _oldest_of(self, subscription: Subscription) -> OldestReady:
-        found = self._oldest.get(subscription.subscription_id)
-        if found is None:
-            found = OldestReady(subscription, self._log, self._facts, self._clock)
-            self._oldest[subscription.subscription_id] = found
-        return found
+        oldest = self._oldest.get(subscription.subscription_id)
+        if oldest is None:
+            oldest = OldestReady(subscription, self._log, self._facts, self._clock)
+            self._oldest[subscription.subscription_id] = oldest
+        return oldest
 
     async def _find_oldest(self) -> None:
         try:
             while self._sought:
-                _, found = self._sought.popitem()
+                _, oldest = self._sought.popitem()
                 with contextlib.suppress(Corrupt, Unavailable):  # told by whoever delivers from there
-                    await found.find_age_ms()
+                    await oldest.find_age_ms()
         finally:
             self._search = None
 
@@ -359,10 +359,10 @@ class TopicCounts:
 
     async def _find_hidden(self) -> None:
         try:
-            while sought := [each for each in self._hidden.values() if not each.is_known]:
+            while sought := [hidden for hidden in self._hidden.values() if not hidden.is_known]:
                 assert self._index is not None
-                for each in sought:  # no await up to here since: COUNTS-1
-                    each.frontier, each.before, each.elsewhere = self._index.tracker.frontier, 0, {}
+                for hidden in sought:  # no await up to here since: COUNTS-1
+                    hidden.frontier, hidden.before, hidden.elsewhere = self._index.tracker.frontier, 0, {}
                 try:
                     await self._count_hidden(sought)
                 except Unavailable as error:
@@ -372,8 +372,8 @@ class TopicCounts:
                         )
                     await asyncio.sleep(_RETRY_SECONDS)
                     continue
-                for each in sought:
-                    each.is_known = True
+                for hidden in sought:
+                    hidden.is_known = True
                 self._drop_empty()
         finally:
             self._scan = None
@@ -388,7 +388,7 @@ class TopicCounts:
         ledger_id: int | None = self._log.begin.ledger_id
         while ledger_id is not None:
             facts, first = self._facts.get(ledger_id), 0
-            concerned = [each for each in sought if self._concerns(each, ledger_id)]
+            concerned = [hidden for hidden in sought if self._concerns(hidden, ledger_id)]
             is_due = facts is None or facts.last_due_ms < sought[0].frontier.deliver_at_ms
             while concerned and not is_due and first < (self._log.entry_count(ledger_id) or 0):
                 count = min(SCAN_ROWS, (self._log.entry_count(ledger_id) or 0) - first)
@@ -396,8 +396,8 @@ class TopicCounts:
                     times = await self._times(ledger_id, first, count)
                 except NotFound:
                     break  # dropped meanwhile: all of it is due
-                for each in concerned:
-                    self._count_rows(each, ledger_id, first, times)
+                for hidden in concerned:
+                    self._count_rows(hidden, ledger_id, first, times)
                 first += count
                 await budget.spent()
             ledger_id = self._log.next_ledger_id(ledger_id)
@@ -418,7 +418,7 @@ class TopicCounts:
             *map(subscription.states.column, (*HELD, State.QUEUED)),
         )
         # The mark lies at or after the start.
-        return subscription.cursor.mark > (ledger_id, 0) or any(ledger_id in each for each in sets)
+        return subscription.cursor.mark > (ledger_id, 0) or any(ledger_id in entries for entries in sets)
 
     def _count_rows(self, hidden: Hidden, ledger_id: int, first: int, times: Int64Column) -> None:
         """Count, or note, what is hidden among consecutive rows. No await in here: COUNTS-2."""

@@ -35,7 +35,7 @@ def _rest_of(places: Sequence[HeldLetters], after: Position) -> Iterator[tuple[T
     ledgers = [
         (ledger_id, place.topic, bitmap) for place in places for ledger_id, bitmap in place.entries.items()
     ]
-    for ledger_id, topic, bitmap in sorted(ledgers, key=lambda each: each[0]):
+    for ledger_id, topic, bitmap in sorted(ledgers, key=lambda ledger: ledger[0]):
         ids = ids_of(bitmap)
         if ledger_id >= after.ledger_id:
             yield topic, ledger_id, ids[ids > after.entry_id] if ledger_id == after.ledger_id else ids

@@ -177,8 +177,8 @@ class DeadLetters:
             for ledger_id, ids in _slices(entries):
                 async with self._readers:
                     waits += await self._give_up_some(subscription, ledger_id, ids, cause)
-            for each in waits:
-                await each
+            for wait in waits:
+                await wait
         except PostdateError as error:  # the broker writes no more: what is left is owed after the restart
             if not done.done():
                 done.set_exception(error)
@@ -315,7 +315,7 @@ class DeadLetters:
         missing = dict(subscription.dead_letters)
         if not missing:
             return []
-        found: list[HeldLetters] = []
+        places: list[HeldLetters] = []
         for topic in self._candidates(subscription):
             if not missing:
                 break
@@ -329,10 +329,10 @@ class DeadLetters:
             if holder is not None and there:
                 held = without_entries(there, holder.cursor.settled_part(there))
                 if held:
-                    found.append(HeldLetters(topic, holder, held))
+                    places.append(HeldLetters(topic, holder, held))
         for ledger_id in missing:
             del subscription.dead_letters[ledger_id]  # ids are not used again: what is gone stays gone
-        return sorted(found, key=lambda place: min(place.entries))
+        return sorted(places, key=lambda place: min(place.entries))
 
     def _candidates(self, subscription: Subscription) -> Iterator[Topic]:
         """Topics that may hold dead letters of a subscription: its own first, then those it may have had before."""
@@ -362,8 +362,8 @@ class DeadLetters:
                 while len(rest):
                     await self._wait_room()
                     rest = rest[await self._requeue_some(work, place, ledger_id, rest) :]
-        for each in work.waits:
-            await each
+        for wait in work.waits:
+            await wait
         return work.moved
 
     async def _requeue_some(
@@ -416,8 +416,8 @@ class DeadLetters:
             if ours := _not_done(place.holder, wanted):
                 waits.append(place.holder.decisions.settle(ours, SettleReason.PURGED))
                 merge_entries(purged, ours)
-        for each in waits:
-            await each
+        for wait in waits:
+            await wait
         return purged
 
 

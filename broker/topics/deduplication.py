@@ -21,7 +21,7 @@ from broker.model import Batch, IdRange, Int64Column, UInt64Column
 from broker.policy import TopicPolicy
 from broker.storage.records import Produced, Sequences
 from broker.topics.plan import LedgerEnd, plan_produced
-from broker.topics.producers import PRODUCER_BYTES, RUN_BYTES, DedupMemory, Found, Producer, Producers
+from broker.topics.producers import PRODUCER_BYTES, RUN_BYTES, DedupMemory, KnownIds, Producer, Producers
 
 _RETRY_MS_MAX = 3_600_000  # a window may be longer than what RetryInfo can say
 _INDEX = re.compile(r"messages\[(\d+)\]")
@@ -43,7 +43,7 @@ class Look:
     sequences: Sequences | None  # what its record says; None: nothing of it is new
     fresh: Batch | None  # what of it is new
     fresh_at: Int64Column | None  # the place of each of these in the batch; None: they are all of it
-    found: Found | None  # what is known of each message of a batch that is not all new
+    known: KnownIds | None  # what is known of each message of a batch that is not all new
     durable: asyncio.Future[None] | None = (
         None  # nothing is new: once this is done, what it repeats is durable
     )
@@ -51,28 +51,30 @@ class Look:
     @property
     def publish_time_ms(self) -> int:
         """Return the publish time of the first repeated message."""
-        assert self.found is not None
-        return int(self.found.publish_times_ms[np.argmax(self.found.is_known)])
+        assert self.known is not None
+        return int(self.known.publish_times_ms[np.argmax(self.known.is_known)])
 
     def ids(self, stored: IdRange | None) -> tuple[IdRange, ...]:
         """The ids of all messages in order, `stored` being those of what is new."""
-        found = self.found
-        if found is None:
+        known = self.known
+        if known is None:
             assert stored is not None
             return (stored,)
-        ledger_ids, entry_ids = found.ledger_ids.copy(), found.entry_ids.copy()
+        ledger_ids, entry_ids = known.ledger_ids.copy(), known.entry_ids.copy()
         if stored is not None:
             ledger_ids[self.fresh_at] = stored.ledger_id
             entry_ids[self.fresh_at] = np.arange(stored.first_entry_id, stored.first_entry_id + stored.count)
         follows = (
             (ledger_ids[1:] == ledger_ids[:-1])
             & (entry_ids[1:] == entry_ids[:-1] + 1)
-            & (found.is_known[1:] == found.is_known[:-1])
+            & (known.is_known[1:] == known.is_known[:-1])
         )
         starts = np.concatenate(([0], np.flatnonzero(~follows) + 1))
         counts = np.diff(starts, append=len(ledger_ids))
-        columns = (ledger_ids[starts], entry_ids[starts], counts, found.is_known[starts])
-        return tuple(IdRange(*each) for each in zip(*(column.tolist() for column in columns), strict=True))
+        columns = (ledger_ids[starts], entry_ids[starts], counts, known.is_known[starts])
+        return tuple(
+            IdRange(*values) for values in zip(*(column.tolist() for column in columns), strict=True)
+        )
 
     def plan(
         self,
@@ -134,26 +136,26 @@ class Deduplication:
         name = batch.producer_name
         ahead = self._known().get(name) or _Ahead(Producer())
         producer = ahead.producer
-        found, fresh, fresh_at = None, batch, None
+        known, fresh, fresh_at = None, batch, None
         if int(given[0]) <= producer.highest:
-            found = _find(producer, batch, now_ms, policy)
-            if found.is_known.all():
-                return Look(None, None, None, found, ahead.durable or _done())
-            if found.is_known.any():
-                fresh_at = np.flatnonzero(~found.is_known)
+            known = _find(producer, batch, now_ms, policy)
+            if known.is_known.all():
+                return Look(None, None, None, known, ahead.durable or _done())
+            if known.is_known.any():
+                fresh_at = np.flatnonzero(~known.is_known)
                 fresh = batch.part(fresh_at)
                 assert fresh.sequence_ids is not None
                 given = fresh.sequence_ids[fresh.sequence_ids > 0]
             else:
-                found = None
+                known = None
         if not len(given):  # what is new has no sequence ids
-            return Look(None, fresh, fresh_at, found)
+            return Look(None, fresh, fresh_at, known)
         floor = producer.floor_after(given, now_ms, policy.dedup_window_ms, policy.dedup_entries)
         assert fresh.sequence_ids is not None
         sequences = Sequences(name, floor, fresh.sequence_ids)
         if forgotten_name := self._gives_way_to(sequences, now_ms, policy):
             sequences = replace(sequences, forgotten_name=forgotten_name)
-        return Look(sequences, fresh, fresh_at, found)
+        return Look(sequences, fresh, fresh_at, known)
 
     def reserve(self, record: Produced, durable: asyncio.Future[None]) -> None:
         """A batch that `look` looked at was submitted."""
@@ -181,7 +183,7 @@ class Deduplication:
 
     def start(self) -> None:
         """Count what recovery found, once, however much it is."""
-        self._count(sum(each.memory_bytes for each in self._durable.by_name.values()))
+        self._count(sum(producer.memory_bytes for producer in self._durable.by_name.values()))
 
     def close(self) -> None:
         """The topic is gone: nothing is reserved any more."""
@@ -242,7 +244,7 @@ class Deduplication:
         if has_place and limits.has_room(growth_bytes):
             return ""
         idle_ms = 0
-        if oldest := next((each for each in known if each != name), ""):
+        if oldest := next((known_name for known_name in known if known_name != name), ""):
             ahead = known[oldest]
             idle_ms = now_ms - ahead.producer.last_publish_ms
             if idle_ms >= window_ms and (ahead.durable is None or ahead.durable.done()):
@@ -265,18 +267,18 @@ class Deduplication:
         )
 
 
-def _find(producer: Producer, batch: Batch, now_ms: int, policy: TopicPolicy) -> Found:
+def _find(producer: Producer, batch: Batch, now_ms: int, policy: TopicPolicy) -> KnownIds:
     """Find each message of a batch among the remembered; Refused if one is too old to tell."""
     assert policy.dedup_window_ms is not None and policy.dedup_entries is not None
     sequence_ids = batch.sequence_ids
     assert sequence_ids is not None
     places = np.flatnonzero(sequence_ids)
     given = sequence_ids[places]
-    found = producer.find(given)
+    known = producer.find(given)
     # What is remembered for longer than was promised, because nothing was sent since, is forgotten all the same.
     floor = producer.floor_at(now_ms, policy.dedup_window_ms, policy.dedup_entries)
-    expired = found.is_known & (found.publish_times_ms <= now_ms - policy.dedup_window_ms)
-    unknown = (given < np.uint64(floor)) | (~found.is_known & (given == np.uint64(producer.highest)))
+    expired = known.is_known & (known.publish_times_ms <= now_ms - policy.dedup_window_ms)
+    unknown = (given < np.uint64(floor)) | (~known.is_known & (given == np.uint64(producer.highest)))
     too_old = np.flatnonzero(unknown | expired)
     if len(too_old):
         at = int(too_old[0])
@@ -288,10 +290,10 @@ def _find(producer: Producer, batch: Batch, now_ms: int, policy: TopicPolicy) ->
             highest_sequence_id=producer.highest,
         )
     if len(places) == len(sequence_ids):
-        return found
-    columns = (np.zeros(len(sequence_ids), column.dtype) for column in found)
-    whole = Found(*columns)
-    for column, values in zip(whole, found, strict=True):
+        return known
+    columns = (np.zeros(len(sequence_ids), column.dtype) for column in known)
+    whole = KnownIds(*columns)
+    for column, values in zip(whole, known, strict=True):
         column[places] = values
     return whole
 

@@ -52,68 +52,68 @@ class LedgerNow:
 Guard = Callable[[LedgerNow, CompactedLedger], Refusal | None]
 
 
-def _is_there(now: LedgerNow, each: CompactedLedger) -> Refusal | None:
+def _is_there(now: LedgerNow, rewritten: CompactedLedger) -> Refusal | None:
     ledger = now.ledger
     if ledger is None or not ledger.sealed:
         return Refusal.GONE
-    is_within = not each.present or each.present.max() < ledger.entry_count
+    is_within = not rewritten.present or rewritten.present.max() < ledger.entry_count
     return None if is_within else Refusal.DAMAGED
 
 
-def _is_same_generation(now: LedgerNow, each: CompactedLedger) -> Refusal | None:
+def _is_same_generation(now: LedgerNow, rewritten: CompactedLedger) -> Refusal | None:
     assert now.ledger is not None
-    return None if now.ledger.name.generation == each.from_generation else Refusal.REPLACED
+    return None if now.ledger.name.generation == rewritten.from_generation else Refusal.REPLACED
 
 
-def _is_not_owed(now: LedgerNow, each: CompactedLedger) -> Refusal | None:
+def _is_not_owed(now: LedgerNow, rewritten: CompactedLedger) -> Refusal | None:
     assert now.ledger is not None
     if not now.had_subscription:
         return Refusal.OWED  # what is there waits for the first one
-    absent = {each.ledger_id: absent_of(each.present, now.ledger.entry_count)}
+    absent = {rewritten.ledger_id: absent_of(rewritten.present, now.ledger.entry_count)}
     owed = any(without_entries(absent, cursor.settled_part(absent)) for cursor in now.cursors)
     return Refusal.OWED if owed else None
 
 
-def _is_not_moved(now: LedgerNow, each: CompactedLedger) -> Refusal | None:
+def _is_not_moved(now: LedgerNow, rewritten: CompactedLedger) -> Refusal | None:
     late = now.amendments.entry_ids[now.amendments.lsns > now.amended_lsn]
     late = late[~members(late, now.amendments.cancelled)] if len(late) else late
     if not len(late):
         return None
-    return None if members(late, each.present).all() else Refusal.MOVED
+    return None if members(late, rewritten.present).all() else Refusal.MOVED
 
 
 GUARDS: list[Guard] = [_is_there, _is_same_generation, _is_not_owed, _is_not_moved]
 """In order; the first that refuses is the reason."""
 
 
-def refusal_of(now: LedgerNow, each: CompactedLedger) -> Refusal | None:
+def refusal_of(now: LedgerNow, rewritten: CompactedLedger) -> Refusal | None:
     """Return the reason why a generation may not replace its ledger now; None if it may. Pure."""
     for guard in GUARDS:
-        if (refusal := guard(now, each)) is not None:
+        if (refusal := guard(now, rewritten)) is not None:
             return refusal
     return None
 
 
-def capture_of(ledger: Ledger, each: CompactedLedger) -> LedgerCapture:
+def capture_of(ledger: Ledger, rewritten: CompactedLedger) -> LedgerCapture:
     """Return the capture of a generation for the manifest."""
     name = ledger.name
     return LedgerCapture(
         topic_id=name.topic_id,
         ledger_id=name.ledger_id,
-        generation=each.generation,
+        generation=rewritten.generation,
         entry_count=ledger.entry_count,
-        data_bytes=each.data_bytes,
+        data_bytes=rewritten.data_bytes,
         sealed=True,
-        sparse=each.sizes,
+        sparse=rewritten.sizes,
     )
 
 
 def facts_after(
-    facts: LedgerFacts, each: CompactedLedger, amendments: Amendments, amended_lsn: int
+    facts: LedgerFacts, rewritten: CompactedLedger, amendments: Amendments, amended_lsn: int
 ) -> LedgerFacts:
     """Return the facts of a rewritten ledger."""
     # By how much a later move put off an expiry is not known here; the older fact counts it in. When the last entry was
     # ever due stays as it was: until then the index may hold stale rows of the ledger, which must not be gone before.
-    if not each.last_expire_ms or np.any(amendments.lsns > amended_lsn):
+    if not rewritten.last_expire_ms or np.any(amendments.lsns > amended_lsn):
         return facts
-    return replace(facts, last_expire_ms=each.last_expire_ms)
+    return replace(facts, last_expire_ms=rewritten.last_expire_ms)

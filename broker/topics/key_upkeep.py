@@ -58,13 +58,13 @@ _UNSEALED_MAX = 4
 class KeyUpkeep:
     """See the module's description."""
 
-    def __init__(self, topic: KeyedTopic, services: KeyServices, found: KeyImage) -> None:
-        """`found`: what the manifest says. The topic's log is as the manifest says, too."""
+    def __init__(self, topic: KeyedTopic, services: KeyServices, image: KeyImage) -> None:
+        """`image`: what the manifest says. The topic's log is as the manifest says, too."""
         self.keys = ScheduleKeys(
             services.storage(topic.topic_id),
             services.cache,
             self.standings,
-            found,
+            image,
             now_ms=services.clock.now_ms,
             executor=services.executor,
             limits=services.limits,
@@ -76,7 +76,7 @@ class KeyUpkeep:
         self._services = services
         self._is_restored = False
         self._begins_anew = False
-        self._next = found.keys_through  # the first row that is to be read
+        self._next = image.keys_through  # the first row that is to be read
         self._read_end = topic.log.end  # rows from here on were added when they were applied
         self._missed: Position | None = None  # of the rows that could not be read for damage, the first
         self._moved: list[tuple[int, UInt32Column]] = []  # rows that are to be read besides
@@ -127,7 +127,7 @@ class KeyUpkeep:
             await self.wait_ready()
             version = self.version
             try:
-                found = await self.keys.find(hashes)
+                entries = await self.keys.find(hashes)
             except Corrupt as error:
                 if version == self.version:
                     log.error(
@@ -138,7 +138,7 @@ class KeyUpkeep:
                     self.begin_anew()
                 continue
             if self.is_ready and version == self.version:
-                return found
+                return entries
 
     # -- what the log does -----------------------------------------------------------------------------------
 
@@ -304,8 +304,10 @@ class KeyUpkeep:
         if len(parts) == 1:
             self._miss(ledger_id, entry_ids, damage)
             return entry_ids[:0], np.empty(0, np.uint64)
-        found = [await self._keys_around_damage(ledger_id, part, also_settled=also_settled) for part in parts]
-        ids, hashes = zip(*found, strict=True)
+        columns = [
+            await self._keys_around_damage(ledger_id, part, also_settled=also_settled) for part in parts
+        ]
+        ids, hashes = zip(*columns, strict=True)
         return np.concatenate(ids), np.concatenate(hashes)
 
     def _miss(self, ledger_id: int, entry_ids: UInt32Column, damage: Corrupt) -> None:

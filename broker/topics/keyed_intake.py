@@ -168,7 +168,7 @@ class KeyedIntake:
         changing = self._topic.log.changing
         if known is None or not changing:
             return None
-        held = {each.ledger_id: bitmap_of(each.entry_ids) for each in known.holders}
+        held = {holder.ledger_id: bitmap_of(holder.entry_ids) for holder in known.holders}
         return common_entries(held, changing) or None
 
     def _decide(self, batch: Batch, wanted: _Wanted, known: _Known | None, replace: bool) -> Accepted:
@@ -177,16 +177,16 @@ class KeyedIntake:
         taken: list[_Taken] = []
         replacing: dict[int, Changed] = {}
         holders, looked = ((), []) if known is None else (known.holders, known.places)
-        for each in holders:
-            times = self._topic.keys.times_now(each)
+        for held in holders:
+            times = self._topic.keys.times_now(held)
             at = np.flatnonzero((times > frontier_ms) & (times < CANCELLED_MS))
             if not len(at):
                 continue
-            entry_ids, times = each.entry_ids[at], times[at]
-            replacing[each.ledger_id] = Changed(entry_ids, times)
-            places = (looked[each.places[row]] for row in at.tolist())
+            entry_ids, times = held.entry_ids[at], times[at]
+            replacing[held.ledger_id] = Changed(entry_ids, times)
+            places = (looked[held.places[row]] for row in at.tolist())
             rows = zip(places, entry_ids.tolist(), times.tolist(), strict=True)
-            taken += (_Taken(place, each.ledger_id, entry_id, time_ms) for place, entry_id, time_ms in rows)
+            taken += (_Taken(place, held.ledger_id, entry_id, time_ms) for place, entry_id, time_ms in rows)
         if taken and not replace:
             raise _refusal(min(taken))
         accepted = self._topic.submit(batch, replacing)

@@ -67,7 +67,7 @@ class Ledgers:
         self._appended = appended
         self._remove_files = remove_files
         self._amendments_files = {
-            each.ledger_id: each.amendments_file for each in image.ledgers if each.amendments_file
+            ledger.ledger_id: ledger.amendments_file for ledger in image.ledgers if ledger.amendments_file
         }
         self.end = self._applied_end()
 
@@ -176,18 +176,18 @@ class Ledgers:
 
     def _swap(self, record: LedgersCompacted) -> None:
         """Put the generations in place, but for those that may not take it."""
-        for each in record.ledgers:
-            ledger_id = each.ledger_id
+        for rewritten in record.ledgers:
+            ledger_id = rewritten.ledger_id
             now = self.now(ledger_id, record.amended_lsn)
-            if refusal_of(now, each) is not None:
+            if refusal_of(now, rewritten) is not None:
                 continue
             assert now.ledger is not None
             self.log.swap(
-                now.ledger.replaced_by(capture_of(now.ledger, each)),
-                now.amendments.leave_out(absent_of(each.present, now.ledger.entry_count)),
+                now.ledger.replaced_by(capture_of(now.ledger, rewritten)),
+                now.amendments.leave_out(absent_of(rewritten.present, now.ledger.entry_count)),
             )
             self.facts[ledger_id] = facts_after(
-                self.facts[ledger_id], each, now.amendments, record.amended_lsn
+                self.facts[ledger_id], rewritten, now.amendments, record.amended_lsn
             )
 
     def now(self, ledger_id: int, amended_lsn: int) -> LedgerNow:
@@ -214,7 +214,7 @@ class Ledgers:
             amendments = AmendmentsImage(self._topic_id, ledger_id, self.log.amendments[ledger_id])
             files.append(NewFile(f"ledgers/{name}", partial(encode_amendments, amendments)))
         # Of those whose last time has come no bucket holds rows that are not due.
-        self.gone = {each: due_ms for each, due_ms in self.gone.items() if due_ms > image.frontier_ms}
+        self.gone = {gone_id: due_ms for gone_id, due_ms in self.gone.items() if due_ms > image.frontier_ms}
         captures = [(ledger, ledger.capture()) for ledger in self.log]
         return Capture(
             replace(
@@ -223,7 +223,7 @@ class Ledgers:
                 log_end=self.log.gone_end,
                 gone_ledgers=tuple(sorted(self.gone.items())),
             ),
-            ledgers=tuple(each for each in captures if each[1].ledger_id in changes.dirty),
+            ledgers=tuple(captured for captured in captures if captured[1].ledger_id in changes.dirty),
             files=tuple(files),
             replaced=tuple(replaced),
             durable=partial(self.durable, changes.dropped),
@@ -246,16 +246,16 @@ class Ledgers:
 
     async def durable(self, dropped: Sequence[DroppedLedger]) -> None:
         """A manifest is durable that does not name these: remove their files."""
-        for index, each in enumerate(dropped):
+        for index, dropped_ledger in enumerate(dropped):
             if self.log.keeps_files:
                 self.log.take_back(dropped[index:])  # the next checkpoint tries again
                 return
             try:
-                await self._remove_files(each)
+                await self._remove_files(dropped_ledger)
             except OSError as error:
-                self.log.take_back([each])
+                self.log.take_back([dropped_ledger])
                 log.warning(
                     "A ledger's files could not be removed",
-                    ledger_id=each.ledger.name.ledger_id,
+                    ledger_id=dropped_ledger.ledger.name.ledger_id,
                     error=str(error),
                 )

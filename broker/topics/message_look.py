@@ -75,7 +75,7 @@ async def look_at(topic: Topic, position: Position, subscriptions_max: int) -> L
     time = int(topic.log.effective_now(ledger_id, ids, times)[0])
     amendments = topic.log.amendments.get(ledger_id)
     is_waiting = topic.frontier_ms < time < CANCELLED_MS
-    subscriptions = sorted(topic.subscriptions.values(), key=lambda each: each.name)
+    subscriptions = sorted(topic.subscriptions.values(), key=lambda subscription: subscription.name)
     return LookedMessage(
         position=position,
         state=MessageState.CANCELLED
@@ -89,7 +89,8 @@ async def look_at(topic: Topic, position: Position, subscriptions_max: int) -> L
         revision=0 if amendments is None else int(amendments.revisions_of(ids)[0]),
         frame=frames[0],
         owed=tuple(
-            _owed(each, position, is_waiting=is_waiting) for each in subscriptions[:subscriptions_max]
+            _owed(subscription, position, is_waiting=is_waiting)
+            for subscription in subscriptions[:subscriptions_max]
         ),
         more_subscriptions=max(0, len(subscriptions) - subscriptions_max),
     )

@@ -38,8 +38,10 @@ def default_subscription_policy(config: BrokerConfig) -> SubscriptionPolicy:
 def _default(kind: type[P], tuned: P, config: BrokerConfig) -> P:
     """Each field from its setting, or, where there is none, as it is declared."""
     values: dict[str, Any] = {
-        each.name: policy_value(POLICY_SPECS[each.name], getattr(config, each.name, each.metadata["default"]))
-        for each in fields(kind)
+        field_.name: policy_value(
+            POLICY_SPECS[field_.name], getattr(config, field_.name, field_.metadata["default"])
+        )
+        for field_ in fields(kind)
     }
     return effective(tuned, kind(**values))
 

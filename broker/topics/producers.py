@@ -37,7 +37,7 @@ _COMPACT_FROM = 32
 _RUNS_INCLUDED = 8  # in PRODUCER_BYTES: the least that arrays allocate
 
 
-class Found(NamedTuple):
+class KnownIds(NamedTuple):
     """For each of some sequence ids, what is remembered of it; `is_known` says whether anything is."""
 
     is_known: np.ndarray
@@ -240,20 +240,20 @@ class Producer:
             end -= 1  # its last part stays
         return _memory_bytes(len(self._firsts) - end + min(added, entries_max))
 
-    def find(self, sequence_ids: UInt64Column) -> Found:
+    def find(self, sequence_ids: UInt64Column) -> KnownIds:
         """Find some rising ids among the remembered."""
         low = max(self._begin, bisect_right(self._firsts, int(sequence_ids[0]), self._begin) - 1)
         high = bisect_right(self._firsts, int(sequence_ids[-1]), low)
         if high == low:
             nothing = np.zeros(len(sequence_ids), np.int64)
-            return Found(nothing.astype(np.bool_), nothing, nothing, nothing)
+            return KnownIds(nothing.astype(np.bool_), nothing, nothing, nothing)
         # Slices are copies: an array that lends its memory to a view could not grow any more.
         firsts = np.frombuffer(self._firsts[low:high], np.uint64)
         counts = np.frombuffer(self._counts[low:high], np.uint32)
         runs = np.maximum(np.searchsorted(firsts, sequence_ids, "right") - 1, 0)
         inside = sequence_ids - firsts[runs]  # wraps to something great where an id lies before all runs
         entry_ids = np.frombuffer(self._entry_ids[low:high], np.uint32).astype(np.int64)[runs]
-        return Found(
+        return KnownIds(
             inside < counts[runs],
             np.frombuffer(self._ledger_ids[low:high], np.int64)[runs],
             entry_ids + inside.view(np.int64),
@@ -309,7 +309,7 @@ class ProducersCapture:
 
     def image(self) -> ProducersImage:
         """The content of the file."""
-        producers = tuple(each.image(name) for name, each in sorted(self.by_name.items()))
+        producers = tuple(producer.image(name) for name, producer in sorted(self.by_name.items()))
         return ProducersImage(self.topic_id, producers)
 
     def encode(self) -> bytes:
@@ -322,7 +322,9 @@ class Producers:
 
     def __init__(self, image: ProducersImage | None = None, file: str = "") -> None:
         """`file`: its name in `cursors/`, of which `image` is the content."""
-        self.by_name = {each.name: Producer.restore(each) for each in image.producers} if image else {}
+        self.by_name = (
+            {producer.name: Producer.restore(producer) for producer in image.producers} if image else {}
+        )
         self.changed = False
         """Since the file was written."""
         self._file = file

@@ -161,7 +161,7 @@ class Registry:
         assert self._services is not None
         if name in self.by_name or name in self._creating:
             raise AlreadyExists(f"There is a topic {name!r}", reason="TOPIC_ALREADY_EXISTS", topic=name)
-        under_way = sum(each not in self.by_name for each in self._creating)
+        under_way = sum(creating not in self.by_name for creating in self._creating)
         if len(self.topics) + under_way >= self._config.topics_max:
             raise LimitReached(
                 f"The broker holds its {self._config.topics_max} topics", reason="TOO_MANY_TOPICS"

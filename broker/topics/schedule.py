@@ -46,17 +46,17 @@ class Schedule:
     async def get(self, name: Position | str) -> Scheduled:
         """A pending message by its id, or by the key that it holds; NotFound for what is not pending."""
         position = name if isinstance(name, Position) else (await self._topic.keys.find([name]))[0]
-        found = await self._look.get(position) if position is not None else None
-        if isinstance(name, str) and found is not None and found.state is not ScheduledState.WAITING:
-            found = None  # its key is free again
-        if found is None:
+        scheduled = await self._look.get(position) if position is not None else None
+        if isinstance(name, str) and scheduled is not None and scheduled.state is not ScheduledState.WAITING:
+            scheduled = None  # its key is free again
+        if scheduled is None:
             what = f"{name.ledger_id}:{name.entry_id}" if isinstance(name, Position) else f"with key {name!r}"
             raise NotFound(
                 f"Topic {self._topic.name!r} has no pending message {what}",
                 reason="SCHEDULED_NOT_FOUND",
                 topic=self._topic.name,
             )
-        return found
+        return scheduled
 
     async def page(self, due: DueRange, key_prefix: str, start: Key | None, limit: int) -> ScheduledPage:
         """Messages whose time has not come, in due order, from a place on."""
@@ -90,17 +90,17 @@ class Schedule:
         while rest:
             positions = await self._topic.keys.find([keys[place] for place in rest])
             # Who holds a key may be replaced by another one while we look: a key that is held is always found.
-            found = [
+            holders = [
                 (place, at)
                 for place, at in zip(rest, positions, strict=True)
                 if at not in (None, tried[place])
             ]
-            known = [at for _, at in found if at is not None]
+            known = [at for _, at in holders if at is not None]
             changed = await self._changing.change(
                 *_columns(known), change, dry_run=dry_run, waiting_only=True
             )
             rest = []
-            for (place, at), outcome in zip(found, changed, strict=True):
+            for (place, at), outcome in zip(holders, changed, strict=True):
                 tried[place] = at
                 outcomes[place] = outcome._replace(schedule_key=keys[place])
                 if outcome.result is not ChangeResult.DONE:
@@ -110,20 +110,22 @@ class Schedule:
 
     async def _look_at_settled(self, outcomes: list[Outcome], change: Change, *, dry_run: bool) -> None:
         """Put in what is remembered of keys under which nothing waits, where it is about a later message."""
-        late = [place for place, each in enumerate(outcomes) if each.result is not ChangeResult.DONE]
+        late = [place for place, outcome in enumerate(outcomes) if outcome.result is not ChangeResult.DONE]
         settled = await self._topic.keys.find_settled([outcomes[place].schedule_key for place in late])
         by_id: list[tuple[int, Position]] = []
-        for place, found in zip(late, settled, strict=True):
+        for place, ended_key in zip(late, settled, strict=True):
             known, key = outcomes[place].position, outcomes[place].schedule_key
-            if found is None or (known is not None and found.position < known):
+            if ended_key is None or (known is not None and ended_key.position < known):
                 continue
-            if found.position == known and found.was_cancelled is None:
+            if ended_key.position == known and ended_key.was_cancelled is None:
                 continue  # its row was asked already
-            if found.was_cancelled is None:
-                by_id.append((place, found.position))
+            if ended_key.was_cancelled is None:
+                by_id.append((place, ended_key.position))
                 continue
-            ended = ChangeResult.ALREADY_CANCELLED if found.was_cancelled else ChangeResult.ALREADY_DELIVERED
-            outcomes[place] = Outcome(found.position, key, ended, 0)
+            ended = (
+                ChangeResult.ALREADY_CANCELLED if ended_key.was_cancelled else ChangeResult.ALREADY_DELIVERED
+            )
+            outcomes[place] = Outcome(ended_key.position, key, ended, 0)
         changed = await self._changing.change(
             *_columns([position for _, position in by_id]), change, dry_run=dry_run, waiting_only=True
         )
@@ -161,6 +163,10 @@ class Schedule:
 
 
 def _columns(positions: Sequence[Position]) -> tuple[Int64Column, UInt32Column]:
-    ledger_ids = np.fromiter((each.ledger_id for each in positions), dtype=np.int64, count=len(positions))
-    entry_ids = np.fromiter((each.entry_id for each in positions), dtype=np.uint32, count=len(positions))
+    ledger_ids = np.fromiter(
+        (position.ledger_id for position in positions), dtype=np.int64, count=len(positions)
+    )
+    entry_ids = np.fromiter(
+        (position.entry_id for position in positions), dtype=np.uint32, count=len(positions)
+    )
     return ledger_ids, entry_ids

@@ -112,7 +112,7 @@ class OutcomeColumns(Sequence[Outcome]):
     def __getitem__(self, place: slice) -> Sequence[Outcome]: ...
     def __getitem__(self, place: int | slice) -> Outcome | Sequence[Outcome]:
         if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
+            return [self[index] for index in range(*place.indices(len(self)))]
         return Outcome(
             Position(int(self.ledger_ids[place]), int(self.entry_ids[place])),
             "",

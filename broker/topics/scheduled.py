@@ -108,11 +108,11 @@ class ScheduledLook:
 
     async def page(self, due: DueRange, key_prefix: str, start: Key | None, limit: int) -> ScheduledPage:
         """The next waiting messages in due order: at most `limit`, fewer if they are large or hard to find."""
-        found: list[_Messages] = []
+        gathered: list[_Messages] = []
         with self._keep_files():
-            end = await self._gather(found, _Wanted(due, key_prefix), start, limit)
+            end = await self._gather(gathered, _Wanted(due, key_prefix), start, limit)
         shown: list[Scheduled] = []
-        for messages in found:
+        for messages in gathered:
             shown += self._shown(messages.at(self._is_waiting(messages.entries)), ScheduledState.WAITING)
         return ScheduledPage(shown, end)
 
@@ -123,9 +123,9 @@ class ScheduledLook:
         wanted = _Wanted(due, key_prefix, changed_through_lsn)
         with self._keep_files():
             if key_prefix:
-                found: list[_Messages] = []
-                end = await self._gather(found, wanted, start, limit)
-                entries = [messages.entries for messages in found]
+                gathered: list[_Messages] = []
+                end = await self._gather(gathered, wanted, start, limit)
+                entries = [messages.entries for messages in gathered]
             else:
                 entries, end = await self._gather_places(wanted, start, limit)
         kept = [part.part(self._is_waiting(part, changed_through_lsn)) for part in entries]
@@ -180,9 +180,9 @@ class ScheduledLook:
             )
         if bar_count <= 0:  # nothing is due in the range: what is left is where its borders lie
             start_ms, end_ms = due.start_ms, due.start_ms
-        found = tracker.histogram(start_ms, end_ms, width_ms, floor_ms)
-        bars = tuple((bar.start_ms, bar.count) for bar in found.bars)
-        return ScheduledCounts(bars, found.before, found.after, found.is_exact and index.is_exact)
+        histogram = tracker.histogram(start_ms, end_ms, width_ms, floor_ms)
+        bars = tuple((bar.start_ms, bar.count) for bar in histogram.bars)
+        return ScheduledCounts(bars, histogram.before, histogram.after, histogram.is_exact and index.is_exact)
 
     async def times(self, due: DueRange, limit: int) -> Int64Column | None:
         """The due times of what waits in a range, rising; None if these are more than `limit`.
@@ -191,24 +191,24 @@ class ScheduledLook:
         """
         wanted = _Wanted(due, "")
         budget = YieldBudget(self._clock)
-        found = [NO_DUE_ROWS.deliver_at_ms]
+        columns = [NO_DUE_ROWS.deliver_at_ms]
         at: Key | None = None
         with self._keep_files():
             await self._caught_up()
             while True:
                 entries, at = await self._scan(wanted, at, _COUNT_STEP)
-                found.append(entries.deliver_at_ms)
+                columns.append(entries.deliver_at_ms)
                 limit -= len(entries)
                 if limit < 0:
                     return None
                 if at is None:
-                    return np.concatenate(found)
+                    return np.concatenate(columns)
                 await budget.spent()
 
     # -- going through the index -----------------------------------------------------------------------------
 
     async def _gather(
-        self, found: list[_Messages], wanted: _Wanted, start: Key | None, limit: int
+        self, gathered: list[_Messages], wanted: _Wanted, start: Key | None, limit: int
     ) -> Key | None:
         """Find at most `limit` messages, with their frames; where to go on."""
         await self._caught_up()
@@ -221,7 +221,7 @@ class ScheduledLook:
             if len(entries):
                 messages, done = await self._read(entries, wanted, bytes_left)
                 bytes_left -= messages.read_bytes
-                found.append(messages.at(slice(0, room)))
+                gathered.append(messages.at(slice(0, room)))
                 if len(messages.entries) > room:
                     return messages.entries.key(room)
                 room -= len(messages.entries)
@@ -236,17 +236,17 @@ class ScheduledLook:
     ) -> tuple[list[DueRows], Key | None]:
         await self._caught_up()
         at, looked, room, step = start, 0, limit, limit
-        found: list[DueRows] = []
+        gathered: list[DueRows] = []
         while True:
             entries, at = await self._scan(wanted, at, step)
             looked += step
             if len(entries) > room:
-                found.append(entries.part(slice(0, room)))
-                return found, entries.key(room)
-            found.append(entries)
+                gathered.append(entries.part(slice(0, room)))
+                return gathered, entries.key(room)
+            gathered.append(entries)
             room -= len(entries)
             if at is None or not room or looked >= LOOKED_MAX:
-                return found, at
+                return gathered, at
             step = min(2 * step, LOOKED_MAX - looked)
 
     async def _scan(self, wanted: _Wanted, start: Key | None, limit: int) -> tuple[DueRows, Key | None]:
@@ -305,10 +305,10 @@ class ScheduledLook:
         for first in range(0, len(parts), _LEDGERS_AT_ONCE):
             some = named[first : first + _LEDGERS_AT_ONCE]
             try:
-                found = await self._log.read_messages(some, bytes_max)
+                read_parts = await self._log.read_messages(some, bytes_max)
             except Corrupt:
-                found = [await self._read_around(*each, bytes_max) for each in some]
-            for part, messages in zip(parts[first:], found, strict=False):
+                read_parts = [await self._read_around(*ledger_entries, bytes_max) for ledger_entries in some]
+            for part, messages in zip(parts[first:], read_parts, strict=False):
                 if messages is None:  # the ledger is gone: nothing of it is pending
                     continue
                 rows[part], part_frames = messages
@@ -321,11 +321,11 @@ class ScheduledLook:
     ) -> tuple[RowColumn, list[bytes]] | None:
         """Of one ledger, what is whole; a row without a length stands for what is not, and is not shown."""
         try:
-            found = await read_around_damage(self._log, ledger_id, entry_ids, bytes_max)
+            salvaged = await read_around_damage(self._log, ledger_id, entry_ids, bytes_max)
         except NotFound:
             return None
-        found.rows[found.damaged | found.unreadable] = 0
-        return found.rows, found.frames
+        salvaged.rows[salvaged.damaged | salvaged.unreadable] = 0
+        return salvaged.rows, salvaged.frames
 
     # -- what must not be awaited between --------------------------------------------------------------------
 

@@ -115,13 +115,13 @@ class SettledUpkeep:
         self, ledger_id: int, entry_ids: UInt32Column, standings: Standings, rows: Rows
     ) -> int:
         """Note some rows; returns how many."""
-        found = await rows(ledger_id, entry_ids)
-        at = np.flatnonzero(found["schedule_hash"]) if found is not None else ()
-        if found is None or not len(at):
+        columns = await rows(ledger_id, entry_ids)
+        at = np.flatnonzero(columns["schedule_hash"]) if columns is not None else ()
+        if columns is None or not len(at):
             return 0
         standing_of = await standings(ledger_id, entry_ids[at])
         ledger_ids = np.full(len(at), ledger_id, dtype=np.int64)
-        keys = KeyColumns(found["schedule_hash"][at], ledger_ids, entry_ids[at])
+        keys = KeyColumns(columns["schedule_hash"][at], ledger_ids, entry_ids[at])
         noted = 0
         for standing, kind in REMEMBERED:
             settled = newest_of_each(sort_keys(keys.part(standing_of == standing)))

@@ -186,7 +186,7 @@ class TopicIndex:
         Before the start, the index begins after that time: what came due while the broker was down, or was due before
         and perhaps not in the index, is delivered by position.
         """
-        gone = [each for each in record.ledger_ids if self._log.entry_count(each) is None]
+        gone = [ledger_id for ledger_id in record.ledger_ids if self._log.entry_count(ledger_id) is None]
         if self.pump is not None:
             if self.pump.discard_ledgers(gone):
                 self._on_discarded()

@@ -64,8 +64,8 @@ class TopicKeys:
         self._services = services
         self._live: KeyUpkeep | None = None
         if image.keys_through is not None:
-            found = KeyImage(image.key_run_ids, image.next_key_run_id, image.keys_through)
-            self._live = KeyUpkeep(topic, services, found)
+            key_image = KeyImage(image.key_run_ids, image.next_key_run_id, image.keys_through)
+            self._live = KeyUpkeep(topic, services, key_image)
         self._is_running = False
 
     @property
@@ -158,13 +158,15 @@ class TopicKeys:
         holders = await self.holders(distinct, schedule_hash.hash_keys(distinct)) if distinct else []
         waiting: dict[bytes, Position] = {}
         had: dict[bytes, Position] = {}
-        for each in holders:  # in the order of the log
-            if self._topic.log.entry_count(each.ledger_id) is None:
+        for holder in holders:  # in the order of the log
+            if self._topic.log.entry_count(holder.ledger_id) is None:
                 continue
-            states = zip(each.entry_ids.tolist(), each.places, self.times_now(each).tolist(), strict=True)
+            states = zip(
+                holder.entry_ids.tolist(), holder.places, self.times_now(holder).tolist(), strict=True
+            )
             for entry_id, place, time_ms in states:
-                found = waiting if self._topic.frontier_ms < time_ms < CANCELLED_MS else had
-                found[distinct[place]] = Position(each.ledger_id, entry_id)
+                positions = waiting if self._topic.frontier_ms < time_ms < CANCELLED_MS else had
+                positions[distinct[place]] = Position(holder.ledger_id, entry_id)
         return [waiting.get(name) or had.get(name) for name in names]
 
     async def find_settled(self, keys: Sequence[str]) -> list[SettledKey | None]:
@@ -187,17 +189,17 @@ class TopicKeys:
                     there.setdefault(value, []).append(position)
                 else:
                     gone.setdefault(value, {})[position] = was_cancelled
-        found: dict[bytes, SettledKey] = {}
+        settled: dict[bytes, SettledKey] = {}
         for name, value in zip(distinct, hashes.tolist(), strict=True):
             if value in gone:
                 last = max(gone[value])
-                found[name] = SettledKey(last, gone[value][last])
-        for each in await self._confirm(there, distinct, hashes):  # in the order of the log
-            for entry_id, place in zip(each.entry_ids.tolist(), each.places, strict=True):
-                position, name = Position(each.ledger_id, entry_id), distinct[place]
-                if name not in found or found[name].position < position:
-                    found[name] = SettledKey(position, None)
-        return [found.get(name) for name in names]
+                settled[name] = SettledKey(last, gone[value][last])
+        for holder in await self._confirm(there, distinct, hashes):  # in the order of the log
+            for entry_id, place in zip(holder.entry_ids.tolist(), holder.places, strict=True):
+                position, name = Position(holder.ledger_id, entry_id), distinct[place]
+                if name not in settled or settled[name].position < position:
+                    settled[name] = SettledKey(position, None)
+        return [settled.get(name) for name in names]
 
     async def remember(self, ledger_id: int) -> int | None:
         """Rows of a ledger are about to go: remember what became of those messages that had a key.
@@ -237,14 +239,14 @@ class TopicKeys:
         return await self._confirm(await self._used.find(hashes), keys, hashes)
 
     async def _confirm(
-        self, found: Mapping[int, Sequence[Position]], keys: Sequence[bytes], hashes: UInt64Column
+        self, candidates: Mapping[int, Sequence[Position]], keys: Sequence[bytes], hashes: UInt64Column
     ) -> list[Holders]:
         """Those of some entries, by hash, that have one of some distinct keys, in the order of the log."""
         places: dict[int, list[int]] = {}
         for place, value in enumerate(hashes.tolist()):
             places.setdefault(value, []).append(place)
         ledgers: dict[int, list[tuple[int, list[int]]]] = {}
-        for value, positions in found.items():
+        for value, positions in candidates.items():
             for position in positions:
                 ledgers.setdefault(position.ledger_id, []).append((position.entry_id, places[value]))
         holders = []
@@ -278,9 +280,9 @@ class TopicKeys:
             at += len(frames)
         if not held:
             return []
-        ids, row_times, found = zip(*held, strict=True)
+        ids, row_times, held_places = zip(*held, strict=True)
         columns = np.array(ids, dtype=np.uint32), np.array(row_times, dtype=np.int64)
-        return [Holders(ledger_id, *columns, found)]
+        return [Holders(ledger_id, *columns, held_places)]
 
     async def _has_row(self, position: Position) -> bool:
         """Return whether the row of a message with a key exists: not dropped with its ledger, nor by a compaction."""
@@ -320,13 +322,13 @@ class TopicKeys:
         self, ledger_id: int, entry_ids: UInt32Column
     ) -> tuple[Int64Column, list[bytes]] | None:
         try:
-            found = await read_around_damage(self._topic.log, ledger_id, entry_ids, _READ_FRAME_BYTES)
+            salvaged = await read_around_damage(self._topic.log, ledger_id, entry_ids, _READ_FRAME_BYTES)
         except (OSError, PostdateError):
             if self._topic.log.entry_count(ledger_id) is None:
                 return None
             raise
-        marked = zip(found.frames, found.unreadable.tolist(), strict=False)
-        return found.times, [b"" if is_unreadable else frame for frame, is_unreadable in marked]
+        marked = zip(salvaged.frames, salvaged.unreadable.tolist(), strict=False)
+        return salvaged.times, [b"" if is_unreadable else frame for frame, is_unreadable in marked]
 
     @property
     def _used(self) -> KeyUpkeep:

@@ -90,8 +90,8 @@ class Subscriptions(Mapping[int, Subscription]):
         self._creating: dict[str, asyncio.Future[None]] = {}
         self._dispatchers: dict[int, asyncio.Task[None]] = {}
         self._unnamed_files: list[str] = []  # of deleted subscriptions, since the last capture
-        for each in image.subscriptions:
-            self._add(each, cursors.get(each.subscription_id))
+        for subscription in image.subscriptions:
+            self._add(subscription, cursors.get(subscription.subscription_id))
 
     def __getitem__(self, subscription_id: int) -> Subscription:
         return self._by_id[subscription_id]
@@ -176,7 +176,7 @@ class Subscriptions(Mapping[int, Subscription]):
 
     def _wake(self, record: Produced) -> None:
         """Rows that are not delayed are read by position."""
-        attached = [each for each in self._by_id.values() if each.consumers]
+        attached = [subscription for subscription in self._by_id.values() if subscription.consumers]
         if attached:
             undelayed = not record.times.all()
             for subscription in attached:
@@ -194,7 +194,7 @@ class Subscriptions(Mapping[int, Subscription]):
             subscription.apply_moved(entries)
 
     def _drop(self, record: LedgersDropped) -> None:
-        dropped = [each for each in record.ledger_ids if self._log.entry_count(each) is None]
+        dropped = [ledger_id for ledger_id in record.ledger_ids if self._log.entry_count(ledger_id) is None]
         for subscription in self._by_id.values():
             subscription.apply_dropped(dropped)
 
@@ -262,15 +262,17 @@ class Subscriptions(Mapping[int, Subscription]):
 
     def named(self, name: str) -> Subscription:
         """The subscription of that name, or NotFound."""
-        if (found := self.find(name)) is None:
+        if (subscription := self.find(name)) is None:
             raise subscription_not_found(self._topic.name, name)
-        return found
+        return subscription
 
     def find(self, name: str) -> Subscription | None:
-        return next((each for each in self._by_id.values() if each.name == name), None)
+        return next(
+            (subscription for subscription in self._by_id.values() if subscription.name == name), None
+        )
 
     def cursors(self) -> Sequence[Cursor]:
-        return [each.cursor for each in self._by_id.values()]
+        return [subscription.cursor for subscription in self._by_id.values()]
 
     @property
     def had_any(self) -> bool:
@@ -300,7 +302,7 @@ class Subscriptions(Mapping[int, Subscription]):
                 topic=topic.name,
                 subscription=name,
             )
-        taken = {each.name for each in self._by_id.values()} | self._creating.keys()
+        taken = {subscription.name for subscription in self._by_id.values()} | self._creating.keys()
         if len(taken) >= self._config.subscriptions_per_topic_max:
             told = f"Topic {topic.name!r} has as many subscriptions as are allowed"
             raise LimitReached(told, reason="TOO_MANY_SUBSCRIPTIONS")
