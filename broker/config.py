@@ -72,9 +72,9 @@ CLIENT_VARIABLES = frozenset(
 TRACEPARENT_BYTES_MAX = 256
 """Greatest traceparent of one message, generously: the W3C's has 55."""
 PROPERTY_OVERHEAD_BYTES = 16
-"""What framing adds to the name and the value of one property, at most."""
+"""Bytes that framing adds to the name and the value of one property, at most."""
 MESSAGE_OVERHEAD_BYTES = 4 * KIB
-"""What ids, times and framing add to the texts and the payload of one message, generously."""
+"""Bytes that ids, times and framing add to the texts and the payload of one message, generously."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

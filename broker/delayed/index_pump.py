@@ -47,14 +47,14 @@ _OVERDUE_MS = 5_000
 """The watchdog's bound: entries this long overdue that `take_due` does not yield mean a broken index."""
 
 _DAMAGED_NS = 60_000_000_000
-"""How often times that are damaged are read again: by then somebody may have put the file right."""
+"""Interval at which damaged times are read again: by then somebody may have put the file right."""
 
 AHEAD_MS_MAX = 60_000
 """A clock that was set back by so little has caught up soon: until then the index stands where it stood, and what is
 due in between is delivered by position. To read all ledgers again would cost more, at every correction of a clock."""
 
 _STUCK_MS = 100
-"""What a broken index did not yield is looked for only so often, until the watchdog decides: nothing spins."""
+"""Interval at which entries that a broken index did not yield are looked for, until the watchdog decides."""
 
 
 class IndexedLog(Protocol):

@@ -19,7 +19,7 @@ from broker.delayed.due_rows import NO_DUE_ROWS, DueRows, Key, concatenate, rows
 from broker.model import Array, Int64Column
 
 _SPARE = 1.25
-"""How many more entries than wanted are looked for: times are never spread quite evenly."""
+"""Factor by which more entries are looked for than wanted: times are never spread quite evenly."""
 
 
 _READS_AT_ONCE = 64
@@ -48,7 +48,7 @@ class Page:
 
     entries: DueRows
     end: Key
-    """Where the next page begins."""
+    """Place at which the next page begins."""
     is_last: bool
 
 

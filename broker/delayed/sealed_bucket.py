@@ -47,7 +47,7 @@ class SealedBucket:
         self.state = BucketState.CREATING
         self.next_segment = 0
         self.is_unsure = False
-        """Whether unread segments may hold entries of a ledger that is gone."""
+        """True if unread segments may hold entries of a ledger that is gone."""
         self.window = NO_DUE_ROWS
         self._ordinals = Ordinals(metadata.spans)
         self._unread = metadata.count

@@ -200,7 +200,7 @@ class StaleRows:
         self.entries = StaleEntries()
         self._amendments_of = amendments_of
         self.is_sought = False
-        """Whether more rows may be stale than are known."""
+        """True if more rows may be stale than are known."""
         self.doubles = Doubles()
         """Rows that are there again: moved back to where they were."""
         self._kept = 0  # after the last merge

@@ -51,7 +51,7 @@ class Histogram:
     before: int  # due before the first bar may begin
     after: int
     is_exact: bool
-    """Whether no piece of which only the borders are known lies in several bars, and nothing counts that is gone."""
+    """True unless a piece with known borders alone lies in several bars, or something counts that is gone."""
 
 
 @dataclass(frozen=True, slots=True)

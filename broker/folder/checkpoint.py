@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 _BLANK_GROUPS_MAX = 100
 TOPICS_AT_ONCE = 8
-"""How many topics a checkpoint writes at a time: one sync of most file systems serves whoever waits for one."""
+"""Number of topics that a checkpoint writes at a time: one sync of most file systems serves whoever waits for one."""
 
 
 def is_due(journal_bytes: int, elapsed_ms: int, has_changes: bool, bytes_max: int, interval_ms: int) -> bool:
@@ -97,7 +97,7 @@ class Checkpointer:
         self._counters = counters
         self._shard_log = shard_log
         self.last_alive_ms: int | None = None
-        """What the root says of it; None: that it is alive."""
+        """Time at which the broker was last alive, as the root has it; None: it is alive."""
 
     def changed(self, topic: Topic) -> None:
         """A topic has something for the next checkpoint."""

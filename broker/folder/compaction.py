@@ -105,9 +105,9 @@ class Compactions:
         self._lock = asyncio.Lock()
         self._budget = YieldBudget(clock)
         self.in_cluster = False
-        """Whether other nodes apply this broker's records: they have none of the files that a compaction writes."""
+        """True if other nodes apply this broker's records: they have none of the files that a compaction writes."""
         self.rest = 4.0
-        """How long the check of a bucket that was handed in rests, by how long it works."""
+        """Rest of the check of a bucket that was handed in, as a multiple of its work."""
 
     @property
     def data_dir(self) -> str:

@@ -34,10 +34,10 @@ OTHER = "_other"
 
 REFUSAL_REASONS_MAX = 100
 AUTH_FAILURES = ("missing", "invalid", "expired", "denied")
-"""Why a caller was turned away, as `auth_failures` has it."""
+"""Reasons why a caller was turned away, as `auth_failures` has them."""
 
 COMPACTION_RESULTS = ("committed", "refused", "aborted", "expired")
-"""How a lease ended: all put in place; some of it refused; given back; neither before its time was over."""
+"""Ends of a lease: all put in place; some of it refused; given back; neither before its time was over."""
 
 _SLICE_SAMPLES = 100
 _SLICE_ROWS = 50

@@ -38,7 +38,7 @@ SERVICE = "postdate.v1.ConsumerService"
 Settling = TypeVar(
     "Settling", consumer_pb2.AcknowledgeRequest, consumer_pb2.NackRequest, consumer_pb2.ExtendLeaseRequest
 )
-"""What names messages, each of which may become a failure in the answer."""
+"""Requests that name messages, each of which may become a failure in the answer."""
 
 _WAIT_MS_MAX = 60_000
 _POLL_MS_MAX = 1_000

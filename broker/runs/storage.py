@@ -27,7 +27,7 @@ from broker.runtime.disk_errors import disk_errors
 from broker.runtime.vfs import File, Vfs
 
 WRITE_BYTES = 1 << 20
-"""What is appended is gathered to about this much before it is written."""
+"""Bytes to which appended parts are gathered before they are written, about."""
 
 
 class Closing(Protocol):
@@ -124,7 +124,7 @@ class RunWriter:
     def __init__(self, vfs: Vfs, path: str, noun: str, begins_at: int) -> None:
         self.path = path
         self.end = begins_at
-        """Where the next bytes go that are written."""
+        """Offset of the next bytes that are written."""
         self._vfs = vfs
         self._noun = noun
         self._gathered: list[bytes] = []

@@ -103,7 +103,7 @@ class Attempt:
 
     run_id: int
     is_used: bool = False
-    """Whether its file is in use."""
+    """True once its file is in use."""
     has_failed: bool = False
 
 

@@ -327,7 +327,7 @@ class LedgerProblem:
 
 
 EntryName = Callable[[int], str]
-"""What to call the entry of a row."""
+"""Function that names the entry of a row, for texts."""
 
 
 def name_entry(row: int) -> str:

@@ -36,7 +36,7 @@ class Layout:
         self.pins = f"{data_dir}/backup.pins"
         """Second names of files that a backup has yet to copy."""
         self.staging = f"{data_dir}/staging"
-        """Where compaction jobs write; a folder for each lease."""
+        """Folder in which compaction jobs write; one for each lease."""
 
     def topic(self, topic_id: int) -> str:
         return f"{self.topics}/{topic_id}"

@@ -58,7 +58,7 @@ _FORGOTTEN_NS = 600_000_000_000
 """After so long without a failure they are counted anew."""
 
 _LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""What the process lacks says nothing of the file."""
+"""Errors of the process, not of the file: it lacks descriptors or memory."""
 
 
 class LedgerStorage(Protocol):

@@ -90,7 +90,7 @@ class TopicLog:
         """Ledgers that a record on its way lets go: nothing in them is changed any more."""
         self._released: list[asyncio.Future[None]] = []
         self.changes = 0
-        """How many records have cancelled or moved entries: times that were read before may be others by now."""
+        """Number of records that have cancelled or moved entries: times that were read before may be others by now."""
         self.amended: set[int] = set()
         """Ledgers with other amendments than when they were captured last."""
 

@@ -19,7 +19,7 @@ AT_ONCE_MAX = 10
 SPAN_NS = 10_000_000_000
 
 WAIT_MS = 1_000
-"""How long an entry waits beyond that: so it goes round twenty times in a span at most."""
+"""Time that an entry waits beyond that: so it goes round twenty times in a span at most."""
 
 
 class Brake:

@@ -15,7 +15,7 @@ TOO_OFTEN = "max_delivery_attempts"
 OVERDUE = "overdue"
 NACKED = "nack"
 DAMAGED = "damaged"
-"""Why a message was given up, in its dead letter; of a nack, if it gives no reason of its own."""
+"""Reasons why a message was given up, in its dead letter; of a nack, if it gives no reason of its own."""
 
 UNSENT = frozenset({OVERDUE, DAMAGED})
 """Reasons for which a message is given up that nobody was sent just now."""

@@ -20,7 +20,7 @@ class ReplayQueue:
 
     def __init__(self, entries_max: int) -> None:
         self.clears = 0
-        """How often the queue was emptied: what was taken before is then somebody else's to find."""
+        """Number of times that the queue was emptied: what was taken before is then somebody else's to find."""
         self._entries_max = entries_max
         self._chunks: deque[DueRows] | None = None  # an empty one costs 760 bytes, and most have no consumers
         self._offset = 0  # taken from the first chunk

@@ -84,7 +84,7 @@ class Subscription:
         self.attempts = Attempts(cursor.attempts if cursor else None)
         self.reasons = Reasons(cursor.reasons if cursor else None)
         self.dead_letters: Entries = cursor.dead_letters if cursor else {}
-        """What was given up here and may still be held: entries of the dead-letter topic."""
+        """Entries of the dead-letter topic that were given up here and may still be held."""
         self.cursor_file = image.cursor_file
         self.changed = False  # since the cursor's file was written
         # volatile
@@ -104,7 +104,7 @@ class Subscription:
             self.states, self.decisions, self.counters, self.work, self.clock, by_key=self.type.by_key
         )
         self.absences: tuple[Absence, ...] = ()
-        """What came due in them is held back until it was found out what becomes of it."""
+        """Spans of time: entries that came due in them are held back until it is known what becomes of them."""
         self.replay = ReplayQueue(services.limits.replay_entries_max)
         self.reader = Reader(log, honors_delay=self.honors_delay)
         self.frontier_ms = 0  # of the index, while there are consumers: what is due later comes in chunks

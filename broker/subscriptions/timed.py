@@ -89,7 +89,7 @@ class TimedEntries:
 
     def __init__(self, times: dict[int, LedgerTimes] | None = None) -> None:
         self.waits: Entries = {}
-        """What waits for its time; perhaps also what has none here."""
+        """Entries that wait for their time; perhaps also some that have none here."""
         self._are_marks_valid = True  # no entry that waits has its row before a run's `unsent`
         self._gathering = _Gathering()
         self._runs: list[Run] = []

@@ -28,9 +28,9 @@ from broker.storage.records import Produced, Record, Replaced, Sequences
 from broker.topics.component import Capture, NewFile, not_applied
 
 RUN_BYTES = 80
-"""What a run takes in memory, measured: 32 bytes of columns, twice (what is durable, what is on its way), and slack."""
+"""Memory of a run, measured: 32 bytes of columns, twice (what is durable, what is on its way), and slack."""
 PRODUCER_BYTES = 2_048
-"""What a producer takes besides, measured in the same way: its name, its objects and the first few runs."""
+"""Memory of a producer besides, measured in the same way: its name, its objects and the first few runs."""
 
 _CHUNK = 1_024
 _COMPACT_FROM = 32

@@ -405,7 +405,7 @@ class _Wanted:
     due: DueRange
     key_prefix: str
     lsn: int | None = None
-    """What a record after this one moved is left out; None: it is not."""
+    """Lsn: messages that a later record moved are left out; None: they are not."""
 
 
 @dataclass(frozen=True, slots=True)

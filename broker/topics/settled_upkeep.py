@@ -45,7 +45,7 @@ class SettledUpkeep:
         self._services = services
         self._read: tuple[Standings, Rows] | None = None
         self.durable_version = 0
-        """What was remembered up to this one is named by a durable manifest."""
+        """Version up to which a durable manifest names what was remembered."""
         self._budget = YieldBudget(services.clock)
         self._merging = OneAtATime(
             services.spawn, f"merge of settled schedule keys of topic {topic.topic_id}"

@@ -20,7 +20,7 @@ from broker.storage.message_fields import (
 _TEXT_NAMES = ("key", "schedule_key", "traceparent")
 _NUMBER_NAMES = ("ttl_ms", "sequence_id", "event_time_ms")
 _IN_ROW = ("deliver_at_ms", "deliver_after_ms")
-"""When it is due is told by its row, through amendments."""
+"""Fields of the due time, which the row tells, through amendments."""
 _TAGS = message_tags("payload", "properties", *_TEXT_NAMES, *_NUMBER_NAMES, *_IN_ROW)
 _PAYLOAD, _PROPERTIES = _TAGS["payload"], _TAGS["properties"]
 _TEXTS = {_TAGS[name]: name for name in _TEXT_NAMES}

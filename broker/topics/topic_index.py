@@ -59,7 +59,7 @@ class TopicIndex:
     ) -> None:
         self.pump: IndexPump | None = None
         self.begins_anew = False
-        """Whether it was started from the rows alone, because the clock had been ahead."""
+        """True if it was started from the rows alone, because the clock had been ahead."""
         self._topic_id = image.topic_id
         self._log = log
         self._policies = policies

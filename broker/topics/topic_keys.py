@@ -50,7 +50,7 @@ class SettledKey(NamedTuple):
 
     position: Position
     was_cancelled: bool | None
-    """What became of it; None: its row is still there, and says so itself."""
+    """False: it was delivered or expired. None: its row is still there and says so itself."""
 
 
 class TopicKeys:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -24,7 +25,7 @@ class Facts:
     """Names and texts of a module, without its tree, which would fill the memory."""
 
     docstrings: tuple[tuple[str, str], ...]
-    """(name of what it documents, text); the module's own has no name."""
+    """(name of what it documents, text); the module's own has no name. Those of attributes and constants count too."""
     classes: tuple[str, ...]
     functions: tuple[Function, ...]
 
@@ -38,11 +39,27 @@ def facts_of(path: Path) -> Facts:
         text = ast.get_docstring(node, clean=False)
         if text is not None:
             docstrings.append((getattr(node, "name", ""), text))
+        docstrings += attribute_docstrings(node)
         if isinstance(node, ast.ClassDef):
             classes.append(node.name)
         elif not isinstance(node, ast.Module):
             functions.append(Function(node.name, node.lineno, length(node, is_documented=text is not None)))
     return Facts(tuple(docstrings), tuple(classes), tuple(functions))
+
+
+def attribute_docstrings(node: Documented) -> list[tuple[str, str]]:
+    """The (name, text) of each assignment in a body that is followed by a string."""
+    return [
+        (
+            ast.unparse(assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target),
+            text,
+        )
+        for assignment, statement in pairwise(node.body)
+        if isinstance(assignment, ast.Assign | ast.AnnAssign)
+        and isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(text := statement.value.value, str)
+    ]
 
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef, *, is_documented: bool) -> int:

@@ -24,7 +24,7 @@ from tests.harness import DATA_DIR, EARLIEST, Inbox, Node, Outgoing, small_confi
 
 LONGEST_MS = 6_000
 LATE_MS = 1_000
-"""How late a delivery may be: a few calls to files of at most 3 ms each, and a look at the clock."""
+"""Greatest lateness of a delivery: a few calls to files of at most 3 ms each, and a look at the clock."""
 
 QUICK = Latency(slow_every=0)
 HOUR_MS = 3_600_000

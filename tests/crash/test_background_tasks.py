@@ -77,7 +77,7 @@ ERRORS = (
     lambda: asyncio.CancelledError("injected"),
 )
 AWAITS = at_depth(change=1, deep=10)
-"""How many of its awaits a task is hit at, from its first on, each with an error, on each day with another."""
+"""Number of awaits at which a task is hit, from its first on, each with an error, on each day with another."""
 
 
 class Interrupted(Coroutine[Any, Any, None]):

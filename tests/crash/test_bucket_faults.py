@@ -330,7 +330,7 @@ def test_what_lies_before_the_frontier_and_is_due_is_taken_before_the_index_is_b
 KINDS = ("create", "write", "sync", "sync_dir", "open", "read", "remove")
 ERRORS = (errno.EIO, errno.ENOSPC)
 OF_A_KIND = at_depth(change=2, deep=50)
-"""How many operations of a kind fail, if there are as many."""
+"""Number of operations of a kind that fail, if there are as many."""
 
 
 async def work(node: Node, fault: Fault | None) -> tuple[list[Inbox], dict[Position, int]]:

@@ -46,7 +46,7 @@ from tests.model.plain import InFlight, Message, Out, SubscriptionModel, model_c
 HOUR_MS = 3_600_000
 BACKOFF_MS = 100
 MARGIN_MS = 600
-"""What a broker at rest has had at least: longer than every latency and recheck of the clock together."""
+"""Time that a broker at rest has had at least: longer than every latency and recheck of the clock together."""
 
 TOPICS = ("orders", "audit")
 DELAYS = (0, 0, 1, 3, 10, 25, 60, 120, 250, 400, 3_000, HOUR_MS)

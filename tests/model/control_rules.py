@@ -18,7 +18,7 @@ from broker.topics import control
 from tests.model.plain import SubscriptionModel
 
 NEAR_MS = 300
-"""What is due so soon or so lately may or may not have been noticed: longer than every latency and recheck."""
+"""Time around now in which a due message may or may not have been noticed: longer than every latency and recheck."""
 
 READY, LEASED, SCHEDULED, NONE = "ready", "leased", "scheduled", "none"
 

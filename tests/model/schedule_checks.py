@@ -15,7 +15,7 @@ from tests.model.schedule_plain import Message, SubscriptionModel
 
 TOPIC = "orders"
 MARGIN_MS = 700
-"""What a broker at rest has had at least: longer than every latency and recheck of the clock together."""
+"""Time that a broker at rest has had at least: longer than every latency and recheck of the clock together."""
 NEAR_MS = 400
 
 

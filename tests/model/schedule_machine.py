@@ -74,7 +74,7 @@ class ScheduleMachine(ScheduleChecks):
         self.highest_ms = 0
         self.leapt_from_ms = 0  # not 0: the clock leapt from there, and the broker had no rest since
         self.seen: Counter[str] = Counter()
-        """What this walk has met, for tests of the tests."""
+        """Situations that this walk has met, for tests of the tests."""
         self.run(self.open())
         self.run(self.node.broker.registry.create_topic(TOPIC, topic_policy(in_memory=in_memory)))
 

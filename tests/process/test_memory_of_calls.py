@@ -35,9 +35,9 @@ CALLS_BYTES = 2 * 512 * (16 << 10)
 class Case:
     scale: float
     sent_bytes: int
-    """What it must have sent: else there was no flood."""
+    """Bytes that it must have sent: else there was no flood."""
     beyond_bytes: int = 0
-    """What it may take apart from the budget and the overhead."""
+    """Bytes that it may take apart from the budget and the overhead."""
     calls: int = 0
 
 

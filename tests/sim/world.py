@@ -103,8 +103,8 @@ class Wall:
 
 
 _FOLDERS_OF_INDEXES = {"buckets", "keys"}
-"""What lies there is never the only place of anything: a file that cannot be written stays in memory, and another one
-is tried later."""
+"""Folders whose files are never the only place of anything: one that cannot be written stays in memory, and another is
+tried later."""
 
 
 class DiskFaults(FaultPlan):
@@ -259,7 +259,7 @@ class World:
         self.slow_until_us = 0
         self.is_calm = False  # nothing goes wrong in this run, so that lateness can be checked closely
         self.slack_us = 2_000_000
-        """How long the broker may take for what it should do at once; more when the disk is slow."""
+        """Time that the broker may take for what it should do at once; more when the disk is slow."""
         self._failed: asyncio.Future[None] = self.loop.create_future()
         self._lives = 0
 

@@ -35,7 +35,7 @@ from tests.configs import broker_config
 
 LIMIT_SECONDS = 10.0
 QUIET_SECONDS = 0.15
-"""How long nothing must come where nothing may come."""
+"""Time for which nothing must come where nothing may come."""
 
 Id = tuple[int, int]
 Message = message_pb2.Message

@@ -18,7 +18,7 @@ COMPUTED = {
     "f'{name.upper()}_TOO_LARGE'": ["PAYLOAD", "KEY", "SCHEDULE_KEY", "PROPERTIES", "TRACEPARENT"],
     "f'INVALID_{name.upper()}'": ["DELIVER_AT_MS", "DELIVER_AFTER_MS", "TTL_MS", "REDELIVER_AFTER_MS"],
 }
-"""What the names in these may be."""
+"""Names that the placeholders stand for."""
 
 # Reasons of single ids in an answer, which no exception carries.
 OF_ENTRIES = {"NOT_FOUND": "NOT_FOUND", "LEASE_LOST": "FAILED_PRECONDITION"}

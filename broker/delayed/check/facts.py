@@ -24,7 +24,7 @@ class RowFacts:
     pending: int
     last_due_ms: int  # of what is pending; 0: nothing is
     due_days: dict[int, int] = field(default_factory=dict)
-    """What is pending, by day since the Unix epoch."""
+    """Numbers of pending messages by day since the Unix epoch."""
 
 
 def ledger_facts(rows: LedgerRows, frontier_ms: int) -> RowFacts:

@@ -41,13 +41,14 @@ _CONNECT_S = 5.0  # one attempt to connect
 _ANSWER_BYTES_MAX = 64 * 1024 * 1024
 
 _NOTHING_DONE = {"RECOVERING", "DRAINING", "INDEX_NOT_BUILT", "SCHEDULE_KEYS_UNAVAILABLE"}
-"""Why the broker is unavailable to a request that it has not begun with. Others may come after a part of the work."""
+"""Reasons why the broker is unavailable to a request that it has not begun with. Others may come
+after a part of the work."""
 
 _NOT_SENT = "failed to connect to all addresses"
-"""How gRPC says that a call found no connection. It had no server, so it may be made again."""
+"""Text of gRPC for a call that found no connection. It had no server, so it may be made again."""
 
 _open_channels: Counter[int] = Counter()
-"""How many there are, by process: what a child inherits stands under its parent's number."""
+"""Number of open channels by process: what a child inherits stands under its parent's number."""
 
 _GRPC_THREADS = ("event_engine", "lifeguard", "grpc_global_tim")
 """The threads of gRPC's core, as Linux names them."""

@@ -69,7 +69,7 @@ class Message:
         self.held_until: float = held_until
         """For its holder: the lease's end on his clock, if he looks at that."""
         self.is_settled: bool = False
-        """Whether it was settled here: acked, nacked or released."""
+        """True once it was settled here: acked, nacked or released."""
 
     @property
     def id(self) -> MessageId:

@@ -60,7 +60,7 @@ COMMANDS = {
     "ScheduleService/CancelScheduled": "postdate schedule cancel",
     "ScheduleService/Reschedule": "postdate schedule move",
 }
-"""What each call is good for, by hand. One that is not here has no command, and the test fails."""
+"""Commands by call, by hand. One that is not here has no command, and the test fails."""
 
 SILENT = {"completion", "export", "topic delete", "context remove"} | {
     f"subscription {verb}" for verb in ("delete", "pause", "resume")

@@ -20,7 +20,7 @@ from tests.harness import DATA_DIR, EARLIEST, Inbox, Node, Outgoing, small_confi
 TOPIC = "orders"
 DAY_MS = 86_400_000
 LATER_MS = 600_000
-"""When what is kept comes due: long after everything else."""
+"""Due time of messages that are kept: long after everything else."""
 
 
 def config(**changes: Any) -> BrokerConfig:

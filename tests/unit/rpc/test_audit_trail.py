@@ -19,7 +19,7 @@ from tests.unit.folder.compaction_world import TOPIC
 from tests.unit.rpc.call_world import CASES, METHODS, Refused, World, make_world
 
 STREAMED = {"Produce", "ProduceStream", "Subscribe"}
-"""What moves messages, and creates what is not there."""
+"""Methods that move messages, and create what is missing."""
 CREATES = {
     "ProducerService.Produce": {("CreateTopic", "fresh")},
     "ProducerService.ProduceStream": {("CreateTopic", "fresh")},

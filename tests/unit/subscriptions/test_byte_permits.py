@@ -36,7 +36,7 @@ WAYS = {
     "given up when its lease ends": (_let_its_lease_end, 1, {LARGE}),
     "back when its lease ends": (_let_its_lease_end, 0, {LARGE, SMALL}),
 }
-"""How the one message that is held goes, how often it may be delivered, and what may come then."""
+"""Ways in which the one message that is held goes, how often it may be delivered, and what may come then."""
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ INTEGERS = (-1, 0, 1, ENTRY_ID_MAX, ENTRY_ID_MAX + 1, *TIMES, 1 << 62, (1 << 63)
 LEFT_OUT = {"Cancelled.ledgers.new_ms", "Replaced.cancelled.ledgers.new_ms"} | {
     f"{name}.produced.sequences" for name in ("Replaced", "Transferred")
 }
-"""What a record of a type never says, or another type's record says for it."""
+"""Fields that a record of a type never sets, or that another type's record sets for it."""
 
 NAMES = {"topic_id", "subscription_id", "ledger_id", "first_entry_id", "entry_ids", "offset", "length"}
 NAMES |= {"entry_id", "generation", "from_generation", "data_bytes", "present_bytes", "floor"}
@@ -85,7 +85,7 @@ COLUMNS = {
     "AttemptBits.bitmap": BitMap,
     "WaitingTimes.bitmap": BitMap,
 }
-"""What fields of bytes hold."""
+"""Contents of fields of bytes."""
 
 # -- the history -----------------------------------------------------------------------------------------------------
 

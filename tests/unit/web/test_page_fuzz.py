@@ -58,7 +58,7 @@ VALUES = [
     "orders",
 ]
 FIXED = {"topic": "orders", "name": "billing", "id": "1:3", "job": "none", "action": "move", "how": "at"}
-"""What a request has besides the field that is tried, so that the page comes so far as to read others."""
+"""Fields of a request besides the one that is tried, so that the page comes so far as to read others."""
 
 
 class Noting(Mapping[str, str]):
