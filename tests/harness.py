@@ -294,19 +294,21 @@ class Inbox:
 
     async def ack(self, positions: Iterable[Position]) -> list[Failure]:
         """Returns when the acknowledgement is confirmed."""
-        return await requests.acknowledge(self.subscription, entries_of(positions))
+        return (await requests.acknowledge(self.subscription, entries_of(positions))).failures
 
     async def nack(self, positions: Iterable[Position], after_ms: int = 0, reason: str = "") -> list[Failure]:
         held_by = self.consumer.consumer_id
-        return await requests.give_back(
+        nacked = await requests.give_back(
             self.subscription, held_by, entries_of(positions), after_ms, reason=reason
         )
+        return nacked.failures
 
     async def release(self, positions: Iterable[Position]) -> list[Failure]:
         """Hand back unbegun."""
-        return await requests.give_back(
+        released = await requests.give_back(
             self.subscription, self.consumer.consumer_id, entries_of(positions), 0, release=True
         )
+        return released.failures
 
     def detach(self, *, hands_back: bool = False) -> None:
         self.attached = False

@@ -1,5 +1,7 @@
 """The owner's lease: its own appends, as far as they were answered.
 
+  CLUSTER-7  A change is answered only after its group was stored by this owner, and every group before it was applied.
+             That is so whoever owns the shard by then: the completion of a record needs no lease.
   CLUSTER-9  The lease holds until `begin + 0.9 * owner_lease_ms`, where `begin` is when the first attempt of the last
              answered append began: on CLOCK_BOOTTIME and on the wall clock, whichever says earlier.
   CLUSTER-10  What is not the completion of a record is said only while it holds, looked at last, with no `await` after.

@@ -28,6 +28,7 @@ from broker.rpc.policies import (
     topic_policy_of,
 )
 from broker.rpc.stats import get_stats
+from broker.rpc.telling import tell_freely
 from broker.subscriptions.types import SubscriptionType
 from postdate_api.v1 import admin_pb2
 
@@ -78,6 +79,7 @@ class AdminService:
 
         async def create() -> Message:
             topic = await self._broker.registry.create_topic(request.name, policy)
+            tell_freely()
             return admin_pb2.CreateTopicResponse(topic=describe_topic(topic))
 
         return await self._answers.once(request.name, request, create)
@@ -97,6 +99,7 @@ class AdminService:
             await topic.change_policy(
                 replace(topic.policies.decided, **{name: getattr(given, name) for name in named})
             )
+            tell_freely()
             return admin_pb2.UpdateTopicResponse(topic=describe_topic(topic))
 
         return await self._answers.once(request.name, request, update)
@@ -107,6 +110,7 @@ class AdminService:
 
         async def delete() -> Message:
             await self._broker.registry.delete_topic(request.name)
+            tell_freely()
             return admin_pb2.DeleteTopicResponse()
 
         return await self._answers.once(request.name, request, delete)
@@ -136,6 +140,7 @@ class AdminService:
             subscription = await topic.subscriptions.create(
                 request.name, request.type or SubscriptionType.SHARED, request.initial_position, policy
             )
+            tell_freely()
             return admin_pb2.CreateSubscriptionResponse(
                 subscription=describe_subscription(topic, subscription)
             )
@@ -156,6 +161,7 @@ class AdminService:
 
         async def delete() -> Message:
             await self._broker.registry.topic(request.topic).subscriptions.delete(request.name)
+            tell_freely()
             return admin_pb2.DeleteSubscriptionResponse()
 
         return await self._answers.once(request.topic, request, delete)
@@ -202,6 +208,7 @@ class AdminService:
         )
 
     async def _get_server_info(self, _: admin_pb2.GetServerInfoRequest) -> Message:
+        tell_freely()
         config = self._broker.config
         return admin_pb2.GetServerInfoResponse(
             version=self._version,
@@ -220,4 +227,5 @@ class AdminService:
         )
 
     async def _get_cluster(self, _: admin_pb2.GetClusterRequest) -> Message:
+        tell_freely()  # whoever asks looks for the owner
         return describe_alone(self._broker) if self._cluster is None else describe_cluster(self._cluster())

@@ -17,6 +17,7 @@ from broker.rpc.audit import audited
 from broker.rpc.caller import check_request
 from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, abort
+from broker.rpc.telling import begin_telling, tellable
 from broker.runtime.clock import Clock
 
 Request = TypeVar("Request", bound=Message)
@@ -62,7 +63,8 @@ def unary(
 ) -> Handler:
     """A unary method: `call` takes the parsed request and returns a message, or bytes that are one.
 
-    `check` sees the bytes before they are parsed.
+    `check` sees the bytes before they are parsed. The answer is told only while the broker owns what it tells of,
+    unless the call says that there is no need (`telling.py`).
     """
 
     async def handle(raw: bytes, context: Context) -> bytes:
@@ -71,15 +73,23 @@ def unary(
                 check(raw)
             request = parse(kind, raw, broker.config)
             check_request(request)
+            telling = begin_telling()
             response = await audited(broker, context, request, call)
+            if not telling.is_free:
+                broker.ownership.check()  # with no `await` from here to the frame (CLUSTER-10)
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            await refuse(broker, context, error)
+            await refuse_as_owner(broker, context, error)
             raise AssertionError("abort returned") from error
         return response if isinstance(response, bytes) else bytes(response.SerializeToString())
 
     return grpc.unary_unary_rpc_method_handler(handle)
+
+
+async def refuse_as_owner(broker: Broker, context: Context, error: Exception) -> None:
+    """As `refuse`, with a failure that may tell of topics and messages: looked at with no `await` before it is told."""
+    await refuse(broker, context, tellable(broker.ownership, error))
 
 
 async def refuse(host: CallHost, context: Context, error: Exception) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from broker.config import check_name
 from broker.errors import InvalidRequest, Refused
@@ -17,17 +18,19 @@ from broker.folder.broker import Broker
 from broker.policy import SubscriptionPolicy
 from broker.rpc.audit import CONTEXT, note_created
 from broker.rpc.caller import check_request
-from broker.rpc.calls import END_OF_STREAM, Handler, parse, refuse, unary
+from broker.rpc.calls import END_OF_STREAM, Handler, parse, refuse_as_owner, unary
 from broker.rpc.encode import encode_deliveries
 from broker.rpc.entries import check_initial_position, check_size, check_type, entries_of
 from broker.rpc.lease_lengths import check_lease_ms, default_lease_ms
 from broker.rpc.session import Session, check_nack
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
+from broker.rpc.telling import tell_freely
 from broker.rpc.unread import UnreadRoom
 from broker.rpc.unread_calls import answer_within
 from broker.subscriptions import requests
-from broker.subscriptions.consumer import Consumer
+from broker.subscriptions.consumer import Consumer, DeliveryBatch
 from broker.subscriptions.leases import lease_end_ns
+from broker.subscriptions.requests import Failure
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from broker.topics.topic import Topic
@@ -116,7 +119,7 @@ class ConsumerService:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            await refuse(self._broker, context, error)
+            await refuse_as_owner(self._broker, context, error)
 
     async def _run_session(self, opening: consumer_pb2.Open, context: Context) -> None:
         topic, subscription = await self._resolve(opening)
@@ -245,11 +248,11 @@ class ConsumerService:
         batch = None
         try:
             async with asyncio.timeout((request.wait_ms or _POLL_MS_MAX) / 1000):
-                while (batch := consumer.next_nowait()) is None and not consumer.is_done:
+                while (batch := self._batch_for(consumer)) is None and not consumer.is_done:
                     consumer.wakeup.clear()
                     await consumer.wakeup.wait()
         except TimeoutError:
-            batch = consumer.next_nowait()
+            batch = self._batch_for(consumer)
         finally:
             if batch is None:  # also when the caller has gone: what was handed out meanwhile goes to others
                 topic.subscriptions.detach(subscription, consumer)
@@ -263,6 +266,10 @@ class ConsumerService:
         ).SerializeToString()
         # A message is the concatenation of its fields: the deliveries are already on their wire form.
         return (rest, False) if batch is None else (encode_deliveries(batch) + rest, True)
+
+    def _batch_for(self, consumer: Consumer) -> DeliveryBatch | None:
+        """Return what was handed out, if it may be sent; there is no await from here to the answer (CLUSTER-10)."""
+        return consumer.next_nowait() if self._broker.ownership.holds() else None
 
     def _repeated(self, attempt: tuple[str, str, str], subscription: Subscription) -> bytes | None:
         found = self._attempts.get(attempt)
@@ -306,14 +313,14 @@ class ConsumerService:
     async def _acknowledge(self, request: consumer_pb2.AcknowledgeRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
         entries, failures = entries_of(request.entries, "entries", self._broker.config.tuning.ack_entries_max)
-        failures += await requests.acknowledge(subscription, entries)
-        return await encode_failures(failures, consumer_pb2.AcknowledgeResponse)
+        confirmation = await requests.acknowledge(subscription, entries)
+        return await _confirmed(consumer_pb2.AcknowledgeResponse, failures, confirmation)
 
     async def _nack(self, request: consumer_pb2.NackRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
         check_nack(request)
         entries, failures = entries_of(request.entries, "entries", self._broker.config.tuning.ack_entries_max)
-        failures += await requests.give_back(
+        confirmation = await requests.give_back(
             subscription,
             request.consumer_id,
             entries,
@@ -322,7 +329,7 @@ class ConsumerService:
             reason=request.reason,
             release=request.release,
         )
-        return await encode_failures(failures, consumer_pb2.NackResponse)
+        return await _confirmed(consumer_pb2.NackResponse, failures, confirmation)
 
     async def _extend(self, request: consumer_pb2.ExtendLeaseRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
@@ -339,3 +346,12 @@ class ConsumerService:
         if self._broker.journal.failed is not None:
             self._broker.check_serving()
         return self._broker.registry.topic(topic_name).subscription(name)
+
+
+async def _confirmed(
+    answer: type[Message], impossible: list[Failure], confirmation: requests.Confirmation
+) -> bytes:
+    encoded = await encode_failures(impossible + confirmation.failures, answer)
+    if confirmation.is_recorded and not impossible:
+        tell_freely()
+    return encoded

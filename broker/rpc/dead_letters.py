@@ -19,6 +19,7 @@ from broker.rpc.delays import check_delay_ms
 from broker.rpc.entries import entries_of, is_full_view
 from broker.rpc.paging import check_page_size, decode_token, encode_token
 from broker.rpc.status import encode_failures
+from broker.rpc.telling import tell_freely
 from broker.subscriptions.requests import Failure
 from broker.subscriptions.subscription import Subscription
 from broker.topics import dead_letter_frames as frames
@@ -174,4 +175,6 @@ async def _with_failures(
     ]
     encoded = await encode_failures(failures, type(response), of_dead_letters=True)
     response.MergeFromString(encoded)
+    if done and not failures:
+        tell_freely()
     return response

@@ -12,10 +12,12 @@ from broker.errors import PostdateError, forget_frames
 from broker.folder.broker import Broker
 from broker.rpc.audit import CONTEXT, note_created
 from broker.rpc.caller import CALLER, Caller
-from broker.rpc.calls import END_OF_STREAM, Handler, refuse
+from broker.rpc.calls import END_OF_STREAM, Handler, refuse_as_owner
 from broker.rpc.decode import ProduceEnvelope, decode_produce, read_envelope
 from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, to_status
+from broker.rpc.telling import tellable
+from broker.runtime.ownership import ownership_lost
 from broker.topics.intake import Accepted
 from postdate_api.v1 import message_pb2, producer_pb2
 
@@ -51,8 +53,8 @@ class ProducerService:
         pending = await self._accept(raw, CALLER.get())
         if pending.refusal is None:
             await self._wait_durable(pending)
-        if pending.refusal is not None:
-            await refuse(self._broker, context, pending.refusal)
+        if (refusal := self._tellable_refusal(pending)) is not None:
+            await refuse_as_owner(self._broker, context, refusal)
         return _answer(pending)
 
     async def _produce_stream(self, _: object, context: Context) -> None:
@@ -65,7 +67,7 @@ class ProducerService:
                 tasks.create_task(self._read_requests(context, pending))
                 tasks.create_task(self._write_answers(context, pending))
         except ExceptionGroup as failures:
-            await refuse(self._broker, context, failures.exceptions[0])
+            await refuse_as_owner(self._broker, context, failures.exceptions[0])
 
     async def _read_requests(self, context: Context, pending: asyncio.Queue[_Pending | None]) -> None:
         caller = CALLER.get()
@@ -81,6 +83,7 @@ class ProducerService:
         while (answer := await pending.get()) is not None:
             if answer.refusal is None:
                 await self._wait_durable(answer)
+            answer.refusal = self._tellable_refusal(answer)
             if answer.refusal is not None:
                 reason = answer.refusal.reason if isinstance(answer.refusal, PostdateError) else "INTERNAL"
                 self._broker.counters.refuse(reason)
@@ -110,6 +113,19 @@ class ProducerService:
                 forget_frames(error)
             pending.refusal = error
         return pending
+
+    def _tellable_refusal(self, answer: _Pending) -> Exception | None:
+        """Return what the answer refuses, looked at last: no `await` from here to the frame (CLUSTER-10).
+
+        Ids of what was stored now are the completion of a record. Ids of repeats are not.
+        """
+        ownership = self._broker.ownership
+        if answer.refusal is not None:
+            return tellable(ownership, answer.refusal)
+        assert answer.accepted is not None
+        if ownership.holds() or not answer.accepted.has_repeats:
+            return None
+        return ownership_lost(ownership)
 
     async def _wait_durable(self, pending: _Pending) -> None:
         """Wait until the batch is on disk (P1); a failed disk becomes the refusal."""

@@ -23,6 +23,7 @@ from broker.rpc.schedule_answers import (
 )
 from broker.rpc.schedule_requests import Filter, Limits, Named, due_range, is_possible, move_of
 from broker.rpc.schedule_tokens import decode_mark, decode_place, encode_mark, encode_place, fingerprint
+from broker.rpc.telling import tell_freely
 from broker.topics.schedule_values import Cancel, Change, ChangeResult, DueRange, Outcome, OutcomeColumns
 from broker.topics.topic import Topic
 from postdate_api.v1 import schedule_pb2
@@ -151,6 +152,8 @@ class ScheduleService:
                 distinct = [name for name in distinct if is_possible(name)]
             outcomes = await schedule.change(distinct, change, dry_run=request.dry_run)
             matched = _matched(outcomes)
+            if not request.dry_run and distinct and _done(outcomes) == len(names):
+                tell_freely()
             return self._answer(_in_places(names, distinct, outcomes), matched)
 
         return work

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
+from typing import NamedTuple
 
 from broker.errors import InvalidRequest, LimitReached
 from broker.folder.broker import Broker
@@ -39,11 +40,22 @@ _SETTLING = {
 """Frames that name messages, by the first byte that every library writes: to say which one is too large, unparsed."""
 
 
+class _Answer(NamedTuple):
+    """The answer to a frame."""
+
+    frame: bytes
+    is_recorded: bool  # see `Confirmation`
+
+
 class Session:
     """One consumer's stream, from Opened to its end.
 
     Two tasks: one reads frames and starts what they ask for, the other writes confirmations, batches and
     heartbeats. A consumer that half-closes gets its confirmations before the stream ends.
+
+    Batches, heartbeats and confirmations of what is not recorded leave only while the broker owns what they tell of,
+    looked at with no `await` before they are written (CLUSTER-10); until then they wait. The dispatcher hands out no
+    second batch meanwhile.
     """
 
     def __init__(
@@ -64,7 +76,9 @@ class Session:
         self._context = context
         self._epoch = epoch
         self._answers: deque[tuple[bytes, FrameRoom | None]] = deque()
+        self._claims: deque[tuple[bytes, FrameRoom | None]] = deque()  # told only while the state is owned
         self._unread = Unread(room, self._stall)
+        self._owns = broker.ownership.holds
         self._stalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._in_flight: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
@@ -76,7 +90,9 @@ class Session:
     async def run(self) -> None:
         """Serve the stream until either side ends it; raises what it is to be ended with."""
         try:
-            await self._context.write(self._opened().SerializeToString())
+            opened = self._opened().SerializeToString()
+            self._broker.ownership.check()
+            await self._context.write(opened)
             await self._serve()
         finally:
             self._unread.close()
@@ -93,6 +109,7 @@ class Session:
             writer.result()
             if self._was_drained and self._subscription.states.leases.held(self._consumer.consumer_id):
                 # The end of a stream that was cut may look like a half-close; but nothing can be written to it.
+                self._broker.ownership.check()
                 await self._context.write(self._heartbeat().SerializeToString())
                 self._consumer.hands_back = True
         finally:
@@ -161,13 +178,13 @@ class Session:
         check_size(raw, f"{named}.entries" if named else "frame", self._broker.config.tuning.ack_entries_max)
         return parse(consumer_pb2.SubscribeRequest, raw, self._broker.config)
 
-    async def _answer_frame(self, work: Coroutine[None, None, bytes], place: FrameRoom) -> None:
-        answer = await work
+    async def _answer_frame(self, work: Coroutine[None, None, _Answer], place: FrameRoom) -> None:
+        answer, is_recorded = await work
         place.answered(len(answer))
-        self._answers.append((answer, place))
+        (self._answers if is_recorded else self._claims).append((answer, place))
         self._consumer.wakeup.set()
 
-    def _take_frame(self, frame: consumer_pb2.SubscribeRequest) -> Coroutine[None, None, bytes] | None:
+    def _take_frame(self, frame: consumer_pb2.SubscribeRequest) -> Coroutine[None, None, _Answer] | None:
         """Do what a frame asks for; what has to wait for the disk is returned."""
         self._subscription.consumers.heard(self._consumer)
         match frame.WhichOneof("frame"):
@@ -189,15 +206,15 @@ class Session:
                 raise InvalidRequest("The frame sets no known field", field="frame", reason="EMPTY_FRAME")
         return None
 
-    async def _acknowledge(self, ack: consumer_pb2.Ack) -> bytes:
+    async def _acknowledge(self, ack: consumer_pb2.Ack) -> _Answer:
         entries, failures = self._entries_of(ack.entries, "ack.entries")
-        failures += await requests.acknowledge(self._subscription, entries)
-        return await self._confirmed(ack.request_id, failures)
+        confirmation = await requests.acknowledge(self._subscription, entries)
+        return await self._confirmed(ack.request_id, failures, confirmation)
 
-    async def _give_back(self, nack: consumer_pb2.Nack) -> bytes:
+    async def _give_back(self, nack: consumer_pb2.Nack) -> _Answer:
         check_nack(nack, "nack.")
         entries, failures = self._entries_of(nack.entries, "nack.entries")
-        failures += await requests.give_back(
+        confirmation = await requests.give_back(
             self._subscription,
             self._consumer.consumer_id,
             entries,
@@ -206,24 +223,29 @@ class Session:
             reason=nack.reason,
             release=nack.release,
         )
-        return await self._confirmed(nack.request_id, failures)
+        return await self._confirmed(nack.request_id, failures, confirmation)
 
-    def _extend(self, extend: consumer_pb2.Extend) -> Coroutine[None, None, bytes]:
+    def _extend(self, extend: consumer_pb2.Extend) -> Coroutine[None, None, _Answer]:
         lease_ms = check_lease_ms(
             extend.lease_ms or self._consumer.lease_ms, "extend.lease_ms", self._broker.config
         )
         entries, failures = self._entries_of(extend.entries, "extend.entries")
-        failures += requests.extend(self._subscription, self._consumer.consumer_id, entries, lease_ms)
-        return self._confirmed(extend.request_id, failures)
+        not_held = requests.extend(self._subscription, self._consumer.consumer_id, entries, lease_ms)
+        confirmation = requests.Confirmation(not_held, is_recorded=False)
+        return self._confirmed(extend.request_id, failures, confirmation)
 
     def _entries_of(self, sets: Sequence[message_pb2.EntrySet], field: str) -> tuple[Entries, list[Failure]]:
         return entries_of(sets, field, self._broker.config.tuning.ack_entries_max)
 
-    async def _confirmed(self, request_id: int, failures: list[Failure]) -> bytes:
+    async def _confirmed(
+        self, request_id: int, impossible: list[Failure], confirmation: requests.Confirmation
+    ) -> _Answer:
+        failures = impossible + confirmation.failures
         confirmed = consumer_pb2.Confirmed(request_id=request_id).SerializeToString()
         # A message is the concatenation of its fields: the failures are already on their wire form.
         confirmed += await encode_failures(failures, consumer_pb2.Confirmed)
-        return b"".join((_CONFIRMED_HEAD, encode_varint(len(confirmed)), confirmed))
+        answer = b"".join((_CONFIRMED_HEAD, encode_varint(len(confirmed)), confirmed))
+        return _Answer(answer, confirmation.is_recorded and not impossible)
 
     def _in_flight_done(self, task: asyncio.Task[None]) -> None:
         self._in_flight.discard(task)
@@ -239,10 +261,9 @@ class Session:
         while True:
             consumer.wakeup.clear()
             while self._answers:
-                answer, place = self._answers.popleft()
-                await self._context.write(answer)
-                if place is not None:
-                    place.release()
+                await self._write(*self._answers.popleft())
+            while self._claims and self._owns():
+                await self._write(*self._claims.popleft())
             if self._failure is not None:
                 raise self._failure
             if consumer.closed_because is not None:
@@ -251,14 +272,19 @@ class Session:
                 self._told_end = True
                 self.drain(0)
                 continue
-            if (batch := consumer.next_nowait()) is not None:
+            if self._owns() and (batch := consumer.next_nowait()) is not None:
                 self._subscription.work.set()  # the next batch may gather while this one is sent
                 await self._context.write(encode_batch_response(batch))
                 continue
             finished = self._finished_reading or consumer.ended or self._holds_nothing_more()
-            if finished and not self._in_flight and not self._answers:
+            if finished and not (self._in_flight or self._answers or self._claims):
                 return
             await self._wait_work()
+
+    async def _write(self, answer: bytes, place: FrameRoom | None) -> None:
+        await self._context.write(answer)
+        if place is not None:
+            place.release()
 
     def _holds_nothing_more(self) -> bool:
         """Return whether the broker leaves, and the consumer has nothing left to acknowledge."""
@@ -278,7 +304,10 @@ class Session:
             quiet.cancel()
 
     def _queue_heartbeat(self) -> None:
-        self._answer(self._heartbeat())
+        # What would be told late is told of another time: without the state there is no heartbeat.
+        if self._owns() and not self._claims:
+            self._claims.append((self._heartbeat().SerializeToString(), None))
+        self._consumer.wakeup.set()
 
     def _heartbeat(self) -> consumer_pb2.SubscribeResponse:
         heartbeat = consumer_pb2.Heartbeat(

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Protocol
 
+from broker.errors import Unavailable
 from broker.runtime.clock import Clock
 
 
@@ -62,3 +63,12 @@ class CappedClock:
 def hand_out_clock(clock: Clock, ownership: Ownership) -> Clock:
     """Return the clock by which messages are handed out."""
     return clock if isinstance(ownership, AlwaysOwner) else CappedClock(clock, ownership)
+
+
+def ownership_lost(ownership: Ownership) -> Unavailable | None:
+    """Return what is said in the place of an answer, if the state is not owned now."""
+    try:
+        ownership.check()
+    except Unavailable as lost:
+        return lost
+    return None

@@ -14,6 +14,7 @@ from broker.model import (
     Entries,
     Position,
     bitmap_of,
+    count_entries,
     ids_of,
     merge_entries,
     without_entries,
@@ -32,8 +33,17 @@ class Failure(NamedTuple):
     reason: str
 
 
-async def acknowledge(subscription: Subscription, entries: Entries) -> list[Failure]:
+class Confirmation(NamedTuple):
+    """The answer to a request, once what it asks for is durable."""
+
+    failures: list[Failure]
+    is_recorded: bool
+    """A record of this request names each id; else the answer tells of what was so before it, too."""
+
+
+async def acknowledge(subscription: Subscription, entries: Entries) -> Confirmation:
     """Settle entries; returns when that is durable. Failures name what can not have been sent here."""
+    asked_count = count_entries(entries)
     entries, _, failures = _stored_or_dropped(subscription, entries)
     unknown = without_entries(entries, _sent(subscription, entries))
     if unknown:
@@ -45,7 +55,7 @@ async def acknowledge(subscription: Subscription, entries: Entries) -> list[Fail
     fresh = without_entries(entries, subscription.cursor.settled_part(entries))
     if fresh:
         await subscription.decisions.settle(fresh, SettleReason.ACKED)
-    return failures
+    return Confirmation(failures, is_recorded=bool(fresh) and count_entries(fresh) == asked_count)
 
 
 async def give_back(
@@ -57,7 +67,7 @@ async def give_back(
     dead_letter: bool = False,
     reason: str = "",
     release: bool = False,
-) -> list[Failure]:
+) -> Confirmation:
     """Give back entries that this consumer holds; returns when that is durable.
 
     With `dead_letter` they are given up, for this reason; so is what was delivered as often as it may be.
@@ -76,7 +86,7 @@ async def give_back(
         waits = decisions.nack(consumer_id, held, redeliver_after_ms, reason)
     for done in waits:
         await done
-    return failures
+    return Confirmation(failures, is_recorded=bool(held) and not failures)
 
 
 def extend(subscription: Subscription, consumer_id: str, entries: Entries, lease_ms: int) -> list[Failure]:

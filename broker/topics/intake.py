@@ -28,6 +28,11 @@ class Accepted:
     publish_time_ms: int  # of what is stored now; if nothing is, of the first message when it was
     durable: asyncio.Future[None]
 
+    @property
+    def has_repeats(self) -> bool:
+        """Return whether some of the ids are of messages stored before."""
+        return any(each.duplicate for each in self.ids)
+
 
 class Intake:
     """One topic's, for batches that are `is_examined`: `look` before one is submitted, `reserve` after it.

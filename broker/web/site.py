@@ -22,6 +22,7 @@ from broker.errors import InvalidRequest, LimitReached, NotFound, PostdateError,
 from broker.folder.broker import Broker
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from broker.observe.logs import get_logger
+from broker.runtime.ownership import ownership_lost
 from broker.topics.topic import Topic
 from broker.web.due_counts import DueCountCache
 from broker.web.guard import (
@@ -80,6 +81,7 @@ def _told(error: PostdateError | PageRefusal) -> str:
 
 _AUDITED = frozenset({"action", "at", "by", "from", "how", "id", "job", "matched", "name", "prefix", "until"})
 """Fields of forms and paths that the audit trail shows: what is changed, and how."""
+_SEE_OTHER = 303
 _POSITION = re.compile(r"([0-9]{1,15}):([0-9]{1,10})", re.ASCII)
 
 
@@ -123,7 +125,7 @@ class Visit:
                 "may_change": self.may_change,
                 "can_log_in": guard.can_log_in,
                 "csrf": session.csrf if session else "",
-                "flashes": session.take_flashes() if session else [],
+                "flashes": session.take_flashes() if session and self.broker.ownership.holds() else [],
                 "version": self.site.version,
                 "now_ms": self.broker.clock.now_ms(),
             },
@@ -222,11 +224,18 @@ class Site:
                 )
             if request.path != "/login":
                 return see_other("/login?" + urlencode({"next": request.path_qs}))
+        response = await self._made(visit)
+        # A redirect tells nothing by itself; what it leads to is looked at in its turn. No `await` after this look.
+        if response.status != _SEE_OTHER and (lost := ownership_lost(self.broker.ownership)) is not None:
+            return await visit.page("error.html", status=503, message=lost.told, code=503)
+        return response
+
+    async def _made(self, visit: Visit) -> web.Response:
         try:
             return await self._dispatch(visit)
         except (PostdateError, PageRefusal) as error:
             status = error.status if isinstance(error, PageRefusal) else _status_of(error)
-            if request.method == "POST" and session is not None:
+            if visit.request.method == "POST" and visit.session is not None:
                 return visit.done("failed", _told(error), local_path(visit.form.get("back", "/")))
             return await visit.page("error.html", status=status, message=_told(error), code=status)
 
@@ -365,7 +374,7 @@ def _set_cookie(request: web.Request, response: web.Response, name: str, value: 
 
 
 def see_other(to: str) -> web.Response:
-    return web.Response(status=303, headers={"Location": to})
+    return web.Response(status=_SEE_OTHER, headers={"Location": to})
 
 
 def local_path(path: str) -> str:

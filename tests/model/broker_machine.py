@@ -523,8 +523,8 @@ async def acknowledge(
     subscription: Subscription, positions: list[Position], clock: SimClock
 ) -> tuple[set[Position], int]:
     """Return what was refused, and when the rest was confirmed."""
-    failures = await requests.acknowledge(subscription, entries_of(positions))
-    return {failure.position for failure in failures}, clock.monotonic_ns()
+    confirmation = await requests.acknowledge(subscription, entries_of(positions))
+    return {failure.position for failure in confirmation.failures}, clock.monotonic_ns()
 
 
 def backoff_ms(returned_count: int) -> int:

@@ -169,8 +169,8 @@ class CompactionWalk:
             ]
             some = [position for position in due if self.rng.random() < 0.8]
             if some:
-                failures = await requests.acknowledge(self._subscription(name), entries_of(some))
-                failed = {each.position for each in failures}
+                confirmation = await requests.acknowledge(self._subscription(name), entries_of(some))
+                failed = {each.position for each in confirmation.failures}
                 reader.acked |= set(some) - failed
 
     async def _sleep(self) -> None:

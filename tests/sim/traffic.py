@@ -365,7 +365,7 @@ class SimConsumer(Consumer):
             return
         self._all.ack_asked(self.model, messages)
         try:
-            failures = await requests.acknowledge(
+            confirmation = await requests.acknowledge(
                 self._subscription, entries_of(m.position for m in messages)
             )
         except (StorageFailed, Unavailable) as error:
@@ -373,7 +373,7 @@ class SimConsumer(Consumer):
             self._all.ack_lost(self.model, messages)
             return
         if not self._life.dead:
-            self._all.ack_answered(self.model, messages, failures)
+            self._all.ack_answered(self.model, messages, confirmation.failures)
 
     async def nack(self, messages: list[Message], delay_ms: int) -> None:
         messages = [each for each in messages if each in self.model.facts]
@@ -381,14 +381,14 @@ class SimConsumer(Consumer):
             return
         certain = self._all.nack_asked(self.model, self, messages, delay_ms)
         try:
-            failures = await requests.give_back(
+            confirmation = await requests.give_back(
                 self._subscription, self.consumer_id, entries_of(m.position for m in messages), delay_ms
             )
         except (StorageFailed, Unavailable) as error:
             self._raise_unless_failing(error)
             return
         if not self._life.dead:
-            self._all.nack_answered(self.model, certain, failures)
+            self._all.nack_answered(self.model, certain, confirmation.failures)
 
     async def release(self, messages: list[Message]) -> None:
         messages = [each for each in messages if each in self.model.facts]
@@ -432,11 +432,11 @@ async def ack_unknown(
     if subscription.log.entry_count(last.ledger_id) is None:
         del unknown[1]  # how long a ledger was that is gone, nobody knows
     try:
-        failures = await requests.acknowledge(subscription, entries_of(unknown))
+        confirmation = await requests.acknowledge(subscription, entries_of(unknown))
     except PostdateError:
         return
     if life.dead:
         return
-    refused = {each.position for each in failures if each.reason == "NOT_FOUND"}
+    refused = {each.position for each in confirmation.failures if each.reason == "NOT_FOUND"}
     require(refused == set(unknown), "ack", f"{mine}: unknown ids were acknowledged: {unknown}")
     life.world.count["unknown acks refused"] += 1

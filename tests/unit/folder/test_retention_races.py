@@ -50,7 +50,7 @@ def messages(count: int, **options: Any) -> list[Outgoing]:
 
 
 async def settle_and_drop(topic: Topic, subscription: Subscription, positions: list[Position]) -> None:
-    assert await requests.acknowledge(subscription, entries_of(positions)) == []
+    assert (await requests.acknowledge(subscription, entries_of(positions))).failures == []
     await topic.drop_ledgers(
         [positions[0].ledger_id], topic.ledgers.facts[positions[0].ledger_id].last_due_ms
     )
@@ -133,7 +133,7 @@ def test_an_acknowledgement_is_confirmed_when_the_ledger_goes_meanwhile(monkeypa
             await settle_and_drop(topic, subscription, gone)
 
         before_first(monkeypatch, topic.log, "times_of", gone[0].ledger_id, drop)
-        assert await requests.acknowledge(subscription, entries_of(gone)) == []
+        assert (await requests.acknowledge(subscription, entries_of(gone))).failures == []
         assert subscription.states.count(*PROMISED) == 0
         return node
 
@@ -258,7 +258,7 @@ def test_one_failed_read_ends_neither_reclaim_nor_the_broker(
         topic = node.topic("orders")
         outcomes = await topic.schedule.change(gone, Cancel(), dry_run=False)
         assert [each.result for each in outcomes] == [ChangeResult.DONE] * 4
-        assert await requests.acknowledge(subscription, entries_of(others)) == []
+        assert (await requests.acknowledge(subscription, entries_of(others))).failures == []
         inner = topic.log.read_times
         failed: list[int] = []
 

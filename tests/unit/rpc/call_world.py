@@ -17,6 +17,7 @@ from broker.model import Position
 from broker.policy import SubscriptionPolicy
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.calls import END_OF_STREAM
+from broker.runtime.ownership import Ownership
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from postdate_api.v1 import admin_pb2, compaction_pb2, consumer_pb2, message_pb2, producer_pb2, schedule_pb2
@@ -33,6 +34,12 @@ METHODS: dict[str, Any] = {
     for method in service.methods
 }
 """Every method of the API, as a descriptor."""
+
+
+def has_request_id(method: Any) -> bool:
+    """Return whether a repeat is recognised by a text, as Answers does."""
+    field = method.input_type.fields_by_name.get("request_id")
+    return field is not None and bool(field.type == field.TYPE_STRING)
 
 
 class Refused(Exception):
@@ -111,10 +118,10 @@ class World:
         return edge.written
 
 
-async def make_world(clock: SimClock, **changes: Any) -> World:
+async def make_world(clock: SimClock, ownership: Ownership | None = None, **changes: Any) -> World:
     """Ledgers that can be compacted, pending messages with keys, messages that are out, dead letters and a backup."""
     settings = {"compaction_cleanup_ms": 10_000, "lease_ms": LATER_MS, "lease_ms_max": LATER_MS}
-    node = Node(MemVfs(), clock, config(**settings, **changes)).open()
+    node = Node(MemVfs(), clock, config(**settings, **changes), ownership=ownership).open()
     services: dict[str, Any] = {
         "ProducerService": producer.ProducerService(node.broker),
         "ConsumerService": consumer.ConsumerService(node.broker),

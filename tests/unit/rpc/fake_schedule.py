@@ -17,6 +17,7 @@ from broker.model import Position
 from broker.observe.audit import AuditTrail
 from broker.rpc import schedule
 from broker.rpc.decode import ProduceEnvelope
+from broker.runtime.ownership import AlwaysOwner
 from broker.testing.sim_clock import SimClock
 from broker.topics.schedule_values import (
     Cancel,
@@ -198,6 +199,7 @@ class Edge:
             registry=self.registry,
             check_serving=lambda: None,
             counters=SimpleNamespace(refuse=lambda reason: None),
+            ownership=AlwaysOwner(),
         )
         self._handlers: Any = schedule.ScheduleService(broker).handlers()
 

@@ -24,7 +24,7 @@ from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from tests.depth import at_depth, sampled
 from tests.harness import DATA_DIR
-from tests.unit.rpc.call_world import CASES, METHODS, Refused, World, make_world
+from tests.unit.rpc.call_world import CASES, METHODS, Refused, World, has_request_id, make_world
 
 SETTLE_SECONDS = 120
 NEVER = -1
@@ -168,12 +168,6 @@ async def run_case(clock: SimClock, name: str, at: int, request_id: str) -> Run:
     assert world.node.failures == []
     assert verify_data_dir(world.node.vfs, DATA_DIR).problems == []
     return run
-
-
-def has_request_id(method: Any) -> bool:
-    """Return whether a repeat is recognised by a text, as Answers does."""
-    field = method.input_type.fields_by_name.get("request_id")
-    return field is not None and bool(field.type == field.TYPE_STRING)
 
 
 def test_every_method_has_a_case() -> None:

@@ -50,10 +50,10 @@ async def billing(node: Node, policy: SubscriptionPolicy = THREE, **options: int
 
 async def nack_dead(inbox: Inbox, positions: Iterable[Position], reason: str = "") -> None:
     consumer_id = inbox.consumer.consumer_id
-    failures = await requests.give_back(
+    nacked = await requests.give_back(
         inbox.subscription, consumer_id, entries_of(positions), 0, dead_letter=True, reason=reason
     )
-    assert failures == []
+    assert nacked.failures == []
 
 
 def subscription_of(node: Node, topic: str = "orders", name: str = "billing") -> Subscription:
