@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from broker.config import BrokerConfig
 from broker.errors import InvalidRequest, PostdateError, Unavailable
 from broker.folder.broker import Broker
+from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.rpc.audit import audited
 from broker.rpc.caller import check_request
@@ -19,7 +20,12 @@ from broker.rpc.field_counts import check_field_count
 from broker.rpc.status import Context, abort
 from broker.rpc.telling import begin_telling, tellable
 from broker.runtime.clock import Clock
+from broker.runtime.connections import cut_connection
 
+log = get_logger(__name__)
+
+STATUS_SECONDS = 1.0
+"""Seconds for the status of a stream that is ended for not reading to go out, before its connection is cut."""
 Request = TypeVar("Request", bound=Message)
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
@@ -98,6 +104,24 @@ async def refuse(host: CallHost, context: Context, error: Exception) -> None:
         await _refuse_cut(context, error)
     host.counters.refuse(error.reason if isinstance(error, PostdateError) else "INTERNAL")
     await abort(context, error)
+
+
+async def refuse_unread(host: CallHost, context: Context, error: PostdateError) -> None:
+    """End a stream although a message of it is still being written; returns when it no longer is.
+
+    The status goes out behind that message. If the client does not read that far, gRPC would keep both, without a
+    way to reset the stream from here: the connection is cut.
+    """
+    telling = asyncio.create_task(refuse(host, context, error), name="end of a stream")
+    try:
+        if not (await asyncio.wait({telling}, timeout=STATUS_SECONDS))[0]:
+            peer = context.peer()
+            is_cut = await asyncio.to_thread(cut_connection, peer)
+            log.warning("A client reads no responses: its connection is closed", peer=peer, cut=is_cut)
+            await asyncio.wait({telling})
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
 
 
 async def _refuse_cut(context: Context, error: Exception) -> None:

@@ -11,14 +11,13 @@ from broker.errors import InvalidRequest, LimitReached
 from broker.folder.broker import Broker
 from broker.model import Entries
 from broker.observe.logs import get_logger
-from broker.rpc.calls import END_OF_STREAM, parse, refuse
+from broker.rpc.calls import END_OF_STREAM, parse, refuse_unread
 from broker.rpc.delays import check_delay_ms
 from broker.rpc.encode import encode_batch_response
 from broker.rpc.entries import api_type, check_size, entries_of
 from broker.rpc.lease_lengths import check_lease_ms
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.unread import FrameRoom, Unread, UnreadRoom
-from broker.runtime.connections import cut_connection
 from broker.storage.manifest import REASON_BYTES_MAX
 from broker.storage.message_fields import tag_of
 from broker.storage.varint import encode_varint
@@ -31,8 +30,6 @@ from postdate_api.v1 import consumer_pb2, message_pb2
 
 log = get_logger(__name__)
 
-STATUS_SECONDS = 1.0
-"""Seconds for the status of a stream that is ended for not reading to go out, before its connection is cut."""
 _CONFIRMED_HEAD = bytes((tag_of("confirmed", consumer_pb2.SubscribeResponse),))
 _SETTLING = {
     bytes((tag_of(name, consumer_pb2.SubscribeRequest),)): name for name in ("ack", "nack", "extend")
@@ -128,24 +125,12 @@ class Session:
             self._stalled.set_result(None)
 
     async def _end_unread(self) -> None:
-        """End the stream although an answer is still being written; returns when it no longer is.
-
-        The status goes out behind that answer. If the client does not read that far, gRPC would keep both, without a
-        way to reset the stream from here: the connection is cut.
-        """
+        """End the stream although an answer is still being written; returns when it no longer is."""
         error = LimitReached(
             "The answers to acks, nacks and extensions are not read, and others wait for their room",
             reason="ANSWERS_NOT_READ",
         )
-        telling = asyncio.create_task(refuse(self._broker, self._context, error), name="end of a stream")
-        try:
-            if not (await asyncio.wait({telling}, timeout=STATUS_SECONDS))[0]:
-                peer = self._context.peer()
-                is_cut = await asyncio.to_thread(cut_connection, peer)
-                log.warning("A client reads no responses: its connection is closed", peer=peer, cut=is_cut)
-                await asyncio.wait({telling})
-        finally:
-            await end_tasks((telling,))
+        await refuse_unread(self._broker, self._context, error)
 
     # -- reading ---------------------------------------------------------------------------------------------
 

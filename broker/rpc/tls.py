@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import ssl
 import stat
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from cryptography import x509
@@ -17,6 +19,9 @@ from broker.config import BrokerConfig
 from broker.observe.metrics import BrokerCounters
 from broker.rpc.watched_file import Watched
 from broker.settings import ConfigError
+
+OpenChannel: TypeAlias = Callable[[Sequence[tuple[str, Any]]], grpc.aio.Channel]
+"""Opens a channel with these options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,29 @@ class ServerCertificates:
             self._counters.tls_expires_at_seconds,
             grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authorities),
         )
+
+
+def channel_to_node(config: BrokerConfig, address: str) -> OpenChannel:
+    """Return what opens channels to another node, which proves itself with a certificate where this one does.
+
+    Trusted are the system's authorities, those that vouch for clients, and what is in the file of the own certificate:
+    its chain, or a certificate that all nodes share. Raises ConfigError where a file cannot be read.
+    """
+    if not config.tls_cert_file:
+        return lambda options: grpc.aio.insecure_channel(address, options=options)
+    chain = _read("tls_cert_file", config.tls_cert_file)
+    roots = [chain]
+    if config.tls_client_ca_file:
+        roots.append(_read("tls_client_ca_file", config.tls_client_ca_file))
+    system = ssl.get_default_verify_paths().cafile
+    if system is not None:
+        roots.append(_read("SSL_CERT_FILE", system))
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=b"\n".join(roots),
+        private_key=_read_key(config.tls_key_file),
+        certificate_chain=chain,
+    )
+    return lambda options: grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def _check_pair(config: BrokerConfig, certificate: x509.Certificate, key: bytes) -> None:

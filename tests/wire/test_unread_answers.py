@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.http2 import END_HEADERS, HEADERS, connected, frame, message
 from benchmarks.http2 import call as http2_call
-from broker.rpc import session, unread
+from broker.rpc import calls as rpc_calls
+from broker.rpc import unread
 from broker.rpc.reception import CallKind, Reception
 from broker.settings import MIB
 from broker.subscriptions import requests
@@ -129,7 +130,7 @@ async def test_streams_that_are_ended_for_not_reading_leave_nothing(
     monkeypatch.setattr(unread, "ALL_BYTES_MAX", 4 * MIB)
     monkeypatch.setattr(unread, "STALLED_SECONDS", 0.2)
     monkeypatch.setattr(unread, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(session, "STATUS_SECONDS", 0.2)
+    monkeypatch.setattr(rpc_calls, "STATUS_SECONDS", 0.2)
     await wire.produce("t", b"x")
     places = next(each for each in wire.server._port.interceptors if isinstance(each, Reception))._places[
         CallKind.LONG

@@ -1,0 +1,268 @@
+"""Calls passed on to the owner of a shard, as bytes.
+
+No message is parsed, and none is kept once it has been written. One message a direction is in flight: the next is read
+when the one before has been written, so that each side is as slow as the other one.
+
+Invariants:
+  FORWARD-1  Messages that were read and are not written yet take at most `receiving_bytes_max` of memory, but for one.
+      Where they would take more, the call ends whose message has waited for longest.
+  FORWARD-2  A call ends with its route: once another owner or a higher epoch is known, nothing of the former is
+      passed on any more.
+  FORWARD-3  A call is passed on once: it carries the mark that asks for the owner alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeAlias
+
+import grpc
+
+from broker.errors import LimitReached, PostdateError, Unavailable
+from broker.observe.logs import get_logger
+from broker.rpc.calls import END_OF_STREAM, CallHost, refuse, refuse_unread
+from broker.rpc.status import DETAILS_KEY, Context
+from broker.rpc.tls import OpenChannel
+
+log = get_logger(__name__)
+
+DIRECT = "postdate-direct"
+"""Key of the metadata by which a client asks for the owner alone: any value but an empty one."""
+_CALLS_A_CONNECTION = 200
+"""Less than `grpc.max_concurrent_streams` of the owner's port."""
+_OPTIONS = {
+    "grpc.max_receive_message_length": -1,  # the owner has bounds of its own, and so has the port here
+    "grpc.max_send_message_length": -1,
+    "grpc.http2.bdp_probe": 0,
+    "grpc.use_local_subchannel_pool": 1,
+    "grpc.keepalive_time_ms": 10_000,
+    "grpc.keepalive_timeout_ms": 5_000,
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.min_reconnect_backoff_ms": 2_000,  # in truth the time that one attempt may take
+    "grpc.max_reconnect_backoff_ms": 1_000,
+}
+_OWN_METADATA = ("grpc-", ":", "user-agent", DIRECT)
+"""Beginnings of the names of metadata that belong to a connection."""
+
+Send: TypeAlias = Callable[[Any], Awaitable[None]]
+"""Writes what the caller sends to the owner's call."""
+Take: TypeAlias = Callable[[bytes], Awaitable[None]]
+"""Takes an answer of the owner."""
+End: TypeAlias = Callable[[CallHost, Context, PostdateError], Awaitable[None]]
+"""Ends a call with a failure."""
+
+
+class ForwardedCall:
+    """One call under way."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self.ended_because: PostdateError | None = None
+
+    def end(self, error: PostdateError) -> None:
+        """End the call with what its caller is told."""
+        if self.ended_because is None:
+            self.ended_because = error
+            self._task.cancel()
+
+
+class MessageRoom:
+    """Memory for messages that were read and are not written yet (FORWARD-1)."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._held: dict[object, tuple[ForwardedCall, int]] = {}  # the oldest first
+        self.held_bytes: int = 0
+
+    @contextmanager
+    def hold(self, call: ForwardedCall, size: int) -> Iterator[None]:
+        key = object()
+        self._held[key] = call, size
+        self.held_bytes += size
+        try:
+            while self.held_bytes > self._bytes_max and len(self._held) > 1:
+                oldest = self._let_go(next(iter(self._held)))
+                oldest.end(
+                    LimitReached(
+                        "Messages wait to be passed on, this one for longest", reason="TOO_MANY_CALLS"
+                    )
+                )
+            yield
+        finally:
+            if key in self._held:
+                self._let_go(key)
+
+    def _let_go(self, key: object) -> ForwardedCall:
+        call, size = self._held.pop(key)
+        self.held_bytes -= size
+        return call
+
+
+class _Connection:
+    """A connection to the owner, and how many calls it has."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.calls = 0
+
+
+class OwnerConnections:
+    """Connections to one owner: as many as the calls under way need, and one."""
+
+    def __init__(self, open_channel: OpenChannel, window_bytes: int) -> None:
+        self._open_channel = open_channel
+        self._options = (*_OPTIONS.items(), ("grpc.http2.lookahead_bytes", window_bytes))
+        self._connections: list[_Connection] = []
+        self._forwarded: set[ForwardedCall] = set()
+
+    @contextmanager
+    def channel(self, call: ForwardedCall) -> Iterator[grpc.aio.Channel]:
+        """Return a channel with room for one more call."""
+        connection = next((each for each in self._connections if each.calls < _CALLS_A_CONNECTION), None)
+        if connection is None:
+            connection = _Connection(self._open_channel(self._options))
+            self._connections.append(connection)
+        connection.calls += 1
+        self._forwarded.add(call)
+        try:
+            yield connection.channel
+        finally:
+            self._forwarded.discard(call)
+            connection.calls -= 1
+
+    async def close(self, error: PostdateError) -> None:
+        """End all calls, and the connections (FORWARD-2)."""
+        for call in tuple(self._forwarded):
+            call.end(error)
+        for connection in self._connections:
+            await connection.channel.close(None)
+
+
+async def forward_unary(
+    host: CallHost, room: MessageRoom, owner: OwnerConnections, path: str, message: bytes, context: Context
+) -> bytes:
+    """Pass on a call of one message and one answer; returns that."""
+    answers: list[bytes] = []
+
+    async def send(call: Any) -> None:
+        await call.write(message)
+        await call.done_writing()
+
+    async def take(answer: bytes) -> None:
+        if answers:
+            raise Unavailable("The owner sent more than one answer")
+        answers.append(answer)
+
+    forwarded = ForwardedCall()
+    with room.hold(forwarded, len(message)):
+        await _forward(host, owner, path, context, forwarded, send, take, refuse)
+    if not answers:
+        await refuse(host, context, Unavailable("The owner ended the call without an answer"))
+    return answers[0]
+
+
+async def forward_stream(
+    host: CallHost, room: MessageRoom, owner: OwnerConnections, path: str, context: Context
+) -> None:
+    """Pass on a stream, both ways, until the owner ends it or the caller goes away."""
+    forwarded = ForwardedCall()
+
+    async def send(call: Any) -> None:
+        while (message := await context.read()) is not END_OF_STREAM:
+            with room.hold(forwarded, len(message)):
+                await call.write(message)
+            message = None  # not kept while the next one is awaited
+        await call.done_writing()
+
+    async def take(answer: bytes) -> None:
+        with room.hold(forwarded, len(answer)):
+            await context.write(answer)
+
+    await _forward(host, owner, path, context, forwarded, send, take, refuse_unread)
+
+
+async def _forward(
+    host: CallHost,
+    owner: OwnerConnections,
+    path: str,
+    context: Context,
+    forwarded: ForwardedCall,
+    send: Send,
+    take: Take,
+    end: End,
+) -> None:
+    try:
+        with owner.channel(forwarded) as channel:
+            await _converse(channel, path, context, forwarded, send, take)
+    except asyncio.CancelledError:
+        if forwarded.ended_because is None:
+            raise
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()
+        await end(host, context, forwarded.ended_because)
+    except grpc.aio.AioRpcError as error:
+        await _fail_alike(host, context, error)
+    except PostdateError as error:
+        await refuse(host, context, error)
+
+
+async def _converse(
+    channel: grpc.aio.Channel,
+    path: str,
+    context: Context,
+    forwarded: ForwardedCall,
+    send: Send,
+    take: Take,
+) -> None:
+    call: Any = channel.stream_stream(path, None, None)(  # type: ignore[call-arg]  # it is written to, and needs no iterator
+        timeout=context.time_remaining(), metadata=forwarded_metadata(context)
+    )
+    sending = asyncio.ensure_future(_send(send, call, forwarded))
+    try:
+        while (answer := await call.read()) is not END_OF_STREAM:
+            await take(answer)
+            del answer
+        context.set_trailing_metadata(tuple(await call.trailing_metadata() or ()))
+    finally:
+        sending.cancel()
+        call.cancel()
+        await asyncio.wait({sending})
+
+
+async def _send(send: Send, call: Any, forwarded: ForwardedCall) -> None:
+    try:
+        # Once the owner has ended the call nothing can be written, and whoever reads from it hears why.
+        with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            await send(call)
+    except grpc.aio.BaseError:
+        forwarded.end(Unavailable("The caller's stream broke"))
+    except Exception as error:
+        log.error("A call could not be passed on", exc_info=error)
+        forwarded.end(Unavailable("The call could not be passed on; the log says why"))
+
+
+def forwarded_metadata(context: Context) -> tuple[tuple[str, Any], ...]:
+    """Return the metadata of a call as the owner gets it: all but what belongs to the connection (FORWARD-3)."""
+    given: Any = context.invocation_metadata() or ()
+    kept = [(key, value) for key, value in given if not key.startswith(_OWN_METADATA)]
+    return (*kept, (DIRECT, "1"))
+
+
+async def _fail_alike(host: CallHost, context: Context, error: grpc.aio.AioRpcError) -> None:
+    """End a call as the owner has ended it; does not return."""
+    trailing: Any = tuple(error.trailing_metadata() or ())
+    if error.code() is grpc.StatusCode.UNAVAILABLE and all(key != DETAILS_KEY for key, _ in trailing):
+        await refuse(
+            host,
+            context,
+            Unavailable(
+                "The owner of the shard cannot be reached, or the connection to it broke",
+                reason="OWNER_UNREACHABLE",
+            ),
+        )
+    await context.abort(error.code(), error.details() or "", trailing_metadata=trailing)

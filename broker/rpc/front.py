@@ -1,0 +1,234 @@
+"""The port of a node that does not own the shard: it passes calls on to the owner.
+
+Whoever has no SDK needs one address, of any node. GetCluster and health are answered here; every other method of the
+API goes to the owner as bytes (`forward.py`). A client that asks for the owner alone (`postdate-direct`) is told where
+that is, with NOT_OWNER, and so is everybody while nobody is known.
+
+A token passes through, and the owner judges it again. An identity from a client's certificate cannot pass: the owner
+sees the certificate of this node. So where certificates count, calls without a token are answered NOT_OWNER.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc_health.v1 import _async as health_aio  # its public name, health.aio, is made at run time
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from broker.config import BrokerConfig
+from broker.errors import PostdateError, Unavailable
+from broker.observe.logs import get_logger
+from broker.observe.metrics import BrokerCounters
+from broker.rpc import admin, compaction, consumer, producer, schedule
+from broker.rpc.access import AccessControl
+from broker.rpc.access_rules import RULES
+from broker.rpc.calls import Handler, refuse
+from broker.rpc.cluster import ClusterView, OwnerRoute, ViewCluster, describe_cluster
+from broker.rpc.forward import DIRECT, MessageRoom, OwnerConnections, forward_stream, forward_unary
+from broker.rpc.port import GrpcPort
+from broker.rpc.reception import window_bytes
+from broker.rpc.status import Context
+from broker.rpc.tls import channel_to_node
+from broker.runtime.clock import Clock
+from broker.settings import ConfigError
+from postdate_api.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
+
+log = get_logger(__name__)
+
+_LOOK_SECONDS = 0.2
+_RETRY_MS = 200
+"""Time after which a caller may ask again who the owner is."""
+_SERVICES = (producer, consumer, admin, schedule, compaction)
+_GET_CLUSTER = f"/{admin.SERVICE}/GetCluster"
+_UNARY = frozenset(
+    f"/{service.full_name}/{method.name}"
+    for file in (producer_pb2, consumer_pb2, schedule_pb2, admin_pb2, compaction_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+    if not method.client_streaming and not method.server_streaming
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontHost:
+    """The settings, the clock and the counters of a node."""
+
+    config: BrokerConfig
+    clock: Clock
+    counters: BrokerCounters
+
+
+class FrontGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Stands before every method where there is access control: judges calls by their headers, as the owner will."""
+
+    def __init__(self, control: AccessControl) -> None:
+        self._control = control
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler, rule = await continuation(details), RULES.get(details.method)
+        if handler is None or (rule is not None and rule.is_public):
+            return handler
+        control = self._control
+        is_unary = handler.stream_unary is not None
+        behavior = handler.stream_unary if is_unary else handler.stream_stream
+
+        async def guarded(request: Any, context: Context) -> Any:
+            try:
+                control.admit(rule, context, is_long=False)
+            except PostdateError as error:
+                await refuse(control.host, context, error)
+                raise
+            return await behavior(request, context)
+
+        kind = grpc.stream_unary_rpc_method_handler if is_unary else grpc.stream_stream_rpc_method_handler
+        return kind(
+            guarded,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+class Front:
+    """See the module's description."""
+
+    def __init__(self, host: FrontHost, view: ViewCluster) -> None:
+        """`view` is what the node knows of the cluster now; it is asked for each call. Raises ConfigError."""
+        self._host = host
+        self._view = view
+        self._room = MessageRoom(host.config.receiving_bytes_max)
+        self._route = OwnerRoute()
+        self._owner: OwnerConnections | None = None
+        self._health = health_aio.HealthServicer()
+        self._port = GrpcPort(host, broker=None, guard=FrontGuard)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._port.server)
+        self._port.server.add_generic_rpc_handlers((_Methods(self),))
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        """Address on which it listens, once it was started."""
+        return self._port.address
+
+    async def start(self) -> None:
+        """Open the port. Raises Fenced if that cannot be."""
+        self._port.bind()
+        self._follow_route()
+        await self._set_health()
+        await self._port.server.start()
+        watches = [("route of the front", self._watch_route()), *self._port.watches()]
+        self._tasks |= {asyncio.create_task(watch, name=name) for name, watch in watches}
+        log.info("Passing calls on to the owner", grpc=self.address, owner=self._route.owner_address)
+
+    async def stop(self) -> None:
+        """Close the port and end all calls."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._port.server.stop(None)
+        if self._owner is not None:
+            await self._owner.close(not_owner(self._route))
+
+    def look_now(self) -> None:
+        """Read the security files without waiting for the next look."""
+        self._port.look_now()
+
+    async def get_cluster(self, _: bytes, __: Context) -> bytes:
+        return bytes(describe_cluster(self._seen()).SerializeToString())
+
+    async def pass_unary(self, path: str, message: bytes, context: Context) -> bytes:
+        owner = await self._owner_for(context)
+        return await forward_unary(self._host, self._room, owner, path, message, context)
+
+    async def pass_stream(self, path: str, context: Context) -> None:
+        owner = await self._owner_for(context)
+        await forward_stream(self._host, self._room, owner, path, context)
+
+    def _seen(self) -> ClusterView:
+        """Return the cluster as it is known here. A node with a front owns nothing, whatever it owned before."""
+        view = self._view()
+        if view.route.owner_node == view.node:
+            return view._replace(route=OwnerRoute(view.route.epoch))
+        return view
+
+    async def _owner_for(self, context: Context) -> OwnerConnections:
+        """Return the owner, for a call that may be passed on; others are refused."""
+        self._follow_route()
+        metadata: Any = context.invocation_metadata() or ()
+        shown = {key for key, value in metadata if value}
+        config = self._host.config
+        by_certificate = config.access_file and config.tls_client_ca_file and "authorization" not in shown
+        if self._owner is None or DIRECT in shown or by_certificate:
+            error = not_owner(self._route)
+            await refuse(self._host, context, error)
+            raise error
+        return self._owner
+
+    def _follow_route(self) -> None:
+        """Take the route that is known now, and end all calls of the one before (FORWARD-2)."""
+        route = self._seen().route
+        if route == self._route:
+            return
+        former, self._route, self._owner = self._owner, route, None
+        if route.owner_address:
+            try:
+                opening = channel_to_node(self._host.config, route.owner_address)
+            except ConfigError as error:
+                log.error("Calls cannot be passed on to the owner", error=error)
+            else:
+                self._owner = OwnerConnections(opening, window_bytes(self._host.config))
+        if former is not None:
+            closing = asyncio.create_task(former.close(not_owner(route)), name="former owner of the front")
+            self._tasks.add(closing)
+            closing.add_done_callback(self._tasks.discard)
+
+    async def _watch_route(self) -> None:
+        known = self._route
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            self._follow_route()
+            if known != self._route:
+                known = self._route
+                await self._set_health()
+
+    async def _set_health(self) -> None:
+        """Say whether calls can be passed on."""
+        statuses = health_pb2.HealthCheckResponse
+        status = statuses.SERVING if self._owner is not None else statuses.NOT_SERVING
+        for name in ("", *(service.SERVICE for service in _SERVICES)):
+            await self._health.set(name, status)
+
+
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """Methods that are passed on: those that are known, as whatever somebody calls is kept by its name."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        path, front = handler_call_details.method, self._front
+        if path not in RULES:
+            return None
+        if path == _GET_CLUSTER:
+            return grpc.unary_unary_rpc_method_handler(front.get_cluster)
+        if path in _UNARY:
+            return grpc.unary_unary_rpc_method_handler(
+                lambda message, context: front.pass_unary(path, message, context)
+            )
+        return grpc.stream_stream_rpc_method_handler(lambda _, context: front.pass_stream(path, context))
+
+
+def not_owner(route: OwnerRoute) -> Unavailable:
+    """Return the refusal of a call that only the owner can answer."""
+    where = (
+        f"its owner is at {route.owner_address}" if route.owner_address else "and nobody is known who does"
+    )
+    return Unavailable(
+        f"This node does not own the shard; {where}",
+        reason="NOT_OWNER",
+        retry_after_ms=_RETRY_MS,
+        owner_address=route.owner_address,
+        epoch=route.epoch,
+    )

@@ -1,0 +1,427 @@
+"""A node that does not own the shard: what it answers itself, what it passes on to the owner, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from broker.observe.metrics import BrokerCounters
+from broker.rpc import calls, forward
+from broker.rpc.cluster import ClusterView, OwnerRoute
+from broker.rpc.forward import ForwardedCall, MessageRoom
+from broker.rpc.front import Front, FrontHost
+from broker.rpc.reception import Reception
+from broker.runtime.clock import SystemClock
+from broker.server import Server
+from postdate_api.v1 import admin_pb2, consumer_pb2, producer_pb2
+from tests.certificates import Authority, Pair
+from tests.configs import broker_config
+from tests.wire.access_files import Files, bearer
+from tests.wire.conftest import Serve, Wire, batch, eventually, ids_of, refused, within
+
+DIRECT = ((forward.DIRECT, "1"),)
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class FrontNode:
+    """A node with a front, whose route a test may change."""
+
+    def __init__(self, owner: Wire | None, **settings: Any) -> None:
+        self.route = OwnerRoute()
+        if owner is not None:
+            self.route = OwnerRoute(7, "owner", owner.server.grpc_address)
+        self.config = broker_config(grpc_address="127.0.0.1:0", **settings)
+        self.counters = BrokerCounters()
+        self.front = Front(FrontHost(self.config, SystemClock(), self.counters), self._view)
+        self.wire: Wire
+
+    @property
+    def grpc_address(self) -> str:
+        return self.front.address
+
+    async def start(self) -> FrontNode:
+        await self.front.start()
+        self.broker = None  # it has none; a `Wire` asks
+        self.wire = Wire(cast(Server, self))
+        return self
+
+    async def stop(self) -> None:
+        await self.wire.disconnect()
+        await within(self.front.stop())
+
+    def _view(self) -> ClusterView:
+        nodes = (("owner", "10.0.0.1:7650"), ("here", "10.0.0.2:7650"))
+        return ClusterView("c", "here", nodes, 0, self.route, ("here",), 12, 34, 5, 6)
+
+
+Face = Callable[..., Awaitable[FrontNode]]
+
+
+@pytest.fixture
+async def face() -> AsyncIterator[Face]:
+    """Starts a front before an owner; all of them are stopped at the end."""
+    nodes: list[FrontNode] = []
+
+    async def start(owner: Wire | None, **settings: Any) -> FrontNode:
+        nodes.append(await FrontNode(owner, **settings).start())
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        await node.stop()
+
+
+async def health_of(node: FrontNode) -> Any:
+    stub: Any = health_pb2_grpc.HealthStub(node.wire.channel)
+    return (await within(stub.Check(health_pb2.HealthCheckRequest()))).status
+
+
+async def test_calls_and_streams_go_to_the_owner(wire: Wire, face: Face):
+    through = (await face(wire)).wire
+    ids = await through.produce("t", b"one", b"two")
+    stream = await through.subscribe("t", initial_position=consumer_pb2.INITIAL_POSITION_EARLIEST)
+    deliveries = await stream.deliveries(2)
+    assert ids_of(deliveries) == ids
+    assert [delivery.message.payload for delivery in deliveries] == [b"one", b"two"]
+    assert await stream.ack(ids) == []
+    assert await stream.close() is grpc.StatusCode.OK
+    assert await through.topic_names() == ["t"] == await wire.topic_names()
+
+
+async def test_a_produce_stream_goes_both_ways_message_by_message(wire: Wire, face: Face):
+    through = (await face(wire)).wire
+    call = through.producer.ProduceStream()
+    for number in range(1, 20):
+        await within(call.write(batch("t", b"x" * 10_000, request_id=number)))
+        answer = await within(call.read())
+        assert (answer.request_id, answer.ids[0].count) == (number, 1)
+    await within(call.done_writing())
+    assert await within(call.read()) is grpc.aio.EOF  # type: ignore[attr-defined]
+    assert await within(call.code()) is grpc.StatusCode.OK
+
+
+async def test_refusals_come_back_as_the_owner_gave_them(wire: Wire, face: Face):
+    through = (await face(wire)).wire
+    request = admin_pb2.CreateTopicRequest(name="a b")
+    assert await refused(through.admin.CreateTopic(request)) == await refused(wire.admin.CreateTopic(request))
+    stream, straight = through.stream(), wire.stream()
+    for each in (stream, straight):
+        await each.send(permits=consumer_pb2.Permits(messages=1))
+    assert await stream.refusal() == await straight.refusal()
+
+
+async def test_cluster_and_health_are_answered_here(wire: Wire, face: Face):
+    node = await face(wire)
+    answer = await within(node.wire.admin.GetCluster(admin_pb2.GetClusterRequest()))
+    (shard,) = answer.shards
+    assert (answer.cluster_id, answer.node) == ("c", "here")
+    assert (shard.epoch, shard.owner, shard.owner_address) == (7, "owner", wire.server.grpc_address)
+    assert await health_of(node) == SERVING
+    node.route = OwnerRoute(8)
+    async with asyncio.timeout(5):
+        while await health_of(node) != NOT_SERVING:  # it is looked at several times a second
+            await asyncio.sleep(0.02)
+
+
+async def test_who_asks_for_the_owner_alone_is_told_where_it_is(wire: Wire, face: Face):
+    through = (await face(wire)).wire
+    refusal = await refused(through.admin.ListTopics(admin_pb2.ListTopicsRequest(), metadata=DIRECT))
+    assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "NOT_OWNER")
+    assert refusal.metadata == {"owner_address": wire.server.grpc_address, "epoch": "7"}
+    stream = through.stream_as(DIRECT)
+    await stream.send(open=consumer_pb2.Open(topic="t", subscription="s"))
+    assert (await stream.refusal()).reason == "NOT_OWNER"
+    assert await within(through.admin.GetCluster(admin_pb2.GetClusterRequest(), metadata=DIRECT))
+
+
+async def test_while_nobody_is_known_calls_are_refused(face: Face):
+    through = (await face(None)).wire
+    refusal = await refused(through.admin.ListTopics(admin_pb2.ListTopicsRequest()))
+    assert (refusal.reason, refusal.metadata) == ("NOT_OWNER", {"owner_address": "", "epoch": "0"})
+
+
+async def test_a_node_that_owned_the_shard_does_not_pass_calls_to_itself(face: Face):
+    node = await face(None)
+    node.route = OwnerRoute(3, "here", node.grpc_address)
+    refusal = await refused(node.wire.admin.ListTopics(admin_pb2.ListTopicsRequest()))
+    assert (refusal.reason, refusal.metadata) == ("NOT_OWNER", {"owner_address": "", "epoch": "3"})
+    (shard,) = (await within(node.wire.admin.GetCluster(admin_pb2.GetClusterRequest()))).shards
+    assert (shard.epoch, shard.owner, shard.owner_address) == (3, "", "")
+
+
+async def test_nodes_that_take_each_other_for_the_owner_pass_nothing_in_a_circle(face: Face):
+    one, other = await face(None), await face(None)
+    one.route = OwnerRoute(3, "other", other.grpc_address)
+    other.route = OwnerRoute(3, "one", one.grpc_address)
+    refusal = await refused(one.wire.admin.ListTopics(admin_pb2.ListTopicsRequest()))
+    assert (refusal.reason, refusal.metadata["owner_address"]) == ("NOT_OWNER", one.grpc_address)
+
+
+async def test_an_owner_that_is_away(wire: Wire, face: Face):
+    node = await face(wire)
+    await node.wire.produce("t", b"x")
+    stream = await node.wire.subscribe("t")
+    await wire.stop()
+    await stream.frame("draining")
+    refusal = await refused(node.wire.admin.ListTopics(admin_pb2.ListTopicsRequest()))
+    assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "OWNER_UNREACHABLE")
+    assert "127.0.0.1" not in refusal.message
+
+
+async def test_a_new_owner_ends_what_goes_to_the_former(serve: Serve, face: Face):
+    former, now = await serve(), await serve()
+    node = await face(former)
+    await former.produce("t", b"x")
+    await now.produce("t", b"y")
+    stream = await node.wire.subscribe("t", initial_position=consumer_pb2.INITIAL_POSITION_EARLIEST)
+    assert (await stream.delivery()).message.payload == b"x"
+    waiting = asyncio.ensure_future(node.wire.receive("empty", wait_ms=30_000))
+    await eventually(lambda: any(topic.name == "empty" for topic in former.broker.registry.topics.values()))
+    node.route = OwnerRoute(8, "now", now.server.grpc_address)
+    refusal = await stream.refusal()
+    assert (refusal.reason, refusal.metadata["epoch"]) == ("NOT_OWNER", "8")
+    assert (await refused(waiting)).reason == "NOT_OWNER"
+    again = await node.wire.subscribe("t", initial_position=consumer_pb2.INITIAL_POSITION_EARLIEST)
+    assert (await again.delivery()).message.payload == b"y"
+
+
+async def test_a_higher_epoch_of_the_same_owner_ends_its_calls_too(wire: Wire, face: Face):
+    node = await face(wire)
+    await wire.produce("t", b"x")
+    stream = await node.wire.subscribe("t")
+    node.route = node.route._replace(epoch=9)
+    assert (await stream.refusal()).metadata["epoch"] == "9"
+
+
+async def test_a_caller_that_goes_away_ends_its_call_at_the_owner(wire: Wire, face: Face):
+    node = await face(wire)
+    await wire.produce("t", b"x")
+    stream = await node.wire.subscribe("t")
+    subscription = wire.broker.registry.topic("t").subscription("s")
+    assert len(subscription.consumers) == 1
+    stream.cancel()
+    await eventually(lambda: not subscription.consumers)
+
+
+async def test_deadlines_are_the_owners_too(wire: Wire, face: Face):
+    node = await face(wire)
+    await wire.produce("t", b"x")
+    stream = node.wire.consumer.Subscribe(timeout=0.3)
+    opening = consumer_pb2.Open(topic="t", subscription="s")
+    await within(stream.write(consumer_pb2.SubscribeRequest(open=opening)))
+    assert (await within(stream.read())).HasField("opened")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await within(stream.read())
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    subscription = wire.broker.registry.topic("t").subscription("s")
+    await eventually(lambda: not subscription.consumers)
+
+
+class Recorder(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """An owner that notes how it is called."""
+
+    def __init__(self) -> None:
+        self.metadata: dict[str, Any] = {}
+        self.left_seconds: float | None = None
+        self.port = 0
+
+    def service(self, handler_call_details: Any) -> Any:
+        return grpc.stream_stream_rpc_method_handler(self._serve)
+
+    async def _serve(self, _: Any, context: Any) -> None:
+        self.metadata = dict(context.invocation_metadata())
+        self.left_seconds = context.time_remaining()
+        await context.write(await context.read())
+        context.set_trailing_metadata((("x-trail", "1"), ("x-bytes-bin", b"\x00\xff")))
+
+
+@pytest.fixture
+async def recorder() -> AsyncIterator[Recorder]:
+    server, recorder = grpc.aio.server(), Recorder()
+    server.add_generic_rpc_handlers((recorder,))
+    recorder.port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield recorder
+    await server.stop(None)
+
+
+async def test_deadlines_and_metadata_are_passed_on_both_ways(recorder: Recorder, face: Face):
+    node = await face(None)
+    node.route = OwnerRoute(1, "owner", f"127.0.0.1:{recorder.port}")
+    sent = (("authorization", "Bearer t"), ("traceparent", "00-1-2-01"), ("x-bytes-bin", b"\x00\xff"))
+    call = node.wire.raw("/postdate.v1.AdminService/ListTopics")(b"\x08\x01", timeout=60, metadata=sent)
+    assert await within(call) == b"\x08\x01"
+    assert set(sent) <= recorder.metadata.items()
+    assert recorder.metadata[forward.DIRECT] == "1"
+    assert recorder.left_seconds is not None and 50 < recorder.left_seconds < 62  # gRPC rounds it up
+    assert dict(await call.trailing_metadata()) == {"x-trail": "1", "x-bytes-bin": b"\x00\xff"}
+    await within(node.wire.raw("/postdate.v1.AdminService/ListTopics")(b"\x08\x01"))
+    assert recorder.left_seconds is None
+
+
+async def test_more_calls_than_one_connection_takes(wire: Wire, face: Face, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(forward, "_CALLS_A_CONNECTION", 3)
+    node = await face(wire)
+    await wire.produce("t", b"x")
+    streams = [await node.wire.subscribe("t") for _ in range(8)]
+    peers = {session._context.peer() for session in wire.server._consumer._sessions}
+    assert len(peers) == 3
+    for stream in streams:
+        stream.cancel()
+    await eventually(lambda: not wire.server._consumer._sessions)
+    streams = [await node.wire.subscribe("t") for _ in range(8)]
+    assert {session._context.peer() for session in wire.server._consumer._sessions} == peers
+
+
+async def test_methods_that_nobody_knows_are_not_kept(wire: Wire, face: Face):
+    node = await face(wire)
+    reception = next(each for each in node.front._port.interceptors if isinstance(each, Reception))
+    for number in range(3):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await within(node.wire.raw(f"/postdate.v1.AdminService/No{number}")(b""))
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert not reception._served
+
+
+async def test_the_owner_can_take_the_port_of_the_front(tmp_path: Path, wire: Wire):
+    node = await FrontNode(wire).start()
+    stream = await node.wire.subscribe("t")
+    address = node.grpc_address
+    await within(node.front.stop())
+    await eventually(stream.call.done)
+    server = Server(
+        broker_config(
+            data_dir=str(tmp_path / "own"), grpc_address=address, http_address="127.0.0.1:0", drain_grace_ms=0
+        )
+    )
+    await server.start()
+    try:
+        await node.wire.produce("t", b"x")  # on the channel that was open to the front
+    finally:
+        await node.wire.disconnect()
+        await within(server.stop())
+        shutil.rmtree(tmp_path / "own")
+
+
+# -- access --------------------------------------------------------------------------------------------------
+
+
+async def test_tokens_are_judged_here_and_by_the_owner(serve: Serve, face: Face, tmp_path: Path):
+    files = Files(tmp_path)
+    owner = await serve(**files.settings)
+    node = await face(owner, **files.settings)
+    request = batch("orders", b"x")
+    await within(node.wire.producer.Produce(request, metadata=bearer("shop-secret")))
+    seen = owner.broker.counters.auth_failures.copy()
+    for metadata in (None, bearer("wrong"), bearer("nobody-secret")):
+        refusal = await refused(node.wire.producer.Produce(request, metadata=metadata))
+        assert refusal.code in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+        refusal = await refused(node.wire.admin.GetCluster(admin_pb2.GetClusterRequest(), metadata=metadata))
+        assert refusal.code in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+    assert owner.broker.counters.auth_failures == seen  # nothing of it came so far
+    assert sum(node.counters.auth_failures.values()) == 6
+    other = batch("billing", b"x")  # a topic that this token has no right on: only the owner reads requests
+    refusal = await refused(node.wire.producer.Produce(other, metadata=bearer("shop-secret")))
+    assert refusal.code is grpc.StatusCode.PERMISSION_DENIED
+    assert await health_of(node) == SERVING
+
+
+def credentials_of(pair: Pair, authority: Authority) -> grpc.ChannelCredentials:
+    authorities, key, chain = (
+        Path(path).read_bytes() for path in (authority.ca_file, pair.key_file, pair.cert_file)
+    )
+    return grpc.ssl_channel_credentials(authorities, key, chain)
+
+
+async def test_identities_of_certificates_do_not_pass(serve: Serve, tmp_path: Path):
+    files, authority = Files(tmp_path), Authority(tmp_path)
+    # The certificate of the nodes has rights of its own, which must not become those of whoever calls through them.
+    files.access('[[grant]]\nprincipals = ["*"]\ntopics = ["*"]\nrights = ["produce", "manage"]\n')
+    pair, own = authority.issue("server", is_local=True), authority.issue("client", common_name="billing")
+    settings = {
+        **files.settings,
+        "tls_cert_file": pair.cert_file,
+        "tls_key_file": pair.key_file,
+        "tls_client_ca_file": authority.ca_file,
+    }
+    owner = await serve(**settings)
+    node = FrontNode(owner, **settings)
+    await node.front.start()
+    credentials = credentials_of(own, authority)
+    name = [("grpc.ssl_target_name_override", "localhost")]
+    try:
+        async with grpc.aio.secure_channel(node.grpc_address, credentials, options=name) as channel:
+            produce: Any = channel.unary_unary("/postdate.v1.ProducerService/Produce")
+            message = batch("orders", b"x").SerializeToString()
+            assert (await refused(produce(message))).reason == "NOT_OWNER"
+            answer = await within(produce(message, metadata=bearer("shop-secret")))
+            assert producer_pb2.ProduceResponse.FromString(answer).ids[0].count == 1
+    finally:
+        await within(node.front.stop())
+
+
+# -- bounds --------------------------------------------------------------------------------------------------
+
+
+async def test_messages_that_wait_take_a_bounded_room():
+    room = MessageRoom(100)
+    told: list[str] = []
+
+    async def wait(size: int, name: str) -> None:
+        call = ForwardedCall()
+        try:
+            with room.hold(call, size):
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            told.append(name)
+            if call.ended_because is None:
+                raise
+
+    tasks = [asyncio.create_task(wait(40, name)) for name in "abc"]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (told, room.held_bytes) == (["a"], 80)
+    tasks.append(asyncio.create_task(wait(1000, "d")))  # one that is larger than the room has it alone
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (told, room.held_bytes) == (["a", "b", "c"], 1000)
+    tasks[-1].cancel()
+    await asyncio.wait(tasks)
+    assert room.held_bytes == 0
+
+
+async def test_a_caller_that_does_not_read_gives_way_to_others(
+    wire: Wire, face: Face, monkeypatch: pytest.MonkeyPatch
+):
+    """Its messages wait for it, and end the call when the room is full: the one that has waited for longest."""
+    monkeypatch.setattr(calls, "STATUS_SECONDS", 0.2)
+    node = await face(wire, receiving_bytes_max=4 << 20)
+    for _ in range(40):
+        await wire.produce("t", *(b"x" * 100_000 for _ in range(10)))
+    narrow = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+    channels = [grpc.aio.insecure_channel(node.grpc_address, options=narrow) for _ in range(4)]
+    streams: list[Any] = []
+    for number, channel in enumerate(channels):
+        streams.append(call := channel.stream_stream("/postdate.v1.ConsumerService/Subscribe")())
+        opening = consumer_pb2.Open(
+            topic="t",
+            subscription=f"s{number}",
+            permits=consumer_pb2.Permits(messages=10_000),
+            initial_position=consumer_pb2.INITIAL_POSITION_EARLIEST,
+        )
+        await within(call.write(consumer_pb2.SubscribeRequest(open=opening).SerializeToString()))
+    room = node.front._room
+    await eventually(lambda: any(call.done() for call in streams[:3]))
+    assert room.held_bytes <= 4 << 20
+    await node.wire.produce("t", b"more")  # others go on
+    for channel in channels:
+        await channel.close(None)
+    await eventually(lambda: room.held_bytes == 0)
