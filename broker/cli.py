@@ -9,7 +9,8 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from datetime import datetime, timedelta
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +26,7 @@ from broker.settings import ConfigError, SettingKind, show
 if TYPE_CHECKING:
     from broker.cluster.base_manifest import Base
     from broker.cluster.base_store import BaseStore
+    from broker.cluster.status import NodeStatus
     from postdate.backups import Backup, Backups
     from postdate.commands.settings import Settings
 
@@ -567,6 +569,62 @@ def create_cluster(url: str, shards: int, owner_lease_ms: int, if_missing: bool)
     from broker.cluster.command import create_command  # noqa: PLC0415
 
     sys.exit(create_command(url, shards=shards, owner_lease_ms=owner_lease_ms, if_missing=if_missing))
+
+
+@cluster.command("status")
+@_with_connection
+def cluster_status(connection: Settings) -> None:
+    """Show who owns the shard, and how far behind each standby is. --address may be any node, or several: a,b,c.
+
+    Exit code 0: an owner is known, and all nodes answer; 1: not so.
+    """
+    import time  # noqa: PLC0415
+
+    from broker.cluster.status import render_status  # noqa: PLC0415
+
+    cluster_id, nodes = asyncio.run(_ask_nodes(connection))
+    for line in render_status(cluster_id, nodes, time.time_ns() // 1_000_000):
+        click.echo(line)
+    is_owned = not cluster_id or any(node.is_owner for node in nodes)
+    sys.exit(0 if is_owned and not any(node.problem for node in nodes) else 1)
+
+
+async def _ask_nodes(connection: Settings) -> tuple[str, list[NodeStatus]]:
+    """Ask the node at the address for all nodes, and each of them for itself."""
+    import postdate  # noqa: PLC0415
+
+    try:
+        async with connection.client() as client:
+            asked = await client.cluster()
+    except postdate.PostdateError as error:
+        raise click.ClickException(str(error)) from error
+    nodes = (_ask_node(connection, node.name, node.address) for node in asked.nodes)
+    return asked.cluster_id, list(await asyncio.gather(*nodes))
+
+
+async def _ask_node(connection: Settings, name: str, address: str) -> NodeStatus:
+    import postdate  # noqa: PLC0415
+    from broker.cluster.status import NodeStatus  # noqa: PLC0415
+
+    try:
+        async with replace(connection, address=address, retry_for=timedelta(0)).client() as client:
+            shard = (await client.cluster()).shards[0]
+    except postdate.PostdateError as error:
+        return NodeStatus(name, address, problem=" ".join(error.message.split()))
+    return NodeStatus(
+        name,
+        address,
+        epoch=shard.epoch,
+        owner=shard.owner,
+        applied_lsn=shard.applied_lsn,
+        applied_time_ms=_milliseconds(shard.applied_time),
+        base_lsn=shard.base_lsn,
+        base_time_ms=_milliseconds(shard.base_time),
+    )
+
+
+def _milliseconds(time: datetime | None) -> int:
+    return round(time.timestamp() * 1000) if time is not None else 0
 
 
 @main.group()

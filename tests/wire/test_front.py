@@ -10,8 +10,10 @@ from typing import Any, cast
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from broker.cli import main
 from broker.observe.metrics import BrokerCounters
 from broker.rpc import calls, forward
 from broker.rpc.cluster import ClusterView, OwnerRoute
@@ -35,6 +37,7 @@ class FrontNode:
     """A node with a front, whose route a test may change."""
 
     def __init__(self, owner: Wire | None, **settings: Any) -> None:
+        self.nodes: tuple[tuple[str, str], ...] = (("owner", "10.0.0.1:7650"), ("here", "10.0.0.2:7650"))
         self.route = OwnerRoute()
         if owner is not None:
             self.route = OwnerRoute(7, "owner", owner.server.grpc_address)
@@ -58,8 +61,7 @@ class FrontNode:
         await within(self.front.stop())
 
     def _view(self) -> ClusterView:
-        nodes = (("owner", "10.0.0.1:7650"), ("here", "10.0.0.2:7650"))
-        return ClusterView("c", "here", nodes, 0, self.route, ("here",), 12, 34, 5, 6)
+        return ClusterView("c", "here", self.nodes, 0, self.route, ("here",), 12, 34, 5, 6)
 
 
 Face = Callable[..., Awaitable[FrontNode]]
@@ -129,6 +131,19 @@ async def test_cluster_and_health_are_answered_here(wire: Wire, face: Face):
     async with asyncio.timeout(5):
         while await health_of(node) != NOT_SERVING:  # it is looked at several times a second
             await asyncio.sleep(0.02)
+
+
+async def test_the_status_of_a_cluster_asks_each_node(wire: Wire, face: Face):
+    node = await face(wire)
+    command = ["cluster", "status", "--address", node.grpc_address]
+    node.nodes = (("owner", wire.server.grpc_address), ("here", node.grpc_address), ("away", "127.0.0.1:1"))
+    done = await asyncio.to_thread(CliRunner().invoke, main, command)
+    assert done.exit_code == 1
+    told = done.output.splitlines()
+    assert told[:2] == ["cluster c", "owner owner, epoch 7"]
+    assert "standby  lsn 12" in told[3] and "no answer" in told[4]
+    done = await asyncio.to_thread(CliRunner().invoke, main, [*command[:3], wire.server.grpc_address])
+    assert (done.exit_code, done.output) == (0, "no cluster: one broker, which owns all topics\n")
 
 
 async def test_who_asks_for_the_owner_alone_is_told_where_it_is(wire: Wire, face: Face):

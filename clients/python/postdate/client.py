@@ -11,6 +11,7 @@ from postdate import pull
 from postdate._rpc import Rpc
 from postdate.admin import ServerInfo, Subscriptions, Topics, get_server_info
 from postdate.backups import Backups
+from postdate.cluster import ClusterInfo, get_cluster
 from postdate.credentials import Credentials, Tls, Token
 from postdate.dead_letters import DeadLetters
 from postdate.errors import PostdateError
@@ -211,6 +212,10 @@ class Client:
     async def server_info(self) -> ServerInfo:
         """Version, start time, clock and limits of the broker."""
         return await get_server_info(self._rpc)
+
+    async def cluster(self) -> ClusterInfo:
+        """Owners of the shards of the cluster, as the node knows them that is asked."""
+        return await get_cluster(self._rpc)
 
     @property
     def _rpc(self) -> Rpc:

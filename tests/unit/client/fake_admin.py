@@ -200,6 +200,9 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
             limits=admin_pb2.ServerLimits(payload_bytes_max=1024 * 1024),
         )
 
+    async def GetCluster(self, request: admin_pb2.GetClusterRequest, context: Any) -> Any:
+        return self.knobs.cluster or admin_pb2.GetClusterResponse(shards=[admin_pb2.ClusterShard()])
+
     def topic(self, name: str) -> FakeTopic:
         return self.topics.setdefault(name, FakeTopic())
 

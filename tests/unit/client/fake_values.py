@@ -88,6 +88,8 @@ class FakeSubscription:
 class Knobs:
     """Ways to disappoint. Each deque is used up, one item a request or stream."""
 
+    cluster: admin_pb2.GetClusterResponse | None = None  # what GetCluster says; None: no cluster
+
     produce_errors: deque[status_pb2.Status] = field(default_factory=deque)
     poison: bytes = b""  # a batch with this payload is refused
     poison_named: bool = True  # with its index

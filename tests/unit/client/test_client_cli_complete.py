@@ -43,6 +43,7 @@ COMMANDS = {
     "AdminService/ListBackups": "postdate-broker backup list",
     "AdminService/DeleteBackup": "postdate-broker backup delete",
     "AdminService/GetServerInfo": "postdate info",
+    "AdminService/GetCluster": "postdate-broker cluster status",
     "CompactionService/BeginCompaction": "postdate-broker compact",
     "CompactionService/CommitCompaction": "postdate-broker compact",
     "CompactionService/AbortCompaction": "postdate-broker compact",

@@ -24,6 +24,7 @@ from postdate.admin import (
 )
 from postdate.backups import Backup
 from postdate.client import DEFAULT_ADDRESS
+from postdate.cluster import ClusterInfo, ClusterNode, ClusterShard
 from postdate.credentials import Tls
 from postdate.dead_letters import DeadLetter, DeadLetterChange
 from postdate.errors import (
@@ -88,6 +89,9 @@ __all__ = [
     "ChangeResult",
     "Client",
     "Closed",
+    "ClusterInfo",
+    "ClusterNode",
+    "ClusterShard",
     "connect",
     "DEFAULT_ADDRESS",
     "DeadLetter",

@@ -10,6 +10,7 @@ from types import TracebackType
 from postdate import client as _client
 from postdate.admin import ServerInfo
 from postdate.client import DEFAULT_ADDRESS
+from postdate.cluster import ClusterInfo
 from postdate.credentials import Tls, Token
 from postdate.errors import PostdateError
 from postdate.model import InitialPosition, SubscriptionType
@@ -214,3 +215,7 @@ class Client:
     def server_info(self) -> ServerInfo:
         """Version, start time, clock and limits of the broker."""
         return self._portal.run(self._inner.server_info())
+
+    def cluster(self) -> ClusterInfo:
+        """Owners of the shards of the cluster, as the node knows them that is asked."""
+        return self._portal.run(self._inner.cluster())

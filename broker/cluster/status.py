@@ -1,0 +1,70 @@
+"""The command `cluster status`: how it tells what the nodes of a cluster, or its store, say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One node's answer about one shard; `problem` says why there is none."""
+
+    name: str
+    address: str
+    problem: str = ""
+    epoch: int = 0
+    owner: str = ""
+    applied_lsn: int = 0
+    applied_time_ms: int = 0
+    base_lsn: int = 0
+    base_time_ms: int = 0
+
+    @property
+    def is_owner(self) -> bool:
+        return bool(self.owner) and self.owner == self.name
+
+
+def render_status(cluster_id: str, nodes: Sequence[NodeStatus], now_ms: int) -> Iterator[str]:
+    """Return the lines of a table: the owner's epoch, and how far each standby is behind it."""
+    answers = [node for node in nodes if not node.problem]
+    newest = max(answers, key=lambda node: node.epoch, default=None)
+    if not cluster_id:
+        yield "no cluster: one broker, which owns all topics"
+        return
+    yield f"cluster {cluster_id}"
+    if newest is None:
+        yield "no node answers"
+    elif newest.owner:
+        yield f"owner {newest.owner}, epoch {newest.epoch}"
+    else:
+        yield f"no owner is known; the last epoch was {newest.epoch}"
+    owner = next((node for node in answers if newest is not None and node.name == newest.owner), None)
+    for node in nodes:
+        yield f"  {node.name}  {node.address}  {_describe(node, owner, now_ms)}"
+    base = max(answers, key=lambda node: node.base_lsn, default=None)
+    if base is not None and base.base_lsn:
+        yield f"newest base: lsn {base.base_lsn}, {_span(now_ms - base.base_time_ms)} old"
+    else:
+        yield "newest base: none yet"
+
+
+def _describe(node: NodeStatus, owner: NodeStatus | None, now_ms: int) -> str:
+    if node.problem:
+        return f"no answer: {node.problem}"
+    if node is owner:
+        return f"owner    lsn {node.applied_lsn}"
+    if owner is None or owner.epoch > node.epoch:
+        return f"standby  lsn {node.applied_lsn}"
+    records = max(0, owner.applied_lsn - node.applied_lsn)
+    return (
+        f"standby  lsn {node.applied_lsn}  {records} records, {_span(now_ms - node.applied_time_ms)} behind"
+    )
+
+
+def _span(milliseconds: int) -> str:
+    seconds = max(0, milliseconds) / 1000
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
