@@ -18,9 +18,9 @@ from tests.starvation import starvation_of
 
 ROUNDS = at_depth(change=2, deep=20)
 FIRST_DELIVERY_SECONDS = 10.0
+"""Generous: the machine may be busy. `make bench` measures it."""
 STOP_SECONDS = 6.0
 """Seconds that a stop may take if its consumers leave."""
-"""Generous: the machine may be busy. `make bench` measures it."""
 
 
 async def settle(load: Load, broker: object, seconds: float = 15.0) -> None:
