@@ -1,0 +1,116 @@
+"""History of the clients of a cluster, and what it must not show: loss, haste, confirmed acks that came back, changes undone.
+
+Every message carries a number of its own. What was answered is a promise; of what failed nothing is known, and
+either outcome is right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Sent:
+    """One message, as its producer knows it."""
+
+    due_ms: int
+    """Before it no consumer may get it; the later of two while a move has no answer would be too strict, so the earlier."""
+    is_answered: bool = False
+    is_change_unknown: bool = False
+    """A cancel of it got no answer: it may come, and may not."""
+    cancelled_at: float | None = None
+    """When a cancel was answered with DONE."""
+
+
+@dataclass
+class Reader:
+    """One subscription, as its consumers know it."""
+
+    deliveries: Counter[int] = field(default_factory=Counter)
+    confirmed: set[int] = field(default_factory=set)
+
+
+@dataclass
+class History:
+    """Notes of producers, consumers and those who change what waits; complaints gather in `violations`."""
+
+    sent: dict[int, Sent] = field(default_factory=dict)
+    readers: dict[str, Reader] = field(default_factory=lambda: defaultdict(Reader))
+    violations: list[str] = field(default_factory=list)
+    ids: dict[str, int] = field(default_factory=dict)
+    answer_gaps_s: list[float] = field(default_factory=list)
+    _answered_at: float | None = None
+
+    def begins(self, number: int, due_ms: int) -> None:
+        self.sent[number] = Sent(due_ms)
+
+    def answered(self, number: int, message_id: str, now_s: float) -> None:
+        """A produce was answered: the message is there for good, at one position."""
+        self.sent[number].is_answered = True
+        if self.ids.setdefault(message_id, number) != number:
+            self.violations.append(f"{message_id} was answered for {self.ids[message_id]} and for {number}")
+        if self._answered_at is not None:
+            self.answer_gaps_s.append(now_s - self._answered_at)
+        self._answered_at = now_s
+
+    def moves(self, number: int, due_ms: int) -> None:
+        """A move is asked for: until it is answered either time may hold."""
+        self.sent[number].due_ms = min(self.sent[number].due_ms, due_ms)
+
+    def moved(self, number: int, due_ms: int) -> None:
+        """A move was answered with DONE."""
+        self.sent[number].due_ms = due_ms
+
+    def cancels(self, number: int) -> None:
+        self.sent[number].is_change_unknown = True
+
+    def cancelled(self, number: int, now_s: float) -> None:
+        """A cancel was answered with DONE."""
+        self.sent[number].cancelled_at = now_s
+
+    def not_cancelled(self, number: int) -> None:
+        """A cancel was answered, and it came too late."""
+        self.sent[number].is_change_unknown = False
+
+    def delivered(self, subscription: str, number: int, now_ms: int) -> None:
+        """A consumer's program got a message."""
+        reader, sent = self.readers[subscription], self.sent[number]
+        reader.deliveries[number] += 1
+        if now_ms < sent.due_ms:
+            self.violations.append(f"{subscription}: {number} came {sent.due_ms - now_ms} ms early")
+        if number in reader.confirmed:
+            self.violations.append(f"{subscription}: {number} came back after its ack was confirmed")
+        if sent.cancelled_at is not None:
+            self.violations.append(f"{subscription}: {number} came after its cancel was answered with DONE")
+
+    def confirmed(self, subscription: str, number: int) -> None:
+        """An acknowledgement was answered."""
+        self.readers[subscription].confirmed.add(number)
+
+    def missing(self, subscription: str) -> list[int]:
+        """Return what was answered, never cancelled as far as anybody knows, and never delivered."""
+        deliveries = self.readers[subscription].deliveries
+        return [
+            number
+            for number, sent in self.sent.items()
+            if sent.is_answered and not sent.is_change_unknown and not deliveries[number]
+        ]
+
+    def facts(self, subscriptions: tuple[str, ...]) -> dict[str, object]:
+        """Return the counts of a run."""
+        answered = sum(sent.is_answered for sent in self.sent.values())
+        return {
+            "answered": answered,
+            "unanswered": len(self.sent) - answered,
+            "cancelled": sum(sent.cancelled_at is not None for sent in self.sent.values()),
+            "delivered": {name: sum(self.readers[name].deliveries.values()) for name in subscriptions},
+            "again": {
+                name: sum(count - 1 for count in self.readers[name].deliveries.values())
+                for name in subscriptions
+            },
+            "confirmed": {name: len(self.readers[name].confirmed) for name in subscriptions},
+            "lost": {name: len(self.missing(name)) for name in subscriptions},
+            "violations": len(self.violations),
+            "longest_gap_s": round(max(self.answer_gaps_s, default=0.0), 2),
+        }
