@@ -316,6 +316,8 @@ class BucketTracker:
         parts = [rows.part(slice(0, count_before(rows, end))) for _, rows in memory]
         parts += [bucket.take(bucket.count_before(end)) for bucket, _ in windows]
         for mutable, _ in memory:
-            mutable.loaded(len(mutable.waiting_between(start, end)), end)
+            rows = mutable.waiting_between(start, end)
+            self._stale.met(rows)
+            mutable.loaded(len(rows), end)
         self._loaded.add(concatenate(parts))
         self._marks.loaded_end = end

@@ -224,6 +224,11 @@ class StaleRows:
         """Rows were read: what is stale of them is known from now on, also of ledgers that are gone."""
         self.note(rows.part(~is_current(rows, self._amendments_of)), frontier)
 
+    def met(self, rows: DueRows) -> None:
+        """Rows are loaded together, of which the index keeps each once."""
+        if self.doubles.count:
+            self.doubles.take_rows(doubles_in(rows))
+
     def without(self, chunk: DueRows) -> DueRows:
         """Return a chunk without its stale rows, and forget these."""
         if not self.surplus and not self.is_sought:

@@ -20,7 +20,7 @@ class Sent:
     is_change_unknown: bool = False
     """A cancel of it got no answer: it may come, and may not."""
     cancelled_at: float | None = None
-    """When a cancel was answered with DONE."""
+    """Time at which a cancel was answered with DONE."""
 
 
 @dataclass

@@ -52,6 +52,27 @@ async def test_a_row_that_was_added_twice_is_stale_twice_once_its_ledger_is_gone
     assert world.tracker.count() == 0
 
 
+@pytest.mark.parametrize("is_gone", [True, False], ids=["of a deleted ledger", "cancelled and moved back"])
+async def test_rows_that_meet_when_they_are_loaded_count_once(is_gone: bool):
+    """Both lay in memory: the second one was forgotten, and went on to be taken from the count."""
+    world = World()
+    world.add(1, [NOW + HOUR, NOW + HOUR])
+    if not is_gone:
+        world.amendments[1] = NONE.cancel(BitMap([0]))
+        world.tracker.remove(1, np.array([0], dtype=np.uint32), np.array([NOW + HOUR]))
+        world.amendments[1] = NONE
+    world.add(1, [NOW + HOUR])
+    if is_gone:
+        world.discard(1)
+    world.add(2, [NOW + HOUR])
+    pending = 1 if is_gone else 3
+    assert world.tracker.count() == pending
+    await world.tracker.load(NOW + HOUR)
+    assert world.tracker.count() == pending
+    assert len(await take(world.tracker, NOW + HOUR)) == pending
+    assert world.tracker.count() == 0
+
+
 async def test_what_a_merge_left_out_beside_a_load_is_not_left_out_of_the_count_once_more():
     """The load has the old bucket's rows in hand when the merge has already forgotten those of the ledger that is gone."""
     world = World(replace(SMALL, max_buckets=1))
