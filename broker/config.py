@@ -73,6 +73,7 @@ TRACEPARENT_BYTES_MAX = 256
 """Greatest traceparent of one message, generously: the W3C's has 55."""
 PROPERTY_OVERHEAD_BYTES = 16
 """Bytes that framing adds to the name and the value of one property, at most."""
+NODE_CHARACTERS_MAX = 32
 MESSAGE_OVERHEAD_BYTES = 4 * KIB
 """Bytes that ids, times and framing add to the texts and the payload of one message, generously."""
 
@@ -217,6 +218,15 @@ class BrokerConfig:
     jwt_issuer: str = setting("", text("Issuer (iss) required in JSON web tokens."))
     jwt_audience: str = setting("", text("Audience (aud) required in JSON web tokens."))
 
+    cluster_store: str = setting(
+        "",
+        text("URL of the object store of a cluster, such as s3://bucket/prefix; enables the cluster."),
+    )
+    cluster_nodes: str = setting(
+        "", text("Nodes of the cluster and their gRPC addresses: a=10.0.0.1:7650,b=10.0.0.2:7650.")
+    )
+    node: str = setting("", text("Name of this node in cluster_nodes; by default the name of the host."))
+
     tuning: Tuning = field(default_factory=Tuning)
 
     def __post_init__(self) -> None:
@@ -262,6 +272,7 @@ _GROUPS = {
     "Schedule": ("max_delay_ms", "dedup_memory_bytes_max"),
     "Delivery": ("lease_ms", "max_delivery_attempts"),
     "Security": ("allow_plaintext", "jwt_audience"),
+    "Cluster": ("cluster_store", "node"),
 }
 """The first and the last setting of each group. One declared between two groups belongs to neither, and is an error."""
 
@@ -340,6 +351,36 @@ def check_consistent(config: BrokerConfig) -> None:
             )
     _check_backup_dir(config)
     _check_security(config)
+    _check_cluster(config)
+
+
+def parse_nodes(value: str) -> dict[str, str]:
+    """Return the addresses of nodes by name, in the order given. Raises ConfigError."""
+    nodes: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in value.split(","))):
+        name, _, place = part.partition("=")
+        try:
+            split_address(place)
+        except ValueError as error:
+            raise ConfigError(f"cluster_nodes: {part}: not NAME=HOST:PORT: {error}") from None
+        if not is_name(name) or len(name) > NODE_CHARACTERS_MAX:
+            raise ConfigError(
+                f"cluster_nodes: {name!r} cannot name a node: use 1 to {NODE_CHARACTERS_MAX} of A-Z a-z 0-9 . _ ~ -, a "
+                "letter or digit first"
+            )
+        if name in nodes or place in nodes.values():
+            raise ConfigError(f"cluster_nodes: {part}: this name or this address is there twice")
+        nodes[name] = place
+    return nodes
+
+
+def _check_cluster(config: BrokerConfig) -> None:
+    """Refuse a node that no other one could tell from its neighbours."""
+    nodes = parse_nodes(config.cluster_nodes)
+    if config.cluster_store and not nodes:
+        raise ConfigError("cluster_store is set, and needs cluster_nodes too")
+    if config.cluster_store and config.node and config.node not in nodes:
+        raise ConfigError(f"node is {config.node}, but cluster_nodes has only {', '.join(nodes)}")
 
 
 def _check_security(config: BrokerConfig) -> None:

@@ -6,25 +6,24 @@ import asyncio
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 import grpc
 from grpc_health.v1 import _async as health_aio  # its public name, health.aio, is made at run time
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from broker.config import SETTINGS, BrokerConfig
-from broker.delayed.due_within import due_within
-from broker.errors import Unavailable
+from broker.errors import Fenced, Unavailable
 from broker.folder.broker import Broker
 from broker.folder.checkpoint import TOPICS_AT_ONCE
-from broker.model import count_entries
-from broker.observe.horizons import HORIZONS
+from broker.folder.scrape import take_snapshot
 from broker.observe.lateness import LoopLagProbe
 from broker.observe.logs import get_logger, set_log_level
-from broker.observe.metrics import BrokerCollector, BrokerSnapshot, SubscriptionSnapshot, TopicSnapshot
+from broker.observe.metrics import BrokerCollector, BrokerSnapshot, ClusterSnapshot
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessInterceptor
 from broker.rpc.cluster import ViewCluster
@@ -33,10 +32,10 @@ from broker.rpc.reflection import add_reflection
 from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
+from broker.runtime.ownership import Ownership
 from broker.runtime.spare_files import SpareDescriptors
 from broker.runtime.vfs import LocalVfs, Vfs
 from broker.settings import ConfigError
-from broker.topics.topic import Topic
 from broker.web.server import HttpServer
 
 log = get_logger(__name__)
@@ -68,6 +67,56 @@ def broker_version() -> str:
         return "0.0.0+unknown"
 
 
+class BrokerThreads:
+    """The threads of one broker, and the descriptors that are kept for its files."""
+
+    def __init__(self) -> None:
+        self._executors = [
+            ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("journal", "files", "reads", "index")
+        ]
+        self._executors.append(ThreadPoolExecutor(TOPICS_AT_ONCE, thread_name_prefix="syncs"))
+        self._spares = SpareDescriptors(SPARE_DESCRIPTORS)
+
+    def make_broker(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        on_failure: Callable[[BaseException], None],
+        *,
+        vfs: Vfs | None = None,
+        ownership: Ownership | None = None,
+    ) -> Broker:
+        return Broker(
+            config,
+            vfs=vfs or LocalVfs(self._spares),
+            clock=clock,
+            rng=random.Random(),
+            journal_executor=self._executors[0],
+            file_executor=self._executors[1],
+            read_executor=self._executors[2],
+            index_executor=self._executors[3],
+            sync_executor=self._executors[4],
+            on_failure=on_failure,
+            ownership=ownership,
+        )
+
+    def close(self) -> None:
+        """End them; the broker has stopped."""
+        for executor in self._executors:
+            executor.shutdown()
+        self._spares.close()
+
+
+class OwnedShard(NamedTuple):
+    """The shard of a cluster that a server serves."""
+
+    ownership: Ownership
+    open_broker: Callable[[Broker], Awaitable[None]]
+    """Recovers the broker, from the log of the shard."""
+    view: ViewCluster
+    snapshot: Callable[[], ClusterSnapshot]
+
+
 class Server:
     """One broker on the network."""
 
@@ -79,11 +128,11 @@ class Server:
         vfs: Vfs | None = None,
         clock: Clock | None = None,
         read_config: Callable[[], BrokerConfig] | None = None,
-        cluster: ViewCluster | None = None,
+        shard: OwnedShard | None = None,
     ) -> None:
         """`read_config` reads the settings anew, for SIGHUP; without it only files that they name are.
 
-        `cluster` is what the node knows of its cluster, as the owner that it is now.
+        `shard`: in a cluster, what this node owns now.
         """
         self._read_config = read_config
         self._given = config
@@ -93,25 +142,13 @@ class Server:
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self._clock = clock or SystemClock()
-        self._executors = [
-            ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("journal", "files", "reads", "index")
-        ]
-        self._executors.append(ThreadPoolExecutor(TOPICS_AT_ONCE, thread_name_prefix="syncs"))
-        self._spares = SpareDescriptors(SPARE_DESCRIPTORS)
-        self.broker = Broker(
-            config,
-            vfs=vfs or LocalVfs(self._spares),
-            clock=self._clock,
-            rng=random.Random(),
-            journal_executor=self._executors[0],
-            file_executor=self._executors[1],
-            read_executor=self._executors[2],
-            index_executor=self._executors[3],
-            sync_executor=self._executors[4],
-            on_failure=self._fail,
-        )
+        self._shard = shard
+        self._threads = BrokerThreads()
+        ownership = shard.ownership if shard is not None else None
+        self.broker = self._threads.make_broker(config, self._clock, self._fail, vfs=vfs, ownership=ownership)
         self._version = broker_version()
         self._producer = producer.ProducerService(self.broker)
+        cluster = shard.view if shard is not None else None
         self._consumer = consumer.ConsumerService(
             self.broker, cluster().route.epoch if cluster is not None else 0
         )
@@ -121,7 +158,7 @@ class Server:
         self._health = health_aio.HealthServicer()
         self._port = GrpcPort(self.broker, broker=self.broker, guard=AccessInterceptor)
         self._add_services()
-        collector = BrokerCollector(self._snapshot, version=self._version)
+        collector = BrokerCollector(self._take_snapshot, version=self._version)
         self._http = HttpServer(
             config.http_address,
             collector.render,
@@ -137,17 +174,33 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_soon)
+        loop.add_signal_handler(signal.SIGHUP, self.reload_soon)
         await self.start()
-        await self._stop.wait()
+        await self.wait_stop()
         await self.stop()
         return 1 if self._failure is not None else 0
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Cause of the end of the broker; None: it serves, or was asked to stop."""
+        return self._failure
+
+    def request_stop(self) -> None:
+        """Have `wait_stop` return."""
+        self._stop.set()
+
+    async def wait_stop(self) -> None:
+        """Return when the server is to stop, for a request or a failure."""
+        await self._stop.wait()
 
     async def start(self) -> None:
         """Recover, then open the ports. Raises Fenced, Corrupt, ConfigError or OSError if that cannot be."""
         sys.setswitchinterval(_THREAD_SWITCH_SECONDS)
         self._notifier.tell("STATUS=Recovering")
-        self.broker.open()
+        if self._shard is None:
+            self.broker.open()
+        else:
+            await self._shard.open_broker(self.broker)
         self._port.bind()
         self.grpc_address = self._port.address
         self._http.listen()
@@ -182,7 +235,7 @@ class Server:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self.broker.drain()
         self._consumer.drain()
-        grace_seconds = self.config.drain_grace_ms / 1000
+        grace_seconds = 0.0 if self._is_fenced else self.config.drain_grace_ms / 1000
         # Streams may end by themselves within the grace; whatever is left is cut.
         try:
             async with asyncio.timeout(grace_seconds):
@@ -192,10 +245,13 @@ class Server:
         await self._port.server.stop(min(grace_seconds, 1.0))
         await self._http.stop()
         await self.broker.stop()
-        for executor in self._executors:
-            executor.shutdown()
-        self._spares.close()
+        self._threads.close()
         log.info("Stopped")
+
+    @property
+    def _is_fenced(self) -> bool:
+        """Return whether another broker owns the shard: nothing that a consumer does now would count."""
+        return self._failure is not None and isinstance(self._failure.__cause__, Fenced)
 
     def _note_clock_step(self, step_ms: int) -> None:
         self.broker.counters.clock_steps += 1
@@ -222,7 +278,7 @@ class Server:
         if self.config.reflection_enabled:
             add_reflection((*names, health.SERVICE_NAME), server)
 
-    def _reload_soon(self) -> None:
+    def reload_soon(self) -> None:
         with suppress(Unavailable):  # it stops
             self.broker.supervisor.spawn("reload", self._reload())
 
@@ -249,63 +305,5 @@ class Server:
         for name in ("", *(service.SERVICE for service in services)):
             await self._health.set(name, status)
 
-    def _snapshot(self) -> BrokerSnapshot:
-        broker = self.broker
-        topics = list(broker.registry.topics.values())
-        counters = broker.counters
-        journal = broker.journal.stats()
-        counters.journal_records, counters.journal_bytes = journal.records, journal.bytes
-        return BrokerSnapshot(
-            counters=counters,
-            topics=(
-                TopicSnapshot(
-                    topic=topic.name,
-                    counters=topic.counters,
-                    scheduled=topic.index.scheduled_count(),
-                    next_due_ms=topic.index.next_due_ms(),
-                    storage_bytes=topic.log.data_bytes,
-                    index_bytes=index.memory_bytes,
-                    index_buckets=index.bucket_count,
-                    index_loaded=index.loaded_count,
-                    snapshot_bytes=index.disk_bytes,
-                    key_runs=keys.runs,
-                    key_bytes=keys.disk_bytes,
-                    settled_keys=keys.settled,
-                )
-                for topic in topics
-                for index in (topic.index.tracker.stats(),)
-                for keys in (topic.keys.stats(),)
-            ),
-            subscriptions=self._subscription_snapshots(),
-            topics_count=len(topics),
-            subscriptions_count=sum(len(topic.subscriptions) for topic in topics),
-            journal_pending_bytes=broker.journal.pending_bytes,
-            ready=broker.not_ready_because is None,
-            disk_free_bytes=broker.disk_free_bytes,
-            disk_reserve_bytes=self.config.disk_reserve_bytes,
-            dedup_memory_bytes=broker.dedup_memory.used_bytes,
-            due_within=self._due_within(topics),
-        )
-
-    def _due_within(self, topics: list[Topic]) -> Iterator[tuple[str, int]]:
-        names, durations_ms = zip(*HORIZONS, strict=True)
-        for topic in topics:
-            counts = due_within(topic.index.tracker, self._clock.now_ms(), durations_ms)
-            yield from zip(names, counts, strict=True)
-
-    def _subscription_snapshots(self) -> Iterator[SubscriptionSnapshot]:
-        for topic in list(self.broker.registry.topics.values()):
-            for subscription in list(topic.subscriptions.values()):
-                counts = topic.subscription_counts(subscription)
-                yield SubscriptionSnapshot(
-                    topic=topic.name,
-                    subscription=subscription.name,
-                    counters=subscription.counters,
-                    scheduled=counts.scheduled,
-                    ready=counts.ready,
-                    leased=counts.leased,
-                    consumers=len(subscription.consumers),
-                    dead_letters=count_entries(self.broker.dead_letters.still_held(subscription)),
-                    oldest_ready_age_ms=topic.counts.known_oldest_age_ms(subscription, counts),
-                    paused=subscription.paused,
-                )
+    def _take_snapshot(self) -> BrokerSnapshot:
+        return take_snapshot(self.broker, None if self._shard is None else self._shard.snapshot())

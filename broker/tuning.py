@@ -40,6 +40,10 @@ class Tuning:
     compaction_cleanup_ms: int = HOUR_MS
     producers_per_topic_max: int = 1_000
 
+    # Cluster
+    journal_group_gap_ms: int = 50  # with a store that takes money for each group
+    base_interval_ms: int = 10 * MINUTE_MS
+
     # Index and delivery
     clock_recheck_ms: int = SECOND_MS
     due_batch_entries: int = 32_768

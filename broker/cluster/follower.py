@@ -47,8 +47,10 @@ class Follower:
         newest_base: Callable[[], Awaitable[int]],
         *,
         rank: int = 0,
+        rest_ms: int = 0,
         pause_seconds: float = TAIL_PAUSE_SECONDS,
     ) -> None:
+        """`rest_ms`: time for which only a resignation makes it take over."""
         self._log = group_log
         self._lease = lease
         self._clock = clock
@@ -60,6 +62,7 @@ class Follower:
         self._pause_seconds = pause_seconds
         # Also after a restart: a folder proves nothing of an owner (CLUSTER-13).
         self._heard_ns = clock.boottime_ns()
+        self._rests_until_ns = self._heard_ns + rest_ms * 1_000_000
         self._resigned_to_us = False
 
     @property
@@ -104,6 +107,8 @@ class Follower:
         return entry
 
     def _may_take_over(self) -> bool:
+        if self._clock.boottime_ns() < self._rests_until_ns and not self._resigned_to_us:
+            return False
         return may_take_over(
             self.silent_ms, self._lease.owner_lease_ms, self._rank, resigned_to_us=self._resigned_to_us
         )

@@ -9,7 +9,8 @@ of a group.
   CLUSTER-6  Every group carries cluster, shard and shard count; a foreign one is refused. So is a log that does not
              reach to an lsn that a folder holds, and one without index 1, which `cluster create` writes: it is never
              begun anew.
-  CLUSTER-17  The log is trimmed oldest index first; what a late writer put there again goes with the next trim.
+  CLUSTER-17  The log is trimmed below the older of the two newest bases, each read back once, oldest index first; what
+              a late writer put there again goes with the next trim.
 """
 
 from __future__ import annotations
@@ -86,6 +87,10 @@ class ObjectGroupLog:
         self._make_nonce = make_nonce
         self._epoch = 0
         self._until_ms = 0
+        self._floor_ms = (
+            0  # no time after it may have been handed out: of owners before, and of our own clock
+        )
+        self._known_end = 1
         self._next_index = 1
         self._stored_bytes = 0
         self._counted_below = 1  # groups from here on are not in `_stored_bytes` yet
@@ -107,6 +112,11 @@ class ObjectGroupLog:
         return self._epoch
 
     @property
+    def unread(self) -> int:
+        """The records that were in the log when it was opened and have not been read yet."""
+        return max(self._known_end - self._next_index, 0)
+
+    @property
     def until_ms(self) -> int:
         """The greatest time until which the writer of a group that was read or appended may own the shard."""
         return self._until_ms
@@ -125,6 +135,7 @@ class ObjectGroupLog:
             )
         last = await self._last()
         self._check_reach(last.next_index, max(from_index - 1, needed_to))
+        self._known_end = last.next_index
         self._next_index, self._epoch, self._until_ms = from_index, epoch, until_ms
 
     def check_read(self, needed_to: int) -> None:
@@ -138,6 +149,7 @@ class ObjectGroupLog:
 
     def take_over(self, index: int, epoch: int) -> asyncio.Future[StoredGroup]:
         """Begin to append a take-over; from then on appends are of this epoch."""
+        self._floor_ms = self._until_ms
         return self._begin(GroupKind.TAKE_OVER, epoch, index, blank())
 
     def resign(self, index: int, to: str = "") -> asyncio.Future[StoredGroup]:
@@ -222,13 +234,14 @@ class ObjectGroupLog:
         assert not self._closing.is_set()
         assert self._appending is None or self._appending.done(), "one append at a time (CLUSTER-2)"
         begin = self._lease.begin()
+        self._floor_ms = max(self._floor_ms, begin.wall_ms)
         head = Head(
             kind,
             self._shard,
             epoch,
             index,
             begin.wall_ms,
-            begin.wall_ms if kind is GroupKind.RESIGN else self._lease.until_after(begin),
+            self._floor_ms if kind is GroupKind.RESIGN else self._lease.until_after(begin),
             self._make_nonce(),
             self._node,
         )
@@ -328,7 +341,9 @@ class ObjectGroupLog:
             self._stored_bytes += entry.bytes
         self._next_index = entry.next_index
         self._epoch = entry.head.epoch
-        self._until_ms = max(self._until_ms, entry.head.until_ms)
+        # Who resigned has waited for those before, and hands nothing out any more.
+        is_resigned = entry.head.kind is GroupKind.RESIGN
+        self._until_ms = entry.head.until_ms if is_resigned else max(self._until_ms, entry.head.until_ms)
         self._grown.set()
 
     def _check_reach(self, next_index: int, needed_to: int) -> None:

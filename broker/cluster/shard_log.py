@@ -31,6 +31,7 @@ class FollowedLog:
     def __init__(self, group_log: ObjectGroupLog, shard: Shard) -> None:
         self._log = group_log
         self.shard = shard_name(shard)
+        self.group_gap_ms = 0
 
     @property
     def next_index(self) -> int:
@@ -73,8 +74,9 @@ class FollowedLog:
 class OwnedLog(FollowedLog):
     """The log of a shard that was taken over."""
 
-    def __init__(self, group_log: ObjectGroupLog, shard: Shard) -> None:
+    def __init__(self, group_log: ObjectGroupLog, shard: Shard, *, group_gap_ms: int = 0) -> None:
         super().__init__(group_log, shard)
+        self.group_gap_ms = group_gap_ms
         self.resigns_to: str | None = None
         """The node that is to take over when this one stops, empty for any; None: the lease just ends."""
 

@@ -31,7 +31,7 @@ from typing import TypeVar
 from broker.config import BrokerConfig
 from broker.errors import Corrupt, NotFound, PostdateError, Refused, StorageFailed, Unavailable
 from broker.folder.checkpoint import Checkpointer
-from broker.folder.tree_copy import CHUNK_BYTES, Steps, TreeCopy, is_linkless, pin_topics, remove_in_steps
+from broker.folder.tree_copy import Steps, TreeCopy, advance, is_linkless, pin_topics, remove_in_steps
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
@@ -62,8 +62,6 @@ T = TypeVar("T")
 PARTIAL = ".partial"
 _NAMING_FILES = frozenset({int(RecordType.LEDGERS_COMPACTED)})
 _CHECKPOINTS_MAX = 10
-_STEP_FILES = 64
-"""Files in one step in the thread: a millisecond or so, and then somebody else's turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +363,7 @@ class Backups:
         while True:
             self._check_going_on()
             try:
-                is_done, byte_count = await run_step(self._executor, partial(_advance, steps))
+                is_done, byte_count = await run_step(self._executor, partial(advance, steps))
             except FileNotFoundError as error:
                 if missing_ok:
                     return total
@@ -434,19 +432,6 @@ def _look_at(done: asyncio.Future[T]) -> None:
     """Perhaps nobody waits for it any more."""
     if not done.cancelled():
         done.exception()
-
-
-def _advance(steps: Steps) -> tuple[bool, int]:
-    """Some steps: whether these were the last, and the bytes they copied."""
-    total = 0
-    for _ in range(_STEP_FILES):
-        try:
-            total += next(steps)
-        except StopIteration:
-            return True, total
-        if total >= CHUNK_BYTES:
-            break
-    return False, total
 
 
 def _lock(vfs: Vfs, folder: str) -> File | None:

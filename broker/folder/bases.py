@@ -7,16 +7,14 @@ from concurrent.futures import Executor
 
 from broker.cluster.base_manifest import Base
 from broker.cluster.base_store import BaseCut, BaseStore, Tell
+from broker.errors import Refused
 from broker.folder.backup import read_marker
 from broker.folder.restore import NewDataDir
 from broker.folder.tree_copy import check_room
 from broker.runtime.steps import run_step
 from broker.runtime.vfs import Vfs
-from broker.storage.layout import ROOT_MANIFEST, Layout
+from broker.storage.layout import BACKUP_MARKER, ROOT_MANIFEST, Layout
 from broker.storage.manifest import decode_broker
-
-_OF_A_DATA_DIR = frozenset({"alive", "journal", "topics"})
-"""Names of what is downloaded of a base; the root manifest is written last, and nothing else is to be there."""
 
 
 async def upload_backup(
@@ -54,8 +52,14 @@ async def restore_base(
     """Make a data directory from a base. Raises as `Restore.steps` does, and NotFound if the base is gone."""
     manifest = await bases.read_manifest(base.name)
     root = decode_broker(await bases.read_file(manifest, ROOT_MANIFEST), f"{base.name}/{ROOT_MANIFEST}")
+    if root.shard and root.broker_id != broker_id:
+        raise Refused(
+            f"The base {base.name} is of {root.shard}: only a node of that cluster can begin with it, as what came "
+            "after it lies in the cluster's log",
+            reason="BASE_OF_A_SHARD",
+        )
     target = NewDataDir(vfs, data_dir)
-    paths = [path for path in manifest.files if path.partition("/")[0] in _OF_A_DATA_DIR]
+    paths = manifest.files.keys() - {ROOT_MANIFEST, BACKUP_MARKER}
     held = contextlib.ExitStack()
     try:
         await run_step(executor, lambda: held.enter_context(target.being_made()))

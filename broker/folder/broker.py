@@ -22,6 +22,7 @@ from broker.folder.checkpoint import Checkpointer
 from broker.folder.compaction import Compactions
 from broker.folder.live_check import LiveCheck, TopicCheck
 from broker.folder.overdue import Overdue
+from broker.folder.pins import pinned
 from broker.folder.recovery import (
     Manifests,
     cut_ledgers,
@@ -52,6 +53,7 @@ from broker.storage.layout import Layout
 from broker.storage.ledger import Ledger
 from broker.storage.ledger_files import OpenFiles
 from broker.storage.local_group_log import LocalGroupLog
+from broker.storage.manifest import BrokerImage
 from broker.storage.named_files import ledger_capture
 from broker.storage.records import Record
 from broker.storage.segment import Group
@@ -163,6 +165,13 @@ class Broker:
 
         What that log holds so far is applied. Also raises what the log raises.
         """
+        try:
+            await self._open_shard(shard_log)
+        except BaseException:  # its caller may try again, perhaps with another folder
+            self._let_go()
+            raise
+
+    async def _open_shard(self, shard_log: ShardLog) -> None:
         started_ns = self.clock.monotonic_ns()
         self._shard_log = shard_log
         manifests = self._open_manifests(shard_log.shard)
@@ -202,6 +211,7 @@ class Broker:
             group_log,
             group_bytes_max=config.tuning.journal_group_bytes_max,
             pending_bytes_max=config.tuning.journal_pending_bytes_max,
+            group_gap_ms=0 if self._shard_log is None else self._shard_log.group_gap_ms,
             on_failed=self._writing_failed,
             observe_sync=self.counters.journal_sync.observe,
             patience=self._patience,
@@ -317,6 +327,10 @@ class Broker:
             await budget.spent()
         self.journal.followed(group, byte_count)
 
+    def pinned(self) -> contextlib.AbstractAsyncContextManager[tuple[Layout, BrokerImage]]:
+        """Second names of what a checkpoint wrote; see `pins`."""
+        return pinned(self._vfs, self._layout, self.checkpointer, self._index_executor)
+
     def drain(self) -> None:
         """Refuse new work; what was accepted is finished."""
         self._draining = True
@@ -338,6 +352,9 @@ class Broker:
                 log.error("The last checkpoint failed; the next start replays the journal", error=error)
         await self.supervisor.stop()
         self.audit.flush()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._open_files.close()
         if self._lock is not None:
             self._lock.close()

@@ -23,6 +23,9 @@ from broker.storage.named_files import ledger_capture, named_files, read_named
 CHUNK_BYTES = 4 << 20
 """Copied and synced at once: more that waits for the disk would hold up a sync of the journal."""
 
+_STEP_FILES = 64
+"""Files in one step in the thread: a millisecond or so, and then somebody else's turn."""
+
 _NO_LINKS = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EROFS}
 )
@@ -212,3 +215,16 @@ def _ledger_lengths(image: TopicImage) -> dict[str, tuple[bool, int]]:
         for ledger in image.ledgers
         for kind, length in file_lengths(ledger_capture(ledger, image.topic_id)).items()
     }
+
+
+def advance(steps: Steps) -> tuple[bool, int]:
+    """Some steps: whether these were the last, and the bytes they copied."""
+    total = 0
+    for _ in range(_STEP_FILES):
+        try:
+            total += next(steps)
+        except StopIteration:
+            return True, total
+        if total >= CHUNK_BYTES:
+            break
+    return False, total

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 
 from broker.cluster.follower import Follower, TakenOver
-from broker.cluster.group_head import LogEntry, Shard
+from broker.cluster.group_head import GroupKind, LogEntry, Shard
 from broker.cluster.object_group_log import ObjectGroupLog
 from broker.cluster.shard_log import FollowedLog
 from broker.folder.broker import Broker
@@ -32,17 +32,18 @@ class Standby:
         self._log = group_log
         self._shard = shard
         self._follower = follower
-        self._applied_wall_ms = 0  # of the owner's clock, when it began to store the group applied last
+        self.applied_wall_ms = 0  # of the owner's clock, when it began to store the group applied last
+        self.take_overs = 0
         self._is_behind = True  # the end of the log has not been seen yet
         self.owner = ""
-        """The node that stored the last group; empty: none yet."""
+        """The node that stored the last group; empty: it has resigned, or there is none yet."""
 
     @property
     def lag_ms(self) -> int:
         """Return how long ago the owner stored what this standby has applied; 0 once it has applied all there is."""
         if not self._is_behind:
             return 0
-        return max(self._broker.clock.now_ms() - self._applied_wall_ms, 0) if self._applied_wall_ms else 0
+        return max(self._broker.clock.now_ms() - self.applied_wall_ms, 0) if self.applied_wall_ms else 0
 
     async def open(self) -> None:
         """Recover the folder, and begin to write and to index what will be applied."""
@@ -56,8 +57,9 @@ class Standby:
 
     async def _apply(self, entry: LogEntry) -> None:
         await self._broker.follow(entry.group, entry.bytes)
-        self.owner = entry.head.node
-        self._applied_wall_ms = entry.head.wall_ms
+        self.owner = "" if entry.head.kind is GroupKind.RESIGN else entry.head.node
+        self.take_overs += entry.head.kind is GroupKind.TAKE_OVER and entry.head.epoch > 0
+        self.applied_wall_ms = entry.head.wall_ms
         self._is_behind = self._broker.clock.now_ms() - entry.head.wall_ms > CAUGHT_UP_MS
 
     def _note_end(self) -> None:

@@ -189,6 +189,19 @@ class SubscriptionSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """A node of a cluster at the moment of a scrape."""
+
+    is_owner: bool
+    epoch: int
+    lease_seconds_left: float
+    standby_lag_records: int
+    standby_lag_seconds: float
+    base_age_seconds: float
+    take_overs: int
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerSnapshot:
     """Everything a scrape shows.
 
@@ -208,6 +221,7 @@ class BrokerSnapshot:
     disk_reserve_bytes: int = 0
     dedup_memory_bytes: int = 0
     due_within: Iterable[tuple[str, int]] = ()  # a name of HORIZONS, and the count of one topic
+    cluster: ClusterSnapshot | None = None
 
 
 # Names of attributes, which are those of the metrics without prefix.
@@ -429,6 +443,27 @@ class BrokerCollector(Collector):
             family = histogram(name)
             family.add_metric((), stats.cumulative(), stats.sum_seconds)
             yield family
+        if snapshot.cluster is not None:
+            yield from _cluster_parts(snapshot.cluster, counters.journal_sync.stats())
+
+
+def _cluster_parts(snapshot: ClusterSnapshot, appends: HistogramStats) -> Iterator[Metric]:
+    role = gauge("role", ("role",))
+    for name, holds in (("owner", snapshot.is_owner), ("standby", not snapshot.is_owner)):
+        role.add_metric((name,), int(holds))
+    yield role
+    yield counter("take_overs", value=snapshot.take_overs)
+    for name, value in (
+        ("epoch", snapshot.epoch),
+        ("lease_seconds_left", snapshot.lease_seconds_left),
+        ("standby_lag_records", snapshot.standby_lag_records),
+        ("standby_lag_seconds", snapshot.standby_lag_seconds),
+        ("base_age_seconds", snapshot.base_age_seconds),
+    ):
+        yield gauge(name, value=value)
+    family = histogram("append_seconds")
+    family.add_metric((), appends.cumulative(), appends.sum_seconds)
+    yield family
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,10 @@ class ShardLog(GroupLog, Protocol):
     def shard(self) -> ShardName: ...
 
     @property
+    def group_gap_ms(self) -> int:
+        """The least time between the beginnings of two groups: each costs money."""
+
+    @property
     def epoch(self) -> int:
         """The epoch of the last group that was read or appended."""
 

@@ -76,15 +76,19 @@ class Journal:
         record_bytes_max: int = 64 * MIB,
         group_bytes_max: int = 8 * MIB,
         pending_bytes_max: int = 64 * MIB,
+        group_gap_ms: int = 0,
         on_failed: Callable[[StorageFailed], None] | None = None,
         observe_sync: Callable[[float], None] | None = None,
         patience: Patience | None = None,
     ) -> None:
+        """`group_gap_ms`: the least time between the beginnings of two groups, where each costs money."""
         assert 0 < record_bytes_max <= LENGTH_MAX
         self._log = log
         self._record_bytes_max = record_bytes_max
         self._group_bytes_max = group_bytes_max
         self._pending_bytes_max = pending_bytes_max
+        self._group_gap_seconds = group_gap_ms / 1e3
+        self._begun_seconds = -self._group_gap_seconds  # when the last group was begun, on the loop's clock
         self._on_failed = on_failed
         self._observe_sync = observe_sync
         self._patience = patience or Patience()
@@ -225,6 +229,9 @@ class Journal:
 
     async def _write_groups(self) -> None:
         while await self._wait_queued():
+            await self._wait_gap()
+            if not self._queue:  # `fail` came meanwhile
+                continue
             write: asyncio.Future[StoredGroup] | None = self._start_write()
             while write is not None:
                 write = self._finish_write(await self._wait_written(write))
@@ -236,6 +243,17 @@ class Journal:
             await self._submitted
         return bool(self._queue)
 
+    async def _wait_gap(self) -> None:
+        """Wait until the next group may begin."""
+        if (seconds := self._gap_seconds_left()) > 0:
+            await asyncio.sleep(seconds)
+
+    def _gap_seconds_left(self) -> float:
+        """Return how long what is queued is to gather yet; a full group does not wait."""
+        if not self._group_gap_seconds or self._closing or self._pending_bytes >= self._group_bytes_max:
+            return 0.0
+        return self._begun_seconds + self._group_gap_seconds - asyncio.get_running_loop().time()
+
     def _wake_run(self) -> None:
         if self._submitted is not None and not self._submitted.done():
             self._submitted.set_result(None)
@@ -243,6 +261,8 @@ class Journal:
     def _start_write(self) -> asyncio.Future[StoredGroup]:
         group = self._take_group()
         self._taken.append(group)
+        if self._group_gap_seconds:
+            self._begun_seconds = asyncio.get_running_loop().time()
         return self._append(group)
 
     async def _wait_written(self, write: asyncio.Future[StoredGroup]) -> StoredGroup | None:
@@ -279,7 +299,7 @@ class Journal:
             return None
         durable = self._taken[0]
         # What has gathered goes to the disk first, so that the disk works while we apply.
-        write = self._start_write() if self._queue else None
+        write = self._start_write() if self._queue and self._gap_seconds_left() <= 0 else None
         self._durable_lsn = durable.first_lsn + len(durable.submitted) - 1
         self._pending_bytes -= durable.framed_bytes
         self._groups += 1

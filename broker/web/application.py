@@ -26,6 +26,7 @@ _FORM_BYTES_MAX = 64 << 10
 def make_runner(
     render_metrics: Callable[[], Awaitable[bytes]],
     readiness: Callable[[], str | None],
+    ready_line: Callable[[], str],
     *,
     pages: tuple[Broker, str] | None,
     listen_host: str,
@@ -52,7 +53,7 @@ def make_runner(
 
     async def readyz(_request: web.Request) -> web.Response:
         reason = readiness()
-        return _line(200, "ok") if reason is None else _line(503, reason)
+        return _line(200, ready_line()) if reason is None else _line(503, reason)
 
     app = web.Application(client_max_size=_FORM_BYTES_MAX, middlewares=[connections.watch])
     app.router.add_get("/metrics", metrics)

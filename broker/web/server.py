@@ -36,11 +36,13 @@ class HttpServer:
         readiness: Callable[[], str | None],
         *,
         pages: tuple[Broker, str] | None = None,
+        ready_line: Callable[[], str] = lambda: "ok",
         stop_ms: int = 500,
         connections_max: int = 256,
         timeouts: Timeouts | None = None,
     ) -> None:
-        """`pages`: the broker that they show, and its version."""
+        """`pages`: the broker that they show, and its version. `ready_line`: what /readyz says where all is well."""
+        self._ready_line = ready_line
         self._connections_max = connections_max
         self._timeouts = timeouts
         self._servers: list[asyncio.Server] = []
@@ -88,6 +90,7 @@ class HttpServer:
         runner = application.make_runner(
             self._render_metrics,
             self._readiness,
+            self._ready_line,
             pages=self._pages,
             listen_host=self._host,
             stop_ms=self._stop_ms,

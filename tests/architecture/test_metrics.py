@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from broker.observe.metric_help import HELP, PREFIX
-from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot
+from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot, ClusterSnapshot
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = {
@@ -37,7 +37,14 @@ def test_metrics_are_named_and_explained():
 def test_every_metric_is_in_the_document_with_its_kind_and_its_help_and_no_other():
     page = (ROOT / "docs/operations.md").read_text()
     rows = re.findall(r"^\| `(postdate_\w+)` \| (\w+) \| (.*) \|$", page, re.MULTILINE)
-    nothing = BrokerSnapshot(BrokerCounters(), (), (), topics_count=0, subscriptions_count=0)
+    nothing = BrokerSnapshot(
+        BrokerCounters(),
+        (),
+        (),
+        topics_count=0,
+        subscriptions_count=0,
+        cluster=ClusterSnapshot(False, 0, 0, 0, 0, 0, 0),
+    )
     shown = {
         (family.name + ("_total" if family.type == "counter" else ""), family.type, family.documentation)
         for family in BrokerCollector(lambda: nothing, version="0").collect()
@@ -48,7 +55,14 @@ def test_every_metric_is_in_the_document_with_its_kind_and_its_help_and_no_other
 
 
 def test_every_help_text_is_a_sentence_of_a_metric():
-    nothing = BrokerSnapshot(BrokerCounters(), (), (), topics_count=0, subscriptions_count=0)
+    nothing = BrokerSnapshot(
+        BrokerCounters(),
+        (),
+        (),
+        topics_count=0,
+        subscriptions_count=0,
+        cluster=ClusterSnapshot(False, 0, 0, 0, 0, 0, 0),
+    )
     families = BrokerCollector(lambda: nothing, version="0").collect()
     assert {family.name.removeprefix(PREFIX) for family in families if family.name.startswith(PREFIX)} == set(
         HELP
