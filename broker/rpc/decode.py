@@ -119,15 +119,16 @@ def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: Brok
         frames, fields = plain
         if fields.has_text or not _is_ascii(fields.schedule_keys, config.tuning.schedule_key_bytes_max):
             _parse_typed(raw)  # only it can tell whether texts are UTF-8
+        _check_limits(fields, config)
     else:
         if len(raw) > CHEAP_BYTES:
             _check_field_counts(messages, config)
         request = _parse_typed(raw)
         request.DiscardUnknownFields()
-        messages = [message.SerializeToString() for message in request.messages]
-        frames = _write_frames(messages)
         fields = _read_typed(request)
-    _check_limits(fields, config)
+        _check_limits(fields, config)  # before it is written anew: what is refused shall cost little
+        messages = [message.SerializeToString() for message in request.messages]
+        frames = b"".join(part for message in messages for part in (_head_of(len(message)), message))
     _check_unit(fields.deliver_at_ms)
     lengths = _lengths(messages)
     # What fits the limits and is in plain form fits; the other form was rewritten. A message that did not would be
@@ -295,8 +296,13 @@ def _crcs(messages: Sequence[bytes], lengths: Int64Column) -> UInt32Column:
     return np.fromiter(map(google_crc32c.extend, heads, messages), dtype=np.uint32, count=len(messages))
 
 
+def _head_of(length: int) -> bytes:
+    """Tag and length of a message."""
+    return FRAME_HEAD + encode_varint(length)
+
+
 def _head_crc(length: int) -> int:
-    return int(google_crc32c.value(FRAME_HEAD + encode_varint(length)))
+    return int(google_crc32c.value(_head_of(length)))
 
 
 _HEAD_CRCS = np.array([_head_crc(length) for length in range(1 << 12)], dtype=np.int64)

@@ -15,6 +15,7 @@ Invariants:
   RECEPTION-4  Connections have turns in turn. While others wait, a turn may last as long as lets all of them have one
       within `_TURN_SECONDS` or `_PROBE_SECONDS`, but not less than `_TURN_SECONDS_MIN`. So calls that only begin, on
       C connections and however many, delay a call of another one by C * _TURN_SECONDS_MIN / turns, if that is longer.
+  RECEPTION-5  Of the later messages of streams a round of the loop handles a bounded amount (`LoopShare`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from broker.config import BrokerConfig
 from broker.errors import InvalidRequest, LimitReached, PostdateError, forget_frames
 from broker.rpc.access_rules import RULES
 from broker.rpc.calls import END_OF_STREAM, CallHost, refuse
+from broker.rpc.loop_share import SMALL_BYTES, LoopShare
 from broker.rpc.silent import SilentConnections
 from broker.rpc.status import Context
 from broker.runtime.allocator import Trimmer
@@ -63,6 +65,8 @@ _BEGUN_MIN = 64
 _TRIM_SECONDS = 2.0
 """After a call that ended before its message was whole, or failed with large ones, memory is given back."""
 _LARGE_BYTES = 256 << 10
+_COSTS = {"/postdate.v1.ConsumerService/Subscribe": 32}
+"""Of a byte of later messages: consumers name messages in a byte or two, and each of them may be refused."""
 
 
 class Shares:
@@ -341,6 +345,7 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 (CallKind.LONG, config.streams_max, turns),
             )
         }
+        self._share = LoopShare()
         self._served: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
@@ -368,11 +373,11 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         places = self._places[CallKind.LONG]
         if handler.unary_stream is not None:
             return grpc.stream_stream_rpc_method_handler(
-                self._serve_stream(places, handler.unary_stream, is_unary=True), **how
+                self._serve_stream(places, handler.unary_stream), **how
             )
         assert handler.stream_stream is not None, f"{method} is of a kind that no service here has"
         return grpc.stream_stream_rpc_method_handler(
-            self._serve_stream(places, handler.stream_stream, is_unary=False), **how
+            self._serve_stream(places, handler.stream_stream, byte_cost=_COSTS.get(method, 1)), **how
         )
 
     def _serve_unary(self, places: Places, behavior: Any) -> Any:
@@ -393,8 +398,9 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         return serve
 
-    def _serve_stream(self, places: Places, behavior: Any, *, is_unary: bool) -> Any:
-        host, seconds = self._host, self._seconds
+    def _serve_stream(self, places: Places, behavior: Any, *, byte_cost: int = 0) -> Any:
+        """Serve a stream; without a `byte_cost` it takes one message."""
+        host, seconds, share = self._host, self._seconds, self._share
 
         async def serve(_: Any, context: Context) -> None:
             try:
@@ -402,9 +408,9 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             except LimitReached as error:
                 return await refuse(host, context, error)
             try:
-                request = await _begun(host, places, place, may_end=not is_unary)
-                if not is_unary:
-                    context = Begun(context, request)  # type: ignore[assignment]
+                request = await _begun(host, places, place, may_end=byte_cost > 0)
+                if byte_cost:
+                    context = Begun(context, request, share, byte_cost)  # type: ignore[assignment]
                     request = _messages(context)
                 if not inspect.isasyncgenfunction(behavior):
                     await behavior(request, context)
@@ -443,13 +449,25 @@ def turns_of(config: BrokerConfig) -> int:
 class Begun:
     """The context of a stream whose first message was read already."""
 
-    def __init__(self, context: Context, first: Any) -> None:
+    def __init__(self, context: Context, first: Any, share: LoopShare, byte_cost: int) -> None:
         self._context = context
         self._first = [first]
+        self._share = share
+        self._byte_cost = byte_cost
+        self._owed = 0  # for the last message, if that was large
         self.write = context.write  # the one that is called most
 
     async def read(self) -> Any:
-        return self._first.pop() if self._first else await self._context.read()
+        if self._first:
+            return self._first.pop()
+        if paid := self._owed:  # before the next one comes, and is copied
+            await self._share.wait(self._context.peer(), paid)
+        message = await self._context.read()
+        cost = len(message) * self._byte_cost if message is not END_OF_STREAM else 0
+        self._owed = cost if cost > SMALL_BYTES else 0
+        if self._owed and not paid:
+            await self._share.wait(self._context.peer(), cost)
+        return message
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TypeAlias
 
 import grpc
+import numpy as np
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
@@ -27,7 +29,12 @@ DOMAIN = "postdate.dev"
 DETAILS_KEY = "grpc-status-details-bin"
 
 _FAILURES_AT_ONCE = 2_000
+_FEW = 16
+"""Of fewer failures each is encoded by itself, which costs less."""
 _ID, _ = tags_of(consumer_pb2.EntryFailure, "id", "error").values()
+_ENTRY_ID = bytes((tag_of("entry_id", message_pb2.MessageId),))
+_VARINT_BEGINS = np.array([1, *(1 << 7 * width for width in range(1, 10))], np.uint64)
+"""Least numbers that take one byte more."""
 
 # The first class that fits decides, so the narrower ones come first.
 _CODES: tuple[tuple[type[errors.PostdateError], grpc.StatusCode], ...] = (
@@ -91,14 +98,46 @@ async def encode_failures(
     errors_by_reason = _DEAD_LETTER_ERRORS if of_dead_letters else _ENTRY_ERRORS
     tag = tag_of("failures", answer)
     parts: list[bytes] = []
-    for index, ((ledger_id, entry_id), reason) in enumerate(failures, 1):
-        if index % _FAILURES_AT_ONCE == 0:
+    for begin in range(0, len(failures), _FAILURES_AT_ONCE):
+        if begin:
             await asyncio.sleep(0)
-        error = errors_by_reason[reason]
-        name = message_pb2.MessageId(ledger_id=ledger_id, entry_id=entry_id).SerializeToString()
-        size = 2 + len(name) + len(error)
-        parts += (bytes((tag, size & 0x7F | 0x80, size >> 7, _ID, len(name))), name, error)
+        some = failures[begin : begin + _FAILURES_AT_ONCE]
+        for (ledger_id, reason), run in groupby(some, lambda failure: (failure.position[0], failure.reason)):
+            entry_ids = [failure.position[1] for failure in run]
+            encode = _encode_few if len(entry_ids) < _FEW else _encode_run
+            parts += encode(tag, ledger_id, entry_ids, errors_by_reason[reason])
     return b"".join(parts)
+
+
+def _encode_few(tag: int, ledger_id: int, entry_ids: Sequence[int], error: bytes) -> Iterator[bytes]:
+    """Failures of entries of one ledger for one reason, one by one."""
+    for entry_id in entry_ids:
+        name = message_pb2.MessageId(ledger_id=ledger_id, entry_id=entry_id).SerializeToString()
+        yield _head_of_failure(tag, len(name), error) + name + error
+
+
+def _encode_run(tag: int, ledger_id: int, entry_ids: Sequence[int], error: bytes) -> Iterator[bytes]:
+    """The same for many, those together whose ids take as many bytes."""
+    ledger = message_pb2.MessageId(ledger_id=ledger_id).SerializeToString()
+    column = np.array(entry_ids, np.uint64)
+    widths = np.searchsorted(_VARINT_BEGINS, column, side="right")  # 0 is left out
+    for ids in np.split(column, np.flatnonzero(np.diff(widths)) + 1):
+        width = int(np.searchsorted(_VARINT_BEGINS, ids[0], side="right"))
+        name = ledger + (_ENTRY_ID if width else b"")
+        head = _head_of_failure(tag, len(name) + width, error) + name
+        rows = np.empty((len(ids), len(head) + width + len(error)), np.uint8)
+        rows[:, : len(head)] = np.frombuffer(head, np.uint8)
+        for place in range(width):
+            octets = ids >> np.uint64(7 * place) & np.uint64(0x7F)
+            rows[:, len(head) + place] = octets | np.uint64(0x80 if place < width - 1 else 0)
+        rows[:, len(head) + width :] = np.frombuffer(error, np.uint8)
+        yield rows.tobytes()
+
+
+def _head_of_failure(tag: int, name_bytes: int, error: bytes) -> bytes:
+    """The bytes before the id of an entry and the error."""
+    size = 2 + name_bytes + len(error)
+    return bytes((tag, size & 0x7F | 0x80, size >> 7, _ID, name_bytes))
 
 
 def _internal(error: BaseException) -> status_pb2.Status:

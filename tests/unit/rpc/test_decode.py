@@ -448,3 +448,11 @@ def test_as_many_properties_as_a_message_may_have_pass():
     for count in (1, 60):
         batch = decode_produce(request_of(*[message + b"\x98\x06\x01"] * count), PLENTY).batch
         assert batch.count == count
+
+
+def test_a_message_that_is_too_large_is_refused_before_it_is_written_anew(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("broker.rpc.decode._head_of", lambda _: pytest.fail("it is written anew"))
+    message = message_pb2.Message(payload=bytes(CONFIG.payload_bytes_max + 1))
+    with pytest.raises(InvalidRequest) as refused:
+        decode_produce(request_of(message.SerializeToString()), CONFIG)
+    assert refused.value.reason == "PAYLOAD_TOO_LARGE"

@@ -1,0 +1,78 @@
+"""Share of the event loop that large messages of streams may have.
+
+Whatever has arrived is handled one after the other, and a call of somebody else needs several rounds of the loop. A
+hundred streams that each have sent 2 MiB, or an acknowledgement of 10,000 ids, would make each of these rounds last for
+a second. So a round handles a bounded amount of them; what is left waits for a later one, connection by connection.
+Nothing waits longer than the others need, and small messages never do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+SMALL_BYTES = 16 << 10
+"""A message up to this size is handled at once, and not counted."""
+ROUND_BYTES = 512 << 10
+"""About a millisecond's work; the last message of a round may take more."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    cost: int
+    turn: asyncio.Future[None]
+
+
+class LoopShare:
+    """Messages that are handled in one round of the loop; the others wait."""
+
+    def __init__(self, round_bytes: int = ROUND_BYTES) -> None:
+        self._round_bytes = round_bytes
+        self._left = round_bytes
+        self._queue: OrderedDict[str, deque[_Waiting]] = OrderedDict()  # by connection
+        self._is_counting = False
+
+    @property
+    def waiting_count(self) -> int:
+        return sum(map(len, self._queue.values()))
+
+    async def wait(self, peer: str, cost: int) -> None:
+        """Wait until a message of this cost, in bytes, may be handled."""
+        if self._left > 0 and not self._queue:
+            self._spend(cost)
+            return
+        waiting = _Waiting(cost, asyncio.get_running_loop().create_future())
+        self._queue.setdefault(peer, deque()).append(waiting)
+        try:
+            await waiting.turn
+        finally:
+            self._forget(peer, waiting)
+
+    def _spend(self, cost: int) -> None:
+        self._left -= cost
+        if not self._is_counting:
+            self._is_counting = True
+            asyncio.get_running_loop().call_soon(self._begin_round)
+
+    def _begin_round(self) -> None:
+        self._is_counting = False
+        self._left = self._round_bytes
+        while self._queue and self._left > 0:
+            peer, waiting = next(iter(self._queue.items()))
+            first = waiting.popleft()
+            if waiting:
+                self._queue.move_to_end(peer)
+            else:
+                del self._queue[peer]
+            if not first.turn.done():
+                first.turn.set_result(None)
+                self._spend(first.cost)
+
+    def _forget(self, peer: str, waiting: _Waiting) -> None:
+        """It waits no more: nothing is left of a call that was cancelled."""
+        queue = self._queue.get(peer)
+        if queue is not None and waiting in queue:
+            queue.remove(waiting)
+            if not queue:
+                del self._queue[peer]
