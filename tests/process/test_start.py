@@ -204,6 +204,42 @@ def test_where_only_the_sdk_is_installed_the_command_says_what_to_install():
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("library", "ending"), [("obstore", "exit handler\n"), ("sys", "exit handler\ntaken apart\n")]
+)
+@pytest.mark.parametrize(
+    ("leave", "code"), [("", 0), ("raise SystemExit(2)", 2), ("raise SystemExit('x')", 1), ("1 / 0", 1)]
+)
+def test_once_the_library_of_object_stores_was_used_the_interpreter_is_not_taken_apart(
+    library: str, ending: str, leave: str, code: int
+):
+    # One of its threads may just be giving an object back, which then aborts the process: one command in ten.
+    program = f"""
+import atexit, os, sys
+from broker.__main__ import main
+from broker import cli
+
+class TakenApart:
+    def __init__(self, write=os.write):
+        self.write = write
+    def __del__(self):
+        self.write(1, b"taken apart\\n")
+
+def command(prog_name):
+    sys.modules.setdefault({library!r}, sys)
+    sys.kept = TakenApart()
+    atexit.register(print, "exit handler")
+    {leave}
+
+cli.main = command
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (code, ending), done.stderr
+
+
 def test_the_broker_is_a_module_that_can_be_run():
     done = subprocess.run(
         [sys.executable, "-m", "broker", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
