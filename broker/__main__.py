@@ -14,6 +14,7 @@ def main() -> None:
     atexit.register(ending.leave)  # before all imports: what is registered first is called last
     try:
         from broker import cli  # noqa: PLC0415
+        from broker.observe.logs import configure_logging  # noqa: PLC0415
     except ModuleNotFoundError as error:
         ending.code = 1
         if error.name is None or error.name.partition(".")[0] in {"broker", "postdate", "postdate_api"}:
@@ -22,6 +23,8 @@ def main() -> None:
         sys.exit(
             f"postdate-broker: a part of the broker is not installed ({error}): pip install 'postdate[broker]'"
         )
+    # `serve` sets what is set for it; other commands tell of what goes wrong beside their work.
+    configure_logging("text", "warning")
     with ending.noted():
         cli.main(prog_name="postdate-broker")
 

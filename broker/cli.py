@@ -390,7 +390,7 @@ def list_backups(connection: Settings, output: str, limit: int | None, store: st
         click.echo(json.dumps([asdict(each) for each in found], default=str))
         return
     for each in found:
-        click.echo(f"{each.name}  {each.topics} topics  {each.bytes} bytes  {each.path}")
+        click.echo(f"{each.name}  {_topics(each.topics)}  {each.bytes} bytes  {each.path}")
 
 
 def _list_bases(store: str, output: str, limit: int | None) -> None:
@@ -404,7 +404,7 @@ def _list_bases(store: str, output: str, limit: int | None) -> None:
         return
     for base in (each.base for each in stored):
         uploaded = f"{base.bytes} bytes, {base.uploaded_bytes} of them uploaded"
-        click.echo(f"{base.name}  {base.topics} topics  {uploaded}  {store}#{base.name}")
+        click.echo(f"{base.name}  {_topics(base.topics)}  {uploaded}  {store}#{base.name}")
 
 
 @backup.command("delete")
@@ -420,6 +420,10 @@ def delete_backup(connection: Settings, name: str) -> None:
         _in_store(lambda: bases.remove(base_name))
         return
     _with_backups(connection, lambda backups: backups.delete(name))
+
+
+def _topics(count: int) -> str:
+    return f"{count} topic" if count == 1 else f"{count} topics"
 
 
 def _with_backups(connection: Settings, call: Callable[[Backups], Coroutine[Any, Any, T]]) -> T:
@@ -440,6 +444,8 @@ def _open_bases(store: str) -> BaseStore:
     from broker.cluster.stores import open_store  # noqa: PLC0415
     from broker.runtime.clock import SystemClock  # noqa: PLC0415
 
+    if store.startswith("memory:"):  # gone with this process, and the folder of the backup with it
+        raise click.UsageError("memory:// keeps nothing: it is for tests")
     try:
         return BaseStore(open_store(store, ATTEMPT), SystemClock())
     except ConfigError as error:
@@ -491,7 +497,7 @@ def restore(backup: str, data_dir: str) -> None:
         raise click.ClickException(error.message) from error
     except OSError as error:
         raise click.ClickException(f"The backup cannot be restored: {error}") from error
-    click.echo(f"{data_dir} holds {topics} topics as of lsn {lsn}: start a broker on it")
+    click.echo(f"{data_dir} holds {_topics(topics)} as of lsn {lsn}: start a broker on it")
 
 
 def _restore_folder(folder: str, data_dir: str) -> tuple[int, int]:

@@ -9,7 +9,8 @@ Lines of JSON, each one object:
 A chunk's name is the sha256 of its bytes, in hex, and a nonce. A *seal* tells, without reading all of a file, that its
 bytes are those of a file of the same path and size with the same seal (`seals`); files that may still change have none.
 
-  BASE-1  A decoder gives a manifest or `Corrupt`, whatever the bytes; no path of it leads out of a folder.
+  BASE-1  A decoder gives a manifest or `Corrupt`, whatever the bytes; no path of it leads out of a folder, and its
+          header tells as many files and bytes as it names.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ CHUNK_BYTES = 8 << 20
 HEADER_BYTES_MAX = 4096
 """A header is never longer: whoever lists bases reads no more of each."""
 
+MANIFEST_BYTES_MAX = 1 << 30
+"""A manifest is never longer: enough for 100 TB."""
+
 _TAG = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _NAME = re.compile(rf"([0-9a-f]{{16}})-({_TAG})", re.ASCII)
 _CHUNK = re.compile(r"[0-9a-f]{64}-[0-9a-f]{8}", re.ASCII)
@@ -39,6 +43,10 @@ _SEAL = re.compile(r"([0-9a-f]{64})?", re.ASCII)
 _SIZE_MAX = 1 << 62
 _CHUNK_BYTES_MAX = 64 << 20
 _ADVICE = "Use another base."
+
+
+class OtherVersion(Corrupt):
+    """A manifest that this broker does not know how to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,11 @@ def is_base_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def is_file_path(path: str) -> bool:
+    """Return whether a path below a folder can be that of a file of a base."""
+    return _PATH.fullmatch(path) is not None
+
+
 def is_chunk_name(name: str) -> bool:
     return _CHUNK.fullmatch(name) is not None
 
@@ -141,6 +154,8 @@ def decode_manifest(data: bytes, path: str) -> BaseManifest:
     files = [_decode_file(line, chunk_bytes, path) for line in lines[1:-2]]
     if end.get("files") != len(files) or not _is_tree([file.path for file in files]):
         raise _damaged("Its list of files is wrong", path)
+    if (base.files, base.bytes) != (len(files), sum(file.size for file in files)):
+        raise _damaged("Its header is wrong", path)
     return BaseManifest(base, {file.path: file for file in files}, chunk_bytes)
 
 
@@ -157,7 +172,7 @@ def _decode_header(line: bytes, path: str) -> tuple[Base, int]:
     if content.get("format") != FORMAT:
         raise _damaged("It does not begin as a base's manifest does", path)
     if content.get("version") != VERSION:
-        raise Corrupt(
+        raise OtherVersion(
             f"The base has version {content.get('version')!r:.20}, this broker knows {VERSION}",
             path=path,
             advice="Use the version of the broker that made it.",
@@ -180,7 +195,7 @@ def _decode_file(line: bytes, chunk_bytes: int, path: str) -> BaseFile:
     name, size, seal, chunks = (content.get(key) for key in ("path", "size", "seal", "chunks"))
     if not (
         isinstance(name, str)
-        and _PATH.fullmatch(name)
+        and is_file_path(name)
         and _is_count(size)
         and isinstance(seal, str)
         and _SEAL.fullmatch(seal)

@@ -8,14 +8,13 @@ An upload stores chunks first, several at once, and the manifest last; what a ki
 swept. A file whose seal the newest base of the same broker has too is not read, and a chunk that is there is not stored
 again. Why no base ever lacks a chunk: `base_plan`.
 
-  BASES-1  Nothing is overwritten, and a manifest is stored only after every chunk it names.
+  BASES-1  Nothing is overwritten, and a manifest is stored only after every chunk it names was listed with its size.
   BASES-2  What is downloaded has the sha256 that its chunk's name states, or the download fails.
   BASES-3  Memory is bounded by `IN_FLIGHT` chunks, two manifests and the list of chunks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -27,10 +26,12 @@ from typing import NamedTuple
 from broker.cluster.base_manifest import (
     CHUNK_BYTES,
     HEADER_BYTES_MAX,
+    MANIFEST_BYTES_MAX,
     Base,
     BaseFile,
     BaseManifest,
     ChunkPlace,
+    OtherVersion,
     base_name,
     chunk_places,
     decode_header,
@@ -38,6 +39,7 @@ from broker.cluster.base_manifest import (
     digest_of,
     encode_manifest,
     is_base_name,
+    is_file_path,
 )
 from broker.cluster.base_plan import (
     REST_MS,
@@ -50,7 +52,7 @@ from broker.cluster.base_plan import (
     plan_sweep,
     removable_from_ms,
 )
-from broker.cluster.object_store import ObjectInfo, ObjectStore
+from broker.cluster.object_store import ObjectInfo, ObjectStore, OtherBytes
 from broker.cluster.patient_store import PatientStore
 from broker.cluster.remote_store import AttemptTime
 from broker.cluster.seals import read_seals
@@ -60,7 +62,7 @@ from broker.runtime.clock import Clock
 from broker.runtime.flight import for_all
 from broker.runtime.steps import run_step
 from broker.runtime.vfs import Vfs
-from broker.storage.layout import Layout
+from broker.storage.layout import BACKUP_MARKER, ROOT_MANIFEST, Layout
 
 log = get_logger(__name__)
 
@@ -70,7 +72,7 @@ ATTEMPT = AttemptTime(seconds=30, seconds_per_mib=10)
 IN_FLIGHT = 8
 _SMALL_IN_FLIGHT = 16
 _ADVICE = "Use another base."
-_LEFT_OUT = frozenset({"lock"})
+_OF_A_FOLDER = (BACKUP_MARKER, ROOT_MANIFEST, "alive", "journal", "topics")
 
 Tell = Callable[[int], None]
 """Is told how many more bytes are done."""
@@ -117,10 +119,8 @@ class BaseStore:
         bases: list[StoredBase] = []
 
         async def read_header(info: ObjectInfo) -> None:
-            path = f"bases/{info.name}"
             try:
-                data = await self._store.read_range(path, 0, min(info.bytes, HEADER_BYTES_MAX))
-                bases.append(StoredBase(_named(decode_header(data, path), info.name), info.modified_ms))
+                bases.append(StoredBase(await self._read_header(info.name), info.modified_ms))
             except FileNotFoundError:  # removed since it was listed
                 pass
             except Corrupt as error:
@@ -135,9 +135,11 @@ class BaseStore:
         try:
             if not is_base_name(name):
                 raise FileNotFoundError(path)
-            data = await self._store.read(path)
+            data = await self._store.read_range(path, 0, MANIFEST_BYTES_MAX + 1)
         except FileNotFoundError as error:
             raise no_base(self.url, name) from error
+        if len(data) > MANIFEST_BYTES_MAX:
+            raise Corrupt("The manifest of a base is longer than one can be", path=path, advice=_ADVICE)
         manifest = await run_step(self._executor, lambda: decode_manifest(data, path))
         _named(manifest.base, name)
         return manifest
@@ -148,6 +150,8 @@ class BaseStore:
         now_ms = await self._ask_time()
         bases = await self.bases()
         name = base_name(cut.lsn, cut.tag)
+        if not is_base_name(name):
+            raise Corrupt(f"A backup cannot be called {cut.tag[:100]!a}", path=folder.root)
         if any((stored.base.name, stored.base.broker_id) == (name, cut.broker_id) for stored in bases):
             return (await self.read_manifest(name)).base
         parent = await self._read_newest(bases, cut.broker_id)
@@ -170,8 +174,9 @@ class BaseStore:
             uploaded_bytes=upload.stored_bytes,
         )
         files = {draft.path: draft.file() for draft in drafts}
-        await self._store_manifest(BaseManifest(base, files, self._chunk_bytes), limit)
-        return base
+        manifest = BaseManifest(base, files, self._chunk_bytes)
+        await self._check_chunks(manifest)
+        return await self._store_manifest(manifest, limit)
 
     async def read_file(self, manifest: BaseManifest, path: str) -> bytes:
         """The whole of a small file of a base, checked."""
@@ -221,7 +226,8 @@ class BaseStore:
         now_ms = await self._ask_time()
         bases = await self.bases()
         if all(stored.base.name != name for stored in bases):
-            raise no_base(self.url, name)
+            await self._remove_damaged(name)
+            return
         from_ms = removable_from_ms(bases, name)
         if from_ms is None or from_ms > now_ms:
             raise Refused(
@@ -231,6 +237,21 @@ class BaseStore:
             )
         await self._store.remove(f"bases/{name}")
         await self.sweep()
+
+    async def _remove_damaged(self, name: str) -> None:
+        """Remove a base whose header is damaged, which no upload builds on. Raises NotFound, OtherVersion."""
+        try:
+            if is_base_name(name):
+                await self._read_header(name)
+        except FileNotFoundError:
+            pass
+        except OtherVersion:
+            raise
+        except Corrupt:
+            await self._store.remove(f"bases/{name}")
+            await self.sweep()
+            return
+        raise no_base(self.url, name)
 
     async def prune(self, broker_id: str, keep_count: int, max_age_ms: int) -> list[str]:
         """Remove a broker's bases that are too many or too old, and what nobody needs then; returns their names."""
@@ -247,15 +268,25 @@ class BaseStore:
         infos = [info for info in await self._store.objects("bases") if is_base_name(info.name)]
         named: set[str] = set()
         for info in infos:
-            # One that cannot be read could name any chunk: nothing is removed then.
-            with contextlib.suppress(NotFound):
+            try:
                 named |= (await self.read_manifest(info.name)).chunk_names()
+            except NotFound:  # removed since it was listed
+                pass
+            except Corrupt as error:  # it could name any chunk
+                raise Corrupt(
+                    f"{error.message} No chunks are removed from {self.url} while it is there. If it can be done "
+                    f"without, delete it: postdate-broker backup delete 'URL#{info.name}'"
+                ) from error
         names = plan_sweep(await self._store.objects("chunks"), named, now_ms)
         await for_all(iter(names), lambda name: self._store.remove(f"chunks/{name}"), _SMALL_IN_FLIGHT)
         for info in await self._store.objects("probe"):
             if now_ms - info.modified_ms >= REST_MS:  # whoever made it was killed
                 await self._store.remove(f"probe/{info.name}")
         return len(names)
+
+    async def _read_header(self, name: str) -> Base:
+        path = f"bases/{name}"
+        return _named(decode_header(await self._store.read_range(path, 0, HEADER_BYTES_MAX), path), name)
 
     async def _read_newest(self, bases: Iterable[StoredBase], broker_id: str) -> BaseManifest | None:
         newest = newest_base(bases, broker_id)
@@ -267,27 +298,60 @@ class BaseStore:
             log.warning("The newest base cannot be built on", url=self.url, error=error.message)
             return None
 
-    async def _store_manifest(self, manifest: BaseManifest, limit: _TimeLimit) -> None:
-        path = f"bases/{manifest.base.name}"
+    async def _check_chunks(self, manifest: BaseManifest) -> None:
+        """Look at what was stored: a store may have lost it, kept a part of it, or said more than it did."""
+        sizes = {info.name: info.bytes for info in await self._store.objects("chunks")}
+        for file in manifest.files.values():
+            for place in chunk_places(file, manifest.chunk_bytes):
+                if sizes.get(place.name) != place.length:
+                    raise Unavailable(
+                        f"{self.url} does not show chunks/{place.name} as it was stored: the backup is not whole. Is "
+                        "something else removing objects there?",
+                        reason="BACKUP_FAILED",
+                    )
+
+    async def _store_manifest(self, manifest: BaseManifest, limit: _TimeLimit) -> Base:
+        """Store a manifest; returns the base that is there, which may be one of the same backup by another upload."""
+        path, name = f"bases/{manifest.base.name}", manifest.base.name
         body = await run_step(self._executor, lambda: encode_manifest(manifest))
         limit.check()
-        await self._store.put(path, body)
-        if await self._store.read(path) != body:
+        try:
+            await self._store.put(path, body)
+        except OtherBytes:
+            if not await self._is_there(name, manifest.base):
+                raise
+        if await self._store.read_range(path, 0, MANIFEST_BYTES_MAX + 1) == body:
+            await self._take_back_if_late(path, limit)
+        elif not await self._is_there(name, manifest.base):
             raise Unavailable(
                 f"{self.url} holds other bytes as {path} than were stored", reason="BACKUP_FAILED"
             )
+        return (await self.read_manifest(name)).base
+
+    async def _is_there(self, name: str, base: Base) -> bool:
+        """Return whether a base of the same backup is there, whole."""
+        try:
+            stored = (await self.read_manifest(name)).base
+        except (NotFound, Corrupt):
+            return False
+        return (stored.broker_id, stored.create_time_ms) == (base.broker_id, base.create_time_ms)
+
+    async def _take_back_if_late(self, path: str, limit: _TimeLimit) -> None:
+        try:
+            limit.check()
+        except Unavailable:  # the machine slept since it was looked at: sweeps may have taken what it names
+            await self._store.remove(path)
+            raise
 
     async def _read_chunk(self, path: str, place: ChunkPlace) -> bytes:
         name = f"chunks/{place.name}"
         try:
-            body = await self._store.read(name)
+            body = await self._store.read_range(name, 0, place.length + 1)
         except FileNotFoundError as error:
             raise _no_chunk(self.url, path, name) from error
         digest = await run_step(self._executor, lambda: hashlib.sha256(body).hexdigest())
         if digest != digest_of(place.name) or len(body) != place.length:
-            raise Corrupt(
-                f"A chunk of {path} in {self.url} is damaged", path=name, advice="Use another base."
-            )
+            raise _damaged_chunk(self.url, path, name)
         return body
 
     async def _ask_time(self) -> int:
@@ -387,8 +451,10 @@ class _Drafting:
             )
         seals: dict[str, str] = {}
         for name in vfs.list_dir(folder.topics):
-            seals.update(read_seals(vfs, folder, int(name)))
-        sources = _walk(vfs, folder.root, vfs.list_dir(folder.root))
+            if name.isdecimal():
+                seals.update(read_seals(vfs, folder, int(name)))
+        names = [name for name in vfs.list_dir(folder.root) if name in _OF_A_FOLDER]
+        sources = _walk(vfs, folder.root, names, len(folder.root) + 1)
         return [self._draft(source, seals.get(source, "")) for source in sources]
 
     def _draft(self, source: str, seal: str) -> _Draft:
@@ -431,17 +497,18 @@ def _read_piece(vfs: Vfs, draft: _Draft, index: int) -> tuple[bytes, str]:
     return body, hashlib.sha256(body).hexdigest()
 
 
-def _walk(vfs: Vfs, folder: str, names: Iterable[str]) -> Iterator[str]:
+def _walk(vfs: Vfs, folder: str, names: Iterable[str], start: int) -> Iterator[str]:
+    """Paths of files; what a broker cannot have made is left out. Paths of a base begin at `start` of these."""
     for name in names:
         path = f"{folder}/{name}"
-        if name in _LEFT_OUT:
+        if not is_file_path(path[start:]):
             continue
         try:
             inner = vfs.list_dir(path)
         except NotADirectoryError:
             yield path
         else:
-            yield from _walk(vfs, path, inner)
+            yield from _walk(vfs, path, inner, start)
 
 
 def _size(vfs: Vfs, path: str) -> int:
@@ -454,16 +521,16 @@ def _size(vfs: Vfs, path: str) -> int:
 
 def _make_files(vfs: Vfs, folder: str, files: Iterable[BaseFile]) -> list[str]:
     """Make files, empty, and the folders they need; returns all of these, the outer ones first."""
-    folders = [folder]
+    folders = {folder: None}
     for file in files:
         parts = file.path.split("/")
         for depth in range(1, len(parts)):
             inner = "/".join([folder, *parts[:depth]])
             if inner not in folders:
                 vfs.make_dir(inner)
-                folders.append(inner)
+                folders[inner] = None
         vfs.open(f"{folder}/{file.path}", create=True).close()
-    return folders
+    return list(folders)
 
 
 def _write_piece(vfs: Vfs, path: str, offset: int, body: bytes) -> None:

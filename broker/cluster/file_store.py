@@ -1,7 +1,7 @@
 """An object store in a folder of a local file system, for trying things out and for backups to a disk.
 
     <root>/<name>              an object, of which no byte changes once it has its name
-    <root>/<folder>/.new-<id>  an object before it has its name; a crash may leave it behind
+    <root>/<folder>/.new-<id>  an object before it has its name; what a crash leaves behind is removed a day later
 
 `create` writes such a file, syncs it and gives it its name by a hard link, which a local file system does for one of
 all who try. A network file system may not: it is no such store.
@@ -10,6 +10,7 @@ all who try. A network file system may not: it is no such store.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,13 +18,15 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
-from broker.cluster.object_store import ObjectInfo, StoreFailed, StoreRefused, check_name
+from broker.cluster.object_store import ObjectInfo, StoreFailed, StoreRefused, check_name, is_name
 from broker.runtime.steps import run_step
 from broker.runtime.vfs import Buffer, LocalVfs, Vfs, WriteFailed, read_file
 
 T = TypeVar("T")
 
 _PAGE = 1000
+_NEW = ".new-"
+_LEFT_OVER_MS = 86_400_000
 
 
 def _modified_ms(path: str) -> int:
@@ -46,6 +49,7 @@ class FileStore:
         self._executor = executor
         self._modified_ms = modified_ms
         self._folders: set[str] = set()  # that are there, durably
+        self._tidied: set[str] = set()
         self._failed = False
 
     @property
@@ -90,7 +94,7 @@ class FileStore:
         self._check_syncs()
         folder = path.rpartition("/")[0]
         self._make_folder(folder)
-        aside = f"{folder}/.new-{uuid.uuid4().hex}"
+        aside = f"{folder}/{_NEW}{uuid.uuid4().hex}"
         file = self._vfs.open(aside, create=True)
         try:
             try:
@@ -102,9 +106,22 @@ class FileStore:
             with contextlib.ExitStack() as at_end:
                 at_end.callback(self._sync_folder, folder)
                 self._vfs.link(aside, path)
+            self._tidy(folder, aside)
         finally:
             file.close()
             self._vfs.remove(aside)
+
+    def _tidy(self, folder: str, aside: str) -> None:
+        """Remove, once, what those left behind who were killed while they stored something in a folder."""
+        if folder in self._tidied:
+            return
+        self._tidied.add(folder)
+        with contextlib.suppress(OSError):  # it lies there until the next time
+            now_ms = self._modified_ms(aside)
+            for name in self._vfs.list_dir(folder):
+                path = f"{folder}/{name}"
+                if name.startswith(_NEW) and now_ms - self._modified_ms(path) >= _LEFT_OVER_MS:
+                    self._vfs.remove(path)
 
     def _sync_folder(self, folder: str) -> None:
         try:
@@ -145,8 +162,13 @@ class FileStore:
     def _infos(self, names: list[str]) -> list[ObjectInfo]:
         infos = []
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+            try:
                 infos.append(self._info(name))
+            except FileNotFoundError:  # removed since it was listed
+                pass
+            except OSError as error:
+                if error.errno != errno.ELOOP:  # a symbolic link, which is no object
+                    raise
         return infos
 
     def _walk(self, folder: str) -> Iterator[str]:
@@ -159,7 +181,7 @@ class FileStore:
             return
         for entry in entries:
             name = f"{folder}/{entry}" if folder else entry
-            if entry.startswith("."):
+            if not is_name(name):  # not stored by us
                 continue
             try:
                 yield from self._walk(name)

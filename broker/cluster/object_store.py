@@ -23,6 +23,10 @@ class StoreRefused(StoreFailed):
     """A call that fails until an operator mends something: credentials, rights, the bucket or the folder."""
 
 
+class OtherBytes(StoreRefused):
+    """An object of this name is there that holds something else."""
+
+
 class ObjectInfo(NamedTuple):
     """An object as the store lists it."""
 
@@ -49,7 +53,7 @@ class ObjectStore(Protocol):
         """Return the bytes of an object. Raises FileNotFoundError."""
 
     async def read_range(self, name: str, start: int, length: int) -> bytes:
-        """Return bytes of an object, fewer only at its end. Raises FileNotFoundError."""
+        """Return bytes of an object, fewer only at its end, none behind it. Raises FileNotFoundError."""
 
     async def info(self, name: str) -> ObjectInfo:
         """Return size and time of an object. Raises FileNotFoundError."""
@@ -61,7 +65,12 @@ class ObjectStore(Protocol):
         """Remove an object; one that is not there is no error."""
 
 
+def is_name(name: str) -> bool:
+    """Return whether every store takes this name as it is."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str) -> None:
     """Raise ValueError unless every store takes this name as it is."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise ValueError(f"Not a name of an object: {name!r}")

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from broker.cluster.object_store import ObjectInfo, ObjectStore, StoreFailed, StoreRefused
+from broker.cluster.object_store import ObjectInfo, ObjectStore, OtherBytes, StoreFailed, StoreRefused
 from broker.observe.logs import get_logger
 from broker.runtime.vfs import Buffer
 
@@ -34,7 +34,7 @@ class PatientStore:
         return self._store.url
 
     async def put(self, name: str, body: Buffer) -> None:
-        """Return once the object is there, stored by this call or before."""
+        """Return once the object is there, stored by this call or before. Raises OtherBytes if another one is."""
         await self._repeat(lambda: self._put(name, body))
 
     async def read(self, name: str) -> bytes:
@@ -63,7 +63,7 @@ class PatientStore:
             except FileNotFoundError:
                 raise StoreFailed(f"{self.url}: {name} is said to be there, and is not") from error
             if info.bytes != len(body):
-                raise StoreRefused(
+                raise OtherBytes(
                     f"{self.url}: {name} has {info.bytes} bytes in place of {len(body)}: not a store to write to, or "
                     f"somebody else writes to it"
                 ) from error

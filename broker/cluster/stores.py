@@ -47,9 +47,9 @@ def open_store(url: str, attempt: AttemptTime = ATTEMPT) -> ObjectStore:
 
     Credentials come from the environment, by the names that the provider's own tools use. Raises ConfigError.
     """
-    parts = urlsplit(url)
+    parts = _split(url)
     if parts.scheme == "file":
-        return FileStore(_file_root(url, parts))
+        return FileStore(_file_root(parts))
     kind = _KINDS.get(parts.scheme)
     if kind is None:
         raise ConfigError(f"{_shown(parts)}: an object store begins with s3://, gs://, az:// or file:///")
@@ -57,6 +57,10 @@ def open_store(url: str, attempt: AttemptTime = ATTEMPT) -> ObjectStore:
         raise ConfigError(f"{_shown(parts)}: credentials come from the environment, not from the URL")
     if kind.needs_bucket and not parts.hostname:
         raise ConfigError(f"{_shown(parts)}: the bucket is missing")
+    if ":" in parts.netloc:
+        raise ConfigError(
+            f"{_shown(parts)}: a bucket has no port; a server is named by ?endpoint=http://host:port"
+        )
     options = _options(parts, kind)
     return _open_remote(kind, parts, options, attempt)
 
@@ -89,9 +93,21 @@ def _open_remote(
     return RemoteStore(obstore, store, _shown(parts), attempt)
 
 
-def _file_root(url: str, parts: SplitResult) -> str:
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # the URL is not shown: nobody knows what in it is a password
+        raise ConfigError(f"Not the URL of an object store: {error}") from error
+    if parts.fragment:
+        raise ConfigError(
+            f"{_shown(parts)}: only a backup is named behind #, and here it takes a store; in a path # is %23"
+        )
+    return parts
+
+
+def _file_root(parts: SplitResult) -> str:
     if parts.netloc or parts.query or not parts.path.startswith("/"):
-        raise ConfigError(f"{url}: a folder is file:///path, without a host and options")
+        raise ConfigError(f"{_shown(parts)}: a folder is file:///path, without a host and options")
     return unquote(parts.path)
 
 
@@ -101,8 +117,23 @@ def _options(parts: SplitResult, kind: _Kind) -> dict[str, str]:
         if name not in kind.options:
             known = ", ".join(kind.options) or "none"
             raise ConfigError(f"{_shown(parts)}: no option {name!r}; there are: {known}")
+        if name == "endpoint":
+            _check_endpoint(value, parts)
         options[kind.options[name]] = value
     return options
+
+
+def _check_endpoint(endpoint: str, parts: SplitResult) -> None:
+    try:
+        server = urlsplit(endpoint)
+        is_sound = server.scheme in ("http", "https") and bool(server.hostname)
+        _ = server.port  # raises ValueError for what is no number
+    except ValueError:
+        is_sound = False
+    if is_sound and "@" in server.netloc:
+        raise ConfigError(f"{_shown(parts)}: credentials come from the environment, not from the endpoint")
+    if not is_sound:
+        raise ConfigError(f"{_shown(parts)}: an endpoint is http://host:port or https://host:port")
 
 
 def _shown(parts: SplitResult) -> str:

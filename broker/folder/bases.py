@@ -13,8 +13,11 @@ from broker.folder.restore import NewDataDir
 from broker.folder.tree_copy import check_room
 from broker.runtime.steps import run_step
 from broker.runtime.vfs import Vfs
-from broker.storage.layout import BACKUP_MARKER, ROOT_MANIFEST, Layout
+from broker.storage.layout import ROOT_MANIFEST, Layout
 from broker.storage.manifest import decode_broker
+
+_OF_A_DATA_DIR = frozenset({"alive", "journal", "topics"})
+"""Names of what is downloaded of a base; the root manifest is written last, and nothing else is to be there."""
 
 
 async def upload_backup(
@@ -59,7 +62,7 @@ async def restore_base(
             reason="BASE_OF_A_SHARD",
         )
     target = NewDataDir(vfs, data_dir)
-    paths = manifest.files.keys() - {ROOT_MANIFEST, BACKUP_MARKER}
+    paths = [path for path in manifest.files if path.partition("/")[0] in _OF_A_DATA_DIR]
     held = contextlib.ExitStack()
     try:
         await run_step(executor, lambda: held.enter_context(target.being_made()))

@@ -240,6 +240,16 @@ main()
     assert (done.returncode, done.stdout) == (code, ending), done.stderr
 
 
+def test_a_command_tells_what_goes_wrong_beside_its_work_with_its_place(tmp_path: Path):
+    (tmp_path / "bases").mkdir()
+    (tmp_path / "bases" / "0000000000000001-t").write_bytes(b"")
+    command = [sys.executable, "-m", "broker", "backup", "list", f"file://{tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    for words in ("A base cannot be used", str(tmp_path), "bases/0000000000000001-t"):
+        assert words in done.stderr
+
+
 def test_the_broker_is_a_module_that_can_be_run():
     done = subprocess.run(
         [sys.executable, "-m", "broker", "--version"], cwd=ROOT, capture_output=True, text=True, check=True

@@ -120,7 +120,7 @@ async def test_a_broker_at_work_is_backed_up_audited_in_place_and_restored(
     assert [base["url"] for base in bases] == [first, second]
     assert bases[0]["label"] == "nightly" and bases[0]["lsn"] < bases[1]["lsn"]
     assert bases[1]["uploaded_bytes"] < 0.7 * bases[1]["bytes"], "most of it was there"
-    assert second in await command("backup", "list", store)
+    assert f"1 topic  {bases[1]['bytes']} bytes" in await command("backup", "list", store)
 
     for folder, level in ((first, Level.DEEP), (store, Level.QUICK)):
         report = await audit(folder, level)
@@ -180,10 +180,14 @@ async def test_what_is_wrong_is_told_before_anything_is_made(
         ("create", "ftp://x"): "begins with s3://",
         ("create", "s3://a:b@bucket"): "credentials come from the environment",
         ("create", "not-a-url", "label"): "STORE is missing",
+        ("create", "memory://", "label"): "keeps nothing",
+        ("create", "s3://[bucket"): "Not the URL",
+        ("create", f"file://{tmp_path}#name"): "only a backup is named behind #",
         ("create", "label", "--keep", "3"): "STORE is missing",
         ("delete", missing): "name the backup",
     }.items():
         assert words in await refusal("backup", *arguments, wire=wire)
+    assert "keeps nothing" in await refusal("backup", "upload", "memory://", str(tmp_path))
     assert await command("backup", "list", wire=wire) == ""
     for arguments in (("restore", missing, "--data-dir", str(tmp_path / "r")), ("verify", missing)):
         assert "no folder" in await refusal(*arguments)

@@ -36,7 +36,17 @@ def a_file(path: str, size: int = 5, chunks: tuple[str, ...] = (DIGEST,), seal: 
 
 
 def a_manifest(*files: BaseFile, chunk_bytes: int = 10) -> BaseManifest:
-    base = Base(base_name(7, "20261121T205812345Z-a"), "a", "broker", 3, 7, 1, len(files), 9, 9)
+    base = Base(
+        base_name(7, "20261121T205812345Z-a"),
+        "a",
+        "broker",
+        3,
+        7,
+        1,
+        len(files),
+        sum(max(file.size, 0) for file in files),
+        9,
+    )
     return BaseManifest(base, {file.path: file for file in files}, chunk_bytes)
 
 
@@ -52,7 +62,7 @@ def manifests(draw: st.DrawFn) -> BaseManifest:
         files.append(BaseFile(path, size, draw(st.sampled_from(["", SEAL])), tuple(chunks)))
     base = Base(
         base_name(lsn, backup_name(draw(st.integers(0, 1 << 42)), label)), label, "id",
-        draw(numbers), lsn, draw(numbers), len(files), draw(numbers), draw(numbers),
+        draw(numbers), lsn, draw(numbers), len(files), sum(file.size for file in files), draw(numbers),
     )  # fmt: skip
     return BaseManifest(base, {file.path: file for file in files}, chunk_bytes)
 
@@ -121,6 +131,15 @@ def test_a_file_is_no_folder_of_another() -> None:
     assert decode_manifest(encode_manifest(a_manifest(a_file("a"), a_file("ab/c"))), "x")
     with pytest.raises(Corrupt, match="list of files"):
         decode_manifest(encode_manifest(a_manifest(a_file("a"), a_file("a/b"))), "x")
+
+
+@pytest.mark.parametrize("wrong", [{"files": 2}, {"bytes": 6}, {"bytes": 0}])
+def test_a_header_that_tells_another_size_than_its_files_have_is_refused(wrong: dict[str, int]) -> None:
+    manifest = a_manifest(a_file("a"))
+    assert decode_manifest(encode_manifest(manifest), "x")
+    other = replace(manifest, base=replace(manifest.base, **wrong))  # type: ignore[arg-type]
+    with pytest.raises(Corrupt, match="header is wrong"):
+        decode_manifest(encode_manifest(other), "x")
 
 
 def test_a_name_with_another_lsn_is_refused() -> None:

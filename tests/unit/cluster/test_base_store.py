@@ -6,13 +6,13 @@ import asyncio
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
-from broker.cluster import patient_store
-from broker.cluster.base_manifest import Base, decode_manifest
+from broker.cluster import base_store, patient_store
+from broker.cluster.base_manifest import Base, decode_manifest, encode_manifest
 from broker.cluster.base_plan import HOUR_MS, REST_MS, UPLOAD_MS
 from broker.cluster.base_store import IN_FLIGHT, BaseCut, BaseStore
 from broker.cluster.object_store import StoreFailed, StoreRefused
@@ -70,7 +70,7 @@ def a_folder(*, rows: int = 300, step: int = 1, shift: int = 0, asked: int = 0) 
     with FolderWriter("data", vfs) as folder:
         ledgers = [StoredLedger(number, times, asked=times + asked) for number in range(1, LAST + 1)]
         folder.add_topic("t", ledgers, [StoredSubscription("s")], ledgers_per_bucket=2)
-    put(vfs, "data/empty", b"")
+    put(vfs, "data/topics/empty", b"")
     put(vfs, "data/lock", b"")
     return vfs
 
@@ -457,8 +457,134 @@ async def test_a_store_that_keeps_other_bytes_than_it_was_given_is_told() -> Non
         await scene.upload()
 
 
+@pytest.mark.parametrize("keep", [lambda body: None, lambda body: body[:-1]])
+async def test_a_store_that_keeps_less_than_it_says_gets_no_manifest(
+    keep: Callable[[bytes], bytes | None],
+) -> None:
+    class Liar(FakeStore):
+        count = 0
+
+        async def create(self, name: str, body: Buffer) -> None:
+            self.count += name.startswith("chunks/")
+            kept = keep(bytes(body)) if self.count == 7 else body
+            if kept is not None:
+                await super().create(name, kept)
+
+    scene = Scene(Liar())
+    with pytest.raises(Unavailable, match=r"does not show chunks/.* as it was stored"):
+        await scene.upload()
+    assert not scene.store.names("bases")
+
+
 async def test_a_manifest_that_the_store_keeps_otherwise_is_told() -> None:
     scene = Scene()
     scene.store.objects_by_name["bases/0000000000000064-t"] = b"something else", 0
     with pytest.raises(StoreRefused, match="14 bytes in place of"):
         await scene.upload()
+
+
+async def test_only_what_a_broker_made_is_uploaded_and_restored_and_the_base_can_be_read() -> None:
+    scene = Scene()
+    files = files_of(scene.vfs, "data")
+    scene.vfs.make_dir("data/notes")
+    scene.vfs.make_dir("data/topics/lost+found")
+    for foreign in (
+        "data/.DS_Store",
+        "data/notes/mine",
+        "data/topics/1/my notes",
+        "data/topics/1/.nfs01",
+        "data/topics/x",
+    ):
+        put(scene.vfs, foreign, b"mine")
+    base = await scene.upload()
+    assert await scene.download(base) == files | {"topics/x": b"mine"}, "what might be a broker's goes along"
+
+
+async def test_a_backup_with_an_impossible_name_is_refused_before_anything_is_stored() -> None:
+    scene = Scene()
+    for tag in ("../../x", "a/b", "", "x" * 97, "\u00e4"):
+        with pytest.raises(Corrupt, match="cannot be called"):
+            await scene.upload(tag=tag)
+    assert not scene.store.names("chunks")
+
+
+async def test_two_uploads_of_one_backup_at_once_both_end_with_the_base_that_is_there() -> None:
+    for turns in range(0, 300, 7):
+        scene = Scene()
+        first = asyncio.ensure_future(scene.upload())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        second = await scene.upload()
+        assert await first == second, turns
+        assert [stored.base for stored in await scene.bases.bases()] == [second]
+        assert await scene.download(second) == files_of(scene.vfs, "data")
+
+
+async def test_an_upload_that_slept_while_it_stored_its_manifest_takes_it_back() -> None:
+    scene = Scene()
+
+    def sleep(kind: str, name: str, number: int) -> None:
+        if kind == "create" and name.startswith("bases/"):
+            scene.clock.ms += UPLOAD_MS + 1
+
+    scene.store.fail = sleep
+    with pytest.raises(Unavailable, match="longer than six hours"):
+        await scene.upload()
+    assert not scene.store.names("bases")
+
+
+async def test_a_base_whose_header_is_damaged_is_told_and_can_be_deleted() -> None:
+    scene = Scene()
+    kept = await scene.upload()
+    scene.clock.ms += REST_MS
+    orphans = await scene.bases.upload(a_folder(step=3), BACKUP, BaseCut("t", "", "two", 5, 7, 1))
+    scene.clock.ms += REST_MS
+    for body in (b"", b"{}\n", scene.store.objects_by_name[f"bases/{orphans.name}"][0][5:]):
+        scene.store.objects_by_name[f"bases/{orphans.name}"] = body, 0
+        assert [stored.base for stored in await scene.bases.bases()] == [kept]
+        with pytest.raises(Corrupt, match=rf"No chunks are removed .*backup delete 'URL#{orphans.name}'"):
+            await scene.bases.sweep()
+    await scene.bases.remove(orphans.name)
+    assert scene.store.names("bases") == {kept.name}
+    assert {name[:64] for name in scene.store.names("chunks")} == set(digests(scene, [kept]))
+    with pytest.raises(NotFound):
+        await scene.bases.remove(orphans.name)
+
+
+async def test_a_base_of_another_version_is_not_taken_for_a_damaged_one() -> None:
+    scene = Scene()
+    base = await scene.upload()
+    name = f"bases/{base.name}"
+    scene.store.change(name, lambda body: body.replace(b'"version":1', b'"version":2', 1))
+    assert await scene.bases.bases() == []
+    with pytest.raises(Corrupt, match="Use the version of the broker"):
+        await scene.bases.remove(base.name)
+    assert name in scene.store.objects_by_name
+
+
+async def test_no_more_of_an_object_is_read_than_it_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(FakeStore):
+        most = 0
+
+        async def read(self, name: str) -> bytes:
+            raise AssertionError("it may be of any length")
+
+        async def read_range(self, name: str, start: int, length: int) -> bytes:
+            body = await super().read_range(name, start, length)
+            self.most = max(self.most, len(body))
+            return body
+
+    store = Counting()
+    scene = Scene(store)
+    base = await scene.upload()
+    for name in scene.store.names("chunks"):
+        scene.store.change(f"chunks/{name}", lambda body: body + bytes(50 * CHUNK))
+    store.most = 0
+    manifest = await scene.bases.read_manifest(base.name)
+    with pytest.raises(Corrupt, match="is damaged"):
+        await scene.bases.read_file(manifest, "topics/1/manifest")
+    monkeypatch.setattr(base_store, "MANIFEST_BYTES_MAX", 5_000)
+    scene.store.change(f"bases/{base.name}", lambda body: body + bytes(50 * CHUNK))
+    with pytest.raises(Corrupt, match="longer than one can be"):
+        await scene.bases.read_manifest(base.name)
+    assert store.most <= max(5_001, len(encode_manifest(manifest)))

@@ -22,7 +22,13 @@ from tests.fake_store import FakeStore
 
 ROOT = "s3://bucket/prefix#base"
 CHUNK, BLOCK = 1_000, 96  # the last block of a chunk is a short one
-SIZES = {"none": 0, "small": 5, "one": CHUNK, "folder/long": 10 * CHUNK + 7, "folder/inner/x": CHUNK - 1}
+SIZES = {
+    "journal/none": 0,
+    "journal/small": 5,
+    "alive": CHUNK,
+    "topics/long": 10 * CHUNK + 7,
+    "topics/inner/x": CHUNK - 1,
+}
 
 
 class Scene:
@@ -31,7 +37,7 @@ class Scene:
         rng = random.Random(1)
         self.files = {path: rng.randbytes(size) for path, size in SIZES.items()}
         vfs = MemVfs()
-        for folder in ("data", "data/topics", "data/folder", "data/folder/inner"):
+        for folder in ("data", "data/journal", "data/topics", "data/topics/inner"):
             vfs.make_dir(folder)
         for path, body in self.files.items():
             vfs.open(f"data/{path}", create=True).pwrite([body], 0)
@@ -66,49 +72,49 @@ def test_any_part_of_any_file_is_what_it_was(scene: Scene) -> None:
 
 def test_a_part_of_a_file_costs_a_part_of_it(scene: Scene) -> None:
     length, at = 50, 5 * CHUNK + 2 * BLOCK + 10
-    assert scene.read("folder/long", length, at) == scene.files["folder/long"][at : at + length]
+    assert scene.read("topics/long", length, at) == scene.files["topics/long"][at : at + length]
     assert scene.vfs.fetched_bytes == BLOCK
-    assert scene.read("folder/long", length, at) == scene.files["folder/long"][at : at + length]
+    assert scene.read("topics/long", length, at) == scene.files["topics/long"][at : at + length]
     assert scene.vfs.fetched_bytes == BLOCK, "it was kept"
     scene.vfs.forget()
-    scene.read("folder/long", length, at)
+    scene.read("topics/long", length, at)
     assert scene.vfs.fetched_bytes == 2 * BLOCK
 
 
 def test_who_reads_a_file_from_the_front_gets_ever_more_at_once(scene: Scene) -> None:
-    body = scene.files["folder/long"]
+    body = scene.files["topics/long"]
     scene.store.calls.clear()
     for offset in range(0, len(body), 10):
-        assert scene.read("folder/long", 10, offset) == body[offset : offset + 10]
+        assert scene.read("topics/long", 10, offset) == body[offset : offset + 10]
     assert len(scene.store.calls) < 25, "each ends with its chunk"
     assert scene.vfs.fetched_bytes == len(body)
 
 
 def test_what_is_kept_is_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base_vfs, "_CACHED", 3)
-    scene.read("folder/long", 10 * CHUNK, 0)
+    scene.read("topics/long", 10 * CHUNK, 0)
     fetched = scene.vfs.fetched_bytes
-    scene.read("folder/long", 1, 0)
+    scene.read("topics/long", 1, 0)
     assert scene.vfs.fetched_bytes > fetched
 
 
 def test_folders_are_those_of_the_files(scene: Scene) -> None:
-    assert scene.vfs.list_dir(ROOT) == ["folder", "none", "one", "small"]
-    assert scene.vfs.list_dir(f"{ROOT}/folder") == ["inner", "long"]
-    assert scene.vfs.list_dir(f"{ROOT}/folder/inner") == ["x"]
-    for path in ("", "/folder", "/folder/inner/x", "/none"):
+    assert scene.vfs.list_dir(ROOT) == ["alive", "journal", "topics"]
+    assert scene.vfs.list_dir(f"{ROOT}/topics") == ["inner", "long"]
+    assert scene.vfs.list_dir(f"{ROOT}/topics/inner") == ["x"]
+    for path in ("", "/topics", "/topics/inner/x", "/journal/none"):
         assert scene.vfs.exists(ROOT + path)
     assert not scene.vfs.exists(f"{ROOT}/other")
-    for path, error in {"other": FileNotFoundError, "small": NotADirectoryError}.items():
+    for path, error in {"other": FileNotFoundError, "alive": NotADirectoryError}.items():
         with pytest.raises(error):
             scene.vfs.list_dir(f"{ROOT}/{path}")
-    for path, error in {"other": FileNotFoundError, "folder": IsADirectoryError}.items():
+    for path, error in {"other": FileNotFoundError, "topics": IsADirectoryError}.items():
         with pytest.raises(error):
             scene.vfs.open(f"{ROOT}/{path}")
 
 
 def test_nothing_is_written(scene: Scene) -> None:
-    vfs, file = scene.vfs, scene.vfs.open(f"{ROOT}/small")
+    vfs, file = scene.vfs, scene.vfs.open(f"{ROOT}/journal/small")
     for change in (
         lambda: vfs.open(f"{ROOT}/new", create=True),
         lambda: vfs.make_dir("x"),
@@ -135,18 +141,18 @@ def test_a_chunk_that_is_missing_or_short_or_damaged_is_told(scene: Scene) -> No
         if len(scene.store.objects_by_name[f"chunks/{name}"][0]) == 5
     }
     kept = scene.store.objects_by_name.pop(f"chunks/{name}")
-    with pytest.raises(MissingFile, match="chunk of small is missing"):
-        scene.read("small", 1, 0)
+    with pytest.raises(MissingFile, match="chunk of journal/small is missing"):
+        scene.read("journal/small", 1, 0)
     for body in (b"short"[:3], b"other"):
         scene.store.objects_by_name[f"chunks/{name}"] = body, 0
-        with pytest.raises(Corrupt, match=r"chunk of small .* is damaged"):
-            scene.read("small", 1, 0)
+        with pytest.raises(Corrupt, match=r"chunk of journal/small .* is damaged"):
+            scene.read("journal/small", 1, 0)
     scene.store.objects_by_name[f"chunks/{name}"] = kept
-    assert scene.read("small", 1, 0)
+    assert scene.read("journal/small", 1, 0)
     for name in scene.store.names("chunks"):
         scene.store.change(f"chunks/{name}", lambda body: body[:10])
-    with pytest.raises(Corrupt, match=r"chunk of folder/long .* is damaged"):
-        scene.read("folder/long", 10, CHUNK + BLOCK)
+    with pytest.raises(Corrupt, match=r"chunk of topics/long .* is damaged"):
+        scene.read("topics/long", 10, CHUNK + BLOCK)
 
 
 def test_a_base_is_opened_by_url(tmp_path: Path) -> None:
@@ -156,13 +162,13 @@ def test_a_base_is_opened_by_url(tmp_path: Path) -> None:
     vfs = MemVfs()
     for folder in ("data", "data/topics"):
         vfs.make_dir(folder)
-    vfs.open("data/a", create=True).pwrite([b"first"], 0)
+    vfs.open("data/alive", create=True).pwrite([b"first"], 0)
     bases = BaseStore(open_store(url), SystemClock())
     for lsn in (1, 2):
         asyncio.run(bases.upload(vfs, Layout("data"), BaseCut("t", "", "one", 5, lsn, 0)))
     newest, first = f"{url}#0000000000000002-t", f"{url}#0000000000000001-t"
     assert pin_base(url) == newest and pin_base(first) == first
-    assert open_base_vfs(first).open(f"{first}/a").pread(9, 0) == b"first"
+    assert open_base_vfs(first).open(f"{first}/alive").pread(9, 0) == b"first"
     assert open_base_vfs(first) is open_base_vfs(first)
     with pytest.raises(NotFound, match="no base 'x'"):
         pin_base(f"{url}#x")

@@ -43,6 +43,8 @@ async def test_an_object_is_read_as_it_was_stored(store: ObjectStore) -> None:
         assert (info.name, info.bytes) == (name, len(body)) and info.modified_ms > 1_700_000_000_000
     assert await store.read_range("two", 250, 10) == bytes(range(250, 256)) + bytes(range(4))
     assert await store.read_range("a/one", 3, 100) == b"st", "less at the end"
+    for name, start, length in (("a/one", 5, 1), ("a/one", 500, 10), ("a/one", 0, 0), ("a/b/none", 0, 10)):
+        assert await store.read_range(name, start, length) == b"", "and nothing behind it"
 
 
 async def test_a_name_is_given_once(store: ObjectStore) -> None:
@@ -194,6 +196,43 @@ async def test_a_full_disk_leaves_no_object_and_may_pass() -> None:
     assert await names(store, "") == ["a/1"]
 
 
+async def test_what_others_put_into_the_folder_of_a_store_is_no_object(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+    await store.create("a/1", b"body")
+    (tmp_path / "outside").write_bytes(b"x")
+    for foreign in ("my notes", "x (copy)", ".DS_Store"):
+        (tmp_path / "a" / foreign).write_bytes(b"x")
+    (tmp_path / "a" / "lost and found").mkdir()
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "a" / "nowhere").symlink_to(tmp_path / "none")
+    assert await names(store, "a") == ["a/1"]
+
+
+async def test_what_those_left_who_were_killed_in_a_create_is_removed_a_day_later() -> None:
+    vfs, day_ms = make_root(), 86_400_000
+    now_ms, modified = 10 * day_ms, dict[str, int]()
+
+    def opened() -> FileStore:
+        read = lambda path: modified.get(path, now_ms)  # noqa: E731
+        return FileStore("root", vfs=vfs, executor=InThisThread(), modified_ms=read)
+
+    await opened().create("a/1", b"body")
+    for name, age_ms in {"old": day_ms, "young": day_ms - 1}.items():
+        path = f"root/a/.new-{name}"
+        vfs.open(path, create=True).close()
+        modified[path] = now_ms - age_ms
+    modified["root/a/1"] = 0
+    store = opened()
+    assert await names(store, "a") == ["a/1"]
+    await store.create("a/2", b"body")
+    assert vfs.list_dir("root/a") == [".new-young", "1", "2"]
+    modified.clear()
+    now_ms += day_ms
+    modified["root/a/.new-young"] = 0
+    await store.create("a/3", b"body")
+    assert ".new-young" in vfs.list_dir("root/a"), "a process looks once"
+
+
 async def test_a_folder_that_is_not_there_is_no_empty_store(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/not/mounted")
     for call in (store.create("a", b""), store.read("a"), names(store, "")):
@@ -210,6 +249,16 @@ async def test_a_folder_that_is_not_there_is_no_empty_store(tmp_path: Path) -> N
         ("s3://bucket/x?endpiont=http://h", "no option 'endpiont'; there are: endpoint, region"),
         ("file://host/path", "without a host"),
         ("memory://?endpoint=x", "no option 'endpoint'; there are: none"),
+        ("file://key:word@host/path", "without a host"),
+        ("s3://[key:word@bucket/x", "Not the URL of an object store"),
+        ("s3://bucket:9000/x", "a bucket has no port; a server is named by"),
+        ("s3://bucket/x#name", "only a backup is named behind #"),
+        ("file:///a#b", "only a backup is named behind #"),
+        ("s3://bucket/x?endpoint=http://key:word@host", "come from the environment, not from the endpoint"),
+        ("s3://bucket/x?endpoint=host:9000", "an endpoint is http://host:port"),
+        ("s3://bucket/x?endpoint=http://", "an endpoint is http://host:port"),
+        ("s3://bucket/x?endpoint=http://host:port", "an endpoint is http://host:port"),
+        ("gs://bucket/x?endpoint=http://[word", "an endpoint is http://host:port"),
     ],
 )
 def test_a_wrong_url_is_refused_with_its_reason(url: str, problem: str) -> None:
