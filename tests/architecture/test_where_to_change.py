@@ -1,4 +1,4 @@
-"""CONTRIBUTING's table of where to change what names files, functions and classes that exist."""
+"""CONTRIBUTING's tables, of where to change what and where to begin a test, name places that exist."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = (ROOT / "CONTRIBUTING.md").read_text().split("## Where to change what", 1)[1].split("\n## ", 1)[0]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def section(title: str) -> str:
+    return TEXT.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
+TABLE = section("Where to change what")
 ROWS = [line.strip("| ").split(" | ") for line in TABLE.splitlines() if re.match(r"\| [a-z]", line)][1:]
 PATH = re.compile(r"`([\w.-]+/[\w./-]+)`(?: `([A-Z_a-z][\w.]*)`)?")
-PLACES = sorted({(path, name) for path, name in PATH.findall(TABLE)})
+PLACES = sorted({(path, name) for path, name in PATH.findall(TABLE + section("Where to begin a test"))})
 
 
 def names_of(path: Path) -> set[str]:

@@ -59,7 +59,7 @@ def _version() -> str:
 @click.version_option(_version(), prog_name="postdate")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Send messages that arrive when their time has come, and receive them."""
+    """Send, schedule and receive messages of a Postdate broker, and manage its topics."""
     ctx.ensure_object(Settings)
 
 
