@@ -291,7 +291,7 @@ class Server:
         try:
             fresh = await asyncio.to_thread(self._read_config)
         except ConfigError as error:
-            log.error("The settings could not be reloaded; the old ones stay in force", error=error)
+            log.error("The settings could not be reloaded; the previous ones stay in force", error=error)
             return
         set_log_level(fresh.log_level)
         names = [setting.name for setting in SETTINGS if setting.name != "log_level"]

@@ -307,7 +307,7 @@ class ObjectGroupLog:
         except FileExistsError:
             return Answer.EXISTS
         except OSError as error:
-            log.warning("A group could not be stored yet", place=self._place(index), error=str(error))
+            log.warning("A group could not be stored; retrying", place=self._place(index), error=str(error))
             return Answer.UNKNOWN
         return Answer.STORED
 

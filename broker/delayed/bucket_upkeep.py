@@ -109,7 +109,7 @@ class BucketUpkeep:
             except (OSError, Unavailable) as error:
                 # What passes costs a wait. To read all ledgers again may take minutes, and meets the same disk.
                 self._note_failed_read(error)
-                log.error("Buckets cannot be read yet", error=str(error))
+                log.error("Buckets cannot be read; retrying", error=str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 self._failed_reads = 0
@@ -185,7 +185,7 @@ class BucketUpkeep:
         try:
             await self._tracker.seek_stale()
         except (OSError, PostdateError) as error:  # whoever loads that segment will build the index again
-            log.error("Stale rows cannot be counted: a bucket cannot be read", error=str(error))
+            log.error("Stale rows cannot be counted because a bucket cannot be read", error=str(error))
 
     def passed(self, position: Position, lsn: int) -> None:
         """Every row before `position`, and every move of a record up to `lsn`, was added."""

@@ -262,7 +262,7 @@ class IndexPump:
                 busy = await self._step()
             except (Corrupt, Unavailable) as error:
                 # Nothing is lost: the rows are indexed, and due, once they can be read. Other topics go on.
-                log.error("The delayed index has stopped: a ledger cannot be read", error=str(error))
+                log.error("The delayed index has stopped because a ledger cannot be read", error=str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             if busy:
@@ -376,7 +376,7 @@ class IndexPump:
             await self.upkeep.load(now_ms)
         except (OSError, Unavailable) as error:
             # What passes costs a wait, and what is in memory goes on meanwhile.
-            log.error("A bucket cannot be read yet", error=str(error))
+            log.error("A bucket cannot be read; retrying", error=str(error))
             self._load_again_ns = self._clock.monotonic_ns() + int(_RETRY_SECONDS * 1e9)
         except PostdateError as error:
             log.error(
@@ -439,7 +439,7 @@ class IndexPump:
             self._by_block_until = max(self._by_block_until, end)
             return
         log.error(
-            "Times of messages cannot be read: the index goes on without them, and tries again",
+            "Delivery times of messages cannot be read; the index continues without them and retries",
             ledger_id=ledger_id,
             entry_id=first,
             messages=count,

@@ -428,7 +428,7 @@ class MemoryTracker:
     async def _read_around_damage(self, ledger_id: int, entry_ids: UInt32Column) -> Int64Column:
         times, damage = await times_around_damage(self._times_reader, ledger_id, entry_ids)
         if damage is not None:
-            log.error("Times of messages cannot be read", ledger_id=ledger_id, error=str(damage))
+            log.error("Delivery times of messages cannot be read", ledger_id=ledger_id, error=str(damage))
         return times
 
     def _apply_load(self, plan: _LoadPlan, times: Int64Column) -> None:

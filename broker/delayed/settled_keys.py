@@ -216,7 +216,10 @@ class SettledKeys:
         try:
             return await self._lookup.look(run, wanted)
         except Corrupt as error:
-            log.error("Settled schedule keys are damaged: those of one run are forgotten", error=str(error))
+            log.error(
+                "A file of settled schedule keys is damaged; its keys can no longer be looked up",
+                error=str(error),
+            )
             self._lookup.delete(run)
             self._runs = [other for other in self._runs if other is not run]
             return NO_KEYS

@@ -128,7 +128,9 @@ class Backups:
         except PostdateError as error:
             if not self._stopping:
                 log.warning(
-                    "The folder of backups could not be tidied", folder=self._folder, error=error.message
+                    "Remains of earlier backups could not be removed",
+                    folder=self._folder,
+                    error=error.message,
                 )
 
     async def create(self, label: str) -> Backup:
@@ -199,7 +201,7 @@ class Backups:
             return await self._make_and_prune(label)
         except Exception as error:
             self._counters.backup_failures += 1
-            log.error("A backup failed", label=label, error=error)
+            log.error("Backup failed", label=label, error=error)
             raise
 
     async def _make_and_prune(self, label: str) -> Backup:
@@ -210,7 +212,7 @@ class Backups:
             self._note_last(backup)
             self._counters.backups += 1
             log.info(
-                "A backup is complete",
+                "Backup completed",
                 path=self.path(backup.name),
                 lsn=backup.lsn,
                 files=backup.files,

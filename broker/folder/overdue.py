@@ -154,7 +154,7 @@ class Overdue:
                     error=error,
                 )
             if count:
-                log.info("Messages were due while the broker was down", topic=topic.name, messages=count)
+                log.info("Messages became due while the broker was down", topic=topic.name, messages=count)
             for subscription in held_back:
                 subscription.absences = ()
                 if subscription.consumers:  # what was held back and stays owed is found by position

@@ -201,7 +201,7 @@ class Reclaimer:
                 except (OSError, PostdateError) as error:
                     # It stays for now, and is looked at again at the next visit. Others go.
                     log.error(
-                        "A ledger cannot be read: its space is not reclaimed",
+                        "The disk space of a ledger is not reclaimed because it cannot be read",
                         topic=topic.name,
                         ledger_id=state.ledger_id,
                         error=error,

@@ -185,7 +185,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def _guard(self, method: str, handler: Any) -> Any:
         rule = RULES.get(method)
         if rule is None:
-            log.error("A method has no access rule, and is denied to all", method=method)
+            log.error("A method has no access rule and is denied to all callers", method=method)
         elif rule.is_public:
             return handler
         how = {

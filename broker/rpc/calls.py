@@ -117,7 +117,9 @@ async def refuse_unread(host: CallHost, context: Context, error: PostdateError) 
         if not (await asyncio.wait({telling}, timeout=STATUS_SECONDS))[0]:
             peer = context.peer()
             is_cut = await asyncio.to_thread(cut_connection, peer)
-            log.warning("A client reads no responses: its connection is closed", peer=peer, cut=is_cut)
+            log.warning(
+                "Closed the connection of a client that does not read responses", peer=peer, cut=is_cut
+            )
             await asyncio.wait({telling})
     finally:
         telling.cancel()

@@ -85,7 +85,7 @@ class GrpcPort:
         address = self._config.grpc_address
         host, _ = split_address(address)
         if not is_loopback(host) and not self._config.tls_cert_file:
-            log.warning("gRPC listens beyond this machine, without encryption", address=address)
+            log.warning("gRPC accepts connections from other machines without encryption", address=address)
         cause: BaseException | None = None
         try:
             if self._tls is None:

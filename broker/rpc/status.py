@@ -60,7 +60,7 @@ def to_status(error: BaseException) -> status_pb2.Status:
         return _internal(error)
     metadata: dict[str, str] = {}
     if error.names_files:
-        log.warning("A request failed: a file is damaged or cannot be read", error=error)
+        log.warning("A request failed because a file is damaged or cannot be read", error=error)
     else:
         metadata = {key: str(value) for key, value in error.facts.items()}
     details: list[Message] = [

@@ -26,7 +26,7 @@ async def answer_within(
     peer = context.peer()
 
     def cut() -> None:
-        log.warning("A client reads no responses: its connection is closed", peer=peer)
+        log.warning("Closed the connection of a client that does not read responses", peer=peer)
         asyncio.get_running_loop().run_in_executor(None, cut_connection, peer)
 
     unread = Unread(room, cut)

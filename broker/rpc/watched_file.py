@@ -53,14 +53,14 @@ class Watched(Generic[T]):
                 self._told = stamps
                 self._counters.note_security_reload(self.what, "failed")
                 log.error(
-                    "Changed security files cannot be used; the old ones stay in force",
+                    "Changed security files cannot be used; the previous ones stay in force",
                     what=self.what,
                     error=error,
                 )
             return False
         self._stamps, self._told = stamps, None
         self._counters.note_security_reload(self.what, "ok")
-        log.info("Changed security files are in force", what=self.what)
+        log.info("Changed security files are now in force", what=self.what)
         return True
 
 

@@ -69,7 +69,7 @@ class RunFiles(Generic[Reader]):
                 await self.storage.delete(run_id)
             except (OSError, PostdateError) as error:
                 path = self.storage.path(run_id)
-                log.warning("A file that is out of use could not be removed", path=path, error=str(error))
+                log.warning("An unused file could not be removed", path=path, error=str(error))
             else:
                 self.deleted_ids = [other for other in self.deleted_ids if other != run_id]
 

@@ -77,7 +77,7 @@ def _put_off(subscription: Subscription, ledger_id: int, ids: UInt32Column, caus
     wait_ms = max(subscription.policy.max_backoff_ms or 0, _AGAIN_MS_MIN)
     again_ms = subscription.clock.now_ms() + wait_ms
     log.error(
-        "Messages cannot be read (row metadata is unreadable); they stay pending and are retried",
+        "Messages cannot be read; they stay pending and are retried",
         subscription=subscription.name,
         topic_id=subscription.topic_id,
         ledger_id=ledger_id,

@@ -72,7 +72,7 @@ class Dispatcher:
             except (Corrupt, Unavailable) as damage:
                 # An operator decides. This subscription stops, loudly, at each attempt; other topics go on.
                 log.error(
-                    "A subscription cannot read what it is owed and stops",
+                    "Delivery of a subscription has stopped because its messages cannot be read",
                     subscription=self._subscription.name,
                     error=str(damage),
                 )

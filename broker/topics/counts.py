@@ -368,7 +368,8 @@ class TopicCounts:
                 except Unavailable as error:
                     if self._notice.is_time():
                         log.error(
-                            "Scheduled messages cannot be counted: a ledger cannot be read", error=str(error)
+                            "Scheduled messages cannot be counted because a ledger cannot be read",
+                            error=str(error),
                         )
                     await asyncio.sleep(_RETRY_SECONDS)
                     continue

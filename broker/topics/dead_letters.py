@@ -197,7 +197,7 @@ class DeadLetters:
             if subscription.deleted or not left:
                 return waits
             log.error(
-                "Messages could not become dead letters, and wait for redelivery",
+                "Dead letters could not be stored; the messages stay in their subscription and are redelivered",
                 subscription=subscription.name,
                 topic_id=subscription.topic_id,
                 messages=count_entries(left),
@@ -250,7 +250,7 @@ class DeadLetters:
     def _tell(self, subscription: Subscription, source: Topic, entries: Entries, cause: _Cause) -> None:
         first = min(Position(ledger_id, bitmap.min()) for ledger_id, bitmap in entries.items())
         log.info(
-            "Messages become dead letters",
+            "Messages are moved to the dead letters",
             topic=source.name,
             subscription=subscription.name,
             messages=count_entries(entries),

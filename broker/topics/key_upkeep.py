@@ -212,7 +212,7 @@ class KeyUpkeep:
                 # Other topics go on, and so does what has no schedule key.
                 if self._notice.is_time():
                     log.error(
-                        "Schedule keys cannot be looked up: a ledger cannot be read",
+                        "Schedule keys cannot be looked up because a ledger cannot be read",
                         topic_id=self._topic.topic_id,
                         error=str(error),
                     )

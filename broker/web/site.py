@@ -75,7 +75,7 @@ def _told(error: PostdateError | PageRefusal) -> str:
     if isinstance(error, PageRefusal):
         return error.message
     if error.names_files:
-        log.warning("A page failed: a file is damaged or cannot be read", error=error)
+        log.warning("A page failed because a file is damaged or cannot be read", error=error)
     return error.told
 
 

@@ -119,7 +119,7 @@ async def test_the_reason_of_a_nack_is_in_the_dead_letter_whatever_ended_the_bro
     await broker.wait()
     broker = await (await start(**settings)).serving()
     await nack_one(broker)
-    line = broker.logged("Messages become dead letters")
+    line = broker.logged("Messages are moved to the dead letters")
     assert (line["topic"], line["reason"], line["last_reason"]) == ("t", "max_delivery_attempts", "boom")
     await broker.kill()
     broker = await (await start(**settings)).serving()

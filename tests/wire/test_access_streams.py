@@ -175,7 +175,7 @@ async def test_broken_rules_change_nothing_and_are_logged_and_counted(
     await stream.open("orders", "billing")
     files.access("[[grant]]\nprincipals = 3\n")
     await eventually(lambda: wire.broker.counters.security_reloads.get(("access", "failed"), 0) > 0)
-    assert "Changed security files cannot be used; the old ones stay in force" in caplog.messages
+    assert "Changed security files cannot be used; the previous ones stay in force" in caplog.messages
     await stream.stays_quiet()
     await within(wire.admin.GetServerInfo(admin_pb2.GetServerInfoRequest(), metadata=bearer("shop-secret")))
     files.access(ACCESS)

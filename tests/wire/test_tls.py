@@ -223,7 +223,7 @@ async def test_broken_certificate_changes_nothing_and_is_logged_and_counted(
     BREAKS[how](server_pair, authority)
     await eventually(lambda: wire.broker.counters.security_reloads.get(("tls", "failed"), 0) > 0)
     assert (await handshake(wire, authority))[0] == first
-    assert "Changed security files cannot be used; the old ones stay in force" in caplog.messages
+    assert "Changed security files cannot be used; the previous ones stay in force" in caplog.messages
     assert b'postdate_security_reloads_total{result="failed",what="tls"}' in (
         await wire.server._http._render_metrics()
     )
