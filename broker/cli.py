@@ -18,7 +18,7 @@ import click
 
 from broker.cluster.stores import is_store_url
 from broker.config import SETTINGS, BrokerConfig, load_config
-from broker.errors import Corrupt, Fenced, NotFound, PostdateError
+from broker.errors import NotFound, PostdateError
 from broker.observe.logs import configure_logging
 from broker.runtime.vfs import LocalVfs
 from broker.settings import ConfigError, SettingKind, show
@@ -67,7 +67,7 @@ def serve(config_path: str | None, **flags: str | None) -> None:
         config = read_config()
         configure_logging(config.log_format, config.log_level)
         status = _run(config, read_config)
-    except (ConfigError, Fenced, Corrupt, NotFound) as error:
+    except (ConfigError, PostdateError) as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"The broker cannot use its files: {error}") from error

@@ -69,6 +69,10 @@ def _verify(folder: Folder) -> Report:
         else:
             journal = check_journal(folder, plan.root, plan.images)
             notes += _journal_notes(folder, journal)
+            if plan.root.shard:
+                notes.append(
+                    f"What came after lsn {journal.last_lsn} lies in the log of {plan.root.shard} and is not checked"
+                )
         notes += _surplus(folder, plan)
     elif list_if_there(vfs, layout.journal):
         problems.append(f"A file that a manifest names is missing ({layout.manifest})")

@@ -25,7 +25,7 @@ from broker.cluster.object_group_log import LOG_ATTEMPT
 from broker.cluster.object_store import StoreFailed, StoreRefused
 from broker.cluster.stores import open_store
 from broker.config import BrokerConfig
-from broker.errors import Unavailable
+from broker.errors import StorageFailed, Unavailable
 from broker.node.following import Following, Won, seed_folder
 from broker.node.member import Member, make_member, node_name
 from broker.node.owning import Owning
@@ -111,6 +111,8 @@ class Node:
                 log.warning("This folder is behind what was trimmed, and begins anew", error=str(error))
                 is_cut_off = True
             except StoreRefused:
+                raise
+            except StorageFailed:
                 raise
             except (StoreFailed, Unavailable) as error:
                 await self._wait_store(error)

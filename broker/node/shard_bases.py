@@ -23,6 +23,7 @@ from broker.folder.bases import restore_base
 from broker.folder.broker import Broker
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
+from broker.runtime.steps import run_step
 from broker.runtime.vfs import Vfs
 from broker.storage.layout import Layout, remove_tree
 
@@ -32,7 +33,7 @@ _BASE_BYTES = 2 << 30
 """Log after which a base is made, however young the newest one is."""
 
 _KEPT = 2
-_LOOK_SECONDS = 10.0
+_LOOK_SECONDS = 60.0
 _RETRY_SECONDS = 60.0
 
 
@@ -72,7 +73,7 @@ class ShardBases:
     async def seed(self, data_dir: str) -> bool:
         """Make a folder anew from the newest base; returns False, and leaves it empty, if there is none."""
         if self._vfs.exists(data_dir):
-            await asyncio.to_thread(remove_tree, self._vfs, data_dir)
+            await run_step(None, lambda: remove_tree(self._vfs, data_dir))
         await self._look()
         if self.newest is None:
             return False
@@ -87,23 +88,19 @@ class ShardBases:
 
     async def keep(self, broker: Broker, group_log: ObjectGroupLog, *, patience: float) -> None:
         """Make a base whenever the newest one is `patience` times as old as it shall be, until cancelled."""
-        bytes_before = broker.journal.appended_bytes
-        newest = self.newest
+        bytes_before, known = broker.journal.appended_bytes, self.newest
         while True:
             await asyncio.sleep(min(_LOOK_SECONDS, self._interval_ms / 4e3))
-            log_bytes = broker.journal.appended_bytes - bytes_before
             if not group_log.epoch:
                 continue  # nobody has owned the shard yet
-            wait_ms = self._interval_ms * patience
-            if self.newest is not None and self.age_ms < wait_ms and log_bytes < _BASE_BYTES * patience:
-                continue
             try:
-                await self._look()  # somebody else may have made one
-                if self.newest != newest:
-                    newest, bytes_before = self.newest, broker.journal.appended_bytes
-                    continue
-                bytes_before = broker.journal.appended_bytes
-                newest = await self.make(broker, group_log)
+                await self._look()
+                if self.newest != known:  # somebody else may have made it
+                    bytes_before, known = broker.journal.appended_bytes, self.newest
+                log_bytes = broker.journal.appended_bytes - bytes_before
+                is_young = self.newest is not None and self.age_ms < self._interval_ms * patience
+                if not is_young or log_bytes >= _BASE_BYTES * patience:
+                    await self.make(broker, group_log)
             except (OSError, PostdateError) as error:
                 log.warning("A base could not be made; the log grows until one is", error=str(error))
                 await asyncio.sleep(_RETRY_SECONDS)

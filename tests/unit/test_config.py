@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker import cli
-from broker.config import SETTINGS, BrokerConfig, check_name, is_loopback, load_config
+from broker.config import SETTINGS, BrokerConfig, check_name, is_loopback, load_config, parse_nodes
 from broker.errors import InvalidRequest
 from broker.policy import OVERDUE_EXPIRE, TRACKER_BUCKET
 from broker.rpc.status import FAILURE_BYTES_MAX
@@ -350,3 +350,25 @@ def test_every_setting_says_what_it_means_in_a_sentence() -> None:
 def test_the_documentation_is_what_the_code_says() -> None:
     document = (ROOT / "docs/configuration.md").read_text()
     assert document == render_reference(), "run: python -m tools.configuration > docs/configuration.md"
+
+
+def test_nodes_of_a_cluster_are_parsed_in_order() -> None:
+    nodes = parse_nodes("b=10.0.0.2:7650, a=[::1]:7650,")
+    assert list(nodes.items()) == [("b", "10.0.0.2:7650"), ("a", "[::1]:7650")]
+    assert parse_nodes("") == {}
+
+
+@pytest.mark.parametrize(
+    "nodes", ["a", "a=", "a=host", "=h:1", "a b=h:1", "a=h:1,a=h:2", "a=h:1,b=h:1", f"{'x' * 33}=h:1"]
+)
+def test_nodes_that_cannot_be_told_apart_or_reached_are_refused(nodes: str) -> None:
+    with pytest.raises(ConfigError, match="cluster_nodes"):
+        load({"cluster_nodes": nodes})
+
+
+def test_a_cluster_needs_its_nodes_and_this_one_among_them() -> None:
+    with pytest.raises(ConfigError, match="needs cluster_nodes"):
+        load({"cluster_store": "file:///x"})
+    with pytest.raises(ConfigError, match="node is c"):
+        load({"cluster_store": "file:///x", "cluster_nodes": "a=h:1,b=h:2", "node": "c"})
+    assert load({"cluster_store": "file:///x", "cluster_nodes": "a=h:1", "node": "a"}).node == "a"

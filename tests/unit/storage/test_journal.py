@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from broker.errors import Fenced, OutOfRange, StorageFailed, Unavailable
 from broker.runtime.patience import Patience
 from broker.runtime.vfs import WriteFailed
 from broker.storage.frame import Part, framed_bytes
+from broker.storage.group_log import NewRecord, StoredGroup
 from broker.storage.journal import Journal
 from broker.testing.memory_group_log import AppendFault, MemoryGroupLog
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import SimLoop, run_sim
 from tests.unit.storage.group_log_driver import turns
 
 
@@ -360,3 +364,35 @@ async def test_stats_count_and_syncs_are_observed() -> None:
         assert len(observed) == 3
         await journal.trim(3)
         assert journal.stats().stored_bytes == len(log.groups[3]) < stats.bytes
+
+
+def test_groups_of_a_log_that_costs_money_begin_a_gap_apart_and_a_lone_record_does_not_wait() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        log = MemoryGroupLog()
+        begun: list[float] = []
+        append = log.append
+
+        def note(index: int, records: Sequence[NewRecord]) -> asyncio.Future[StoredGroup]:
+            begun.append(loop.time())
+            return append(index, records)
+
+        log.append = note  # type: ignore[method-assign]
+        async with running(Journal(log, group_gap_ms=50, group_bytes_max=1000)) as journal:
+            await asyncio.sleep(1)
+            await journal.submit(2, [b"alone"], keep_lsn)
+            assert begun == [pytest.approx(1.0)]
+            for _ in range(100):
+                journal.submit(2, [b"many"], keep_lsn)
+                await asyncio.sleep(0.002)
+            await journal.submit(2, [b"last"], keep_lsn)
+            assert all(later - earlier >= 0.0499 for earlier, later in pairwise(begun))
+            assert 5 <= len(begun) <= 7
+            await asyncio.sleep(1)
+            at = loop.time()
+            journal.submit(2, [b"small"], keep_lsn)
+            await asyncio.sleep(0.001)
+            await asyncio.gather(*(journal.submit(2, [bytes(600)], keep_lsn) for _ in range(3)))
+            assert loop.time() - at < 0.11, "a full group does not wait"
+            journal.submit(2, [b"at the end"], keep_lsn)
+
+    run_sim(scenario, seed=1)

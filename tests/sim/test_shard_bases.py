@@ -1,0 +1,161 @@
+"""Bases of a shard: a node begins with the newest one, and what is trimmed is never needed again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.cluster.base_store import BaseStore
+from broker.cluster.follower import CutOff
+from broker.cluster.object_group_log import entry_name
+from broker.cluster.shard_store import ShardStore
+from broker.errors import Refused
+from broker.folder.bases import restore_base
+from broker.jobs.verify import verify_data_dir
+from broker.node.shard_bases import ShardBases, needs_seed
+from broker.testing.mem_vfs import MemVfs
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import SimLoop, run_sim
+from broker.testing.sim_store import SimBucket, SimStore
+from tests.crash.history import LIVES, observe
+from tests.harness import DATA_DIR, Node, Outgoing
+from tests.sim.shard_brokers import SHARD, LeaseSimClock, ShardBroker, make_bucket
+
+INTERVAL_MS = 60_000
+
+
+def bases_of(bucket: SimBucket, loop: SimLoop, vfs: MemVfs, node: str) -> ShardBases:
+    clock = LeaseSimClock(loop)
+    store = BaseStore(ShardStore(SimStore(bucket), 0), clock)
+    return ShardBases(store, SHARD, vfs, clock, node, interval_ms=INTERVAL_MS)
+
+
+def log_of(bucket: SimBucket) -> list[int]:
+    return sorted(int(name.rpartition("/")[2], 16) for name in bucket.objects if "/log/" in name)
+
+
+async def own_shard(bucket: SimBucket, loop: SimLoop) -> tuple[ShardBroker, Node]:
+    owner = ShardBroker(bucket, loop, "a", MemVfs())
+    await (await owner.follow())
+    return owner, await owner.own()
+
+
+def test_a_new_node_begins_with_the_newest_base_after_the_log_was_trimmed() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        owner, node = await own_shard(bucket, loop)
+        bases = bases_of(bucket, loop, owner.vfs, "a")
+        for play in LIVES[:2]:
+            await play(node)
+            base = await bases.make(node.broker, owner.log)
+            assert base.lsn <= node.broker.journal.durable_lsn
+        first, newest = sorted(name for name in bucket.objects if "/bases/" in name)
+        kept = log_of(bucket)
+        assert kept[:2] == [1, 2], "take-overs stay"
+        assert kept[2] >= int(first.rpartition("/")[2].split("-")[0], 16), (
+            "the second newest base needs no more"
+        )
+        assert kept[2] < base.lsn and newest.endswith(base.name)
+        await node.produce("orders", [Outgoing(b"after the base")])
+        disk = MemVfs()
+        assert needs_seed(disk, DATA_DIR)
+        assert await bases_of(bucket, loop, disk, "b").seed(DATA_DIR)
+        assert not needs_seed(disk, DATA_DIR)
+        standby = ShardBroker(bucket, loop, "b", disk)
+        await standby.follow(rank=1)
+        await standby.reach(node.broker.journal.durable_lsn)
+        assert await observe(standby.node) == await observe(node)
+        standby.kill()
+        await owner.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_a_standby_makes_bases_and_one_that_was_away_for_long_begins_anew() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        owner, node = await own_shard(bucket, loop)
+        away = ShardBroker(bucket, loop, "b", MemVfs())
+        taking = await away.follow(rank=1)
+        await LIVES[0](node)
+        taking.cancel()
+        await away.node.stop()
+        maker = ShardBroker(bucket, loop, "c", MemVfs())
+        await maker.follow(rank=2)
+        bases = bases_of(bucket, loop, maker.vfs, "c")
+        keeping = asyncio.create_task(bases.keep(maker.node.broker, maker.log, patience=1.0))
+        await LIVES[1](node)
+        await asyncio.sleep(5 * INTERVAL_MS / 1e3)
+        made = [name for name in bucket.objects if "/bases/" in name]
+        assert 4 <= len(made) <= 6, "one an interval"
+        assert bases.age_ms <= 2 * INTERVAL_MS
+        keeping.cancel()
+        again = ShardBroker(bucket, loop, "b", away.vfs)
+        with pytest.raises(CutOff):
+            await (await again.follow(rank=1))
+        await again.node.stop()
+        assert await bases_of(bucket, loop, away.vfs, "b").seed(DATA_DIR)
+        again = ShardBroker(bucket, loop, "b", away.vfs)
+        await again.follow(rank=1)
+        await again.reach(node.broker.journal.durable_lsn)
+        assert await observe(again.node) == await observe(node)
+        for each in (again, maker):
+            each.kill()
+        await owner.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_a_seed_that_was_cut_begins_anew() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        owner, node = await own_shard(bucket, loop)
+        await LIVES[0](node)
+        await bases_of(bucket, loop, owner.vfs, "a").make(node.broker, owner.log)
+        disk = MemVfs()
+        seeding = asyncio.create_task(bases_of(bucket, loop, disk, "b").seed(DATA_DIR))
+        while not disk.exists(f"{DATA_DIR}/unfinished"):
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.03)
+        seeding.cancel()
+        await asyncio.wait([seeding])
+        assert needs_seed(disk, DATA_DIR)
+        assert await bases_of(bucket, loop, disk, "b").seed(DATA_DIR)
+        standby = ShardBroker(bucket, loop, "b", disk)
+        await standby.follow(rank=1)
+        await standby.reach(node.broker.journal.durable_lsn)
+        assert await observe(standby.node) == await observe(node)
+        standby.kill()
+        await owner.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_a_base_of_a_shard_is_restored_by_its_nodes_only_and_its_folder_can_be_verified() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        owner, node = await own_shard(bucket, loop)
+        await LIVES[0](node)
+        base = await bases_of(bucket, loop, owner.vfs, "a").make(node.broker, owner.log)
+        store = BaseStore(ShardStore(SimStore(bucket), 0), owner.clock)
+        with pytest.raises(Refused) as caught:
+            await restore_base(store, base, MemVfs(), "elsewhere", "another broker")
+        assert caught.value.reason == "BASE_OF_A_SHARD"
+        await owner.stop()
+        report = verify_data_dir(owner.vfs, DATA_DIR)
+        assert report.problems == []
+        assert any("lies in the log of shard 0 of 1" in note for note in report.notes)
+
+    run_sim(scenario, seed=1)
+
+
+def test_without_a_base_there_is_nothing_to_begin_with() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        bases = bases_of(bucket, loop, MemVfs(), "a")
+        assert not await bases.seed(DATA_DIR)
+        assert (bases.age_ms, await bases.newest_index()) == (0, 0)
+        assert entry_name(0, 1) in bucket.objects
+
+    run_sim(scenario, seed=1)
