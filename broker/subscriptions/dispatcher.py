@@ -59,7 +59,8 @@ class Dispatcher:
         self._clock_recheck_ms = clock_recheck_ms
         self._budget = YieldBudget(clock)
         steps = KeyDispatch if subscription.type.by_key else TakeTurns
-        self._steps: Steps = steps(subscription, hand_out_clock(clock, ownership))
+        self._hand_out_clock = hand_out_clock(clock, ownership)
+        self._steps: Steps = steps(subscription, self._hand_out_clock)
 
     async def run(self) -> None:
         """Deliver until cancelled, or until nobody is there and nothing is held. Nothing else sends its messages."""
@@ -103,12 +104,18 @@ class Dispatcher:
         wait_ms = float(self._clock_recheck_ms)
         not_before_ms = subscription.states.redelivery.next_ms()
         # Only who may take: a timer for a FAILOVER consumer that is not active would fire again and again.
-        if not_before_ms is not None and self._steps.has_taker and self._ownership.holds():
+        if not_before_ms is not None and self._steps.has_taker and not self._is_held_up(not_before_ms):
             wait_ms = min(wait_ms, not_before_ms - self._clock.now_ms())
         deadline_ns = subscription.states.leases.next_deadline_ns()
         if deadline_ns is not None:
             wait_ms = min(wait_ms, (deadline_ns - self._clock.monotonic_ns()) / 1e6)
         return max(wait_ms, 0.0) / 1000 + 0.0002  # timers may fire a little early; do not come back in vain
+
+    def _is_held_up(self, due_ms: int) -> bool:
+        """Return whether what is due at a time waits for the ownership and not for that time."""
+        if not self._ownership.holds():
+            return True
+        return self._hand_out_clock.now_ms() < due_ms <= self._clock.now_ms()
 
 
 class TakeTurns:

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
+from broker.subscriptions.consumer import Consumer
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2, producer_pb2
@@ -362,6 +363,35 @@ def test_messages_that_a_receive_may_not_be_told_go_to_the_next_one() -> None:
             assert consumer_pb2.ReceiveResponse.FromString(told.frame).deliveries, "held for nobody"
             break
         assert refused_count
+        world.inbox.detach()
+        await world.node.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_a_receive_takes_nothing_that_it_may_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dispatcher had the lease, and the call has it no more: the next one gets the message, as a first delivery."""
+
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        owner = HeldOwner()
+        world = await make_world(clock, owner)
+        await world.node.produce("one", [Outgoing(b"x")])
+        await world.node.create_subscription("one", "new", position=EARLIEST)
+        request = consumer_pb2.ReceiveRequest(topic="one", subscription="new", wait_ms=500, lease_ms=600_000)
+        deliver = Consumer.deliver
+
+        def deliver_and_lose(consumer: Consumer, batch: Any) -> None:
+            owner.is_held = False
+            deliver(consumer, batch)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Consumer, "deliver", deliver_and_lose)
+            (told,) = await call(world, owner, "ConsumerService.Receive", [request.SerializeToString()])
+        assert told.reason == LOST
+        owner.regain()
+        (told,) = await call(world, owner, "ConsumerService.Receive", [request.SerializeToString()])
+        (delivery,) = consumer_pb2.ReceiveResponse.FromString(told.frame).deliveries
+        assert delivery.delivery_attempt == 1
         world.inbox.detach()
         await world.node.stop()
 

@@ -86,21 +86,33 @@ def test_what_is_due_after_the_last_group_allows_waits(type_: int, way: str) -> 
     run_sim(scenario, seed=1)
 
 
-def test_a_dispatcher_that_may_hand_out_nothing_looks_no_more_often_than_the_clock_is_looked_at() -> None:
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_dispatcher_that_may_hand_out_nothing_looks_no_more_often_than_the_clock_is_looked_at(
+    type_: int, is_held: bool
+) -> None:
+    """It has something of each kind to hand out, and has no lease, or a lease whose last group is too long ago."""
+
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         owner = HeldOwner()
         node = Node(MemVfs(), clock, ownership=owner).open()
+        await node.create_subscription("t", "s", type_=type_, position=EARLIEST)
         inbox = await node.subscribe("t", "s")
-        await node.produce("t", [Outgoing(b"x")])
-        (first,) = await inbox.wait(1)
+        await node.produce("t", [Outgoing(b"x"), Outgoing(b"y")])
+        first, second = await inbox.wait(2)
+        await node.produce(
+            "t", [Outgoing(b"due", deliver_after_ms=50), Outgoing(b"later", deliver_after_ms=30_000)]
+        )
+        owner.until_ms = clock.now_ms()
         await inbox.nack([first.position], after_ms=50)
-        await node.produce("t", [Outgoing(b"y", deliver_after_ms=50)])
-        owner.is_held = False
+        await inbox.release([second.position])
+        owner.is_held = is_held
         await asyncio.sleep(1)
+        inbox.poll()
         owner.looks = 0
         await asyncio.sleep(60)
         rechecks = 60_000 // node.config.tuning.clock_recheck_ms
-        assert owner.looks <= 3 * rechecks
+        assert owner.looks <= 4 * rechecks
         await node.stop()
 
     run_sim(scenario, seed=1)
