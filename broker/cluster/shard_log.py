@@ -49,6 +49,10 @@ class FollowedLog:
     def until_ms(self) -> int:
         return self._log.until_ms
 
+    @property
+    def ceiling_ms(self) -> int:
+        return self._log.until_ms
+
     async def open(self, from_index: int, *, needed_to: int, epoch: int, until_ms: int) -> None:
         await self._log.open(from_index, epoch, needed_to=needed_to, until_ms=until_ms)
 
@@ -74,11 +78,19 @@ class FollowedLog:
 class OwnedLog(FollowedLog):
     """The log of a shard that was taken over."""
 
-    def __init__(self, group_log: ObjectGroupLog, shard: Shard, *, group_gap_ms: int = 0) -> None:
+    def __init__(
+        self, group_log: ObjectGroupLog, shard: Shard, *, ceiling_ms: int, group_gap_ms: int = 0
+    ) -> None:
+        """`ceiling_ms`: the `until_ms` of the take-over."""
         super().__init__(group_log, shard)
         self.group_gap_ms = group_gap_ms
+        self._ceiling_ms = ceiling_ms
         self.resigns_to: str | None = None
         """The node that is to take over when this one stops, empty for any; None: the lease just ends."""
+
+    @property
+    def ceiling_ms(self) -> int:
+        return self._ceiling_ms
 
     async def open(self, from_index: int, *, needed_to: int, epoch: int, until_ms: int) -> None:
         """The follower has read all before the take-over; a folder that is ahead of it is of another log."""

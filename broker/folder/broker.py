@@ -252,7 +252,7 @@ class Broker:
         """The log was replayed: remove what nobody names, and tell. Blocks."""
         remove_unnamed(self._vfs, self._layout, manifests, self.registry)
         self._overdue.read(
-            manifests.root.last_alive_ms if self._shard_log is None else self._shard_log.until_ms
+            manifests.root.last_alive_ms if self._shard_log is None else self._shard_log.ceiling_ms
         )
         self._found_alive_ms = manifests.root.last_alive_ms
         self.counters.recovery_seconds = (self.clock.monotonic_ns() - started_ns) / 1e9
@@ -281,7 +281,7 @@ class Broker:
         )
         self.supervisor.spawn_lasting("reclaim", reclaimer.run())
         self.supervisor.spawn_lasting("compaction leases", self.compactions.run())
-        self.registry.start()
+        self.registry.start(0 if self._shard_log is None else self._shard_log.ceiling_ms)
         self.supervisor.spawn_lasting("wall clock", self.registry.watch_clock(self.clock))
         self._overdue.begin(self.started_ms)
         self.supervisor.spawn("overdue messages", self._overdue.sweep())

@@ -56,7 +56,9 @@ class Owning:
         self._log = won.group_log
         self._lease = won.lease
         self._beat_seconds = won.lease.owner_lease_ms / _BEATS_PER_LEASE / 1e3
-        self._owned_log = OwnedLog(won.group_log, member.shard, group_gap_ms=member.group_gap_ms)
+        self._owned_log = OwnedLog(
+            won.group_log, member.shard, ceiling_ms=won.taken.until_ms, group_gap_ms=member.group_gap_ms
+        )
         self._server = Server(
             member.config,
             notifier=notifier,

@@ -100,6 +100,10 @@ class ShardLog(GroupLog, Protocol):
     def until_ms(self) -> int:
         """The greatest time until which anybody may have taken itself for the owner."""
 
+    @property
+    def ceiling_ms(self) -> int:
+        """The same of those who owned the shard before: what is due by then may have been handed out."""
+
     async def open(self, from_index: int, *, needed_to: int, epoch: int, until_ms: int) -> None:
         """Begin after a data directory whose manifests say so.
 

@@ -67,12 +67,12 @@ class Registry:
         self.topics[topic.topic_id] = topic
         self.by_name[topic.name] = topic
 
-    def start(self) -> None:
-        """Let all topics index and deliver."""
+    def start(self, ceiling_ms: int = 0) -> None:
+        """Let all topics index and deliver. `ceiling_ms`: see `Topic.start`."""
         self._started = True
         for topic in self.topics.values():
             topic.intake.start()
-            topic.start()
+            topic.start(ceiling_ms)
 
     def wake(self) -> None:
         """Let deliveries go on that had paused."""

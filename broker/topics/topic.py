@@ -203,8 +203,12 @@ class Topic:
 
     # -- life ------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Begin to index and deliver; called once, after recovery."""
+    def start(self, ceiling_ms: int = 0) -> None:
+        """Begin to index and deliver; called once, after recovery.
+
+        `ceiling_ms`: what is due by then another owner may have handed out, also if that is later than now: its clock
+        was ahead of this one then. It is delivered at its time, and no change of it can be promised.
+        """
         self.ledgers.start()
         pump = self._index.start(
             on_due=self._on_due,
@@ -214,7 +218,8 @@ class Topic:
             prepare_folders=self.prepare_folders,
             changed=self.note_change,
         )
-        self.subscriptions.start()
+        pump.reached_ms = ceiling_ms
+        self.subscriptions.start(ceiling_ms)
         self.counts.start(pump)
         self.keys.start(anew=self._index.begins_anew)
         self._task = self._services.index.spawn_lasting(f"index of topic {self.topic_id}", pump.run())

@@ -86,6 +86,7 @@ class Subscriptions(Mapping[int, Subscription]):
         self._config = config
         self._spawn = spawn
         self._by_id: dict[int, Subscription] = {}
+        self._ceiling_ms = 0  # of those who owned the topic before
         self._next_id = self._next_reserved_id = image.next_subscription_id
         self._creating: dict[str, asyncio.Future[None]] = {}
         self._dispatchers: dict[int, asyncio.Task[None]] = {}
@@ -107,16 +108,18 @@ class Subscriptions(Mapping[int, Subscription]):
 
     # -- life ------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Called once, after recovery; the index has a frontier."""
+    def start(self, ceiling_ms: int) -> None:
+        """Called once, after recovery; the index has a frontier. `ceiling_ms`: see `Topic.start`."""
+        self._ceiling_ms = ceiling_ms
         for subscription in self._by_id.values():
-            subscription.start(self._topic.frontier_ms)
+            subscription.start(max(self._topic.frontier_ms, ceiling_ms))
 
     def begin_anew(self) -> None:
         """The clock was set back: what has come due by now is found by position, as after a start."""
         frontier_ms = self._topic.frontier_ms
         for subscription in self._by_id.values():
-            subscription.begins_anew(min(subscription.unknown_through_ms, frontier_ms))
+            unknown_ms = max(min(subscription.unknown_through_ms, frontier_ms), self._ceiling_ms)
+            subscription.begins_anew(unknown_ms)
             if subscription.consumers:
                 subscription.begin_catchup(frontier_ms)
 
@@ -172,7 +175,7 @@ class Subscriptions(Mapping[int, Subscription]):
         subscription.apply(record)
         if isinstance(record, Seeked):
             settle_cancelled(self._log, subscription)
-            subscription.begins_anew(self._topic.frontier_ms)
+            subscription.begins_anew(max(self._topic.frontier_ms, self._ceiling_ms))
 
     def _wake(self, record: Produced) -> None:
         """Rows that are not delayed are read by position."""

@@ -56,6 +56,7 @@ class ShardBroker:
         self.follower: Follower
         self._config = config or crash_config()
         self.node = Node(vfs, self.clock, self._config)
+        self.taken: TakenOver
         self.owned_log: OwnedLog
         self._beat: asyncio.Task[None] | None = None
 
@@ -64,13 +65,17 @@ class ShardBroker:
         self.follower = Follower(self.log, self.lease, self.clock, self.name, self._no_base, rank=rank)
         self.standby = Standby(self.node.broker, self.log, SHARD, self.follower)
         await self.standby.open()
-        return asyncio.create_task(self.standby.run())
+        return asyncio.create_task(self._take_over())
+
+    async def _take_over(self) -> TakenOver:
+        self.taken = await self.standby.run()
+        return self.taken
 
     async def own(self) -> Node:
         """Close the standby and open its folder to serve."""
         await self.node.stop()
-        self.node = Node(self.vfs, self.clock, self._config)
-        self.owned_log = OwnedLog(self.log, SHARD)
+        self.node = Node(self.vfs, self.clock, self._config, ownership=self.lease)
+        self.owned_log = OwnedLog(self.log, SHARD, ceiling_ms=self.taken.until_ms)
         await self.node.broker.open_shard(self.owned_log)
         self.node.broker.start()
         self._beat = asyncio.create_task(self._heartbeats())

@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 from broker.errors import Fenced, PostdateError, Refused, StorageFailed, Unavailable
+from broker.policy import OVERDUE_EXPIRE, TopicPolicy
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
+from broker.topics.schedule_values import Cancel, ChangeResult
 from tests.crash.history import LIVES, observe
 from tests.harness import Node, Outgoing
-from tests.sim.shard_brokers import ShardBroker, make_bucket
+from tests.sim.shard_brokers import LEASE_MS, ShardBroker, make_bucket
+
+HOUR_MS = 3_600_000
 
 
 def test_each_standby_has_the_owners_state_and_serves_after_it() -> None:
@@ -193,5 +197,69 @@ def test_a_crashed_disk_of_a_standby_goes_on_where_its_checkpoint_was() -> None:
         assert await observe(standby.node) == await observe(node)
         standby.kill()
         await first.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_what_an_owner_with_a_clock_ahead_may_have_handed_out_counts_as_sent_and_comes_at_its_time() -> None:
+    """Its clock was an hour ahead, and the clock of who takes over is right."""
+
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        first, second = ShardBroker(bucket, loop, "a", MemVfs()), ShardBroker(bucket, loop, "b", MemVfs())
+        await (await first.follow())
+        node = await first.own()
+        due_ms = second.clock.now_ms() + HOUR_MS // 2
+        inbox = await node.subscribe("orders", "all")
+        keyed = [
+            Outgoing(b"sent", deliver_at_ms=due_ms, schedule_key="sent"),
+            Outgoing(b"pending", deliver_at_ms=due_ms + HOUR_MS, schedule_key="pending"),
+        ]
+        positions = await node.produce("orders", keyed)
+        first.clock.step(HOUR_MS)
+        assert [message.payload for message in await inbox.wait(1)] == [b"sent"]
+        taking = await second.follow(rank=1)
+        await second.reach(node.broker.journal.durable_lsn)
+        first.kill()
+        await taking
+        node = await second.own()
+        await asyncio.sleep(LEASE_MS / 1e3)
+        schedule = node.topic("orders").schedule
+        for names in (positions, ["sent", "pending"]):
+            outcomes = await schedule.change(names, Cancel(), dry_run=True)
+            assert [each.result for each in outcomes] == [ChangeResult.ALREADY_DELIVERED, ChangeResult.DONE]
+        inbox = await node.subscribe("orders", "all")
+        (message,) = await inbox.wait(1)
+        assert message.payload == b"sent" and due_ms <= message.sent_ms < due_ms + 100
+        await second.stop()
+
+    run_sim(scenario, seed=1)
+
+
+@pytest.mark.parametrize(("down_seconds", "expected"), [(1, [b"late"]), (3_600, [])])
+def test_what_is_overdue_came_due_after_the_last_owner_may_have_been_there(
+    down_seconds: float, expected: list[bytes]
+) -> None:
+    """In a take-over nobody is away for long: what is merely late does not expire."""
+
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        first = ShardBroker(bucket, loop, "a", MemVfs())
+        await (await first.follow())
+        node = await first.own()
+        await node.create_subscription("orders", "all")
+        topic = node.topic("orders")
+        await topic.change_policy(TopicPolicy(overdue_action=OVERDUE_EXPIRE))
+        await node.produce("orders", [Outgoing(b"late", deliver_after_ms=int(down_seconds * 500) + 4_000)])
+        first.kill()
+        second = ShardBroker(bucket, loop, "b", MemVfs())
+        if down_seconds > 60:
+            await asyncio.sleep(down_seconds)
+        await (await second.follow(rank=1))
+        node = await second.own()
+        inbox = await node.subscribe("orders", "all")
+        await asyncio.sleep(60)
+        assert [message.payload for message in inbox.poll() if message.attempt == 1] == expected
+        await second.stop()
 
     run_sim(scenario, seed=1)
