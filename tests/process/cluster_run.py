@@ -297,7 +297,7 @@ class Run:
                 "data_dir": str(self.folder / f"data-{name}"),
                 "grpc_address": self.addresses[name],
                 "http_address": f"127.0.0.1:{self._http_ports[name]}",
-                "dedup_window": "1h",
+                "dedup_window_ms": "1h",
                 "log_format": "json",
                 "disk_reserve_bytes": "0",
             }
