@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from benchmarks import (
     audit,
     backup,
+    cluster,
     compaction,
     fairness,
     index_scenarios,
@@ -48,7 +49,7 @@ ALL_SCENARIOS = (
     | backup.SCENARIOS
     | audit.SCENARIOS
 )
-ALL_SCENARIOS |= schedule.SCENARIOS | compaction.SCENARIOS
+ALL_SCENARIOS |= schedule.SCENARIOS | compaction.SCENARIOS | cluster.SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "bench"

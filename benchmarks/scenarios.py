@@ -57,7 +57,7 @@ def single(setup: Setup) -> Figures:
         with machine.pinned(setup.broker_core):
             syncs.extend(machine.sync_us(setup.folder, count))
 
-    with Broker(setup, "single") as broker, _echo(setup) as echo_address:
+    with Broker(setup, "single") as broker, echo_server(setup) as echo_address:
         task = {"echo_address": echo_address, "payload_bytes": 100, "count": count, "turns": turns}
         client = Client(setup, broker, "single", **task)
         result = client.run(on_phase={"sync": sync})
@@ -164,7 +164,7 @@ def limits(setup: Setup) -> Figures:
     with machine.pinned(setup.broker_core):
         syncs = machine.sync_us(setup.folder, count)
         mops, copy = machine.python_mops(), machine.copy_gb_per_second()
-    with Broker(setup, "limits") as broker, _echo(setup) as echo_address:
+    with Broker(setup, "limits") as broker, echo_server(setup) as echo_address:
         client = Client(
             setup, broker, "round_trip", echo_address=echo_address, payload_bytes=120, count=count
         )
@@ -178,7 +178,7 @@ def limits(setup: Setup) -> Figures:
 
 
 @contextmanager
-def _echo(setup: Setup) -> Iterator[str]:
+def echo_server(setup: Setup) -> Iterator[str]:
     """A server that does nothing, on the broker's core; yields its address."""
     (port,) = free_ports(1)
     with open(setup.folder / "echo.log", "w") as log:
