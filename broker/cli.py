@@ -483,15 +483,30 @@ def _upload(bases: BaseStore, store: str, folder: str) -> None:
 @click.option(
     "--data-dir", required=True, metavar="FOLDER", help="Where to: a folder that is empty or not there."
 )
-def restore(backup: str, data_dir: str) -> None:
+@click.option(
+    "--to",
+    "to",
+    metavar="TIME",
+    help="Restore a cluster to this time, such as 2026-12-24T18:00:00Z, or milliseconds since 1970.",
+)
+@click.option(
+    "--shard", type=click.IntRange(0), default=0, show_default=True, help="Shard of the cluster, with --to."
+)
+def restore(backup: str, data_dir: str, to: str | None, shard: int) -> None:
     """Make a data directory from a backup. The backup stays as it is; no broker need run.
 
     BACKUP is the folder of one, its URL in an object store, such as s3://bucket/prefix#NAME, or the URL of the store,
     such as s3://bucket/prefix, which means the newest backup there.
 
+    With --to, BACKUP is the URL of a cluster. The newest of its bases before TIME is restored, with what its log holds
+    up to TIME; a broker without a cluster starts from that. Other stores keep no log, only backups.
+
     What was acknowledged after the backup was made is delivered again, and what was produced after it is not there.
     """
     try:
+        if to is not None:
+            click.echo(_restore_point(backup, data_dir, _time_ms(to), shard))
+            return
         topics, lsn = (_restore_base if is_store_url(backup) else _restore_folder)(backup, data_dir)
     except PostdateError as error:
         raise click.ClickException(error.message) from error
@@ -512,19 +527,53 @@ def _restore_folder(folder: str, data_dir: str) -> tuple[int, int]:
 
 def _restore_base(url: str, data_dir: str) -> tuple[int, int]:
     from broker.cluster.base_plan import choose_base  # noqa: PLC0415
+    from broker.cluster.base_store import ATTEMPT  # noqa: PLC0415
+    from broker.cluster.stores import open_store  # noqa: PLC0415
     from broker.folder.bases import restore_base  # noqa: PLC0415
+    from broker.folder.point_in_time import refuse_cluster  # noqa: PLC0415
 
     store, _, name = url.partition("#")
     bases = _open_bases(store)
 
     async def work() -> Base:
-        base = choose_base(await bases.bases(), name, store)
+        stored = await bases.bases()
+        if not stored:
+            await refuse_cluster(open_store(store, ATTEMPT), store)
+        base = choose_base(stored, name, store)
         with _restore_bar(base.bytes) as bar:
             await restore_base(bases, base, LocalVfs(), data_dir, str(uuid.uuid4()), tell=bar.update)
         return base
 
     base = asyncio.run(work())
     return base.topics, base.lsn
+
+
+def _time_ms(text: str) -> int:
+    from postdate.commands.values import parse_time  # noqa: PLC0415
+
+    if text.isdecimal():
+        return int(text)
+    try:
+        return int(parse_time(text).timestamp() * 1000)
+    except ValueError as error:
+        raise click.UsageError(f"--to: {error}") from error
+
+
+def _restore_point(url: str, data_dir: str, to_ms: int, shard: int) -> str:
+    from broker.cluster.base_store import ATTEMPT  # noqa: PLC0415
+    from broker.cluster.stores import open_store  # noqa: PLC0415
+    from broker.folder.point_in_time import restore_point  # noqa: PLC0415
+
+    if not is_store_url(url):
+        raise click.UsageError(f"--to needs the URL of a cluster: {url} is a folder, which keeps no log")
+    if "#" in url:
+        raise click.UsageError("--to chooses the base itself: leave out what stands behind #")
+    try:
+        store = open_store(url, ATTEMPT)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    work = restore_point(store, shard, to_ms, LocalVfs(), data_dir, str(uuid.uuid4()), url=url)
+    return f"{data_dir} holds {asyncio.run(work)}: start a broker on it"
 
 
 def _restore_bar(byte_count: int) -> Any:

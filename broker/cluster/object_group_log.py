@@ -61,6 +61,10 @@ REMOVED_TOGETHER = 16
 log = get_logger(__name__)
 
 
+class Trimmed(Corrupt):
+    """A group of a log that is not there any more."""
+
+
 class ObjectGroupLog:
     """The log of one shard, for one process: who appends to it, or follows it.
 
@@ -175,6 +179,17 @@ class ObjectGroupLog:
             async with contextlib.aclosing(self._entries(index, self._next_index)) as entries:
                 async for entry in entries:
                     yield entry.group
+
+    async def entries(self, index: int) -> AsyncGenerator[LogEntry, None]:
+        """Yield the groups from the one that holds `index` on with their heads, as far as they are stored now.
+
+        Raises Trimmed, or Corrupt if they are damaged.
+        """
+        end = (await self._last()).next_index
+        if index < end:
+            async with contextlib.aclosing(self._entries(index, end)) as entries:
+                async for entry in entries:
+                    yield entry
 
     async def follow(self) -> LogEntry | None:
         """Return the group at `next_index`, if it is there, and move behind it."""
@@ -405,8 +420,8 @@ class ObjectGroupLog:
             raise self._trimmed(index)
         return [known for known in indexes if first <= known < end]
 
-    def _trimmed(self, index: int) -> Corrupt:
-        return Corrupt(
+    def _trimmed(self, index: int) -> Trimmed:
+        return Trimmed(
             f"The log has no group with lsn {index} any more", path=self._place(index), advice=ADVICE
         )
 

@@ -7,7 +7,7 @@ else would store other bytes under.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 from broker.cluster.object_store import ObjectInfo, ObjectStore, OtherBytes, StoreFailed, StoreRefused
@@ -35,23 +35,20 @@ class PatientStore:
 
     async def put(self, name: str, body: Buffer) -> None:
         """Return once the object is there, stored by this call or before. Raises OtherBytes if another one is."""
-        await self._repeat(lambda: self._put(name, body))
-
-    async def read(self, name: str) -> bytes:
-        return await self._repeat(lambda: self._store.read(name))
+        await _repeat(self.url, lambda: self._put(name, body))
 
     async def read_range(self, name: str, start: int, length: int) -> bytes:
-        return await self._repeat(lambda: self._store.read_range(name, start, length))
+        return await _repeat(self.url, lambda: self._store.read_range(name, start, length))
 
     async def info(self, name: str) -> ObjectInfo:
-        return await self._repeat(lambda: self._store.info(name))
+        return await _repeat(self.url, lambda: self._store.info(name))
 
     async def objects(self, folder: str) -> list[ObjectInfo]:
         """All objects in a folder, their names without it."""
-        return await self._repeat(lambda: self._list(folder))
+        return await _repeat(self.url, lambda: self._list(folder))
 
     async def remove(self, name: str) -> None:
-        await self._repeat(lambda: self._store.remove(name))
+        await _repeat(self.url, lambda: self._store.remove(name))
 
     async def _put(self, name: str, body: Buffer) -> None:
         try:
@@ -72,15 +69,49 @@ class PatientStore:
         start = len(folder) + 1
         return [info._replace(name=info.name[start:]) async for info in self._store.objects(folder)]
 
-    async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
-        pause_seconds = FIRST_PAUSE_SECONDS
-        for _ in range(ATTEMPTS - 1):
-            try:
-                return await call()
-            except StoreRefused:
-                raise
-            except StoreFailed as error:
-                log.info("A call of an object store failed and is repeated", url=self.url, error=error)
-            await asyncio.sleep(pause_seconds)
-            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
-        return await call()
+
+class PatientReads:
+    """A store whose calls that read are repeated while they fail in passing, and the others are not."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    async def create(self, name: str, body: Buffer) -> None:
+        await self._store.create(name, body)
+
+    async def read(self, name: str) -> bytes:
+        return await _repeat(self.url, lambda: self._store.read(name))
+
+    async def read_range(self, name: str, start: int, length: int) -> bytes:
+        return await _repeat(self.url, lambda: self._store.read_range(name, start, length))
+
+    async def info(self, name: str) -> ObjectInfo:
+        return await _repeat(self.url, lambda: self._store.info(name))
+
+    async def objects(self, folder: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        async def listed() -> list[ObjectInfo]:
+            return [info async for info in self._store.objects(folder, after=after)]
+
+        for info in await _repeat(self.url, listed):
+            yield info
+
+    async def remove(self, name: str) -> None:
+        await self._store.remove(name)
+
+
+async def _repeat(url: str, call: Callable[[], Awaitable[T]]) -> T:
+    pause_seconds = FIRST_PAUSE_SECONDS
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return await call()
+        except StoreRefused:
+            raise
+        except StoreFailed as error:
+            log.info("A call of an object store failed and is repeated", url=url, error=error)
+        await asyncio.sleep(pause_seconds)
+        pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+    return await call()

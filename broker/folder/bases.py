@@ -16,7 +16,7 @@ from broker.runtime.vfs import Vfs
 from broker.storage.layout import ROOT_MANIFEST, Layout
 from broker.storage.manifest import decode_broker
 
-_OF_A_DATA_DIR = frozenset({"alive", "journal", "topics"})
+OF_A_DATA_DIR = frozenset({"alive", "journal", "topics"})
 """Names of what is downloaded of a base; the root manifest is written last, and nothing else is to be there."""
 
 
@@ -58,11 +58,11 @@ async def restore_base(
     if root.shard and root.broker_id != broker_id:
         raise Refused(
             f"The base {base.name} is of {root.shard}: only a node of that cluster can begin with it, as what came "
-            "after it lies in the cluster's log",
+            "after it lies in the cluster's log. For a broker alone, restore the cluster's URL with --to TIME",
             reason="BASE_OF_A_SHARD",
         )
     target = NewDataDir(vfs, data_dir)
-    paths = [path for path in manifest.files if path.partition("/")[0] in _OF_A_DATA_DIR]
+    paths = [path for path in manifest.files if path.partition("/")[0] in OF_A_DATA_DIR]
     held = contextlib.ExitStack()
     try:
         await run_step(executor, lambda: held.enter_context(target.being_made()))

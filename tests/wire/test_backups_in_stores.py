@@ -129,6 +129,9 @@ async def test_a_broker_at_work_is_backed_up_audited_in_place_and_restored(
         assert report["totals"]["pending"] >= answered
     assert "0 problems" in await command("verify", second)
 
+    for to, words in {"2100-01-01T00:00:00Z": second, "1": "none of them is as old as 1970-"}.items():
+        told = await refusal("restore", store, "--to", to, "--data-dir", str(tmp_path / "to"))
+        assert "holds no cluster" in told and words in told
     for number, backup in enumerate((first, store)):
         await command("restore", backup, "--data-dir", str(tmp_path / f"restored{number}"))
     again = await serve(data_dir=str(tmp_path / "restored0"), **TINY)
