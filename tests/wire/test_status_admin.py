@@ -12,8 +12,11 @@ import grpc
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 
+from broker.folder.broker import Broker
+from broker.observe.metrics import ClusterSnapshot
 from broker.rpc.cluster import ClusterView, OwnerRoute
-from broker.server import Server
+from broker.runtime.ownership import AlwaysOwner
+from broker.server import OwnedShard, Server
 from postdate_api.v1 import admin_pb2, consumer_pb2, schedule_pb2
 from tests.configs import broker_config
 from tests.wire.conftest import Message, Wire, now_ms, on_shared, refused, within
@@ -468,6 +471,10 @@ async def test_an_owner_tells_what_its_node_knows_of_the_cluster(tmp_path: Path)
         base_lsn=5,
         base_time_ms=6,
     )
+
+    async def open_broker(broker: Broker) -> None:
+        broker.open()
+
     server = Server(
         broker_config(
             data_dir=str(tmp_path / "data"),
@@ -475,7 +482,9 @@ async def test_an_owner_tells_what_its_node_knows_of_the_cluster(tmp_path: Path)
             http_address="127.0.0.1:0",
             drain_grace_ms=0,
         ),
-        cluster=lambda: view,
+        shard=OwnedShard(
+            AlwaysOwner(), open_broker, lambda: view, lambda: ClusterSnapshot(True, 7, 1, 0, 0, 0, 1)
+        ),
     )
     await server.start()
     wire = Wire(server)
