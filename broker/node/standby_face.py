@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from broker.node.following import Following
 from broker.node.member import Member
+from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot
 from broker.rpc.cluster import ClusterView, OwnerRoute
 from broker.rpc.front import Front, FrontHost
 from broker.server import broker_version
 from broker.web.server import HttpServer
+
+log = get_logger(__name__)
 
 
 class StandbyFace:
@@ -36,6 +39,7 @@ class StandbyFace:
         self._http.listen()
         await self._http.start()
         await self._front.start()
+        log.info("Standing by", node=self._member.name, grpc=self._front.address, http=self.http_address)
 
     async def stop(self) -> None:
         """Close the ports: an owner opens them anew."""

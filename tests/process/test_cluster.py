@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
+import aiohttp
+import grpc
 import pytest
 
 from broker.cluster.creation import create_cluster
 from broker.cluster.file_store import FileStore
+from postdate_api.v1 import admin_pb2, admin_pb2_grpc, message_pb2, producer_pb2, producer_pb2_grpc
 from tests.depth import at_depth
 from tests.process.conftest import LIMIT_SECONDS, SMALL, BrokerProcess, Start
-from tests.process.load import UNDER_WAY, Load, run_for
+from tests.process.load import TOPIC, UNDER_WAY, Load, run_for
 from tests.process.test_crash import settle
 
 LEASE_MS = 3_000
+OWNER_SECONDS = 60.0
+"""Three processes start at once, and the machine may be busy."""
 ROUNDS = at_depth(change=1, deep=10)
 
 
@@ -39,6 +47,9 @@ class Trio:
         self._ports = dict(zip("abc", free_ports(3), strict=True))
         self.processes: dict[str, BrokerProcess] = {}
 
+    def address(self, name: str) -> str:
+        return f"127.0.0.1:{self._ports[name]}"
+
     async def create(self) -> None:
         (self._folder / "store").mkdir()
         await create_cluster(FileStore(str(self._folder / "store")), 1, LEASE_MS)
@@ -58,13 +69,18 @@ class Trio:
 
     async def owner(self) -> tuple[str, BrokerProcess]:
         """Wait until a node serves."""
-        async with asyncio.timeout(LIMIT_SECONDS):
-            while True:
-                for name, process in self.processes.items():
-                    if process.grpc_address:
-                        return name, process
-                    assert process.process.returncode is None, "\n".join(process.lines)
-                await asyncio.sleep(0.02)
+        end = time.monotonic() + OWNER_SECONDS
+        while True:
+            for name, process in self.processes.items():
+                if process.grpc_address:
+                    return name, process
+                assert process.process.returncode is None, "\n".join(process.lines)
+            assert time.monotonic() < end, self.lines()
+            await asyncio.sleep(0.02)
+
+    def lines(self) -> str:
+        """Return the logs of all nodes."""
+        return "\n".join(line for process in self.processes.values() for line in process.lines)
 
     async def following(self, name: str) -> None:
         """Wait until a node follows."""
@@ -107,3 +123,61 @@ async def test_nothing_is_lost_early_or_back_whatever_becomes_of_owners(start: S
     assert len(load.answered) >= 3 * ROUNDS * UNDER_WAY
     assert all(load.confirmed.values())
     assert gaps["SIGTERM"] < LEASE_MS / 1e3, "whoever is named does not wait for the lease"
+
+
+@pytest.mark.slow
+async def test_any_node_takes_calls_and_an_owner_without_its_store_says_nothing(
+    start: Start, tmp_path: Path
+) -> None:
+    trio = Trio(start, tmp_path)
+    await trio.create()
+    name, owner = await trio.owner()
+    for node in "abc":
+        await trio.following(node)
+    standby = next(node for node in "abc" if node != name)
+    http = f"http://{trio.processes[standby].logged('Standing by')['http']}"
+    async with aiohttp.ClientSession() as session:
+        assert (await (await session.get(f"{http}/readyz")).text()).startswith("standby")
+        metrics = await (await session.get(f"{http}/metrics")).text()
+    assert 'postdate_role{role="standby"} 1.0' in metrics
+    async with grpc.aio.insecure_channel(trio.address(standby)) as channel:
+        request = producer_pb2.ProduceRequest(topic=TOPIC, messages=[message_pb2.Message(payload=b"1")])
+        produce = producer_pb2_grpc.ProducerServiceStub(channel).Produce
+        await until_answered(lambda: produce(request, timeout=5))
+        view = await admin_pb2_grpc.AdminServiceStub(channel).GetCluster(admin_pb2.GetClusterRequest())
+        assert view.shards[0].owner == name and view.shards[0].owner_address == trio.address(name)
+    topic = admin_pb2.GetTopicRequest(name=TOPIC)
+    stub = admin_pb2_grpc.AdminServiceStub(owner.channel)
+    await stub.GetTopic(topic)
+    (tmp_path / "store").rename(tmp_path / "away")
+    refusal = await until_refused(lambda: stub.GetTopic(topic))
+    assert refusal.code() is grpc.StatusCode.UNAVAILABLE and "object store" in (refusal.details() or "")
+    (tmp_path / "away").rename(tmp_path / "store")
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while True:
+            _, owner = await trio.owner()
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await admin_pb2_grpc.AdminServiceStub(owner.channel).GetTopic(topic, timeout=5)
+                break
+            await asyncio.sleep(0.1)
+
+
+async def until_answered(call: Callable[[], Awaitable[Any]]) -> None:
+    """Repeat a call until it is answered."""
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await call()
+                return
+            await asyncio.sleep(0.1)
+
+
+async def until_refused(call: Callable[[], Awaitable[Any]]) -> grpc.aio.AioRpcError:
+    """Repeat a call until it is refused."""
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while True:
+            try:
+                await call()
+            except grpc.aio.AioRpcError as error:
+                return error
+            await asyncio.sleep(0.1)
