@@ -325,7 +325,7 @@ class Backups:
     async def _delete_alone(self, name: str) -> None:
         async with self._alone():
             if not await self._in_thread(lambda: self._vfs.exists(self.path(name))):
-                raise NotFound(f"There is no backup {name!r}", reason="BACKUP_NOT_FOUND")
+                raise NotFound(f"Backup {name!r} does not exist", reason="BACKUP_NOT_FOUND")
             await self._delete(name)
 
     async def _delete(self, name: str) -> None:

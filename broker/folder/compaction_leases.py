@@ -90,7 +90,11 @@ class CompactionLeases:
     def check_free(self, topic: Topic, ledger_ids: Sequence[int], bucket_ids: Sequence[int]) -> None:
         """Raise InvalidRequest, LimitReached or Refused unless these can be leased now."""
         if not ledger_ids and not bucket_ids:
-            raise InvalidRequest("Nothing is to be compacted", field="ledger_ids", reason="EMPTY_COMPACTION")
+            raise InvalidRequest(
+                "The request names neither a ledger nor a bucket",
+                field="ledger_ids",
+                reason="EMPTY_COMPACTION",
+            )
         if len(ledger_ids) + len(bucket_ids) > INPUTS_MAX:
             raise InvalidRequest(
                 f"More than {INPUTS_MAX} ledgers and buckets", field="ledger_ids", reason="TOO_MANY_ENTRIES"
@@ -129,7 +133,7 @@ class CompactionLeases:
                 reason="COMPACTION_NOT_FOUND",
             )
         if held.lease.epoch != epoch:
-            raise Fenced("The compaction has another epoch: another job owns it", reason="COMPACTION_FENCED")
+            raise Fenced("The compaction has another epoch; another job owns it", reason="COMPACTION_FENCED")
         return held
 
     def end_expired(self) -> None:

@@ -115,7 +115,7 @@ class Restore:
 def _locked(vfs: Vfs, target: Layout) -> Iterator[None]:
     lock: File | None = vfs.lock(target.lock)
     if lock is None:
-        raise Fenced(f"A broker or a restore uses {target.root!r}", reason="DATA_DIR_LOCKED")
+        raise Fenced(f"A broker or a restore is using {target.root!r}", reason="DATA_DIR_LOCKED")
     try:
         yield
     finally:
@@ -127,7 +127,7 @@ def _check_empty(vfs: Vfs, target: Layout) -> None:
         return
     names = set(vfs.list_dir(target.root)) - _MAY_BE_THERE
     if vfs.exists(target.backup_marker):
-        raise Corrupt("The folder to restore into is itself a backup", path=target.root)
+        raise Corrupt("The target folder is itself a backup", path=target.root)
     if names and not vfs.exists(target.unfinished):
         raise Refused(
             f"{target.root!r} is not empty: it holds {', '.join(sorted(names)[:5])}. Restore into an empty folder",

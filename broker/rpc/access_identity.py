@@ -109,7 +109,7 @@ class Authenticator:
             shown_bytes = b"cert " + shown.certificate
         else:
             raise Unauthenticated(
-                "This broker wants to know who calls: send a token as authorization metadata, or use a client "
+                "This broker requires authentication: send a token as authorization metadata, or use a client "
                 "certificate",
                 reason="CREDENTIALS_MISSING",
             )

@@ -131,7 +131,9 @@ def _check_target(request: admin_pb2.SeekRequest) -> None:
                 not request.initial_position
             ):  # elsewhere it means LATEST; here that would settle everything unasked
                 raise InvalidRequest(
-                    "A seek says EARLIEST or LATEST", field="initial_position", reason="INVALID_SEEK_TARGET"
+                    "initial_position must be EARLIEST or LATEST",
+                    field="initial_position",
+                    reason="INVALID_SEEK_TARGET",
                 )
         case _:
             raise InvalidRequest(

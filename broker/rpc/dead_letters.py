@@ -129,7 +129,7 @@ def _position_of(page_token: str) -> Position:
     after = decode_token(page_token)
     match = _POSITION.fullmatch(after or "0.0")
     if match is None:
-        raise InvalidRequest("page_token is not one of ours", field="page_token", reason="INVALID_PAGE_TOKEN")
+        raise InvalidRequest("page_token is invalid", field="page_token", reason="INVALID_PAGE_TOKEN")
     return Position(int(match[1]), int(match[2]))
 
 

@@ -36,7 +36,7 @@ def decode_token(page_token: str) -> str:
         return base64.b64decode(page_token.encode("ascii"), altchars=b"-_", validate=True).decode("ascii")
     except (binascii.Error, UnicodeError) as error:
         raise InvalidRequest(
-            "page_token is not one of ours", field="page_token", reason="INVALID_PAGE_TOKEN"
+            "page_token is invalid", field="page_token", reason="INVALID_PAGE_TOKEN"
         ) from error
 
 

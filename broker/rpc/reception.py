@@ -492,7 +492,8 @@ async def _messages(context: Context) -> AsyncIterator[Any]:
 
 def _crowded() -> LimitReached:
     return LimitReached(
-        "Other calls wait, and this one has not sent its message yet", reason="TOO_MANY_CALLS"
+        "The call was ended to make room for others: it had not sent its first message",
+        reason="TOO_MANY_CALLS",
     )
 
 

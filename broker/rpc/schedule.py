@@ -133,7 +133,9 @@ class ScheduleService:
             work = self._change_matching(request, chosen, change, limit)
         elif request.page_token:
             raise InvalidRequest(
-                "Only changes by filter come in pages", field="page_token", reason="INVALID_PAGE_TOKEN"
+                "page_token is allowed only in changes by filter",
+                field="page_token",
+                reason="INVALID_PAGE_TOKEN",
             )
         else:
             work = self._change_named(request, chosen, change)
@@ -209,7 +211,9 @@ class ScheduleService:
                 return request.schedule_key
             case _:
                 raise InvalidRequest(
-                    "Say which message: give an id or a schedule_key", field="name", reason="INVALID_SELECTOR"
+                    "The request names no message: set an id or a schedule_key",
+                    field="name",
+                    reason="INVALID_SELECTOR",
                 )
 
 

@@ -154,9 +154,7 @@ def due_range(due: schedule_pb2.TimeRange, field: str) -> DueRange:
                 f"{name} is between 0 and {TIME_MS_MAX}", field=f"{field}.{name}", reason="INVALID_TIME_RANGE"
             )
     if due.end_ms and due.end_ms <= due.start_ms:
-        raise InvalidRequest(
-            "The range ends before it begins: no time is in it", field=field, reason="INVALID_TIME_RANGE"
-        )
+        raise InvalidRequest("The range ends before it begins", field=field, reason="INVALID_TIME_RANGE")
     return DueRange(due.start_ms, due.end_ms or TIME_MS_MAX + 1)
 
 
@@ -171,7 +169,7 @@ def move_of(request: schedule_pb2.RescheduleRequest, now_ms: int) -> Move:
         case "deliver_after_ms":
             if not 0 <= request.deliver_after_ms <= DELIVER_AT_MS_MAX - now_ms:
                 raise InvalidRequest(
-                    "deliver_after_ms counts milliseconds, is not negative, and does not end after the year 9999",
+                    "deliver_after_ms must not be negative or end after the year 9999; it is in milliseconds",
                     field="deliver_after_ms",
                     reason="INVALID_DELIVER_AFTER_MS",
                 )
@@ -186,7 +184,7 @@ def move_of(request: schedule_pb2.RescheduleRequest, now_ms: int) -> Move:
             return Move(shift_ms=request.shift_ms)
         case _:
             raise InvalidRequest(
-                "A message moves to a deliver_at_ms, a deliver_after_ms or by a shift_ms: give one of them",
+                "The request has no new time: set deliver_at_ms, deliver_after_ms or shift_ms",
                 field="time",
                 reason="TIME_EXPECTED",
             )

@@ -85,7 +85,7 @@ def _decode(page_token: str, print_: str) -> tuple[Key, int | None] | None:
 
 def _refused() -> InvalidRequest:
     return InvalidRequest(
-        "page_token is not one of ours, or of another filter or change",
+        "page_token is invalid, or belongs to another filter or change",
         field="page_token",
         reason="INVALID_PAGE_TOKEN",
     )

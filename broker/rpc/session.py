@@ -127,7 +127,7 @@ class Session:
     async def _end_unread(self) -> None:
         """End the stream although an answer is still being written; returns when it no longer is."""
         error = LimitReached(
-            "The answers to acks, nacks and extensions are not read, and others wait for their room",
+            "The client does not read the answers to its acks, nacks and extensions, and other streams need the memory",
             reason="ANSWERS_NOT_READ",
         )
         await refuse_unread(self._broker, self._context, error)

@@ -210,7 +210,7 @@ def decode_amendments(data: bytes, path: str = "") -> AmendmentsImage:
         raise Corrupt("This is not a file of amendments", path=path, offset=0, advice=_ADVICE)
     if version != VERSION:
         advice = "Start the version of the broker that wrote it"
-        raise Corrupt(f"Amendments of version {version} are not known", path=path, offset=4, advice=advice)
+        raise Corrupt(f"Version {version} of amendments is not supported", path=path, offset=4, advice=advice)
     body = data[HEADER_BYTES:]
     is_whole = len(body) == moved_count * _MOVED_BYTES + cancelled_bytes + left_out_bytes
     crc = _CRC.unpack_from(data, _HEADER.size)[0]
@@ -221,7 +221,7 @@ def decode_amendments(data: bytes, path: str = "") -> AmendmentsImage:
         check_ledger_id(ledger_id)
         return AmendmentsImage(topic_id, ledger_id, _from_body(body, moved_count, left_out_bytes))
     except ValueError as error:
-        what = f"Amendments hold what none can hold: {error}"
+        what = f"Amendments have impossible values: {error}"
         raise Corrupt(what, path=path, offset=HEADER_BYTES, advice=_ADVICE) from error
 
 

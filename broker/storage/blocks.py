@@ -84,7 +84,7 @@ def decode_header(block: bytes, path: str = "") -> FileHeader:
     if _CRC.unpack_from(block, _HEADER.size)[0] != value(head) or head[5:8] != _ZERO:
         raise Corrupt("the header of a ledger file is damaged", path=path, offset=0)
     if version not in (VERSION, SPARSE_VERSION):
-        raise Corrupt(f"ledger file version {version} is not known", path=path, offset=4)
+        raise Corrupt(f"ledger file version {version} is not supported", path=path, offset=4)
     return FileHeader(_KINDS[magic], topic_id, ledger_id, generation, version == SPARSE_VERSION)
 
 

@@ -325,12 +325,12 @@ def decode_header(data: bytes, path: str = "") -> BucketHeader:
     if _CRC.unpack_from(data, _HEADER.size)[0] != value(head) or any(zeros) or zero:
         raise Corrupt("The header of a snapshot is damaged", path=path, offset=0, advice=ADVICE)
     if version != VERSION:
-        raise Corrupt(f"Snapshot version {version} is not known", path=path, offset=4)
+        raise Corrupt(f"Snapshot version {version} is not supported", path=path, offset=4)
     if (
         metadata_bytes > METADATA_BYTES_MAX
         or not HEADER_BYTES + metadata_bytes <= segments_at <= FILE_BYTES_MAX
     ):
-        raise Corrupt("The header of a snapshot holds what none can hold", path=path, offset=8, advice=ADVICE)
+        raise Corrupt("The header of a snapshot has impossible values", path=path, offset=8, advice=ADVICE)
     return BucketHeader(metadata_bytes, metadata_crc, segments_at)
 
 
@@ -435,7 +435,7 @@ def _decode_message(data: bytes, path: str) -> tuple[BucketHeader, pb.BucketMeta
 
 def _impossible(error: Exception, path: str, offset: int = HEADER_BYTES) -> Corrupt:
     return Corrupt(
-        f"A snapshot's metadata holds what none can hold: {error}", path=path, offset=offset, advice=ADVICE
+        f"A snapshot's metadata has impossible values: {error}", path=path, offset=offset, advice=ADVICE
     )
 
 

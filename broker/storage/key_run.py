@@ -245,10 +245,10 @@ def decode_header(data: bytes, path: str = "") -> KeyRunHeader:
     if crc != value(head) or any(zeros) or end:
         raise Corrupt("The header of a key run is damaged", path=path, offset=0, advice=ADVICE)
     if version != VERSION:
-        raise Corrupt(f"Key run version {version} is not known", path=path, offset=4)
+        raise Corrupt(f"Key run version {version} is not supported", path=path, offset=4)
     header = KeyRunHeader(*(*fields, kind, settled_ms))
     if not _is_possible(header):
-        raise Corrupt("The header of a key run holds what none can hold", path=path, offset=8, advice=ADVICE)
+        raise Corrupt("The header of a key run has impossible values", path=path, offset=8, advice=ADVICE)
     return header
 
 
@@ -289,7 +289,7 @@ def decode_block(data: bytes, header: KeyRunHeader, fences: Fences, index: int, 
         raise Corrupt(what, path=path, offset=offset, advice=ADVICE)
     keys = _unpack_block(data, _block_count(header, index))
     if keys is None or not _is_in_place(keys, header, fences, index):
-        what = "A block of schedule keys holds what none can hold"
+        what = "A block of schedule keys has impossible values"
         raise Corrupt(what, path=path, offset=offset, advice=ADVICE)
     return keys
 
@@ -362,7 +362,7 @@ def decode_fences(data: bytes, header: KeyRunHeader, path: str = "") -> Fences:
         or int(lengths.max()) > BLOCK_BYTES_MAX
         or (first_hashes[1:] < first_hashes[:-1]).any()
     ):
-        what = "The fences of a key run hold what none can hold"
+        what = "The fences of a key run have impossible values"
         raise Corrupt(what, path=path, offset=header.fences_at, advice=ADVICE)
     return Fences(first_hashes, offsets, lengths, np.frombuffer(data, "<u4", count, 12 * count))
 

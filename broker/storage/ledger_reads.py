@@ -153,7 +153,9 @@ def read_footer(file: Readable, itemsize: int, entry_count: int) -> BlockChecksu
         read_exactly(file, footer_bytes(entry_count), offset), itemsize, file.path, offset
     )
     if checksums.row_count != entry_count:
-        raise Corrupt("a footer counts other rows than the manifest", path=file.path, offset=offset)
+        raise Corrupt(
+            "the row count of a footer differs from that of the manifest", path=file.path, offset=offset
+        )
     return checksums
 
 

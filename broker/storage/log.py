@@ -405,7 +405,7 @@ class TopicLog:
     def _ledger(self, ledger_id: int) -> Ledger:
         ledger = self._ledgers.get(ledger_id)
         if ledger is None:
-            raise NotFound(f"Ledger {ledger_id} is not there any more")
+            raise NotFound(f"Ledger {ledger_id} was deleted")
         return ledger
 
     def _note_undelayed(self, record: Produced) -> None:

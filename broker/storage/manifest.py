@@ -555,7 +555,7 @@ def decode_framed(magic: bytes, framed: bytes, path: str, message: _M, image_of:
         return image_of(message)
     except (DecodeError, ValueError) as error:
         raise Corrupt(
-            f"A {_NAMES[magic]} holds what none can hold: {error}",
+            f"A {_NAMES[magic]} has impossible values: {error}",
             path=path,
             offset=FRAME_BYTES,
             advice=_ADVICE,

@@ -253,14 +253,14 @@ class Deduplication:
                 has_place = True
         if has_place:
             raise LimitReached(
-                "What is remembered of the sequence ids of all topics' producers takes as much memory as is allowed",
+                "The memory for sequence ids of producers, of all topics, is full (dedup_memory_bytes_max)",
                 reason="DEDUP_MEMORY_FULL",
                 retry_after_ms=min(limits.retry_ms, _RETRY_MS_MAX),
                 dedup_memory_bytes_max=limits.bytes_max,
             )
         raise LimitReached(
-            "The sequence ids of as many producers are remembered as are allowed, and none of them has been idle for "
-            "long enough to be forgotten",
+            "The topic remembers the sequence ids of as many producers as it can, and none has been idle for long "
+            "enough to be forgotten",
             reason="TOO_MANY_PRODUCERS",
             retry_after_ms=min(max(1, window_ms - idle_ms), window_ms, _RETRY_MS_MAX),
             producers_per_topic_max=limits.producers_per_topic_max,

@@ -116,7 +116,7 @@ def check_distinct(batch: Batch) -> None:
     for place in keys.places()[np.isin(batch.schedule_hashes[keys.places()], repeated)].tolist():
         if (key := keys.key(place)) in seen:
             raise InvalidRequest(
-                "A message before this one in the batch has the same schedule_key",
+                "An earlier message of the batch has the same schedule_key",
                 field=f"messages[{place}].schedule_key",
                 reason="SCHEDULE_KEY_REPEATED",
             )

@@ -196,7 +196,7 @@ class KeyedIntake:
 
 def _refusal(taken: _Taken) -> AlreadyExists:
     return AlreadyExists(
-        f"The schedule_key of messages[{taken.place}] is taken by a message that waits: "
+        f"The schedule_key of messages[{taken.place}] is taken by a pending message: "
         f"{taken.ledger_id}:{taken.entry_id}",
         field=f"messages[{taken.place}].schedule_key",
         reason="SCHEDULE_KEY_TAKEN",

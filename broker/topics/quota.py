@@ -84,7 +84,7 @@ def check_alone(policy: TopicPolicy, messages: int, bytes_: int) -> None:
         limit = getattr(policy, name)
         if limit and asked > limit:
             raise OutOfRange(
-                f"The batch alone is over the topic's {name} of {limit}: {asked}",
+                f"The batch alone exceeds the topic's {name} of {limit}: {asked}",
                 field="messages",
                 reason="BATCH_OVER_QUOTA",
                 **{name: limit},
@@ -163,7 +163,7 @@ class Quota:
         missing = min(messages, rate) - self._tokens
         if missing > 1e-6:
             raise LimitReached(
-                f"The topic takes {rate} messages a second",
+                f"The topic accepts at most {rate} messages per second",
                 reason="PRODUCE_RATE_EXCEEDED",
                 retry_after_ms=max(1, -int(-missing * 1000 // rate)),
                 max_produce_rate=rate,

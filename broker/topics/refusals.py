@@ -42,7 +42,7 @@ def check_max_delay(
     max_delay_ms = policy.max_delay_ms
     if max_delay_ms and int(times.max(initial=0)) > now_ms + max_delay_ms:
         raise OutOfRange(
-            f"The delay is beyond this topic's max_delay_ms of {max_delay_ms}",
+            f"The delay exceeds the topic's max_delay_ms of {max_delay_ms}",
             field=field(int(np.flatnonzero(times > now_ms + max_delay_ms)[0])),
             reason="DELIVER_AT_TOO_FAR",
             max_delay_ms=max_delay_ms,

@@ -164,7 +164,8 @@ class Registry:
         under_way = sum(creating not in self.by_name for creating in self._creating)
         if len(self.topics) + under_way >= self._config.topics_max:
             raise LimitReached(
-                f"The broker holds its {self._config.topics_max} topics", reason="TOO_MANY_TOPICS"
+                f"The broker has {self._config.topics_max} topics, the limit (topics_max)",
+                reason="TOO_MANY_TOPICS",
             )
         record = TopicCreated(self.next_topic_id, name, self._services.clock.now_ms(), policy)
         self._creating[name] = done = self._services.submit(record, lambda lsn: self.apply(record, lsn))

@@ -300,7 +300,7 @@ class Subscriptions(Mapping[int, Subscription]):
             raise topic_not_found(topic.name)
         if self.find(name) is not None or name in self._creating:
             raise AlreadyExists(
-                f"Topic {topic.name!r} has a subscription {name!r}",
+                f"Subscription {name!r} of topic {topic.name!r} already exists",
                 reason="SUBSCRIPTION_ALREADY_EXISTS",
                 topic=topic.name,
                 subscription=name,

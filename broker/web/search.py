@@ -40,7 +40,7 @@ class Search:
             raise PageRefusal("That is too long to search for.")
         start_ms, end_ms = (parse_time_ms(query.get(name, "")) for name in ("from", "until"))
         if end_ms and end_ms <= start_ms:
-            raise PageRefusal("The range ends before it begins: no time is in it.")
+            raise PageRefusal("The range ends before it begins.")
         return cls(**texts, start_ms=start_ms, end_ms=end_ms, after=_parse_place(query.get("after", "")))
 
     @property

@@ -223,7 +223,7 @@ async def test_broker_commands_speak_tls_and_show_a_token(serve: Serve, files: F
     assert made.exit_code == 0, made.output
     refused_ = await command("backup", "create", *tls)
     assert refused_.exit_code == 1
-    assert "wants to know who calls" in refused_.output
+    assert "requires authentication" in refused_.output
     half = await command("backup", "create", "--tls-cert", pair.cert_file)
     assert half.exit_code == 2
     assert "--tls-key" in half.output

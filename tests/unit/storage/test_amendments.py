@@ -200,12 +200,12 @@ IMPOSSIBLE = {
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_what_no_amendments_hold_is_refused_in_spite_of_its_checksum(name: str) -> None:
-    with pytest.raises(Corrupt, match="none can hold"):
+    with pytest.raises(Corrupt, match="impossible values"):
         decode_amendments(IMPOSSIBLE[name])
 
 
 def test_a_later_version_is_refused() -> None:
-    with pytest.raises(Corrupt, match="version 2"):
+    with pytest.raises(Corrupt, match="Version 2"):
         decode_amendments(DATA[:4] + b"\2" + DATA[5:])
 
 

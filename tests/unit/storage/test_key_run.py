@@ -238,14 +238,14 @@ def decode_or_corrupt(data: bytes) -> None:
 )
 def test_an_impossible_header_is_corrupt(change: dict[str, int]) -> None:
     header = decode_header(file_of(COUNT))
-    with pytest.raises(Corrupt, match="what none can hold"):
+    with pytest.raises(Corrupt, match="impossible values"):
         decode_header(encode_header(replace(header, **change)), "a")
 
 
 def test_a_later_version_is_refused() -> None:
     head = bytearray(file_of(40)[:88])
     head[4] = VERSION + 1
-    with pytest.raises(Corrupt, match="version 2 is not known"):
+    with pytest.raises(Corrupt, match="version 2 is not supported"):
         decode_header(bytes(head) + struct.pack("<II", value(bytes(head)), 0))
 
 
@@ -284,7 +284,7 @@ def test_a_block_out_of_order_is_corrupt_keyrun_1(held) -> None:
     block = encode_block(columns(WHOLE))
     assert rows(decode_block(block, *forged(block), 0)) == WHOLE
     block = encode_block(columns(held))
-    with pytest.raises(Corrupt, match="what none can hold"):
+    with pytest.raises(Corrupt, match="impossible values"):
         decode_block(block, *forged(block), 0)
 
 
@@ -315,7 +315,7 @@ def test_fences_that_cannot_be_are_corrupt_keyrun_1(firsts: list[int], lengths: 
     data = encode_fences(np.array(firsts, np.uint64), np.array(lengths), np.array([1, 2]))
     total = 100 if sum(lengths) < 1000 else sum(lengths)
     header = KeyRunHeader(TOPIC_ID, RUN_ID, 1_025, 0, 1, 1, HEADER_BYTES + total, 2, 1, 0, value(data))
-    with pytest.raises(Corrupt, match="what none can hold"):
+    with pytest.raises(Corrupt, match="impossible values"):
         decode_fences(data, header)
 
 

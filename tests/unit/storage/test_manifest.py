@@ -319,7 +319,7 @@ def test_an_error_names_what_is_damaged(decode: Decoder, magic: bytes, name: str
     framed[-1] ^= 1
     with pytest.raises(Corrupt, match=f"A {name}'s checksum does not match"):
         decode(bytes(framed), "")
-    with pytest.raises(Corrupt, match=f"A {name} holds what none can hold"):
+    with pytest.raises(Corrupt, match=f"A {name} has impossible values"):
         decode(frame_content(magic, b"content"), "")
 
 
