@@ -129,7 +129,7 @@ class Front:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._port.server.stop(None)
         if self._owner is not None:
-            await self._owner.close(not_owner(self._route))
+            await self._owner.close(_lost_owner())
 
     def look_now(self) -> None:
         """Read the security files without waiting for the next look."""
@@ -180,7 +180,7 @@ class Front:
             else:
                 self._owner = OwnerConnections(opening, window_bytes(self._host.config))
         if former is not None:
-            closing = asyncio.create_task(former.close(not_owner(route)), name="former owner of the front")
+            closing = asyncio.create_task(former.close(_lost_owner()), name="former owner of the front")
             self._tasks.add(closing)
             closing.add_done_callback(self._tasks.discard)
 
@@ -231,4 +231,13 @@ def not_owner(route: OwnerRoute) -> Unavailable:
         retry_after_ms=_RETRY_MS,
         owner_address=route.owner_address,
         epoch=route.epoch,
+    )
+
+
+def _lost_owner() -> Unavailable:
+    """Return the end of a call that was passed on to somebody who owns the shard no more."""
+    return Unavailable(
+        "The shard has another owner now, or this node owns it itself: the call may have had its effect or not",
+        reason="OWNER_UNREACHABLE",
+        retry_after_ms=_RETRY_MS,
     )

@@ -30,6 +30,8 @@ from postdate_api.v1 import consumer_pb2
 _END_GRACE_S = 5.0
 _SILENCE_HEARTBEATS = 3  # so many missed ones, and the connection is taken for dead
 _SILENCE_MIN_S = 5.0
+_LOOK_S = 3.0  # between two questions whether another node owns the topic now
+_OLD_EPOCH = "the broker lost the topic to another one"
 # After a broken connection the broker may take the old consumer for attached a little longer.
 _TAKEN_PATIENCE_S = 30.0
 _log = logging.getLogger("postdate")
@@ -77,6 +79,7 @@ class Link:
         self._opened_once = False
         self._was_opened = False  # this connection, or the last one
         self._last_frame_at = 0.0
+        self._epoch = 0  # of this connection
         self._call: SubscribeCall | None = None
         self._task = self._loop.create_task(self._run(), name="postdate-subscribe")
         self._task.add_done_callback(self._ended)
@@ -106,12 +109,13 @@ class Link:
         while not self._closing:
             error: PostdateError = Unavailable("the broker ended the stream")
             try:
-                self._call = self._rpc.open_subscribe()
+                self._call = await self._rpc.open_subscribe()
                 await self._converse(self._call)
             except PostdateError as raised:
                 error = raised
             finally:
                 self._call = None
+            self._rpc.doubt(error)
             if self._closing:
                 return
             if self._draining:
@@ -142,12 +146,29 @@ class Link:
 
     async def _converse(self, call: SubscribeCall) -> None:
         self._draining = self._was_opened = False
+        self._last_frame_at = self._loop.time()
+        if self._rpc.is_routed:
+            call.accompany(self._look_around(), "postdate-subscribe-look")
+        try:
+            await self._open(call)
+            while (response := await call.read()) is not None:
+                self._last_frame_at = self._loop.time()
+                if self._epoch and self._epoch < self._rpc.epoch:
+                    raise Disconnected(_OLD_EPOCH)  # what is on its way from there does not count
+                self._dispatch(response)
+        finally:
+            await call.end()
+
+    async def _open(self, call: SubscribeCall) -> None:
         if not await call.write(self._peer.open_frame()):
             await call.read()  # raises what ended the call
             raise Disconnected("the broker ended the stream before it began")
         first = await call.read()
         if first is None or not first.HasField("opened"):
             raise Internal("the broker's first frame is not `opened`")
+        if not await self._rpc.believes(first.opened.epoch):
+            raise Disconnected(_OLD_EPOCH)
+        self._epoch = first.opened.epoch
         self._last_frame_at = self._loop.time()
         self._opened_once = self._was_opened = True
         self._backoff.succeeded()
@@ -155,12 +176,6 @@ class Link:
         silence_s = max(_SILENCE_MIN_S, first.opened.heartbeat_ms / 1000 * _SILENCE_HEARTBEATS)
         call.accompany(self._write(call), "postdate-subscribe-writer")
         call.accompany(self._watch(call, silence_s), "postdate-subscribe-watch")
-        try:
-            while (response := await call.read()) is not None:
-                self._last_frame_at = self._loop.time()
-                self._dispatch(response)
-        finally:
-            await call.end()
 
     def _dispatch(self, response: consumer_pb2.SubscribeResponse) -> None:
         kind = response.WhichOneof("frame")
@@ -194,6 +209,13 @@ class Link:
                 call.abort(f"the broker was silent for {silence_s:.0f} s")
                 return
             await asyncio.sleep(left_s)
+
+    async def _look_around(self) -> None:
+        """Ask others while the broker is silent: they know of a later owner long before this one is taken for dead."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._last_frame_at + _LOOK_S <= self._loop.time():
+                await self._rpc.look()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

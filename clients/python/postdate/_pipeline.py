@@ -42,6 +42,7 @@ from postdate_api.v1 import admin_pb2, producer_pb2
 
 _END_GRACE_S = 5.0
 _ATTEMPT_S = 0.05
+_LOOK_S = 3.0  # without an answer, before it is asked whether there is another owner
 _REMEMBERED_MAX = 10_000  # the broker's `dedup_entries`, unless a topic has its own
 _log = logging.getLogger("postdate")
 
@@ -114,7 +115,7 @@ class Pipeline:
                     return
                 await self._wait_work()
             try:
-                self._call = self._rpc.open_produce()
+                self._call = await self._rpc.open_produce()
                 await self._carry(self._call)
             except PostdateError as error:
                 await self._recover(error)
@@ -127,6 +128,8 @@ class Pipeline:
         if self._queue and self._queue[0].unsure:
             await self._check_remembered(self._queue[0].request.topic)
         call.accompany(self._write(call), "postdate-produce-writer")
+        if self._rpc.is_routed:
+            call.accompany(self._watch(), "postdate-produce-watch")
         try:
             while (response := await call.read()) is not None:
                 self._backoff.succeeded()
@@ -162,6 +165,14 @@ class Pipeline:
             self._in_flight.append(batch)  # from here on its fate is the broker's (PIPELINE-3)
             if not await call.write(batch.request):
                 return
+
+    async def _watch(self) -> None:
+        """Ask other nodes for a later owner while no answer comes; if there is one, the call ends."""
+        while True:
+            oldest = self._in_flight[0] if self._in_flight else None
+            await asyncio.sleep(_LOOK_S)
+            if oldest is not None and self._in_flight and self._in_flight[0] is oldest:
+                await self._rpc.look()
 
     def _may_write(self) -> bool:
         if not self._queue or len(self._in_flight) >= self._in_flight_max:
@@ -202,6 +213,7 @@ class Pipeline:
         if not isinstance(error, Unavailable):
             self._queue.extendleft(reversed(batch.refused(error)))
             return
+        self._rpc.doubt(error)
         pause_s = self._backoff.next_within(batch.deadline - self._loop.time(), error.retry_after)
         if pause_s is None:
             batch.failed(_unsure(error) if batch.unsure else error)
@@ -217,7 +229,8 @@ class Pipeline:
     async def _recover(self, error: PostdateError) -> None:
         cause = f"{error.message} ({self._rpc.address})"
         if connection_broke(error):
-            self._take_back()
+            self._rpc.doubt(error)
+            self._take_back(is_sure=error.reason == "NOT_OWNER")
             self._fail_in_flight(Disconnected(f"the connection broke before the answer came: {cause}"))
             now = self._loop.time()
             hopeless_s = error.retry_after.total_seconds() if error.retry_after is not None else 0.0
@@ -239,13 +252,16 @@ class Pipeline:
         if not self._closing:
             await asyncio.sleep(pause_s)
 
-    def _take_back(self) -> None:
-        """Send numbered batches again, in the order in which they were sent first, and before all others."""
-        numbered = [batch for batch in self._in_flight if batch.request.producer_name]
-        for batch in numbered:
-            batch.unsure = True
+    def _take_back(self, *, is_sure: bool) -> None:
+        """Send numbered batches again, in the order in which they were sent first, and before all others.
+
+        All others too, if it is sure that nobody has stored them: they met a node that does not own the topic.
+        """
+        taken = [batch for batch in self._in_flight if is_sure or batch.request.producer_name]
+        for batch in taken:
+            batch.unsure = batch.unsure or not is_sure
             self._in_flight.remove(batch)
-        again = [*numbered, *(batch for batch in self._queue if batch.request.request_id)]
+        again = [*taken, *(batch for batch in self._queue if batch.request.request_id)]
         again.sort(key=lambda batch: batch.request.request_id)
         self._queue = deque([*again, *(batch for batch in self._queue if not batch.request.request_id)])
 

@@ -35,6 +35,9 @@ def connect(
 ) -> Client:
     """A client of the broker at `address` (`host:port`), to be used as an async context manager.
 
+    Of a cluster, give several nodes: `"a:7650,b:7650,c:7650"`. The client finds the one that owns the shard, and
+    follows it to another node.
+
     No connection is made before the first call needs one. `retry_for` is how long calls, sends and
     the first connection of a subscription keep trying while the broker is away; a subscription
     that was connected once keeps trying for as long as it is open.

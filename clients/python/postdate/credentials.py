@@ -55,15 +55,12 @@ class Credentials:
         token: Token | None = None,
         allow_plaintext_token: bool = False,
     ) -> None:
-        check_address(address)
-        if token is not None and tls is None and not allow_plaintext_token and not _is_loopback(address):
-            raise ValueError(
-                f"a token for {address} would be sent without encryption: give tls=postdate.Tls(...), "
-                "or allow_plaintext_token=True if the network between is trusted"
-            )
-        self._address = address
         self._tls = tls
         self._token = token
+        self._allows_plaintext = allow_plaintext_token
+        self._address, *others = split_addresses(address)
+        for node in (self._address, *others):
+            self._check(node)
 
     @property
     def can_renew(self) -> bool:
@@ -74,10 +71,15 @@ class Credentials:
     def is_encrypted(self) -> bool:
         return self._tls is not None
 
-    def open_channel(self, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
-        """A new channel. Raises OSError where a file of certificates cannot be read."""
+    def open_channel(self, options: Sequence[tuple[str, Any]], address: str = "") -> grpc.aio.Channel:
+        """A new channel to an address, or to the first one of those given.
+
+        Raises OSError where a file of certificates cannot be read, ValueError where the token must not be sent.
+        """
+        address = address or self._address
+        self._check(address)
         if self._tls is None:
-            return grpc.aio.insecure_channel(self._address, options=list(options))
+            return grpc.aio.insecure_channel(address, options=list(options))
         given = list(options)
         if self._tls.server_name is not None:
             given.append(("grpc.ssl_target_name_override", self._tls.server_name))
@@ -86,7 +88,17 @@ class Credentials:
             private_key=_read(self._tls.key_file),
             certificate_chain=_read(self._tls.cert_file),
         )
-        return grpc.aio.secure_channel(self._address, credentials, options=given)
+        return grpc.aio.secure_channel(address, credentials, options=given)
+
+    def _check(self, address: str) -> None:
+        """Raise ValueError unless this is an address to which the token may be sent."""
+        check_address(address)
+        if self._token is None or self._tls is not None or self._allows_plaintext or _is_loopback(address):
+            return
+        raise ValueError(
+            f"a token for {address} would be sent without encryption: give tls=postdate.Tls(...), "
+            "or allow_plaintext_token=True if the network between is trusted"
+        )
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Metadata that goes with the next call."""
@@ -97,6 +109,14 @@ class Credentials:
             # It is not shown: what is almost a token is almost a secret.
             raise ValueError("the token is empty, or has characters that no token has")
         return (("authorization", f"Bearer {token}"),)
+
+
+def split_addresses(address: str) -> list[str]:
+    """The addresses of the nodes of a cluster, separated by commas; most often one. Raises ValueError."""
+    addresses = [node.strip() for node in address.split(",")]
+    for node in addresses:
+        check_address(node)
+    return list(dict.fromkeys(addresses))
 
 
 def check_address(address: str) -> None:

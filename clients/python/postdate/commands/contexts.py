@@ -11,7 +11,7 @@ import click
 from postdate.commands.config_file import CONNECTION, Contexts
 from postdate.commands.output import emit_one, emit_rows
 from postdate.commands.settings import EXIT_FAILED, CommandFailed, Group, Settings, complete_context
-from postdate.credentials import check_address
+from postdate.credentials import split_addresses
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
@@ -42,7 +42,7 @@ def add_context(settings: Settings, name: str, use: bool, force: bool) -> None:
     if "address" not in values:
         raise click.UsageError("say where the broker is: --address HOST:PORT")
     try:
-        check_address(values["address"])
+        split_addresses(values["address"])
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     for key, value in values.items():

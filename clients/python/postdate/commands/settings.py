@@ -210,7 +210,8 @@ def shared_options() -> list[click.Option]:
             show_envvar=True,
             expose_value=False,
             callback=_keep("address"),
-            help=f"Address of the broker, host:port.  [default: {postdate.DEFAULT_ADDRESS}]",
+            help="Address of the broker, host:port; nodes of a cluster: a:7650,b:7650.  "
+            f"[default: {postdate.DEFAULT_ADDRESS}]",
         ),
         click.Option(
             ["--context"],

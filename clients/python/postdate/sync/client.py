@@ -36,9 +36,12 @@ def connect(
 ) -> Client:
     """A client of the broker at `address` (`host:port`), to be used as a context manager.
 
-    No connection is made before the first call needs one. `retry_for` is how long calls, sends and
-    the first connection of a subscription keep trying while the broker is away; a subscription
-    that was connected once keeps trying for as long as it is open.
+    Of a cluster, give several nodes: `"a:7650,b:7650,c:7650"`. The client finds the one that owns the shard,
+    and follows it to another node.
+
+    No connection is made before the first call needs one. `retry_for` is how long calls, sends and the first
+    connection of a subscription keep trying while the broker is away; a subscription that was connected once
+    keeps trying for as long as it is open.
 
     `tls` encrypts the connection. `token` goes with every call and stream as a bearer token; where it is a
     function, that is asked each time, so a token may be renewed. Without `tls` a token is sent to this machine

@@ -1,0 +1,138 @@
+"""The way to the owner of a cluster's shard: its nodes are asked, and the highest epoch is right.
+
+Invariants:
+  ROUTES-1  The epoch never falls, while it is the same cluster: who was replaced is not believed any more.
+  ROUTES-2  Whoever owns the shard and says so itself is believed at once. What others say of it counts if nobody does
+      so within `_OTHERS_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from postdate.errors import PostdateError, Unavailable
+from postdate_api.v1 import admin_pb2
+
+_OTHERS_S = 0.3
+_NODES_MAX = 64
+"""Nodes of a cluster that are remembered beside the addresses that were given."""
+
+Ask: TypeAlias = Callable[[str], Awaitable[admin_pb2.GetClusterResponse]]
+"""Asks the node at an address for its cluster; raises PostdateError if it does not answer in time."""
+
+
+class Route(NamedTuple):
+    """The owner, as one node tells of it."""
+
+    address: str  # empty: it knows nobody
+    epoch: int
+    cluster_id: str
+    is_own: bool  # the owner says so itself
+    nodes: tuple[str, ...]
+
+
+class Routes:
+    """See the module's description."""
+
+    def __init__(self, addresses: Sequence[str], ask: Ask) -> None:
+        self._given = tuple(addresses)
+        self._nodes: tuple[str, ...] = ()
+        self._ask = ask
+        self._cluster_id = ""
+        self._next = 0
+        self.epoch: int = 0
+        """The highest that was seen; 0 without a cluster."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Addresses of all nodes that are known."""
+        return tuple(dict.fromkeys((*self._given, *self._nodes)))
+
+    def learn(self, addresses: Iterable[str], epoch: int = 0) -> None:
+        """Remember nodes, and an epoch that was seen."""
+        self._nodes = tuple(address for address in addresses if address)[:_NODES_MAX]
+        self.epoch = max(self.epoch, epoch)
+
+    async def find(self) -> Route:
+        """Return the owner. Raises what most of the nodes say if there is none that can be used."""
+        asking = {asyncio.ensure_future(self._ask_node(address)) for address in self.addresses}
+        try:
+            return await self._choose(asking)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.wait(asking)
+
+    async def has_moved(self, owner: str) -> bool:
+        """Ask one node that is not the owner, another one each time, whether there is an owner of a higher epoch."""
+        others = [address for address in self.addresses if address != owner]
+        if not others:
+            return False
+        self._next += 1
+        try:
+            route = await self._ask_node(others[self._next % len(others)])
+        except PostdateError:
+            return False
+        return bool(route.address) and route.epoch > self.epoch
+
+    async def _choose(self, asking: set[asyncio.Task[Route]]) -> Route:
+        best: Route | None = None
+        failures: list[PostdateError] = []
+        waiting, give_up_at = asking, None
+        loop = asyncio.get_running_loop()
+        while waiting:
+            timeout = None if give_up_at is None else max(0.0, give_up_at - loop.time())
+            done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                break
+            for task in done:
+                if task.cancelled():
+                    continue  # its connection was left meanwhile
+                try:
+                    route = task.result()
+                except PostdateError as error:
+                    failures.append(error)
+                    continue
+                self._note(route)
+                if self._is_usable(route) and (
+                    best is None or (route.epoch, route.is_own) > (best.epoch, best.is_own)
+                ):
+                    best = route
+            if best is not None:
+                if best.is_own and best.epoch >= self.epoch:
+                    return best
+                give_up_at = give_up_at or loop.time() + _OTHERS_S
+        if best is not None and self._is_usable(best):
+            return best
+        raise _failure(failures, self.addresses)
+
+    def _note(self, route: Route) -> None:
+        if route.cluster_id != self._cluster_id:
+            if self._cluster_id:
+                self.epoch = 0  # another cluster: its epochs have nothing to do with the former ones
+            self._cluster_id = route.cluster_id
+        self.learn(route.nodes, route.epoch)
+
+    def _is_usable(self, route: Route) -> bool:
+        return bool(route.address) and route.epoch >= self.epoch
+
+    async def _ask_node(self, address: str) -> Route:
+        response = await self._ask(address)
+        nodes = tuple(node.address for node in response.nodes)
+        if not response.cluster_id or not response.shards:
+            return Route(address, 0, "", is_own=True, nodes=())
+        shard = max(response.shards, key=lambda each: each.epoch)
+        is_own = bool(shard.owner) and shard.owner == response.node
+        return Route(shard.owner_address, shard.epoch, response.cluster_id, is_own, nodes)
+
+
+def _failure(failures: Sequence[PostdateError], addresses: Sequence[str]) -> PostdateError:
+    """Return why there is no owner: a refusal that will not go away by itself, such as that of a wrong token, first."""
+    for error in failures:
+        if not isinstance(error, Unavailable):
+            return error
+    if failures and len(failures) == len(addresses):
+        return Unavailable(f"no node answers: {failures[0].message}", code="UNAVAILABLE")
+    return Unavailable("no node knows who owns the shard", code="UNAVAILABLE", reason="NOT_OWNER")
