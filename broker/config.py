@@ -363,9 +363,9 @@ def parse_nodes(value: str) -> dict[str, str]:
             split_address(place)
         except ValueError as error:
             raise ConfigError(f"cluster_nodes: {part}: not NAME=HOST:PORT: {error}") from None
-        if not is_name(name) or len(name) > NODE_CHARACTERS_MAX:
+        if not is_name(name) or "~" in name or len(name) > NODE_CHARACTERS_MAX:
             raise ConfigError(
-                f"cluster_nodes: {name!r} cannot name a node: use 1 to {NODE_CHARACTERS_MAX} of A-Z a-z 0-9 . _ ~ -, a "
+                f"cluster_nodes: {name!r} cannot name a node: use 1 to {NODE_CHARACTERS_MAX} of A-Z a-z 0-9 . _ -, a "
                 "letter or digit first"
             )
         if name in nodes or place in nodes.values():

@@ -73,7 +73,11 @@ class Owning:
 
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until `stop` or a failure; returns the exit status. Raises what the start of a server raises."""
-        await self._change_over()
+        try:
+            await self._change_over()
+        except Fenced:
+            self._member.rest.begin()
+            raise
         server = self._server
         await server.start()
         broker = server.broker

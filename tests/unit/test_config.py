@@ -359,7 +359,8 @@ def test_nodes_of_a_cluster_are_parsed_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "nodes", ["a", "a=", "a=host", "=h:1", "a b=h:1", "a=h:1,a=h:2", "a=h:1,b=h:1", f"{'x' * 33}=h:1"]
+    "nodes",
+    ["a", "a=", "a=host", "a~b=h:1", "=h:1", "a b=h:1", "a=h:1,a=h:2", "a=h:1,b=h:1", f"{'x' * 33}=h:1"],
 )
 def test_nodes_that_cannot_be_told_apart_or_reached_are_refused(nodes: str) -> None:
     with pytest.raises(ConfigError, match="cluster_nodes"):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from broker.cluster.follower import CutOff, Follower, TakenOver
-from broker.cluster.group_head import LogEntry, blank
+from broker.cluster.group_head import GroupKind, Head, LogEntry, blank, encode_entry
 from broker.cluster.lease import OwnerLease
-from broker.cluster.object_group_log import ObjectGroupLog
+from broker.cluster.object_group_log import ObjectGroupLog, entry_name
 from broker.cluster.object_store import StoreFailed
 from tests.unit.cluster.faulty_store import FaultyStore
 from tests.unit.cluster.object_logs import LEASE_MS, SHARD, create_log, object_store, open_object_log
@@ -29,7 +30,7 @@ async def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 class Standby:
     """A follower whose clock the test moves."""
 
-    def __init__(self, store: FaultyStore, *, rank: int = 0) -> None:
+    def __init__(self, store: FaultyStore, *, rank: int = 0, rest_ms: int = 0) -> None:
         self.clocks = Clocks()
         self.lease = OwnerLease(self.clocks, LEASE_MS)
         self.log = ObjectGroupLog(store, SHARD, "b", self.lease, repeat_pause_seconds=0.001)
@@ -38,12 +39,20 @@ class Standby:
         self.base_failures = 0
         self.looks = 0
         self._rank = rank
+        self._rest_ms = rest_ms
         self._running: asyncio.Task[TakenOver] | None = None
 
     async def start(self, from_index: int = 1) -> asyncio.Task[TakenOver]:
         await self.log.open(from_index, 0)
         follower = Follower(
-            self.log, self.lease, self.clocks, "b", self._newest, rank=self._rank, pause_seconds=0.001
+            self.log,
+            self.lease,
+            self.clocks,
+            "b",
+            self._newest,
+            rank=self._rank,
+            rest_ms=self._rest_ms,
+            pause_seconds=0.001,
         )
         self._running = asyncio.create_task(follower.run(self._apply))
         return self._running
@@ -214,3 +223,56 @@ async def open_object_log_again(store: FaultyStore) -> ObjectGroupLog:
     log = await open_object_log(store, "a")
     store.failing_reads = failing
     return log
+
+
+async def test_who_rests_takes_over_only_when_it_is_named(store: FaultyStore) -> None:
+    owner = await open_object_log(store, "a")
+    await owner.take_over(2, epoch=1)
+    standby = Standby(store, rest_ms=10 * LEASE_MS)
+    running = await standby.start()
+    await standby.reach(3)
+    standby.clocks.move(10 * LEASE_MS - 1)
+    await standby.looks_again()
+    assert not running.done()
+    await owner.resign(3, to="b")
+    assert (await running).at_index == 4
+
+
+async def test_a_rest_ends(store: FaultyStore) -> None:
+    standby = Standby(store, rest_ms=10 * LEASE_MS)
+    running = await standby.start()
+    await standby.reach(2)
+    standby.clocks.move(10 * LEASE_MS)
+    assert (await running).epoch == 1
+
+
+async def test_nobody_waits_for_the_lease_of_an_owner_that_resigned(store: FaultyStore) -> None:
+    owner = await open_object_log(store, "a")
+    before_ms = time.time_ns() // 1_000_000
+    await owner.take_over(2, epoch=1)
+    assert owner.until_ms >= before_ms + LEASE_MS
+    standby = Standby(store)
+    running = await standby.start()
+    await owner.resign(3, to="b")
+    assert (await running).until_ms < before_ms + LEASE_MS
+
+
+async def test_a_resignation_hides_no_ceiling_of_an_owner_before(store: FaultyStore) -> None:
+    ahead_ms = 3_600_000
+    first = await open_object_log(store, "a")
+    await first.take_over(2, epoch=1)
+    second = await open_object_log(store, "c")
+    ceiling_ms = second.until_ms + ahead_ms
+    head = heartbeat_of_a_clock_ahead(ceiling_ms)
+    await store.create(entry_name(SHARD.number, 3), encode_entry(head, blank()))
+    await second.follow()
+    assert second.until_ms == ceiling_ms
+    await second.take_over(4, epoch=2)
+    await second.resign(5, to="b")
+    running = await Standby(store).start()
+    assert (await running).until_ms == ceiling_ms
+
+
+def heartbeat_of_a_clock_ahead(until_ms: int) -> Head:
+    """The head of a heartbeat whose writer's clock is ahead."""
+    return Head(GroupKind.HEARTBEAT, SHARD, 1, 3, until_ms, until_ms, bytes(8), "a")
