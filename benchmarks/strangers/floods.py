@@ -110,7 +110,11 @@ class Flood:
         for number in range(1, 2 * count, 2):
             await self.begin(raw, headers, number)
             uploads.append(asyncio.ensure_future(raw.upload(number, data)))
-        await asyncio.gather(*uploads)
+        try:
+            await asyncio.gather(*uploads)
+        finally:
+            for upload in uploads:
+                upload.cancel()
 
     @property
     def is_enough(self) -> bool:
@@ -164,12 +168,20 @@ async def half_sent_bodies(flood: Flood) -> None:
 
 
 async def half_sent_later(flood: Flood) -> None:
-    """Streams that begin well, and send the next message halfway."""
+    """Streams that begin well, and send the next message halfway; on a new connection if that is closed."""
     first = prefixed(
         producer_pb2.ProduceRequest(topic="others", messages=[message_pb2.Message()]).SerializeToString()
     )
 
-    await flood.many(12, lambda raw: flood.upload(raw, STREAM_WITHOUT_RIGHT, 10, first + _BODY), reads=True)
+    async def work(raw: Raw) -> None:
+        again: Raw | None = raw
+        while again is not None:
+            with suppress(*_GONE):
+                await flood.upload(again, STREAM_WITHOUT_RIGHT, 10, first + _BODY)
+                return
+            again = await flood.connect(reads=True)
+
+    await flood.many(12, work, reads=True)
 
 
 async def windows(flood: Flood) -> None:

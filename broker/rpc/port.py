@@ -16,9 +16,11 @@ from broker.folder.broker import Broker
 from broker.observe.logs import get_logger
 from broker.rpc.access import AccessControl
 from broker.rpc.calls import CallHost
-from broker.rpc.reception import Reception, window_bytes
+from broker.rpc.reception import TRIM_SECONDS, Reception, window_bytes
 from broker.rpc.silent import SilentConnections
 from broker.rpc.tls import ServerCertificates
+from broker.rpc.unfinished import UnfinishedMessages
+from broker.runtime.allocator import Trimmer
 from broker.settings import split_address
 
 log = get_logger(__name__)
@@ -65,6 +67,9 @@ class GrpcPort:
         # gRPC counts them for each address that it listens on.
         connections_max = max(1, config.connections_max // _listeners(config.grpc_address))
         self._silent = SilentConnections(connections_max)
+        self._unfinished = UnfinishedMessages(
+            config.receiving_bytes_max, config.request_bytes_max, Trimmer(TRIM_SECONDS)
+        )
         self._look_now = asyncio.Event()
         options = [
             ("grpc.max_receive_message_length", config.request_bytes_max),
@@ -76,7 +81,7 @@ class GrpcPort:
         if config.tls_client_ca_file:
             options += MTLS_OPTIONS.items()
         self.interceptors: list[Any] = [guard(self._access)] if self._access is not None else []
-        self.interceptors.append(Reception(host, self._silent))
+        self.interceptors.append(Reception(host, self._silent, self._unfinished))
         self.server = grpc.aio.server(options=options, interceptors=self.interceptors)
         self.address = ""
 
@@ -106,7 +111,9 @@ class GrpcPort:
         """Return what must run for as long as the port is open, each with its name. Bind it before."""
         if self._access is not None or self._tls is not None:
             yield "security files", self._watch_security()
-        yield "silent connections", self._silent.watch(split_address(self.address)[1])
+        port = split_address(self.address)[1]
+        yield "silent connections", self._silent.watch(port)
+        yield "unfinished messages", self._unfinished.watch(port)
 
     def look_now(self) -> None:
         """Read the security files without waiting for the next look."""

@@ -37,6 +37,7 @@ from broker.rpc.calls import END_OF_STREAM, CallHost, refuse
 from broker.rpc.loop_share import SMALL_BYTES, LoopShare
 from broker.rpc.silent import SilentConnections
 from broker.rpc.status import Context
+from broker.rpc.unfinished import Arrivals, UnfinishedMessages
 from broker.runtime.allocator import Trimmer
 
 
@@ -62,7 +63,7 @@ _WINDOW_BYTES_MAX = 1 << 18
 _BEGUN_MIN = 64
 """Callers who come all at once are read at once: of 5,000 calls a handful wait."""
 
-_TRIM_SECONDS = 2.0
+TRIM_SECONDS = 2.0
 """After a call that ended before its message was whole, or failed with large ones, memory is given back."""
 _LARGE_BYTES = 256 << 10
 _COSTS = {"/postdate.v1.ConsumerService/Subscribe": 32}
@@ -224,12 +225,14 @@ class Places:
         begun_most: int,
         turns: Turns,
         trimmer: Trimmer,
+        unfinished: UnfinishedMessages,
         silent: SilentConnections | None = None,
     ) -> None:
         """With `silent`, a connection with such a call is not a silent one."""
         self._kind = kind
         self._silent = silent
         self._trimmer = trimmer
+        self._unfinished = unfinished
         self._most = most
         self._begun_most = begun_most
         self._turns = turns
@@ -250,6 +253,8 @@ class Places:
             oldest.give_way(_crowded())
         self._count += 1
         place = BegunCall(context, seconds)
+        place.arrivals = self._unfinished.of(place.peer)
+        place.arrivals.begin()
         self._beginning.add(place)
         if self._silent is not None:
             self._silent.began(place.peer)
@@ -262,6 +267,8 @@ class Places:
                 await self._turns.take(place)
                 message = await place.context.read()
                 self._turns.give_back(place)
+                if isinstance(message, bytes):
+                    place.arrivals.read(len(message))
                 place.is_large = isinstance(message, bytes) and len(message) > _LARGE_BYTES
                 return message
             finally:
@@ -282,6 +289,7 @@ class Places:
 
     def leave(self, place: BegunCall) -> None:
         self._count -= 1
+        place.arrivals.calls -= 1
         if self._silent is not None:
             self._silent.ended(place.peer)
         self._beginning.discard(place)
@@ -301,6 +309,7 @@ class BegunCall:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._come_too_late, seconds)
         self._is_settled = False
         self.is_large = False
+        self.arrivals = Arrivals()  # of its connection, once it has a place
 
     @property
     def peer(self) -> str:
@@ -328,16 +337,23 @@ class BegunCall:
 class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """See the module's description. Stands behind access control, so that who is refused takes no place."""
 
-    def __init__(self, host: CallHost, silent: SilentConnections) -> None:
+    def __init__(self, host: CallHost, silent: SilentConnections, unfinished: UnfinishedMessages) -> None:
         config = host.config
+        self._unfinished = unfinished
         self._host = host
         self._seconds = config.tuning.first_message_ms / 1000
         turns = Turns(turns_of(config), _TURN_SECONDS)
         probe_turns = Turns(_PROBE_TURNS, _PROBE_SECONDS)
-        trimmer = Trimmer(_TRIM_SECONDS)
+        trimmer = Trimmer(TRIM_SECONDS)
         self._places = {
             kind: Places(
-                kind, most, begun_max(config), kind_turns, trimmer, None if kind is CallKind.PROBE else silent
+                kind,
+                most,
+                begun_max(config),
+                kind_turns,
+                trimmer,
+                unfinished,
+                None if kind is CallKind.PROBE else silent,
             )
             for kind, most, kind_turns in (
                 (CallKind.PROBE, _PROBES_MAX, probe_turns),
@@ -410,7 +426,8 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             try:
                 request = await _begun(host, places, place, may_end=byte_cost > 0)
                 if byte_cost:
-                    context = Begun(context, request, share, byte_cost)  # type: ignore[assignment]
+                    self._unfinished.begin(place.arrivals)
+                    context = Begun(context, request, share, place.arrivals, byte_cost)  # type: ignore[assignment]
                     request = _messages(context)
                 if not inspect.isasyncgenfunction(behavior):
                     await behavior(request, context)
@@ -422,6 +439,8 @@ class Reception(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 places.forget(place, error, is_stream=True)
                 raise
             finally:
+                if isinstance(context, Begun):
+                    self._unfinished.end(place.arrivals)
                 places.leave(place)
 
         return serve
@@ -449,10 +468,13 @@ def turns_of(config: BrokerConfig) -> int:
 class Begun:
     """The context of a stream whose first message was read already."""
 
-    def __init__(self, context: Context, first: Any, share: LoopShare, byte_cost: int) -> None:
+    def __init__(
+        self, context: Context, first: Any, share: LoopShare, arrivals: Arrivals, byte_cost: int
+    ) -> None:
         self._context = context
         self._first = [first]
         self._share = share
+        self._arrivals = arrivals
         self._byte_cost = byte_cost
         self._owed = 0  # for the last message, if that was large
         self.write = context.write  # the one that is called most
@@ -463,10 +485,14 @@ class Begun:
         if paid := self._owed:  # before the next one comes, and is copied
             await self._share.wait(self._context.peer(), paid)
         message = await self._context.read()
-        cost = len(message) * self._byte_cost if message is not END_OF_STREAM else 0
-        self._owed = cost if cost > SMALL_BYTES else 0
-        if self._owed and not paid:
-            await self._share.wait(self._context.peer(), cost)
+        self._owed = 0
+        if message is END_OF_STREAM:
+            return message
+        self._arrivals.read(len(message))
+        if (cost := len(message) * self._byte_cost) > SMALL_BYTES:
+            self._owed = cost
+            if not paid:
+                await self._share.wait(self._context.peer(), cost)
         return message
 
     def __getattr__(self, name: str) -> Any:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from stat import S_ISSOCK
@@ -13,6 +15,9 @@ from typing import TypeAlias
 from urllib.parse import unquote
 
 _DESCRIPTORS = Path("/dev/fd")
+
+_RECEIVED_AT, _RECEIVED, _TCP_INFO_BYTES = 128, struct.Struct("=Q20xI"), 160
+"""In Linux's `struct tcp_info`: tcpi_bytes_received and tcpi_data_segs_out."""
 
 Peer: TypeAlias = tuple[IPv4Address | IPv6Address, int]
 
@@ -52,6 +57,30 @@ def peers_by_family(port: int) -> dict[int, list[Peer]]:
             if found.getsockname()[1] == port:
                 peers.setdefault(found.family, []).append(peer)
     return peers
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Counters of the kernel for a connection."""
+
+    total_bytes: int
+    """Bytes that have arrived."""
+    segments_sent: int
+    """Segments with data that went out."""
+
+
+def received_by_peer(port: int) -> dict[Peer, Received]:
+    """Return what arrived on the connections to a port of this process; nothing where the system does not count it."""
+    received: dict[Peer, Received] = {}
+    if not hasattr(socket, "TCP_INFO"):
+        return received
+    for found, peer in _connections():
+        with suppress(OSError):
+            if found.getsockname()[1] == port:
+                info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+                if len(info) == _TCP_INFO_BYTES:
+                    received[peer] = Received(*_RECEIVED.unpack_from(info, _RECEIVED_AT))
+    return received
 
 
 def descriptor_count() -> int:

@@ -45,6 +45,8 @@ FLOODS = {
     "half-sent messages of 15 MiB": Case(1, 100 * MIB),
     "a window of each message": Case(0.3, 30 * MIB, WINDOWS_BYTES + CALLS_BYTES),
     "large calls without a right": Case(1, 100 * MIB),
+    # Without a bound it is 120 messages of 15 MiB here too; a fast client sends some between two looks.
+    "half-sent later messages of 15 MiB": Case(1, 1_000 * MIB, 128 * MIB),
     # These begin well: what arrives then at once is a message of each.
     "streams of large messages": Case(1, 200 * MIB, 120 * 2 * MIB),
 }

@@ -9,6 +9,7 @@ from typing import Any, cast
 from broker.rpc.calls import END_OF_STREAM
 from broker.rpc.loop_share import SMALL_BYTES, LoopShare
 from broker.rpc.reception import Begun
+from broker.rpc.unfinished import Arrivals
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 
@@ -144,7 +145,7 @@ def test_a_stream_pays_for_its_large_messages_before_the_next_one_is_read_and_fo
         notes: list[object] = []
         large = SMALL_BYTES // 2 + 1
         sender = Sender([large - 1, large, large, 1, 1], notes)
-        stream = Begun(cast("Any", sender), b"open", NotingShare(notes), byte_cost=2)
+        stream = Begun(cast("Any", sender), b"open", NotingShare(notes), Arrivals(), byte_cost=2)
         while await stream.read() is not END_OF_STREAM:
             pass
         cost = 2 * large

@@ -14,9 +14,11 @@ import pytest
 from broker.errors import LimitReached
 from broker.rpc import reception
 from broker.rpc.reception import BegunCall, CallKind, Places, Shares, Turns
+from broker.rpc.unfinished import UnfinishedMessages
 from broker.runtime.allocator import Trimmer
 
 TURNS = 4
+NO_BOUND = UnfinishedMessages(1 << 40, 1, Trimmer(1_000))
 
 
 class Caller:
@@ -43,7 +45,7 @@ class Call:
 
 
 def make_places(most: int, seconds: float = 0.2) -> Places:
-    return Places(CallKind.SHORT, most, most, Turns(TURNS, seconds), Trimmer(1_000))
+    return Places(CallKind.SHORT, most, most, Turns(TURNS, seconds), Trimmer(1_000), NO_BOUND)
 
 
 async def call(places: Places, peer: str, *, is_silent: bool) -> bytes:
@@ -90,7 +92,7 @@ async def test_a_call_is_served_however_many_only_begin(connections: int):
 
 
 async def test_calls_that_wait_to_be_read_are_bounded_and_the_oldest_of_most_gives_way():
-    places = Places(CallKind.SHORT, 1_000, 10, Turns(TURNS, 30), Trimmer(1_000))
+    places = Places(CallKind.SHORT, 1_000, 10, Turns(TURNS, 30), Trimmer(1_000), NO_BOUND)
     tasks: list[asyncio.Task[bytes]] = []
     for number in range(40):
         peer = "friend" if number == 0 else f"stranger {number % 3}"
@@ -119,7 +121,7 @@ async def test_calls_of_a_connection_share_its_turn(monkeypatch: pytest.MonkeyPa
 
 async def test_the_connection_with_most_calls_gives_way():
     turns = Turns(TURNS, 30)
-    places = Places(CallKind.SHORT, 20, 20, turns, Trimmer(1_000))
+    places = Places(CallKind.SHORT, 20, 20, turns, Trimmer(1_000), NO_BOUND)
     tasks: list[asyncio.Task[bytes]] = []
 
     async def begin(peer: str) -> asyncio.Task[bytes]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.runtime.connections import cut_connection, peers_by_family
+from broker.runtime.connections import cut_connection, peer_of, peers_by_family, received_by_peer
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,28 @@ def test_looking_leaves_no_descriptor_open(tmp_path: Path):
             assert not cut_connection("ipv4:127.0.0.1:1")
             peers_by_family(1)
         assert len(os.listdir("/dev/fd")) == before
+
+
+def test_what_has_arrived_on_each_connection_is_counted_read_or_not():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        with (
+            socket.create_connection(("127.0.0.1", port)) as first,
+            listening.accept()[0] as accepted,
+            socket.create_connection(("127.0.0.1", port)) as second,
+            listening.accept()[0],
+        ):
+            first.sendall(b"x" * 1_000)
+            assert accepted.recv(400, socket.MSG_WAITALL) == b"x" * 400
+            accepted.sendall(b"y")
+            assert first.recv(1) == b"y"
+            received = received_by_peer(port)
+            names = {end: peer_of(f"ipv4:127.0.0.1:{end.getsockname()[1]}") for end in (first, second)}
+            assert {peer: received[peer].total_bytes for peer in received} == {
+                names[first]: 1_000,
+                names[second]: 0,
+            }
+            assert {peer: received[peer].segments_sent for peer in received} == {
+                names[first]: 1,
+                names[second]: 0,
+            }
