@@ -43,6 +43,7 @@ from broker.cluster.remote_store import AttemptTime
 from broker.cluster.take_over import Answer, Settling, after_create, after_read, is_removable, is_void
 from broker.errors import Corrupt, Fenced
 from broker.observe.logs import get_logger
+from broker.runtime.flight import for_all
 from broker.runtime.vfs import WriteFailed
 from broker.storage.group_log import NewRecord, StoredGroup
 from broker.storage.segment import Group
@@ -228,10 +229,13 @@ class ObjectGroupLog:
         kept = max(
             (index for index in indexes if index <= below), default=0
         )  # it holds `below`, or is the last one
-        candidates = deque(sorted(index for index in indexes if index < kept))
-        while candidates:
-            batch = [candidates.popleft() for _ in range(min(REMOVED_TOGETHER, len(candidates)))]
-            await asyncio.gather(*(self._remove_if_removable(index, kept, indexes[index]) for index in batch))
+        candidates = sorted(index for index in indexes if index < kept)
+        # A failure ends all that is under way, as nobody would wait for it; the next trim begins with the oldest again.
+        await for_all(
+            iter(candidates),
+            lambda index: self._remove_if_removable(index, kept, indexes[index]),
+            REMOVED_TOGETHER,
+        )
 
     async def close(self) -> None:
         """End writing once the append in flight is settled, or has been repeated for as long as a lease."""
@@ -268,6 +272,7 @@ class ObjectGroupLog:
     async def _append(self, head: Head, records: Sequence[NewRecord], begin: Moment) -> StoredGroup:
         index = head.first_lsn
         if index != self._next_index:
+            self._lease.end()  # somebody else's group was read there
             raise Fenced(
                 f"The log goes on with lsn {self._next_index}, not with {index}", reason="JOURNAL_FENCED"
             )
@@ -289,7 +294,7 @@ class ObjectGroupLog:
         while True:
             try:
                 step, is_passing = await self._try(step, index, body)
-            except Fenced:
+            except (Fenced, Corrupt):  # what cannot be read there is not ours either
                 self._lease.end()
                 raise
             if step is Settling.STORED:
@@ -374,6 +379,10 @@ class ObjectGroupLog:
         """Return the last group of the log, and note the size of all."""
         while True:
             sizes = {self._index(info.name): info.bytes async for info in self._store.objects(self._folder)}
+            if not sizes:
+                raise Corrupt(
+                    "The store does not list the log's first group, and shows it", path=self._place(1)
+                )
             entry = await self._entry(max(sizes))
             if entry is not None:  # else it was trimmed since, behind new ones
                 self._stored_bytes, self._counted_below = sum(sizes.values()), entry.next_index

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -384,7 +385,7 @@ async def test_an_upload_that_takes_too_long_names_nothing(is_last: bool) -> Non
     scene.store.fail = late
     with pytest.raises(Unavailable, match="longer than six hours"):
         await scene.upload()
-    assert not scene.store.names("bases")
+    assert not scene.store.stored("bases")
     assert len(scene.store.stored("chunks")) <= late_from + IN_FLIGHT
 
 
@@ -588,3 +589,33 @@ async def test_no_more_of_an_object_is_read_than_it_may_hold(monkeypatch: pytest
     with pytest.raises(Corrupt, match="longer than one can be"):
         await scene.bases.read_manifest(base.name)
     assert store.most <= max(5_001, len(encode_manifest(manifest)))
+
+
+async def test_a_chunk_of_another_length_than_the_manifest_says_is_refused() -> None:
+    scene = Scene()
+    base = await scene.upload()
+    manifest = await scene.bases.read_manifest(base.name)
+    file = manifest.files["topics/1/manifest"]
+    for size in (file.size - 1, file.size + 1):
+        other = replace(manifest, files={file.path: replace(file, size=size)})
+        with pytest.raises(Corrupt, match="is damaged"):
+            await scene.bases.read_file(other, file.path)
+
+
+async def test_pieces_of_another_size_are_cut_anew() -> None:
+    scene = Scene()
+    await scene.upload()
+    other = BaseStore(scene.store, scene.clock, InThisThread(), chunk_bytes=CHUNK // 2)
+    base = await other.upload(scene.vfs, BACKUP, BaseCut("t", "", "one", 5, 101, 1))
+    assert await scene.download(base) == files_of(scene.vfs, "data")
+
+
+async def test_a_sealed_file_that_became_longer_is_read_again() -> None:
+    scene = Scene()
+    await scene.upload()
+    bucket = next(path for path in files_of(scene.vfs, "data") if path.endswith(".bucket"))
+    long = scene.vfs.snapshot()[f"data/{bucket}"].ljust(70_000, b"x")  # beyond the part that its seal is of
+    put(scene.vfs, f"data/{bucket}", long)
+    await scene.upload(101)
+    put(scene.vfs, f"data/{bucket}", long + b"more")
+    assert (await scene.download(await scene.upload(102)))[bucket] == long + b"more"

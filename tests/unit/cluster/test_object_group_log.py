@@ -11,8 +11,8 @@ import pytest
 
 from broker.cluster.group_head import GroupKind, Shard, decode_head
 from broker.cluster.lease import OwnerLease, SystemLeaseClock
-from broker.cluster.object_group_log import LOG_ATTEMPT, ObjectGroupLog
-from broker.cluster.object_store import ObjectStore
+from broker.cluster.object_group_log import LOG_ATTEMPT, ObjectGroupLog, Trimmed
+from broker.cluster.object_store import ObjectInfo, ObjectStore, StoreFailed
 from broker.cluster.stores import open_store
 from broker.errors import Corrupt, Fenced
 from broker.runtime.vfs import WriteFailed
@@ -20,7 +20,14 @@ from broker.storage.record_types import RecordType
 from tests.cutting_proxy import Cut, CuttingProxy
 from tests.s3_server import CREDENTIALS, need_server, s3_server, store_url
 from tests.unit.cluster.faulty_store import CreateFault, FaultyStore
-from tests.unit.cluster.object_logs import SHARD, create_log, make_log, object_store, open_object_log
+from tests.unit.cluster.object_logs import (
+    LEASE_MS,
+    SHARD,
+    create_log,
+    make_log,
+    object_store,
+    open_object_log,
+)
 
 FOLDER = "shards/3/log"
 LOSSES = [CreateFault.REQUEST_LOST, CreateFault.ANSWER_LOST, CreateFault.LATE, CreateFault.SAYS_EXISTS]
@@ -119,6 +126,107 @@ async def test_an_owner_that_was_fenced_has_no_lease(store: FaultyStore) -> None
     with pytest.raises(Fenced):
         await append(log, b"")
     assert not lease.holds()
+
+
+async def test_an_owner_that_finds_what_is_no_group_where_its_own_was_to_go_has_no_lease(
+    store: FaultyStore,
+) -> None:
+    lease = OwnerLease(SystemLeaseClock(), LEASE_MS)
+    log = await opened(store, lease)
+    await log.take_over(2, 1)
+    assert lease.holds()
+    await store.create_behind(f"{FOLDER}/{3:016x}", b"no group at all")
+    with pytest.raises(Corrupt):
+        await append(log, b"lost")
+    assert not lease.holds()
+
+
+async def test_an_owner_that_has_read_another_ones_group_has_no_lease(store: FaultyStore) -> None:
+    lease = OwnerLease(SystemLeaseClock(), LEASE_MS)
+    log, other = await opened(store, lease), await open_object_log(store, "other")
+    await log.take_over(2, 1)
+    await other.follow()
+    await other.take_over(3, 2)
+    await log.follow()
+    assert lease.holds()
+    with pytest.raises(Fenced, match="goes on with lsn 4"):
+        await log.append(3, [(2, [b"x"], 1)])
+    assert not lease.holds()
+
+
+async def opened(store: ObjectStore, lease: OwnerLease) -> ObjectGroupLog:
+    log = ObjectGroupLog(store, SHARD, "owner", lease, repeat_pause_seconds=0.001)
+    await log.open(1, 0)
+    await log.follow()
+    return log
+
+
+async def test_a_trim_that_fails_leaves_nothing_under_way_and_is_repeated(store: FaultyStore) -> None:
+    log = await open_object_log(store, "a")
+    await log.take_over(2, 1)
+    for number in range(40):
+        await append(log, b"%d" % number)
+    before, removed = await names(store), list[str]()
+
+    class Failing(FaultyStore):
+        async def remove(self, name: str) -> None:
+            removed.append(name)
+            await asyncio.sleep(0)
+            if len(removed) > 5:
+                raise StoreFailed("away")
+            await super().remove(name)
+
+    trimming = ObjectGroupLog(Failing(store), SHARD, "b", OwnerLease(SystemLeaseClock(), LEASE_MS))
+    with pytest.raises(StoreFailed):
+        await trimming.trim(43)
+    count = len(removed)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(removed) == count and len(asyncio.all_tasks()) == 1
+    left = await names(store)
+    assert left[:2] == [1, 2] and set(before) - set(left) <= set(range(3, 8)), "the oldest first"
+    await log.trim(43)
+    assert await names(store) == [1, 2, 42]
+
+
+async def test_a_hole_in_the_log_is_never_read_over(store: FaultyStore) -> None:
+    log = await open_object_log(store, "a")
+    await log.take_over(2, 1)
+    for number in range(20):
+        await append(log, b"%d" % number)
+    await store.remove(f"{FOLDER}/{9:016x}")
+    for from_index in (1, 5):
+        with pytest.raises(Trimmed, match="no group with lsn 9"):
+            bodies(log, from_index)
+    assert bodies(log, 10) == [b"%d" % number for number in range(7, 20)]
+    await store.remove(f"{FOLDER}/{22:016x}")
+    with pytest.raises(Trimmed, match="no group with lsn 22"):
+        bodies(log, 10)
+
+
+async def test_a_store_that_says_exists_of_nothing_is_asked_again_after_a_pause(store: FaultyStore) -> None:
+    log = ObjectGroupLog(
+        store, SHARD, "a", OwnerLease(SystemLeaseClock(), LEASE_MS), repeat_pause_seconds=3_600
+    )
+    await log.open(1, 0)
+    await log.follow()
+    store.create_faults.extend([CreateFault.SAYS_EXISTS] * 50)
+    taking = log.take_over(2, 1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(taking, 0.3)
+    assert len(store.created) == 1
+
+
+async def test_a_store_that_shows_the_first_group_and_lists_nothing_is_told(store: FaultyStore) -> None:
+    class Forgetful(FaultyStore):
+        async def objects(self, folder: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+            nothing: list[ObjectInfo] = []
+            for info in nothing:
+                yield info
+
+    log = ObjectGroupLog(Forgetful(store), SHARD, "a", OwnerLease(SystemLeaseClock(), LEASE_MS))
+    with pytest.raises(Corrupt, match="does not list"):
+        await log.open(1, 0)
 
 
 async def test_an_owner_that_resigned_has_no_lease_and_says_so(store: FaultyStore) -> None:
