@@ -145,6 +145,7 @@ class Node:
         *,
         rng: random.Random | None = None,
         ownership: Ownership | None = None,
+        executors: Sequence[Executor] = (),
     ) -> None:
         self.vfs = vfs
         self.clock = clock
@@ -153,16 +154,17 @@ class Node:
         # Who gets which key hangs on the names of consumers: a seed must give the same again.
         self.consumer_numbers = itertools.count(1)
         self._rng = rng or random.Random(0)
+        threads = executors or _EXECUTORS
         self.broker = Broker(
             self.config,
             vfs=vfs,
             clock=clock,
             rng=self._rng,
-            journal_executor=_EXECUTORS[0],
-            file_executor=_EXECUTORS[1],
-            read_executor=_EXECUTORS[2],
-            index_executor=_EXECUTORS[3],
-            sync_executor=_EXECUTORS[4],
+            journal_executor=threads[0],
+            file_executor=threads[1],
+            read_executor=threads[2],
+            index_executor=threads[3],
+            sync_executor=threads[4],
             on_failure=self.failures.append,
             ownership=ownership,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
+from contextvars import Context
 from typing import TypeVar
 
 from broker.cluster.object_store import ObjectInfo, StoreFailed
@@ -78,7 +79,8 @@ class SimStore:
         """Send a request and wait for its answer; the request goes its way whoever waits."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        loop.create_task(self._travel(work, answer))  # noqa: RUF006 - the loop keeps what sleeps on it
+        # In a context of its own, as it is no part of its sender: that may be frozen meanwhile, or dead.
+        loop.create_task(self._travel(work, answer), context=Context())  # noqa: RUF006 - the loop keeps what sleeps
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
                 return await answer

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
+from concurrent.futures import Executor
 
 from broker.cluster.creation import encode_first
 from broker.cluster.follower import Follower, TakenOver
@@ -43,19 +45,30 @@ class ShardBroker:
     """One life of a node: a standby, then perhaps the owner."""
 
     def __init__(
-        self, bucket: SimBucket, loop: SimLoop, name: str, vfs: MemVfs, config: BrokerConfig | None = None
+        self,
+        bucket: SimBucket,
+        loop: SimLoop,
+        name: str,
+        vfs: MemVfs,
+        config: BrokerConfig | None = None,
+        *,
+        store: SimStore | None = None,
+        clock: LeaseSimClock | None = None,
+        executors: Sequence[Executor] = (),
     ) -> None:
+        """`executors`: its threads, if they are not those that all lives share."""
         self.name = name
         self.vfs = vfs
-        self.store = SimStore(bucket)
-        self.clock = LeaseSimClock(loop)
+        self.store = store or SimStore(bucket)
+        self.clock = clock or LeaseSimClock(loop)
         self.lease = OwnerLease(self.clock, LEASE_MS)
         self.log = ObjectGroupLog(
             self.store, SHARD, name, self.lease, make_nonce=lambda: bucket.rng.randbytes(8)
         )
         self.follower: Follower
         self._config = config or crash_config()
-        self.node = Node(vfs, self.clock, self._config)
+        self._executors = executors
+        self.node = Node(vfs, self.clock, self._config, executors=executors)
         self.taken: TakenOver
         self.owned_log: OwnedLog
         self._beat: asyncio.Task[None] | None = None
@@ -74,7 +87,7 @@ class ShardBroker:
     async def own(self) -> Node:
         """Close the standby and open its folder to serve."""
         await self.node.stop()
-        self.node = Node(self.vfs, self.clock, self._config, ownership=self.lease)
+        self.node = Node(self.vfs, self.clock, self._config, ownership=self.lease, executors=self._executors)
         self.owned_log = OwnedLog(self.log, SHARD, ceiling_ms=self.taken.until_ms)
         await self.node.broker.open_shard(self.owned_log)
         self.node.broker.start()
