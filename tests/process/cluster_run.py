@@ -194,7 +194,7 @@ class Load:
             if self._rng.random() < 0.5:
                 self.history.cancels(number)
                 outcome = await client.schedule.cancel(TOPIC, schedule_key=key)
-                if outcome:
+                if outcome.done:
                     self.history.cancelled(number, time.monotonic())
                 else:
                     self.history.not_cancelled(number)
@@ -202,7 +202,7 @@ class Load:
                 due_ms = now_ms() + self._rng.randrange(1, 10_000)
                 self.history.moves(number, due_ms)
                 outcome = await client.schedule.move(TOPIC, schedule_key=key, deliver_at=moment(due_ms))
-                if outcome:
+                if outcome.done:
                     self.history.moved(number, due_ms)
         except postdate.PostdateError as error:
             self.errors[f"change: {type(error).__name__}"] += 1
