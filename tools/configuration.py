@@ -25,7 +25,7 @@ postdate-broker serve --data-dir /var/lib/postdate
 A changed setting takes effect at the next start. Only `log_level` is reread on SIGHUP, and with it the files of
 certificates, tokens, keys and access rules; the log names other settings that have changed.
 
-A secret has no flag, for every user of a machine can read command lines.
+Secrets have no flag, because every user of a machine can read command lines.
 
 Sizes are bytes or carry a unit: B, KiB, MiB, GiB, kB, MB, GB. Durations are milliseconds or carry a unit:
 ms, s, m, h, d. Switches are true or false. Unknown keys and other `POSTDATE_*` variables are refused, except
