@@ -20,11 +20,13 @@ import pytest
 
 import postdate
 import postdate.sync
-from broker.observe.metrics import BrokerCounters
+from broker.folder.broker import Broker
+from broker.observe.metrics import BrokerCounters, ClusterSnapshot
 from broker.rpc.cluster import ClusterView, OwnerRoute
 from broker.rpc.front import Front, FrontHost
 from broker.runtime.clock import SystemClock
-from broker.server import Server
+from broker.runtime.ownership import AlwaysOwner
+from broker.server import OwnedShard, Server
 from postdate import _link, _pipeline, _rpc
 from tests.configs import broker_config
 from tests.wire.conftest import eventually, within
@@ -41,6 +43,10 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+async def open_broker(broker: Broker) -> None:
+    broker.open()
 
 
 class Nodes:
@@ -86,7 +92,9 @@ class Nodes:
             disk_reserve_bytes=0,
             dedup_window_ms=3_600_000,
         )
-        self.server = Server(config, cluster=self._view(name))
+        snapshot = ClusterSnapshot(True, self.epoch, 1, 0, 0, 0, 1)
+        shard = OwnedShard(AlwaysOwner(), open_broker, self._view(name), lambda: snapshot)
+        self.server = Server(config, shard=shard)
         await self.server.start()
 
     async def follow(self, *names: str) -> None:
