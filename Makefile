@@ -16,6 +16,8 @@ COUNT ?= 1
 # make demo LOG=/var/log/dpkg.log SPEED=1000
 LOG ?=
 SPEED ?= 1000
+# make demo-cluster S3=1
+S3 ?=
 # Only `make lock` needs uv; only the proto lint needs buf, and it is left out where there is none.
 UV ?= uv
 BUF ?= buf
@@ -26,7 +28,7 @@ PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --require-hash
 SOURCES := broker clients/python postdate_api benchmarks examples tests tools
 
 .PHONY: help setup run test test-fast test-deep test-packaging check check-format check-lint check-types check-imports check-protos \
-        demo audit bench sim image-test docs descriptors protos generated format lock clean
+        demo demo-cluster audit bench sim image-test docs descriptors protos generated format lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -83,6 +85,9 @@ check-protos: build/protos-venv/.ready
 
 demo: setup ## replay a real log through a broker in build/demo-data and show how late messages were
 	@$(PY) tools/demo.py --speed $(SPEED) $(LOG)
+
+demo-cluster: setup ## run a cluster of three nodes, kill its owner three times, count what is lost; S3=1: with versitygw
+	@$(PY) tools/demo_cluster.py $(if $(S3),--s3)
 
 audit: setup ## audit what the last demo left, on Spark; the report goes to build/audit
 	@test -d build/demo-data || { echo "audit: run make demo first, or audit a backup: postdate-broker audit FOLDER" >&2; exit 1; }
