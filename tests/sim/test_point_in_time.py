@@ -9,7 +9,7 @@ import pytest
 
 from broker.cluster.base_store import BaseCut, BaseStore
 from broker.cluster.lease import OwnerLease
-from broker.cluster.object_group_log import ObjectGroupLog
+from broker.cluster.object_group_log import ObjectGroupLog, entry_name
 from broker.cluster.shard_store import ShardStore
 from broker.errors import NotFound, Refused
 from broker.folder.point_in_time import Point, PointInTime
@@ -17,7 +17,7 @@ from broker.folder.recovery import decode_group
 from broker.jobs.verify import verify_data_dir
 from broker.runtime.steps import InThisThread
 from broker.storage.layout import Layout, remove_tree
-from broker.storage.manifest import decode_broker
+from broker.storage.manifest import decode_broker, decode_topic
 from broker.storage.records import Record
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
@@ -120,6 +120,7 @@ def test_a_shard_is_restored_to_any_moment_with_all_that_was_answered_and_nothin
             assert await observe_folder(target, clock, TO) == fold(records), (moment, point)
             root = decode_broker(target.snapshot()[f"{TO}/broker.manifest"], "x")
             assert (root.broker_id, root.shard, root.epoch) == ("another", "", 0)
+            assert root.last_alive_ms >= point.wall_ms, "an absence begins when its last owner was alive"
         assert None in from_bases and len(from_bases) > 2, (
             "without a base the log is replayed from its beginning"
         )
@@ -152,6 +153,68 @@ def test_where_the_log_was_trimmed_the_earliest_time_is_told() -> None:
         assert last.lsn >= second.durable_lsn, "a time to come is the end of the log"
 
     run_sim(scenario, 1)
+
+
+def test_a_group_of_the_very_millisecond_belongs_to_it_and_a_base_may_be_all_there_is() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        past = Past(loop)
+        await past.play(loop, 1)
+        group_log = past.open_log()
+        await group_log.open(1, 0)
+        entries = [entry async for entry in group_log.entries(1)]
+        at_ms = entries[-2].head.wall_ms
+        assert at_ms < entries[-1].head.wall_ms
+        point, _ = await past.restore(at_ms)
+        assert (point.lsn, point.wall_ms) == (entries[-2].next_index - 1, at_ms)
+        base_lsn = await past.make_base(past.moments[-1])
+        for entry in entries:
+            if entry.head.first_lsn > base_lsn:
+                del past.bucket.objects[entry_name(0, entry.head.first_lsn)]
+        point, target = await past.restore(clock.now_ms())
+        assert point.lsn == base_lsn and point.wall_ms == 0
+        assert await observe_folder(target, clock, TO) == fold(await past.records(base_lsn))
+
+    run_sim(scenario, 1)
+
+
+def test_a_base_is_not_taken_for_a_time_at_which_a_part_of_it_was_not_stored() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        past = Past(loop)
+        await past.play(loop)
+        for op_count in range(past.moments[0].op_count, past.vfs.op_count):
+            disk = past.vfs.crashed(op_count, CrashPolicy.KEEP_ALL)
+            lsn, applied_lsn = lsns_of(disk)
+            if lsn < applied_lsn:  # in the middle of a checkpoint
+                break
+        else:
+            pytest.fail("no checkpoint was met")
+        group_log = past.open_log()
+        await group_log.open(1, 0)
+        entries = [entry async for entry in group_log.entries(lsn)]
+        ahead = next(entry.head.wall_ms for entry in entries if entry.next_index > applied_lsn)
+        moment = Moment(entries[0].head.wall_ms, op_count, 0, 0)
+        assert moment.now_ms < ahead
+        await past.make_base(moment)
+        for to_ms in (ahead - 1, ahead):
+            point, target = await past.restore(to_ms)
+            assert (point.base is not None) == (to_ms == ahead)
+            assert await observe_folder(target, clock, TO) == fold(await past.records(point.lsn))
+
+    run_sim(scenario, 1)
+
+
+def lsns_of(disk: MemVfs) -> tuple[int, int]:
+    """Return the lsn of the last checkpoint, and the greatest that a topic's manifest holds."""
+    layout, files = Layout(DATA_DIR), disk.snapshot()
+    if layout.manifest not in files:
+        return 0, 0
+    root = decode_broker(files[layout.manifest], layout.manifest)
+    applied = [
+        decode_topic(files[path], path).applied_lsn
+        for path in map(layout.topic_manifest, root.topics)
+        if path in files
+    ]
+    return root.checkpoint_lsn, max(applied, default=0)
 
 
 def test_before_anybody_owned_the_shard_there_was_nothing() -> None:
