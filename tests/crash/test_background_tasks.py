@@ -65,6 +65,11 @@ TASKS = {
     "loop lag": (LASTS, False),
     "security files": (LASTS, False),
     "silent connections": (LASTS, False),
+    "unfinished messages": (LASTS, False),
+    # of a node of a cluster, which the broker of this world is not: the same
+    "heartbeats": (LASTS, False),
+    "bases": (LASTS, False),
+    "checkpoints of silences": (LASTS, False),
     "reload": (ENDS, False),
     "service watchdog": (ENDS, False),  # where nobody listens there is nothing to do
     "change of *": (ENDS, False),  # its failure is shown on its page
@@ -139,6 +144,8 @@ def spawned_names() -> set[str]:
                 )
                 if node.func.attr in spawns:
                     names.add(_pattern(node.args[0], path))
+            elif isinstance(node, ast.Yield) and path.name == "port.py" and isinstance(node.value, ast.Tuple):
+                names.add(_pattern(node.value.elts[0], path))
             elif isinstance(node, ast.Call) and ast.unparse(node.func) == "OneAtATime":
                 names.add(_pattern(node.args[1], path))
     return names
@@ -152,6 +159,8 @@ def _pattern(node: ast.expr, path: Path) -> str:
             return "".join(part.value if isinstance(part, ast.Constant) else "*" for part in parts)  # type: ignore[misc]
         case ast.Name(id="name") | ast.Attribute(attr="_name") if path.name == "supervise.py":
             return ""
+        case ast.Name() if path.name == "server.py":
+            return ""  # of the port, which yields them with their names
         case ast.Name() if path.name == "dead_letters.py":
             return "dead letters of subscription *"
         case ast.Name() if path.name == "topic_subscriptions.py":

@@ -120,7 +120,7 @@ def test_several_topics_are_written_at_a_time_and_each_once(monkeypatch: pytest.
     async def scenario(node: Node) -> None:
         await make_topics(node)
         await node.checkpoint()
-        assert most == TOPICS_AT_ONCE
+        assert most == TOPICS_AT_ONCE >= 4  # one by one a stop with thousands of new topics takes minutes
         assert len(written) == COUNT and set(written.values()) == {1}
 
     monkeypatch.setattr(Checkpointer, "_persist", persist)
