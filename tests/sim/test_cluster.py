@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker.cluster import follower, object_group_log, take_over
-from broker.cluster.lease import Moment, OwnerLease
+from broker.cluster.lease import OwnerLease
 from broker.cluster.take_over import Answer, Settling
 from broker.storage.records import Settled
 from broker.subscriptions.subscription import Subscription
@@ -64,12 +64,7 @@ def another_is_ours(own: object, stored: object | None) -> Settling:
     return Settling.CREATE if stored is None else Settling.STORED
 
 
-true_extend = OwnerLease.extend
 true_apply = Subscription.apply_settled
-
-
-def extend_from_the_answer(lease: OwnerLease, begin: Moment) -> None:
-    true_extend(lease, lease.begin())
 
 
 def apply_by_the_clock(subscription: Subscription, record: Settled) -> None:
@@ -85,7 +80,6 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
     ),
     "exists is taken for ours": (object_group_log, "after_create", taking(Answer.EXISTS)),
     "another group is taken for ours": (object_group_log, "after_read", another_is_ours),
-    "the lease counts from the answer": (OwnerLease, "extend", extend_from_the_answer),
     "reads and deliveries leave without the lease": (OwnerLease, "holds", lambda lease: lease.until_ms > 0),
     "nobody waits before a take-over": (follower, "may_take_over", lambda *silence, **resigned: True),
     "apply looks at the clock": (Subscription, "apply_settled", apply_by_the_clock),
@@ -94,6 +88,7 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
 
 ELSEWHERE = {
     "a new index is taken after a time-out": "tests/model/test_take_over_protocol.py",
+    "the lease counts from the answer": "tests/sim/test_shard.py",  # 30 seeds of this one do not meet it
     "the lease is measured by a clock that stands still in a suspend": "tests/unit/cluster/test_lease.py",
     "fences are trimmed": "tests/sim/test_shard.py",
     "the log is trimmed below the newest base": "tests/model/test_take_over_protocol.py",
@@ -102,7 +97,7 @@ ELSEWHERE = {
     "the frontier is that of the own clock": "tests/sim/test_shard_brokers.py",
     "ids of a repeated batch are told without the lease": "tests/unit/rpc/test_told_without_lease.py",
 }
-"""Faults that others find."""
+"""Faults that others find, and where."""
 
 
 @pytest.mark.deep
