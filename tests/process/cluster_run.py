@@ -340,7 +340,7 @@ class Run:
             member.link.cut()
             back = member.link.mend
         try:
-            await asyncio.sleep(self.rng.uniform(1.5, 4) * LEASE_MS / 1e3)
+            await asyncio.sleep(self.rng.uniform(2.5, 5) * LEASE_MS / 1e3)
         finally:
             back()
         with contextlib.suppress(TimeoutError):
