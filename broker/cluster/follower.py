@@ -50,7 +50,7 @@ class Follower:
         rest_ms: int = 0,
         pause_seconds: float = TAIL_PAUSE_SECONDS,
     ) -> None:
-        """`rest_ms`: time for which only a resignation makes it take over."""
+        """`rest_ms`: time for which it takes over after a longer silence than others."""
         self._log = group_log
         self._lease = lease
         self._clock = clock
@@ -107,10 +107,12 @@ class Follower:
         return entry
 
     def _may_take_over(self) -> bool:
-        if self._clock.boottime_ns() < self._rests_until_ns and not self._resigned_to_us:
-            return False
         return may_take_over(
-            self.silent_ms, self._lease.owner_lease_ms, self._rank, resigned_to_us=self._resigned_to_us
+            self.silent_ms,
+            self._lease.owner_lease_ms,
+            self._rank,
+            rests=self._clock.boottime_ns() < self._rests_until_ns,
+            resigned_to_us=self._resigned_to_us,
         )
 
     async def _take_over(self) -> TakenOver | None:

@@ -84,11 +84,18 @@ def may_decide(applied_index: int, take_over_index: int) -> bool:
     return applied_index >= take_over_index
 
 
-def silence_ms_needed(owner_lease_ms: int, rank: int) -> int:
+REST_LEASES = 3
+"""Leases by which a standby waits longer while it rests: where a store is slow for all, owners do not take turns; and
+where all the others rest, a shard whose owner is gone is not left alone."""
+
+
+def silence_ms_needed(owner_lease_ms: int, rank: int, *, rests: bool = False) -> int:
     """Return how long a standby waits before it takes over: the first in rank is to be first."""
-    return owner_lease_ms * (4 + rank) // 4
+    return owner_lease_ms * (4 + rank + 4 * REST_LEASES * rests) // 4
 
 
-def may_take_over(silent_ms: float, owner_lease_ms: int, rank: int, *, resigned_to_us: bool = False) -> bool:
+def may_take_over(
+    silent_ms: float, owner_lease_ms: int, rank: int, *, rests: bool = False, resigned_to_us: bool = False
+) -> bool:
     """Return whether a standby that has read nothing new for so long may append a take-over (CLUSTER-13)."""
-    return resigned_to_us or silent_ms >= silence_ms_needed(owner_lease_ms, rank)
+    return resigned_to_us or silent_ms >= silence_ms_needed(owner_lease_ms, rank, rests=rests)

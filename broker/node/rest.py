@@ -1,4 +1,5 @@
-"""Rest after a loss: who was fenced competes later, so that a store that is slow for all makes no owners take turns.
+"""Rest after a loss: who was fenced gives others precedence, so that a store that is slow for all makes no owners take
+turns.
 
 It lies in a file beside the shard's folder, as the process that lost ends.
 """

@@ -14,6 +14,7 @@ from broker.cluster.group_head import GroupKind, Head, LogEntry, blank, encode_e
 from broker.cluster.lease import OwnerLease
 from broker.cluster.object_group_log import ObjectGroupLog, entry_name
 from broker.cluster.object_store import StoreFailed
+from broker.cluster.take_over import REST_LEASES
 from tests.unit.cluster.faulty_store import FaultyStore
 from tests.unit.cluster.object_logs import LEASE_MS, SHARD, create_log, object_store, open_object_log
 from tests.unit.cluster.test_lease import Clocks
@@ -225,24 +226,33 @@ async def open_object_log_again(store: FaultyStore) -> ObjectGroupLog:
     return log
 
 
-async def test_who_rests_takes_over_only_when_it_is_named(store: FaultyStore) -> None:
+async def test_who_rests_takes_over_at_once_when_it_is_named(store: FaultyStore) -> None:
     owner = await open_object_log(store, "a")
     await owner.take_over(2, epoch=1)
     standby = Standby(store, rest_ms=10 * LEASE_MS)
     running = await standby.start()
     await standby.reach(3)
-    standby.clocks.move(10 * LEASE_MS - 1)
+    standby.clocks.move((1 + REST_LEASES) * LEASE_MS - 1)
     await standby.looks_again()
     assert not running.done()
     await owner.resign(3, to="b")
     assert (await running).at_index == 4
 
 
-async def test_a_rest_ends(store: FaultyStore) -> None:
-    standby = Standby(store, rest_ms=10 * LEASE_MS)
+async def test_who_rests_takes_over_if_nobody_else_does(store: FaultyStore) -> None:
+    """Two standbys that had both been fenced lately left a shard without an owner for minutes."""
+    standby = Standby(store, rest_ms=100 * LEASE_MS)
     running = await standby.start()
     await standby.reach(2)
-    standby.clocks.move(10 * LEASE_MS)
+    standby.clocks.move((1 + REST_LEASES) * LEASE_MS)
+    assert (await running).epoch == 1
+
+
+async def test_a_rest_ends(store: FaultyStore) -> None:
+    standby = Standby(store, rest_ms=LEASE_MS)
+    running = await standby.start()
+    await standby.reach(2)
+    standby.clocks.move(LEASE_MS)
     assert (await running).epoch == 1
 
 
