@@ -15,6 +15,7 @@ import pytest
 from broker.config import BrokerConfig
 from broker.errors import Corrupt, Fenced, LimitReached, NotFound, PostdateError, Refused, Unavailable
 from broker.folder import backup as backup_module
+from broker.folder import tree_copy
 from broker.folder.backup import read_marker
 from broker.folder.restore import Restore
 from broker.storage.backup_marker import Backup
@@ -146,7 +147,7 @@ def test_a_backup_under_load_holds_exactly_what_was_applied_at_its_lsn_and_never
 
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_checkpoints_and_records_that_never_end_leave_each_backup_at_one_lsn(monkeypatch, seed):
-    monkeypatch.setattr(backup_module, "_STEP_FILES", 4)
+    monkeypatch.setattr(tree_copy, "_STEP_FILES", 4)
 
     async def scenario(_: SimLoop, clock: SimClock) -> BackedUp:
         recorder = BackedUp(MemVfs(), clock, crash_config(backup_keep_count=0))

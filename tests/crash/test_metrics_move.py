@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.folder.scrape import take_snapshot
 from broker.observe.lateness import LoopLagProbe
 from broker.observe.metrics import BrokerCollector
 from broker.server import Server
@@ -56,10 +57,8 @@ class Seen:
         self.moved: set[str] = set()
 
     def scrape(self, world: World) -> None:
-        server = object.__new__(Server)
-        server.broker, server.config, server._clock = world.node.broker, world.config, world.clock
         is_first = not self.families
-        for family in BrokerCollector(server._snapshot, version="0").collect():
+        for family in BrokerCollector(lambda: take_snapshot(world.node.broker), version="0").collect():
             if not family.name.startswith("postdate_"):
                 continue
             self.families.add(family.name)

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from broker.config import BrokerConfig
-from broker.errors import Corrupt, PostdateError
+from broker.errors import Corrupt, Fenced, PostdateError
 from broker.model import ENTRY_ID_MAX, EXPIRE_MS_MAX, TIME_MS_MAX, Position
 from broker.policy import POLICY_SPECS, SubscriptionPolicy, TopicPolicy
 from broker.runtime.vfs import replace_file
@@ -168,11 +168,11 @@ def simulate(scenario: Callable[[SimLoop, SimClock], Any]) -> Any:
 
 
 async def check_it_lives(vfs: MemVfs, clock: SimClock) -> bool:
-    """Start, work, write a checkpoint, and once more from what is on the disk. False: refused as damage."""
+    """Start, work, write a checkpoint, and once more from what is on the disk. False: refused as damage, or as foreign."""
     node = Node(vfs, clock, config())
     try:
         node.open()
-    except Corrupt:
+    except (Corrupt, Fenced):
         return False
     for name in ("first", "second"):
         await work(node, name)
