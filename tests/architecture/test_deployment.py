@@ -32,6 +32,7 @@ STAGES = parse(DOCKERFILE)
 OWN_IMAGES = ("postdate:latest", "postdate-jobs:latest")
 NIGHTLY = ROOT / "deploy/batch/nightly.sh"
 
+NODES = [name for name in SERVICES if name.startswith("node-")]
 each_service = pytest.mark.parametrize("name", SERVICES)
 
 
@@ -57,7 +58,7 @@ def test_compose_file_is_valid():
 def test_the_broker_alone_is_the_default():
     assert [name for name, service in SERVICES.items() if "profiles" not in service] == ["broker"]
     profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
-    assert profiles == {"observability", "demo", "batch"}
+    assert profiles == {"observability", "demo", "batch", "cluster"}
 
 
 def test_ports_are_published_on_loopback_only():
@@ -124,7 +125,39 @@ def test_who_cannot_reach_the_broker_has_no_business_on_its_network():
 def test_settings_of_the_broker_are_known():
     known = {setting.variable for setting in SETTINGS} | {"POSTDATE_ALLOW_PLAINTEXT"}
     assert BROKER["environment"].keys() <= known
+    for name in NODES:
+        assert {key for key in SERVICES[name]["environment"] if key.startswith("POSTDATE_")} <= known
     assert dict(pair.split("=") for pair in steps("ENV", "broker")[0].split()).keys() <= known
+
+
+def test_nodes_of_the_cluster_differ_in_name_ports_and_volume_alone():
+    listed = dict(
+        part.split("=") for part in SERVICES["node-a"]["environment"]["POSTDATE_CLUSTER_NODES"].split(",")
+    )
+    assert listed == {name.removeprefix("node-"): f"{name}:7650" for name in NODES}
+    own = {"environment", "ports", "volumes"}
+    for name in NODES:
+        service = SERVICES[name]
+        assert service["environment"]["POSTDATE_NODE"] == name.removeprefix("node-")
+        assert service["volumes"] == [f"{name}:/data", "store:/store"]
+        assert service["restart"] == "always"
+        same = {key: value for key, value in service.items() if key not in own}
+        assert same == {key: value for key, value in SERVICES["node-a"].items() if key not in own}
+    assert (
+        SERVICES["cluster-create"]["command"][-2]
+        == SERVICES["node-a"]["environment"]["POSTDATE_CLUSTER_STORE"]
+    )
+
+
+def test_folders_that_are_mounted_into_our_images_belong_to_their_user():
+    (made,) = [step for step in steps("RUN", "runtime") if "install --directory" in step]
+    targets = {
+        volume.split(":")[1]
+        for service in SERVICES.values()
+        if service["image"] in OWN_IMAGES
+        for volume in service.get("volumes", [])
+    }
+    assert targets <= set(made.split())
 
 
 @pytest.mark.parametrize("name", ["demo-producer", "demo-billing", "demo-mail"])
