@@ -74,9 +74,11 @@ class ProducerService:
         if caller is None:
             while (raw := await context.read()) is not END_OF_STREAM:
                 await pending.put(await self._accept(raw, None))
+                del raw  # or it would be held until the next one has come
         else:
             async for raw in _read_while_welcome(context, caller):
                 await pending.put(await self._accept(raw, caller))
+                del raw
         await pending.put(None)
 
     async def _write_answers(self, context: Context, pending: asyncio.Queue[_Pending | None]) -> None:
@@ -166,6 +168,7 @@ async def _read_while_welcome(context: Context, caller: Caller) -> AsyncIterator
         if raw is END_OF_STREAM:
             return
         yield raw
+        del raw
 
 
 def _answer(pending: _Pending) -> bytes:

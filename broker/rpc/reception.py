@@ -482,8 +482,10 @@ class Begun:
     async def read(self) -> Any:
         if self._first:
             return self._first.pop()
-        if paid := self._owed:  # before the next one comes, and is copied
-            await self._share.wait(self._context.peer(), paid)
+        if (
+            self._owed
+        ):  # before the next one comes: what has come and waits would be held twice, here and in gRPC
+            await self._share.wait(self._context.peer(), self._owed)
         message = await self._context.read()
         self._owed = 0
         if message is END_OF_STREAM:
@@ -491,8 +493,6 @@ class Begun:
         self._arrivals.read(len(message))
         if (cost := len(message) * self._byte_cost) > SMALL_BYTES:
             self._owed = cost
-            if not paid:
-                await self._share.wait(self._context.peer(), cost)
         return message
 
     def __getattr__(self, name: str) -> Any:
