@@ -1,4 +1,4 @@
-"""The command `cluster status`: how it tells what the nodes of a cluster, or its store, say."""
+"""The table of `cluster status`: what the nodes of a cluster say of themselves."""
 
 from __future__ import annotations
 

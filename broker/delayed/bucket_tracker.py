@@ -196,10 +196,10 @@ class BucketTracker:
 
     def count(self) -> int:
         in_memory = sum(bucket.waiting for bucket in self._memory.parts())
-        rows = self._near_count() + in_memory + sum(bucket.waiting for bucket in self.buckets.in_use)
+        rows = self._loaded_count() + in_memory + sum(bucket.waiting for bucket in self.buckets.in_use)
         return max(0, rows - self._stale.surplus)
 
-    def _near_count(self) -> int:
+    def _loaded_count(self) -> int:
         count = self._loaded.count()  # what was added meets what was there
         for rows in self._loaded.take_doubles():
             self._stale.doubles.take_rows(rows)
@@ -214,7 +214,7 @@ class BucketTracker:
         """See the protocol. The entries of a segment that was not read count as spread evenly over its times."""
         limits = {"start_ms": start_ms, "end_ms": end_ms, "width_ms": width_ms, "floor_ms": floor_ms}
         memory, buckets = self._memory.parts(), self.buckets.in_use
-        self._near_count()
+        self._loaded_count()
         histogram = histogram_over(
             self._loaded, memory, buckets, self._stale, self._marks.loaded_end, **limits
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from concurrent.futures import Executor
 
-from broker.cluster.base_manifest import Base
+from broker.cluster.base_manifest import Base, BaseManifest
 from broker.cluster.base_store import BaseCut, BaseStore, Tell
 from broker.errors import Refused
 from broker.folder.backup import read_marker
@@ -14,9 +14,9 @@ from broker.folder.tree_copy import check_room
 from broker.runtime.steps import run_step
 from broker.runtime.vfs import Vfs
 from broker.storage.layout import ROOT_MANIFEST, Layout
-from broker.storage.manifest import decode_broker
+from broker.storage.manifest import BrokerImage, decode_broker
 
-OF_A_DATA_DIR = frozenset({"alive", "journal", "topics"})
+_OF_A_DATA_DIR = frozenset({"alive", "journal", "topics"})
 """Names of what is downloaded of a base; the root manifest is written last, and nothing else is to be there."""
 
 
@@ -42,6 +42,17 @@ async def upload_backup(
     return await bases.upload(vfs, layout, cut, tell)
 
 
+def data_paths(manifest: BaseManifest) -> list[str]:
+    """Return the paths of what is downloaded of a base before its root manifest is written."""
+    return [path for path in manifest.files if path.partition("/")[0] in _OF_A_DATA_DIR]
+
+
+async def read_root(bases: BaseStore, manifest: BaseManifest) -> BrokerImage:
+    """Return the root manifest of a base. Raises Corrupt, NotFound, OSError."""
+    content = await bases.read_file(manifest, ROOT_MANIFEST)
+    return decode_broker(content, f"{manifest.base.name}/{ROOT_MANIFEST}")
+
+
 async def restore_base(
     bases: BaseStore,
     base: Base,
@@ -54,7 +65,7 @@ async def restore_base(
 ) -> None:
     """Make a data directory from a base. Raises as `Restore.steps` does, and NotFound if the base is gone."""
     manifest = await bases.read_manifest(base.name)
-    root = decode_broker(await bases.read_file(manifest, ROOT_MANIFEST), f"{base.name}/{ROOT_MANIFEST}")
+    root = await read_root(bases, manifest)
     if root.shard and root.broker_id != broker_id:
         raise Refused(
             f"The base {base.name} is of {root.shard}: only a node of that cluster can begin with it, as what came "
@@ -62,12 +73,11 @@ async def restore_base(
             reason="BASE_OF_A_SHARD",
         )
     target = NewDataDir(vfs, data_dir)
-    paths = [path for path in manifest.files if path.partition("/")[0] in OF_A_DATA_DIR]
     held = contextlib.ExitStack()
     try:
         await run_step(executor, lambda: held.enter_context(target.being_made()))
         await run_step(executor, lambda: check_room(vfs, target.layout.root, base.bytes, 0))
-        await bases.download(vfs, manifest, paths, target.layout.root, tell)
+        await bases.download(vfs, manifest, data_paths(manifest), target.layout.root, tell)
         await run_step(executor, lambda: target.finish(root, broker_id))
     finally:
         await run_step(executor, held.close)

@@ -15,7 +15,6 @@ import contextlib
 from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 
 from broker.cluster.base_manifest import Base, BaseManifest
@@ -29,14 +28,15 @@ from broker.cluster.patient_store import PatientReads
 from broker.cluster.shard_store import ShardStore
 from broker.cluster.take_over import is_void
 from broker.errors import Corrupt, NotFound, Refused
-from broker.folder.bases import OF_A_DATA_DIR
+from broker.folder.bases import data_paths, read_root
 from broker.folder.restore import NewDataDir
 from broker.folder.tree_copy import check_room
+from broker.runtime.clock import iso_time
 from broker.runtime.flight import for_all
 from broker.runtime.steps import run_step
 from broker.runtime.vfs import Vfs
-from broker.storage.layout import ROOT_MANIFEST, Layout
-from broker.storage.manifest import BrokerImage, decode_broker, decode_topic
+from broker.storage.layout import Layout
+from broker.storage.manifest import BrokerImage, decode_topic
 from broker.storage.segment_writer import SegmentWriter
 
 _AT_ONCE = 16
@@ -100,7 +100,7 @@ class PointInTime:
                 byte_count += start.manifest.base.bytes
             await run_step(self._executor, lambda: check_room(vfs, target.layout.root, byte_count, 0))
             if start.manifest is not None:
-                paths = [path for path in start.manifest.files if path.partition("/")[0] in OF_A_DATA_DIR]
+                paths = data_paths(start.manifest)
                 await self._bases.download(vfs, start.manifest, paths, target.layout.root, self._tell)
             point = await self._write_journal(vfs, target.layout, start)
             alive_ms = max(start.root.last_alive_ms, point.wall_ms)
@@ -130,17 +130,15 @@ class PointInTime:
 
     def _too_early(self, later: list[Base]) -> NotFound:
         """Return the error for a time of which the log is gone; `later` are the bases that came after it."""
-        since = f"; it can be restored to {show_time(later[-1].create_time_ms)} and later" if later else ""
+        since = f"; it can be restored to {iso_time(later[-1].create_time_ms)} and later" if later else ""
         return NotFound(
-            f"{self._bases.url} does not hold all that was there at {show_time(self._to_ms)}{since}",
+            f"{self._bases.url} does not hold all that was there at {iso_time(self._to_ms)}{since}",
             reason="BACKUP_NOT_FOUND",
         )
 
     async def _read_start(self, base: Base) -> _Start:
         manifest = await self._bases.read_manifest(base.name)
-        root = decode_broker(
-            await self._bases.read_file(manifest, ROOT_MANIFEST), f"{base.name}/{ROOT_MANIFEST}"
-        )
+        root = await read_root(self._bases, manifest)
         needed = [root.checkpoint_lsn]
 
         async def read_topic(topic_id: int) -> None:
@@ -222,9 +220,9 @@ async def restore_point(
     point = await PointInTime(group_log, bases, to_ms).restore(vfs, data_dir, broker_id)
     if point.base is None:
         return (
-            f"shard {number} as of lsn {point.lsn}, {show_time(point.wall_ms)}, from the beginning of its log"
+            f"shard {number} as of lsn {point.lsn}, {iso_time(point.wall_ms)}, from the beginning of its log"
         )
-    until = show_time(max(point.base.create_time_ms, point.wall_ms))
+    until = iso_time(max(point.base.create_time_ms, point.wall_ms))
     return (
         f"shard {number} as of lsn {point.lsn}, {until}, from base {point.base.name} of lsn {point.base.lsn}"
     )
@@ -247,18 +245,14 @@ async def _no_log(bases: BaseStore, to_ms: int, url: str) -> NotFound:
     before = [stored.base for stored in await bases.bases() if stored.base.create_time_ms <= to_ms]
     newest = max(before, key=lambda base: base.create_time_ms, default=None)
     nearest = (
-        f"and none of them is as old as {show_time(to_ms)}"
+        f"and none of them is as old as {iso_time(to_ms)}"
         if newest is None
-        else f"by name: the newest before {show_time(to_ms)} is {url}#{newest.name}"
+        else f"by name: the newest before {iso_time(to_ms)} is {url}#{newest.name}"
     )
     return NotFound(
         f"{url} holds no cluster, so no log of what came between backups. Only these can be restored, {nearest}",
         reason="CLUSTER_NOT_FOUND",
     )
-
-
-def show_time(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _by_name(base: Base) -> str:

@@ -22,6 +22,7 @@ from broker.jobs.journal import JournalResult
 from broker.jobs.plan import Plan
 from broker.jobs.values import TopicFinding, UnitResult
 from broker.jobs.work import Line
+from broker.runtime.clock import iso_time
 
 SCHEMA = "postdate.audit"
 SCHEMA_VERSION = 1
@@ -133,10 +134,6 @@ def build_report(run: RunFacts, outcome: AuditOutcome) -> Line:
 
 
 _LAST_DAY = 2_932_896  # the end of the year 9999, where dates end
-
-
-def iso_time(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def write_whole(path: Path, content: bytes) -> None:

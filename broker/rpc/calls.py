@@ -32,7 +32,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 
 
 class CallHost(Protocol):
-    """Whoever answers calls: a broker, or a node that passes them on to one."""
+    """Host of calls: a broker, or a node that passes them on to one."""
 
     @property
     def config(self) -> BrokerConfig: ...

@@ -15,7 +15,6 @@ import json
 import os
 import random
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ from pathlib import Path
 import grpc
 
 import postdate
+from benchmarks.processes import free_ports
 from postdate_api.v1 import admin_pb2, admin_pb2_grpc
 from tests.process.cluster_history import History
 from tests.s3_server import CREDENTIALS, need_server, s3_server, store_url
@@ -44,12 +44,6 @@ WAITING_MAX = 5_000
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [probe.getsockname()[1] for probe in probes]
 
 
 class Link:

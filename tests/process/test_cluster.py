@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -16,6 +15,7 @@ import aiohttp
 import grpc
 import pytest
 
+from benchmarks.processes import free_ports
 from broker.cluster.creation import create_cluster
 from broker.cluster.file_store import FileStore
 from postdate_api.v1 import admin_pb2, admin_pb2_grpc, message_pb2, producer_pb2, producer_pb2_grpc
@@ -28,15 +28,6 @@ LEASE_MS = 3_000
 OWNER_SECONDS = 60.0
 """Three processes start at once, and the machine may be busy."""
 ROUNDS = at_depth(change=1, deep=10)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody holds at the moment."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def when(process: BrokerProcess, message: str) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -17,6 +16,7 @@ import pytest
 import yaml
 
 import postdate
+from benchmarks.processes import free_ports
 from tests.architecture.test_observability import PROMETHEUS, queries
 from tests.process.conftest import BrokerProcess, Start
 from tests.programs import need_program
@@ -70,7 +70,7 @@ async def prometheus(tmp_path: Path) -> AsyncIterator[Any]:
         ]
         config["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
         (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
-        port = free_port()
+        (port,) = free_ports(1)
         command = [
             program,
             f"--config.file={tmp_path / 'prometheus.yml'}",
@@ -92,12 +92,6 @@ async def prometheus(tmp_path: Path) -> AsyncIterator[Any]:
     for process in started:
         process.terminate()
         process.wait(LIMIT_SECONDS)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 async def test_the_page_passes_promtool(start: Start, tmp_path: Path):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ import pytest
 
 import postdate
 import postdate.sync
+from benchmarks.processes import free_ports
 from broker.folder.broker import Broker
 from broker.observe.metrics import BrokerCounters, ClusterSnapshot
 from broker.rpc.cluster import ClusterView, OwnerRoute
@@ -32,17 +32,6 @@ from tests.configs import broker_config
 from tests.wire.conftest import eventually, within
 
 SOON = timedelta(seconds=15)
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 async def open_broker(broker: Broker) -> None:

@@ -463,7 +463,7 @@ async def test_entry_added_twice_counts_once_and_comes_once(
 
 
 @pytest.mark.slow
-async def test_additions_merge_into_every_block_of_near(ledgers: Ledgers, build: Build) -> None:
+async def test_additions_merge_into_every_loaded_block(ledgers: Ledgers, build: Build) -> None:
     tracker = build()
     random = np.random.default_rng(11)
     for ledger_id in (5, 2, 9):
