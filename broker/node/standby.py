@@ -5,6 +5,9 @@
     take over    the follower appends a take-over; the caller closes this broker and opens the folder again
 
 Nothing here decides: no consumer is served, no lease ends, no ledger is dropped, nothing expires.
+
+  CLUSTER-15  The state after an lsn is the same on every node, whatever its version, settings, clock and files. A
+              record that presupposes a file of one machine is not a record.
 """
 
 from __future__ import annotations

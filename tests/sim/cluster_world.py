@@ -1,9 +1,11 @@
 """Three whole brokers of one shard, on one loop: processes, disks and clocks of their own, one store that delays and
 loses, and clients whose histories are judged as they come.
 
-Each node follows, takes over and serves, as `broker/node` does, through the handlers of the API. Meanwhile processes
-are frozen and woken, killed, and stopped in good order; disks lose what was not synced, or everything; clocks are
-skewed and stepped; nodes are cut off. What leaves a node is judged at the moment when it is given to the network.
+Each node seeds itself, follows, takes over, makes bases and serves, as `broker/node` does, through the handlers of the
+API. Meanwhile processes are frozen and woken, killed, and stopped in good order; disks lose what was not synced, or
+everything; clocks are skewed and stepped; nodes are cut off, and the log is trimmed. No two nodes have the same
+settings. What leaves a node is judged at the moment when it is given to the network, and the state of each node at each
+lsn is that of the others (`shard_states.py`).
 """
 
 from __future__ import annotations
@@ -20,33 +22,43 @@ from typing import Any, cast
 
 from google.rpc import status_pb2
 
+from broker.cluster.base_store import BaseStore
+from broker.cluster.follower import CutOff
 from broker.cluster.group_head import blank
+from broker.cluster.shard_store import ShardStore
 from broker.errors import Fenced
 from broker.model import Position
+from broker.node.shard_bases import ShardBases, needs_seed
 from broker.rpc import admin, consumer, producer, schedule
 from broker.rpc.calls import END_OF_STREAM
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_store import SimBucket, SimStore
 from postdate_api.v1 import admin_pb2, consumer_pb2, message_pb2, producer_pb2, schedule_pb2
 from tests.crash.history import observe
-from tests.harness import small_config
+from tests.depth import at_depth
+from tests.harness import DATA_DIR, small_config
 from tests.sim.processes import Process, ProcessLoop
-from tests.sim.shard_brokers import LeaseSimClock, ShardBroker, make_bucket
+from tests.sim.shard_brokers import SHARD, LeaseSimClock, ShardBroker, make_bucket
+from tests.sim.shard_states import ShardStates
 from tests.unit.rpc.call_world import Edge, Refused
 
 NAMES = "abc"
 TOPIC, SUBSCRIPTION = "orders", "all"
 DAY_MS = 86_400_000
 ANSWER_SECONDS = 4.0
-CONFIG = small_config(
-    heartbeat_ms=1_000,
-    lease_ms=5_000,
-    ledger_max_entries=40,
-    min_index_count=20,
-    max_segment_entries=10,
-    journal_group_bytes_max=1 << 16,
-)
+CONFIGS = [
+    small_config(heartbeat_ms=1_000, lease_ms=5_000, journal_group_bytes_max=1 << 16, **changes)
+    for changes in (
+        {"ledger_max_entries": 40, "min_index_count": 20, "max_segment_entries": 10},
+        {"ledger_max_entries": 30, "min_index_count": 9, "initial_backoff_ms": 300},
+        {"ledger_max_entries": 50, "checkpoint_interval_ms": 7_000, "max_buckets": 3},
+    )
+]
+"""One a node: what nodes decide may differ with them, and nothing else (CLUSTER-15)."""
+BASE_INTERVAL_MS = 8_000
 SETTLE_SECONDS = 25
+STATE_EVERY = at_depth(change=16, deep=1)
+"""Of so many lsns the state of one is compared."""
 STATE_LOOKS = 5
 LATE_SECONDS = 20
 """Within this time what was produced last is delivered, also if a consumer held it that left."""
@@ -116,6 +128,7 @@ class ClusterNode:
 
     def __init__(self, world: ClusterWorld, name: str) -> None:
         self.name = name
+        self.rank = NAMES.index(name)
         self.world = world
         self.clock = NodeClock(world.loop, world.rng)
         self.store = SimStore(world.bucket)
@@ -125,6 +138,7 @@ class ClusterNode:
         self.handlers: dict[str, Any] = {}
         self.resigns_to: str | None = None
         self._lives = 0
+        self._is_cut_off = False
 
     @property
     def durable_lsn(self) -> int:
@@ -165,27 +179,36 @@ class ClusterNode:
             self.world.count["given up"] += 1
         except Fenced:  # between the take-over and the opening of the folder
             self.world.count["fenced"] += 1
+        except CutOff:
+            self.world.count["cut off by a trim"] += 1
+            self._is_cut_off = True
         self.handlers = {}
         self.kill(CrashPolicy.KEEP_ALL)
 
     async def _live(self) -> None:
         world = self.world
         threads = [cast("Executor", f"{self.name}{self._lives} {number}") for number in range(5)]
+        bases = self._bases()
+        await self._seed(bases)
         broker = self.broker = ShardBroker(
             world.bucket,
             world.loop,
             self.name,
             self.vfs,
-            CONFIG,
+            CONFIGS[self.rank],
             store=self.store,
             clock=self.clock,
             executors=threads,
+            bases=bases,
+            watch=world.states.watch,
         )
-        following = await broker.follow(NAMES.index(self.name))
+        following = await broker.follow(self.rank)
+        self._keep(bases, broker, patience=1 + self.rank / 4)
         await following
         world.count["take-overs"] += 1
         await self._wait_ceiling(broker)
         node = await broker.own()
+        self._keep(bases, broker, patience=2)
         services = {
             "Producer": producer.ProducerService(node.broker),
             "Consumer": consumer.ConsumerService(node.broker),
@@ -207,6 +230,22 @@ class ClusterNode:
         else:
             assert isinstance(node.failures[0].__cause__, Fenced), node.failures
             world.count["fenced"] += 1
+
+    def _bases(self) -> ShardBases:
+        store = BaseStore(ShardStore(self.store, SHARD.number), self.clock)
+        return ShardBases(store, SHARD, self.vfs, self.clock, self.name, interval_ms=BASE_INTERVAL_MS)
+
+    def _keep(self, bases: ShardBases, broker: ShardBroker, *, patience: float) -> None:
+        work = bases.keep(broker.node.broker, broker.log, patience=patience)
+        broker.node.broker.supervisor.spawn_lasting("bases", work)
+
+    async def _seed(self, bases: ShardBases) -> None:
+        if self._is_cut_off or needs_seed(self.vfs, DATA_DIR):
+            is_seeded = await bases.seed(DATA_DIR)
+            self.world.count["seeded"] += is_seeded
+            if self._is_cut_off and not is_seeded:
+                self.world.fail(f"{self.name} is behind what was trimmed, and there is no base")
+            self._is_cut_off = False
 
     async def _wait_ceiling(self, broker: ShardBroker) -> None:
         until = self.world.loop.time() + 5
@@ -263,6 +302,7 @@ class ClusterWorld:
         self.sent: dict[int, Sent] = {}
         self.by_position: dict[Position, Sent] = {}
         self.nodes = [ClusterNode(self, name) for name in NAMES]
+        self.states = ShardStates(self.fail, STATE_EVERY)
         self._bounds: dict[int, _Bounds] = {}  # of counts under way, by request
         self._acks: dict[tuple[int, int], list[Sent]] = {}  # by edge and request
         self._is_ending = False
@@ -296,6 +336,8 @@ class ClusterWorld:
         await asyncio.sleep(LATE_SECONDS)
         self._is_ending = True
         await _end(others)
+        self.count["states compared"] = self.states.compared
+        self.count["bases"] = sum("/bases/" in name for name in self.bucket.objects)
         if not self.errors:
             await self._check_end()
 
@@ -499,6 +541,7 @@ class ClusterWorld:
             "ENGINE_UNREACHABLE",
             "STORAGE_FAILED",
             "DRAINING",
+            "UNAVAILABLE",  # of a node that has drained
             "SUBSCRIPTION_ALREADY_EXISTS",
         ):
             self.fail(f"{name} is refused: {refused}")

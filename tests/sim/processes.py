@@ -11,11 +11,12 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from broker.testing.sim_loop import SimLoop
 
 T = TypeVar("T")
+_Ts = TypeVarTuple("_Ts")
 
 _PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
@@ -103,6 +104,12 @@ class ProcessLoop(SimLoop):
         for process in self.processes:
             process.let_go()
         self.cancel_leftovers()
+
+    def run_in_executor(
+        self, executor: object, func: Callable[[Unpack[_Ts]], T], *args: *_Ts
+    ) -> asyncio.Future[T]:
+        """As `SimLoop.run_in_executor`; each process has a default executor of its own."""
+        return super().run_in_executor(executor or ("default", _PROCESS.get()), func, *args)
 
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
         gate = self._gate(callback, context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 from broker.cluster.creation import encode_first
@@ -14,6 +14,8 @@ from broker.cluster.lease import OwnerLease
 from broker.cluster.object_group_log import ObjectGroupLog, entry_name
 from broker.cluster.shard_log import OwnedLog
 from broker.config import BrokerConfig
+from broker.folder.broker import Broker
+from broker.node.shard_bases import ShardBases
 from broker.node.standby import Standby
 from broker.storage.record_types import RecordType
 from broker.testing.mem_vfs import MemVfs
@@ -55,8 +57,13 @@ class ShardBroker:
         store: SimStore | None = None,
         clock: LeaseSimClock | None = None,
         executors: Sequence[Executor] = (),
+        bases: ShardBases | None = None,
+        watch: Callable[[Broker, str], None] = lambda broker, name: None,
     ) -> None:
-        """`executors`: its threads, if they are not those that all lives share."""
+        """`executors`: its threads, if they are not those that all lives share.
+
+        `watch` is given each of its brokers before that is opened.
+        """
         self.name = name
         self.vfs = vfs
         self.store = store or SimStore(bucket)
@@ -68,14 +75,17 @@ class ShardBroker:
         self.follower: Follower
         self._config = config or crash_config()
         self._executors = executors
+        self._bases = bases
+        self._watch = watch
         self.node = Node(vfs, self.clock, self._config, executors=executors)
+        watch(self.node.broker, name)
         self.taken: TakenOver
         self.owned_log: OwnedLog
         self._beat: asyncio.Task[None] | None = None
 
     async def follow(self, rank: int = 0) -> asyncio.Task[TakenOver]:
         """Begin to follow; the task ends with a take-over."""
-        self.follower = Follower(self.log, self.lease, self.clock, self.name, self._no_base, rank=rank)
+        self.follower = Follower(self.log, self.lease, self.clock, self.name, self._newest_base, rank=rank)
         self.standby = Standby(self.node.broker, self.log, SHARD, self.follower)
         await self.standby.open()
         return asyncio.create_task(self._take_over())
@@ -88,6 +98,7 @@ class ShardBroker:
         """Close the standby and open its folder to serve."""
         await self.node.stop()
         self.node = Node(self.vfs, self.clock, self._config, ownership=self.lease, executors=self._executors)
+        self._watch(self.node.broker, self.name)
         self.owned_log = OwnedLog(self.log, SHARD, ceiling_ms=self.taken.until_ms)
         await self.node.broker.open_shard(self.owned_log)
         self.node.broker.start()
@@ -121,5 +132,5 @@ class ShardBroker:
             await asyncio.sleep(LEASE_MS / 4000)
             await self.node.broker.journal.submit(RecordType.LOG_BLANK, [], lambda lsn: None)
 
-    async def _no_base(self) -> int:
-        return 0
+    async def _newest_base(self) -> int:
+        return 0 if self._bases is None else await self._bases.newest_index()
