@@ -23,7 +23,7 @@ from typing import Any, cast
 from google.rpc import status_pb2
 
 from broker.cluster.base_store import BaseStore
-from broker.cluster.follower import CutOff
+from broker.cluster.follower import CutOff, TakenOver
 from broker.cluster.group_head import blank
 from broker.cluster.shard_store import ShardStore
 from broker.errors import Fenced
@@ -47,11 +47,17 @@ TOPIC, SUBSCRIPTION = "orders", "all"
 DAY_MS = 86_400_000
 ANSWER_SECONDS = 4.0
 CONFIGS = [
-    small_config(heartbeat_ms=1_000, lease_ms=5_000, journal_group_bytes_max=1 << 16, **changes)
+    small_config(
+        heartbeat_ms=1_000,
+        lease_ms=5_000,
+        journal_group_bytes_max=1 << 16,
+        reclaim_interval_ms=3_000,
+        **changes,
+    )
     for changes in (
-        {"ledger_max_entries": 40, "min_index_count": 20, "max_segment_entries": 10},
-        {"ledger_max_entries": 30, "min_index_count": 9, "initial_backoff_ms": 300},
-        {"ledger_max_entries": 50, "checkpoint_interval_ms": 7_000, "max_buckets": 3},
+        {"ledger_max_entries": 12, "min_index_count": 20, "max_segment_entries": 10},
+        {"ledger_max_entries": 9, "min_index_count": 9, "initial_backoff_ms": 300},
+        {"ledger_max_entries": 15, "checkpoint_interval_ms": 7_000, "max_buckets": 3},
     )
 ]
 """One a node: what nodes decide may differ with them, and nothing else (CLUSTER-15)."""
@@ -93,10 +99,17 @@ class Sent:
     position: Position | None = None
     answered: float | None = None
     cancel_asked: float | None = None
+    cancel_asks: int = 0
     cancelled: float | None = None
+    ack_asked: bool = False
     acknowledged: float | None = None
     delivered_count: int = 0
     positions: set[Position] = field(default_factory=set)
+
+    @property
+    def may_be_settled(self) -> bool:
+        """Return whether something that was asked, apart from the last cancel, may have settled it."""
+        return self.ack_asked or self.cancel_asks > 1
 
     @property
     def is_far(self) -> bool:
@@ -204,8 +217,7 @@ class ClusterNode:
         )
         following = await broker.follow(self.rank)
         self._keep(bases, broker, patience=1 + self.rank / 4)
-        await following
-        world.count["take-overs"] += 1
+        world.note_taken(self, await following)
         await self._wait_ceiling(broker)
         node = await broker.own()
         self._keep(bases, broker, patience=2)
@@ -305,6 +317,7 @@ class ClusterWorld:
         self.states = ShardStates(self.fail, STATE_EVERY)
         self._bounds: dict[int, _Bounds] = {}  # of counts under way, by request
         self._acks: dict[tuple[int, int], list[Sent]] = {}  # by edge and request
+        self._taken: list[TakenOver] = []
         self._is_ending = False
 
     def fail(self, what: str) -> None:
@@ -337,6 +350,7 @@ class ClusterWorld:
         self._is_ending = True
         await _end(others)
         self.count["states compared"] = self.states.compared
+        self.count["dropped ledgers"] = self._count_dropped()
         self.count["bases"] = sum("/bases/" in name for name in self.bucket.objects)
         if not self.errors:
             await self._check_end()
@@ -345,6 +359,14 @@ class ClusterWorld:
         """The main task of a process has ended, and did not merely die with it."""
         if not (self.loop.is_over or task.cancelled()) and (error := task.exception()) is not None:
             self.fail(f"a node failed: {error!r}")
+
+    def note_taken(self, node: ClusterNode, taken: TakenOver) -> None:
+        """A node owns the shard, in a greater epoch than all before it (CLUSTER-3)."""
+        self.count["take-overs"] += 1
+        for other in self._taken:
+            if (other.epoch < taken.epoch) != (other.at_index < taken.at_index):
+                self.fail(f"{node.name} owns the shard at {taken.at_index}, as {other} was before")
+        self._taken.append(taken)
 
     async def _create(self) -> None:
         request = admin_pb2.CreateSubscriptionRequest(topic=TOPIC, name=SUBSCRIPTION, initial_position=2)
@@ -412,7 +434,9 @@ class ClusterWorld:
             batch = []
             for _ in range(self.rng.randint(1, 3)):
                 number += 2
-                delay_ms = self.rng.choice([0, 0, self.rng.randint(1, 6_000), DAY_MS])
+                # Far ones come together, so that there are ledgers without them, which are reclaimed.
+                longest_ms = DAY_MS if number % 60 < 20 else 1_000
+                delay_ms = self.rng.choice([0, 0, self.rng.randint(1, 6_000), longest_ms])
                 batch.append(Sent(number, delay_ms))
                 self.sent[number] = batch[-1]
             request = producer_pb2.ProduceRequest(
@@ -440,6 +464,7 @@ class ClusterWorld:
                 continue
             for each in chosen:
                 each.cancel_asked = each.cancel_asked or self.loop.time()
+                each.cancel_asks += 1
             selector = schedule_pb2.Selector(entries=_sets(chosen))
             await self._ask(
                 "CancelScheduled", schedule_pb2.CancelScheduledRequest(topic=TOPIC, selector=selector)
@@ -525,6 +550,8 @@ class ClusterWorld:
             return
         chosen = [each for each in batch if self.rng.random() < 0.8]
         if chosen:
+            for each in chosen:
+                each.ack_asked = True
             self.count["acks"] += 1
             request_id = self.count["acks"]
             self._acks[id(edge), request_id] = chosen
@@ -580,7 +607,7 @@ class ClusterWorld:
                     if sent.acknowledged is not None or sent.cancelled is not None:
                         self.fail(f"{node.name} cancels {sent.number}, which is settled")
                     sent.cancelled = self.loop.time()
-                case schedule_pb2.CHANGE_RESULT_NOT_FOUND if sent.delay_ms and sent.acknowledged is None:
+                case schedule_pb2.CHANGE_RESULT_NOT_FOUND if sent.delay_ms and not sent.may_be_settled:
                     self.fail(f"{node.name} does not find {sent.number}")
                 case schedule_pb2.CHANGE_RESULT_ALREADY_DELIVERED if sent.is_far:
                     self.fail(f"{node.name} says that {sent.number} was delivered")
@@ -603,6 +630,17 @@ class ClusterWorld:
             self.fail(f"{node.name} counts {pending} pending, of {bounds.least} to {most}")
 
     # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _count_dropped(self) -> int:
+        """Return the ledgers that were reclaimed."""
+        known = {position.ledger_id for position in self.by_position}
+        kept = [
+            {ledger.name.ledger_id for ledger in topic.log}
+            for node in self.nodes
+            if node.serves and node.broker is not None
+            for topic in node.broker.node.broker.registry.topics.values()
+        ]
+        return len(known - kept[0]) if kept else 0
 
     async def _check_end(self) -> None:
         """All is well and quiet: nothing is missing, and every node has the same state."""
