@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 from broker.errors import InvalidRequest, LimitReached
 from broker.folder.broker import Broker
@@ -42,6 +43,10 @@ class _Answer(NamedTuple):
 
     frame: bytes
     is_recorded: bool  # see `Confirmation`
+
+
+_Work: TypeAlias = Callable[[], Coroutine[None, None, _Answer]]
+"""The rest of the work of a frame. The task that does it makes the call, as it may be cancelled before it begins."""
 
 
 class Session:
@@ -163,23 +168,23 @@ class Session:
         check_size(raw, f"{named}.entries" if named else "frame", self._broker.config.tuning.ack_entries_max)
         return parse(consumer_pb2.SubscribeRequest, raw, self._broker.config)
 
-    async def _answer_frame(self, work: Coroutine[None, None, _Answer], place: FrameRoom) -> None:
-        answer, is_recorded = await work
+    async def _answer_frame(self, work: _Work, place: FrameRoom) -> None:
+        answer, is_recorded = await work()
         place.answered(len(answer))
         (self._answers if is_recorded else self._claims).append((answer, place))
         self._consumer.wakeup.set()
 
-    def _take_frame(self, frame: consumer_pb2.SubscribeRequest) -> Coroutine[None, None, _Answer] | None:
+    def _take_frame(self, frame: consumer_pb2.SubscribeRequest) -> _Work | None:
         """Do what a frame asks for; what has to wait for the disk is returned."""
         self._subscription.consumers.heard(self._consumer)
         match frame.WhichOneof("frame"):
             case "ack":
-                return self._acknowledge(frame.ack)
+                return partial(self._acknowledge, frame.ack)
             case "permits":
                 self._consumer.grant(frame.permits.messages, frame.permits.bytes)
                 self._subscription.work.set()
             case "nack":
-                return self._give_back(frame.nack)
+                return partial(self._give_back, frame.nack)
             case "extend":
                 return self._extend(frame.extend)
             case "drain":
@@ -210,14 +215,14 @@ class Session:
         )
         return await self._confirmed(nack.request_id, failures, confirmation)
 
-    def _extend(self, extend: consumer_pb2.Extend) -> Coroutine[None, None, _Answer]:
+    def _extend(self, extend: consumer_pb2.Extend) -> _Work:
         lease_ms = check_lease_ms(
             extend.lease_ms or self._consumer.lease_ms, "extend.lease_ms", self._broker.config
         )
         entries, failures = self._entries_of(extend.entries, "extend.entries")
         not_held = requests.extend(self._subscription, self._consumer.consumer_id, entries, lease_ms)
         confirmation = requests.Confirmation(not_held, is_recorded=False)
-        return self._confirmed(extend.request_id, failures, confirmation)
+        return partial(self._confirmed, extend.request_id, failures, confirmation)
 
     def _entries_of(self, sets: Sequence[message_pb2.EntrySet], field: str) -> tuple[Entries, list[Failure]]:
         return entries_of(sets, field, self._broker.config.tuning.ack_entries_max)

@@ -153,7 +153,8 @@ class ChangeOutcome:
     """Result for one message: what became of it, or in a dry run would become of it.
 
     `id` is None where a key names nothing, `deliver_at` where the message is not pending (any more). With
-    ALREADY_DELIVERED, `delivered_to` names the subscriptions that were sent it, or may have been.
+    ALREADY_DELIVERED, `delivered_to` names the subscriptions that were sent it, or may have been. It is true in a
+    condition if it is `done`.
     """
 
     id: MessageId | None
@@ -165,6 +166,9 @@ class ChangeOutcome:
     @property
     def done(self) -> bool:
         return self.result is ChangeResult.DONE
+
+    def __bool__(self) -> bool:
+        return self.done
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,8 @@ async def test_one_message_is_cancelled_or_moved_with_a_definite_answer(
 ) -> None:
     outcome = await client.schedule.cancel("t", schedule_key="order-1", dry_run=True)
     assert outcome == await client.schedule.cancel("t", schedule_key="order-1")
-    assert (outcome.done, outcome.id, outcome.deliver_at, outcome.delivered_to) == (
+    assert (bool(outcome), outcome.done, outcome.id, outcome.deliver_at, outcome.delivered_to) == (
+        True,
         True,
         (LEDGER, 1),
         None,
@@ -104,6 +105,7 @@ async def test_one_message_is_cancelled_or_moved_with_a_definite_answer(
     assert (await client.schedule.cancel("t", MessageId(LEDGER, 1))).result is CANCELLED
     nobody = await client.schedule.cancel("t", schedule_key="nobody")
     assert (nobody.result, nobody.id, nobody.schedule_key) == (NOT_FOUND, None, "nobody")
+    assert not nobody, "what was not done is false, as its name in a condition suggests"
     late = await client.schedule.move("t", MessageId(LEDGER, 5), shift=HOUR)
     assert (late.result, late.delivered_to) == (DELIVERED, ("billing", "audit"))
     moved = await client.schedule.move("t", schedule_key="order-2", deliver_at=pending)
