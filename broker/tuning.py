@@ -43,6 +43,10 @@ class Tuning:
     # Cluster
     journal_group_gap_ms: int = 50  # with a store that takes money for each group
     base_interval_ms: int = 10 * MINUTE_MS
+    follow_ahead_groups: int = 32
+    follow_ahead_bytes: int = (
+        8 * MIB
+    )  # no more: all that is read at once must come within the time of one attempt
 
     # Index and delivery
     clock_recheck_ms: int = SECOND_MS

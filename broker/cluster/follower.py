@@ -75,33 +75,45 @@ class Follower:
         return self._lease.owner_lease_ms
 
     async def run(
-        self, apply: Callable[[LogEntry], Awaitable[None]], caught_up: Callable[[], None] = lambda: None
+        self,
+        apply: Callable[[LogEntry], Awaitable[None]],
+        note_end: Callable[[bool], None] = lambda is_end: None,
     ) -> TakenOver:
         """Apply every group as it comes, until this node owns the shard. Raises CutOff, Corrupt.
 
-        `caught_up` is called when there is nothing more to read.
+        `note_end` is told that there is nothing more to read, or (False) that the log cannot be read.
         """
+        try:
+            return await self._run(apply, note_end)
+        finally:
+            await self._log.stop_following()
+
+    async def _run(
+        self, apply: Callable[[LogEntry], Awaitable[None]], note_end: Callable[[bool], None]
+    ) -> TakenOver:
         if await self._log.is_cut_off():
             raise CutOff(f"Index {self._log.next_index} was trimmed")
         while True:
-            entry = await self._read()
+            entry = await self._read(note_end)
             if entry is not None:
                 if entry.head.kind is GroupKind.TAKE_OVER:
                     await self._check_base(entry.head.first_lsn)
                 await apply(entry)
             elif not self._may_take_over():
-                caught_up()
                 await asyncio.sleep(self._pause_seconds)
             elif (taken := await self._take_over()) is not None:
                 return taken
 
-    async def _read(self) -> LogEntry | None:
+    async def _read(self, note_end: Callable[[bool], None]) -> LogEntry | None:
         try:
             entry = await self._log.follow()
         except OSError as error:
             log.warning("The log could not be read", error=str(error))
+            note_end(False)
             return None
-        if entry is not None:
+        if entry is None:
+            note_end(True)
+        else:
             self._heard_ns = self._clock.boottime_ns()
             self._resigned_to_us = entry.resigned_to == self._node
         return entry

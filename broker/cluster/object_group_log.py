@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -39,12 +38,14 @@ from broker.cluster.group_head import (
 )
 from broker.cluster.lease import Moment, OwnerLease
 from broker.cluster.object_store import ObjectStore
+from broker.cluster.read_ahead import AheadLimits, ReadAhead
 from broker.cluster.remote_store import AttemptTime
 from broker.cluster.take_over import Answer, Settling, after_create, after_read, is_removable, is_void
 from broker.errors import Corrupt, Fenced
 from broker.observe.logs import get_logger
 from broker.runtime.flight import for_all
 from broker.runtime.vfs import WriteFailed
+from broker.settings import MIB
 from broker.storage.group_log import NewRecord, StoredGroup
 from broker.storage.segment import Group
 
@@ -56,7 +57,9 @@ LOG_ATTEMPT = AttemptTime(seconds=1.0, seconds_per_mib=0.1)
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 0.5
 TAIL_PAUSE_SECONDS = 0.25
-READ_AHEAD = 8
+AHEAD = AheadLimits(groups=8, bytes=8 * MIB)
+READ_SINGLY = 32
+"""Groups that a follower finds one after the other before it lists what waits: a list costs more than a group."""
 REMOVED_TOGETHER = 16
 
 log = get_logger(__name__)
@@ -81,6 +84,7 @@ class ObjectGroupLog:
         *,
         repeat_pause_seconds: float = FIRST_PAUSE_SECONDS,
         tail_pause_seconds: float = TAIL_PAUSE_SECONDS,
+        ahead: AheadLimits = AHEAD,
         make_nonce: Callable[[], bytes] = lambda: os.urandom(NONCE_BYTES),
     ) -> None:
         self._store = store
@@ -89,6 +93,7 @@ class ObjectGroupLog:
         self._lease = lease
         self._repeat_pause_seconds = repeat_pause_seconds
         self._tail_pause_seconds = tail_pause_seconds
+        self._ahead_limits = ahead
         self._make_nonce = make_nonce
         self._epoch = 0
         self._until_ms = 0
@@ -99,6 +104,8 @@ class ObjectGroupLog:
         self._next_index = 1
         self._stored_bytes = 0
         self._counted_below = 1  # groups from here on are not in `_stored_bytes` yet
+        self._ahead = ReadAhead(self._entry, ahead)
+        self._found_in_row = 0  # groups that `follow` found without a pause since it last listed them
         self._appending: asyncio.Task[StoredGroup] | None = None
         self._closing: asyncio.Event = asyncio.Event()
         self._grown = asyncio.Event()
@@ -138,9 +145,11 @@ class ObjectGroupLog:
                 path=self._place(1),
                 advice=ADVICE,
             )
-        last = await self._last()
+        last, sizes = await self._last()
         self._check_reach(last.next_index, max(from_index - 1, needed_to))
         self._known_end = last.next_index
+        await self._ahead.drop()
+        self._ahead.expect({index: length for index, length in sizes.items() if index >= from_index})
         self._next_index, self._epoch, self._until_ms = from_index, epoch, until_ms
 
     def check_read(self, needed_to: int) -> None:
@@ -186,20 +195,28 @@ class ObjectGroupLog:
 
         Raises Trimmed, or Corrupt if they are damaged.
         """
-        end = (await self._last()).next_index
+        end = (await self._last())[0].next_index
         if index < end:
             async with contextlib.aclosing(self._entries(index, end)) as entries:
                 async for entry in entries:
                     yield entry
 
     async def follow(self) -> LogEntry | None:
-        """Return the group at `next_index`, if it is there, and move behind it."""
-        entry = await self._entry(self._next_index)
-        if (
-            entry is not None and entry.head.first_lsn == self._next_index
-        ):  # else an append of ours came first
+        """Return the group at `next_index`, if it is there, and move behind it.
+
+        Where many wait, some are read ahead.
+        """
+        entry = await self._read_next()
+        if entry is None:
+            self._found_in_row = 0
+        elif entry.head.first_lsn == self._next_index:  # else an append of ours came first
+            self._found_in_row += 1
             self._note(entry)
         return entry
+
+    async def stop_following(self) -> None:
+        """End what `follow` reads ahead."""
+        await self._ahead.drop()
 
     async def tail(self, index: int, wait_ms: int) -> Group | None:
         with contextlib.suppress(TimeoutError):
@@ -225,7 +242,7 @@ class ObjectGroupLog:
 
     async def trim(self, below: int) -> None:
         """Remove what ends below an index, oldest first, but for take-overs (CLUSTER-4, CLUSTER-17)."""
-        indexes = {self._index(info.name): info.bytes async for info in self._store.objects(self._folder)}
+        indexes = await self._sizes()
         kept = max(
             (index for index in indexes if index <= below), default=0
         )  # it holds `below`, or is the last one
@@ -347,6 +364,30 @@ class ObjectGroupLog:
 
     # Reading.
 
+    async def _read_next(self) -> LogEntry | None:
+        index = self._next_index
+        if self._ahead.next_index != index:
+            await self._ahead.drop()
+            if self._found_in_row >= READ_SINGLY:
+                sizes = await self._sizes(after=index - 1)
+                self._found_in_row = len(sizes)
+                self._ahead.expect(sizes)
+        if self._ahead.next_index != index:
+            return await self._entry(index)
+        try:
+            return await self._ahead.take()
+        except OSError:
+            self._found_in_row = 0
+            await self._ahead.drop()
+            raise
+
+    async def _sizes(self, *, after: int = 0) -> dict[int, int]:
+        """The bytes of the groups behind an index, by index."""
+        name = self._name(after) if after else ""
+        return {
+            self._index(info.name): info.bytes async for info in self._store.objects(self._folder, after=name)
+        }
+
     def _note(self, entry: LogEntry) -> None:
         if is_void(
             entry.head.epoch, self._epoch
@@ -375,10 +416,10 @@ class ObjectGroupLog:
                 advice=ADVICE,
             )
 
-    async def _last(self) -> LogEntry:
-        """Return the last group of the log, and note the size of all."""
+    async def _last(self) -> tuple[LogEntry, dict[int, int]]:
+        """Return the last group of the log, and the bytes of all by index, which are noted."""
         while True:
-            sizes = {self._index(info.name): info.bytes async for info in self._store.objects(self._folder)}
+            sizes = await self._sizes()
             if not sizes:
                 raise Corrupt(
                     "The store does not list the log's first group, and shows it", path=self._place(1)
@@ -386,7 +427,7 @@ class ObjectGroupLog:
             entry = await self._entry(max(sizes))
             if entry is not None:  # else it was trimmed since, behind new ones
                 self._stored_bytes, self._counted_below = sum(sizes.values()), entry.next_index
-                return entry
+                return entry, sizes
 
     async def _wait_grown(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -394,18 +435,13 @@ class ObjectGroupLog:
 
     async def _entries(self, index: int, end: int) -> AsyncGenerator[LogEntry, None]:
         """Yield the groups from the one that holds `index` to the one before `end`, with some read ahead."""
-        indexes = await self._indexes(index, end)
-        reading = deque[asyncio.Task[LogEntry | None]]()
-        expected = indexes[0]
+        sizes = await self._sizes_from(index, end)
+        ahead = ReadAhead(self._entry, self._ahead_limits)
+        ahead.expect(sizes)
+        expected = min(sizes)
         try:
-            for place in range(len(indexes) + READ_AHEAD):
-                if place < len(indexes):
-                    reading.append(asyncio.create_task(self._entry(indexes[place])))
-                if place < READ_AHEAD - 1 and place < len(indexes) - 1:
-                    continue
-                if not reading:
-                    break
-                entry = await reading.popleft()
+            while ahead.next_index is not None:
+                entry = await ahead.take()
                 if entry is None or entry.head.first_lsn != expected:
                     raise self._trimmed(expected)
                 yield entry
@@ -413,21 +449,17 @@ class ObjectGroupLog:
             if expected < end:
                 raise self._trimmed(expected)
         finally:
-            for task in reading:
-                task.cancel()
-            await asyncio.gather(*reading, return_exceptions=True)
+            await ahead.drop()
 
-    async def _indexes(self, index: int, end: int) -> list[int]:
-        """The indexes of the groups from the one that holds `index` on; raises Corrupt if it was trimmed."""
-        after = self._name(index - 1) if index > 1 and await self._read(index) is not None else ""
-        indexes = sorted(
-            [self._index(info.name) async for info in self._store.objects(self._folder, after=after)]
-        )
-        first = max((known for known in indexes if known <= index), default=0)
+    async def _sizes_from(self, index: int, end: int) -> dict[int, int]:
+        """The bytes of the groups from the one that holds `index` on; raises Corrupt if it was trimmed."""
+        is_first = index > 1 and await self._read(index) is not None
+        sizes = await self._sizes(after=index - 1 if is_first else 0)
+        first = max((known for known in sizes if known <= index), default=0)
         entry = await self._entry(first) if first else None
         if entry is None or entry.next_index <= index:
             raise self._trimmed(index)
-        return [known for known in indexes if first <= known < end]
+        return {known: length for known, length in sizes.items() if first <= known < end}
 
     def _trimmed(self, index: int) -> Trimmed:
         return Trimmed(

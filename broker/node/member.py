@@ -11,6 +11,7 @@ from broker.cluster.group_head import Shard
 from broker.cluster.lease import LeaseClock, OwnerLease
 from broker.cluster.object_group_log import ObjectGroupLog
 from broker.cluster.object_store import ObjectStore
+from broker.cluster.read_ahead import AheadLimits
 from broker.cluster.shard_store import ShardStore
 from broker.cluster.stores import costs_money, open_store
 from broker.config import BrokerConfig, parse_nodes
@@ -52,7 +53,9 @@ class Member:
 
     def make_log(self, lease: OwnerLease) -> ObjectGroupLog:
         """Return the shard's log, which is yet to be opened."""
-        return ObjectGroupLog(self.store, self.shard, self.name, lease)
+        tuning = self.config.tuning
+        ahead = AheadLimits(tuning.follow_ahead_groups, tuning.follow_ahead_bytes)
+        return ObjectGroupLog(self.store, self.shard, self.name, lease, ahead=ahead)
 
 
 def node_name(config: BrokerConfig) -> str:

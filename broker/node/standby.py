@@ -43,7 +43,7 @@ class Standby:
 
     @property
     def lag_ms(self) -> int:
-        """Return how long ago the owner stored what this standby has applied; 0 once it has applied all there is."""
+        """Return how long ago the owner stored what this standby has applied; 0 while it has applied all there is."""
         if not self._is_behind:
             return 0
         return max(self._broker.clock.now_ms() - self.applied_wall_ms, 0) if self.applied_wall_ms else 0
@@ -56,7 +56,7 @@ class Standby:
 
     async def run(self) -> TakenOver:
         """Apply what comes until this node owns the shard. Raises CutOff, Corrupt."""
-        return await self._follower.run(self._apply, caught_up=self._note_end)
+        return await self._follower.run(self._apply, self._note_end)
 
     async def _apply(self, entry: LogEntry) -> None:
         await self._broker.follow(entry.group, entry.bytes)
@@ -65,8 +65,8 @@ class Standby:
         self.applied_wall_ms = entry.head.wall_ms
         self._is_behind = self._broker.clock.now_ms() - entry.head.wall_ms > CAUGHT_UP_MS
 
-    def _note_end(self) -> None:
-        self._is_behind = False
+    def _note_end(self, is_end: bool) -> None:
+        self._is_behind = not is_end
 
     async def _checkpoint_silences(self) -> None:
         """Write a checkpoint whenever the log falls silent: a take-over may be near."""

@@ -22,7 +22,7 @@ from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop
 from broker.testing.sim_store import SimBucket, SimStore
-from tests.crash.history import crash_config
+from tests.crash.history import crash_config, observe
 from tests.harness import Node
 
 SHARD = Shard(bytes(range(16)), 0, 1)
@@ -126,6 +126,15 @@ class ShardBroker:
         async with asyncio.timeout(600):
             while self.node.broker.journal.durable_lsn < lsn:
                 await asyncio.sleep(0.05)
+
+    async def agrees_with(self, owner: Node) -> bool:
+        """Wait until it has applied all that the owner has, and return whether they have the same state."""
+        while True:
+            lsn = owner.broker.journal.durable_lsn
+            await self.reach(lsn)
+            states = await observe(self.node), await observe(owner)
+            if self.node.broker.journal.durable_lsn == owner.broker.journal.durable_lsn == lsn:
+                return states[0] == states[1]
 
     async def _heartbeats(self) -> None:
         while True:

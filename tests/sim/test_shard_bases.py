@@ -18,7 +18,7 @@ from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.testing.sim_store import SimBucket, SimStore
-from tests.crash.history import LIVES, observe
+from tests.crash.history import LIVES
 from tests.harness import DATA_DIR, Node, Outgoing
 from tests.sim.shard_brokers import SHARD, LeaseSimClock, ShardBroker, make_bucket
 
@@ -64,8 +64,7 @@ def test_a_new_node_begins_with_the_newest_base_after_the_log_was_trimmed() -> N
         assert not needs_seed(disk, DATA_DIR)
         standby = ShardBroker(bucket, loop, "b", disk)
         await standby.follow(rank=1)
-        await standby.reach(node.broker.journal.durable_lsn)
-        assert await observe(standby.node) == await observe(node)
+        assert await standby.agrees_with(node)
         standby.kill()
         await owner.stop()
 
@@ -98,8 +97,7 @@ def test_a_standby_makes_bases_and_one_that_was_away_for_long_begins_anew() -> N
         assert await bases_of(bucket, loop, away.vfs, "b").seed(DATA_DIR)
         again = ShardBroker(bucket, loop, "b", away.vfs)
         await again.follow(rank=1)
-        await again.reach(node.broker.journal.durable_lsn)
-        assert await observe(again.node) == await observe(node)
+        assert await again.agrees_with(node)
         for each in (again, maker):
             each.kill()
         await owner.stop()
@@ -124,8 +122,7 @@ def test_a_seed_that_was_cut_begins_anew() -> None:
         assert await bases_of(bucket, loop, disk, "b").seed(DATA_DIR)
         standby = ShardBroker(bucket, loop, "b", disk)
         await standby.follow(rank=1)
-        await standby.reach(node.broker.journal.durable_lsn)
-        assert await observe(standby.node) == await observe(node)
+        assert await standby.agrees_with(node)
         standby.kill()
         await owner.stop()
 

@@ -32,9 +32,7 @@ def test_each_standby_has_the_owners_state_and_serves_after_it() -> None:
             standby = ShardBroker(bucket, loop, "abc"[number + 1 & 1], disks["abc"[number + 1 & 1]])
             taking = await standby.follow(rank=number)
             await play(node)
-            await standby.reach(node.broker.journal.durable_lsn)
-            assert standby.node.broker.journal.durable_lsn >= node.broker.journal.durable_lsn
-            assert await observe(standby.node) == await observe(node)
+            assert await standby.agrees_with(node)
             owner.kill()
             owner = standby
         await taking
@@ -119,6 +117,29 @@ def test_a_standby_decides_nothing() -> None:
     run_sim(scenario, seed=1)
 
 
+def test_a_standby_that_is_cut_off_says_how_far_it_is_behind() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        first, second = ShardBroker(bucket, loop, "a", MemVfs()), ShardBroker(bucket, loop, "b", MemVfs())
+        await (await first.follow())
+        node = await first.own()
+        taking = await second.follow(rank=1)
+        assert await second.agrees_with(node)
+        assert second.standby.lag_ms == 0
+        second.store.is_cut = True
+        await asyncio.sleep(60)
+        assert 58_000 < second.standby.lag_ms <= 61_000
+        second.store.is_cut = False
+        assert await second.agrees_with(node)
+        await asyncio.sleep(1)
+        assert second.standby.lag_ms == 0
+        taking.cancel()
+        await second.node.stop()
+        await first.stop()
+
+    run_sim(scenario, seed=1)
+
+
 def test_a_folder_is_of_one_shard_or_of_none() -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
         alone, shared = MemVfs(), MemVfs()
@@ -193,8 +214,7 @@ def test_a_crashed_disk_of_a_standby_goes_on_where_its_checkpoint_was() -> None:
             standby.kill()
         standby = ShardBroker(bucket, loop, "b", disk)
         await standby.follow(rank=1)
-        await standby.reach(node.broker.journal.durable_lsn)
-        assert await observe(standby.node) == await observe(node)
+        assert await standby.agrees_with(node)
         standby.kill()
         await first.stop()
 
