@@ -580,9 +580,13 @@ def _restore_bar(byte_count: int) -> Any:
     return click.progressbar(length=max(byte_count, 1), label="Restoring", file=sys.stderr)
 
 
+_MOVE_SECONDS = 60.0
+_MOVE_LOOK_SECONDS = 0.2
+
+
 @main.group()
 def cluster() -> None:
-    """Make a cluster in an object store, and check that a store will do. Experimental: see docs/clusters.md."""
+    """Make a cluster in an object store, see it, and move its shard. Experimental: see docs/clusters.md."""
 
 
 @cluster.command("check-store")
@@ -640,6 +644,41 @@ def cluster_status(connection: Settings) -> None:
         click.echo(line)
     is_owned = not cluster_id or any(node.is_owner for node in nodes)
     sys.exit(0 if is_owned and not any(node.problem for node in nodes) else 1)
+
+
+@cluster.command("move")
+@_with_connection
+@click.option("--to", metavar="NODE", required=True, help="Node that is to own the shard, by its name.")
+def move_shard(connection: Settings, to: str) -> None:
+    """Hand the shard over to a node that follows it. --address may be any node, or several: a,b,c.
+
+    The former owner ends its process, with status 1; its supervisor starts it again as a standby.
+
+    Exit code 0: the node owns the shard; 1: it was refused, or the node does not own it after a minute.
+    """
+    asyncio.run(_move_shard(connection, to))
+    click.echo(f"{to} owns the shard")
+
+
+async def _move_shard(connection: Settings, to: str) -> None:
+    import postdate  # noqa: PLC0415
+
+    try:
+        async with connection.client() as client:
+            await client.move_shard(to)
+            address = next(node.address for node in (await client.cluster()).nodes if node.name == to)
+    except postdate.PostdateError as error:
+        raise click.ClickException(str(error)) from error
+    try:
+        async with asyncio.timeout(_MOVE_SECONDS):
+            while True:
+                if (await _ask_node(connection, to, address)).is_owner:
+                    return
+                await asyncio.sleep(_MOVE_LOOK_SECONDS)
+    except TimeoutError:
+        raise click.ClickException(
+            f"The hand-over has begun, and {to} does not own the shard yet: see `cluster status`"
+        ) from None
 
 
 async def _ask_nodes(connection: Settings) -> tuple[str, list[NodeStatus]]:

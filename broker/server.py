@@ -27,6 +27,7 @@ from broker.observe.metrics import BrokerCollector, BrokerSnapshot, ClusterSnaps
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessInterceptor
 from broker.rpc.cluster import ViewCluster
+from broker.rpc.hand_over import HandOver
 from broker.rpc.port import GrpcPort
 from broker.rpc.reflection import add_reflection
 from broker.runtime.clock import Clock, SystemClock
@@ -115,6 +116,8 @@ class OwnedShard(NamedTuple):
     """Recovers the broker, from the log of the shard."""
     view: ViewCluster
     snapshot: Callable[[], ClusterSnapshot]
+    resign_to: Callable[[str], None]
+    """Ends this process soon, with a hand-over to a node."""
 
 
 class Server:
@@ -148,10 +151,11 @@ class Server:
         self.broker = self._threads.make_broker(config, self._clock, self._fail, vfs=vfs, ownership=ownership)
         self._version = broker_version()
         self._producer = producer.ProducerService(self.broker)
-        cluster = shard.view if shard is not None else None
-        self._consumer = consumer.ConsumerService(
-            self.broker, cluster().route.epoch if cluster is not None else 0
-        )
+        epoch = shard.view().route.epoch if shard is not None else 0
+        self._consumer = consumer.ConsumerService(self.broker, epoch)
+        cluster = None
+        if shard is not None:
+            cluster = admin.OwnedCluster(shard.view, HandOver(self.broker, shard.view, shard.resign_to))
         self._admin = admin.AdminService(self.broker, self._version, cluster)
         self._schedule = schedule.ScheduleService(self.broker)
         self._compaction = compaction.CompactionService(self.broker)

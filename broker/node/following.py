@@ -15,13 +15,10 @@ from broker.node.shard_bases import needs_seed
 from broker.node.standby import Standby
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters, BrokerSnapshot, ClusterSnapshot
-from broker.rpc.cluster import ClusterView, OwnerRoute
+from broker.rpc.cluster import FOLLOWED_WITHIN_MS, ClusterView, OwnerRoute
 from broker.server import BrokerThreads
 
 log = get_logger(__name__)
-
-FOLLOWED_WITHIN_MS = 5_000
-"""A standby that is further behind is not ready."""
 
 _RANK_PATIENCE = 0.25
 

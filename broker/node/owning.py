@@ -3,7 +3,8 @@
     1  close the standby, and wait until the clock has passed the ceiling of the owners before (CLUSTER-14)
     2  open the folder as after a crash, open the ports, serve
     3  append a heartbeat whenever nothing else was for a quarter of a lease
-    4  asked to stop: drain, resign, end with status 0. Fenced, or unable to write: end with status 1
+    4  asked to stop: drain, resign, end with status 0. Asked to hand the shard over: the same with status 1, as a
+       supervisor starts only what failed, if it is so told. Fenced, or unable to write: end with status 1
 
 Between the take-over and the first group of the broker the log is kept from falling silent by groups that this
 module appends itself.
@@ -64,8 +65,9 @@ class Owning:
             notifier=notifier,
             clock=member.clock,
             read_config=read_config,
-            shard=OwnedShard(won.lease, self._open_broker, self.view, self._take_snapshot),
+            shard=OwnedShard(won.lease, self._open_broker, self.view, self._take_snapshot, self._resign_to),
         )
+        self._successor = ""  # who was named in a request to move the shard
 
     def reload_soon(self) -> None:
         """Read anew what can change while the broker serves."""
@@ -86,10 +88,16 @@ class Owning:
         broker.supervisor.spawn_lasting("bases", bases)
         await self._wait_end(stop)
         if server.failure is None:
-            self._owned_log.resigns_to = next(iter(self._member.others), "")
+            self._owned_log.resigns_to = self._successor or next(iter(self._member.others), "")
         await self._stop_server()
-        if server.failure is None:
+        if server.failure is None and (stop.is_set() or not self._successor):
             return 0
+        if server.failure is None:
+            log.warning(
+                "The shard is handed over: this process ends, and is to be started again as a standby",
+                to=self._successor,
+            )
+            return 1
         if isinstance(server.failure.__cause__, Fenced):
             self._member.rest.begin()
             log.error(
@@ -98,6 +106,10 @@ class Owning:
                 rest_ms=self._member.rest.left_ms(),
             )
         return 1
+
+    def _resign_to(self, node: str) -> None:
+        self._successor = node
+        self._server.request_stop()
 
     async def _change_over(self) -> None:
         """Close the standby and wait for the ceiling of former owners; meanwhile the log does not fall silent."""

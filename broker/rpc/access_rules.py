@@ -168,6 +168,7 @@ _SERVICES: Mapping[str, Mapping[str, Rule]] = {
         "VerifyTopic": _topic(_MANAGE, field="name"),
         "GetServerInfo": _SOMEBODY,
         "GetCluster": _SOMEBODY,
+        "MoveShard": _always(_MANAGE, topic=TopicScope.ALL),
         "CreateBackup": _always(_MANAGE, topic=TopicScope.ALL),
         "ListBackups": _always(_MANAGE, topic=TopicScope.ALL),
         "DeleteBackup": _always(_MANAGE, topic=TopicScope.ALL),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
 from broker.config import check_name
+from broker.errors import InvalidRequest, NotFound
 from broker.folder.broker import Broker
 from broker.rpc.access_rules import SHOW_SUBSCRIPTION
 from broker.rpc.answers import Answers
@@ -19,6 +20,7 @@ from broker.rpc.cluster import ViewCluster, describe_alone, describe_cluster
 from broker.rpc.control import ControlCalls
 from broker.rpc.dead_letters import DeadLetterCalls
 from broker.rpc.entries import check_initial_position, check_type
+from broker.rpc.hand_over import HandOver
 from broker.rpc.paging import page_by_name
 from broker.rpc.policies import (
     describe_subscription,
@@ -37,10 +39,17 @@ SERVICE = "postdate.v1.AdminService"
 _FINDINGS_MAX = 100
 
 
+class OwnedCluster(NamedTuple):
+    """The cluster, as the owner of its shard knows it, and may hand that over."""
+
+    view: ViewCluster
+    hand_over: HandOver
+
+
 class AdminService:
     """See the module's description."""
 
-    def __init__(self, broker: Broker, version: str, cluster: ViewCluster | None = None) -> None:
+    def __init__(self, broker: Broker, version: str, cluster: OwnedCluster | None = None) -> None:
         self._broker = broker
         self._cluster = cluster
         self._version = version
@@ -64,6 +73,7 @@ class AdminService:
             "VerifyTopic": (admin_pb2.VerifyTopicRequest, self._verify_topic),
             "GetServerInfo": (admin_pb2.GetServerInfoRequest, self._get_server_info),
             "GetCluster": (admin_pb2.GetClusterRequest, self._get_cluster),
+            "MoveShard": (admin_pb2.MoveShardRequest, self._move_shard),
             **self._control.calls(),
             **self._dead_letters.calls(),
             **self._backups.calls(),
@@ -228,4 +238,16 @@ class AdminService:
 
     async def _get_cluster(self, _: admin_pb2.GetClusterRequest) -> Message:
         tell_freely()  # whoever asks looks for the owner
-        return describe_alone(self._broker) if self._cluster is None else describe_cluster(self._cluster())
+        return (
+            describe_alone(self._broker) if self._cluster is None else describe_cluster(self._cluster.view())
+        )
+
+    async def _move_shard(self, request: admin_pb2.MoveShardRequest) -> Message:
+        if not request.to:
+            raise InvalidRequest("Name the node that is to own the shard", field="to", reason="NODE_MISSING")
+        if self._cluster is None:
+            raise NotFound(
+                f"This broker is in no cluster with a node {request.to!r}", reason="NODE_NOT_FOUND"
+            )
+        await self._cluster.hand_over.move(request.to)
+        return admin_pb2.MoveShardResponse()

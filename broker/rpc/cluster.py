@@ -8,6 +8,9 @@ from typing import NamedTuple, TypeAlias
 from broker.folder.broker import Broker
 from postdate_api.v1 import admin_pb2
 
+FOLLOWED_WITHIN_MS = 5_000
+"""A standby that is further behind is not ready, and is handed no shard."""
+
 
 class OwnerRoute(NamedTuple):
     """The owner of a shard, as far as is known."""

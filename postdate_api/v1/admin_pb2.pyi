@@ -695,6 +695,16 @@ class GetClusterResponse(_message.Message):
     node: str
     def __init__(self, cluster_id: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ClusterShard, _Mapping[str, object]]]] = ..., nodes: _Optional[_Iterable[_Union[ClusterNode, _Mapping[str, object]]]] = ..., node: _Optional[str] = ...) -> None: ...
 
+class MoveShardRequest(_message.Message):
+    __slots__ = ("to",)
+    TO_FIELD_NUMBER: _ClassVar[int]
+    to: str
+    def __init__(self, to: _Optional[str] = ...) -> None: ...
+
+class MoveShardResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ClusterShard(_message.Message):
     __slots__ = ("number", "epoch", "owner", "owner_address", "standbys", "applied_lsn", "applied_time_ms", "base_lsn", "base_time_ms")
     NUMBER_FIELD_NUMBER: _ClassVar[int]

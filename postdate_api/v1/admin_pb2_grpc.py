@@ -155,6 +155,11 @@ class AdminServiceStub(object):
                 request_serializer=postdate_dot_v1_dot_admin__pb2.GetClusterRequest.SerializeToString,
                 response_deserializer=postdate_dot_v1_dot_admin__pb2.GetClusterResponse.FromString,
                 _registered_method=True)
+        self.MoveShard = channel.unary_unary(
+                '/postdate.v1.AdminService/MoveShard',
+                request_serializer=postdate_dot_v1_dot_admin__pb2.MoveShardRequest.SerializeToString,
+                response_deserializer=postdate_dot_v1_dot_admin__pb2.MoveShardResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -336,6 +341,16 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MoveShard(self, request, context):
+        """Hands the shard over to a node that follows it. The answer says that the hand-over has begun, or that the node owns the
+        shard already: the owner ends its streams, resigns, and ends its process, to be started again as a standby. NOT_FOUND
+        with NODE_NOT_FOUND: there is no such node. FAILED_PRECONDITION with NODE_NOT_FOLLOWING: the node does not answer,
+        or is more than five seconds behind.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -458,6 +473,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetCluster,
                     request_deserializer=postdate_dot_v1_dot_admin__pb2.GetClusterRequest.FromString,
                     response_serializer=postdate_dot_v1_dot_admin__pb2.GetClusterResponse.SerializeToString,
+            ),
+            'MoveShard': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveShard,
+                    request_deserializer=postdate_dot_v1_dot_admin__pb2.MoveShardRequest.FromString,
+                    response_serializer=postdate_dot_v1_dot_admin__pb2.MoveShardResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1109,6 +1129,33 @@ class AdminService(object):
             '/postdate.v1.AdminService/GetCluster',
             postdate_dot_v1_dot_admin__pb2.GetClusterRequest.SerializeToString,
             postdate_dot_v1_dot_admin__pb2.GetClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveShard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/postdate.v1.AdminService/MoveShard',
+            postdate_dot_v1_dot_admin__pb2.MoveShardRequest.SerializeToString,
+            postdate_dot_v1_dot_admin__pb2.MoveShardResponse.FromString,
             options,
             channel_credentials,
             insecure,

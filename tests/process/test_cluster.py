@@ -14,8 +14,10 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
+from click.testing import CliRunner
 
 from benchmarks.processes import free_ports
+from broker.cli import main
 from broker.cluster.creation import create_cluster
 from broker.cluster.file_store import FileStore
 from postdate_api.v1 import admin_pb2, admin_pb2_grpc, message_pb2, producer_pb2, producer_pb2_grpc
@@ -183,6 +185,41 @@ async def test_any_node_takes_calls_and_an_owner_without_its_store_says_nothing(
                 await admin_pb2_grpc.AdminServiceStub(owner.channel).GetTopic(topic, timeout=5)
                 break
             await asyncio.sleep(0.1)
+
+
+@pytest.mark.slow
+async def test_a_shard_is_moved_to_the_node_that_is_named_and_back(start: Start, tmp_path: Path) -> None:
+    """To the last in rank, and from there to the first owner, which comes back without a rest."""
+    trio = Trio(start, tmp_path)
+    await trio.create()
+    for node in trio.processes:
+        await trio.following(node)
+    load = Load(seed=16)
+    first = ""
+    for move in range(2):
+        name, owner, tasks = await trio.loaded_owner(load)
+        stub: Any = admin_pb2_grpc.AdminServiceStub(owner.channel)
+        (shard,) = (await stub.GetCluster(admin_pb2.GetClusterRequest(), timeout=LIMIT_SECONDS)).shards
+        to = first if move else shard.standbys[-1]
+        first = first or name
+        through = next(node for node in trio.processes if node != name)
+        command = ["cluster", "move", "--address", trio.address(through), "--to", to]
+        moved = await asyncio.to_thread(CliRunner().invoke, main, command)
+        assert moved.exit_code == 0, (moved.output, trio.lines())
+        assert await owner.wait() == 1 and owner.logged("The shard is handed over"), owner.lines
+        del trio.processes[name]
+        new_name, new_owner = await trio.owner()
+        assert new_name == to
+        gap = when(new_owner, "Taking over") - when(owner, "Stopped")
+        assert gap < LEASE_MS / 1e3, "whoever is named does not wait for the lease"
+        await asyncio.gather(*tasks)
+        assert not load.violations, load.violations[:5]
+        await trio.start_node(name)
+        await trio.following(name)
+        assert not (tmp_path / name / "shards" / "0.rest").exists(), "it was not fenced, and does not rest"
+    await trio.settle(load)
+    assert not load.violations, load.violations[:5]
+    assert all(load.confirmed.values())
 
 
 async def until_answered(call: Callable[[], Awaitable[Any]]) -> None:

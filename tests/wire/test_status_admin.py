@@ -483,7 +483,11 @@ async def test_an_owner_tells_what_its_node_knows_of_the_cluster(tmp_path: Path)
             drain_grace_ms=0,
         ),
         shard=OwnedShard(
-            AlwaysOwner(), open_broker, lambda: view, lambda: ClusterSnapshot(True, 7, 1, 0, 0, 0, 1)
+            AlwaysOwner(),
+            open_broker,
+            lambda: view,
+            lambda: ClusterSnapshot(True, 7, 1, 0, 0, 0, 1),
+            lambda node: None,
         ),
     )
     await server.start()

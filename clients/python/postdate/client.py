@@ -11,7 +11,7 @@ from postdate import pull
 from postdate._rpc import Rpc
 from postdate.admin import ServerInfo, Subscriptions, Topics, get_server_info
 from postdate.backups import Backups
-from postdate.cluster import ClusterInfo, get_cluster
+from postdate.cluster import ClusterInfo, get_cluster, move_shard
 from postdate.credentials import Credentials, Tls, Token
 from postdate.dead_letters import DeadLetters
 from postdate.errors import PostdateError
@@ -219,6 +219,13 @@ class Client:
     async def cluster(self) -> ClusterInfo:
         """Owners of the shards of the cluster, as the node knows them that is asked."""
         return await get_cluster(self._rpc)
+
+    async def move_shard(self, to: str) -> None:
+        """Have the owner of the cluster's shard hand it over to a node that follows it, by name.
+
+        Returns when that has begun, or the node owns the shard; `cluster` tells the new owner within seconds.
+        """
+        await move_shard(self._rpc, to)
 
     @property
     def _rpc(self) -> Rpc:

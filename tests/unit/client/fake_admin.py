@@ -200,6 +200,9 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
             limits=admin_pb2.ServerLimits(payload_bytes_max=1024 * 1024),
         )
 
+    async def MoveShard(self, request: admin_pb2.MoveShardRequest, context: Any) -> Any:
+        return admin_pb2.MoveShardResponse()
+
     async def GetCluster(self, request: admin_pb2.GetClusterRequest, context: Any) -> Any:
         return self.knobs.cluster or admin_pb2.GetClusterResponse(shards=[admin_pb2.ClusterShard()])
 

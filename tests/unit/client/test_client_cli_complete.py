@@ -44,6 +44,7 @@ COMMANDS = {
     "AdminService/DeleteBackup": "postdate-broker backup delete",
     "AdminService/GetServerInfo": "postdate info",
     "AdminService/GetCluster": "postdate-broker cluster status",
+    "AdminService/MoveShard": "postdate-broker cluster move",
     "CompactionService/BeginCompaction": "postdate-broker compact",
     "CompactionService/CommitCompaction": "postdate-broker compact",
     "CompactionService/AbortCompaction": "postdate-broker compact",

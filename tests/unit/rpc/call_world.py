@@ -17,6 +17,8 @@ from broker.model import Position
 from broker.policy import SubscriptionPolicy
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.calls import END_OF_STREAM
+from broker.rpc.cluster import ClusterView, OwnerRoute
+from broker.rpc.hand_over import HandOver
 from broker.runtime.ownership import Ownership
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
@@ -26,6 +28,7 @@ from tests.unit.folder.compaction_world import TOPIC, config, fill, ledger_ids
 
 LATER_MS = 3_600_000
 MESSAGE_MAX = 1 << 20
+VIEW = ClusterView("c", "a", (("a", "10.0.0.1:7650"),), 0, OwnerRoute(1, "a", "10.0.0.1:7650"))
 FILES = (producer_pb2, consumer_pb2, schedule_pb2, admin_pb2, compaction_pb2)
 METHODS: dict[str, Any] = {
     f"{service.name}.{method.name}": method
@@ -122,11 +125,12 @@ async def make_world(clock: SimClock, ownership: Ownership | None = None, **chan
     """Ledgers that can be compacted, pending messages with keys, messages that are out, dead letters and a backup."""
     settings = {"compaction_cleanup_ms": 10_000, "lease_ms": LATER_MS, "lease_ms_max": LATER_MS}
     node = Node(MemVfs(), clock, config(**settings, **changes), ownership=ownership).open()
+    cluster = admin.OwnedCluster(lambda: VIEW, HandOver(node.broker, lambda: VIEW, lambda to: None))
     services: dict[str, Any] = {
         "ProducerService": producer.ProducerService(node.broker),
         "ConsumerService": consumer.ConsumerService(node.broker),
         "ScheduleService": schedule.ScheduleService(node.broker),
-        "AdminService": admin.AdminService(node.broker, "0"),
+        "AdminService": admin.AdminService(node.broker, "0", cluster),
         "CompactionService": compaction.CompactionService(node.broker),
     }
     handlers = {
@@ -252,6 +256,7 @@ plain("AdminService.GetStats", admin_pb2.GetStatsRequest())
 plain("AdminService.VerifyTopic", admin_pb2.VerifyTopicRequest(name=TOPIC))
 plain("AdminService.GetServerInfo", admin_pb2.GetServerInfoRequest())
 plain("AdminService.GetCluster", admin_pb2.GetClusterRequest())
+plain("AdminService.MoveShard", admin_pb2.MoveShardRequest(to="a"))
 plain("AdminService.CreateBackup", admin_pb2.CreateBackupRequest(label="x"))
 plain("AdminService.ListBackups", admin_pb2.ListBackupsRequest())
 plain("CompactionService.ListCompactions", compaction_pb2.ListCompactionsRequest())

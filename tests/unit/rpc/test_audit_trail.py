@@ -68,7 +68,9 @@ def test_every_change_leaves_one_line(name: str, caplog: pytest.LogCaptureFixtur
         assert {(each["action"], each["topic"]) for each in found} == CREATES.get(name, set())
     else:
         assert [each["action"] for each in found] == [method]
-        assert found[0]["topic"] or method.endswith(("Backup", "CommitCompaction", "AbortCompaction"))
+        assert found[0]["topic"] or method.endswith(
+            ("Backup", "CommitCompaction", "AbortCompaction", "MoveShard")
+        )
     for each in found:
         assert (each["result"], each["principal"], each["peer"]) == (
             "done",

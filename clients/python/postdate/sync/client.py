@@ -222,3 +222,10 @@ class Client:
     def cluster(self) -> ClusterInfo:
         """Owners of the shards of the cluster, as the node knows them that is asked."""
         return self._portal.run(self._inner.cluster())
+
+    def move_shard(self, to: str) -> None:
+        """Have the owner of the cluster's shard hand it over to a node that follows it, by name.
+
+        Returns when that has begun, or the node owns the shard; `cluster` tells the new owner within seconds.
+        """
+        self._portal.run(self._inner.move_shard(to))
