@@ -311,7 +311,7 @@ class ObjectGroupLog:
         while True:
             try:
                 step, is_passing = await self._try(step, index, body)
-            except (Fenced, Corrupt):  # what cannot be read there is not ours either
+            except Fenced:
                 self._lease.end()
                 raise
             if step is Settling.STORED:
@@ -349,7 +349,12 @@ class ObjectGroupLog:
         return Answer.STORED
 
     def _fenced(self, index: int, stored: bytes) -> Fenced:
-        head = decode_head(stored, self._place(index))
+        try:
+            head = decode_head(stored, self._place(index))
+        except Corrupt as error:
+            return Fenced(
+                f"Something else lies where our group was to go: {error.message}", reason="JOURNAL_FENCED"
+            )
         return Fenced(
             f"Node {head.node!r} has stored a group of epoch {head.epoch} where ours was to go",
             reason="JOURNAL_FENCED",

@@ -381,7 +381,8 @@ def decode_record(record_type: int, body: memoryview) -> Record:
     decoder = _DECODERS.get(record_type)
     if decoder is None:
         raise Corrupt(
-            f"A journal record has the unknown type {record_type}", advice="Is it from a newer version?"
+            f"A journal record has the unknown type {record_type}: a newer version wrote it",
+            advice="Start that version, or a later one.",
         )
     try:
         return decoder(body)

@@ -136,7 +136,7 @@ async def test_an_owner_that_finds_what_is_no_group_where_its_own_was_to_go_has_
     await log.take_over(2, 1)
     assert lease.holds()
     await store.create_behind(f"{FOLDER}/{3:016x}", b"no group at all")
-    with pytest.raises(Corrupt):
+    with pytest.raises(Fenced, match="Something else lies where our group was to go"):
         await append(log, b"lost")
     assert not lease.holds()
 
