@@ -100,6 +100,11 @@ def base_name(lsn: int, tag: str) -> str:
     return f"{lsn:016x}-{tag}"
 
 
+def base_lsn(name: str) -> int:
+    """Return the lsn of the base that has a name."""
+    return int(name.partition("-")[0], 16)
+
+
 def is_base_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 

@@ -32,6 +32,7 @@ from broker.cluster.base_manifest import (
     BaseManifest,
     ChunkPlace,
     OtherVersion,
+    base_lsn,
     base_name,
     chunk_places,
     decode_header,
@@ -104,6 +105,7 @@ class BaseStore:
         self._clock = clock
         self._executor = executor
         self._chunk_bytes = chunk_bytes
+        self._headers: dict[ObjectInfo, Base] = {}  # of the last look: they never change
 
     @property
     def url(self) -> str:
@@ -115,19 +117,25 @@ class BaseStore:
 
     async def bases(self) -> list[StoredBase]:
         """All bases whose manifests can be read, the oldest first."""
-        infos = [info for info in await self._store.objects("bases") if is_base_name(info.name)]
-        bases: list[StoredBase] = []
+        infos = await self._list_bases()
+        known = {info: self._headers[info] for info in infos if info in self._headers}
 
         async def read_header(info: ObjectInfo) -> None:
             try:
-                bases.append(StoredBase(await self._read_header(info.name), info.modified_ms))
+                known[info] = await self._read_header(info.name)
             except FileNotFoundError:  # removed since it was listed
                 pass
             except Corrupt as error:
                 log.warning("A base cannot be used", url=self.url, error=error.message)
 
-        await for_all(iter(infos), read_header, _SMALL_IN_FLIGHT)
+        await for_all((info for info in infos if info not in self._headers), read_header, _SMALL_IN_FLIGHT)
+        self._headers = known
+        bases = [StoredBase(base, info.modified_ms) for info, base in known.items()]
         return sorted(bases, key=lambda stored: (stored.modified_ms, stored.base.name))
+
+    async def lsns(self) -> list[int]:
+        """The lsns of all bases, also of those that cannot be read."""
+        return [base_lsn(info.name) for info in await self._list_bases()]
 
     async def read_manifest(self, name: str) -> BaseManifest:
         """Raises NotFound or Corrupt."""
@@ -263,13 +271,20 @@ class BaseStore:
         return names
 
     async def sweep(self) -> int:
-        """Remove chunks that nobody names; returns how many."""
+        """Remove chunks that nobody names; returns how many.
+
+        Manifests are read while there are chunks in question: the newest, which names most of them, then the oldest
+        first, whose chunks are old enough.
+        """
         now_ms = await self._ask_time()
-        infos = [info for info in await self._store.objects("bases") if is_base_name(info.name)]
-        named: set[str] = set()
-        for info in infos:
+        names = plan_sweep(await self._store.objects("chunks"), frozenset(), now_ms)
+        infos = sorted(await self._list_bases(), key=lambda info: info.name)
+        for info in infos[-1:] + infos[:-1]:
+            if not names:
+                break
             try:
-                named |= (await self.read_manifest(info.name)).chunk_names()
+                named = (await self.read_manifest(info.name)).chunk_names()
+                names = [name for name in names if name not in named]
             except NotFound:  # removed since it was listed
                 pass
             except Corrupt as error:  # it could name any chunk
@@ -277,12 +292,14 @@ class BaseStore:
                     f"{error.message} No chunks are removed from {self.url} while it is there. If it can be done "
                     f"without, delete it: postdate-broker backup delete 'URL#{info.name}'"
                 ) from error
-        names = plan_sweep(await self._store.objects("chunks"), named, now_ms)
         await for_all(iter(names), lambda name: self._store.remove(f"chunks/{name}"), _SMALL_IN_FLIGHT)
         for info in await self._store.objects("probe"):
             if now_ms - info.modified_ms >= REST_MS:  # whoever made it was killed
                 await self._store.remove(f"probe/{info.name}")
         return len(names)
+
+    async def _list_bases(self) -> list[ObjectInfo]:
+        return [info for info in await self._store.objects("bases") if is_base_name(info.name)]
 
     async def _read_header(self, name: str) -> Base:
         path = f"bases/{name}"

@@ -133,6 +133,11 @@ class ObjectGroupLog:
         """The greatest time until which the writer of a group that was read or appended may own the shard."""
         return self._until_ms
 
+    @property
+    def is_closed(self) -> bool:
+        """Return whether it was closed: nothing is appended any more."""
+        return self._closing.is_set()
+
     async def open(self, from_index: int, epoch: int, *, needed_to: int = 0, until_ms: int = 0) -> None:
         """Begin to read where a folder ends: at an index, after a group of an epoch.
 

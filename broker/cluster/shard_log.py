@@ -100,7 +100,7 @@ class OwnedLog(FollowedLog):
         return self._log.append(index, records)
 
     async def close(self) -> None:
-        if self.resigns_to is not None:
+        if self.resigns_to is not None and not self._log.is_closed:
             try:
                 await self._log.resign(self._log.next_index, self.resigns_to)
             except (OSError, Fenced) as error:

@@ -37,6 +37,7 @@ from broker.runtime.vfs import LocalVfs
 log = get_logger(__name__)
 
 _STORE_PAUSE_SECONDS = 1.0
+_SEED_PAUSE_SECONDS = 30.0
 
 
 class Node:
@@ -100,16 +101,20 @@ class Node:
 
     async def _follow(self, member: Member, face: StandbyFace) -> Won | None:
         """Follow until this node owns the shard; None if it is to stop before."""
-        is_cut_off = False
+        is_cut_off = was_cut_off = False
         while not self._stop.is_set():
             try:
                 await seed_folder(member, is_cut_off=is_cut_off)
-                is_cut_off = False
+                was_cut_off, is_cut_off = is_cut_off, False
                 face.following = Following(member)
                 return await face.following.run(self._stop)
             except CutOff as error:
                 log.warning("This folder is behind what was trimmed, and begins anew", error=str(error))
                 is_cut_off = True
+                if (
+                    was_cut_off
+                ):  # the newest base cannot be read here, or is behind, too: until there is another one
+                    await self._wait_stop(_SEED_PAUSE_SECONDS)
             except StoreRefused:
                 raise
             except StorageFailed:
@@ -120,8 +125,11 @@ class Node:
 
     async def _wait_store(self, error: Exception) -> None:
         log.warning("The object store cannot be used yet", url=self._store.url, error=str(error))
+        await self._wait_stop(_STORE_PAUSE_SECONDS)
+
+    async def _wait_stop(self, seconds: float) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), _STORE_PAUSE_SECONDS)
+            await asyncio.wait_for(self._stop.wait(), seconds)
 
     def _reload(self) -> None:
         if self._owning is not None:

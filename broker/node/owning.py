@@ -174,10 +174,12 @@ class Owning:
     # -- what is told --------------------------------------------------------------------------------------------
 
     def view(self) -> ClusterView:
-        """Return what this node knows of the cluster."""
-        member = self._member
+        """Return what this node knows of the cluster. Without its lease it knows no owner: there may be another one."""
+        member, route = self._member, OwnerRoute(self._won.taken.epoch)
+        if self._lease.holds():
+            route = OwnerRoute(self._won.taken.epoch, member.name, member.nodes[member.name])
         return self._won.following.view()._replace(
-            route=OwnerRoute(self._won.taken.epoch, member.name, member.nodes[member.name]),
+            route=route,
             standbys=member.others,
             applied_lsn=self._log.next_index - 1,
             applied_time_ms=member.clock.now_ms(),

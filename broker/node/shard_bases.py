@@ -66,9 +66,11 @@ class ShardBases:
         }
 
     async def newest_index(self) -> int:
-        """Return the index from which on a node needs the log that begins with the newest base; 0: there is none."""
-        await self._look()
-        return 0 if self.newest is None else self.newest.lsn + 1
+        """Return the index from which on a node needs the log that begins with the newest base; 0: there is none.
+
+        Also of one that cannot be read here, as it is damaged or of a later version: the log may be trimmed behind it.
+        """
+        return max((lsn + 1 for lsn in await self._bases.lsns()), default=0)
 
     async def seed(self, data_dir: str) -> bool:
         """Make a folder anew from the newest base; returns False, and leaves it empty, if there is none."""

@@ -24,7 +24,7 @@ from postdate_api.v1 import admin_pb2, admin_pb2_grpc, message_pb2, producer_pb2
 from tests.depth import at_depth
 from tests.process.conftest import LIMIT_SECONDS, SMALL, BrokerProcess, Start
 from tests.process.load import TOPIC, UNDER_WAY, Load, run_for
-from tests.process.test_crash import settle
+from tests.process.test_crash import StreamCut, settle
 
 LEASE_MS = 3_000
 OWNER_SECONDS = 60.0
@@ -97,11 +97,15 @@ class Trio:
 
     async def settle(self, load: Load) -> None:
         """Consume, from whoever serves, until nothing is missing."""
+        end = time.monotonic() + OWNER_SECONDS
         while True:
             load.begin_life()
             _, owner = await self.owner()
             try:
                 await settle(load, owner)
+            except StreamCut:
+                assert time.monotonic() < end, self.lines()
+                await asyncio.sleep(0.1)
             except AssertionError:
                 if owner.process.returncode is None:
                     raise
@@ -150,6 +154,18 @@ async def test_nothing_is_lost_early_or_back_whatever_becomes_of_owners(start: S
     assert all(load.confirmed.values())
 
 
+async def test_what_has_not_come_from_a_stream_that_was_cut_is_not_called_lost() -> None:
+    load = Load(seed=1)
+    load.answered[1, 1] = b"1.0"
+
+    async def cut(broker: BrokerProcess, name: str, *, polite: bool = True) -> None:
+        """Answer as an owner without its lease."""
+
+    load.consume = cut  # type: ignore[method-assign]
+    with pytest.raises(StreamCut):
+        await settle(load, object())
+
+
 @pytest.mark.slow
 async def test_any_node_takes_calls_and_an_owner_without_its_store_says_nothing(
     start: Start, tmp_path: Path
@@ -177,6 +193,10 @@ async def test_any_node_takes_calls_and_an_owner_without_its_store_says_nothing(
     (tmp_path / "store").rename(tmp_path / "away")
     refusal = await until_refused(lambda: stub.GetTopic(topic))
     assert refusal.code() is grpc.StatusCode.UNAVAILABLE and "object store" in (refusal.details() or "")
+    told = (await stub.GetCluster(admin_pb2.GetClusterRequest())).shards[0]
+    assert (told.owner, told.owner_address) == ("", ""), (
+        "clients would come to it for as long as it is cut off"
+    )
     (tmp_path / "away").rename(tmp_path / "store")
     async with asyncio.timeout(LIMIT_SECONDS):
         while True:

@@ -23,11 +23,23 @@ STOP_SECONDS = 6.0
 """Seconds that a stop may take if its consumers leave."""
 
 
+class StreamCut(AssertionError):
+    """A broker ended a stream; of what has not come nothing is known."""
+
+
 async def settle(load: Load, broker: object, seconds: float = 15.0) -> None:
-    """Consume until nothing that was promised is missing, and of what was stored without an answer nothing either."""
+    """Consume until nothing that was promised is missing, and of what was stored without an answer nothing either.
+
+    Raises StreamCut if the broker ended a stream before, as an owner does that does not hold its lease.
+    """
     tasks = [asyncio.ensure_future(load.consume(broker, name)) for name in SUBSCRIPTIONS]  # type: ignore[arg-type]
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and any(load.missing(name) for name in SUBSCRIPTIONS):
+        if any(task.done() for task in tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise StreamCut("a stream was cut while messages were missing")
         await asyncio.sleep(0.02)
     for name in SUBSCRIPTIONS:
         missing = sorted(load.missing(name))

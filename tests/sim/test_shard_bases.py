@@ -147,6 +147,26 @@ def test_a_base_of_a_shard_is_restored_by_its_nodes_only_and_its_folder_can_be_v
     run_sim(scenario, seed=1)
 
 
+def test_a_base_that_cannot_be_read_still_says_how_far_the_log_may_have_been_trimmed() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        owner, node = await own_shard(bucket, loop)
+        bases = bases_of(bucket, loop, owner.vfs, "a")
+        for play in LIVES[:2]:
+            await play(node)
+            newest = await bases.make(node.broker, owner.log)
+        name = f"shards/0/bases/{newest.name}"
+        body = bucket.objects[name]
+        bucket.objects[name] = body.replace(b'"version":1', b'"version":2', 1)
+        assert bucket.objects[name] != body
+        reader = bases_of(bucket, loop, MemVfs(), "b")
+        assert await reader.newest_index() == newest.lsn + 1
+        assert reader.newest is None, "nobody begins with it"
+        await owner.stop()
+
+    run_sim(scenario, seed=1)
+
+
 def test_without_a_base_there_is_nothing_to_begin_with() -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
         bucket = make_bucket()

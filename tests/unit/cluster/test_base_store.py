@@ -441,6 +441,30 @@ async def test_what_a_killed_upload_left_is_swept_a_day_later() -> None:
     assert not scene.store.objects_by_name
 
 
+async def test_manifests_are_read_only_while_chunks_are_in_question_and_headers_once() -> None:
+    scene = Scene()
+    made = []
+    for lsn in range(100, 106):
+        put(scene.vfs, "data/alive", b"%d" % lsn)
+        made.append(await scene.upload(lsn))
+        scene.clock.ms += HOUR_MS
+    await scene.bases.bases()
+
+    def manifests_read() -> list[str]:
+        return [
+            name for kind, name in scene.store.calls if kind == "read_range" and name.startswith("bases/")
+        ]
+
+    scene.store.calls.clear()
+    assert await scene.bases.prune("one", 2, 0) == []
+    assert manifests_read() == [], "no chunk is old enough to go"
+    scene.clock.ms += REST_MS - 6 * HOUR_MS
+    assert await scene.bases.sweep() == 0
+    assert manifests_read() == [f"bases/{base.name}" for base in (made[-1], made[0])], (
+        "the first base's own chunk is old now, and the others are the newest one's too"
+    )
+
+
 async def test_a_folder_that_is_not_whole_is_not_uploaded() -> None:
     scene = Scene()
     put(scene.vfs, "data/unfinished", b"")

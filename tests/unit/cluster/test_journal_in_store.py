@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker.cluster.object_group_log import ObjectGroupLog
+from broker.cluster.shard_log import OwnedLog
 from broker.errors import Fenced, StorageFailed
 from broker.storage.group_log import records_from
 from broker.storage.journal import Journal
@@ -69,6 +70,18 @@ async def test_what_is_answered_is_in_the_store_whatever_was_lost_on_the_way(sto
     store.create_faults.clear()
     await store.arrive()
     assert await stored(store) == answered
+
+
+async def test_an_owner_that_was_given_up_while_its_store_was_away_ends_without_resigning(
+    store: FaultyStore,
+) -> None:
+    log = await open_object_log(store, "a")
+    await log.take_over(2, epoch=1)
+    owned = OwnedLog(log, SHARD, ceiling_ms=0)
+    owned.resigns_to = "b"
+    await log.close()
+    await owned.close()
+    assert (await open_object_log(store, "b")).next_index == 3
 
 
 async def test_a_journal_that_is_fenced_fails_for_good_and_tells_who_waits(store: FaultyStore) -> None:
