@@ -82,7 +82,7 @@ class Nodes:
             dedup_window_ms=3_600_000,
         )
         snapshot = ClusterSnapshot(True, self.epoch, 1, 0, 0, 0, 1)
-        shard = OwnedShard(AlwaysOwner(), open_broker, self._view(name), lambda: snapshot)
+        shard = OwnedShard(AlwaysOwner(), open_broker, self._view(name), lambda: snapshot, lambda node: None)
         self.server = Server(config, shard=shard)
         await self.server.start()
 
