@@ -130,6 +130,8 @@ class Following:
             standby_lag_seconds=standby.lag_ms / 1e3 if standby is not None else 0.0,
             base_age_seconds=self._member.bases.age_ms / 1e3,
             take_overs=self.take_overs,
+            log_bytes=self._log.stored_bytes,
+            clock_skew_seconds=standby.skew_ms / 1e3 if standby is not None else 0.0,
         )
         if standby is None:
             return BrokerSnapshot(BrokerCounters(), (), (), 0, 0, ready=False, cluster=cluster)

@@ -194,4 +194,6 @@ class Owning:
             standby_lag_seconds=0.0,
             base_age_seconds=self._member.bases.age_ms / 1e3,
             take_overs=self._won.following.take_overs + 1,
+            log_bytes=self._log.stored_bytes,
+            clock_skew_seconds=0.0,
         )

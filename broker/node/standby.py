@@ -13,6 +13,7 @@ Nothing here decides: no consumer is served, no lease ends, no ledger is dropped
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 from broker.cluster.follower import Follower, TakenOver
 from broker.cluster.group_head import GroupKind, LogEntry, Shard
@@ -26,6 +27,8 @@ log = get_logger(__name__)
 CAUGHT_UP_MS = 1_000
 """A group that is applied this long after its owner began to store it leaves the standby behind."""
 
+_SKEW_GROUPS = 100
+
 
 class Standby:
     """A broker of a shard that another node owns."""
@@ -38,6 +41,8 @@ class Standby:
         self.applied_wall_ms = 0  # of the owner's clock, when it began to store the group applied last
         self.take_overs = 0
         self._is_behind = True  # the end of the log has not been seen yet
+        self._has_waited = False  # for the next group, which is new then
+        self._ages_ms: deque[int] = deque(maxlen=_SKEW_GROUPS)  # of groups that were waited for, as they came
         self.owner = ""
         """The node that stored the last group; empty: it has resigned, or there is none yet."""
 
@@ -47,6 +52,11 @@ class Standby:
         if not self._is_behind:
             return 0
         return max(self._broker.clock.now_ms() - self.applied_wall_ms, 0) if self.applied_wall_ms else 0
+
+    @property
+    def skew_ms(self) -> int:
+        """Return by how much this clock is ahead of the owner's, at most; negative: behind."""
+        return min(self._ages_ms, default=0)
 
     async def open(self) -> None:
         """Recover the folder, and begin to write and to index what will be applied."""
@@ -59,14 +69,23 @@ class Standby:
         return await self._follower.run(self._apply, self._note_end)
 
     async def _apply(self, entry: LogEntry) -> None:
+        self._note_age(entry)
         await self._broker.follow(entry.group, entry.bytes)
         self.owner = "" if entry.head.kind is GroupKind.RESIGN else entry.head.node
         self.take_overs += entry.head.kind is GroupKind.TAKE_OVER and entry.head.epoch > 0
         self.applied_wall_ms = entry.head.wall_ms
         self._is_behind = self._broker.clock.now_ms() - entry.head.wall_ms > CAUGHT_UP_MS
 
+    def _note_age(self, entry: LogEntry) -> None:
+        if entry.head.kind is GroupKind.TAKE_OVER:
+            self._ages_ms.clear()  # they were of another clock
+        if self._has_waited:
+            self._ages_ms.append(self._broker.clock.now_ms() - entry.head.wall_ms)
+        self._has_waited = False
+
     def _note_end(self, is_end: bool) -> None:
         self._is_behind = not is_end
+        self._has_waited = is_end
 
     async def _checkpoint_silences(self) -> None:
         """Write a checkpoint whenever the log falls silent: a take-over may be near."""

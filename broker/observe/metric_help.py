@@ -105,14 +105,18 @@ HELP: dict[str, str] = {
     "journal_records": "Records written to the journal.",
     "journal_bytes": "Bytes written to the journal.",
     "journal_pending_bytes": "Journal bytes that wait for a sync.",
-    "journal_sync_seconds": "Duration of a journal sync.",
+    "journal_sync_seconds": "Duration of a journal sync; in a cluster, of storing a group in the object store.",
     "role": "1 for the role of this node in the cluster: owner or standby. Only in a cluster.",
     "epoch": "Epoch of the last group of the log that this node has read or written.",
     "lease_seconds_left": "Time for which the owner may answer without another stored group; 0 on a standby.",
-    "append_seconds": "Duration of storing a group in the object store.",
     "standby_lag_records": "Records in the log that this standby has not applied yet.",
     "standby_lag_seconds": "Age of the last group that this standby has applied; 0 if it has applied all there is.",
     "base_age_seconds": "Age of the newest base in the object store; 0 before there is one.",
+    "log_bytes": "Size of the shard's log in the object store, as far as this node has seen it.",
+    "clock_skew_seconds": (
+        "Time by which this standby's clock is ahead of the owner's; negative: behind. The least of the last hundred "
+        "groups, as they take a moment to arrive; 0 on the owner."
+    ),
     "take_overs": "Changes of owners that this process has seen, its own included.",
     "checkpoints": "Checkpoints completed.",
     "file_retries": (

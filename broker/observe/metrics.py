@@ -199,6 +199,8 @@ class ClusterSnapshot:
     standby_lag_seconds: float
     base_age_seconds: float
     take_overs: int
+    log_bytes: int
+    clock_skew_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,10 +446,10 @@ class BrokerCollector(Collector):
             family.add_metric((), stats.cumulative(), stats.sum_seconds)
             yield family
         if snapshot.cluster is not None:
-            yield from _cluster_parts(snapshot.cluster, counters.journal_sync.stats())
+            yield from _cluster_parts(snapshot.cluster)
 
 
-def _cluster_parts(snapshot: ClusterSnapshot, appends: HistogramStats) -> Iterator[Metric]:
+def _cluster_parts(snapshot: ClusterSnapshot) -> Iterator[Metric]:
     role = gauge("role", ("role",))
     for name, holds in (("owner", snapshot.is_owner), ("standby", not snapshot.is_owner)):
         role.add_metric((name,), int(holds))
@@ -459,11 +461,10 @@ def _cluster_parts(snapshot: ClusterSnapshot, appends: HistogramStats) -> Iterat
         ("standby_lag_records", snapshot.standby_lag_records),
         ("standby_lag_seconds", snapshot.standby_lag_seconds),
         ("base_age_seconds", snapshot.base_age_seconds),
+        ("log_bytes", snapshot.log_bytes),
+        ("clock_skew_seconds", snapshot.clock_skew_seconds),
     ):
         yield gauge(name, value=value)
-    family = histogram("append_seconds")
-    family.add_metric((), appends.cumulative(), appends.sum_seconds)
-    yield family
 
 
 @dataclass(frozen=True, slots=True)

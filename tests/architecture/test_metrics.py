@@ -43,7 +43,7 @@ def test_every_metric_is_in_the_document_with_its_kind_and_its_help_and_no_other
         (),
         topics_count=0,
         subscriptions_count=0,
-        cluster=ClusterSnapshot(False, 0, 0, 0, 0, 0, 0),
+        cluster=ClusterSnapshot(False, 0, 0, 0, 0, 0, 0, 0, 0),
     )
     shown = {
         (family.name + ("_total" if family.type == "counter" else ""), family.type, family.documentation)
@@ -61,7 +61,7 @@ def test_every_help_text_is_a_sentence_of_a_metric():
         (),
         topics_count=0,
         subscriptions_count=0,
-        cluster=ClusterSnapshot(False, 0, 0, 0, 0, 0, 0),
+        cluster=ClusterSnapshot(False, 0, 0, 0, 0, 0, 0, 0, 0),
     )
     families = BrokerCollector(lambda: nothing, version="0").collect()
     assert {family.name.removeprefix(PREFIX) for family in families if family.name.startswith(PREFIX)} == set(

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from broker.jobs.metrics import write_textfile
-from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot
+from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot, ClusterSnapshot
 from tests.programs import need_program
 from tools.dashboards import FOLDER, dashboards
 
@@ -158,7 +158,8 @@ def test_every_query_of_the_dashboards_parses(tmp_path):
 
 
 def metric_names(tmp_path: Path) -> set[str]:
-    nothing = BrokerSnapshot(BrokerCounters(), (), (), topics_count=0, subscriptions_count=0)
+    node = ClusterSnapshot(False, 0, 0, 0, 0, 0, 0, 0, 0)
+    nothing = BrokerSnapshot(BrokerCounters(), (), (), topics_count=0, subscriptions_count=0, cluster=node)
     names = {"up"}
     for family in BrokerCollector(lambda: nothing, version="0").collect():
         match family.type:

@@ -112,6 +112,14 @@ class Trio:
             else:
                 return
 
+    async def figures(self, name: str, sentence: str) -> dict[str, float]:
+        """Return the metrics of a node, at the port that it named in a sentence of its log."""
+        http = self.processes[name].logged(sentence)["http"]
+        async with aiohttp.ClientSession() as session:
+            text = await (await session.get(f"http://{http}/metrics")).text()
+        rows = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        return {key: float(value) for key, value in rows}
+
     def lines(self) -> str:
         """Return the logs of all nodes."""
         return "\n".join(line for process in self.processes.values() for line in process.lines)
@@ -223,6 +231,11 @@ async def test_a_shard_is_moved_to_the_node_that_is_named_and_back(start: Start,
         to = first if move else shard.standbys[-1]
         first = first or name
         through = next(node for node in trio.processes if node != name)
+        for node, role in ((name, "owner"), (through, "standby")):
+            figures = await trio.figures(node, "Serving" if node == name else "Standing by")
+            assert figures[f'postdate_role{{role="{role}"}}'] == 1 and figures["postdate_epoch"] == move + 1
+            assert (figures["postdate_lease_seconds_left"] > 0) == (node == name)
+            assert figures["postdate_log_bytes"] > 0 < figures["postdate_take_overs_total"]
         command = ["cluster", "move", "--address", trio.address(through), "--to", to]
         moved = await asyncio.to_thread(CliRunner().invoke, main, command)
         assert moved.exit_code == 0, (moved.output, trio.lines())

@@ -58,7 +58,7 @@ class Pair:
         async def open_broker(broker: Broker) -> None:
             broker.open()
 
-        snapshot = ClusterSnapshot(True, 7, 1, 0, 0, 0, 1)
+        snapshot = ClusterSnapshot(True, 7, 1, 0, 0, 0, 1, 0, 0)
         shard = OwnedShard(
             self.ownership, open_broker, lambda: self.owner, lambda: snapshot, self.resigned_to.append
         )

@@ -81,7 +81,7 @@ class Nodes:
             disk_reserve_bytes=0,
             dedup_window_ms=3_600_000,
         )
-        snapshot = ClusterSnapshot(True, self.epoch, 1, 0, 0, 0, 1)
+        snapshot = ClusterSnapshot(True, self.epoch, 1, 0, 0, 0, 1, 0, 0)
         shard = OwnedShard(AlwaysOwner(), open_broker, self._view(name), lambda: snapshot, lambda node: None)
         self.server = Server(config, shard=shard)
         await self.server.start()

@@ -486,7 +486,7 @@ async def test_an_owner_tells_what_its_node_knows_of_the_cluster(tmp_path: Path)
             AlwaysOwner(),
             open_broker,
             lambda: view,
-            lambda: ClusterSnapshot(True, 7, 1, 0, 0, 0, 1),
+            lambda: ClusterSnapshot(True, 7, 1, 0, 0, 0, 1, 0, 0),
             lambda node: None,
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import astuple, fields, replace
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from broker.observe.metrics import (
     BrokerCollector,
     BrokerCounters,
     BrokerSnapshot,
+    ClusterSnapshot,
     SubscriptionCounters,
     SubscriptionSnapshot,
     TopicCounters,
@@ -72,6 +73,26 @@ def parse(text: str) -> Samples:
 
 def value(samples: Samples, name: str, **labels: str) -> float:
     return samples[(name, frozenset(labels.items()))]
+
+
+def test_every_metric_of_a_node_moves_with_what_it_tells() -> None:
+    standby = ClusterSnapshot(False, 1, 0.0, 2, 3.0, 4.0, 5, 6, -0.07)
+    owner = ClusterSnapshot(True, 11, 12.0, 0, 0.0, 14.0, 15, 16, 0.0)
+    names = (
+        "epoch",
+        "lease_seconds_left",
+        "standby_lag_records",
+        "standby_lag_seconds",
+        "base_age_seconds",
+        "take_overs_total",
+        "log_bytes",
+        "clock_skew_seconds",
+    )
+    for node in (standby, owner):
+        samples = parse(render(replace(snapshot(), cluster=node)))
+        assert [value(samples, f"postdate_{name}") for name in names] == list(astuple(node)[1:])
+        assert value(samples, "postdate_role", role="owner") == node.is_owner
+        assert value(samples, "postdate_role", role="standby") == (not node.is_owner)
 
 
 def test_counters_and_gauges_arrive_exactly() -> None:

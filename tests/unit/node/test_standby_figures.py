@@ -1,0 +1,85 @@
+"""Figures of a standby: how far it is behind, and how far its clock is from the owner's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from broker.cluster.group_head import GroupKind, Head, LogEntry, Shard
+from broker.node.standby import CAUGHT_UP_MS, Standby
+
+SHARD = Shard(b"c" * 16, 0, 1)
+
+
+class Follower:
+    """A stand-in that hands out what a test stores."""
+
+    def __init__(self) -> None:
+        self.apply: Any = None
+        self.note_end: Any = None
+
+    async def run(self, apply: Any, note_end: Any) -> None:
+        self.apply, self.note_end = apply, note_end
+
+
+class World:
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.applied = 0
+        broker = SimpleNamespace(clock=SimpleNamespace(now_ms=lambda: self.now_ms), follow=self._follow)
+        self.follower = Follower()
+        self.standby = Standby(cast(Any, broker), cast(Any, None), SHARD, cast(Any, self.follower))
+
+    async def _follow(self, *_: Any) -> None:
+        self.applied += 1
+
+    async def come(self, wall_ms: int, kind: GroupKind = GroupKind.HEARTBEAT) -> None:
+        """Have a group come that its owner began to store at a time of its own clock."""
+        head = Head(kind, SHARD, 1, self.applied + 1, wall_ms, wall_ms + 4_000, b"n" * 8, "a")
+        await self.follower.apply(LogEntry(head, cast(Any, None), 100))
+
+
+async def following() -> World:
+    world = World()
+    await world.standby.run()
+    return world
+
+
+async def test_a_standby_is_behind_by_the_age_of_its_last_group_until_it_has_read_all() -> None:
+    world = await following()
+    await world.come(world.now_ms - 60_000)
+    assert world.standby.lag_ms == 60_000
+    world.now_ms += 500
+    assert world.standby.lag_ms == 60_500
+    world.follower.note_end(True)
+    assert world.standby.lag_ms == 0
+    await world.come(world.now_ms - CAUGHT_UP_MS - 1)
+    assert world.standby.lag_ms == CAUGHT_UP_MS + 1
+
+
+async def test_the_skew_is_the_least_age_of_groups_that_were_waited_for() -> None:
+    world = await following()
+    for age_ms in (90_000, 60_000, 30_000):
+        await world.come(world.now_ms - age_ms)
+    assert world.standby.skew_ms == 0, "groups of the past say nothing of clocks"
+    for age_ms in (260, 70, 400):
+        world.follower.note_end(True)
+        await world.come(world.now_ms - age_ms)
+    assert world.standby.skew_ms == 70
+    for _ in range(100):
+        world.follower.note_end(True)
+        await world.come(world.now_ms + 3_000)
+    assert world.standby.skew_ms == -3_000
+    for _ in range(100):
+        world.follower.note_end(True)
+        await world.come(world.now_ms - 200)
+    assert world.standby.skew_ms == 200, "a clock that was set is forgotten with the last hundred groups"
+
+
+async def test_another_owner_has_another_clock() -> None:
+    world = await following()
+    world.follower.note_end(True)
+    await world.come(world.now_ms + 3_000)
+    world.follower.note_end(True)
+    await world.come(world.now_ms - 90, GroupKind.TAKE_OVER)
+    assert world.standby.skew_ms == 90
