@@ -10,14 +10,16 @@ again. Why no base ever lacks a chunk: `base_plan`.
 
   BASES-1  Nothing is overwritten, and a manifest is stored only after every chunk it names was listed with its size.
   BASES-2  What is downloaded has the sha256 that its chunk's name states, or the download fails.
-  BASES-3  Memory is bounded by `IN_FLIGHT` chunks, two manifests and the list of chunks.
+  BASES-3  Memory is bounded by `IN_FLIGHT` chunks of full size, two manifests and the list of chunks.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -71,6 +73,7 @@ ATTEMPT = AttemptTime(seconds=30, seconds_per_mib=10)
 """Time for an attempt: so many chunks at once need 0.6 MB/s. Nobody waits for a backup."""
 
 IN_FLIGHT = 8
+_DOWNLOADS = 32  # most files are small, and wait for the store rather than for their bytes
 _SMALL_IN_FLIGHT = 16
 _ADVICE = "Use another base."
 _OF_A_FOLDER = (BACKUP_MARKER, ROOT_MANIFEST, "alive", "journal", "topics")
@@ -218,15 +221,18 @@ class BaseStore:
         """Make files of a base in a folder, durably. None of them may be there."""
         files = [manifest.files[path] for path in sorted(paths)]
         folders = await run_step(self._executor, lambda: _make_files(vfs, folder, files))
+        room = _Room(IN_FLIGHT * manifest.chunk_bytes)
 
         async def fetch(piece: tuple[str, ChunkPlace]) -> None:
             path, place = piece
-            body = await self._read_chunk(path, place)
-            await run_step(self._executor, partial(_write_piece, vfs, f"{folder}/{path}", place.offset, body))
-            tell(len(body))
+            async with room.taken(place.length):
+                body = await self._read_chunk(path, place)
+                write = partial(_write_piece, vfs, f"{folder}/{path}", place.offset, body)
+                await run_step(self._executor, write)
+            tell(place.length)
 
         pieces = ((file.path, place) for file in files for place in chunk_places(file, manifest.chunk_bytes))
-        await for_all(pieces, fetch, IN_FLIGHT)
+        await for_all(pieces, fetch, _DOWNLOADS)
         await run_step(self._executor, lambda: _sync_folders(vfs, folders))
 
     async def remove(self, name: str) -> None:
@@ -378,6 +384,27 @@ class BaseStore:
         modified_ms = (await self._store.info(probe)).modified_ms
         await self._store.remove(probe)
         return modified_ms
+
+
+class _Room:
+    """Memory for pieces, of which none is larger than all of it."""
+
+    def __init__(self, byte_count: int) -> None:
+        self._left = byte_count
+        self._freed = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def taken(self, length: int) -> AsyncIterator[None]:
+        """Wait for room, and hold it."""
+        while length > self._left:
+            self._freed.clear()
+            await self._freed.wait()
+        self._left -= length
+        try:
+            yield
+        finally:
+            self._left += length
+            self._freed.set()
 
 
 class _TimeLimit:

@@ -371,6 +371,35 @@ async def test_no_more_than_so_many_chunks_are_in_memory_at_once() -> None:
     assert slow.most == IN_FLIGHT
 
 
+@pytest.mark.parametrize(("rows", "least", "most"), [(1, 25, 32), (3_000, IN_FLIGHT, 2 * IN_FLIGHT)])
+async def test_small_files_come_many_at_once_and_large_ones_within_the_room(
+    rows: int, least: int, most: int
+) -> None:
+    class Slow(FakeStore):
+        under_way: Counter[str]
+        most_bytes = most_files = 0
+
+        async def read_range(self, name: str, start: int, length: int) -> bytes:
+            body = await super().read_range(name, start, length)
+            if name.startswith("chunks/"):
+                self.under_way[name] += len(body)
+                self.most_bytes = max(self.most_bytes, self.under_way.total())
+                self.most_files = max(self.most_files, sum(count > 0 for count in self.under_way.values()))
+                await asyncio.sleep(0.005)
+                self.under_way[name] -= len(body)
+            return body
+
+    slow = Slow()
+    slow.under_way = Counter()
+    scene = Scene(slow)
+    for number in range(40):
+        put(scene.vfs, f"data/topics/1/extra{number}", bytes([number]) * rows)
+    base = await scene.upload()
+    assert await scene.download(base) == files_of(scene.vfs, "data")
+    assert slow.most_bytes <= IN_FLIGHT * CHUNK
+    assert least <= slow.most_files <= most
+
+
 @pytest.mark.parametrize("is_last", [False, True])
 async def test_an_upload_that_takes_too_long_names_nothing(is_last: bool) -> None:
     done = Scene()
