@@ -383,26 +383,26 @@ def list_backups(connection: Settings, output: str, limit: int | None, store: st
         return
 
     async def listed(backups: Backups) -> list[Backup]:
-        return [each async for each in backups.list(limit=limit)]
+        return [stored async for stored in backups.list(limit=limit)]
 
-    found = _with_backups(connection, listed)
+    listing = _with_backups(connection, listed)
     if output == "json":
-        click.echo(json.dumps([asdict(each) for each in found], default=str))
+        click.echo(json.dumps([asdict(stored) for stored in listing], default=str))
         return
-    for each in found:
-        click.echo(f"{each.name}  {_topics(each.topics)}  {each.bytes} bytes  {each.path}")
+    for item in listing:
+        click.echo(f"{item.name}  {_topics(item.topics)}  {item.bytes} bytes  {item.path}")
 
 
 def _list_bases(store: str, output: str, limit: int | None) -> None:
     stored = _in_store(_open_bases(store).bases)[:limit]
     if output == "json":
         lines = [
-            {**asdict(each.base), "stored_time_ms": each.modified_ms, "url": f"{store}#{each.base.name}"}
-            for each in stored
+            {**asdict(base.base), "stored_time_ms": base.modified_ms, "url": f"{store}#{base.base.name}"}
+            for base in stored
         ]
         click.echo(json.dumps(lines))
         return
-    for base in (each.base for each in stored):
+    for base in (base.base for base in stored):
         uploaded = f"{base.bytes} bytes, {base.uploaded_bytes} of them uploaded"
         click.echo(f"{base.name}  {_topics(base.topics)}  {uploaded}  {store}#{base.name}")
 

@@ -230,8 +230,8 @@ class BrokerConfig:
     tuning: Tuning = field(default_factory=Tuning)
 
     def __post_init__(self) -> None:
-        for each in SETTINGS:
-            check_range(each, getattr(self, each.name))
+        for own_setting in SETTINGS:
+            check_range(own_setting, getattr(self, own_setting.name))
 
     @property
     def message_bytes_max(self) -> int:
@@ -309,8 +309,8 @@ def load_config(
     values: dict[str, Value] = {}
 
     def take(spelling: str, spell: Callable[[Setting], str], raw: object, source: str) -> None:
-        found = _find(spelling, spell, source)
-        values[found.name] = parse_setting(found, raw, source)
+        setting = _find(spelling, spell, source)
+        values[setting.name] = parse_setting(setting, raw, source)
 
     if config_path is not None:
         for key, raw in _read_toml(config_path).items():
@@ -331,7 +331,9 @@ def load_config(
 def _check_secrets(path: str, values: Mapping[str, Value]) -> None:
     """Refuse a file with a secret in it that every user of this machine can read."""
     secrets = [
-        each.name for each in SETTINGS if each.spec.kind is SettingKind.SECRET and values.get(each.name)
+        setting.name
+        for setting in SETTINGS
+        if setting.spec.kind is SettingKind.SECRET and values.get(setting.name)
     ]
     if secrets and os.stat(path).st_mode & stat.S_IROTH:
         raise ConfigError(
@@ -441,7 +443,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _find(spelling: str, spell: Callable[[Setting], str], source: str) -> Setting:
-    known = {spell(each): each for each in SETTINGS}
+    known = {spell(setting): setting for setting in SETTINGS}
     if spelling not in known:
         close = difflib.get_close_matches(spelling, known, n=1)
         hint = f". Did you mean {close[0]}?" if close else ""

@@ -177,15 +177,15 @@ def forget_frames(error: BaseException) -> None:
 
     They hold the request, and often the failure too: whoever keeps it, or a cycle, would keep all of that.
     """
-    found: dict[int, BaseException] = {}
-    _find_all((error,), found)
-    for each in found.values():
-        each.__traceback__ = None
+    linked: dict[int, BaseException] = {}
+    _find_all((error,), linked)
+    for linked_error in linked.values():
+        linked_error.__traceback__ = None
 
 
-def _find_all(errors: Iterable[BaseException | None], found: dict[int, BaseException]) -> None:
-    for each in errors:
-        if each is not None and id(each) not in found:
-            found[id(each)] = each
-            inner = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
-            _find_all((each.__cause__, each.__context__, *inner), found)
+def _find_all(errors: Iterable[BaseException | None], linked: dict[int, BaseException]) -> None:
+    for error in errors:
+        if error is not None and id(error) not in linked:
+            linked[id(error)] = error
+            inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+            _find_all((error.__cause__, error.__context__, *inner), linked)

@@ -137,7 +137,7 @@ class FakeBroker:
         now_ms = self._clock.now_ms()
         left_ms = max(0, until_ms - now_ms)
         self._extend(kept, left_ms)
-        stop_ms = min((each for each in self._next_times_ms() if each > now_ms), default=until_ms)
+        stop_ms = min((time_ms for time_ms in self._next_times_ms() if time_ms > now_ms), default=until_ms)
         step_ms = min(left_ms, max(stop_ms - now_ms, step_ms_min))
         self._clock.ahead_ms += step_ms
         for topic in self._topics():
@@ -212,7 +212,9 @@ class FakeBroker:
             for topic in self._topics():
                 for subscription in topic.subscriptions.values():
                     if (topic.name, subscription.name) == (topic_name, name):
-                        consumers = {each.consumer_id: each.lease_ms for each in subscription.consumers}
+                        consumers = {
+                            consumer.consumer_id: consumer.lease_ms for consumer in subscription.consumers
+                        }
                         lease_ms = consumers.get(consumer_id) or subscription.policy.lease_ms or 0
                         extend(subscription, consumer_id, entries_of(ids), by_ms + lease_ms)
 

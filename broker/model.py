@@ -185,9 +185,9 @@ def members(entry_ids: UInt32Column, *bitmaps: BitMap) -> npt.NDArray[np.bool_]:
         hits |= ids & bitmap
     if not hits:
         return np.zeros(len(entry_ids), dtype=np.bool_)
-    found = ids_of(hits)
+    hit_ids = ids_of(hits)
     same: npt.NDArray[np.bool_] = (
-        found[np.minimum(np.searchsorted(found, entry_ids), len(found) - 1)] == entry_ids
+        hit_ids[np.minimum(np.searchsorted(hit_ids, entry_ids), len(hit_ids) - 1)] == entry_ids
     )
     return same
 

@@ -192,7 +192,9 @@ class SubscriptionPolicy:
 
 
 POLICY_SPECS: dict[str, Spec] = {
-    each.name: each.metadata["spec"] for kind in (TopicPolicy, SubscriptionPolicy) for each in fields(kind)
+    field_.name: field_.metadata["spec"]
+    for kind in (TopicPolicy, SubscriptionPolicy)
+    for field_ in fields(kind)
 }
 """Spec of each policy field; no name is in both policies."""
 

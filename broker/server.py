@@ -52,11 +52,11 @@ SPARE_DESCRIPTORS = 32
 def _fitted(config: BrokerConfig, limit: int) -> BrokerConfig:
     """The settings that fit into so many descriptors."""
     fitted, lowered = fit_descriptors(config, limit)
-    for each in lowered:
+    for setting in lowered:
         log.warning(
             "A setting was lowered to fit the limit of open files (ulimit -n, LimitNOFILE)",
             limit=limit,
-            setting=each,
+            setting=setting,
         )
     return fitted
 

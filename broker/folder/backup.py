@@ -120,9 +120,9 @@ class Backups:
 
     async def _tidy(self) -> None:
         try:
-            own = [each for each in await self.list() if each.broker_id == self._broker_id]
+            own = [backup for backup in await self.list() if backup.broker_id == self._broker_id]
             if own:
-                self._note_last(max(own, key=lambda each: each.create_time_ms))
+                self._note_last(max(own, key=lambda backup: backup.create_time_ms))
             async with self._alone():
                 await self._remove_unfinished()
         except PostdateError as error:
@@ -481,7 +481,7 @@ def _rename(vfs: Vfs, source: str, target: str) -> None:
 
 
 def _read_markers(vfs: Vfs, folder: str) -> list[Backup]:
-    found: list[Backup] = []
+    backups: list[Backup] = []
     for name in list_if_there(vfs, folder):
         if not is_backup_name(name):
             continue
@@ -490,5 +490,5 @@ def _read_markers(vfs: Vfs, folder: str) -> list[Backup]:
         except (NotFound, Corrupt) as error:
             log.warning("A folder is not listed as a backup", folder=f"{folder}/{name}", error=error.message)
             continue
-        found.append(backup)
-    return found
+        backups.append(backup)
+    return backups

@@ -201,8 +201,8 @@ class Compactions:
                 examined = []
                 for output in outputs.ledgers:
                     work = partial(self._examine, held, output, refused)
-                    if (each := await run_step(self._index_executor, work)) is not None:
-                        examined.append(each)
+                    if (candidate := await run_step(self._index_executor, work)) is not None:
+                        examined.append(candidate)
                 placed: list[int] = []
                 for first in range(0, len(examined), _TOGETHER):
                     some = examined[first : first + _TOGETHER]
@@ -226,7 +226,9 @@ class Compactions:
         self, held: HeldLease, output: LedgerOutput, refused: dict[int, Refusal]
     ) -> CompactedLedger | None:
         """Look at one generation in the lease's folder. Blocks."""
-        source = next(each for each in held.inputs.ledgers if each.capture.ledger_id == output.ledger_id)
+        source = next(
+            ledger for ledger in held.inputs.ledgers if ledger.capture.ledger_id == output.ledger_id
+        )
         capture = replace(
             source.capture,
             generation=source.new_generation,
@@ -258,7 +260,7 @@ class Compactions:
             return []
         topic = held.topic
         try:
-            names = [f"{each.ledger_id}.{each.generation}.{kind}" for each in wanted for kind in KINDS]
+            names = [f"{ledger.ledger_id}.{ledger.generation}.{kind}" for ledger in wanted for kind in KINDS]
             await self._staging.move(held.lease.folder, self._layout.ledgers(topic.topic_id), names)
             await self._remember_keys(topic, wanted)
         except (OSError, PostdateError) as error:
@@ -274,16 +276,16 @@ class Compactions:
             # If this fails it is not known whether the record is durable. If it is, recovery needs the files, and it
             # removes them if not; the journal takes nothing any more until then.
             await asyncio.shield(topic.submit_record(record))
-        placed = [each for each in named if self._is_placed(topic, each)]
-        left = [each for each in wanted if each not in placed]
-        for each in left:
-            refused.setdefault(each.ledger_id, Refusal.OWED)  # by a record that came in between
+        placed = [ledger for ledger in named if self._is_placed(topic, ledger)]
+        left = [ledger for ledger in wanted if ledger not in placed]
+        for ledger in left:
+            refused.setdefault(ledger.ledger_id, Refusal.OWED)  # by a record that came in between
         await self._staging.remove_moved(topic.topic_id, left)
-        return [each.ledger_id for each in placed]
+        return [ledger.ledger_id for ledger in placed]
 
     async def _remember_keys(self, topic: Topic, ledgers: Sequence[CompactedLedger]) -> None:
         """Make durable what is remembered of schedule keys that ledgers hold; raises Unavailable."""
-        versions = [await topic.keys.remember(each.ledger_id) for each in ledgers]
+        versions = [await topic.keys.remember(ledger.ledger_id) for ledger in ledgers]
         known = [version for version in versions if version is not None]
         if len(known) < len(versions):
             raise Unavailable(
@@ -298,18 +300,18 @@ class Compactions:
         """Those that may take their ledgers' places now. One step, without await."""
         topic = held.topic
         allowed = []
-        for each in ledgers:
-            now = topic.ledgers.now(each.ledger_id, held.inputs.amended_lsn)
-            refusal = Refusal.GONE if topic.deleted else refusal_of(now, each)
+        for ledger in ledgers:
+            now = topic.ledgers.now(ledger.ledger_id, held.inputs.amended_lsn)
+            refusal = Refusal.GONE if topic.deleted else refusal_of(now, ledger)
             if refusal is None:
-                allowed.append(each)
+                allowed.append(ledger)
             else:
-                refused[each.ledger_id] = refusal
+                refused[ledger.ledger_id] = refusal
         return allowed
 
-    def _is_placed(self, topic: Topic, each: CompactedLedger) -> bool:
-        ledger = topic.log.find(each.ledger_id)
-        return ledger is not None and ledger.name.generation == each.generation
+    def _is_placed(self, topic: Topic, compacted: CompactedLedger) -> bool:
+        ledger = topic.log.find(compacted.ledger_id)
+        return ledger is not None and ledger.name.generation == compacted.generation
 
     async def _place_bucket(self, held: HeldLease) -> bool:
         upkeep, loan, topic = held.topic.index.upkeep, held.loan, held.topic
@@ -367,7 +369,7 @@ def _look_at(task: asyncio.Task[Committed]) -> None:
 
 
 def _check_outputs(lease: Lease, outputs: Outputs) -> None:
-    ledger_ids = [each.ledger_id for each in outputs.ledgers]
+    ledger_ids = [ledger.ledger_id for ledger in outputs.ledgers]
     if len(set(ledger_ids)) != len(ledger_ids) or not set(ledger_ids) <= set(lease.ledger_ids):
         raise InvalidRequest(
             "An output is for a ledger that is not part of this compaction, or a ledger has two outputs",

@@ -67,7 +67,10 @@ def input_ledger(topic: Topic, ledger: Ledger) -> InputLedger:
 
 
 def _cursors(topic: Topic) -> list[CursorView]:
-    cursors = [CursorView(each.cursor.mark, each.cursor.settled) for each in topic.subscriptions.values()]
+    cursors = [
+        CursorView(subscription.cursor.mark, subscription.cursor.settled)
+        for subscription in topic.subscriptions.values()
+    ]
     # If no subscription is left of those that there were, nobody is owed anything.
     return cursors or [CursorView(topic.log.end, {})]
 

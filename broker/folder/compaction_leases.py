@@ -113,8 +113,8 @@ class CompactionLeases:
                     topic=topic.name,
                     compaction_id=held.lease.compaction_id,
                 )
-        ledgers = {each.name.ledger_id for each in eligible_ledgers(topic, self._clock.now_ms())}
-        buckets = [each.bucket_id for each in bucket_candidates(topic)]
+        ledgers = {ledger.name.ledger_id for ledger in eligible_ledgers(topic, self._clock.now_ms())}
+        buckets = [bucket.bucket_id for bucket in bucket_candidates(topic)]
         at = buckets.index(bucket_ids[0]) if bucket_ids and bucket_ids[0] in buckets else 0
         if set(ledger_ids) - ledgers or buckets[at : at + len(bucket_ids)] != list(bucket_ids):
             raise Refused(

@@ -56,7 +56,7 @@ def find_cursor_problems(
     sets += [
         ("counted", ledger_id, digit) for ledger_id, digits in cursor.attempts.items() for digit in digits
     ]
-    sets += [("waiting", ledger_id, each.entries) for ledger_id, each in cursor.waiting.items()]
+    sets += [("waiting", ledger_id, due.entries) for ledger_id, due in cursor.waiting.items()]
     sets += [("nacked", ledger_id, BitMap([entry_id])) for ledger_id, entry_id in cursor.reasons]
     for what, ledger_id, bitmap in sets:
         if not bitmap:
@@ -166,8 +166,8 @@ class History:
             image.topic_id: _TopicState(
                 image.name,
                 image.applied_lsn,
-                {each.ledger_id: (each.entry_count, each.data_bytes) for each in image.ledgers},
-                {each.subscription_id: each.name for each in image.subscriptions},
+                {ledger.ledger_id: (ledger.entry_count, ledger.data_bytes) for ledger in image.ledgers},
+                {subscription.subscription_id: subscription.name for subscription in image.subscriptions},
                 image.log_end,
             )
             for image in images

@@ -39,7 +39,7 @@ def find_key_problems(
         if image.key_run_ids:
             yield f"The manifest names runs of schedule keys, and no row has one ({layout.topic(image.topic_id)})"
         return
-    found: list[KeyColumns] = [NO_KEYS]
+    columns: list[KeyColumns] = [NO_KEYS]
     is_whole = True
     for run_id in image.key_run_ids:
         path = f"{layout.keys(image.topic_id)}/{run_id}.keys"
@@ -48,13 +48,13 @@ def find_key_problems(
             with contextlib.closing(KEY_RUNS.open(vfs, path, image.topic_id, run_id)) as reader:
                 header = reader.read_header()
             if header.stamp.kind is KeyRunKind.HOLDERS:
-                found += parts
+                columns += parts
         except Corrupt as error:
             is_whole = False
             yield error.message
     if not is_whole:
         return  # what the others name is not all that there was
-    keys = join_keys(found)
+    keys = join_keys(columns)
     for ledger in image.ledgers:
         changed = amendments.get(ledger.ledger_id, NONE)
         if ledger.ledger_id > image.keys_through.ledger_id or changed is None:

@@ -84,9 +84,10 @@ class LiveCheck:
                     ],
                     [
                         CursorView(
-                            each.cursor.mark, {key: s.copy() for key, s in each.cursor.settled.items()}
+                            subscription.cursor.mark,
+                            {key: s.copy() for key, s in subscription.cursor.settled.items()},
                         )
-                        for each in topic.subscriptions.values()
+                        for subscription in topic.subscriptions.values()
                     ],
                     entries_max=ENTRIES_MAX,
                 )

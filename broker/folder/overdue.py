@@ -141,7 +141,9 @@ class Overdue:
         """Deal with what is overdue, once."""
         is_done = True
         for topic in list(self._registry.topics.values()):
-            held_back = [each for each in topic.subscriptions.values() if each.absences]
+            held_back = [
+                subscription for subscription in topic.subscriptions.values() if subscription.absences
+            ]
             if not held_back:
                 continue
             try:
@@ -168,7 +170,11 @@ class Overdue:
         count = 0
         for ledger_id in [ledger.name.ledger_id for ledger in topic.log]:
             facts = topic.ledgers.facts.get(ledger_id)
-            owed = [each for each in subscriptions if each.cursor.mark.ledger_id <= ledger_id]
+            owed = [
+                subscription
+                for subscription in subscriptions
+                if subscription.cursor.mark.ledger_id <= ledger_id
+            ]
             if facts is not None and facts.last_due_ms > begins_ms and owed:
                 count += await self._sweep_ledger(topic, ledger_id, owed)
         return count
@@ -186,7 +192,10 @@ class Overdue:
             if len(ids):
                 count += len(ids)
                 overdue = {ledger_id: bitmap_of(ids.astype(np.uint32))}
-                dealt_with = [_deal_with(each, overdue, dead_letters=dead_letters) for each in subscriptions]
+                dealt_with = [
+                    _deal_with(subscription, overdue, dead_letters=dead_letters)
+                    for subscription in subscriptions
+                ]
                 for done in dealt_with:
                     if done is not None:
                         await done

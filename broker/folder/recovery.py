@@ -199,10 +199,10 @@ def read_amendments(vfs: Vfs, layout: Layout, image: TopicImage) -> dict[int, Am
         if not ledger.amendments_file:
             continue
         path = f"{layout.ledgers(image.topic_id)}/{ledger.amendments_file}"
-        found = decode_amendments(read_named(vfs, path, _ADVICE), path)
-        if (found.topic_id, found.ledger_id) != (image.topic_id, ledger.ledger_id):
+        file = decode_amendments(read_named(vfs, path, _ADVICE), path)
+        if (file.topic_id, file.ledger_id) != (image.topic_id, ledger.ledger_id):
             raise Corrupt("An amendments file belongs to another ledger", path=path, advice=_ADVICE)
-        amendments[ledger.ledger_id] = found.amendments
+        amendments[ledger.ledger_id] = file.amendments
     return amendments
 
 

@@ -184,7 +184,7 @@ class Reclaimer:
         """Find the last due time of what was not cancelled, where that may let a ledger go (RETENTION-3)."""
         now_ms = self._clock.now_ms()
         known = self._live_due.get(topic.topic_id, {})
-        found: dict[int, _LiveDue] = {}
+        due_by_ledger: dict[int, _LiveDue] = {}
         for state in ledger_states(topic):
             amendments = topic.log.amendments.get(state.ledger_id)
             if amendments is None or not state.is_settled or state.facts.last_due_ms <= now_ms:
@@ -207,9 +207,9 @@ class Reclaimer:
                         error=error,
                     )
                     continue
-            found[state.ledger_id] = due
-        if found or known:
-            self._live_due[topic.topic_id] = found
+            due_by_ledger[state.ledger_id] = due
+        if due_by_ledger or known:
+            self._live_due[topic.topic_id] = due_by_ledger
 
     async def _last_live_due_ms(self, topic: Topic, ledger_id: int, count: int) -> int:
         last_ms = 0
@@ -238,22 +238,26 @@ class Reclaimer:
         known, self._remembered[topic.topic_id] = self._remembered.get(topic.topic_id, {}), {}
         for ledger_id in self._plan(topic, self._clock.now_ms()):
             amendments, count = topic.log.amendments.get(ledger_id, NONE), topic.log.entry_count(ledger_id)
-            found = known.get(ledger_id)
-            if found is None or found.amendments is not amendments or found.entry_count != count:
+            remembered = known.get(ledger_id)
+            if (
+                remembered is None
+                or remembered.amendments is not amendments
+                or remembered.entry_count != count
+            ):
                 version = await topic.keys.remember(ledger_id)
-                found = None if version is None else _Remembered(amendments, count, version)
-            if found is not None:
-                self._remembered[topic.topic_id][ledger_id] = found
+                remembered = None if version is None else _Remembered(amendments, count, version)
+            if remembered is not None:
+                self._remembered[topic.topic_id][ledger_id] = remembered
 
     def _is_remembered(self, topic: Topic, ledger_id: int) -> bool:
         if not topic.keys.is_used:
             return True
-        found = self._remembered.get(topic.topic_id, {}).get(ledger_id)
+        remembered = self._remembered.get(topic.topic_id, {}).get(ledger_id)
         return (
-            found is not None
-            and found.amendments is topic.log.amendments.get(ledger_id, NONE)
-            and found.entry_count == topic.log.entry_count(ledger_id)
-            and topic.keys.is_remembered(found.version)
+            remembered is not None
+            and remembered.amendments is topic.log.amendments.get(ledger_id, NONE)
+            and remembered.entry_count == topic.log.entry_count(ledger_id)
+            and topic.keys.is_remembered(remembered.version)
         )
 
     def _is_busy(self, topic: Topic) -> bool:
@@ -275,7 +279,7 @@ class Reclaimer:
         self._expire(topic, now_ms)
         if topic.log.dropped:
             self._changed(topic)  # their files wait for a checkpoint
-        gone = [each for each in self._plan(topic, now_ms) if self._is_remembered(topic, each)]
+        gone = [ledger for ledger in self._plan(topic, now_ms) if self._is_remembered(topic, ledger)]
         came_due_ms = (
             {state.ledger_id: state.facts.last_due_ms for state in self._states(topic)} if gone else {}
         )

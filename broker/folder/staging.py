@@ -72,8 +72,10 @@ class Staging:
 
     async def remove_moved(self, topic_id: int, ledgers: Sequence[CompactedLedger]) -> None:
         """Remove what was moved, and did not take its ledger's place."""
-        for each in ledgers:
-            capture = LedgerCapture(topic_id, each.ledger_id, each.generation, 0, 0, True, sparse=each.sizes)
+        for ledger in ledgers:
+            capture = LedgerCapture(
+                topic_id, ledger.ledger_id, ledger.generation, 0, 0, True, sparse=ledger.sizes
+            )
             name = capture.name(self._layout.ledgers(topic_id))
             await self._in_file_thread(partial(remove_generation, self._vfs, name))
 

@@ -96,9 +96,11 @@ class TreeCopy:
         vfs.make_dir(target)
         for folder, names in named_files(image).items():
             vfs.make_dir(f"{target}/{folder}")
-            for each in sorted(names):
-                paths = f"{source}/{folder}/{each}", f"{target}/{folder}/{each}"
-                grows, length = lengths.get(each, (False, None)) if folder == "ledgers" else (False, None)
+            for file_name in sorted(names):
+                paths = f"{source}/{folder}/{file_name}", f"{target}/{folder}/{file_name}"
+                grows, length = (
+                    lengths.get(file_name, (False, None)) if folder == "ledgers" else (False, None)
+                )
                 if grows:
                     yield from self.file(*paths, length)
                 else:
@@ -172,9 +174,10 @@ def pin_topics(vfs: Vfs, source: Layout, pins: Layout, root: BrokerImage) -> Ste
         vfs.make_dir(pins.topic(topic_id))
         for folder, names in named_files(image).items():
             vfs.make_dir(f"{pins.topic(topic_id)}/{folder}")
-            for each in sorted(names):
+            for file_name in sorted(names):
                 vfs.link(
-                    f"{source.topic(topic_id)}/{folder}/{each}", f"{pins.topic(topic_id)}/{folder}/{each}"
+                    f"{source.topic(topic_id)}/{folder}/{file_name}",
+                    f"{pins.topic(topic_id)}/{folder}/{file_name}",
                 )
                 yield 0
         vfs.link(source.topic_manifest(topic_id), pins.topic_manifest(topic_id))

@@ -168,7 +168,7 @@ class _Round:
         try:
             for plan in plans:
                 await self._begin(plan)
-            units = [unit for each in self._begun.values() for unit in each.units]
+            units = [unit for topic in self._begun.values() for unit in topic.units]
             # A commit takes the broker as long as the work took the job, so it goes on beside the rest of the work.
             async with asyncio.TaskGroup() as commits:
                 async for result in _run(self._engine, units, self._progress):
@@ -193,18 +193,20 @@ class _Round:
             return
         data_dir = self._desk.data_dir
         folder = f"{data_dir}/{lease.folder}"
-        units = [RewriteUnit(data_dir, folder, each.ledger_id, each.present_count) for each in plan.ledgers]
+        units = [
+            RewriteUnit(data_dir, folder, ledger.ledger_id, ledger.present_count) for ledger in plan.ledgers
+        ]
         if plan.buckets:
-            waiting = sum(each.waiting_count for each in plan.buckets)
+            waiting = sum(bucket.waiting_count for bucket in plan.buckets)
             units.append(RewriteUnit(data_dir, folder, BUCKETS, waiting * _MERGE_WEIGHT))
         self._begun[folder] = _Begun(plan, lease, units)
 
     async def _hand_in(self, begun: _Begun) -> None:
         """Hand in what went well: ledgers need nothing of each other."""
         plan, lease = begun.plan, begun.lease
-        errors = [each.error for each in begun.results if each.error]
+        errors = [result.error for result in begun.results if result.error]
         unchanged = sum(
-            not (each.output or each.error or each.ledger_id == BUCKETS) for each in begun.results
+            not (result.output or result.error or result.ledger_id == BUCKETS) for result in begun.results
         )
         error = errors[0] + (f" (and {len(errors) - 1} more)" if len(errors) > 1 else "") if errors else ""
         outputs = outputs_of(begun.results)
@@ -257,8 +259,8 @@ async def _run(
 async def _begin(desk: Desk, plan: TopicPlan, limits: CompactLimits) -> tuple[TopicPlan, Lease | None]:
     """Lease what is planned, or what is left of it: buckets come and go while a broker delivers. None: nothing is."""
     for tries_left in reversed(range(_TRIES)):
-        ledger_ids = [each.ledger_id for each in plan.ledgers]
-        bucket_ids = [each.bucket_id for each in plan.buckets]
+        ledger_ids = [ledger.ledger_id for ledger in plan.ledgers]
+        bucket_ids = [bucket.bucket_id for bucket in plan.buckets]
         try:
             return plan, await desk.begin(plan.topic, ledger_ids, bucket_ids)
         except PostdateError as error:

@@ -108,13 +108,13 @@ class _Shown:
         for plan in plans:
             ledgers = plan.ledgers
             if ledgers:
-                live = sum(each.present_count - each.settled_count for each in ledgers)
+                live = sum(ledger.present_count - ledger.settled_count for ledger in ledgers)
                 click.echo(
                     f"{plan.topic}: rewrite {len(ledgers)} ledgers of {_size(plan.ledger_bytes)} "
                     f"with {live} live messages, about {_size(plan.freed_bytes)} go"
                 )
             if plan.buckets:
-                waiting = sum(each.waiting_count for each in plan.buckets)
+                waiting = sum(bucket.waiting_count for bucket in plan.buckets)
                 click.echo(f"{plan.topic}: merge {len(plan.buckets)} buckets with {waiting} entries into one")
             if plan.left_count:
                 click.echo(
@@ -146,9 +146,9 @@ class _Shown:
         if not self._is_apply or not results:
             return
         committed = [result.committed for result in results if result.committed is not None]
-        ledgers = sum(len(each.ledger_ids) for each in committed)
-        refused = sum(len(each.refused) for each in committed)
-        merged = sum(each.bucket_swapped for each in committed)
+        ledgers = sum(len(topic.ledger_ids) for topic in committed)
+        refused = sum(len(topic.refused) for topic in committed)
+        merged = sum(topic.bucket_swapped for topic in committed)
         failed = sum(bool(result.error) for result in results)
         seconds = time.monotonic() - self._begun
         click.echo(

@@ -35,12 +35,12 @@ class TopicPlan:
 
     @property
     def ledger_bytes(self) -> int:
-        return sum(each.disk_bytes for each in self.ledgers)
+        return sum(ledger.disk_bytes for ledger in self.ledgers)
 
     @property
     def read_bytes(self) -> int:
         """About how many bytes are read."""
-        return self.ledger_bytes + sum(each.disk_bytes for each in self.buckets)
+        return self.ledger_bytes + sum(bucket.disk_bytes for bucket in self.buckets)
 
     @property
     def freed_bytes(self) -> int:
@@ -50,15 +50,15 @@ class TopicPlan:
 
 def plan_topic(candidates: Candidates, limits: CompactLimits, budget_bytes: int) -> TopicPlan:
     """The ledgers that free most for what has to be kept of them, oldest first, as far as the budget goes."""
-    worth = [each for each in candidates.ledgers if _is_worth_it(each, limits)]
+    worth = [ledger for ledger in candidates.ledgers if _is_worth_it(ledger, limits)]
     chosen: list[LedgerCandidate] = []
-    for each in worth[: limits.ledgers_max]:
-        if each.disk_bytes > budget_bytes:
+    for ledger in worth[: limits.ledgers_max]:
+        if ledger.disk_bytes > budget_bytes:
             break
-        budget_bytes -= each.disk_bytes
-        chosen.append(each)
+        budget_bytes -= ledger.disk_bytes
+        chosen.append(ledger)
     buckets = _plan_buckets(candidates.buckets, limits)
-    if sum(each.disk_bytes for each in buckets) > budget_bytes:
+    if sum(bucket.disk_bytes for bucket in buckets) > budget_bytes:
         buckets = ()
     return TopicPlan(candidates.topic, tuple(chosen), buckets, len(worth) - len(chosen))
 

@@ -105,9 +105,9 @@ class PostdateReader(DataSourceReader):
         for topic_id in root.topics:
             image = self._image(topic_id)
             numbers = {
-                ROWS: [each.ledger_id for each in image.ledgers],
+                ROWS: [ledger.ledger_id for ledger in image.ledgers],
                 SNAPSHOTS: list(image.bucket_ids),
-                CURSORS: [each.subscription_id for each in image.subscriptions],
+                CURSORS: [subscription.subscription_id for subscription in image.subscriptions],
             }
             parts += [Part(topic_id, number) for number in numbers[self._table]]
         return parts
@@ -116,11 +116,13 @@ class PostdateReader(DataSourceReader):
         assert isinstance(partition, Part)
         image = self._image(partition.topic_id)
         if self._table == ROWS:
-            ledger = next(each for each in image.ledgers if each.ledger_id == partition.number)
+            ledger = next(
+                image_ledger for image_ledger in image.ledgers if image_ledger.ledger_id == partition.number
+            )
             return self._rows(image, ledger)
         if self._table == SNAPSHOTS:
             return self._snapshot(image, partition.number)
-        wanted = next(each for each in image.subscriptions if each.subscription_id == partition.number)
+        wanted = next(cursor for cursor in image.subscriptions if cursor.subscription_id == partition.number)
         return self._cursor(image, wanted)
 
     def _image(self, topic_id: int) -> TopicImage:
@@ -149,17 +151,17 @@ class PostdateReader(DataSourceReader):
         with contextlib.closing(open_checked(vfs, capture.name(folder), "rows")) as file:
             for first in range(0, capture.row_count, _BATCH_ROWS):
                 count = min(_BATCH_ROWS, capture.row_count - first)
-                found, ids = rows.read(file, first, count), present[first : first + count]
+                columns, ids = rows.read(file, first, count), present[first : first + count]
                 yield pa.RecordBatch.from_pydict(
                     {
                         "topic": [image.name] * count,
                         "ledger_id": np.full(count, ledger.ledger_id),
                         "entry_id": ids.astype(np.int64),
-                        "publish_time_ms": np.ascontiguousarray(found["publish_time_ms"]),
+                        "publish_time_ms": np.ascontiguousarray(columns["publish_time_ms"]),
                         "deliver_at_ms": times[ids],
-                        "expire_at_ms": np.ascontiguousarray(found["expire_at_ms"]),
-                        "bytes": found["length"].astype(np.int64),
-                        "delayed": (found["flags"] & FLAG_DELAYED) != 0,
+                        "expire_at_ms": np.ascontiguousarray(columns["expire_at_ms"]),
+                        "bytes": columns["length"].astype(np.int64),
+                        "delayed": (columns["flags"] & FLAG_DELAYED) != 0,
                         "cancelled": cancelled[ids],
                         "live": live[ids],
                     }

@@ -42,11 +42,11 @@ def find_java_home(folder: Path) -> str | None:
     home = os.environ.get("JAVA_HOME")
     if home and java_version(f"{home}/bin/java") >= VERSION_MIN:
         return home
-    found = shutil.which("java")
-    if found and java_version(found) >= VERSION_MIN:
+    program = shutil.which("java")
+    if program and java_version(program) >= VERSION_MIN:
         if not home:
             return None
-        real = Path(found).resolve()  # JAVA_HOME names a wrong one, and Spark would believe it
+        real = Path(program).resolve()  # JAVA_HOME names a wrong one, and Spark would believe it
         return str(real.parent.parent)
     bundled = _bundled_java()
     if bundled is None or java_version(bundled) < VERSION_MIN:

@@ -64,10 +64,12 @@ def _problems(
         return
     from_lsn = root.checkpoint_lsn + 1
     segments = SegmentFolder(folder.vfs, folder.layout.journal)
-    found = segments.examine(from_lsn, max([root.checkpoint_lsn, *(image.applied_lsn for image in images)]))
-    result.last_lsn, result.torn_bytes = found.next_lsn - 1, found.torn_bytes
-    result.cut_roll = found.cut_roll or ""
-    for lsn, record_type, body in records_from(segments.read(from_lsn, found.next_lsn), from_lsn):
+    examined = segments.examine(
+        from_lsn, max([root.checkpoint_lsn, *(image.applied_lsn for image in images)])
+    )
+    result.last_lsn, result.torn_bytes = examined.next_lsn - 1, examined.torn_bytes
+    result.cut_roll = examined.cut_roll or ""
+    for lsn, record_type, body in records_from(segments.read(from_lsn, examined.next_lsn), from_lsn):
         result.records += 1
         try:
             record = decode_record(record_type, body)

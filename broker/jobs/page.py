@@ -100,9 +100,9 @@ def _finding(line: Line) -> str:
     ]
     where = ", ".join(filter(None, [f"topic {line['topic']}" if line["topic"] else "", *places]))
     suspects = ", ".join(
-        f"entry {each['entry_id']}"
-        + (f" (due {time_text(each['expected_ms'])})" if each["expected_ms"] else "")
-        for each in line["suspects"]
+        f"entry {suspect['entry_id']}"
+        + (f" (due {time_text(suspect['expected_ms'])})" if suspect["expected_ms"] else "")
+        for suspect in line["suspects"]
     )
     details = f"<small>{escape(suspects)}</small>" if suspects else ""
     path = f"<small>{escape(line['path'])}</small>" if line["path"] else ""
@@ -122,7 +122,7 @@ def _due(report: Line) -> str:
         bars.append(Bar(days, span.messages, f"{days}: {_number(span.messages)}"))
     top = max(bar.value for bar in bars)
     length = (spans[0].last - spans[0].first).days + 1
-    each = "a day" if length == 1 else f"{length} days"
+    bar_length = "a day" if length == 1 else f"{length} days"
     later = (
         f" {_number(report['pending_later'])} more are due after the year 9999."
         if report["pending_later"]
@@ -136,7 +136,7 @@ def _due(report: Line) -> str:
         name="Pending messages by due day",
     )
     return (
-        f"<section><h2>Pending by due day</h2><p>A bar is {each} (UTC); the highest has "
+        f"<section><h2>Pending by due day</h2><p>A bar is {bar_length} (UTC); the highest has "
         f"{_number(int(top))} messages.{later}</p>{chart}</section>"
     )
 
@@ -164,9 +164,9 @@ def _live(report: Line) -> str:
         if some_of == len(ledgers)
         else f" The {len(ledgers)} with the most to free, of {_number(some_of)}."
     )
-    each = "a ledger" if len(ledgers) == len(bars) else "several ledgers"
+    span = "a ledger" if len(ledgers) == len(bars) else "several ledgers"
     return (
-        f"<section><h2>Live ratio by ledger</h2><p>A bar is {each}; full height is 100 %. Low bars are what "
+        f"<section><h2>Live ratio by ledger</h2><p>A bar is {span}; full height is 100 %. Low bars are what "
         f"compaction can free.{shown}</p>{chart}</section>"
     )
 

@@ -109,7 +109,7 @@ def _orphans(folder: Folder, topics: Collection[int]) -> Iterator[TopicFinding]:
         (layout.staging, set()),
         (
             layout.journal,
-            {each for each in journal if SEGMENT_NAME.fullmatch(each) or SPARE_NAME.fullmatch(each)},
+            {name for name in journal if SEGMENT_NAME.fullmatch(name) or SPARE_NAME.fullmatch(name)},
         ),
     ):
         for name in list_if_there(folder.vfs, parent):

@@ -64,15 +64,15 @@ class AuditOutcome:
 
     def findings(self) -> list[TopicFinding]:
         """All that are listed, the worst first."""
-        found = [*self.plan.findings, *self.journal.findings]
-        found += [each for result in self.results for each in result.findings]
-        found += _stale_findings(self.results)
-        return sorted(found, key=lambda each: (_ORDER[each.severity], each.topic))
+        findings = [*self.plan.findings, *self.journal.findings]
+        findings += [finding for result in self.results for finding in result.findings]
+        findings += _stale_findings(self.results)
+        return sorted(findings, key=lambda finding: (_ORDER[finding.severity], finding.topic))
 
 
 def exit_code(findings: Iterable[TopicFinding]) -> int:
     """Damage is told before what could not be looked at: both are in the report."""
-    severities = {each.severity for each in findings}
+    severities = {finding.severity for finding in findings}
     if Severity.ERROR in severities:
         return FINDINGS
     if Severity.INCOMPLETE in severities:
@@ -87,8 +87,10 @@ def build_report(run: RunFacts, outcome: AuditOutcome) -> Line:
     root = outcome.plan.root
     topics = _topics(outcome)
     kinds: dict[str, Counter[str]] = {}
-    for each in findings:
-        kinds.setdefault(each.finding.kind.value, Counter()).update(findings=1, entries=each.finding.count)
+    for finding in findings:
+        kinds.setdefault(finding.finding.kind.value, Counter()).update(
+            findings=1, entries=finding.finding.count
+        )
     days: Counter[int] = Counter()
     for result in outcome.results:
         for ledger in result.ledgers:
@@ -121,7 +123,7 @@ def build_report(run: RunFacts, outcome: AuditOutcome) -> Line:
         "finding_count": len(findings) + _left_out(outcome),
         "findings_listed": min(len(findings), FINDINGS_LISTED),
         "kinds": {kind: dict(counts) for kind, counts in sorted(kinds.items())},
-        "findings": [each.to_line() for each in findings[:FINDINGS_LISTED]],
+        "findings": [finding.to_line() for finding in findings[:FINDINGS_LISTED]],
         "topics": topics,
         "ledgers": _ledgers(outcome.results),
         "pending_by_day": {
@@ -173,7 +175,7 @@ def encode_findings(findings: Sequence[TopicFinding]) -> bytes | None:
     numbers = [(name, pa.int64()) for name in ("count", "ledger_id", "bucket_id", "segment")]
     texts = [(name, pa.string()) for name in ("topic", "kind", "severity", "what", "path")]
     schema = pa.schema([*texts, *numbers, ("suspects", pa.list_(suspect))])
-    table = pa.Table.from_pylist([each.to_line() for each in findings], schema=schema)
+    table = pa.Table.from_pylist([finding.to_line() for finding in findings], schema=schema)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     return bytes(sink.getvalue())
@@ -196,16 +198,16 @@ def _topic(name: str, results: Sequence[UnitResult]) -> Line:
     return {
         "topic": name,
         "ledgers": len(ledgers),
-        "messages": sum(each.facts.entries for each in ledgers),
-        "live": sum(each.facts.live for each in ledgers),
-        "pending": sum(each.facts.pending for each in ledgers),
+        "messages": sum(ledger.facts.entries for ledger in ledgers),
+        "live": sum(ledger.facts.live for ledger in ledgers),
+        "pending": sum(ledger.facts.pending for ledger in ledgers),
         "buckets": sum(result.bucket_count for result in results),
         "index_entries": counts.entries,
         "index_owed": counts.pending,
         "index_stale": counts.stale,
         "index_settled": counts.settled,
         "stale_ratio": round(max(counts.entries - counts.pending, 0) / max(counts.entries, 1), 4),
-        "ledger_bytes": sum(each.file_bytes for each in ledgers),
+        "ledger_bytes": sum(ledger.file_bytes for ledger in ledgers),
         "bucket_bytes": sum(result.bucket_bytes for result in results),
         "rows_compared": sum(result.rows_compared for result in results),
         "findings": sum(len(result.findings) + result.left_out for result in results),
@@ -221,19 +223,19 @@ def _ledgers(results: Sequence[UnitResult]) -> list[Line]:
     """The ledgers with the most bytes that are of no use."""
     lines: list[Line] = [
         {
-            "topic": each.topic,
-            "ledger_id": each.facts.ledger_id,
-            "sealed": each.sealed,
-            "messages": each.facts.entries,
-            "live": each.facts.live,
-            "pending": each.facts.pending,
-            "bytes": each.file_bytes,
-            "last_due": iso_time(each.facts.last_due_ms)
-            if 0 < each.facts.last_due_ms < _ISO_MS_MAX
+            "topic": ledger.topic,
+            "ledger_id": ledger.facts.ledger_id,
+            "sealed": ledger.sealed,
+            "messages": ledger.facts.entries,
+            "live": ledger.facts.live,
+            "pending": ledger.facts.pending,
+            "bytes": ledger.file_bytes,
+            "last_due": iso_time(ledger.facts.last_due_ms)
+            if 0 < ledger.facts.last_due_ms < _ISO_MS_MAX
             else None,
         }
         for result in results
-        for each in result.ledgers
+        for ledger in result.ledgers
     ]
     lines.sort(key=lambda line: -line["bytes"] * (1 - line["live"] / max(line["messages"], 1)))
     return sorted(lines[:LEDGERS_LISTED], key=lambda line: (line["topic"], line["ledger_id"]))
@@ -246,10 +248,10 @@ def _stale_findings(results: Sequence[UnitResult]) -> list[TopicFinding]:
     by_topic: dict[str, LedgerCounts] = {}
     for result in results:
         by_topic[result.topic] = by_topic.get(result.topic, LedgerCounts()) + result.counts
-    found = []
+    stale = []
     for topic, counts in by_topic.items():
         useless = counts.entries - counts.pending
         if useless >= _STALE_ENTRIES_MIN and useless >= _STALE_RATIO * counts.entries:
             what = f"{useless} of {counts.entries} index entries are of no use any more"
-            found.append(TopicFinding(topic, Finding(Kind.STALE, what, useless)))
-    return found
+            stale.append(TopicFinding(topic, Finding(Kind.STALE, what, useless)))
+    return stale

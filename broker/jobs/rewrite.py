@@ -90,16 +90,17 @@ REWRITE = Work(rewrite_unit, failed_unit, RewriteUnit.from_line, RewriteResult.f
 def outputs_of(results: Sequence[RewriteResult]) -> Outputs:
     """Return what a job hands in of what went well."""
     outputs = sorted(
-        (each.output for each in results if each.output is not None), key=lambda each: each.ledger_id
+        (result.output for result in results if result.output is not None),
+        key=lambda output: output.ledger_id,
     )
-    has_bucket = any(each.ledger_id == BUCKETS and not each.error for each in results)
+    has_bucket = any(result.ledger_id == BUCKETS and not result.error for result in results)
     return Outputs(tuple(outputs), has_bucket)
 
 
 async def rewrite(vfs: Vfs, data_dir: str, folder: str) -> Outputs:
     """All units of a lease, one by one, on any disk; raises what a unit raises."""
     inputs = read_inputs(vfs, folder)
-    ids = [each.capture.ledger_id for each in inputs.ledgers]
+    ids = [ledger.capture.ledger_id for ledger in inputs.ledgers]
     if inputs.buckets is not None:
         ids.append(BUCKETS)
     units = [RewriteUnit(data_dir, folder, ledger_id, 1) for ledger_id in ids]
@@ -128,7 +129,9 @@ async def _rewrite(vfs: Vfs, inputs: CompactionInputs, unit: RewriteUnit, attemp
         if unit.ledger_id == BUCKETS:
             await _merge_buckets(vfs, unit.data_dir, aside, inputs)
         else:
-            ledger = next(each for each in inputs.ledgers if each.capture.ledger_id == unit.ledger_id)
+            ledger = next(
+                candidate for candidate in inputs.ledgers if candidate.capture.ledger_id == unit.ledger_id
+            )
             output = _rewrite_ledger(vfs, unit.data_dir, aside, inputs, ledger)
         for name in vfs.list_dir(aside):
             vfs.rename(f"{aside}/{name}", f"{unit.folder}/{name}")

@@ -57,17 +57,19 @@ _ENTRIES_MAX = 8_000_000  # index entries in memory at once, should one ledger h
 def audit_unit(unit: Unit, vfs: Vfs | None = None) -> UnitResult:
     """Check a unit, and a second time if that led to findings: only what was found both times counts."""
     result = _tried(unit, vfs or reading_vfs(unit.folder))
-    if not any(each.finding.kind in _CONFIRMED for each in result.findings):
+    if not any(finding.finding.kind in _CONFIRMED for finding in result.findings):
         return result
     again = _tried(unit, vfs or reading_vfs(unit.folder, anew=True))
     first, second = set(result.findings), set(again.findings)
     if not _is_whole(again):  # it cannot clear what the first one found
-        result.findings += [each for each in again.findings if each not in first]
+        result.findings += [finding for finding in again.findings if finding not in first]
         return result
-    vanished = [each for each in result.findings if each not in second]
+    vanished = [finding for finding in result.findings if finding not in second]
     # A first look that was cut short has found less, and for a reason.
-    doubtful = {each for each in second - first if _is_whole(result) and each.finding.kind in _CONFIRMED}
-    again.findings = [_unconfirmed(each) if each in doubtful else each for each in again.findings]
+    doubtful = {
+        finding for finding in second - first if _is_whole(result) and finding.finding.kind in _CONFIRMED
+    }
+    again.findings = [_unconfirmed(finding) if finding in doubtful else finding for finding in again.findings]
     again.findings += map(_unconfirmed, vanished)
     return again
 
@@ -90,7 +92,7 @@ def _tried(unit: Unit, vfs: Vfs) -> UnitResult:
 
 
 def _is_whole(result: UnitResult) -> bool:
-    return all(each.finding.kind is not Kind.NOT_CHECKED for each in result.findings)
+    return all(finding.finding.kind is not Kind.NOT_CHECKED for finding in result.findings)
 
 
 def failed_unit(unit: Unit, error: BaseException) -> UnitResult:
@@ -99,9 +101,11 @@ def failed_unit(unit: Unit, error: BaseException) -> UnitResult:
     return UnitResult(unit.topic, [TopicFinding(unit.topic, Finding(Kind.NOT_CHECKED, what))])
 
 
-def _unconfirmed(each: TopicFinding) -> TopicFinding:
-    finding = replace(each.finding, kind=Kind.UNCONFIRMED, what=f"{each.finding.kind}: {each.finding.what}")
-    return replace(each, finding=finding)
+def _unconfirmed(doubtful: TopicFinding) -> TopicFinding:
+    finding = replace(
+        doubtful.finding, kind=Kind.UNCONFIRMED, what=f"{doubtful.finding.kind}: {doubtful.finding.what}"
+    )
+    return replace(doubtful, finding=finding)
 
 
 AUDIT = Work(audit_unit, failed_unit, Unit.from_line, UnitResult.from_line)
@@ -160,11 +164,13 @@ class _UnitCheck:
     def _check(self, image: TopicImage) -> None:
         unit, layout = self._unit, self._layout
         topic_id = image.topic_id
-        cursors = [self._read_cursor(image, each) for each in image.subscriptions]
+        cursors = [self._read_cursor(image, cursor) for cursor in image.subscriptions]
         if unit.is_first:
             self._check_beside(image)
         ledgers = [
-            each for each in image.ledgers if unit.first_ledger_id <= each.ledger_id <= unit.last_ledger_id
+            ledger
+            for ledger in image.ledgers
+            if unit.first_ledger_id <= ledger.ledger_id <= unit.last_ledger_id
         ]
         sources = []
         for ledger in ledgers:
@@ -306,9 +312,9 @@ class _UnitCheck:
             try:
                 return source.read_times()
             except Corrupt as error:
-                found = Finding(Kind.of(error), error.message, ledger_id=ledger.ledger_id)
-                if found.kind is Kind.CHECKSUM:  # the others were met before
-                    self.add(found, error.path)
+                problem = Finding(Kind.of(error), error.message, ledger_id=ledger.ledger_id)
+                if problem.kind is Kind.CHECKSUM:  # the others were met before
+                    self.add(problem, error.path)
                 raise
 
         return replace(source, read_times=read_times)
@@ -319,17 +325,17 @@ class _UnitCheck:
             return NONE
         path = f"{self._layout.ledgers(image.topic_id)}/{ledger.amendments_file}"
         try:
-            found = decode_amendments(read_named(self._vfs, path), path)
+            file = decode_amendments(read_named(self._vfs, path), path)
         except Corrupt as error:
             self.add(Finding(Kind.of(error), error.message, ledger_id=ledger.ledger_id), path)
             return None
-        if (found.topic_id, found.ledger_id) != (image.topic_id, ledger.ledger_id):
+        if (file.topic_id, file.ledger_id) != (image.topic_id, ledger.ledger_id):
             what = "amendments belong to another ledger"
             self.add(Finding(Kind.STATE, what, ledger_id=ledger.ledger_id), path)
             return None
-        for what in find_amendment_problems(image, ledger, found.amendments):
+        for what in find_amendment_problems(image, ledger, file.amendments):
             self.add(Finding(Kind.STATE, what, ledger_id=ledger.ledger_id), path)
-        return found.amendments
+        return file.amendments
 
     def _tell_ledger(self, ledger: LedgerImage, topic_id: int) -> None:
         facts = self._facts.get(ledger.ledger_id)

@@ -64,25 +64,27 @@ class TopicFinding:
         return f"{self.finding}{path}{where}"
 
     def to_line(self) -> Line:
-        found = self.finding
+        finding = self.finding
         return {
             "topic": self.topic,
-            "kind": found.kind.value,
+            "kind": finding.kind.value,
             "severity": self.severity.value,
-            "what": found.what,
-            "count": found.count,
-            "ledger_id": found.ledger_id,
-            "bucket_id": found.bucket_id,
-            "segment": found.segment,
+            "what": finding.what,
+            "count": finding.count,
+            "ledger_id": finding.ledger_id,
+            "bucket_id": finding.bucket_id,
+            "segment": finding.segment,
             "path": self.path,
-            "suspects": [suspect._asdict() for suspect in found.suspects],
+            "suspects": [suspect._asdict() for suspect in finding.suspects],
         }
 
     @classmethod
     def from_line(cls, line: Line) -> TopicFinding:
         suspects = tuple(
-            Suspect(each["entry_id"], each["expected_ms"], each["found_ms"], tuple(each["bucket_ids"]))
-            for each in line["suspects"]
+            Suspect(
+                suspect["entry_id"], suspect["expected_ms"], suspect["found_ms"], tuple(suspect["bucket_ids"])
+            )
+            for suspect in line["suspects"]
         )
         places = (line["ledger_id"], line["bucket_id"], line["segment"])
         finding = Finding(Kind(line["kind"]), line["what"], line["count"], *places, suspects)
@@ -125,18 +127,18 @@ class UnitResult:
     def to_line(self) -> Line:
         return {
             **{name: getattr(self, name) for name in _PLAIN},
-            "findings": [each.to_line() for each in self.findings],
+            "findings": [finding.to_line() for finding in self.findings],
             "counts": asdict(self.counts),
-            "ledgers": [each.to_line() for each in self.ledgers],
+            "ledgers": [ledger.to_line() for ledger in self.ledgers],
         }
 
     @classmethod
     def from_line(cls, line: Line) -> UnitResult:
         return cls(
             **{name: line[name] for name in _PLAIN},
-            findings=[TopicFinding.from_line(each) for each in line["findings"]],
+            findings=[TopicFinding.from_line(finding_line) for finding_line in line["findings"]],
             counts=LedgerCounts(**line["counts"]),
-            ledgers=[LedgerLine.from_line(each) for each in line["ledgers"]],
+            ledgers=[LedgerLine.from_line(ledger_line) for ledger_line in line["ledgers"]],
         )
 
 

@@ -79,15 +79,15 @@ def _verify(folder: Folder) -> Report:
     else:
         notes.append("Nothing was ever stored here")
     results = [check_unit(unit, vfs) for unit in plan.units]
-    for each in [
+    for finding in [
         *plan.findings,
-        *(each for result in results for each in result.findings),
+        *(finding for result in results for finding in result.findings),
         *journal.findings,
     ]:
-        if each.severity is not Severity.WARNING:
-            problems.append(str(each))
-        elif each.finding.kind not in _NOT_TOLD:
-            notes.append(str(each))
+        if finding.severity is not Severity.WARNING:
+            problems.append(str(finding))
+        elif finding.finding.kind not in _NOT_TOLD:
+            notes.append(str(finding))
     problem_count = len(problems) + journal.left_out + sum(result.left_out for result in results)
     ledgers = [ledger for image in plan.images for ledger in image.ledgers]
     summary = (
@@ -100,9 +100,9 @@ def _verify(folder: Folder) -> Report:
 
 
 def _journal_notes(folder: Folder, journal: JournalResult) -> Iterator[str]:
-    for each in journal.findings:
-        if each.finding.kind is Kind.NOT_CHECKED:
-            raise Unavailable(each.finding.what)
+    for finding in journal.findings:
+        if finding.finding.kind is Kind.NOT_CHECKED:
+            raise Unavailable(finding.finding.what)
     if journal.cut_roll:
         yield f"A crash cut the making of this segment ({journal.cut_roll})"
     # What else follows the last group is the rest of a recycled file: every clean stop leaves that.
@@ -117,7 +117,9 @@ def _surplus(folder: Folder, plan: Plan) -> Iterable[str]:
     """Bytes that a crash left behind those that manifests name."""
     for image in plan.images:
         path = folder.layout.ledgers(image.topic_id)
-        for capture in [ledger_capture(each, image.topic_id) for each in image.ledgers if not each.sealed]:
+        for capture in [
+            ledger_capture(ledger, image.topic_id) for ledger in image.ledgers if not ledger.sealed
+        ]:
             for kind, length in file_lengths(capture).items():
                 file = capture.name(path).path(kind)
                 surplus = size_if_there(folder.vfs, file) - (length if capture.entry_count else 0)

@@ -81,8 +81,8 @@ class SubscriptionCounters:
     def clear(self) -> None:
         """Begin anew."""
         anew = SubscriptionCounters()
-        for each in fields(self):
-            setattr(self, each.name, getattr(anew, each.name))
+        for field_ in fields(self):
+            setattr(self, field_.name, getattr(anew, field_.name))
 
     def note_settled(self, how: str, count: int) -> None:
         """Count messages that were settled: acked, expired, dead_lettered, requeued, purged or damaged."""

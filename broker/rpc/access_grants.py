@@ -22,7 +22,7 @@ from broker.settings import ConfigError
 
 _FIELDS = {"principals", "topics", "rights", "subscriptions"}
 _KINDS = ("token:", "jwt:", "cert:")
-_RIGHTS = {each.value: each for each in Right}
+_RIGHTS = {right.value: right for right in Right}
 _CACHED_PRINCIPALS = 10_000
 _NAME_CHARACTERS_MAX = 255
 
@@ -85,10 +85,10 @@ def read_tables(text: str, name: str) -> list[dict[str, Any]]:
         raise ConfigError(f"it is not TOML: {error}") from error
     if unknown := sorted(tables.keys() - {name}):
         raise ConfigError(f"unknown table or key {unknown[0]!r}; expected only [[{name}]]")
-    found = tables.get(name, [])
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+    entries = tables.get(name, [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(f"{name} must be written [[{name}]]")
-    return found
+    return entries
 
 
 def _grant(where: str, fields: dict[str, Any]) -> Grant:
@@ -119,10 +119,10 @@ def _grant(where: str, fields: dict[str, Any]) -> Grant:
 
 
 def _texts(where: str, fields: dict[str, Any], name: str) -> list[str]:
-    found = fields.get(name)
-    if not isinstance(found, list) or not found or not all(isinstance(each, str) and each for each in found):
+    texts = fields.get(name)
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(f'{where} needs {name}, a list of texts such as {name} = ["*"]')
-    return found
+    return texts
 
 
 def _matches(pattern: re.Pattern[str], name: str) -> bool:

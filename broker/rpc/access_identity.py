@@ -114,17 +114,17 @@ class Authenticator:
                 reason="CREDENTIALS_MISSING",
             )
         digest = hashlib.blake2b(shown_bytes, key=self._key, digest_size=32).digest()
-        found = self._known.get(digest)
-        if found is None:
-            found = self._examine(shown)
-            self._known[digest] = found
+        known = self._known.get(digest)
+        if known is None:
+            known = self._examine(shown)
+            self._known[digest] = known
             if len(self._known) > _KNOWN_MAX:
                 self._known.popitem(last=False)
-        if found.expires_at_ms <= now_ms:
+        if known.expires_at_ms <= now_ms:
             raise Unauthenticated(
-                f"The credentials of {found.principal} have expired", reason="CREDENTIALS_EXPIRED"
+                f"The credentials of {known.principal} have expired", reason="CREDENTIALS_EXPIRED"
             )
-        return found
+        return known
 
     def _examine(self, shown: Shown) -> Identity:
         if not shown.authorizations:
@@ -135,20 +135,20 @@ class Authenticator:
         scheme, _, token = shown.authorizations[0].partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise _invalid("The authorization is not of the form: Bearer TOKEN")
-        found = self._find_static(token)
-        if found is None and self._jwt is not None and token.count(".") == 2:
-            found = _identity_of_jwt(token, self._jwt)
-        if found is None:
+        identity = self._find_static(token)
+        if identity is None and self._jwt is not None and token.count(".") == 2:
+            identity = _identity_of_jwt(token, self._jwt)
+        if identity is None:
             raise _invalid("The token is not known")
-        return found
+        return identity
 
     def _find_static(self, token: str) -> Identity | None:
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        found: Identity | None = None
-        for each in self._tokens:  # all of them, whichever it is
-            if hmac.compare_digest(each.sha256, digest):
-                found = Identity(f"token:{each.principal}", each.expires_at_ms)
-        return found
+        identity: Identity | None = None
+        for granted in self._tokens:  # all of them, whichever it is
+            if hmac.compare_digest(granted.sha256, digest):
+                identity = Identity(f"token:{granted.principal}", granted.expires_at_ms)
+        return identity
 
 
 def _invalid(message: str) -> Unauthenticated:
@@ -201,7 +201,7 @@ def _verified(token: str, header: dict[str, Any], rules: JwtRules) -> dict[str, 
 
 def parse_algorithms(text: str) -> frozenset[str]:
     """Raises ConfigError unless all are asymmetric ones that are known."""
-    named = frozenset(each.strip() for each in text.split(",") if each.strip())
+    named = frozenset(name.strip() for name in text.split(",") if name.strip())
     if not named or not named <= ALGORITHMS:
         wrong = ", ".join(sorted(named - ALGORITHMS)) or "nothing"
         raise ConfigError(f"jwt_algorithms names {wrong}; there are {', '.join(sorted(ALGORITHMS))}")
@@ -220,7 +220,7 @@ def parse_jwt_keys(text: str) -> tuple[JwtKey, ...]:
 
 
 def _jwks(document: dict[str, Any]) -> tuple[JwtKey, ...]:
-    found = []
+    keys = []
     for entry in document.get("keys", [document]):
         if entry.get("kty") == "oct":
             raise ConfigError("it has a symmetric key (oct): with it, whoever checks tokens could make them")
@@ -231,8 +231,8 @@ def _jwks(document: dict[str, Any]) -> tuple[JwtKey, ...]:
         if entry.get("alg"):
             algorithms &= {entry["alg"]}
         if algorithms:
-            found.append(JwtKey(entry.get("kid"), _public(key), algorithms))
-    return tuple(found)
+            keys.append(JwtKey(entry.get("kid"), _public(key), algorithms))
+    return tuple(keys)
 
 
 def _any_algorithm(entry: dict[str, Any]) -> str:
@@ -246,7 +246,7 @@ def _public(key: Any) -> Any:
 
 
 def _pem_keys(text: str) -> tuple[JwtKey, ...]:
-    keys = [load_pem_public_key(each.encode()) for each in _PEM_KEY.findall(text)]
+    keys = [load_pem_public_key(pem.encode()) for pem in _PEM_KEY.findall(text)]
     return tuple(JwtKey(None, key, _algorithms_of(key)) for key in keys if _algorithms_of(key))
 
 
@@ -254,7 +254,9 @@ def _algorithms_of(key: Any) -> frozenset[str]:
     key = _public(key)
     if isinstance(key, rsa.RSAPublicKey):
         return (
-            frozenset(each for each in ALGORITHMS if each[0] in "RP") if key.key_size >= 2048 else frozenset()
+            frozenset(algorithm for algorithm in ALGORITHMS if algorithm[0] in "RP")
+            if key.key_size >= 2048
+            else frozenset()
         )
     if isinstance(key, ec.EllipticCurvePublicKey):
         return frozenset({_CURVES.get(key.curve.name, "")} - {""})
@@ -266,7 +268,9 @@ def _algorithms_of(key: Any) -> frozenset[str]:
 
 def parse_tokens(text: str) -> tuple[TokenHash, ...]:
     """The `[[token]]` tables of the tokens file; ConfigError."""
-    return tuple(_token(f"token {number}", each) for number, each in enumerate(read_tables(text, "token"), 1))
+    return tuple(
+        _token(f"token {number}", table) for number, table in enumerate(read_tables(text, "token"), 1)
+    )
 
 
 def _token(where: str, fields: dict[str, Any]) -> TokenHash:
@@ -310,13 +314,14 @@ def _name_in(certificate: x509.Certificate) -> str:
     except x509.ExtensionNotFound:
         names = x509.SubjectAlternativeName([])
     for kind in (x509.UniformResourceIdentifier, x509.DNSName):
-        found = names.get_values_for_type(kind)
-        if len(found) > 1:
+        names_of_kind = names.get_values_for_type(kind)
+        if len(names_of_kind) > 1:
             raise _invalid("The client certificate has several names of one kind")
-        if found:
-            return str(found[0])
+        if names_of_kind:
+            return str(names_of_kind[0])
     common = [
-        str(each.value) for each in certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+        str(attribute.value)
+        for attribute in certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
     ]
     # A common name is free text: it must not pass for a URI.
     if len(common) != 1 or "/" in common[0]:

@@ -115,7 +115,9 @@ def _topics(*rights: Right, subscription: SubscriptionScope | None = None) -> Ru
 
 def _of_compaction(request: Any, broker: Broker) -> Iterable[Ask]:
     # An id that is not known any more may be a repeat of what was done; ids are random, so nothing is told by it.
-    held = (each.topic for each in broker.compactions.leases() if each.compaction_id == request.compaction_id)
+    held = (
+        lease.topic for lease in broker.compactions.leases() if lease.compaction_id == request.compaction_id
+    )
     return (Ask(_any(Right.COMPACT), next(held, TopicScope.ANY)),)
 
 

@@ -179,17 +179,17 @@ class AdminService:
     async def _list_subscriptions(self, request: admin_pb2.ListSubscriptionsRequest) -> Message:
         check_name("topic", request.topic, "topic")
         topic = self._broker.registry.topic(request.topic)
-        found, token = page_by_name(
+        shown, token = page_by_name(
             [
-                each
-                for each in topic.subscriptions.values()
-                if may_see(topic.name, SHOW_SUBSCRIPTION, each.name)
+                subscription
+                for subscription in topic.subscriptions.values()
+                if may_see(topic.name, SHOW_SUBSCRIPTION, subscription.name)
             ],
             request.page_size,
             request.page_token,
         )
         return admin_pb2.ListSubscriptionsResponse(
-            subscriptions=[describe_subscription(topic, subscription) for subscription in found],
+            subscriptions=[describe_subscription(topic, subscription) for subscription in shown],
             next_page_token=token,
         )
 

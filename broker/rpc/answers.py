@@ -94,7 +94,7 @@ class Answers:
         """Forget the oldest answer that was given, if there are too many. Raises LimitReached."""
         if len(self._answers) < _REMEMBERED_MAX:
             return
-        given = next((key for key, each in self._answers.items() if each.response.done()), None)
+        given = next((key for key, answer in self._answers.items() if answer.response.done()), None)
         if given is None:
             raise LimitReached(
                 f"{_REMEMBERED_MAX} changes with a request_id are under way, and no more are begun",
@@ -120,7 +120,7 @@ class Answers:
         answer.response_bytes = len(response) if isinstance(response, bytes) else response.ByteSize()
         self._bytes += answer.response_bytes
         if self._bytes > _REMEMBERED_BYTES_MAX:
-            for key in [key for key, each in self._answers.items() if each.response_bytes]:
+            for key in [key for key, answer in self._answers.items() if answer.response_bytes]:
                 self._forget(key)
                 if self._bytes <= _REMEMBERED_BYTES_MAX:
                     return

@@ -125,14 +125,14 @@ def _shown(message: Message) -> Iterator[tuple[str, object]]:
         elif isinstance(value, str | bytes | float | Message):
             yield field.name, _text(value)
         else:  # repeated
-            items = [_text(each) for each in itertools.islice(value, _ITEMS_MAX)]
+            items = [_text(item) for item in itertools.islice(value, _ITEMS_MAX)]
             rest = [f"... {len(value)} in all"] if len(value) > _ITEMS_MAX else []
             yield field.name, ", ".join(items + rest)
 
 
 def _text(value: object) -> str:
     if isinstance(value, Message):
-        return "{" + " ".join(f"{name}={_text(each)}" for name, each in _shown(value)) + "}"
+        return "{" + " ".join(f"{name}={_text(part)}" for name, part in _shown(value)) + "}"
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     text = value if isinstance(value, str) else repr(value)

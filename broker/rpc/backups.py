@@ -43,10 +43,10 @@ class BackupCalls:
 
     async def _list(self, request: admin_pb2.ListBackupsRequest) -> Message:
         self._broker.check_serving()
-        found = await self._broker.backups.list()
-        page, token = page_by_name(found, request.page_size, request.page_token)
+        backups = await self._broker.backups.list()
+        page, token = page_by_name(backups, request.page_size, request.page_token)
         return admin_pb2.ListBackupsResponse(
-            backups=[self._describe(each) for each in page], next_page_token=token
+            backups=[self._describe(backup) for backup in page], next_page_token=token
         )
 
     async def _delete(self, request: admin_pb2.DeleteBackupRequest) -> Message:

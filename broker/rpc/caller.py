@@ -106,7 +106,7 @@ class Caller:
         if self._judge.allow(self.principal, ask):
             return
         rights = (
-            "see" if ask.rights == EVERY_RIGHT else " or ".join(sorted(each.value for each in ask.rights))
+            "see" if ask.rights == EVERY_RIGHT else " or ".join(sorted(right.value for right in ask.rights))
         )
         what = ask.topic.value if isinstance(ask.topic, TopicScope) else f"topic {_cut(ask.topic)}"
         if isinstance(ask.subscription, str):

@@ -51,16 +51,16 @@ class CompactionService:
             response.compaction.CopyFrom(pb.Compaction(**asdict(lease)))
             return response
         candidates = await self._desk.candidates(request.topic)
-        response.ledgers.extend(pb.LedgerCandidate(**asdict(each)) for each in candidates.ledgers)
-        response.buckets.extend(pb.BucketCandidate(**asdict(each)) for each in candidates.buckets)
+        response.ledgers.extend(pb.LedgerCandidate(**asdict(ledger)) for ledger in candidates.ledgers)
+        response.buckets.extend(pb.BucketCandidate(**asdict(bucket)) for bucket in candidates.buckets)
         return response
 
     async def _commit(self, request: pb.CommitCompactionRequest) -> Message:
         self._broker.check_serving()
         outputs = Outputs(
             tuple(
-                LedgerOutput(each.ledger_id, each.data_bytes, each.present_count, each.present_bytes)
-                for each in request.ledgers
+                LedgerOutput(ledger.ledger_id, ledger.data_bytes, ledger.present_count, ledger.present_bytes)
+                for ledger in request.ledgers
             ),
             request.has_bucket,
         )
@@ -82,6 +82,6 @@ class CompactionService:
 
     async def _list(self, request: pb.ListCompactionsRequest) -> Message:
         leases = [
-            each for each in self._desk.leases() if may_see(each.topic, frozenset({Right.COMPACT}), None)
+            lease for lease in self._desk.leases() if may_see(lease.topic, frozenset({Right.COMPACT}), None)
         ]
-        return pb.ListCompactionsResponse(compactions=[pb.Compaction(**asdict(each)) for each in leases])
+        return pb.ListCompactionsResponse(compactions=[pb.Compaction(**asdict(lease)) for lease in leases])

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _CALL_SECONDS = 60.0
 _COMMIT_SECONDS = 3_600.0
-_REFUSALS = {pb.CompactionRefusal.Value(f"COMPACTION_REFUSAL_{each.name}"): each for each in Refusal}
+_REFUSALS = {pb.CompactionRefusal.Value(f"COMPACTION_REFUSAL_{refusal.name}"): refusal for refusal in Refusal}
 _CLASSES: dict[grpc.StatusCode, type[PostdateError]] = {
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.FAILED_PRECONDITION: Refused,
@@ -83,8 +83,8 @@ class RemoteDesk:
         self.data_dir = self.data_dir or response.data_dir
         return Candidates(
             topic,
-            tuple(_value(LedgerCandidate, each) for each in response.ledgers),
-            tuple(_value(BucketCandidate, each) for each in response.buckets),
+            tuple(_value(LedgerCandidate, ledger) for ledger in response.ledgers),
+            tuple(_value(BucketCandidate, bucket) for bucket in response.buckets),
         )
 
     async def begin(self, topic: str, ledger_ids: Sequence[int], bucket_ids: Sequence[int]) -> Lease:
@@ -96,13 +96,16 @@ class RemoteDesk:
         request = pb.CommitCompactionRequest(
             compaction_id=compaction_id,
             epoch=epoch,
-            ledgers=[pb.LedgerOutput(**asdict(each)) for each in outputs.ledgers],
+            ledgers=[pb.LedgerOutput(**asdict(ledger)) for ledger in outputs.ledgers],
             has_bucket=outputs.has_bucket,
         )
         response = await self._call(self._compaction.CommitCompaction, request, _COMMIT_SECONDS)
         return Committed(
             tuple(response.ledger_ids),
-            {each.ledger_id: _REFUSALS.get(each.refusal, Refusal.DAMAGED) for each in response.refused},
+            {
+                refused.ledger_id: _REFUSALS.get(refused.refusal, Refusal.DAMAGED)
+                for refused in response.refused
+            },
             response.bucket_swapped,
             response.is_repeat,
         )
@@ -123,9 +126,9 @@ class RemoteDesk:
 
 def _value(kind: type[T], message: Message) -> T:
     """The value whose fields are named as those of a message."""
-    found = {each.name: getattr(message, each.name) for each in message.DESCRIPTOR.fields}
+    values = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
     return kind(
-        **{name: each if isinstance(each, int | str) else tuple(each) for name, each in found.items()}
+        **{name: value if isinstance(value, int | str) else tuple(value) for name, value in values.items()}
     )
 
 

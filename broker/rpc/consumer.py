@@ -167,8 +167,12 @@ class ConsumerService:
     def _type_of(self, opening: consumer_pb2.Open) -> SubscriptionType:
         """The type that the subscription has, or would be created with."""
         topic = self._broker.registry.by_name.get(opening.topic)
-        found = topic.subscriptions.find(opening.subscription) if topic is not None else None
-        return found.type if found is not None else SubscriptionType(opening.type or SubscriptionType.SHARED)
+        existing = topic.subscriptions.find(opening.subscription) if topic is not None else None
+        return (
+            existing.type
+            if existing is not None
+            else SubscriptionType(opening.type or SubscriptionType.SHARED)
+        )
 
     async def _subscription(
         self, topic_name: str, name: str, type_: int, initial_position: int, honor_delay: bool | None
@@ -183,17 +187,17 @@ class ConsumerService:
             topic = self._broker.registry.topic(topic_name)
         while True:
             await topic.subscriptions.wait_created(name)
-            if found := topic.subscriptions.find(name):
-                return topic, found
+            if existing := topic.subscriptions.find(name):
+                return topic, existing
             if not config.auto_create_subscriptions:
                 return topic, topic.subscription(name)
             policy = SubscriptionPolicy(honor_delay=honor_delay)
             if not topic.subscriptions.is_creating(name):
-                found = await topic.subscriptions.create(
+                existing = await topic.subscriptions.create(
                     name, type_ or SubscriptionType.SHARED, initial_position, policy
                 )
                 note_created(self._broker, topic_name, name)
-                return topic, found
+                return topic, existing
 
     def _consumer(self, name: str, lease_ms: int) -> Consumer:
         # The start time tells consumers of different lives of the broker apart.
@@ -231,8 +235,8 @@ class ConsumerService:
         attempt = (request.topic, request.subscription, request.attempt_id)
         if request.attempt_id and (repeated := self._repeated(attempt, subscription)):
             return repeated
-        response, found = await self._receive_batch(topic, subscription, request, lease_ms)
-        if request.attempt_id and found:
+        response, delivered = await self._receive_batch(topic, subscription, request, lease_ms)
+        if request.attempt_id and delivered:
             deadline_ns = lease_end_ns(self._broker.clock.monotonic_ns(), lease_ms)
             self._remember(attempt, _Received(deadline_ns, subscription, response))
         return response
@@ -272,17 +276,21 @@ class ConsumerService:
         return consumer.next_nowait() if self._broker.ownership.holds() else None
 
     def _repeated(self, attempt: tuple[str, str, str], subscription: Subscription) -> bytes | None:
-        found = self._attempts.get(attempt)
-        if found is None or found.deadline_ns <= self._broker.clock.monotonic_ns():
+        known = self._attempts.get(attempt)
+        if known is None or known.deadline_ns <= self._broker.clock.monotonic_ns():
             return None
-        if found.subscription is not subscription:
+        if known.subscription is not subscription:
             return None  # it was deleted, and made again
         # What was settled, given back or lost since is not sent again; if that is all of it, the request is a new one.
-        answer = consumer_pb2.ReceiveResponse.FromString(found.response)
+        answer = consumer_pb2.ReceiveResponse.FromString(known.response)
         held = subscription.states.leases.held(answer.consumer_id)
-        kept = [each for each in answer.deliveries if each.id.entry_id in held.get(each.id.ledger_id, ())]
+        kept = [
+            delivery
+            for delivery in answer.deliveries
+            if delivery.id.entry_id in held.get(delivery.id.ledger_id, ())
+        ]
         if len(kept) == len(answer.deliveries):
-            return found.response
+            return known.response
         del answer.deliveries[:]
         answer.deliveries.extend(kept)
         return answer.SerializeToString() if kept else None
@@ -302,7 +310,7 @@ class ConsumerService:
         """A call whose answer may hold a failure for each id, with room for that."""
 
         async def called(request: Settling) -> bytes:
-            ids = sum(len(each.entry_ids) for each in request.entries)
+            ids = sum(len(entry_set.entry_ids) for entry_set in request.entries)
             bytes_max = min(ids, self._broker.config.tuning.ack_entries_max) * FAILURE_BYTES_MAX
             context = CONTEXT.get()
             assert context is not None

@@ -206,8 +206,8 @@ def _read_typed(request: producer_pb2.ProduceRequest) -> Fields:
         sequence_ids=np.fromiter((message.sequence_id for message in messages), np.uint64).view(np.int64),
         property_counts=_column(map(len, properties)),
         property_bytes=_column(
-            sum(len(name.encode()) + len(value.encode()) for name, value in each.items())
-            for each in properties
+            sum(len(name.encode()) + len(value.encode()) for name, value in pairs.items())
+            for pairs in properties
         ),
         traceparent_bytes=_column(len(message.traceparent.encode()) for message in messages),
         keys={i: message.key.encode() for i, message in enumerate(messages) if message.key},

@@ -31,7 +31,7 @@ def entries_of(
     """
     count = len(sets)
     if count <= ids_max:  # else not even the sets are walked
-        count = sum(len(each.entry_ids) for each in sets)
+        count = sum(len(entry_set.entry_ids) for entry_set in sets)
     if count > ids_max:
         raise InvalidRequest(
             f"The request names {count} entries or sets of them, over the limit of {ids_max}",
@@ -40,13 +40,13 @@ def entries_of(
             limit=ids_max,
         )
     by_ledger: dict[int, list[int]] = {}
-    for index, each in enumerate(sets):
-        ids = each.entry_ids[:]
+    for index, entry_set in enumerate(sets):
+        ids = entry_set.entry_ids[:]
         if not ids:
             raise InvalidRequest(
                 "An EntrySet names no entry", field=f"{field}[{index}].entry_ids", reason="EMPTY_ENTRY_SET"
             )
-        held = by_ledger.setdefault(each.ledger_id, ids)
+        held = by_ledger.setdefault(entry_set.ledger_id, ids)
         if held is not ids:
             held += ids
     entries: Entries = {}

@@ -87,13 +87,13 @@ def too_many_fields(what: str, most: int, field: str = "") -> InvalidRequest:
 @cache
 def inside(kind: Any) -> Inside:
     """Return what of a message holds elements of its own."""
-    found: dict[int, Any] = {}
+    shapes: dict[int, Any] = {}
     for field in kind.fields:
         if field.message_type is not None:
-            found[field.number] = inside(field.message_type)
+            shapes[field.number] = inside(field.message_type)
         elif field.is_packed:
-            found[field.number] = None if field.type in _VARINTS else _width(field)
-    return found
+            shapes[field.number] = None if field.type in _VARINTS else _width(field)
+    return shapes
 
 
 def _width(field: FieldDescriptor) -> int:

@@ -40,9 +40,9 @@ def decode_token(page_token: str) -> str:
         ) from error
 
 
-def page_by_name(found: list[Named], page_size: int, page_token: str) -> tuple[list[Named], str]:
+def page_by_name(items: list[Named], page_size: int, page_token: str) -> tuple[list[Named], str]:
     """One page and the token of the next."""
     count, after = check_page_size(page_size), decode_token(page_token)
-    rest = sorted((each for each in found if each.name > after), key=lambda each: each.name)
+    rest = sorted((item for item in items if item.name > after), key=lambda item: item.name)
     page = rest[:count]
     return page, encode_token(page[-1].name) if len(rest) > len(page) else ""

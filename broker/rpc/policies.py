@@ -54,7 +54,7 @@ def _check_enum(name: str, value: int) -> None:
     kind = admin_pb2.TopicPolicy.DESCRIPTOR.fields_by_name[name].enum_type
     assert kind is not None
     if value not in kind.values_by_number:
-        field, names = f"policy.{name}", [each.name for each in kind.values]
+        field, names = f"policy.{name}", [value.name for value in kind.values]
         raise InvalidRequest(
             f"{field} must be {one_of(names)}, not {value}", field=field, reason="INVALID_POLICY"
         )

@@ -128,7 +128,7 @@ class GrpcPort:
                 async with asyncio.timeout(self._config.tuning.security_recheck_ms / 1000):
                     await self._look_now.wait()
             self._look_now.clear()
-            await asyncio.to_thread(lambda: [each.refresh() for each in watched])
+            await asyncio.to_thread(lambda: [file.refresh() for file in watched])
             if self._access is not None:
                 await self._access.recheck()
 
@@ -137,7 +137,7 @@ def _listeners(grpc_address: str) -> int:
     """On how many addresses gRPC listens. For all addresses of the machine it needs one socket."""
     host, port = split_address(grpc_address)
     try:
-        found = {place[4][:2] for place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        addresses = {place[4][:2] for place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except OSError:
         return 1  # it cannot listen there, and will say so
-    return len(found)
+    return len(addresses)

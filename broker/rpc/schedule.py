@@ -69,8 +69,8 @@ class ScheduleService:
         topic = self._topic(request.topic)
         if not is_possible(name):
             raise NotFound("No message has this id", reason="SCHEDULED_NOT_FOUND")
-        found = await topic.schedule.get(name)
-        return encode_scheduled([found], self._broker.config.frame_bytes_max, is_full=is_full)[0]
+        message = await topic.schedule.get(name)
+        return encode_scheduled([message], self._broker.config.frame_bytes_max, is_full=is_full)[0]
 
     async def _list(self, request: schedule_pb2.ListScheduledRequest) -> bytes:
         count = check_page_size(request.page_size)
@@ -231,20 +231,20 @@ def _in_places(
     """The outcome of each name, from those of the distinct ones that messages can have."""
     if len(names) == len(outcomes):
         return outcomes
-    found = dict(zip(changed, outcomes, strict=True))
-    return [found.get(name) or _impossible(name) for name in names]
+    by_name = dict(zip(changed, outcomes, strict=True))
+    return [by_name.get(name) or _impossible(name) for name in names]
 
 
 def _matched(outcomes: Sequence[Outcome]) -> int:
     if isinstance(outcomes, OutcomeColumns):
         return len(outcomes.found())
-    return sum(each.result is not ChangeResult.NOT_FOUND for each in outcomes)
+    return sum(outcome.result is not ChangeResult.NOT_FOUND for outcome in outcomes)
 
 
 def _done(outcomes: Sequence[Outcome]) -> int:
     if isinstance(outcomes, OutcomeColumns):
         return int((outcomes.results == ChangeResult.DONE).sum())
-    return sum(each.result is ChangeResult.DONE for each in outcomes)
+    return sum(outcome.result is ChangeResult.DONE for outcome in outcomes)
 
 
 def _impossible(name: Position | str) -> Outcome:

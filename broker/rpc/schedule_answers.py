@@ -40,7 +40,9 @@ def encode_outcomes(outcomes: Sequence[Outcome], frame_bytes_max: int) -> bytes:
         return _encode_columns(
             outcomes.ledger_ids, outcomes.entry_ids, outcomes.results, outcomes.deliver_at_ms, []
         )
-    if len(outcomes) > _FEW and all(each.position is not None and not each.delivered_to for each in outcomes):
+    if len(outcomes) > _FEW and all(
+        outcome.position is not None and not outcome.delivered_to for outcome in outcomes
+    ):
         return _encode_plain(outcomes)
     response = schedule_pb2.CancelScheduledResponse()  # any that has them
     _put_outcomes(response, outcomes, frame_bytes_max)
@@ -50,14 +52,14 @@ def encode_outcomes(outcomes: Sequence[Outcome], frame_bytes_max: int) -> bytes:
 def _encode_plain(outcomes: Sequence[Outcome]) -> bytes:
     """Thousands of outcomes with an id and without names of subscriptions."""
     count = len(outcomes)
-    names = chain.from_iterable(each.position or () for each in outcomes)
+    names = chain.from_iterable(outcome.position or () for outcome in outcomes)
     positions = np.fromiter(names, np.uint64, 2 * count)  # also of ids that no message can have
-    keys = [each.schedule_key.encode() for each in outcomes]
+    keys = [outcome.schedule_key.encode() for outcome in outcomes]
     return _encode_columns(
         positions[0::2],
         positions[1::2],
-        np.fromiter((each.result for each in outcomes), np.int64, count),
-        np.fromiter((each.deliver_at_ms for each in outcomes), np.int64, count),
+        np.fromiter((outcome.result for outcome in outcomes), np.int64, count),
+        np.fromiter((outcome.deliver_at_ms for outcome in outcomes), np.int64, count),
         [_SCHEDULE_KEY_HEAD + encode_varint(len(key)) + key if key else b"" for key in keys]
         if any(keys)
         else [],
@@ -107,12 +109,16 @@ def _put_outcomes(
     """
     add = response.outcomes.add
     told: list[tuple[schedule_pb2.ChangeOutcome, tuple[str, ...]]] = []
-    for each in outcomes:
-        item = add(schedule_key=each.schedule_key, result=each.result.value, deliver_at_ms=each.deliver_at_ms)
-        if each.position is not None:
-            item.id.ledger_id, item.id.entry_id = each.position
-        if each.delivered_to:
-            told.append((item, each.delivered_to))
+    for outcome in outcomes:
+        item = add(
+            schedule_key=outcome.schedule_key,
+            result=outcome.result.value,
+            deliver_at_ms=outcome.deliver_at_ms,
+        )
+        if outcome.position is not None:
+            item.id.ledger_id, item.id.entry_id = outcome.position
+        if outcome.delivered_to:
+            told.append((item, outcome.delivered_to))
     if told:
         share = max(0, frame_bytes_max - _REST_BYTES - response.ByteSize()) // len(told)
         for item, names in told:
@@ -127,18 +133,18 @@ def encode_scheduled(
     The first one always goes in.
     """
     room = frame_bytes_max - _REST_BYTES
-    messages = ProduceEnvelope.FromString(b"".join([each.frame for each in scheduled])).messages
+    messages = ProduceEnvelope.FromString(b"".join([entry.frame for entry in scheduled])).messages
     parts: list[bytes] = []
     head, rest = schedule_pb2.ScheduledMessage(), message_pb2.Message()  # for all: each sets every field
     id_ = head.id
-    for each, message in zip(scheduled, messages, strict=True):
-        id_.ledger_id, id_.entry_id = each.position
-        head.schedule_key = each.schedule_key
-        head.deliver_at_ms = each.deliver_at_ms
-        head.publish_time_ms = each.publish_time_ms
-        head.state = cast("schedule_pb2.ScheduledState", each.state.value)  # the numbers are the same
-        head.revision = each.revision
-        head.size_bytes = len(each.frame)
+    for entry, message in zip(scheduled, messages, strict=True):
+        id_.ledger_id, id_.entry_id = entry.position
+        head.schedule_key = entry.schedule_key
+        head.deliver_at_ms = entry.deliver_at_ms
+        head.publish_time_ms = entry.publish_time_ms
+        head.state = cast("schedule_pb2.ScheduledState", entry.state.value)  # the numbers are the same
+        head.revision = entry.revision
+        head.size_bytes = len(entry.frame)
         if is_full:
             shown = message
         else:
@@ -148,7 +154,7 @@ def encode_scheduled(
         encoded = b"".join((head.SerializeToString(), _MESSAGE_HEAD, encode_varint(len(shown)), shown))
         room -= len(encoded) + _ITEM_HEAD_BYTES
         if room < 0 and parts:
-            return b"".join(parts), (each.deliver_at_ms, *each.position)
+            return b"".join(parts), (entry.deliver_at_ms, *entry.position)
         parts += (_SCHEDULED_HEAD, encode_varint(len(encoded)), encoded)
     return b"".join(parts), None
 

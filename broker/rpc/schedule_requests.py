@@ -108,20 +108,20 @@ class Limits:
     def _ids(self, sets: Sequence[message_pb2.EntrySet]) -> Named:
         count = len(sets)
         if count <= self.names_max:  # else not even the sets are walked
-            count = sum(len(each.entry_ids) for each in sets)
+            count = sum(len(entry_set.entry_ids) for entry_set in sets)
         self._check_count(count, "selector.entries")
         positions: list[Position] = []
         are_possible = True
-        for index, each in enumerate(sets):
-            if not each.entry_ids:
+        for index, entry_set in enumerate(sets):
+            if not entry_set.entry_ids:
                 raise InvalidRequest(
                     "An EntrySet names no entry",
                     field=f"selector.entries[{index}].entry_ids",
                     reason="EMPTY_ENTRY_SET",
                 )
-            entry_ids = each.entry_ids[:]
-            positions += map(Position._make, zip(repeat(each.ledger_id), entry_ids, strict=False))
-            are_possible &= is_possible(Position(each.ledger_id, max(entry_ids)))
+            entry_ids = entry_set.entry_ids[:]
+            positions += map(Position._make, zip(repeat(entry_set.ledger_id), entry_ids, strict=False))
+            are_possible &= is_possible(Position(entry_set.ledger_id, max(entry_ids)))
         return Named(positions, are_possible)
 
     def _keys(self, given: Sequence[str]) -> Named:

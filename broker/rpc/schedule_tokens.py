@@ -44,10 +44,10 @@ def encode_mark(print_: str, mark: PageMark) -> str:
 
 def decode_place(page_token: str, print_: str) -> Key | None:
     """Return where a list goes on; None at its first page."""
-    found = _decode(page_token, print_)
-    if found is None:
+    place = _decode(page_token, print_)
+    if place is None:
         return None
-    key, lsn = found
+    key, lsn = place
     if lsn is not None:
         raise _refused()
     return key
@@ -55,10 +55,10 @@ def decode_place(page_token: str, print_: str) -> Key | None:
 
 def decode_mark(page_token: str, print_: str) -> PageMark | None:
     """Return where a change goes on; None at its first page."""
-    found = _decode(page_token, print_)
-    if found is None:
+    place = _decode(page_token, print_)
+    if place is None:
         return None
-    key, lsn = found
+    key, lsn = place
     if lsn is None:
         raise _refused()
     return PageMark(key, lsn)

@@ -147,7 +147,7 @@ class Session:
                 if kind not in _SETTLING.values():
                     self._take_frame(frame)
                     continue
-                ids = sum(len(each.entry_ids) for each in getattr(frame, kind).entries)
+                ids = sum(len(entry_set.entry_ids) for entry_set in getattr(frame, kind).entries)
                 place = await self._unread.take(len(raw) + ids * FAILURE_BYTES_MAX)
                 if (work := self._take_frame(frame)) is not None:
                     task = asyncio.create_task(self._answer_frame(work, place))

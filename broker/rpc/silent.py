@@ -50,12 +50,12 @@ class SilentConnections:
         if descriptor_count() < _FULL * self._most:
             self._silent.clear()
             return
-        found = peers_by_family(port).values()
+        families = peers_by_family(port).values()
         speaks = {peer_of(name) for name in speaking}
-        silent = {peer for peers in found for peer in peers if peer not in speaks}
+        silent = {peer for peers in families for peer in peers if peer not in speaks}
         before = [peer for peer in self._silent if peer in silent]
         self._silent = dict.fromkeys([*before, *silent.difference(before)])
-        for peers in found:
+        for peers in families:
             if len(peers) >= _FULL * self._most:
                 mine = set(peers)
                 too_many = len(peers) - int(_ENOUGH * self._most)

@@ -55,7 +55,7 @@ async def get_stats(broker: Broker, request: admin_pb2.GetStatsRequest) -> admin
 async def _topic_stats(broker: Broker, topic: Topic) -> admin_pb2.TopicStats:
     subscriptions = [
         await _subscription_stats(broker, topic, subscription)
-        for subscription in sorted(topic.subscriptions.values(), key=lambda each: each.name)
+        for subscription in sorted(topic.subscriptions.values(), key=lambda listed: listed.name)
         if may_see(topic.name, SHOW_SUBSCRIPTION, subscription.name)
     ]
     index, scheduled = topic.index.tracker.stats(), topic.index.scheduled_count()

@@ -53,11 +53,11 @@ class ServerCertificates:
 
     def _next(self) -> Any:
         """Return what to serve from now on; None: what is served already."""
-        found = self.watched.value
-        if found is self._served:
+        certificates = self.watched.value
+        if certificates is self._served:
             return None
-        self._served = found
-        return found.configuration
+        self._served = certificates
+        return certificates.configuration
 
     def _read(self) -> _Certificates:
         config = self._config

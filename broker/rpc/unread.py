@@ -92,12 +92,12 @@ class UnreadRoom:
         late = self.now_seconds() - STALLED_SECONDS
         missing = self.held + self._queue[0][0] - ALL_BYTES_MAX
         missing -= sum(stream.counted for stream in self.streams if stream.is_ending)
-        found = [
+        unread = [
             (since, stream)
             for stream in self.streams
             if not stream.is_ending and stream.counted and (since := stream.unread_since) is not None
         ]
-        for since, stream in sorted(found, key=lambda each: each[0]):
+        for since, stream in sorted(unread, key=lambda pair: pair[0]):
             if since > late or missing <= 0:
                 return
             missing -= stream.counted

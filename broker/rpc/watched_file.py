@@ -78,7 +78,7 @@ def read_text(setting: str, path: str) -> str:
 def _stamp(path: str) -> _Stamp:
     # Kubernetes swaps a symbolic link, which shows as another inode.
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -96,12 +96,12 @@ def scan_messages(buffer: bytes, starts: Int64Column, ends: Int64Column, fields_
     `fields_max` bounds the rounds: more fields than that in one message are not plain either.
     """
     octets = Octets(buffer)
-    found = Fields.absent(len(starts))
+    columns = Fields.absent(len(starts))
     at, some = starts, np.arange(len(starts))
     at, ends, some = _unfinished(at, ends, some)
     for _ in range(fields_max):
         if not len(at):
-            return found.whole()
+            return columns.whole()
         tags = octets.bytes[at]
         tag = int(tags[0])
         is_same = np.count_nonzero(tags == tag) == len(tags)  # much cheaper, and how most batches look
@@ -110,17 +110,17 @@ def scan_messages(buffer: bytes, starts: Int64Column, ends: Int64Column, fields_
             return None
         at = at + (1 + widths)
         if is_same:
-            if not _note(found, buffer, tag, some, at, values):
+            if not _note(columns, buffer, tag, some, at, values):
                 return None
             at = at + values if tag & 7 == LENGTH else at
         else:
-            if not _note_each(found, buffer, tags, some, at, values):
+            if not _note_each(columns, buffer, tags, some, at, values):
                 return None
             at = at + np.where(tags & 7 == LENGTH, values, 0)
         if np.count_nonzero(at > ends):
             return None
         at, ends, some = _unfinished(at, ends, some)
-    return None if len(at) else found.whole()
+    return None if len(at) else columns.whole()
 
 
 def _unfinished(
@@ -137,41 +137,41 @@ def _unfinished(
 
 
 def _note_each(
-    found: Fields, buffer: bytes, tags: U8Column, some: Int64Column, at: Int64Column, values: Int64Column
+    columns: Fields, buffer: bytes, tags: U8Column, some: Int64Column, at: Int64Column, values: Int64Column
 ) -> bool:
     """Note one field of each message, not the same of all; False if one of them is none of ours."""
     for tag in np.unique(tags).tolist():
         of_tag = tags == tag
-        if not _note(found, buffer, tag, some[of_tag], at[of_tag], values[of_tag]):
+        if not _note(columns, buffer, tag, some[of_tag], at[of_tag], values[of_tag]):
             return False
     return True
 
 
 def _note(
-    found: Fields, buffer: bytes, tag: int, some: Int64Column, at: Int64Column, values: Int64Column
+    columns: Fields, buffer: bytes, tag: int, some: Int64Column, at: Int64Column, values: Int64Column
 ) -> bool:
     """Note one field of some messages; False if it is none of ours."""
     if tag in _COLUMNS:
-        _COLUMNS[tag](found)[some] = values
+        _COLUMNS[tag](columns)[some] = values
         return True
     if tag == _EVENT_TIME_MS:
         return True
     if int(values.min()) < 0 or int(values.max()) > 1 << 31:
         return False
     if tag == _PAYLOAD:
-        found.payload_bytes[some] = values
+        columns.payload_bytes[some] = values
     elif tag == _SCHEDULE_KEY:
-        found.note_schedule_keys(buffer, some, at, at + values)
+        columns.note_schedule_keys(buffer, some, at, at + values)
     elif tag == _KEY:
-        found.note_keys(buffer, some, at, at + values)
+        columns.note_keys(buffer, some, at, at + values)
     elif tag == _PROPERTIES:
-        found.property_counts[some] += 1
-        found.property_bytes[some] += values
+        columns.property_counts[some] += 1
+        columns.property_bytes[some] += values
     elif tag == _TRACEPARENT:
-        found.traceparent_bytes[some] = values
+        columns.traceparent_bytes[some] = values
     else:
         return False
-    found.has_text |= tag in _TEXTS
+    columns.has_text |= tag in _TEXTS
     return True
 
 
@@ -231,10 +231,10 @@ def find_frames(raw: bytes, at: int, heads: Int64Column, lengths: Int64Column) -
     head = int(heads[0])
     if head <= 3 and np.count_nonzero(heads == head) == len(heads):
         # Tag and length in two or three bytes each: compared as they would be written.
-        found = octets.words(places) & np.uint64((1 << (8 * head)) - 1)
+        words = octets.words(places) & np.uint64((1 << (8 * head)) - 1)
         high, low = lengths >> 7, lengths & 0x7F
         wanted = (lengths << 8 if head == 2 else (high << 16) | (low << 8) | 0x8000) | FRAME_TAG
-        return raw[at:end] if np.count_nonzero(found == wanted.view(np.uint64)) == len(places) else None
+        return raw[at:end] if np.count_nonzero(words == wanted.view(np.uint64)) == len(places) else None
     values, widths = _varints(octets, places + 1)
     if widths is None or (octets.bytes[places] != FRAME_TAG).any():
         return None

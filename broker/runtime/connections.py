@@ -39,10 +39,10 @@ def cut_connection(name: str) -> bool:
 def cut_connections(peers: Collection[Peer]) -> int:
     """End the connections from these peers; how many there were."""
     count = 0
-    for found, peer in _connections():
+    for connection, peer in _connections():
         if peer in peers:
             with suppress(OSError):
-                found.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
                 count += 1
                 if count == len(peers):
                     break
@@ -52,10 +52,10 @@ def cut_connections(peers: Collection[Peer]) -> int:
 def peers_by_family(port: int) -> dict[int, list[Peer]]:
     """Return the peers connected to a port of this process, by the family of the socket."""
     peers: dict[int, list[Peer]] = {}
-    for found, peer in _connections():
+    for connection, peer in _connections():
         with suppress(OSError):
-            if found.getsockname()[1] == port:
-                peers.setdefault(found.family, []).append(peer)
+            if connection.getsockname()[1] == port:
+                peers.setdefault(connection.family, []).append(peer)
     return peers
 
 
@@ -74,10 +74,10 @@ def received_by_peer(port: int) -> dict[Peer, Received]:
     received: dict[Peer, Received] = {}
     if not hasattr(socket, "TCP_INFO"):
         return received
-    for found, peer in _connections():
+    for connection, peer in _connections():
         with suppress(OSError):
-            if found.getsockname()[1] == port:
-                info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            if connection.getsockname()[1] == port:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
                 if len(info) == _TCP_INFO_BYTES:
                     received[peer] = Received(*_RECEIVED.unpack_from(info, _RECEIVED_AT))
     return received
@@ -98,10 +98,10 @@ def _connections() -> Iterator[tuple[socket.socket, Peer]]:
             if not S_ISSOCK(os.fstat(copy).st_mode):
                 os.close(copy)  # a socket object would not have taken it, nor closed it
                 continue
-            with socket.socket(fileno=copy) as found:
-                if found.family in (socket.AF_INET, socket.AF_INET6):
-                    address = found.getpeername()
-                    yield found, (_plain(address[0]), address[1])
+            with socket.socket(fileno=copy) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    address = connection.getpeername()
+                    yield connection, (_plain(address[0]), address[1])
 
 
 def _plain(host: str) -> IPv4Address | IPv6Address:

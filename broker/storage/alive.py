@@ -53,10 +53,10 @@ class Alive:
 
 def within(times: Int64Column, absences: tuple[Absence, ...]) -> npt.NDArray[np.bool_]:
     """For each time, whether it lies in one of the absences."""
-    found = np.zeros(len(times), dtype=np.bool_)
+    missed = np.zeros(len(times), dtype=np.bool_)
     for left_ms, back_ms in absences:
-        found |= (times > left_ms) & (times <= back_ms)
-    return found
+        missed |= (times > left_ms) & (times <= back_ms)
+    return missed
 
 
 def encode_alive(alive: Alive) -> bytes:

@@ -100,13 +100,16 @@ def plan_prune(
     backups: Sequence[Backup], broker_id: str, now_ms: int, keep_count: int, max_age_ms: int
 ) -> list[str]:
     """Names of the broker's own backups that are too many or too old; never the newest. 0 means no limit."""
-    own = sorted((each for each in backups if each.broker_id == broker_id), key=_age_order, reverse=True)
+    own = sorted(
+        (backup for backup in backups if backup.broker_id == broker_id), key=_age_order, reverse=True
+    )
     return [
-        each.name
-        for index, each in enumerate(own)
+        backup.name
+        for index, backup in enumerate(own)
         if index
         and (
-            (keep_count and index >= keep_count) or (max_age_ms and now_ms - each.create_time_ms > max_age_ms)
+            (keep_count and index >= keep_count)
+            or (max_age_ms and now_ms - backup.create_time_ms > max_age_ms)
         )
     ]
 

@@ -59,15 +59,15 @@ class LedgersCompacted:
 
     def encode(self) -> list[bytes]:
         message = pb.LedgersCompacted(topic_id=self.topic_id, amended_lsn=self.amended_lsn)
-        for each in self.ledgers:
+        for ledger in self.ledgers:
             message.ledgers.add(
-                ledger_id=each.ledger_id,
-                from_generation=each.from_generation,
-                generation=each.generation,
-                data_bytes=each.data_bytes,
-                present_bytes=each.present_bytes,
-                present=each.present.serialize(),
-                last_expire_ms=each.last_expire_ms,
+                ledger_id=ledger.ledger_id,
+                from_generation=ledger.from_generation,
+                generation=ledger.generation,
+                data_bytes=ledger.data_bytes,
+                present_bytes=ledger.present_bytes,
+                present=ledger.present.serialize(),
+                last_expire_ms=ledger.last_expire_ms,
             )
         return [message.SerializeToString(deterministic=True)]
 
@@ -77,7 +77,7 @@ def decode_compacted(body: memoryview) -> LedgersCompacted:
     message = pb.LedgersCompacted.FromString(bytes(body))
     check_id(message.topic_id, "topic_id")
     check(len(message.ledgers) > 0, "it names no ledger")
-    check_rising([(each.ledger_id, 0) for each in message.ledgers], "ledgers")
+    check_rising([(ledger.ledger_id, 0) for ledger in message.ledgers], "ledgers")
     ledgers = tuple(map(_ledger, message.ledgers))
     return LedgersCompacted(message.topic_id, checked_lsn(message.amended_lsn), ledgers)
 

@@ -96,7 +96,7 @@ def encode_inputs(inputs: CompactionInputs) -> bytes:
         frontier=pb.IndexFrontier(
             deliver_at_ms=inputs.frontier[0], ledger_id=inputs.frontier[1], entry_id=inputs.frontier[2]
         ),
-        ledgers=[_to_message(inputs.topic_id, each) for each in inputs.ledgers],
+        ledgers=[_to_message(inputs.topic_id, ledger) for ledger in inputs.ledgers],
     )
     if (buckets := inputs.buckets) is not None:
         message.bucket_ids.extend(buckets.bucket_ids)
@@ -116,20 +116,22 @@ def decode_inputs(content: bytes, path: str) -> CompactionInputs:
     return decode_framed(MAGIC_INPUTS, content, path, pb.CompactionInputs(), _inputs)
 
 
-def _to_message(topic_id: int, each: InputLedger) -> pb.InputLedger:
-    capture = each.capture
+def _to_message(topic_id: int, ledger: InputLedger) -> pb.InputLedger:
+    capture = ledger.capture
     message = pb.InputLedger(
         ledger_id=capture.ledger_id,
         generation=capture.generation,
         entry_count=capture.entry_count,
         data_bytes=capture.data_bytes,
-        new_generation=each.new_generation,
-        settled=each.settled.serialize(),
+        new_generation=ledger.new_generation,
+        settled=ledger.settled.serialize(),
     )
     if capture.sparse is not None:
         message.present_count, message.present_bytes = capture.sparse
-    if each.amendments is not NONE:
-        message.amendments = encode_amendments(AmendmentsImage(topic_id, capture.ledger_id, each.amendments))
+    if ledger.amendments is not NONE:
+        message.amendments = encode_amendments(
+            AmendmentsImage(topic_id, capture.ledger_id, ledger.amendments)
+        )
     return message
 
 
@@ -138,7 +140,7 @@ def _inputs(message: pb.CompactionInputs) -> CompactionInputs:
     frontier = message.frontier
     buckets = None
     if message.bucket_ids:
-        images = [decode_amendments(each) for each in message.amendments]
+        images = [decode_amendments(amendments) for amendments in message.amendments]
         buckets = InputBuckets(
             tuple(message.bucket_ids),
             message.new_bucket_id,
@@ -153,7 +155,7 @@ def _inputs(message: pb.CompactionInputs) -> CompactionInputs:
         epoch=message.epoch,
         amended_lsn=checked_lsn(message.amended_lsn),
         frontier=(checked_time(frontier.deliver_at_ms), frontier.ledger_id, frontier.entry_id),
-        ledgers=tuple(_ledger(message.topic_id, each) for each in message.ledgers),
+        ledgers=tuple(_ledger(message.topic_id, ledger) for ledger in message.ledgers),
         buckets=buckets,
     )
 

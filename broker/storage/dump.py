@@ -173,7 +173,7 @@ def _fields_of(record: Record) -> Line:
         case Cancelled() | Moved():
             return {
                 "topic_id": record.topic_id,
-                "ledgers": [_changed(*each) for each in record.ledgers.items()],
+                "ledgers": [_changed(*ledger) for ledger in record.ledgers.items()],
             }
         case Replaced():
             return {"produced": _fields_of(record.produced), "cancelled": _fields_of(record.cancelled)}
@@ -311,7 +311,7 @@ def _topic_lines(framed: bytes, path: str) -> Iterator[Line]:
         "key_run_ids": list(image.key_run_ids),
         "next_key_run_id": image.next_key_run_id,
         "keys_through": None if image.keys_through is None else list(image.keys_through),
-        "gone_ledgers": [list(each) for each in image.gone_ledgers],
+        "gone_ledgers": [list(ledger) for ledger in image.gone_ledgers],
     }
     for ledger in image.ledgers:
         yield {"line": "ledger", **dataclasses.asdict(ledger)}
@@ -327,10 +327,10 @@ def _cursor_lines(framed: bytes, path: str) -> Iterator[Line]:
     for ledger_id, digits in image.attempts.items():
         for bit, bitmap in enumerate(digits):
             yield {"line": "attempts", "ledger_id": ledger_id, "bit": bit, **_bitmap(bitmap)}
-    for ledger_id, each in image.waiting.items():
-        times = each.column
+    for ledger_id, due in image.waiting.items():
+        times = due.column
         between = {"first_not_before_ms": int(times.min()), "last_not_before_ms": int(times.max())}
-        yield {"line": "waiting", "ledger_id": ledger_id, **_bitmap(each.entries), **between}
+        yield {"line": "waiting", "ledger_id": ledger_id, **_bitmap(due.entries), **between}
     for (ledger_id, entry_id), text in image.reasons.items():
         yield {"line": "reason", "ledger_id": ledger_id, "entry_id": entry_id, "text": text}
 
@@ -338,13 +338,13 @@ def _cursor_lines(framed: bytes, path: str) -> Iterator[Line]:
 def _producers_lines(framed: bytes, path: str) -> Iterator[Line]:
     image = decode_producers(framed, path)
     yield {"line": "producers", "topic_id": image.topic_id}
-    for each in image.producers:
-        counts = np.frombuffer(each.counts, np.uint32)
+    for producer in image.producers:
+        counts = np.frombuffer(producer.counts, np.uint32)
         yield {
             "line": "producer",
-            "name": each.name,
-            "highest_sequence_id": each.highest_sequence_id,
-            "floor": each.floor,
+            "name": producer.name,
+            "highest_sequence_id": producer.highest_sequence_id,
+            "floor": producer.floor,
             "runs": len(counts),
             "sequence_ids": int(counts.sum()),
         }
@@ -383,7 +383,11 @@ def _error(message: str, path: str, offset: int) -> Line:
 
 def _dump_alive(vfs: Vfs, path: str) -> Iterator[Line]:
     alive = decode_alive(read_file(vfs, path), path)
-    yield {"line": "alive", "alive_ms": alive.alive_ms, "absences": [list(each) for each in alive.absences]}
+    yield {
+        "line": "alive",
+        "alive_ms": alive.alive_ms,
+        "absences": [list(absence) for absence in alive.absences],
+    }
 
 
 _DUMPERS: dict[bytes, Callable[[Vfs, str], Iterator[Line]]] = {

@@ -123,7 +123,7 @@ class _Writer:
             self._file = self._make(group.first_lsn)
         records = group.records[max(0, from_lsn - group.first_lsn) :]
         parts, length = encode_group(
-            self._first_lsn, self._end, ((each.type, [each.body], len(each.body)) for each in records)
+            self._first_lsn, self._end, ((record.type, [record.body], len(record.body)) for record in records)
         )
         self._file.pwrite(parts, self._end)
         self._end += length

@@ -66,10 +66,10 @@ class KeyFilter:
     def maybe(self, probe: Probe) -> BoolColumn:
         """For each hash whether it may have been added; False is certain (FILTER-1)."""
         places = _blocks_of(probe.halves, len(self._words))
-        found = self._words.take(places, axis=0)
-        found &= probe.bits
+        words = self._words.take(places, axis=0)
+        words &= probe.bits
         # All eight words at once: a reduction over so short an axis costs more than all the rest.
-        every: BoolColumn = ((found == probe.bits).view(np.uint64) == _ALL_TRUE).ravel()
+        every: BoolColumn = ((words == probe.bits).view(np.uint64) == _ALL_TRUE).ravel()
         return every
 
 

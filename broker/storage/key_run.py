@@ -302,8 +302,8 @@ def _block_count(header: KeyRunHeader, index: int) -> int:
 def _unpack_block(data: bytes, count: int) -> KeyColumns | None:
     if len(data) < _BLOCK.size:
         return None
-    first, found, width, zeros = _BLOCK.unpack_from(data)
-    if found != count or any(zeros) or not (width == 0 or width in _LEDGER_TYPES):
+    first, row_count, width, zeros = _BLOCK.unpack_from(data)
+    if row_count != count or any(zeros) or not (width == 0 or width in _LEDGER_TYPES):
         return None
     ledgers_at = _BLOCK.size + 8 * count
     entries_at = ledgers_at + width * count

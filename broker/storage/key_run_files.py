@@ -209,7 +209,7 @@ class KeyRunReader:
         self, header: KeyRunHeader, fences: Fences, blocks: Sequence[int], hashes: UInt64Column
     ) -> KeyColumns:
         """The entries with one of some rising hashes in some blocks."""
-        found = [NO_KEYS]
+        parts = [NO_KEYS]
         for block in blocks:
             keys = _read_blocks(self._file, header, fences, block, block + 1)
             low, high = (
@@ -220,8 +220,8 @@ class KeyRunReader:
             starts = np.searchsorted(keys.hashes, here, side="left").tolist()
             ends = np.searchsorted(keys.hashes, here, side="right").tolist()
             bounds = zip(starts, ends, strict=True)
-            found += [keys.part(slice(start, end)) for start, end in bounds if start < end]
-        return join_keys(found)
+            parts += [keys.part(slice(start, end)) for start, end in bounds if start < end]
+        return join_keys(parts)
 
 
 class _Bytes(Protocol):

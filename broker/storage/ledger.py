@@ -78,23 +78,23 @@ class Ledger:
         executor: Executor,
         read_executor: Executor | None = None,
         *,
-        found: LedgerCapture | None = None,
+        capture: LedgerCapture | None = None,
     ) -> None:
         self.name = name
-        self.entry_count = found.entry_count if found else 0
-        self.data_bytes = found.data_bytes if found else 0
-        self.sealed = found is not None and found.sealed
-        self.sparse = found.sparse if found else None
+        self.entry_count = capture.entry_count if capture else 0
+        self.data_bytes = capture.data_bytes if capture else 0
+        self.sealed = capture is not None and capture.sealed
+        self.sparse = capture.sparse if capture else None
         self._open_files = open_files
         self._storage: LedgerStorage = (
-            LedgerFiles(open_files, name, found)
-            if found is None or found.sparse is None
-            else SparseFiles(open_files, name, found)
+            LedgerFiles(open_files, name, capture)
+            if capture is None or capture.sparse is None
+            else SparseFiles(open_files, name, capture)
         )
         self._executor = executor
         self._read_executor = read_executor or executor
         # None once the footers are on disk: nothing is appended, and reads check against the footers.
-        self._checksums = None if self.sealed else _restore_checksums(found)
+        self._checksums = None if self.sealed else _restore_checksums(capture)
         self._tail = _Tail()
         self._written_count = self.entry_count
         self._written_bytes = self.data_bytes
@@ -112,7 +112,7 @@ class Ledger:
         read_executor: Executor | None = None,
     ) -> Ledger:
         """The ledger that a manifest names. If it is not sealed, `cut_ledger` has been called."""
-        return cls(capture.name(folder), open_files, executor, read_executor, found=capture)
+        return cls(capture.name(folder), open_files, executor, read_executor, capture=capture)
 
     def replaced_by(self, capture: LedgerCapture) -> Ledger:
         """The same ledger in the files of another generation, which are there."""
@@ -137,7 +137,7 @@ class Ledger:
 
     @property
     def memory_bytes(self) -> int:
-        checksum_count = sum(each.block_count for each in self._checksums) if self._checksums else 0
+        checksum_count = sum(checksums.block_count for checksums in self._checksums) if self._checksums else 0
         return self.unwritten_bytes + checksum_count * _CRC_BYTES
 
     def stats(self) -> LedgerStats:
@@ -374,12 +374,12 @@ def _joined_messages(stored: Messages, recent: Messages, bytes_max: int) -> Mess
     return rows, (stored[1] + recent[1] if is_whole else stored[1])[: frames_within(rows, bytes_max)]
 
 
-def _restore_checksums(found: LedgerCapture | None) -> tuple[BlockChecksums, BlockChecksums]:
-    if found is None:
+def _restore_checksums(capture: LedgerCapture | None) -> tuple[BlockChecksums, BlockChecksums]:
+    if capture is None:
         return BlockChecksums(TIME.itemsize), BlockChecksums(ROW.itemsize)
     return (
-        BlockChecksums(TIME.itemsize, found.entry_count, found.times_crcs),
-        BlockChecksums(ROW.itemsize, found.entry_count, found.rows_crcs),
+        BlockChecksums(TIME.itemsize, capture.entry_count, capture.times_crcs),
+        BlockChecksums(ROW.itemsize, capture.entry_count, capture.rows_crcs),
     )
 
 

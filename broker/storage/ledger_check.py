@@ -85,8 +85,10 @@ def verify_ledger(
                 files[kind] = file
             except Corrupt as error:
                 problems.append(LedgerProblem.of(error))
-        found = itertools.chain(problems, _find_problems(files, capture, blocks, compare))
-        distinct = dict.fromkeys(itertools.islice(found, problems_max))  # a bad footer is met at every block
+        all_problems = itertools.chain(problems, _find_problems(files, capture, blocks, compare))
+        distinct = dict.fromkeys(
+            itertools.islice(all_problems, problems_max)
+        )  # a bad footer is met at every block
     return list(distinct)
 
 

@@ -314,15 +314,15 @@ class ReadAccess:
 class LedgerFiles:
     """A ledger on the local disk. One thread writes at a time; any number read what was written."""
 
-    def __init__(self, open_files: OpenFiles, name: LedgerName, found: LedgerCapture | None = None) -> None:
+    def __init__(self, open_files: OpenFiles, name: LedgerName, capture: LedgerCapture | None = None) -> None:
         self.name = name
         self._open_files = open_files
         self._access = ReadAccess(open_files, name)
-        entry_count = found.entry_count if found else 0
-        crcs = found is not None and not found.sealed
+        entry_count = capture.entry_count if capture else 0
+        crcs = capture is not None and not capture.sealed
         self._made = entry_count > 0  # an empty ledger has no files
-        self._times = CheckedColumn(TIME, entry_count, found.times_crcs if crcs and found else None)
-        self._rows = CheckedColumn(ROW, entry_count, found.rows_crcs if crcs and found else None)
+        self._times = CheckedColumn(TIME, entry_count, capture.times_crcs if crcs and capture else None)
+        self._rows = CheckedColumn(ROW, entry_count, capture.rows_crcs if crcs and capture else None)
 
     def write(
         self,

@@ -119,14 +119,14 @@ class CheckedColumn:
         ends = np.append(firsts[1:], len(ids))
         run_ids, run_ends = ids[firsts], ids[ends - 1] + 1
         places = ids - np.repeat(run_ids, ends - firsts)
-        found: Array = np.empty(len(ids), self._dtype)
+        values: Array = np.empty(len(ids), self._dtype)
         runs = zip(firsts.tolist(), ends.tolist(), run_ids.tolist(), run_ends.tolist(), strict=True)
         for low, high, run_id, run_end in runs:
             block = read_exactly(file, (run_end - run_id) * itemsize, HEADER_BYTES + run_id * itemsize)
             # "clip" only because it writes to `out` without a copy; no place is out of bounds.
-            np.frombuffer(block, self._dtype).take(places[low:high], out=found[low:high], mode="clip")
-        found.flags.writeable = False
-        return found
+            np.frombuffer(block, self._dtype).take(places[low:high], out=values[low:high], mode="clip")
+        values.flags.writeable = False
+        return values
 
     def _block_end(self, block: int) -> int:
         return min((block + 1) * BLOCK_ROWS, self._restored_count)
@@ -136,8 +136,8 @@ class CheckedColumn:
         itemsize = self._dtype.itemsize
         first, end = block * BLOCK_ROWS, self._block_end(block)
         offset = HEADER_BYTES + first * itemsize
-        found = read_exactly(file, (end - first) * itemsize, offset) if rows is None else rows
-        if not checksums.verify(block, found):
+        content = read_exactly(file, (end - first) * itemsize, offset) if rows is None else rows
+        if not checksums.verify(block, content):
             raise Corrupt("rows of a ledger are damaged", path=file.path, offset=offset, advice=RESTORE)
         self._verified[block] = 1
 

@@ -248,27 +248,27 @@ class LocalGroupLog:
         `needed_from_lsn` is the first lsn that a manifest does not hold, `needed_to_lsn` the last that one
         does. A log that begins later or ends earlier is damage, not a tail, and raises Corrupt.
         """
-        found = self.segments.examine(needed_from_lsn, needed_to_lsn)
+        examined = self.segments.examine(needed_from_lsn, needed_to_lsn)
         # All checks are behind us; only now anything changes, so a folder that is refused stays as it was.
         folder = self.segments.path
         self._vfs.make_dir(folder)
         self._vfs.sync_dir(folder.rpartition("/")[0] or ".")
-        if found.cut_roll is not None:
+        if examined.cut_roll is not None:
             # Gone for good with the next sync of the folder, which is before any roll.
-            self._vfs.remove(found.cut_roll)
-        self._next_index = found.next_lsn
-        if found.is_new:
+            self._vfs.remove(examined.cut_roll)
+        self._next_index = examined.next_lsn
+        if examined.is_new:
             self._roll(first_lsn=1)
         else:
-            if found.torn_bytes:
+            if examined.torn_bytes:
                 log.warning(
                     "Discarded an incomplete group at the end of the journal: a crash interrupted its write before it "
                     "was acknowledged, or it was damaged since",
                     path=self.segments.segment_path(self.segments.last()),
-                    offset=found.end_offset,
-                    bytes=found.torn_bytes,
+                    offset=examined.end_offset,
+                    bytes=examined.torn_bytes,
                 )
-            self._resume(found.end_offset, found.file_bytes)
+            self._resume(examined.end_offset, examined.file_bytes)
 
     @property
     def next_index(self) -> int:

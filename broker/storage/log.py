@@ -350,7 +350,7 @@ class TopicLog:
         Frames come as long as something is left of `bytes_max`. All is read in one go, in the read thread: where
         messages lie scattered over hundreds of ledgers, a hop for each would cost more than reading them.
         """
-        found: list[Messages | None] = [None] * len(parts)
+        read_parts: list[Messages | None] = [None] * len(parts)
         left = [at for at, (ledger_id, _) in enumerate(parts) if ledger_id in self._ledgers]
         while left:
             ledgers = [self._ledgers[parts[at][0]] for at in left]
@@ -361,12 +361,12 @@ class TopicLog:
             read = await ledgers[0].in_read_thread(partial(_read_all, readers, bytes_max))
             again = []
             for at, ledger, messages in zip(left, ledgers, read, strict=True):
-                found[at] = messages
+                read_parts[at] = messages
                 now = self._ledgers.get(parts[at][0])
                 if messages is None and now is not None and now is not ledger:
                     again.append(at)  # its files went, as another generation took its place
             left = again
-        return found
+        return read_parts
 
     def is_current(
         self, ledger_ids: Int64Column, entry_ids: UInt32Column, times: Int64Column
@@ -422,17 +422,17 @@ class TopicLog:
 
 def _read_all(readers: Sequence[Callable[[int], Messages]], bytes_max: int) -> list[Messages | None]:
     """Blocks."""
-    found: list[Messages | None] = []
+    read_parts: list[Messages | None] = []
     for read in readers:
         try:
             messages = read(max(bytes_max, 1))
         except NotFound:
-            found.append(None)
+            read_parts.append(None)
             continue
         # One frame comes in any case, and hundreds of ledgers may have large ones.
-        found.append(messages if bytes_max > 0 else (messages[0], []))
+        read_parts.append(messages if bytes_max > 0 else (messages[0], []))
         bytes_max -= sum(map(len, messages[1]))
-    return found
+    return read_parts
 
 
 def with_expiry_moved(rows: RowColumn, times: Int64Column, effective: Int64Column) -> RowColumn:

@@ -236,7 +236,7 @@ def encode_topic(image: TopicImage) -> bytes:
         next_key_run_id=image.next_key_run_id if image.next_key_run_id > 1 else 0,
         keys_through=None if image.keys_through is None else position_to_record(image.keys_through),
         gone_ledgers=[
-            pb.GoneLedger(ledger_id=each, last_due_ms=due_ms) for each, due_ms in image.gone_ledgers
+            pb.GoneLedger(ledger_id=ledger_id, last_due_ms=due_ms) for ledger_id, due_ms in image.gone_ledgers
         ],
     )
     return frame_message(MAGIC_TOPIC, message)
@@ -258,8 +258,8 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
     lies_behind = log_end.ledger_id > (ledgers[-1].ledger_id if ledgers else 0)
     check(lies_behind or log_end == START, "the log ends in or before a ledger that is there")
     subscriptions = tuple(subscription_from_entry(entry) for entry in message.subscriptions)
-    for each in subscriptions:
-        check_id(each.subscription_id, "subscription_id", message.next_subscription_id - 1)
+    for subscription in subscriptions:
+        check_id(subscription.subscription_id, "subscription_id", message.next_subscription_id - 1)
     next_bucket_id = message.next_bucket_id or 1  # manifests from before there were buckets have none
     check_id(next_bucket_id, "next_bucket_id")
     for bucket_id in message.bucket_ids:
@@ -273,7 +273,7 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
     named = not message.producers_file or _PRODUCERS_FILE.fullmatch(message.producers_file) is not None
     check(named, f"producers file {message.producers_file[:100]!r}")
     for what in ("subscription_id", "name"):
-        distinct = {getattr(each, what) for each in subscriptions}
+        distinct = {getattr(subscription, what) for subscription in subscriptions}
         check(len(distinct) == len(subscriptions), f"two subscriptions have one {what}")
     return TopicImage(
         topic_id=message.topic_id,
@@ -299,7 +299,7 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
 
 
 def _gone_ledgers(message: pb.TopicManifest) -> tuple[tuple[int, int], ...]:
-    gone = tuple((each.ledger_id, checked_time(each.last_due_ms)) for each in message.gone_ledgers)
+    gone = tuple((ledger.ledger_id, checked_time(ledger.last_due_ms)) for ledger in message.gone_ledgers)
     for ledger_id, _ in gone:
         check_ledger_id(ledger_id)
     check_rising([(ledger_id, 0) for ledger_id, _ in gone], "ledgers that are gone")
@@ -320,8 +320,8 @@ def encode_cursor(image: CursorImage) -> bytes:
             for bit, bitmap in enumerate(bits)
         ],
         waiting=[
-            pb.WaitingTimes(ledger_id=ledger_id, bitmap=each.entries.serialize(), times=each.content)
-            for ledger_id, each in sorted(image.waiting.items())
+            pb.WaitingTimes(ledger_id=ledger_id, bitmap=due.entries.serialize(), times=due.content)
+            for ledger_id, due in sorted(image.waiting.items())
         ],
         dead_letters=[
             pb.LedgerBitmap(ledger_id=ledger_id, bitmap=bitmap.serialize())
@@ -372,21 +372,21 @@ def _cursor_image(message: pb.CursorFile) -> CursorImage:
 
 def _reasons(message: pb.CursorFile) -> dict[Position, str]:
     reasons: dict[Position, str] = {}
-    for each in message.reasons:
-        check_ledger_id(each.ledger_id)
-        check(0 < len(each.text.encode()) <= REASON_BYTES_MAX, "a reason is empty or too long")
-        reasons[Position(each.ledger_id, each.entry_id)] = each.text
+    for reason in message.reasons:
+        check_ledger_id(reason.ledger_id)
+        check(0 < len(reason.text.encode()) <= REASON_BYTES_MAX, "a reason is empty or too long")
+        reasons[Position(reason.ledger_id, reason.entry_id)] = reason.text
     check(len(reasons) == len(message.reasons), "a message has two reasons")
     return reasons
 
 
 def _ledger_times(entry: pb.WaitingTimes) -> LedgerTimes:
-    found = LedgerTimes(bitmap_from_bytes(entry.bitmap), entry.times)
-    count, byte_count = len(found.entries), len(found.content)
+    due = LedgerTimes(bitmap_from_bytes(entry.bitmap), entry.times)
+    count, byte_count = len(due.entries), len(due.content)
     check(count > 0, "no entry of a ledger waits")
     check(byte_count == count * _TIME.itemsize, f"{byte_count} bytes of times for {count} entries")
-    checked_time(int(found.column.min()))
-    return found
+    checked_time(int(due.column.min()))
+    return due
 
 
 def subscription_to_entry(image: SubscriptionImage) -> pb.SubscriptionEntry:
@@ -566,8 +566,8 @@ def _unframe(magic: bytes, framed: bytes, path: str) -> bytes:
     name = _NAMES[magic]
     if len(framed) < FRAME_BYTES:
         raise Corrupt(f"A {name} is too short", path=path, offset=0, advice=_ADVICE)
-    found, version, zero, length, crc = _FRAME.unpack_from(framed)
-    if found != magic:
+    first_bytes, version, zero, length, crc = _FRAME.unpack_from(framed)
+    if first_bytes != magic:
         raise Corrupt(f"A {name} does not begin with its magic bytes", path=path, offset=0, advice=_ADVICE)
     if version != VERSION:
         raise Corrupt(

@@ -36,9 +36,10 @@ def named_files(image: TopicImage) -> dict[str, set[str]]:
     # The files of a ledger without entries may be missing, or torn: its first write makes them.
     ledgers = [ledger for ledger in image.ledgers if ledger.sealed or ledger.entry_count]
     files = {
-        "ledgers": {f"{each.ledger_id}.{each.generation}.{kind}" for each in ledgers for kind in KINDS}
+        "ledgers": {f"{ledger.ledger_id}.{ledger.generation}.{kind}" for ledger in ledgers for kind in KINDS}
         | {ledger.amendments_file for ledger in image.ledgers},
-        "cursors": {each.cursor_file for each in image.subscriptions} | {image.producers_file},
+        "cursors": {subscription.cursor_file for subscription in image.subscriptions}
+        | {image.producers_file},
         "buckets": {f"{bucket_id}.bucket" for bucket_id in image.bucket_ids},
         "keys": {f"{run_id}.keys" for run_id in image.key_run_ids},
     }

@@ -38,8 +38,8 @@ class Octets:
     def groups(self, at: Int64Column, size: int) -> U8Column:
         """So many bytes at each place."""
         padded = np.concatenate((self.bytes, np.zeros(size, dtype=np.uint8)))
-        found: U8Column = padded[at[:, None] + np.arange(size)]
-        return found
+        octets: U8Column = padded[at[:, None] + np.arange(size)]
+        return octets
 
     def words_of(
         self, starts: Int64Column, ends: Int64Column

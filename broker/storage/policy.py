@@ -29,11 +29,11 @@ def subscription_policy_to_record(policy: SubscriptionPolicy) -> pb.Subscription
 
 
 def _set_fields(record: Any, kind: type[TopicPolicy] | type[SubscriptionPolicy]) -> dict[str, Any]:
-    found = {f.name: getattr(record, f.name) for f in fields(kind) if record.HasField(f.name)}
-    for name, value in found.items():
+    values = {f.name: getattr(record, f.name) for f in fields(kind) if record.HasField(f.name)}
+    for name, value in values.items():
         if not POLICY_SPECS[name].is_in_range(value):
             raise ValueError(f"{name} is {value}")
-    return found
+    return values
 
 
 def _values(policy: TopicPolicy | SubscriptionPolicy) -> dict[str, Any]:

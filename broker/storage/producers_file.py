@@ -43,16 +43,16 @@ class ProducersImage:
 
     def encode(self) -> bytes:
         message = pb.ProducersFile(topic_id=self.topic_id)
-        for each in self.producers:
+        for producer in self.producers:
             message.producers.add(
-                name=each.name,
-                highest_sequence_id=each.highest_sequence_id,
-                floor=each.floor,
-                sequence_ids=each.sequence_ids,
-                counts=each.counts,
-                ledger_ids=each.ledger_ids,
-                entry_ids=each.entry_ids,
-                publish_times_ms=each.publish_times_ms,
+                name=producer.name,
+                highest_sequence_id=producer.highest_sequence_id,
+                floor=producer.floor,
+                sequence_ids=producer.sequence_ids,
+                counts=producer.counts,
+                ledger_ids=producer.ledger_ids,
+                entry_ids=producer.entry_ids,
+                publish_times_ms=producer.publish_times_ms,
             )
         return frame_message(MAGIC_PRODUCERS, message)
 
@@ -64,7 +64,7 @@ def decode_producers(content: bytes, path: str) -> ProducersImage:
 def _image_of(message: pb.ProducersFile) -> ProducersImage:
     check_id(message.topic_id, "topic_id")
     producers = tuple(_producer_of(entry) for entry in message.producers)
-    names = [each.name for each in producers]
+    names = [producer.name for producer in producers]
     check(names == sorted(set(names)), "producers are out of order")
     return ProducersImage(message.topic_id, producers)
 

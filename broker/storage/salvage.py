@@ -63,7 +63,7 @@ async def read_around_damage(
     """
     count = len(entry_ids)
     nothing = np.zeros(count, dtype=np.bool_)
-    found = Salvaged(np.zeros(count, np.int64), np.zeros(count, ROW), [], nothing, nothing.copy())
+    salvaged = Salvaged(np.zeros(count, np.int64), np.zeros(count, ROW), [], nothing, nothing.copy())
     bytes_left, is_full = bytes_max, False
     halvings_left = HALVINGS_MAX
     parts = [(0, count)]
@@ -71,7 +71,7 @@ async def read_around_damage(
         first, end = parts.pop()
         part = entry_ids[first:end]
         try:
-            found.times[first:end], found.rows[first:end], frames = await log.read(
+            salvaged.times[first:end], salvaged.rows[first:end], frames = await log.read(
                 ledger_id, part, max(1, bytes_left)
             )
         except MissingFile:
@@ -84,19 +84,19 @@ async def read_around_damage(
                 parts += halves if halvings_left else [(at, at + 1) for at in range(end - 1, first - 1, -1)]
                 halvings_left = max(0, halvings_left - 1)
                 continue
-            found.cause = found.cause or damage
+            salvaged.cause = salvaged.cause or damage
             frames = [NO_FRAME] * (end - first)
             if isinstance(damage, DamagedMessage):
-                found.damaged[first] = True
-                found.times[first] = (await log.times_of(ledger_id, part))[0]
-                found.rows[first] = (await log.read_rows(ledger_id, int(part[0]), 1))[0]
+                salvaged.damaged[first] = True
+                salvaged.times[first] = (await log.times_of(ledger_id, part))[0]
+                salvaged.rows[first] = (await log.read_rows(ledger_id, int(part[0]), 1))[0]
             else:
-                found.unreadable[first:end] = True
+                salvaged.unreadable[first:end] = True
         if not is_full:  # beyond the bytes, rows are wanted and frames are not
-            found.frames += frames
+            salvaged.frames += frames
             bytes_left -= sum(map(len, frames))
             is_full = len(frames) < end - first or bytes_left <= 0
-    return found
+    return salvaged
 
 
 async def _is_unreadable(log: DamagedLog, ledger_id: int, entry_ids: UInt32Column) -> bool:
@@ -130,13 +130,13 @@ async def times_around_damage(
         return await read(ledger_id, entry_ids), None
     except Corrupt as error:
         parts, damage = by_block(entry_ids), error
-    found = [np.full(len(part), UNREADABLE_TIME, dtype=np.int64) for part in parts]
+    times = [np.full(len(part), UNREADABLE_TIME, dtype=np.int64) for part in parts]
     for at, part in enumerate(parts if len(parts) > 1 else []):
         try:
-            found[at] = await read(ledger_id, part)
+            times[at] = await read(ledger_id, part)
         except Corrupt as error:
             damage = error
-    return np.concatenate(found), damage
+    return np.concatenate(times), damage
 
 
 async def read_marking_damage(
@@ -146,7 +146,7 @@ async def read_marking_damage(
     try:
         return await log.read(ledger_id, entry_ids, bytes_max)
     except Corrupt:
-        found = await read_around_damage(log, ledger_id, entry_ids, bytes_max)
-        if found.unreadable.any():
+        salvaged = await read_around_damage(log, ledger_id, entry_ids, bytes_max)
+        if salvaged.unreadable.any():
             raise
-        return found.times, found.rows, found.frames
+        return salvaged.times, salvaged.rows, salvaged.frames

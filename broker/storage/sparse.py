@@ -95,11 +95,11 @@ def find_places(present: BitMap, entry_ids: UInt32Column) -> tuple[Int64Column, 
         ids = entry_ids.tolist()
         there = np.fromiter((entry_id in present for entry_id in ids), np.bool_, len(ids))
         return np.fromiter((present.rank(entry_id) - 1 for entry_id in ids), np.int64, len(ids)), there
-    found = ids_of(present)
-    if not len(found):
+    present_ids = ids_of(present)
+    if not len(present_ids):
         return np.zeros(len(entry_ids), np.int64), np.zeros(len(entry_ids), np.bool_)
-    places = np.searchsorted(found, entry_ids)
-    there = found[np.minimum(places, len(found) - 1)] == entry_ids
+    places = np.searchsorted(present_ids, entry_ids)
+    there = present_ids[np.minimum(places, len(present_ids) - 1)] == entry_ids
     return places, there
 
 

@@ -46,15 +46,15 @@ def examine_generation(
         for first in range(0, len(ids), BLOCK_ROWS):
             some = ids[first : first + BLOCK_ROWS]
             # One frame each is read to have the rows; all frames were checked above.
-            found, expected = (
-                each.storage.read(some, each.capture.data_bytes, 1) for each in (target, source)
+            read, expected = (
+                side.storage.read(some, side.capture.data_bytes, 1) for side in (target, source)
             )
             times = source.amendments.effective(some, expected.times)
             rows = with_expiry_moved(expected.rows, expected.times, times)
             is_gone = (expected.times == CANCELLED_MS) | ((expected.times != 0) & (times == 0))
-            same = (found.times == times) & ~is_gone
+            same = (read.times == times) & ~is_gone
             for field in _SAME:
-                same &= found.rows[field] == rows[field]
+                same &= read.rows[field] == rows[field]
             if not same.all():
                 entry_id = int(some[np.flatnonzero(~same)[0]])
                 raise Corrupt(f"entry {entry_id} is not what it was made of", path=name.path("rows"))

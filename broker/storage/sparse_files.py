@@ -52,14 +52,14 @@ def read_present(file: Readable, capture: LedgerCapture) -> BitMap:
 class SparseFiles:
     """See the module's description; a `LedgerStorage`."""
 
-    def __init__(self, open_files: OpenFiles, name: LedgerName, found: LedgerCapture) -> None:
-        assert found.sparse is not None and found.sealed
+    def __init__(self, open_files: OpenFiles, name: LedgerName, capture: LedgerCapture) -> None:
+        assert capture.sparse is not None and capture.sealed
         self.name = name
-        self._found = found
+        self._capture = capture
         self._open_files = open_files
         self._access = ReadAccess(open_files, name)
-        self._times = CheckedColumn(TIME, found.row_count)
-        self._rows = CheckedColumn(ROW, found.row_count)
+        self._times = CheckedColumn(TIME, capture.row_count)
+        self._rows = CheckedColumn(ROW, capture.row_count)
 
     def write(
         self,
@@ -144,9 +144,9 @@ class SparseFiles:
         rows = np.zeros(len(entry_ids), ROW)
         frames: list[bytes] = []
         if there.any():
-            found = column_at(self._rows, handles.rows, places[there].astype(np.uint32))
-            rows[there] = found
-            frames = read_frames(handles, found[: frames_within(found, bytes_max)], data_bytes)
+            columns = column_at(self._rows, handles.rows, places[there].astype(np.uint32))
+            rows[there] = columns
+            frames = read_frames(handles, columns[: frames_within(columns, bytes_max)], data_bytes)
         rows.flags.writeable = False
         if not there.all():
             frames = _with_gaps(frames, there)
@@ -162,16 +162,16 @@ class SparseFiles:
         # It lives as long as the files are open, so that memory is bounded by how many are. Two threads may both
         # read it, and find the same.
         if handles.present is None:
-            handles.present = read_present(handles.times, self._found)
+            handles.present = read_present(handles.times, self._capture)
         return handles.present
 
 
 def _with_gaps(frames: list[bytes], there: np.ndarray) -> list[bytes]:
     """The frames of the first entries, as far as those that are there were read."""
-    found = iter(frames)
+    present_frames = iter(frames)
     filled: list[bytes] = []
     for is_there in there.tolist():
-        frame = next(found, None) if is_there else GONE_FRAME
+        frame = next(present_frames, None) if is_there else GONE_FRAME
         if frame is None:
             break
         filled.append(frame)

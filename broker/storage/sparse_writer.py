@@ -122,9 +122,9 @@ def _read(
     while len(ids):
         columns = source.storage.read(ids[:wanted], source.capture.data_bytes, _READ_BYTES)
         count = len(columns.frames)
-        found = columns.times[:count]
-        times = source.amendments.effective(ids[:count], found)
-        yield times, with_expiry_moved(columns.rows[:count], found, times), columns.frames
+        stored_times = columns.times[:count]
+        times = source.amendments.effective(ids[:count], stored_times)
+        yield times, with_expiry_moved(columns.rows[:count], stored_times, times), columns.frames
         # What did not fit was read in vain but for its frames: ask for about as much as fits.
         wanted = max(16, 2 * count)
         ids = ids[count:]
@@ -149,8 +149,8 @@ class _GenerationWriter:
             self.close()
             raise
 
-    def append(self, times: Int64Column, found: RowColumn, frames: Sequence[bytes]) -> None:
-        rows = found.copy()
+    def append(self, times: Int64Column, stored_rows: RowColumn, frames: Sequence[bytes]) -> None:
+        rows = stored_rows.copy()
         ends = np.cumsum(rows["length"], dtype=np.int64)
         rows["offset"] = self._data_bytes + ends - rows["length"]
         place = self._rows.row_count

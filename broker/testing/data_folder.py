@@ -113,8 +113,8 @@ class FolderWriter:
             applied_lsn=LSN,
             ledgers=images,
             subscriptions=tuple(
-                self._write_subscription(topic_id, number, each)
-                for number, each in enumerate(subscriptions, 1)
+                self._write_subscription(topic_id, number, subscription)
+                for number, subscription in enumerate(subscriptions, 1)
             ),
             next_subscription_id=len(subscriptions) + 1,
             indexed_through=end,
@@ -124,7 +124,7 @@ class FolderWriter:
             next_bucket_id=len(bucket_ids) + 1,
         )
         self._write(self.layout.topic_manifest(topic_id), encode_topic(image))
-        self._next_ledger_id = max([self._next_ledger_id, *(each.ledger_id + 1 for each in ledgers)])
+        self._next_ledger_id = max([self._next_ledger_id, *(ledger.ledger_id + 1 for ledger in ledgers)])
         return topic_id
 
     def close(self) -> None:
@@ -150,8 +150,8 @@ class FolderWriter:
         if not ledger.hollow:
             rows = _rows(times, frames)
         checksums = [BlockChecksums(dtype.itemsize) for dtype in (TIME, ROW)]
-        for each, column in zip(checksums, (times, rows), strict=True):
-            each.extend(column)
+        for checksum, column in zip(checksums, (times, rows), strict=True):
+            checksum.extend(column)
         amendments_file = ""
         if ledger.amendments is not NONE:
             amendments_file = f"{ledger.ledger_id}.{LSN:x}.amend"
@@ -169,7 +169,7 @@ class FolderWriter:
             amendments_file=amendments_file,
         )
         name = LedgerName(self.layout.ledgers(topic_id), topic_id, ledger.ledger_id, 0)
-        footers = [each.encode_footer() if stated.sealed else b"" for each in checksums]
+        footers = [checksum.encode_footer() if stated.sealed else b"" for checksum in checksums]
         contents = {
             "data": b"".join(frames),
             "times": times.tobytes() + footers[0],
@@ -195,7 +195,7 @@ class FolderWriter:
     ) -> None:
         times, ledger_ids, entry_ids = keys
         present = set(np.unique(ledger_ids).tolist())
-        counts = {each.ledger_id: len(each.times) for each in ledgers}
+        counts = {ledger.ledger_id: len(ledger.times) for ledger in ledgers}
         spans = [
             LedgerSpan(i, 0, max(counts.get(i, 0), int(entry_ids[ledger_ids == i].max()) + 1))
             for i in sorted(present)

@@ -31,7 +31,7 @@ class Accepted:
     @property
     def has_repeats(self) -> bool:
         """Return whether some of the ids are of messages stored before."""
-        return any(each.duplicate for each in self.ids)
+        return any(id_range.duplicate for id_range in self.ids)
 
 
 class Intake:

@@ -76,7 +76,7 @@ def _read_report(folder: Path) -> tuple[dict[str, Any] | None, str]:
             _time_ms(report["started_at"]),
         )
         shown["findings"] = report["findings"][:_FINDINGS_SHOWN]
-        shown["topics"] = sorted(report["topics"], key=lambda each: -each["pending"])[:_FINDINGS_SHOWN]
+        shown["topics"] = sorted(report["topics"], key=lambda topic: -topic["pending"])[:_FINDINGS_SHOWN]
     except (ValueError, KeyError, TypeError):
         return None, "The report cannot be read: it is damaged, or no report."
     return shown, ""

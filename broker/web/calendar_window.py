@@ -131,11 +131,11 @@ def window(unit: str, start_ms: int) -> CalendarWindow:
     if unit == "day" and start.day == 1:
         count = (_add_month(start, 1) - start).days
     if unit in ("year", "month"):
-        months = [each * (12 if unit == "year" else 1) for each in range(count + 1)]
+        months = [number * (12 if unit == "year" else 1) for number in range(count + 1)]
         starts = [_ms(_add_month(start, month)) for month in months if start.year + month // 12 < 9999]
         return CalendarWindow(unit, starts)
     width = _SMALL_MS[unit]
-    return CalendarWindow(unit, [_ms(start) + each * width for each in range(count + 1)])
+    return CalendarWindow(unit, [_ms(start) + number * width for number in range(count + 1)])
 
 
 def start_name(unit: str, time_ms: int) -> str:

@@ -91,12 +91,12 @@ async def show_change(visit: Visit) -> web.Response:
         is_exact=is_exact,
         examples=[
             (
-                f"{each.position.ledger_id}:{each.position.entry_id}",
-                message_link(topic.name, each.position),
-                each.schedule_key,
-                each.deliver_at_ms,
+                f"{entry.position.ledger_id}:{entry.position.entry_id}",
+                message_link(topic.name, entry.position),
+                entry.schedule_key,
+                entry.deliver_at_ms,
             )
-            for each in examples
+            for entry in examples
         ],
         fields=search.fields() | {name: visit.query.get(name, "") for name in ("action", "how", "at", "by")},
     )
@@ -173,8 +173,8 @@ async def stop_job(visit: Visit) -> web.Response:
 def summary(action: str, job: Job) -> tuple[str, str]:
     """Return what came of a change, with counts."""
     done, delivered, missing, cancelled = (
-        job.results[each]
-        for each in (
+        job.results[result]
+        for result in (
             ChangeResult.DONE,
             ChangeResult.ALREADY_DELIVERED,
             ChangeResult.NOT_FOUND,

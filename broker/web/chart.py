@@ -89,7 +89,7 @@ def draw(
     stacks = sorted(stacked.items())
     names = {place: name for name, place in series.items()}
     bar_count = len(window.starts_ms) - 1
-    totals = [sum(each[1][bar] for each in stacks) for bar in range(bar_count)]
+    totals = [sum(stack[1][bar] for stack in stacks) for bar in range(bar_count)]
     top = nice_ceiling(max(totals, default=0))
     column = 100 / bar_count
     bars = [
@@ -103,7 +103,7 @@ def draw(
             start_ms=window.starts_ms[bar],
             end_ms=window.starts_ms[bar + 1],
             bar=bar,
-            parts=_parts([(place, each[bar]) for place, each in stacks], top, height),
+            parts=_parts([(place, heights[bar]) for place, heights in stacks], top, height),
         )
         for bar, total in enumerate(totals)
         if total
@@ -122,7 +122,7 @@ def draw(
             for part in (1, 2, 3, 4)
             if top * part % 4 == 0
         ],
-        series=[(place, names.get(place, ""), sum(each)) for place, each in stacks],
+        series=[(place, names.get(place, ""), sum(heights)) for place, heights in stacks],
         others=others,
         now_x=_now_x(window, now_ms),
         total=sum(totals),
@@ -144,7 +144,7 @@ def _parts(counts: Sequence[tuple[int, int]], top: int, height: int) -> list[Bar
     total = sum(count for _, count in counts)
     scale = height / top
     if total * scale < _BAR_MIN:
-        series = max(counts, key=lambda each: each[1])[0]
+        series = max(counts, key=lambda pair: pair[1])[0]
         return [BarPart(series, round(height - _BAR_MIN, 2), _BAR_MIN)]
     parts: list[BarPart] = []
     y = float(height)

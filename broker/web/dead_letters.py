@@ -44,23 +44,23 @@ async def show_all(visit: Visit) -> web.Response:
     """GET /dead-letters: the subscriptions that have any"""
     broker = visit.broker
     budget = YieldBudget(broker.clock)
-    found: list[tuple[int, str, str]] = []
+    counts: list[tuple[int, str, str]] = []
     for topic in list(broker.registry.topics.values()):
         for subscription in list(topic.subscriptions.values()):
             if subscription.dead_letters:
                 count = count_entries(broker.dead_letters.still_held(subscription))
                 if count:
-                    found.append((count, topic.name, subscription.name))
+                    counts.append((count, topic.name, subscription.name))
             await budget.spent()
-    found.sort(key=lambda each: (-each[0], each[1:]))
+    counts.sort(key=lambda row: (-row[0], row[1:]))
     return await visit.page(
         "dead_letters.html",
-        total=sum(count for count, _, _ in found),
+        total=sum(count for count, _, _ in counts),
         rows=[
             (count, topic, name, page_link(topic, name))
-            for count, topic, name in found[:_SUBSCRIPTIONS_SHOWN]
+            for count, topic, name in counts[:_SUBSCRIPTIONS_SHOWN]
         ],
-        more=max(0, len(found) - _SUBSCRIPTIONS_SHOWN),
+        more=max(0, len(counts) - _SUBSCRIPTIONS_SHOWN),
     )
 
 
@@ -73,15 +73,15 @@ async def show_letters(visit: Visit) -> web.Response:
     if after is None:
         raise PageRefusal("The page begins at a place that is none.")
     places = office.places(subscription)
-    found: list[tuple[str, Position, bytes]] = []
+    letters: list[tuple[str, Position, bytes]] = []
     is_more = False
     async for place, position, frame in letters_after(places, after, _PAGE):
-        if len(found) == _PAGE:
+        if len(letters) == _PAGE:
             is_more = True
             break
-        found.append((place.name, position, frame))
+        letters.append((place.name, position, frame))
     here = page_link(topic.name, subscription.name)
-    last = f"{found[-1][1].ledger_id}:{found[-1][1].entry_id}" if found else ""
+    last = f"{letters[-1][1].ledger_id}:{letters[-1][1].entry_id}" if letters else ""
     return await visit.page(
         "letters.html",
         topic=topic.name,
@@ -89,7 +89,7 @@ async def show_letters(visit: Visit) -> web.Response:
         here_link=here,
         total=sum(count_entries(place.entries) for place in places),
         holders=sorted({place.topic.name for place in places}),
-        rows=await asyncio.to_thread(_rows, found),
+        rows=await asyncio.to_thread(_rows, letters),
         next_link=f"{here}?" + urlencode({"after": last}) if is_more else "",
         first_link=here if text else "",
     )
@@ -151,9 +151,9 @@ def _chosen(text: str) -> Entries | None:
     return {position.ledger_id: BitMap([position.entry_id])}
 
 
-def _rows(found: Sequence[tuple[str, Position, bytes]]) -> list[LetterRow]:
+def _rows(letters: Sequence[tuple[str, Position, bytes]]) -> list[LetterRow]:
     rows = []
-    for holder, position, frame in found:
+    for holder, position, frame in letters:
         message = read_message(frame)
         facts = message.properties
         time_text = facts.get(names.TIME_MS, "")

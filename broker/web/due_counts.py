@@ -58,34 +58,34 @@ class DueCountCache:
             return await count_due(topics, due, width_ms, self._clock)
         async with self._counting:
             key = (due, width_ms)
-            until_ns, found = self._kept.get(key, (0, None))
+            until_ns, counts = self._kept.get(key, (0, None))
             began_ns = self._clock.monotonic_ns()
-            if found is None or began_ns >= until_ns:
-                found = await count_due(topics, due, width_ms, self._clock)
+            if counts is None or began_ns >= until_ns:
+                counts = await count_due(topics, due, width_ms, self._clock)
                 ended_ns = self._clock.monotonic_ns()
                 # Whoever looks again and again takes a tenth of the loop's time at most.
-                self._kept[key] = (ended_ns + max(_KEPT_NS_MIN, 10 * (ended_ns - began_ns)), found)
+                self._kept[key] = (ended_ns + max(_KEPT_NS_MIN, 10 * (ended_ns - began_ns)), counts)
                 self._kept.move_to_end(key)
                 while len(self._kept) > _KEPT_MAX:
                     self._kept.popitem(last=False)
-            return found
+            return counts
 
 
 async def count_due(topics: Iterable[Topic], due: DueRange, width_ms: int, clock: Clock) -> DueCounts:
     """Count in bars of a width, from the start of the range on; at most 10,000 of them."""
-    found = DueCounts()
+    due_counts = DueCounts()
     budget = YieldBudget(clock)
     room = _READ_ENTRIES_MAX
     for topic in topics:
         scheduled, next_ms = topic.index.scheduled_count(), topic.index.next_due_ms()
         if not scheduled or next_ms is None or next_ms >= due.end_ms:
-            found.after += scheduled
+            due_counts.after += scheduled
             await budget.spent()
             continue
         try:
             counts = await topic.schedule.count(due, width_ms)
         except Unavailable:
-            found.not_indexed += 1
+            due_counts.not_indexed += 1
             continue
         bars, before, after, is_exact = counts.bars, counts.before, counts.after, counts.is_exact
         is_outside_exact = is_exact
@@ -99,13 +99,13 @@ async def count_due(topics: Iterable[Topic], due: DueRange, width_ms: int, clock
                 is_exact = True
                 before, after, is_outside_exact = _outside(topic, due, before, len(times))
         if bars:
-            found.bars[topic.name] = bars
-        found.before += before
-        found.after += after
-        found.is_exact &= is_exact
-        found.is_outside_exact &= is_outside_exact
+            due_counts.bars[topic.name] = bars
+        due_counts.before += before
+        due_counts.after += after
+        due_counts.is_exact &= is_exact
+        due_counts.is_outside_exact &= is_outside_exact
         await budget.spent()
-    return found
+    return due_counts
 
 
 def _outside(topic: Topic, due: DueRange, before: int, within: int) -> tuple[int, int, bool]:

@@ -55,7 +55,7 @@ class Jobs:
         job = Job(secrets.token_urlsafe(9), title, back, expected, self._clock.now_ms())
         self._jobs[job.job_id] = job
         while len(self._jobs) > _REMEMBERED_MAX:
-            oldest = next(name for name, each in self._jobs.items() if each.done.is_set())
+            oldest = next(name for name, job in self._jobs.items() if job.done.is_set())
             del self._jobs[oldest]
         self._spawn(f"change of {title}", self._run(job, work))
         return job

@@ -201,19 +201,19 @@ def _stats(counts: Sequence[int], bounds: tuple[float, ...], max_ms: float) -> H
 
 def _rates(now: Totals, samples: deque[Totals], uptime_seconds: float, bounds: tuple[float, ...]) -> Rates:
     """From the oldest earlier look that is not too old."""
-    for each in samples:
-        seconds = (now.at_ns - each.at_ns) / 1e9
+    for sample in samples:
+        seconds = (now.at_ns - sample.at_ns) / 1e9
         if _RATE_SECONDS_MIN <= seconds <= _RATE_SECONDS_MAX:
             counts = [
-                a - b for a, b in zip(now.lateness, each.lateness or [0] * len(now.lateness), strict=True)
+                a - b for a, b in zip(now.lateness, sample.lateness or [0] * len(now.lateness), strict=True)
             ]
             is_sound = (
                 counts and min(counts) >= 0 and sum(counts)
             )  # else something was deleted, or nothing was sent
             return Rates(
-                max(0, now.produced - each.produced) / seconds,
-                max(0, now.delivered - each.delivered) / seconds,
-                max(0, now.acked - each.acked) / seconds,
+                max(0, now.produced - sample.produced) / seconds,
+                max(0, now.delivered - sample.delivered) / seconds,
+                max(0, now.acked - sample.acked) / seconds,
                 seconds,
                 _stats(counts, bounds, now.lateness_max_ms) if is_sound else None,
             )

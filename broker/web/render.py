@@ -53,7 +53,7 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        stamp = hashlib.sha256(b"".join(each.body for each in load_static().values())).hexdigest()[:12]
+        stamp = hashlib.sha256(b"".join(file.body for file in load_static().values())).hexdigest()[:12]
         self._environment.globals["static_stamp"] = stamp
         self._environment.filters |= {
             "compact": compact,
@@ -152,8 +152,8 @@ def visible(text: str, kept: str = "") -> str:
         return text
     kept += _JOINERS
     return "".join(
-        each.encode("unicode_escape").decode()
-        if unicodedata.category(each) in _UNSEEN and each not in kept
-        else each
-        for each in text
+        character.encode("unicode_escape").decode()
+        if unicodedata.category(character) in _UNSEEN and character not in kept
+        else character
+        for character in text
     )

@@ -60,11 +60,11 @@ async def show_scheduled(visit: Visit) -> web.Response:
         topic = broker.registry.topic(search.topic)
         topics = [topic]
         page = await topic.schedule.page(search.due, search.prefix, search.after, _PAGE)
-        found = [(topic.name, each) for each in page.scheduled]
+        listed = [(topic.name, entry) for entry in page.scheduled]
         following = page.next
     else:
         topics = list(broker.registry.topics.values())
-        found = await _first_of_all(topics, search)
+        listed = await _first_of_all(topics, search)
     counted = await _count(visit, topics, search)
     return await visit.page(
         "scheduled.html",
@@ -72,11 +72,11 @@ async def show_scheduled(visit: Visit) -> web.Response:
         start=form_time(search.start_ms),
         end=form_time(search.end_ms),
         topics=offered_topics(visit),
-        rows=await asyncio.to_thread(_rows, found),
+        rows=await asyncio.to_thread(_rows, listed),
         counted=counted,
         next_link=search.link(following) if following is not None else "",
         first_link=search.link() if search.after is not None else "",
-        is_capped=not search.topic and len(found) == _PAGE,
+        is_capped=not search.topic and len(listed) == _PAGE,
     )
 
 
@@ -119,12 +119,12 @@ async def _find_one(visit: Visit, search: Search) -> web.Response:
         return see_other(message_link(topic.name, name))
     assert name
     try:
-        found = await topic.schedule.get(name)
+        message = await topic.schedule.get(name)
     except NotFound:
         raise PageRefusal(
             f"No message of {topic.name} waits under the key {search.key[:200]!r}.", 404
         ) from None
-    return see_other(message_link(topic.name, found.position))
+    return see_other(message_link(topic.name, message.position))
 
 
 async def _count(visit: Visit, topics: Sequence[Topic], search: Search) -> tuple[int, bool] | None:
@@ -141,27 +141,27 @@ async def _first_of_all(topics: Sequence[Topic], search: Search) -> list[tuple[s
     """The next messages of several topics, soonest first."""
     waiting = [topic for topic in topics if topic.index.scheduled_count()]
     soonest = nsmallest(_TOPICS_MERGED, waiting, key=lambda topic: topic.index.next_due_ms() or 0)
-    found: list[tuple[str, Scheduled]] = []
+    listed: list[tuple[str, Scheduled]] = []
     for topic in soonest:
         page = await topic.schedule.page(search.due, search.prefix, None, _PAGE)
-        found += [(topic.name, each) for each in page.scheduled]
-    return nsmallest(_PAGE, found, key=lambda each: (each[1].deliver_at_ms, each[0], each[1].position))
+        listed += [(topic.name, entry) for entry in page.scheduled]
+    return nsmallest(_PAGE, listed, key=lambda row: (row[1].deliver_at_ms, row[0], row[1].position))
 
 
-def _rows(found: Sequence[tuple[str, Scheduled]]) -> list[Row]:
+def _rows(listed: Sequence[tuple[str, Scheduled]]) -> list[Row]:
     return [
         Row(
             topic=topic,
-            id=f"{each.position.ledger_id}:{each.position.entry_id}",
-            link=message_link(topic, each.position),
-            schedule_key=each.schedule_key,
-            deliver_at_ms=each.deliver_at_ms,
-            publish_time_ms=each.publish_time_ms,
-            revision=each.revision,
-            size=len(each.frame),
-            preview=preview(read_message(each.frame).payload),
+            id=f"{entry.position.ledger_id}:{entry.position.entry_id}",
+            link=message_link(topic, entry.position),
+            schedule_key=entry.schedule_key,
+            deliver_at_ms=entry.deliver_at_ms,
+            publish_time_ms=entry.publish_time_ms,
+            revision=entry.revision,
+            size=len(entry.frame),
+            preview=preview(read_message(entry.frame).payload),
         )
-        for topic, each in found
+        for topic, entry in listed
     ]
 
 
@@ -192,7 +192,7 @@ def payload_views(payload: bytes) -> dict[str, str | int | bool]:
     }
     try:
         text = shown.decode("utf-8", "strict" if len(payload) == len(shown) else "ignore")
-        if text.isprintable() or not any(_is_control(each) for each in text):
+        if text.isprintable() or not any(_is_control(character) for character in text):
             views["text"] = text
             if text.lstrip()[:1] in ("{", "[") and not views["is_cut"]:
                 views["json"] = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
@@ -213,6 +213,6 @@ def hex_dump(octets: bytes) -> str:
     lines = []
     for at in range(0, len(octets), 16):
         part = octets[at : at + 16]
-        text = "".join(chr(each) if 32 <= each < 127 else "." for each in part)
+        text = "".join(chr(code) if 32 <= code < 127 else "." for code in part)
         lines.append(f"{at:06x}  {part.hex(' '):<47}  {text}")
     return "\n".join(lines)

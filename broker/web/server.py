@@ -63,10 +63,10 @@ class HttpServer:
     def listen(self) -> None:
         """Take the port. One that somebody else holds is Fenced; an address that is not ours is ConfigError."""
         try:
-            found = socket.getaddrinfo(
+            places = socket.getaddrinfo(
                 self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
-            for family, _, _, _, place in dict.fromkeys(found):
+            for family, _, _, _, place in dict.fromkeys(places):
                 address = (place[0], self._port)
                 self._sockets.append(socket.create_server(address, family=family, backlog=_BACKLOG))
                 self._port = self._sockets[-1].getsockname()[1]  # the others take the one that was picked
@@ -98,17 +98,17 @@ class HttpServer:
         )
         await runner.setup()
         self._runner = runner
-        for each in self._sockets:
+        for bound in self._sockets:
             self._servers.append(
                 await asyncio.get_running_loop().create_server(
-                    lambda: connections.protocol(runner.server), sock=each, backlog=_BACKLOG
+                    lambda: connections.protocol(runner.server), sock=bound, backlog=_BACKLOG
                 )
             )
 
     async def stop(self) -> None:
         """Stop listening and close all connections. May be called twice, or without a start."""
-        for each in self._servers:
-            each.close()
+        for server in self._servers:
+            server.close()
         self._servers.clear()
         runner, self._runner = self._runner, None
         if runner is not None:
@@ -116,6 +116,6 @@ class HttpServer:
         self._close_sockets()
 
     def _close_sockets(self) -> None:
-        for each in self._sockets:
-            each.close()
+        for bound in self._sockets:
+            bound.close()
         self._sockets.clear()

@@ -242,20 +242,20 @@ class Site:
     async def _dispatch(self, visit: Visit) -> web.Response:
         method = "GET" if visit.request.method == "HEAD" else visit.request.method
         is_there = False
-        for each in self._routes:
-            match = each.path.fullmatch(visit.request.path)
+        for route in self._routes:
+            match = route.path.fullmatch(visit.request.path)
             if match is None:
                 continue
             is_there = True
-            if each.method == method:
+            if route.method == method:
                 visit.params = match.groupdict()
                 if method == "POST":
                     refusal = await self._check_form(visit)
                     if refusal is not None:
                         return refusal
                     if visit.session is not None:
-                        return await self._change(visit, each.handler)
-                return await each.handler(visit)
+                        return await self._change(visit, route.handler)
+                return await route.handler(visit)
         if is_there:
             return await visit.page(
                 "error.html", status=405, message="This page takes no such request.", code=405
@@ -312,10 +312,10 @@ class Site:
         return await visit.page("host.html", status=421, host=shown)
 
     def _serve_static(self, request: web.Request) -> web.Response:
-        found: StaticFile | None = self._static.get(request.path.removeprefix("/static/"))
-        if found is None or request.method not in ("GET", "HEAD"):
+        file: StaticFile | None = self._static.get(request.path.removeprefix("/static/"))
+        if file is None or request.method not in ("GET", "HEAD"):
             return web.Response(status=404, text="There is no such file.\n")
-        return web.Response(body=found.body, content_type=found.content_type, charset="utf-8")
+        return web.Response(body=file.body, content_type=file.content_type, charset="utf-8")
 
 
 # -- logging in ----------------------------------------------------------------------------------------------

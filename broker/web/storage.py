@@ -52,21 +52,21 @@ async def show_storage(visit: Visit) -> web.Response:
     """GET /storage: the topics that take the most room"""
     broker = visit.broker
     budget = YieldBudget(broker.clock)
-    found: list[tuple[int, str, int, int, int]] = []
+    sizes: list[tuple[int, str, int, int, int]] = []
     for topic in list(broker.registry.topics.values()):
         index = topic.index.tracker.stats()
-        found.append(
+        sizes.append(
             (topic.log.data_bytes, topic.name, topic.log.ledger_count, index.disk_bytes, index.bucket_count)
         )
         await budget.spent()
-    largest = nlargest(_TOPICS_SHOWN, found)
+    largest = nlargest(_TOPICS_SHOWN, sizes)
     journal = broker.journal.stats()
     return await visit.page(
         "storage.html",
         rows=[(name, f"/storage/{quote(name)}", *rest, data) for data, name, *rest in largest],
-        more=max(0, len(found) - len(largest)),
-        data_bytes=sum(each[0] for each in found),
-        index_bytes=sum(each[3] for each in found),
+        more=max(0, len(sizes) - len(largest)),
+        data_bytes=sum(row[0] for row in sizes),
+        index_bytes=sum(row[3] for row in sizes),
         journal=journal,
         free_bytes=broker.disk_free_bytes,
         reserve_bytes=broker.config.disk_reserve_bytes,

@@ -53,9 +53,11 @@ async def show_timeline(visit: Visit) -> web.Response:
         chart=chart,
         tally=counted,
         start=start_name(shown.unit, shown.start_ms),
-        crumbs=[(each, timeline_link(unit, start, name)) for each, unit, start in shown.path()],
+        crumbs=[(crumb, timeline_link(unit, start, name)) for crumb, unit, start in shown.path()],
         link_of=bar_links(shown, name),
-        topic_link=lambda each: timeline_link(shown.unit, start_name(shown.unit, shown.start_ms), each),
+        topic_link=lambda topic_name: timeline_link(
+            shown.unit, start_name(shown.unit, shown.start_ms), topic_name
+        ),
         links=_links(shown, name),
         presets=_presets(shown, name, now_ms),
         by_topic=[(name, count) for count, name in by_topic[:_TOPICS_LISTED]],
@@ -139,5 +141,5 @@ def _offered(visit: Visit, chosen: str) -> list[str]:
     """Topics to choose from: those with something scheduled, the fullest first; the chosen one is among them."""
     topics = visit.broker.registry.topics.values()
     counts = [(topic.index.scheduled_count(), topic.name) for topic in topics]
-    fullest = nlargest(_TOPICS_OFFERED, (each for each in counts if each[0]))
+    fullest = nlargest(_TOPICS_OFFERED, (topic_count for topic_count in counts if topic_count[0]))
     return sorted({name for _, name in fullest} | ({chosen} if chosen else set()))

@@ -92,8 +92,10 @@ async def show_topic(visit: Visit) -> web.Response:
     """GET /topics/{topic}?after="""
     topic, broker = visit.topic(), visit.broker
     after = visit.query.get("after", "")
-    found = [each for each in topic.subscriptions.values() if each.name > after]
-    page = nsmallest(_PAGE, found, key=lambda each: each.name)
+    subscriptions = [
+        subscription for subscription in topic.subscriptions.values() if subscription.name > after
+    ]
+    page = nsmallest(_PAGE, subscriptions, key=lambda subscription: subscription.name)
     index = topic.index.tracker.stats()
     counters = topic.counters
     here = f"/topics/{quote(topic.name)}"
@@ -109,9 +111,9 @@ async def show_topic(visit: Visit) -> web.Response:
         ledgers=topic.log.ledger_count,
         buckets=index.bucket_count,
         index_bytes=index.disk_bytes,
-        subscriptions=[_subscription_row(broker, topic, each) for each in page],
+        subscriptions=[_subscription_row(broker, topic, subscription) for subscription in page],
         settings_rows=_settings(topic.policy, topic.policies.own),
-        next_link=here + "?" + urlencode({"after": page[-1].name}) if len(found) > len(page) else "",
+        next_link=here + "?" + urlencode({"after": page[-1].name}) if len(subscriptions) > len(page) else "",
         first_link=here if after else "",
     )
 
@@ -151,15 +153,15 @@ async def skip_all(visit: Visit) -> web.Response:
 
 
 def _topic_row(topic: Topic) -> TopicRow:
-    counts = [topic.subscription_counts(each) for each in topic.subscriptions.values()]
+    counts = [topic.subscription_counts(subscription) for subscription in topic.subscriptions.values()]
     return TopicRow(
         name=topic.name,
         scheduled=topic.index.scheduled_count(),
         next_due_ms=topic.index.next_due_ms(),
         subscriptions=len(topic.subscriptions),
-        ready=sum(each.ready for each in counts),
-        leased=sum(each.leased for each in counts),
-        consumers=sum(len(each.consumers) for each in topic.subscriptions.values()),
+        ready=sum(count.ready for count in counts),
+        leased=sum(count.leased for count in counts),
+        consumers=sum(len(subscription.consumers) for subscription in topic.subscriptions.values()),
         data_bytes=topic.log.data_bytes,
     )
 
@@ -173,8 +175,8 @@ def _subscription_row(broker: Broker, topic: Topic, subscription: Subscription) 
         in_force = replace(in_force, dead_letter_topic=place)
     consumers = list(subscription.consumers)
     held = {
-        each.consumer_id: count_entries(subscription.states.leases.held(each.consumer_id))
-        for each in consumers[:_CONSUMERS_SHOWN]
+        consumer.consumer_id: count_entries(subscription.states.leases.held(consumer.consumer_id))
+        for consumer in consumers[:_CONSUMERS_SHOWN]
     }
     return SubscriptionRow(
         name=subscription.name,
@@ -191,15 +193,15 @@ def _subscription_row(broker: Broker, topic: Topic, subscription: Subscription) 
         early=subscription.counters.early_deliveries,
         consumers=[
             ConsumerRow(
-                name=each.name or each.consumer_id,
-                permits=each.permits,
-                leased=held[each.consumer_id],
-                state=_state(each.draining, each.silent, each.permits),
+                name=consumer.name or consumer.consumer_id,
+                permits=consumer.permits,
+                leased=held[consumer.consumer_id],
+                state=_state(consumer.draining, consumer.silent, consumer.permits),
             )
-            for each in consumers[:_CONSUMERS_SHOWN]
+            for consumer in consumers[:_CONSUMERS_SHOWN]
         ],
         consumer_count=len(consumers),
-        permits=sum(each.permits for each in consumers),
+        permits=sum(consumer.permits for consumer in consumers),
         settings=_settings(in_force, subscription.image.policy),
     )
 
@@ -216,11 +218,11 @@ def _settings(
     """Each setting in force: its name, its value, and whether it was set here rather than inherited."""
     return [
         (
-            each.name,
-            _shown(POLICY_SPECS[each.name], getattr(in_force, each.name)),
-            getattr(own, each.name) is not None,
+            field.name,
+            _shown(POLICY_SPECS[field.name], getattr(in_force, field.name)),
+            getattr(own, field.name) is not None,
         )
-        for each in fields(in_force)
+        for field in fields(in_force)
     ]
 
 
