@@ -75,7 +75,7 @@ class ShardBases:
     async def seed(self, data_dir: str) -> bool:
         """Make a folder anew from the newest base; returns False, and leaves it empty, if there is none."""
         if self._vfs.exists(data_dir):
-            await run_step(None, lambda: remove_tree(self._vfs, data_dir))
+            await run_step(None, lambda: _remove_folder(self._vfs, data_dir))
         await self._look()
         if self.newest is None:
             return False
@@ -132,6 +132,15 @@ class ShardBases:
         own.sort(key=lambda stored: stored.base.name)
         self.newest = own[-1].base if own else None
         return own
+
+
+def _remove_folder(vfs: Vfs, data_dir: str) -> None:
+    """Remove a folder, its root first: what a crash leaves of it is not taken for a folder to begin with. Blocks."""
+    layout = Layout(data_dir)
+    if vfs.exists(layout.manifest):
+        vfs.remove(layout.manifest)
+        vfs.sync_dir(layout.root)
+    remove_tree(vfs, data_dir)
 
 
 def needs_seed(vfs: Vfs, data_dir: str) -> bool:

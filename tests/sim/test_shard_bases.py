@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 
 import pytest
 
@@ -125,6 +126,44 @@ def test_a_seed_that_was_cut_begins_anew() -> None:
         assert await standby.agrees_with(node)
         standby.kill()
         await owner.stop()
+
+    run_sim(scenario, seed=1)
+
+
+class CutRemoval(MemVfs):
+    """A disk that lists folders backwards, as it may, and takes so many removals."""
+
+    removals_left = 1_000
+
+    def list_dir(self, path: str) -> list[str]:
+        return sorted(super().list_dir(path), reverse=True)
+
+    def remove(self, path: str) -> None:
+        if not self.removals_left:
+            raise OSError(errno.EIO, "the process is killed here", path)
+        super().remove(path)
+        self.removals_left -= 1
+
+
+def test_a_folder_whose_removal_was_cut_is_seeded_by_the_next_life() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket, disk = make_bucket(), CutRemoval()
+        owner = ShardBroker(bucket, loop, "a", disk)
+        await (await owner.follow())
+        node = await owner.own()
+        await LIVES[0](node)
+        bases = bases_of(bucket, loop, disk, "a")
+        await bases.make(node.broker, owner.log)
+        await owner.stop()
+        assert not needs_seed(disk, DATA_DIR)
+        for _ in range(4):
+            disk.removals_left = 1
+            with pytest.raises(OSError, match="killed here"):
+                await bases.seed(DATA_DIR)
+            assert needs_seed(disk, DATA_DIR)
+        disk.removals_left = 1_000
+        assert await bases.seed(DATA_DIR)
+        assert not needs_seed(disk, DATA_DIR)
 
     run_sim(scenario, seed=1)
 
