@@ -562,6 +562,7 @@ async def test_a_backup_with_an_impossible_name_is_refused_before_anything_is_st
     assert not scene.store.names("chunks")
 
 
+@pytest.mark.slow
 async def test_two_uploads_of_one_backup_at_once_both_end_with_the_base_that_is_there() -> None:
     for turns in range(0, 300, 7):
         scene = Scene()

@@ -435,6 +435,7 @@ async def test_two_who_compete_over_a_faulty_store_lose_nothing(store: FaultySto
     await check_log(store, answered)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", ["versitygw", pytest.param("minio", marks=pytest.mark.deep)])
 async def test_two_who_compete_through_connections_that_are_cut_lose_nothing(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

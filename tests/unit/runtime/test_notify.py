@@ -64,6 +64,7 @@ def test_without_a_listener_nothing_happens(tmp_path: Path, caplog: pytest.LogCa
     assert [record.message for record in caplog.records] == ["The service manager could not be notified"]
 
 
+@pytest.mark.slow
 def test_a_listener_that_does_not_read_holds_up_nothing(listener: socket.socket) -> None:
     notifier = ServiceNotifier(environ_of(listener))
     for _ in range(2_000):  # more than the socket's queue takes

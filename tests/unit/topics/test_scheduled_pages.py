@@ -127,6 +127,7 @@ async def _page_by_page(kind, turns, due, prefix, limit, is_narrow) -> None:
     assert {place[1:] for place in stayed} <= {tuple(position) for position in shown}
 
 
+@pytest.mark.slow
 @given(trackers, turns, ranges, st.sampled_from(("", "a")), st.integers(1, 7))
 def test_changes_by_filter_leave_alone_what_was_moved_meanwhile(kind, turns, due, prefix, limit):
     asyncio.run(_places_by_places(kind, turns, due, prefix, limit))
