@@ -553,7 +553,10 @@ class Broker:
         self.counters.file_retries += 1
 
     def _writing_failed(self, error: StorageFailed) -> None:
-        log.error("Writing has stopped; restart the broker once the disk works", error=error)
+        if isinstance(error.__cause__, Fenced):
+            log.error("Writing has stopped: another broker owns the log now", error=error)
+        else:
+            log.error("Writing has stopped; restart the broker once the disk works", error=error)
         self._on_failure(error)
 
     def _task_failed(self, error: BaseException) -> None:

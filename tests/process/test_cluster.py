@@ -152,6 +152,7 @@ async def test_nothing_is_lost_early_or_back_whatever_becomes_of_owners(start: S
                 owner.process.send_signal(signal.SIGCONT)
                 assert await owner.wait() == 1
                 assert owner.logged("Another node owns the shard now")
+                assert not any("disk" in line for line in owner.lines), "no disk has failed"
             await asyncio.gather(*tasks)
             assert not load.violations, load.violations[:5]
             await trio.start_node(name)
