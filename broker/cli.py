@@ -629,13 +629,21 @@ def create_cluster(url: str, shards: int, owner_lease_ms: int, if_missing: bool)
 
 
 @cluster.command("status")
+@click.argument("url", required=False)
 @_with_connection
-def cluster_status(connection: Settings) -> None:
+def cluster_status(connection: Settings, url: str | None) -> None:
     """Show who owns the shard, and how far behind each standby is. --address may be any node, or several: a,b,c.
+
+    With URL, the object store of the cluster is read instead, and no node is asked.
 
     Exit code 0: an owner is known, and all nodes answer; 1: not so.
     """
     import time  # noqa: PLC0415
+
+    if url is not None:
+        from broker.cluster.command import store_status_command  # noqa: PLC0415
+
+        sys.exit(store_status_command(url))
 
     from broker.cluster.status import render_status  # noqa: PLC0415
 

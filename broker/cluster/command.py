@@ -1,4 +1,4 @@
-"""The commands `cluster create` and `cluster check-store`."""
+"""The commands `cluster create` and `cluster check-store`, and `cluster status` of a store."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Any, TypeVar
 
 import click
 
+from broker.cluster.base_store import ATTEMPT
 from broker.cluster.check_store import CUT_NAMES, NAMES, StoreCheck, check_store
 from broker.cluster.creation import create_cluster, read_cluster
 from broker.cluster.object_store import ObjectStore
+from broker.cluster.store_status import read_state, render_state
 from broker.cluster.stores import open_store
 from broker.errors import AlreadyExists, PostdateError
+from broker.runtime.clock import SystemClock
 from broker.settings import ConfigError
 
 T = TypeVar("T")
 
-PASSED, FAILED = 0, 2
+PASSED, UNOWNED, FAILED = 0, 1, 2
 
 
 def check_store_command(urls: Sequence[str]) -> int:
@@ -29,6 +32,20 @@ def check_store_command(urls: Sequence[str]) -> int:
 def create_command(url: str, *, shards: int, owner_lease_ms: int, if_missing: bool) -> int:
     """Check a store and make a cluster in it; returns the exit code."""
     return _run(lambda: _create(open_store(url), shards, owner_lease_ms, if_missing=if_missing))
+
+
+def store_status_command(url: str) -> int:
+    """Show what a store tells of a cluster; returns the exit code."""
+    return _run(lambda: _tell_state(open_store(url, ATTEMPT)))
+
+
+async def _tell_state(store: ObjectStore) -> int:
+    clock = SystemClock()
+    cluster, shards = await read_state(store, clock)
+    now_ms = clock.now_ms()
+    for line in render_state(cluster, shards, now_ms):
+        click.echo(line)
+    return PASSED if all(shard.is_owned(cluster.owner_lease_ms, now_ms) for shard in shards) else UNOWNED
 
 
 async def _create(store: ObjectStore, shards: int, owner_lease_ms: int, *, if_missing: bool) -> int:

@@ -44,7 +44,7 @@ def render_status(cluster_id: str, nodes: Sequence[NodeStatus], now_ms: int) -> 
         yield f"  {node.name}  {node.address}  {_describe(node, owner, now_ms)}"
     base = max(answers, key=lambda node: node.base_lsn, default=None)
     if base is not None and base.base_lsn:
-        yield f"newest base: lsn {base.base_lsn}, {_span(now_ms - base.base_time_ms)} old"
+        yield f"newest base: lsn {base.base_lsn}, {format_span(now_ms - base.base_time_ms)} old"
     else:
         yield "newest base: none yet"
 
@@ -57,12 +57,11 @@ def _describe(node: NodeStatus, owner: NodeStatus | None, now_ms: int) -> str:
     if owner is None or owner.epoch > node.epoch:
         return f"standby  lsn {node.applied_lsn}"
     records = max(0, owner.applied_lsn - node.applied_lsn)
-    return (
-        f"standby  lsn {node.applied_lsn}  {records} records, {_span(now_ms - node.applied_time_ms)} behind"
-    )
+    return f"standby  lsn {node.applied_lsn}  {records} records, {format_span(now_ms - node.applied_time_ms)} behind"
 
 
-def _span(milliseconds: int) -> str:
+def format_span(milliseconds: int) -> str:
+    """Return a time as seconds, minutes or hours."""
     seconds = max(0, milliseconds) / 1000
     if seconds < 120:
         return f"{seconds:.1f} s"
