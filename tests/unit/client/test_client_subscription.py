@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -258,6 +259,35 @@ async def test_broken_connection_is_made_again_and_nothing_is_lost(
                 break
     assert len(broker.opens) == 3
     assert acked(broker) == set(range(60))
+
+
+async def test_each_break_and_its_end_are_a_warning_and_a_call(
+    broker: FakeBroker, client: postdate.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: asyncio.Queue[postdate.PostdateError | None] = asyncio.Queue()
+
+    def tell(error: postdate.PostdateError | None) -> None:
+        told.put_nowait(error)
+        raise ValueError("a program's own mistake")
+
+    async with client.subscribe("t", "s", on_connection=tell):
+        assert (told.qsize(), caplog.messages) == (0, [])
+        for _ in range(2):
+            broker.cut()
+            async with asyncio.timeout(5):
+                assert isinstance(await told.get(), postdate.Disconnected)
+                assert await told.get() is None
+    assert told.empty()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [bool(re.search("; trying again$", text)) for text in warnings] == [True, False, True, False]
+    assert [bool(re.search(r"connected again after \d+\.\d s$", text)) for text in warnings] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert all(text.startswith("subscription s of topic t: ") for text in warnings)
+    assert caplog.messages.count("on_connection failed") == 4
 
 
 async def test_unconfirmed_ack_is_sent_again(broker: FakeBroker, client: postdate.Client) -> None:

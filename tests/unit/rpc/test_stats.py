@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from broker.policy import TopicPolicy
@@ -33,6 +35,29 @@ def test_counts_of_2500_topics_come_in_three_pages():
         assert {name for name in names if topics[name].scheduled_messages} == {"topic-1234"}
         (counts,) = topics["topic-1234"].subscriptions
         assert (counts.ready_messages, counts.scheduled_messages) == (1, 2)
+        node.abandon()
+
+    run_sim(scenario, seed=1)
+
+
+def test_counts_and_times_of_an_answer_agree_from_the_first_message_on():
+    """The index is told a quarter of a second after the log, and an answer may come between."""
+
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        node = Node(MemVfs(), clock).open()
+        await node.broker.registry.create_topic("t", TopicPolicy())
+        await node.create_subscription("t", "s", position=EARLIEST)
+
+        async def stats() -> tuple[int, int, int]:
+            (topic,) = (await get_stats(node.broker, admin_pb2.GetStatsRequest())).topics
+            return topic.scheduled_messages, topic.next_due_time_ms, topic.last_due_time_ms
+
+        assert await stats() == (0, 0, 0)
+        due_ms = clock.now_ms() + 10**9
+        await node.produce("t", [Outgoing(b"1", deliver_at_ms=due_ms)])
+        for _ in range(20):
+            assert await stats() == (1, due_ms, due_ms)
+            await asyncio.sleep(0.05)
         node.abandon()
 
     run_sim(scenario, seed=1)
