@@ -55,7 +55,7 @@ def test_counts_and_times_of_an_answer_agree_from_the_first_message_on():
         assert await stats() == (0, 0, 0)
         due_ms = clock.now_ms() + 10**9
         await node.produce("t", [Outgoing(b"1", deliver_at_ms=due_ms)])
-        for _ in range(20):
+        for _look in range(20):
             assert await stats() == (1, due_ms, due_ms)
             await asyncio.sleep(0.05)
         node.abandon()
