@@ -205,7 +205,9 @@ FAULTS = {
         "boottime_ns",
         is_quick=True,
     ),
-    "reads and deliveries leave without the lease": Seeded(read_without_the_lease, brokers, WRONG),
+    "reads and deliveries leave without the lease": Seeded(
+        read_without_the_lease, logs, "said something old"
+    ),
     "fences are trimmed": Seeded(trim_fences, logs, "no first group"),
     "the log is trimmed below the newest base": Seeded(
         trim_below_the_newest_base,
