@@ -102,7 +102,7 @@ class KeyWriter:
     ) -> KeyRunHeader | None:
         """Write one run of several; None if no entry is kept. Raises OSError, PostdateError."""
         work = _Work(self._storage, run_id, stamp)
-        merge = _Merge(self._storage, sources)
+        merge = _KeyMerge(self._storage, sources)
         try:
             await self._in_thread(merge.open)
             while not merge.is_done:
@@ -191,7 +191,7 @@ class _Work:
             self._writer.abort()  # nothing after `finish`
 
 
-class _Merge:
+class _KeyMerge:
     """The entries of several runs as one sorted stream. Every method blocks."""
 
     def __init__(self, storage: KeyStorage, sources: Sequence[KeyRunHeader]) -> None:
@@ -235,6 +235,6 @@ def _by_position(keys: KeyColumns) -> Array:
     return np.lexsort((keys.entry_ids, keys.ledger_ids))
 
 
-def _close_both(merge: _Merge, work: _Work) -> None:
+def _close_both(merge: _KeyMerge, work: _Work) -> None:
     merge.close()
     work.close()

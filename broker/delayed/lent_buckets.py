@@ -103,7 +103,7 @@ def check_steps(
 
     Gathers in `not_needed` what a merge does. Raises Corrupt, Unavailable.
     """
-    kept, merged_rows = _Rows(), _Rows()
+    kept, merged_rows = _RowSet(), _RowSet()
     for source in sources:
         with contextlib.closing(storage.open_reader(source.bucket_id)) as reader:
             for segment in range(
@@ -136,7 +136,7 @@ def check_steps(
 
 
 @dataclass(slots=True)
-class _Rows:
+class _RowSet:
     """Rows, whatever their order: how many, their checksum, and which of each ledger."""
 
     tally: Tally = field(default_factory=Tally)

@@ -59,7 +59,7 @@ async def scan(
 
     `in_memory` holds rows in any order, also outside of the range. Raises what reading a segment raises.
     """
-    waiting = _Waiting(unread, start, end)
+    waiting = _SegmentQueue(unread, start, end)
     parts = [_between(in_memory, start, end)]
     wanted = limit
     while True:
@@ -78,7 +78,7 @@ async def scan(
     return Page(rows, complete, is_last=complete == end)
 
 
-class _Waiting:
+class _SegmentQueue:
     """The segments that overlap the range, those with the earliest rows first."""
 
     def __init__(self, unread: Sequence[UnreadSegments], start: Key, end: Key) -> None:

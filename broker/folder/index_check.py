@@ -137,7 +137,7 @@ def check_steps(
 
     Gives the id of a ledger before the step that calls its `read_times`, and None between all others.
     """
-    return _Check(open_reader, state, ledgers, cursors, scope or Scope()).run(bucket_ids, entries_max)
+    return _CheckRun(open_reader, state, ledgers, cursors, scope or Scope()).run(bucket_ids, entries_max)
 
 
 CheckResult = tuple[list[Finding], LedgerCounts]
@@ -146,7 +146,7 @@ CheckSteps = Generator[int | None, None, CheckResult]
 _STEP_SEGMENTS = 16
 
 
-class _Check:
+class _CheckRun:
     def __init__(
         self,
         open_reader: Callable[[int], SnapshotReader],

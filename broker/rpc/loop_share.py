@@ -19,7 +19,7 @@ ROUND_BYTES = 512 << 10
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _Waiter:
     cost: int
     turn: asyncio.Future[None]
 
@@ -30,7 +30,7 @@ class LoopShare:
     def __init__(self, round_bytes: int = ROUND_BYTES) -> None:
         self._round_bytes = round_bytes
         self._left = round_bytes
-        self._queue: OrderedDict[str, deque[_Waiting]] = OrderedDict()  # by connection
+        self._queue: OrderedDict[str, deque[_Waiter]] = OrderedDict()  # by connection
         self._is_counting = False
 
     @property
@@ -42,7 +42,7 @@ class LoopShare:
         if self._left > 0 and not self._queue:
             self._spend(cost)
             return
-        waiting = _Waiting(cost, asyncio.get_running_loop().create_future())
+        waiting = _Waiter(cost, asyncio.get_running_loop().create_future())
         self._queue.setdefault(peer, deque()).append(waiting)
         try:
             await waiting.turn
@@ -69,7 +69,7 @@ class LoopShare:
                 first.turn.set_result(None)
                 self._spend(first.cost)
 
-    def _forget(self, peer: str, waiting: _Waiting) -> None:
+    def _forget(self, peer: str, waiting: _Waiter) -> None:
         """It waits no more: nothing is left of a call that was cancelled."""
         queue = self._queue.get(peer)
         if queue is not None and waiting in queue:

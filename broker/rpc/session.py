@@ -38,14 +38,14 @@ _SETTLING = {
 """Frames that name messages, by the first byte that every library writes: to say which one is too large, unparsed."""
 
 
-class _Answer(NamedTuple):
+class _FrameAnswer(NamedTuple):
     """The answer to a frame."""
 
     frame: bytes
     is_recorded: bool  # see `Confirmation`
 
 
-_Work: TypeAlias = Callable[[], Coroutine[None, None, _Answer]]
+_Work: TypeAlias = Callable[[], Coroutine[None, None, _FrameAnswer]]
 """The rest of the work of a frame. The task that does it makes the call, as it may be cancelled before it begins."""
 
 
@@ -196,12 +196,12 @@ class Session:
                 raise InvalidRequest("The frame sets no known field", field="frame", reason="EMPTY_FRAME")
         return None
 
-    async def _acknowledge(self, ack: consumer_pb2.Ack) -> _Answer:
+    async def _acknowledge(self, ack: consumer_pb2.Ack) -> _FrameAnswer:
         entries, failures = self._entries_of(ack.entries, "ack.entries")
         confirmation = await requests.acknowledge(self._subscription, entries)
         return await self._confirmed(ack.request_id, failures, confirmation)
 
-    async def _give_back(self, nack: consumer_pb2.Nack) -> _Answer:
+    async def _give_back(self, nack: consumer_pb2.Nack) -> _FrameAnswer:
         check_nack(nack, "nack.")
         entries, failures = self._entries_of(nack.entries, "nack.entries")
         confirmation = await requests.give_back(
@@ -229,13 +229,13 @@ class Session:
 
     async def _confirmed(
         self, request_id: int, impossible: list[Failure], confirmation: requests.Confirmation
-    ) -> _Answer:
+    ) -> _FrameAnswer:
         failures = impossible + confirmation.failures
         confirmed = consumer_pb2.Confirmed(request_id=request_id).SerializeToString()
         # A message is the concatenation of its fields: the failures are already on their wire form.
         confirmed += await encode_failures(failures, consumer_pb2.Confirmed)
         answer = b"".join((_CONFIRMED_HEAD, encode_varint(len(confirmed)), confirmed))
-        return _Answer(answer, confirmation.is_recorded and not impossible)
+        return _FrameAnswer(answer, confirmation.is_recorded and not impossible)
 
     def _in_flight_done(self, task: asyncio.Task[None]) -> None:
         self._in_flight.discard(task)

@@ -71,7 +71,7 @@ class KeyRunWriter:
         self._first_hashes, self._lengths, self._crcs = array("Q"), array("I"), array("I")
         self._checked = 0  # blocks that were read back
         self._filter_crc = 0
-        self._reading: _Reading | None = None
+        self._reading: _WrittenRun | None = None
 
     def append(self, keys: KeyColumns) -> None:
         """Write the entries that follow, in order, each once."""
@@ -123,7 +123,7 @@ class KeyRunWriter:
         self._crcs.append(value(block))
         self._file.append(block)
 
-    def _end_blocks(self) -> _Reading:
+    def _end_blocks(self) -> _WrittenRun:
         """Write the last block; what was written can be read back then."""
         assert self._given.count
         if len(self._uncut):
@@ -137,7 +137,7 @@ class KeyRunWriter:
         )
         header = self._header(self._file.end, value(encoded))
         fences = decode_fences(encoded, header, self._file.path)
-        return _Reading(self._file, header, fences, encoded, KeyFilterBuilder(header.count))
+        return _WrittenRun(self._file, header, fences, encoded, KeyFilterBuilder(header.count))
 
     def _header(self, filter_at: int, fences_crc: int) -> KeyRunHeader:
         return KeyRunHeader(
@@ -162,7 +162,7 @@ class KeyRunWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _WrittenRun:
     """The blocks of a run that is being read back, and the filter that is made of them."""
 
     file: RunWriter

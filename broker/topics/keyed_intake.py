@@ -51,7 +51,7 @@ class TakingTopic(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Wanted:
+class _NewKeys:
     """The keys of what is new of a batch."""
 
     places: Int64Column  # of their messages in the batch
@@ -136,16 +136,16 @@ class KeyedIntake:
                 else:
                     return self._decide(batch, wanted, known, replace)
 
-    def _wanted(self, batch: Batch) -> _Wanted | None:
+    def _wanted(self, batch: Batch) -> _NewKeys | None:
         """The keys that are not those of repeats; None: there are none. Raises what the batch is refused with."""
         fresh, places = self._topic.fresh_part(batch)
         if fresh is None or fresh.schedule_keys is None:
             return None
         at = np.flatnonzero(fresh.schedule_hashes)
         hashes = fresh.schedule_hashes[at]
-        return _Wanted(at if places is None else places[at], hashes)
+        return _NewKeys(at if places is None else places[at], hashes)
 
-    async def _look(self, batch: Batch, wanted: _Wanted, known: _Known | None) -> _Known | None:
+    async def _look(self, batch: Batch, wanted: _NewKeys, known: _Known | None) -> _Known | None:
         """Return who holds the keys: what is known if that still is all, and nothing was awaited; None: nobody."""
         keys, spans = self._topic.keys, batch.schedule_keys
         assert spans is not None
@@ -171,7 +171,7 @@ class KeyedIntake:
         held = {holder.ledger_id: bitmap_of(holder.entry_ids) for holder in known.holders}
         return common_entries(held, changing) or None
 
-    def _decide(self, batch: Batch, wanted: _Wanted, known: _Known | None, replace: bool) -> Accepted:
+    def _decide(self, batch: Batch, wanted: _NewKeys, known: _Known | None, replace: bool) -> Accepted:
         """Submit the batch, or refuse it: one step (INTAKE-3)."""
         frontier_ms = self._topic.frontier_ms
         taken: list[_Taken] = []

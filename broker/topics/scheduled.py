@@ -110,7 +110,7 @@ class ScheduledLook:
         """The next waiting messages in due order: at most `limit`, fewer if they are large or hard to find."""
         gathered: list[_Messages] = []
         with self._keep_files():
-            end = await self._gather(gathered, _Wanted(due, key_prefix), start, limit)
+            end = await self._gather(gathered, _Filter(due, key_prefix), start, limit)
         shown: list[Scheduled] = []
         for messages in gathered:
             shown += self._shown(messages.at(self._is_waiting(messages.entries)), ScheduledState.WAITING)
@@ -120,7 +120,7 @@ class ScheduledLook:
         self, due: DueRange, key_prefix: str, start: Key | None, limit: int, changed_through_lsn: int
     ) -> tuple[DueRows, Key | None]:
         """As `page`, the places alone; what a record after that lsn moved is left out. Fewer than `limit` may come."""
-        wanted = _Wanted(due, key_prefix, changed_through_lsn)
+        wanted = _Filter(due, key_prefix, changed_through_lsn)
         with self._keep_files():
             if key_prefix:
                 gathered: list[_Messages] = []
@@ -133,7 +133,7 @@ class ScheduledLook:
 
     async def matching_count(self, due: DueRange, key_prefix: str, lsn: int) -> int:
         """Count the waiting messages that match, without those moved after that lsn. Reads all of them."""
-        wanted = _Wanted(due, key_prefix, lsn)
+        wanted = _Filter(due, key_prefix, lsn)
         budget = YieldBudget(self._clock)
         count = 0
         at: Key | None = None
@@ -189,7 +189,7 @@ class ScheduledLook:
 
         Exact where `count` is not. Reads segments of the index, and no messages.
         """
-        wanted = _Wanted(due, "")
+        wanted = _Filter(due, "")
         budget = YieldBudget(self._clock)
         columns = [NO_DUE_ROWS.deliver_at_ms]
         at: Key | None = None
@@ -208,7 +208,7 @@ class ScheduledLook:
     # -- going through the index -----------------------------------------------------------------------------
 
     async def _gather(
-        self, gathered: list[_Messages], wanted: _Wanted, start: Key | None, limit: int
+        self, gathered: list[_Messages], wanted: _Filter, start: Key | None, limit: int
     ) -> Key | None:
         """Find at most `limit` messages, with their frames; where to go on."""
         await self._caught_up()
@@ -232,7 +232,7 @@ class ScheduledLook:
             step = min(2 * step, LOOKED_MAX - looked)
 
     async def _gather_places(
-        self, wanted: _Wanted, start: Key | None, limit: int
+        self, wanted: _Filter, start: Key | None, limit: int
     ) -> tuple[list[DueRows], Key | None]:
         await self._caught_up()
         at, looked, room, step = start, 0, limit, limit
@@ -249,7 +249,7 @@ class ScheduledLook:
                 return gathered, at
             step = min(2 * step, LOOKED_MAX - looked)
 
-    async def _scan(self, wanted: _Wanted, start: Key | None, limit: int) -> tuple[DueRows, Key | None]:
+    async def _scan(self, wanted: _Filter, start: Key | None, limit: int) -> tuple[DueRows, Key | None]:
         """The waiting ones of the next `limit` entries of the index, and where it goes on."""
         index = self._index()
         for _ in range(_REBUILDS_MAX):
@@ -267,7 +267,7 @@ class ScheduledLook:
         raise _not_built()
 
     async def _read(
-        self, entries: DueRows, wanted: _Wanted, bytes_max: int = PAGE_BYTES_MAX
+        self, entries: DueRows, wanted: _Filter, bytes_max: int = PAGE_BYTES_MAX
     ) -> tuple[_Messages, int]:
         """Read the first entries, at least one and as many as the bytes allow; returns matches and number read."""
         rows: RowColumn = np.zeros(len(entries), dtype=ROW)
@@ -399,7 +399,7 @@ class ScheduledLook:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Filter:
     """Filter of messages."""
 
     due: DueRange

@@ -39,15 +39,15 @@ class Connections:
     def __init__(self, limit: int, timeouts: Timeouts | None = None) -> None:
         self._limit = limit
         self._timeouts = timeouts or Timeouts()
-        self._all: dict[asyncio.BaseTransport, _Connection] = {}
-        self._waiting: OrderedDict[_Connection, None] = OrderedDict()
+        self._all: dict[asyncio.BaseTransport, _TimedConnection] = {}
+        self._waiting: OrderedDict[_TimedConnection, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._all)
 
     def protocol(self, make: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
         """For a new connection; `make` makes what serves it."""
-        return _Connection(self, make())
+        return _TimedConnection(self, make())
 
     @web.middleware
     async def watch(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -70,7 +70,7 @@ class Connections:
             is_over = True
             self._wait(connection, self._timeouts.idle_seconds)
 
-    def begin(self, connection: _Connection, transport: asyncio.Transport) -> bool:
+    def begin(self, connection: _TimedConnection, transport: asyncio.Transport) -> bool:
         """Return whether there is a place for it."""
         if len(self._all) >= self._limit:
             if not self._waiting:
@@ -82,19 +82,19 @@ class Connections:
         self._wait(connection, self._timeouts.headers_seconds)
         return True
 
-    def end(self, connection: _Connection) -> None:
+    def end(self, connection: _TimedConnection) -> None:
         self._waiting.pop(connection, None)
         if connection.transport is not None:
             self._all.pop(connection.transport, None)
 
-    def _wait(self, connection: _Connection, seconds: float) -> None:
+    def _wait(self, connection: _TimedConnection, seconds: float) -> None:
         if connection.transport in self._all:
             self._waiting.pop(connection, None)
             self._waiting[connection] = None
             connection.expect(seconds)
 
 
-class _Connection(asyncio.Protocol):
+class _TimedConnection(asyncio.Protocol):
     """Passes on to aiohttp's protocol what comes in, and cuts the connection when its time is up."""
 
     def __init__(self, connections: Connections, inner: asyncio.Protocol) -> None:
