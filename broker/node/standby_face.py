@@ -9,6 +9,7 @@ from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapsh
 from broker.rpc.cluster import ClusterView, OwnerRoute
 from broker.rpc.front import Front, FrontHost
 from broker.server import broker_version
+from broker.settings import split_address
 from broker.web.server import HttpServer
 
 log = get_logger(__name__)
@@ -26,6 +27,7 @@ class StandbyFace:
             config.http_address,
             BrokerCollector(self._take_snapshot, version=broker_version()).render,
             self._not_ready_because,
+            elsewhere=self._point_to_owner,
             ready_line=self._ready_line,
             connections_max=config.tuning.http_connections_max,
         )
@@ -55,6 +57,13 @@ class StandbyFace:
 
     def _ready_line(self) -> str:
         return "standby" if self.following is None else self.following.ready_line
+
+    def _point_to_owner(self) -> str:
+        route = self._view().route
+        standby = f"Node {self._member.name} is a standby, and shows no pages"
+        if not route.owner_address:
+            return f"{standby}; nobody is known who owns the shard"
+        return f"{standby}; those of the owner are on node {route.owner_node}, {split_address(route.owner_address)[0]}"
 
     def _view(self) -> ClusterView:
         if self.following is not None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from broker.web.site import Site
 
 _FORM_BYTES_MAX = 64 << 10
+_FOREIGN = "This broker is not known by that host name: see the setting http_hosts"
 
 
 def make_runner(
@@ -29,23 +30,32 @@ def make_runner(
     ready_line: Callable[[], str],
     *,
     pages: tuple[Broker, str] | None,
+    elsewhere: Callable[[], str] | None,
     listen_host: str,
     stop_ms: int,
     connections: Connections,
 ) -> web.AppRunner:
     """Make what answers requests; `readiness` returns None when the broker is ready, else why it is not, in a line.
 
-    `pages`: the broker that they show, and its version; None: there are none.
+    `pages`: the broker that they show, and its version; None: there are none. `elsewhere` says where they are then.
     """
 
     hosts = Hosts(pages[0].config.http_hosts if pages is not None else "", listen_host)
 
+    def is_foreign(request: web.Request) -> bool:
+        sockname = request.transport.get_extra_info("sockname") if request.transport is not None else None
+        return not hosts.knows(request.headers.get("Host", ""), sockname)
+
     async def metrics(request: web.Request) -> web.Response:
         # They name topics and subscriptions: no page of another name that was made to point here may read them.
-        sockname = request.transport.get_extra_info("sockname") if request.transport is not None else None
-        if not hosts.knows(request.headers.get("Host", ""), sockname):
-            return _line(421, "This broker is not known by that host name: see the setting http_hosts")
+        if is_foreign(request):
+            return _line(421, _FOREIGN)
         return web.Response(body=await render_metrics(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def point_elsewhere(request: web.Request) -> web.Response:
+        if is_foreign(request) or elsewhere is None:
+            return _line(421, _FOREIGN)
+        return _line(503, elsewhere())
 
     async def livez(_request: web.Request) -> web.Response:
         # To answer at all is the answer: the loop runs.
@@ -61,6 +71,8 @@ def make_runner(
     app.router.add_get("/readyz", readyz)
     if pages is not None:
         app.router.add_route("*", "/{path:.*}", _LatePages(*pages, listen_host).answer)
+    elif elsewhere is not None:
+        app.router.add_route("*", "/{path:.*}", point_elsewhere)
     app.on_response_prepare.append(_hide_versions)
     return web.AppRunner(
         app,

@@ -36,12 +36,17 @@ class HttpServer:
         readiness: Callable[[], str | None],
         *,
         pages: tuple[Broker, str] | None = None,
+        elsewhere: Callable[[], str] | None = None,
         ready_line: Callable[[], str] = lambda: "ok",
         stop_ms: int = 500,
         connections_max: int = 256,
         timeouts: Timeouts | None = None,
     ) -> None:
-        """`pages`: the broker that they show, and its version. `ready_line`: what /readyz says where all is well."""
+        """`pages`: the broker that they show, and its version; without it `elsewhere` says where pages are.
+
+        `ready_line`: what /readyz says where all is well.
+        """
+        self._elsewhere = elsewhere
         self._ready_line = ready_line
         self._connections_max = connections_max
         self._timeouts = timeouts
@@ -92,6 +97,7 @@ class HttpServer:
             self._readiness,
             self._ready_line,
             pages=self._pages,
+            elsewhere=self._elsewhere,
             listen_host=self._host,
             stop_ms=self._stop_ms,
             connections=connections,

@@ -196,6 +196,9 @@ async def test_any_node_takes_calls_and_an_owner_without_its_store_says_nothing(
         await until_answered(lambda: produce(request, timeout=5))
         view = await admin_pb2_grpc.AdminServiceStub(channel).GetCluster(admin_pb2.GetClusterRequest())
         assert view.shards[0].owner == name and view.shards[0].owner_address == trio.address(name)
+    async with aiohttp.ClientSession() as session:
+        page = await session.get(f"{http}/topics")
+        assert page.status == 503 and f"those of the owner are on node {name}, 127.0.0.1" in await page.text()
     topic = admin_pb2.GetTopicRequest(name=TOPIC)
     stub = admin_pb2_grpc.AdminServiceStub(owner.channel)
     await stub.GetTopic(topic)
