@@ -1,6 +1,7 @@
 """Depth of this run: profiles of Hypothesis, and which tests are left to the deep run."""
 
 import gc
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ import pytest
 from tests.depth import DEPTH, load_profile
 
 load_profile()
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

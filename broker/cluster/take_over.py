@@ -84,7 +84,7 @@ def may_decide(applied_index: int, take_over_index: int) -> bool:
     return applied_index >= take_over_index
 
 
-REST_LEASES = 3
+REST_LEASES = 1
 """Leases by which a standby waits longer while it rests: where a store is slow for all, owners do not take turns; and
 where all the others rest, a shard whose owner is gone is not left alone."""
 

@@ -400,7 +400,7 @@ async def test_dead_letter_topic_is_no_way_into_other_topics(serve: Serve, files
 def test_every_rule_says_what_it_is_about():
     """Rules about the broker as a whole are few, and named here."""
     whole = {path.rpartition("/")[2] for path, rule in RULES.items() if _asks_for(rule, TopicScope.ALL)}
-    assert whole == {"CreateBackup", "ListBackups", "DeleteBackup"}
+    assert whole == {"CreateBackup", "ListBackups", "DeleteBackup", "MoveShard"}
 
 
 def _asks_for(rule: Rule, topic: TopicScope) -> bool:
