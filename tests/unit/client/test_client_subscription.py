@@ -341,6 +341,27 @@ async def test_refusal_to_open_is_raised_at_once(broker: FakeBroker, client: pos
     assert len(broker.opens) == 1
 
 
+async def test_certificate_that_ran_out_meanwhile_is_waited_for(
+    broker: FakeBroker, client: postdate.Client
+) -> None:
+    """It ends what is not open yet: there somebody waits who can do something about it."""
+    expired = status(
+        "UNAVAILABLE", "", "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED: certificate has expired"
+    )
+    await fill(client, 1)
+    async with client.subscribe("t", "s", permits=1) as subscription:
+        await anext(subscription)
+        broker.knobs.subscribe_errors.extend([expired] * 2)
+        broker.cut()
+        async with asyncio.timeout(10):
+            assert (await anext(subscription)).payload == b"0"
+    assert len(broker.opens) == 4
+    broker.knobs.subscribe_errors.append(expired)
+    with pytest.raises(postdate.TlsFailed, match="certificate has expired"):
+        async with client.subscribe("t", "s"):
+            pass
+
+
 async def test_recovering_broker_is_waited_for(broker: FakeBroker, client: postdate.Client) -> None:
     broker.knobs.subscribe_errors.extend([status("UNAVAILABLE", "RECOVERING", "soon", retry_ms=5)] * 2)
     async with client.subscribe("t", "s"):
