@@ -259,13 +259,40 @@ async def test_a_stream_of_an_older_epoch_is_not_believed(nodes: Nodes):
         await within(subscription.close())
 
 
-async def test_another_cluster_begins_with_epochs_of_its_own(nodes: Nodes):
-    async with connected(nodes.address) as client:
+async def test_an_owner_of_another_cluster_is_not_talked_to(nodes: Nodes):
+    async with postdate.connect(nodes.address, retry_for=timedelta(milliseconds=500)) as client:
         await client.topics.create("t")
         client._rpc._routes.epoch = 5
         nodes.cluster_id = "another"
-        async with client.subscribe("t", "s"):
-            assert client._rpc.epoch == 1
+        with pytest.raises(postdate.Unavailable, match="of cluster another"):
+            async with client.subscribe("t", "s"):
+                pass
+
+
+async def test_a_node_that_comes_back_without_its_cluster_is_not_talked_to(
+    nodes: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    async with connected(nodes.address) as client:
+        await client.topics.create("t")
+        async with client.subscribe("t", "s") as subscription, client.producer("t") as producer:
+            await nodes.lose_owner()
+            config = broker_config(
+                data_dir=str(tmp_path / "alone"),
+                grpc_address=nodes.addresses["a"],
+                http_address="127.0.0.1:0",
+                drain_grace_ms=200,
+                disk_reserve_bytes=0,
+            )
+            alone = Server(config)
+            await alone.start()
+            try:
+                await eventually(lambda: "is of no cluster" in caplog.text)
+                await nodes.own("b")
+                await within(producer.send(b"x"))
+                assert (await within(anext(subscription))).payload == b"x"
+                assert alone.broker.registry.topics == {} and not consumers(alone)
+            finally:
+                await within(alone.stop())
 
 
 class Frozen(grpc.GenericRpcHandler):  # type: ignore[type-arg]

@@ -166,7 +166,7 @@ class Link:
         first = await call.read()
         if first is None or not first.HasField("opened"):
             raise Internal("the broker's first frame is not `opened`")
-        if not await self._rpc.believes(first.opened.epoch):
+        if not self._rpc.believes(first.opened.epoch):
             raise Disconnected(_OLD_EPOCH)
         self._epoch = first.opened.epoch
         self._last_frame_at = self._loop.time()

@@ -1,7 +1,8 @@
 """The way to the owner of a cluster's shard: its nodes are asked, and the highest epoch is right.
 
 Invariants:
-  ROUTES-1  The epoch never falls, while it is the same cluster: who was replaced is not believed any more.
+  ROUTES-1  The epoch never falls: who was replaced is not believed any more. Once a cluster with an owner was seen,
+      neither is a broker of another cluster, nor one of none, which may have lost its settings.
   ROUTES-2  Whoever owns the shard and says so itself is believed at once. What others say of it counts if nobody does
       so within `_OTHERS_S`.
 """
@@ -9,11 +10,14 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from postdate.errors import PostdateError, Unavailable
 from postdate_api.v1 import admin_pb2
+
+_log = logging.getLogger("postdate")
 
 _OTHERS_S = 0.3
 _NODES_MAX = 64
@@ -28,7 +32,6 @@ class Route(NamedTuple):
 
     address: str  # empty: it knows nobody
     epoch: int
-    cluster_id: str
     is_own: bool  # the owner says so itself
     nodes: tuple[str, ...]
 
@@ -40,7 +43,12 @@ class Routes:
         self._given = tuple(addresses)
         self._nodes: tuple[str, ...] = ()
         self._ask = ask
-        self._cluster_id = ""
+        self._cluster_id = (
+            ""  # of the first answer of a cluster that has had an owner; no other one is believed then
+        )
+        self._strangers: set[str] = (
+            set()
+        )  # addresses whose answers were refused, which is logged once for each
         self._next = 0
         self.epoch: int = 0
         """The highest that was seen; 0 without a cluster."""
@@ -95,7 +103,7 @@ class Routes:
                 except PostdateError as error:
                     failures.append(error)
                     continue
-                self._note(route)
+                self.learn(route.nodes, route.epoch)
                 if self._is_usable(route) and (
                     best is None or (route.epoch, route.is_own) > (best.epoch, best.is_own)
                 ):
@@ -108,24 +116,32 @@ class Routes:
             return best
         raise _failure(failures, self.addresses)
 
-    def _note(self, route: Route) -> None:
-        if route.cluster_id != self._cluster_id:
-            if self._cluster_id:
-                self.epoch = 0  # another cluster: its epochs have nothing to do with the former ones
-            self._cluster_id = route.cluster_id
-        self.learn(route.nodes, route.epoch)
-
     def _is_usable(self, route: Route) -> bool:
         return bool(route.address) and route.epoch >= self.epoch
 
     async def _ask_node(self, address: str) -> Route:
         response = await self._ask(address)
         nodes = tuple(node.address for node in response.nodes)
+        self._check_cluster(address, response.cluster_id)
         if not response.cluster_id or not response.shards:
-            return Route(address, 0, "", is_own=True, nodes=())
-        shard = max(response.shards, key=lambda each: each.epoch)
+            return Route(address, 0, is_own=True, nodes=())
+        shard = max(response.shards, key=lambda shard: shard.epoch)
+        if shard.epoch:
+            self._cluster_id = response.cluster_id
         is_own = bool(shard.owner) and shard.owner == response.node
-        return Route(shard.owner_address, shard.epoch, response.cluster_id, is_own, nodes)
+        return Route(shard.owner_address, shard.epoch, is_own, nodes)
+
+    def _check_cluster(self, address: str, cluster_id: str) -> None:
+        """Raise Unavailable if a node is not of the cluster that was seen."""
+        if not self._cluster_id or cluster_id == self._cluster_id:
+            self._strangers.discard(address)
+            return
+        of = f"of cluster {cluster_id}" if cluster_id else "of no cluster"
+        message = f"{address} is {of}, and this client has seen an owner of cluster {self._cluster_id}"
+        if address not in self._strangers:
+            self._strangers.add(address)
+            _log.warning("%s: it is not believed", message)
+        raise Unavailable(message, code="UNAVAILABLE")
 
 
 def _failure(failures: Sequence[PostdateError], addresses: Sequence[str]) -> PostdateError:

@@ -277,11 +277,9 @@ class Rpc:
     async def open_subscribe(self) -> Stream[consumer_pb2.SubscribeRequest, consumer_pb2.SubscribeResponse]:
         return await self._open("consumer", "Subscribe")
 
-    async def believes(self, epoch: int) -> bool:
+    def believes(self, epoch: int) -> bool:
         """Tell whether an owner of this epoch may be believed, and remember it if so."""
-        if epoch and epoch < self._routes.epoch:
-            await self._routes.find()  # it may be another cluster, whose epochs begin anew
-        if epoch and epoch < self._routes.epoch:
+        if epoch < self._routes.epoch:  # also 0: a broker without a cluster
             self._in_doubt = self.is_routed
             return False
         self._routes.epoch = max(self._routes.epoch, epoch)

@@ -12,6 +12,7 @@ from postdate.errors import PermissionDenied, PostdateError, Unavailable
 from postdate_api.v1 import admin_pb2
 
 Answers = dict[str, admin_pb2.GetClusterResponse | PostdateError | None]
+ALONE = admin_pb2.GetClusterResponse(shards=[admin_pb2.ClusterShard()])
 AWAY = Unavailable("away", code="UNAVAILABLE")
 
 
@@ -71,17 +72,47 @@ async def test_a_lower_epoch_than_was_seen_is_not_believed():
         await find(found)
 
 
-async def test_epochs_of_another_cluster_begin_anew():
-    answers = {"a": view("a", "a", 3)}
+async def test_once_a_cluster_was_seen_another_one_is_not_believed(caplog: pytest.LogCaptureFixture):
+    answers: Answers = {"a": view("a", "a", 3), "b": view("b", "a", 3)}
     found = routes(answers)
     assert await find(found) == ("a", 3)
+    answers["b"] = view("b", "b", 7, "another")
+    for _ in range(3):
+        assert await find(found) == ("a", 3)
+    assert not any([await found.has_moved("a") for _ in range(3)])
+    assert [record.getMessage() for record in caplog.records] == [
+        "b is of cluster another, and this client has seen an owner of cluster c: it is not believed"
+    ]
+
+
+async def test_a_node_that_lost_the_settings_of_its_cluster_is_not_believed(caplog: pytest.LogCaptureFixture):
+    answers: Answers = {"a": view("a", "a", 3), "b": view("b", "a", 3)}
+    found = routes(answers)
+    assert await find(found) == ("a", 3)
+    answers |= {"a": ALONE, "b": AWAY}
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="no node"):
+            await find(found)
+    answers["b"] = view("b", "b", 4)
+    assert await find(found) == ("b", 4)
+    assert [record.getMessage() for record in caplog.records] == [
+        "a is of no cluster, and this client has seen an owner of cluster c: it is not believed"
+    ]
+    answers |= {"a": view("a", "a", 5), "b": AWAY}
+    assert await find(found) == ("a", 5), "it has its settings again"
+
+
+async def test_what_a_cluster_without_an_owner_says_binds_nobody():
+    answers: Answers = {"a": view("a", "", 0)}
+    found = routes(answers)
+    with pytest.raises(Unavailable):
+        await find(found)
     answers["a"] = view("a", "a", 1, "another")
     assert await find(found) == ("a", 1)
 
 
 async def test_a_broker_without_a_cluster_owns_all():
-    alone = admin_pb2.GetClusterResponse(shards=[admin_pb2.ClusterShard()])
-    assert await find(routes({"x": alone, "y": None})) == ("x", 0)
+    assert await find(routes({"x": ALONE, "y": None})) == ("x", 0)
 
 
 async def test_nodes_are_learned_from_each_other():
