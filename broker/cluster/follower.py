@@ -91,8 +91,7 @@ class Follower:
     async def _run(
         self, apply: Callable[[LogEntry], Awaitable[None]], note_end: Callable[[bool], None]
     ) -> TakenOver:
-        if await self._log.is_cut_off():
-            raise CutOff(f"Index {self._log.next_index} was trimmed")
+        await self._check_trim()
         while True:
             entry = await self._read(note_end)
             if entry is not None:
@@ -107,6 +106,8 @@ class Follower:
     async def _read(self, note_end: Callable[[bool], None]) -> LogEntry | None:
         try:
             entry = await self._log.follow()
+            if entry is None and self._log.unread:  # it was listed, and is gone
+                await self._check_trim()
         except OSError as error:
             log.warning("The log could not be read", error=str(error))
             note_end(False)
@@ -131,6 +132,12 @@ class Follower:
         """Try to take over; None if somebody was alive after all."""
         index, epoch, until_ms = self._log.next_index, self._log.epoch + 1, self._log.until_ms
         try:
+            await self._check_trim()  # a take-over where the log was trimmed would stay for good (CLUSTER-4)
+        except OSError as error:
+            log.warning("The log could not be looked at before a take-over", error=str(error))
+            await asyncio.sleep(self._pause_seconds)
+            return None
+        try:
             await self._log.take_over(index, epoch)
         except Fenced:
             self._heard_ns = self._clock.boottime_ns()
@@ -142,6 +149,11 @@ class Follower:
             self._lease.end()
             raise
         return TakenOver(index, epoch, until_ms)
+
+    async def _check_trim(self) -> None:
+        """Raise CutOff if what comes next was trimmed."""
+        if await self._log.is_cut_off():
+            raise CutOff(f"Index {self._log.next_index} was trimmed")
 
     async def _check_base(self, index: int) -> None:
         """Raise CutOff if the newest base covers a take-over, which is a stray then (CLUSTER-5)."""

@@ -125,7 +125,7 @@ class ObjectGroupLog:
 
     @property
     def unread(self) -> int:
-        """The records that were in the log when it was opened and have not been read yet."""
+        """The records that the log is known to have, from its opening or a later list, and that have not been read."""
         return max(self._known_end - self._next_index, 0)
 
     @property
@@ -381,6 +381,7 @@ class ObjectGroupLog:
             if self._found_in_row >= READ_SINGLY:
                 sizes = await self._sizes(after=index - 1)
                 self._found_in_row = len(sizes)
+                self._known_end = max(self._known_end, max(sizes, default=0) + 1)
                 self._ahead.expect(sizes)
         if self._ahead.next_index != index:
             return await self._entry(index)

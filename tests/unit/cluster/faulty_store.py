@@ -32,6 +32,7 @@ class FaultyStore:
         self._store = store
         self.create_faults: deque[CreateFault | None] = deque()
         self.failing_reads = 0
+        self.failing_lists = 0
         self.created: list[tuple[str, bytes]] = []
         """Every attempt."""
         self._late: list[tuple[str, bytes]] = []
@@ -91,8 +92,12 @@ class FaultyStore:
     async def info(self, name: str) -> ObjectInfo:
         return await self._store.info(name)
 
-    def objects(self, folder: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        return self._store.objects(folder, after=after)
+    async def objects(self, folder: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        if self.failing_lists:
+            self.failing_lists -= 1
+            raise StoreFailed("The connection was cut")
+        async for info in self._store.objects(folder, after=after):
+            yield info
 
     async def remove(self, name: str) -> None:
         await self._store.remove(name)

@@ -12,7 +12,7 @@ import pytest
 from broker.cluster.follower import CutOff, Follower, TakenOver
 from broker.cluster.group_head import GroupKind, Head, LogEntry, blank, encode_entry
 from broker.cluster.lease import OwnerLease
-from broker.cluster.object_group_log import ObjectGroupLog, entry_name
+from broker.cluster.object_group_log import READ_SINGLY, ObjectGroupLog, entry_name, log_folder
 from broker.cluster.object_store import StoreFailed
 from broker.cluster.take_over import REST_LEASES
 from tests.unit.cluster.faulty_store import FaultyStore
@@ -36,6 +36,9 @@ class Standby:
         self.lease = OwnerLease(self.clocks, LEASE_MS)
         self.log = ObjectGroupLog(store, SHARD, "b", self.lease, repeat_pause_seconds=0.001)
         self.applied: list[int] = []
+        self.ends: list[bool] = []
+        self.waits_at = 0  # the index that it begins to apply, and does not end to until the test lets it
+        self.goes_on = asyncio.Event()
         self.base_next_index = 0
         self.base_failures = 0
         self.looks = 0
@@ -55,7 +58,7 @@ class Standby:
             rest_ms=self._rest_ms,
             pause_seconds=0.001,
         )
-        self._running = asyncio.create_task(follower.run(self._apply))
+        self._running = asyncio.create_task(follower.run(self._apply, self.ends.append))
         return self._running
 
     async def reach(self, index: int) -> None:
@@ -70,6 +73,9 @@ class Standby:
 
     async def _apply(self, entry: LogEntry) -> None:
         self.applied.append(entry.head.first_lsn)
+        if entry.head.first_lsn == self.waits_at:
+            self.goes_on.clear()
+            await self.goes_on.wait()
 
     async def _newest(self) -> int:
         self.looks += 1
@@ -205,6 +211,60 @@ async def test_a_folder_that_is_behind_a_trim_is_told_at_once(store: FaultyStore
     await owner.trim(7)
     with pytest.raises(CutOff, match="Index 3 was trimmed"):
         await (await Standby(store).start(3))
+
+
+@pytest.mark.parametrize(
+    "opened_at", [2, 120], ids=["it has listed it since", "it was there when it was opened"]
+)
+async def test_a_standby_that_falls_behind_a_trim_is_told_at_once(store: FaultyStore, opened_at: int) -> None:
+    owner = await open_object_log(store, "a")
+    for index in range(2, opened_at + 1):
+        await owner.append(index, blank())
+    standby = Standby(store)
+    standby.waits_at = 2
+    running = await standby.start()
+    await standby.reach(3)
+    for index in range(opened_at + 1, 121):
+        await owner.append(index, blank())
+    standby.waits_at = 2 * READ_SINGLY
+    standby.goes_on.set()
+    await standby.reach(standby.waits_at + 1)
+    await owner.trim(110)
+    standby.goes_on.set()
+    with pytest.raises(CutOff, match="was trimmed"):
+        async with asyncio.timeout(10):
+            await running
+    assert standby.ends == [], "it never said that it had read all"
+
+
+async def test_who_was_away_looks_for_a_trim_before_it_takes_over(store: FaultyStore) -> None:
+    owner = await open_object_log(store, "a")
+    await owner.take_over(2, epoch=1)
+    standby = Standby(store)
+    running = await standby.start()
+    await standby.reach(3)
+    store.failing_reads = 1_000_000
+    for index in range(3, 12):
+        await owner.append(index, blank())
+    await owner.trim(9)
+    standby.base_next_index = 9
+    standby.clocks.move(LEASE_MS)
+    store.failing_reads = 0
+    with pytest.raises(CutOff, match="Index 3 was trimmed"):
+        await running
+    assert entry_name(SHARD.number, 3) not in [
+        info.name async for info in store.objects(log_folder(SHARD.number))
+    ]
+
+
+async def test_a_look_for_a_trim_that_failed_is_repeated_before_the_take_over(store: FaultyStore) -> None:
+    standby = Standby(store)
+    running = await standby.start()
+    await standby.reach(2)
+    store.failing_lists = 3
+    standby.clocks.move(LEASE_MS)
+    assert (await running).at_index == 2
+    assert store.failing_lists == 0
 
 
 async def test_a_store_that_cannot_be_read_for_a_while_is_read_again(store: FaultyStore) -> None:
