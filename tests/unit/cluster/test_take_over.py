@@ -56,4 +56,4 @@ def test_a_standby_waits_for_a_lease_and_a_quarter_for_each_rank() -> None:
     assert not may_take_over(3999, 4000, 0) and may_take_over(4000, 4000, 0)
     assert not may_take_over(4999, 4000, 1) and may_take_over(5000, 4000, 1)
     assert may_take_over(0, 4000, 1, resigned_to_us=True)
-    assert not may_take_over(15_999, 4000, 0, rests=True) and may_take_over(16_000, 4000, 0, rests=True)
+    assert not may_take_over(7_999, 4000, 0, rests=True) and may_take_over(8_000, 4000, 0, rests=True)
