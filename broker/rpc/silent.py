@@ -9,6 +9,7 @@ An honest client whose connection was silent makes another with its next call.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from contextlib import suppress
 
@@ -18,6 +19,7 @@ from broker.runtime.connections import Peer, cut_connections, descriptor_count, 
 log = get_logger(__name__)
 
 LOOK_SECONDS = 1.0
+"""Between two looks, on average. Who comes back in step with them would take each place the moment that it is freed."""
 _FULL, _ENOUGH = 0.9, 0.8
 
 
@@ -41,7 +43,7 @@ class SilentConnections:
     async def watch(self, port: int) -> None:
         """Look at the connections now and then; ends only by being cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS * random.uniform(0.5, 1.5))
             with suppress(OSError):  # no descriptor is left to look with
                 await asyncio.to_thread(self._look, port, list(self.calls))
 
