@@ -136,11 +136,19 @@ class StorageFailed(Unavailable):
 
     @property
     def told(self) -> str:
+        if self._is_fenced:
+            return (
+                "Another node owns the shard now, or another process the journal; this broker writes no more"
+            )
         return "The broker has stopped accepting writes after a failed write or sync; it must be restarted"
 
     @property
     def names_files(self) -> bool:
-        return True
+        return not self._is_fenced
+
+    @property
+    def _is_fenced(self) -> bool:
+        return isinstance(self.__cause__, Fenced)
 
 
 class Corrupt(PostdateError):

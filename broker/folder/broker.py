@@ -514,11 +514,8 @@ class Broker:
 
     def check_serving(self) -> None:
         """Raise Unavailable unless requests are accepted."""
-        if self._journal is not None and self._journal.failed is not None:
-            raise StorageFailed(
-                "The broker has stopped accepting writes after a failed write or sync; it must be restarted",
-                reason="STORAGE_FAILED",
-            )
+        if self._journal is not None and (failure := self._journal.failed) is not None:
+            raise StorageFailed(failure.message) from failure.__cause__
         if (reason := self._not_serving_because()) is not None:
             raise Unavailable(
                 f"The broker is {reason}", reason="DRAINING" if self._draining else "RECOVERING"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
 
 from broker.errors import Fenced, PostdateError, Refused, StorageFailed, Unavailable
 from broker.policy import OVERDUE_EXPIRE, TopicPolicy
+from broker.rpc.status import to_status
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -81,8 +83,15 @@ def test_an_owner_that_was_cut_off_fails_with_its_next_append_and_nothing_it_sai
         assert not first.lease.holds(), "it knew before anybody could take over"
         other = await second.own()
         first.store.is_cut = False
-        with pytest.raises(StorageFailed):
+        with pytest.raises(StorageFailed) as lost:
             await unknown.durable
+        with pytest.raises(StorageFailed) as refused:
+            node.broker.check_serving()
+        for caught in (lost, refused):
+            assert not caught.value.names_files
+            status = to_status(caught.value)
+            assert status.code == grpc.StatusCode.UNAVAILABLE.value[0]
+            assert status.message.startswith("Another node owns the shard now")
         failure = node.failures[0]
         assert isinstance(failure, StorageFailed) and isinstance(failure.__cause__, Fenced)
         inbox = await other.subscribe("orders", "all")
