@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
@@ -21,12 +22,12 @@ from broker.errors import Fenced, Unavailable
 from broker.folder.broker import Broker
 from broker.folder.checkpoint import TOPICS_AT_ONCE
 from broker.folder.scrape import take_snapshot
+from broker.observe.cluster_view import ViewCluster
 from broker.observe.lateness import LoopLagProbe
 from broker.observe.logs import get_logger, set_log_level
 from broker.observe.metrics import BrokerCollector, BrokerSnapshot, ClusterSnapshot
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessInterceptor
-from broker.rpc.cluster import ViewCluster
 from broker.rpc.hand_over import HandOver
 from broker.rpc.port import GrpcPort
 from broker.rpc.reflection import add_reflection
@@ -38,6 +39,7 @@ from broker.runtime.spare_files import SpareDescriptors
 from broker.runtime.vfs import LocalVfs, Vfs
 from broker.settings import ConfigError
 from broker.web.server import HttpServer
+from broker.web.source import ClusterSource, PageSource
 
 log = get_logger(__name__)
 
@@ -162,12 +164,15 @@ class Server:
         self._health = health_aio.HealthServicer()
         self._port = GrpcPort(self.broker, broker=self.broker, guard=AccessInterceptor)
         self._add_services()
+        pages = PageSource(config, self._clock, self._version, self.broker.audit, self.broker)
+        if shard is not None:
+            pages = replace(pages, cluster=ClusterSource(shard.view, shard.snapshot, self._describe_state))
         collector = BrokerCollector(self._take_snapshot, version=self._version)
         self._http = HttpServer(
             config.http_address,
             collector.render,
             lambda: self.broker.not_ready_because,
-            pages=(self.broker, self._version),
+            pages=pages,
             connections_max=config.tuning.http_connections_max,
         )
         self.grpc_address = ""
@@ -308,6 +313,9 @@ class Server:
         services = (producer, consumer, admin, schedule, compaction)
         for name in ("", *(service.SERVICE for service in services)):
             await self._health.set(name, status)
+
+    def _describe_state(self) -> str:
+        return self.broker.not_ready_because or "serving"
 
     def _take_snapshot(self) -> BrokerSnapshot:
         return take_snapshot(self.broker, None if self._shard is None else self._shard.snapshot())

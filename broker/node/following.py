@@ -13,9 +13,10 @@ from broker.folder.scrape import take_snapshot
 from broker.node.member import Member
 from broker.node.shard_bases import needs_seed
 from broker.node.standby import Standby
+from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters, BrokerSnapshot, ClusterSnapshot
-from broker.rpc.cluster import FOLLOWED_WITHIN_MS, ClusterView, OwnerRoute
+from broker.rpc.cluster import FOLLOWED_WITHIN_MS
 from broker.server import BrokerThreads
 
 log = get_logger(__name__)
@@ -121,8 +122,15 @@ class Following:
 
     def take_snapshot(self) -> BrokerSnapshot:
         """Return what a scrape shows."""
+        cluster = self.cluster_snapshot()
+        if self._standby is None:
+            return BrokerSnapshot(BrokerCounters(), (), (), 0, 0, ready=False, cluster=cluster)
+        return take_snapshot(self._broker, cluster)
+
+    def cluster_snapshot(self) -> ClusterSnapshot:
+        """Return this node's figures of its cluster."""
         standby = self._standby
-        cluster = ClusterSnapshot(
+        return ClusterSnapshot(
             is_owner=False,
             epoch=self._log.epoch,
             lease_seconds_left=0.0,
@@ -133,9 +141,6 @@ class Following:
             log_bytes=self._log.stored_bytes,
             clock_skew_seconds=standby.skew_ms / 1e3 if standby is not None else 0.0,
         )
-        if standby is None:
-            return BrokerSnapshot(BrokerCounters(), (), (), 0, 0, ready=False, cluster=cluster)
-        return take_snapshot(self._broker, cluster)
 
     def view(self) -> ClusterView:
         """Return what this node knows of the cluster."""

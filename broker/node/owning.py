@@ -27,9 +27,9 @@ from broker.errors import Fenced, PostdateError
 from broker.folder.broker import Broker
 from broker.node.following import Won
 from broker.node.member import Member
+from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.logs import get_logger
 from broker.observe.metrics import ClusterSnapshot
-from broker.rpc.cluster import ClusterView, OwnerRoute
 from broker.runtime.notify import ServiceNotifier
 from broker.runtime.supervise import forget_result
 from broker.server import OwnedShard, Server

@@ -1,16 +1,18 @@
-"""Ports of a node that does not own its shard: health and metrics, and the owner behind its gRPC port."""
+"""Ports of a node that does not own its shard: health, metrics and the page of its cluster, and the owner
+behind its gRPC port."""
 
 from __future__ import annotations
 
 from broker.node.following import Following
 from broker.node.member import Member
+from broker.observe.audit import AuditTrail
+from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.logs import get_logger
-from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot
-from broker.rpc.cluster import ClusterView, OwnerRoute
+from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot, ClusterSnapshot
 from broker.rpc.front import Front, FrontHost
 from broker.server import broker_version
-from broker.settings import split_address
 from broker.web.server import HttpServer
+from broker.web.source import ClusterSource, PageSource
 
 log = get_logger(__name__)
 
@@ -22,12 +24,15 @@ class StandbyFace:
         self.following: Following | None = None  # while there is a folder to follow with
         self._member = member
         config = member.config
+        self._audit = AuditTrail(member.clock)  # of the pages
         self._front = Front(FrontHost(config, member.clock, BrokerCounters()), self._view)
+        version = broker_version()
+        cluster = ClusterSource(self._view, self._take_cluster_snapshot, self._describe_state)
         self._http = HttpServer(
             config.http_address,
-            BrokerCollector(self._take_snapshot, version=broker_version()).render,
+            BrokerCollector(self._take_snapshot, version=version).render,
             self._not_ready_because,
-            elsewhere=self._point_to_owner,
+            pages=PageSource(config, member.clock, version, self._audit, cluster=cluster),
             ready_line=self._ready_line,
             connections_max=config.tuning.http_connections_max,
         )
@@ -47,6 +52,7 @@ class StandbyFace:
         """Close the ports: an owner opens them anew."""
         await self._front.stop()
         await self._http.stop()
+        self._audit.flush()
 
     def look_now(self) -> None:
         """Read security files without waiting for the next look."""
@@ -58,19 +64,18 @@ class StandbyFace:
     def _ready_line(self) -> str:
         return "standby" if self.following is None else self.following.ready_line
 
-    def _point_to_owner(self) -> str:
-        route = self._view().route
-        standby = f"Node {self._member.name} is a standby, and shows no pages"
-        if not route.owner_address:
-            return f"{standby}; nobody is known who owns the shard"
-        return f"{standby}; those of the owner are on node {route.owner_node}, {split_address(route.owner_address)[0]}"
+    def _describe_state(self) -> str:
+        return self._not_ready_because() or self._ready_line()
 
     def _view(self) -> ClusterView:
         if self.following is not None:
-            return self.following.view()
+            return self.following.view().of_standby()
         member = self._member
         nodes = tuple(member.nodes.items())
         return ClusterView(member.cluster.id, member.name, nodes, member.shard.number, OwnerRoute())
+
+    def _take_cluster_snapshot(self) -> ClusterSnapshot | None:
+        return None if self.following is None else self.following.cluster_snapshot()
 
     def _take_snapshot(self) -> BrokerSnapshot:
         if self.following is None:

@@ -11,12 +11,13 @@ from google.protobuf.message import Message
 from broker.config import check_name
 from broker.errors import InvalidRequest, NotFound
 from broker.folder.broker import Broker
+from broker.observe.cluster_view import ViewCluster
 from broker.rpc.access_rules import SHOW_SUBSCRIPTION
 from broker.rpc.answers import Answers
 from broker.rpc.backups import BackupCalls
 from broker.rpc.caller import may_see
 from broker.rpc.calls import Handler, unary
-from broker.rpc.cluster import ViewCluster, describe_alone, describe_cluster
+from broker.rpc.cluster import describe_alone, describe_cluster
 from broker.rpc.control import ControlCalls
 from broker.rpc.dead_letters import DeadLetterCalls
 from broker.rpc.entries import check_initial_position, check_type

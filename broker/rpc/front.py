@@ -20,13 +20,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker.config import BrokerConfig
 from broker.errors import PostdateError, Unavailable
+from broker.observe.cluster_view import ClusterView, OwnerRoute, ViewCluster
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessControl
 from broker.rpc.access_rules import RULES
 from broker.rpc.calls import Handler, refuse
-from broker.rpc.cluster import ClusterView, OwnerRoute, ViewCluster, describe_cluster
+from broker.rpc.cluster import describe_cluster
 from broker.rpc.forward import DIRECT, MessageRoom, OwnerConnections, forward_stream, forward_unary
 from broker.rpc.port import GrpcPort
 from broker.rpc.reception import window_bytes
@@ -148,10 +149,7 @@ class Front:
 
     def _seen(self) -> ClusterView:
         """Return the cluster as it is known here. A node with a front owns nothing, whatever it owned before."""
-        view = self._view()
-        if view.route.owner_node == view.node:
-            return view._replace(route=OwnerRoute(view.route.epoch))
-        return view
+        return self._view().of_standby()
 
     async def _owner_for(self, context: Context) -> OwnerConnections:
         """Return the owner, for a call that may be passed on; others are refused."""

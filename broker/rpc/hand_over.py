@@ -9,8 +9,9 @@ import grpc
 
 from broker.errors import NotFound, Refused
 from broker.folder.broker import Broker
+from broker.observe.cluster_view import ViewCluster
 from broker.rpc.audit import CONTEXT
-from broker.rpc.cluster import FOLLOWED_WITHIN_MS, ViewCluster
+from broker.rpc.cluster import FOLLOWED_WITHIN_MS
 from broker.rpc.tls import channel_to_node
 from broker.settings import ConfigError
 from postdate_api.v1 import admin_pb2, admin_pb2_grpc

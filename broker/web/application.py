@@ -17,8 +17,8 @@ from broker.web.connections import Connections
 from broker.web.guard import Hosts
 
 if TYPE_CHECKING:
-    from broker.folder.broker import Broker
     from broker.web.site import Site
+    from broker.web.source import PageSource
 
 _FORM_BYTES_MAX = 64 << 10
 _FOREIGN = "This broker is not known by that host name: see the setting http_hosts"
@@ -29,18 +29,17 @@ def make_runner(
     readiness: Callable[[], str | None],
     ready_line: Callable[[], str],
     *,
-    pages: tuple[Broker, str] | None,
-    elsewhere: Callable[[], str] | None,
+    pages: PageSource | None,
     listen_host: str,
     stop_ms: int,
     connections: Connections,
 ) -> web.AppRunner:
     """Make what answers requests; `readiness` returns None when the broker is ready, else why it is not, in a line.
 
-    `pages`: the broker that they show, and its version; None: there are none. `elsewhere` says where they are then.
+    `pages`: what they show; None: there are none.
     """
 
-    hosts = Hosts(pages[0].config.http_hosts if pages is not None else "", listen_host)
+    hosts = Hosts(pages.config.http_hosts if pages is not None else "", listen_host)
 
     def is_foreign(request: web.Request) -> bool:
         sockname = request.transport.get_extra_info("sockname") if request.transport is not None else None
@@ -51,11 +50,6 @@ def make_runner(
         if is_foreign(request):
             return _line(421, _FOREIGN)
         return web.Response(body=await render_metrics(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
-
-    async def point_elsewhere(request: web.Request) -> web.Response:
-        if is_foreign(request) or elsewhere is None:
-            return _line(421, _FOREIGN)
-        return _line(503, elsewhere())
 
     async def livez(_request: web.Request) -> web.Response:
         # To answer at all is the answer: the loop runs.
@@ -70,9 +64,7 @@ def make_runner(
     app.router.add_get("/livez", livez)
     app.router.add_get("/readyz", readyz)
     if pages is not None:
-        app.router.add_route("*", "/{path:.*}", _LatePages(*pages, listen_host).answer)
-    elif elsewhere is not None:
-        app.router.add_route("*", "/{path:.*}", point_elsewhere)
+        app.router.add_route("*", "/{path:.*}", _LatePages(pages, listen_host).answer)
     app.on_response_prepare.append(_hide_versions)
     return web.AppRunner(
         app,
@@ -86,9 +78,8 @@ def make_runner(
 class _LatePages:
     """The pages, loaded when the first one is asked for."""
 
-    def __init__(self, broker: Broker, version: str, listen_host: str) -> None:
-        self._broker = broker
-        self._version = version
+    def __init__(self, source: PageSource, listen_host: str) -> None:
+        self._source = source
         self._listen_host = listen_host
         self._site: Site | None = None
         self._loading = asyncio.Lock()
@@ -101,10 +92,14 @@ class _LatePages:
         return await self._site.answer(request)
 
     def _load(self) -> Site:
-        from broker.web.routes import ROUTES  # noqa: PLC0415 - the pages are loaded when the first one is asked for
+        from broker.web.routes import CLUSTER_ROUTES, ROUTES  # noqa: PLC0415 - the pages are loaded when the first one is asked for
         from broker.web.site import Site  # noqa: PLC0415
 
-        return Site(self._broker, self._version, self._listen_host, ROUTES)
+        source = self._source
+        routes = ROUTES if source.broker is not None else []
+        if source.cluster is not None:
+            routes = routes + CLUSTER_ROUTES
+        return Site(source, self._listen_host, routes)
 
 
 def _line(status: int, text: str) -> web.Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker.web import audit, dead_letters, storage, topics
 from broker.web.changes import change_message, show_change, show_job, start_change, stop_job
+from broker.web.cluster import show_cluster
 from broker.web.overview import show_overview
 from broker.web.scheduled import show_message, show_scheduled
 from broker.web.site import Route, route
@@ -33,3 +34,6 @@ ROUTES: list[Route] = [
     route("GET", "/audit", audit.show_audit),
     route("GET", "/audit/report.html", audit.show_report),
 ]
+
+CLUSTER_ROUTES: list[Route] = [route("GET", "/cluster", show_cluster, shows_state=False)]
+"""Of an owner besides, and all that a standby has."""

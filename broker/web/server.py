@@ -15,14 +15,14 @@ from broker.settings import ConfigError, split_address
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from broker.folder.broker import Broker
     from broker.web.connections import Timeouts
+    from broker.web.source import PageSource
 
 _BACKLOG = 128
 
 
 class HttpServer:
-    """Serves /metrics, /livez and /readyz, and the pages of a broker if there is one.
+    """Serves /metrics, /livez and /readyz, and the pages of a node if there are any.
 
     `listen` takes the port; whoever connects waits until `start`, which loads what answers. So a broker that
     delivers first and starts this afterwards is ready sooner, and still fails early where the port is taken.
@@ -35,18 +35,13 @@ class HttpServer:
         render_metrics: Callable[[], Awaitable[bytes]],
         readiness: Callable[[], str | None],
         *,
-        pages: tuple[Broker, str] | None = None,
-        elsewhere: Callable[[], str] | None = None,
+        pages: PageSource | None = None,
         ready_line: Callable[[], str] = lambda: "ok",
         stop_ms: int = 500,
         connections_max: int = 256,
         timeouts: Timeouts | None = None,
     ) -> None:
-        """`pages`: the broker that they show, and its version; without it `elsewhere` says where pages are.
-
-        `ready_line`: what /readyz says where all is well.
-        """
-        self._elsewhere = elsewhere
+        """`pages`: what they show. `ready_line`: what /readyz says where all is well."""
         self._ready_line = ready_line
         self._connections_max = connections_max
         self._timeouts = timeouts
@@ -97,7 +92,6 @@ class HttpServer:
             self._readiness,
             self._ready_line,
             pages=self._pages,
-            elsewhere=self._elsewhere,
             listen_host=self._host,
             stop_ms=self._stop_ms,
             connections=connections,

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlencode
 
 from aiohttp import web
@@ -22,7 +23,7 @@ from broker.errors import InvalidRequest, LimitReached, NotFound, PostdateError,
 from broker.folder.broker import Broker
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from broker.observe.logs import get_logger
-from broker.runtime.ownership import ownership_lost
+from broker.runtime.ownership import AlwaysOwner, Ownership, ownership_lost
 from broker.topics.topic import Topic
 from broker.web.due_counts import DueCountCache
 from broker.web.guard import (
@@ -40,6 +41,7 @@ from broker.web.guard import (
 from broker.web.jobs import Jobs
 from broker.web.refusals import PageRefusal
 from broker.web.render import Renderer, StaticFile, load_static
+from broker.web.source import PageSource, point_to_owner
 
 log = get_logger(__name__)
 
@@ -82,6 +84,16 @@ def _told(error: PostdateError | PageRefusal) -> str:
 _AUDITED = frozenset({"action", "at", "by", "from", "how", "id", "job", "matched", "name", "prefix", "until"})
 """Fields of forms and paths that the audit trail shows: what is changed, and how."""
 _SEE_OTHER = 303
+_MENU = (
+    ("/", "Overview"),
+    ("/timeline", "Timeline"),
+    ("/scheduled", "Scheduled"),
+    ("/topics", "Topics"),
+    ("/dead-letters", "Dead letters"),
+    ("/storage", "Storage"),
+    ("/audit", "Audit"),
+)
+_CLUSTER_MENU = (("/cluster", "Cluster"),)
 _POSITION = re.compile(r"([0-9]{1,15}):([0-9]{1,10})", re.ASCII)
 
 
@@ -96,6 +108,8 @@ class Visit:
     form: Mapping[str, str] = field(default_factory=dict)  # of a POST, after it passed the guard
     told: tuple[str, str] = ("", "")
     """The outcome of a change, as `done` was told."""
+    shows_state: bool = True
+    """Whether the page tells of the broker's state, which it does only while that is owned."""
 
     @property
     def broker(self) -> Broker:
@@ -125,12 +139,17 @@ class Visit:
                 "may_change": self.may_change,
                 "can_log_in": guard.can_log_in,
                 "csrf": session.csrf if session else "",
-                "flashes": session.take_flashes() if session and self.broker.ownership.holds() else [],
+                "flashes": session.take_flashes() if session and self._may_tell else [],
+                "menu": self.site.menu,
                 "version": self.site.version,
-                "now_ms": self.broker.clock.now_ms(),
+                "now_ms": self.site.clock.now_ms(),
             },
         )
         return web.Response(status=status, text=text, content_type="text/html", charset="utf-8")
+
+    @property
+    def _may_tell(self) -> bool:
+        return self.shows_state and self.site.ownership.holds()
 
     def done(self, kind: str, text: str, to: str) -> web.Response:
         """The answer to a change: what came of it is told on the page it goes to."""
@@ -144,7 +163,7 @@ class Visit:
         asked = {
             f"asked_{name}": text for name, text in {**self.form, **self.params}.items() if name in _AUDITED
         }
-        self.broker.audit.note(
+        self.site.audit.note(
             f"pages.{action}",
             result,
             principal="admin_token",
@@ -166,25 +185,34 @@ class Route:
     handler: Handler
     template: str
     """The path as it was declared, with its variable parts in braces."""
+    shows_state: bool
+    """See `Visit`."""
 
 
-def route(method: str, path: str, handler: Handler) -> Route:
+def route(method: str, path: str, handler: Handler, *, shows_state: bool = True) -> Route:
     """`path` has its variable parts in braces: none of them holds a slash."""
     pattern = re.sub(r"\\\{([a-z]+)\\\}", r"(?P<\1>[^/]+)", re.escape(path))
-    return Route(method, re.compile(pattern), handler, path)
+    return Route(method, re.compile(pattern), handler, path, shows_state)
 
 
 class Site:
     """See the module's description."""
 
-    def __init__(self, broker: Broker, version: str, listen_host: str, routes: list[Route]) -> None:
-        config = broker.config
-        self.broker = broker
-        self.version = version
-        self.guard = Guard(config.admin_token, listen_host, broker.clock, is_open=not config.access_file)
+    def __init__(self, source: PageSource, listen_host: str, routes: list[Route]) -> None:
+        config, broker = source.config, source.broker
+        self._broker = broker
+        self.config = config
+        self.clock = source.clock
+        self.version = source.version
+        self.cluster = source.cluster
+        self.audit = source.audit
+        self.guard = Guard(config.admin_token, listen_host, source.clock, is_open=not config.access_file)
         self.hosts = Hosts(config.http_hosts, listen_host)
-        self.jobs = Jobs(broker.clock, broker.supervisor.spawn)
-        self.due_counts = DueCountCache(broker.clock)
+        self.jobs = Jobs(source.clock, self._spawn)
+        self.due_counts = DueCountCache(source.clock)
+        self.menu = (_MENU if broker is not None else ()) + (
+            _CLUSTER_MENU if self.cluster is not None else ()
+        )
         self.renderer = Renderer()
         self._listens_locally = is_loopback(listen_host)
         self._static = load_static()
@@ -194,6 +222,24 @@ class Site:
             route("POST", "/login", _log_in),
             route("POST", "/logout", _log_out),
         ]
+
+    @property
+    def broker(self) -> Broker:
+        """The broker whose state is shown; pages of a standby do not ask for it."""
+        assert self._broker is not None
+        return self._broker
+
+    @property
+    def ownership(self) -> Ownership:
+        return AlwaysOwner() if self._broker is None else self._broker.ownership
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self.broker.supervisor.spawn(name, work)
+
+    @property
+    def home(self) -> str:
+        """The first page."""
+        return self.menu[0][0]
 
     async def answer(self, request: web.Request) -> web.Response:
         """The answer to a request, whatever it is."""
@@ -214,19 +260,24 @@ class Site:
             return await self._refuse_host(visit)
         if request.path.startswith("/static/"):
             return self._serve_static(request)
+        if self._broker is None and self.cluster is not None and not self._has_page(request.path):
+            message = point_to_owner(self.cluster.view())
+            return await visit.page("elsewhere.html", status=503, message=message)
         if not self.guard.may_read(request.headers.get("Host", ""), request.headers, session):
             if not self.guard.can_log_in:
                 return await visit.page(
                     "locked.html",
                     status=403,
                     is_local=self._listens_locally,
-                    has_rights=bool(self.broker.config.access_file),
+                    has_rights=bool(self.config.access_file),
                 )
             if request.path != "/login":
                 return see_other("/login?" + urlencode({"next": request.path_qs}))
         response = await self._made(visit)
         # A redirect tells nothing by itself; what it leads to is looked at in its turn. No `await` after this look.
-        if response.status != _SEE_OTHER and (lost := ownership_lost(self.broker.ownership)) is not None:
+        if response.status == _SEE_OTHER or not visit.shows_state:
+            return response
+        if (lost := ownership_lost(self.ownership)) is not None:
             return await visit.page("error.html", status=503, message=lost.told, code=503)
         return response
 
@@ -236,8 +287,11 @@ class Site:
         except (PostdateError, PageRefusal) as error:
             status = error.status if isinstance(error, PageRefusal) else _status_of(error)
             if visit.request.method == "POST" and visit.session is not None:
-                return visit.done("failed", _told(error), local_path(visit.form.get("back", "/")))
+                return visit.done("failed", _told(error), local_path(visit.form.get("back", visit.site.home)))
             return await visit.page("error.html", status=status, message=_told(error), code=status)
+
+    def _has_page(self, path: str) -> bool:
+        return any(route.path.fullmatch(path) for route in self._routes)
 
     async def _dispatch(self, visit: Visit) -> web.Response:
         method = "GET" if visit.request.method == "HEAD" else visit.request.method
@@ -248,7 +302,7 @@ class Site:
                 continue
             is_there = True
             if route.method == method:
-                visit.params = match.groupdict()
+                visit.params, visit.shows_state = match.groupdict(), route.shows_state
                 if method == "POST":
                     refusal = await self._check_form(visit)
                     if refusal is not None:
@@ -323,7 +377,7 @@ class Site:
 
 async def _show_login(visit: Visit) -> web.Response:
     if visit.session is not None:
-        return see_other("/")
+        return see_other(visit.site.home)
     guard = visit.site.guard
     if not guard.can_log_in:
         return await visit.page("read_only.html")
@@ -331,7 +385,7 @@ async def _show_login(visit: Visit) -> web.Response:
     response = await visit.page(
         "login.html",
         form_token=guard.login_form_token(nonce),
-        next=local_path(visit.query.get("next", "/")),
+        next=local_path(visit.query.get("next", visit.site.home)),
         refused=visit.query.get("refused", ""),
     )
     _set_cookie(visit.request, response, FORM_COOKIE, nonce, 3_600)
@@ -340,7 +394,7 @@ async def _show_login(visit: Visit) -> web.Response:
 
 async def _log_in(visit: Visit) -> web.Response:
     guard, address = visit.site.guard, visit.request.remote or ""
-    to = local_path(visit.form.get("next", "/"))
+    to = local_path(visit.form.get("next", visit.site.home))
     wait = guard.retry_after_seconds(address)
     session_id = None if wait else guard.log_in(visit.form.get("token", ""), address)
     if session_id is None:
@@ -358,7 +412,7 @@ async def _log_in(visit: Visit) -> web.Response:
 
 async def _log_out(visit: Visit) -> web.Response:
     visit.site.guard.log_out(visit.request.cookies.get(SESSION_COOKIE, ""))
-    response = see_other("/")
+    response = see_other(visit.site.home)
     response.del_cookie(SESSION_COOKIE, path="/")
     return response
 

@@ -199,6 +199,8 @@ async def test_any_node_takes_calls_and_an_owner_without_its_store_says_nothing(
     async with aiohttp.ClientSession() as session:
         page = await session.get(f"{http}/topics")
         assert page.status == 503 and f"those of the owner are on node {name}, 127.0.0.1" in await page.text()
+        page = await session.get(f"{http}/cluster")
+        assert page.status == 200 and f"Node {name} owns the shard" in await page.text()
     topic = admin_pb2.GetTopicRequest(name=TOPIC)
     stub = admin_pb2_grpc.AdminServiceStub(owner.channel)
     await stub.GetTopic(topic)
@@ -209,6 +211,11 @@ async def test_any_node_takes_calls_and_an_owner_without_its_store_says_nothing(
     assert (told.owner, told.owner_address) == ("", ""), (
         "clients would come to it for as long as it is cut off"
     )
+    http = f"http://{owner.logged('Serving')['http']}"
+    async with aiohttp.ClientSession() as session:
+        page = await session.get(f"{http}/cluster")
+        assert page.status == 200 and "owner without a lease" in await page.text()
+        assert (await session.get(f"{http}/topics")).status == 503
     (tmp_path / "away").rename(tmp_path / "store")
     async with asyncio.timeout(LIMIT_SECONDS):
         while True:

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker.cli import main
+from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.metrics import BrokerCounters
 from broker.rpc import calls, forward
-from broker.rpc.cluster import ClusterView, OwnerRoute
 from broker.rpc.forward import ForwardedCall, MessageRoom
 from broker.rpc.front import Front, FrontHost
 from broker.rpc.reception import Reception

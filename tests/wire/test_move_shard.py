@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 from broker.cli import main
 from broker.folder.broker import Broker
+from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.metrics import BrokerCounters, ClusterSnapshot
-from broker.rpc.cluster import FOLLOWED_WITHIN_MS, ClusterView, OwnerRoute
+from broker.rpc.cluster import FOLLOWED_WITHIN_MS
 from broker.rpc.front import Front, FrontHost
 from broker.runtime.clock import SystemClock
 from broker.server import OwnedShard, Server

@@ -21,8 +21,8 @@ import postdate
 import postdate.sync
 from benchmarks.processes import free_ports
 from broker.folder.broker import Broker
+from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.metrics import BrokerCounters, ClusterSnapshot
-from broker.rpc.cluster import ClusterView, OwnerRoute
 from broker.rpc.front import Front, FrontHost
 from broker.runtime.clock import SystemClock
 from broker.runtime.ownership import AlwaysOwner

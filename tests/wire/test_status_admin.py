@@ -13,8 +13,8 @@ import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from broker.folder.broker import Broker
+from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.metrics import ClusterSnapshot
-from broker.rpc.cluster import ClusterView, OwnerRoute
 from broker.runtime.ownership import AlwaysOwner
 from broker.server import OwnedShard, Server
 from postdate_api.v1 import admin_pb2, consumer_pb2, schedule_pb2

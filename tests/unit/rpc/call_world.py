@@ -14,10 +14,10 @@ from google.rpc import error_details_pb2, status_pb2
 from broker.folder.compaction_values import Lease
 from broker.jobs.rewrite import rewrite
 from broker.model import Position
+from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.policy import SubscriptionPolicy
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.calls import END_OF_STREAM
-from broker.rpc.cluster import ClusterView, OwnerRoute
 from broker.rpc.hand_over import HandOver
 from broker.runtime.ownership import Ownership
 from broker.testing.mem_vfs import MemVfs

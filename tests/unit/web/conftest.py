@@ -18,6 +18,7 @@ from broker.model import Position
 from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalVfs
 from broker.web.server import HttpServer
+from broker.web.source import ClusterSource, PageSource
 from tests.configs import broker_config
 from tests.harness import Outgoing, batch_of, positions_of
 
@@ -88,7 +89,7 @@ async def make_pages(tmp_path: Path) -> AsyncIterator[MakePages]:
     """Makes a broker with pages; takes its settings."""
     stack = AsyncExitStack()
 
-    async def make(**settings: object) -> Pages:
+    async def make(*, cluster: ClusterSource | None = None, **settings: object) -> Pages:
         settings = {"admin_token": TOKEN, "http_address": "127.0.0.1:0", **settings}
         config = broker_config(data_dir=str(tmp_path / "data"), **settings)
         executors = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(4)]
@@ -107,7 +108,10 @@ async def make_pages(tmp_path: Path) -> AsyncIterator[MakePages]:
         broker.start()
         stack.push_async_callback(broker.stop)
         server = HttpServer(
-            config.http_address, _no_metrics, lambda: broker.not_ready_because, pages=(broker, "1.2.3")
+            config.http_address,
+            _no_metrics,
+            lambda: broker.not_ready_because,
+            pages=PageSource(config, broker.clock, "1.2.3", broker.audit, broker, cluster),
         )
         server.listen()
         await server.start()

@@ -59,21 +59,6 @@ async def test_readiness_says_in_a_line_why_not(reason: str) -> None:
             assert await response.text() == "two lines\n"
 
 
-async def test_where_there_are_no_pages_each_names_the_place_that_has_them() -> None:
-    server = HttpServer("127.0.0.1:0", render, lambda: None, elsewhere=lambda: "they are on node a")
-    server.listen()
-    await server.start()
-    async with aiohttp.ClientSession(f"http://{server.address}") as session:
-        for path in ("/", "/topics/t"):
-            async with session.get(path) as response:
-                assert (response.status, await response.text()) == (503, "they are on node a\n")
-            async with session.get(path, headers={"Host": "foreign.example"}) as response:
-                assert response.status == 421
-        async with session.get("/metrics") as response:
-            assert response.status == 200
-    await server.stop()
-
-
 async def test_nothing_else_is_there_and_versions_are_hidden() -> None:
     async with serving() as (_, session):
         for path, status in (("/", 404), ("/metrics/x", 404), ("/../etc/passwd", 404)):
