@@ -42,7 +42,7 @@ class PageSource:
 
 def point_to_owner(view: ClusterView) -> str:
     """Return what a standby says in the place of the pages that it does not have."""
-    standby = f"Node {view.node} is a standby, and shows no pages"
+    standby = f"Node {view.node} is a standby, and has only the page of its cluster"
     if not view.route.owner_address:
         return f"{standby}; nobody is known who owns the shard"
     owner, address = view.route.owner_node, view.route.owner_address
