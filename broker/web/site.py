@@ -109,7 +109,7 @@ class Visit:
     told: tuple[str, str] = ("", "")
     """The outcome of a change, as `done` was told."""
     shows_state: bool = True
-    """Whether the page tells of the broker's state, which it does only while that is owned."""
+    """The page tells of the broker's state, which it does only while that is owned."""
 
     @property
     def broker(self) -> Broker:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSource:
-    """What a node knows of its cluster, asked for each page."""
+    """A node's knowledge of its cluster, asked for with each page."""
 
     view: ViewCluster
     snapshot: Callable[[], ClusterSnapshot | None]
     """None: the node does not follow yet."""
     state: Callable[[], str]
-    """What /readyz says."""
+    """The line of /readyz."""
 
 
 @dataclass(frozen=True, slots=True)
