@@ -136,6 +136,10 @@ class BaseStore:
         bases = [StoredBase(base, info.modified_ms) for info, base in known.items()]
         return sorted(bases, key=lambda stored: (stored.modified_ms, stored.base.name))
 
+    async def names(self) -> list[str]:
+        """The names of all bases, also of those that cannot be read."""
+        return [info.name for info in await self._list_bases()]
+
     async def lsns(self) -> list[int]:
         """The lsns of all bases, also of those that cannot be read."""
         return [base_lsn(info.name) for info in await self._list_bases()]

@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 from broker.cluster.follower import Follower, TakenOver
 from broker.cluster.lease import OwnerLease
 from broker.cluster.object_group_log import ObjectGroupLog
-from broker.errors import Corrupt
 from broker.folder.scrape import take_snapshot
 from broker.node.member import Member
-from broker.node.shard_bases import needs_seed
 from broker.node.standby import Standby
 from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.logs import get_logger
@@ -167,19 +165,3 @@ class Following:
     def _is_silent(self) -> bool:
         """Return whether the owner has been silent for so long that it may be nobody."""
         return self._follower is None or self._follower.silent_ms > self._lease.owner_lease_ms
-
-
-async def seed_folder(member: Member, *, is_cut_off: bool) -> None:
-    """Make the folder from the newest base, if it is not whole or behind. Raises Corrupt, OSError."""
-    data_dir = member.config.data_dir
-    if not is_cut_off and not needs_seed(member.vfs, data_dir):
-        return
-    shards = data_dir.rpartition("/")[0]
-    for folder in (shards.rpartition("/")[0], shards):
-        member.vfs.make_dir(folder)
-        member.vfs.sync_dir(folder.rpartition("/")[0] or ".")
-    if not await member.bases.seed(data_dir) and is_cut_off:
-        raise Corrupt(
-            "The log was trimmed, and there is no base to begin with: bases were removed",
-            path=f"{member.store.url}/shards/{member.shard.number}/bases",
-        )

@@ -1,6 +1,6 @@
 """One process of a cluster, from its start to its end.
 
-    SEED       no folder, or one that is behind what was trimmed: begin with the newest base
+    SEED       no folder, or one that is behind what was trimmed: begin with the newest base (`seeding.py`)
     FOLLOW     a standby (`following.py`); the gRPC port passes calls on to the owner
     TAKE OVER  the standby is closed and its folder opened anew, as after a crash
     OWN        a server as any other, whose lease is what it appends (`owning.py`)
@@ -26,9 +26,10 @@ from broker.cluster.object_store import StoreFailed, StoreRefused
 from broker.cluster.stores import open_store
 from broker.config import BrokerConfig
 from broker.errors import StorageFailed, Unavailable
-from broker.node.following import Following, Won, seed_folder
+from broker.node.following import Following, Won
 from broker.node.member import Member, make_member, node_name
 from broker.node.owning import Owning
+from broker.node.seeding import Seeding
 from broker.node.standby_face import StandbyFace
 from broker.observe.logs import get_logger
 from broker.runtime.notify import ServiceNotifier
@@ -37,7 +38,6 @@ from broker.runtime.vfs import LocalVfs
 log = get_logger(__name__)
 
 _STORE_PAUSE_SECONDS = 1.0
-_SEED_PAUSE_SECONDS = 30.0
 
 
 class Node:
@@ -101,20 +101,15 @@ class Node:
 
     async def _follow(self, member: Member, face: StandbyFace) -> Won | None:
         """Follow until this node owns the shard; None if it is to stop before."""
-        is_cut_off = was_cut_off = False
+        seeding = Seeding(member)
         while not self._stop.is_set():
             try:
-                await seed_folder(member, is_cut_off=is_cut_off)
-                was_cut_off, is_cut_off = is_cut_off, False
+                if not await seeding.run(self._stop):
+                    return None
                 face.following = Following(member)
                 return await face.following.run(self._stop)
             except CutOff as error:
-                log.warning("This folder is behind what was trimmed, and begins anew", error=str(error))
-                is_cut_off = True
-                if (
-                    was_cut_off
-                ):  # the newest base cannot be read here, or is behind, too: until there is another one
-                    await self._wait_stop(_SEED_PAUSE_SECONDS)
+                seeding.note_cut_off(error)
             except StoreRefused:
                 raise
             except StorageFailed:
@@ -125,11 +120,8 @@ class Node:
 
     async def _wait_store(self, error: Exception) -> None:
         log.warning("The object store cannot be used yet", url=self._store.url, error=str(error))
-        await self._wait_stop(_STORE_PAUSE_SECONDS)
-
-    async def _wait_stop(self, seconds: float) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), seconds)
+            await asyncio.wait_for(self._stop.wait(), _STORE_PAUSE_SECONDS)
 
     def _reload(self) -> None:
         if self._owning is not None:

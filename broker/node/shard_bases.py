@@ -1,7 +1,7 @@
 """The bases of a shard: new nodes begin with the newest one, and the log is trimmed behind the second newest.
 
     make   a checkpoint, second names for its files, their upload (`cluster/base_store.py`), then the trim
-    seed   an empty folder, marked unfinished, gets the files of the newest base
+    seed   an empty folder, marked unfinished, gets the files of the newest base that can be used
 
 A base is made by whoever first finds the newest one old. Standbys are more impatient than the owner, the first among
 them most, so that usually it is made where no client waits. The log is trimmed behind
@@ -18,7 +18,7 @@ from broker.cluster.base_store import BaseCut, BaseStore
 from broker.cluster.group_head import Shard
 from broker.cluster.object_group_log import ObjectGroupLog
 from broker.cluster.shard_log import shard_name
-from broker.errors import PostdateError
+from broker.errors import Corrupt, NotFound, PostdateError
 from broker.folder.bases import restore_base
 from broker.folder.broker import Broker
 from broker.observe.logs import get_logger
@@ -72,21 +72,30 @@ class ShardBases:
         """
         return max((lsn + 1 for lsn in await self._bases.lsns()), default=0)
 
+    async def names(self) -> frozenset[str]:
+        """Return the names of all bases, also of those that cannot be used here."""
+        return frozenset(await self._bases.names())
+
     async def seed(self, data_dir: str) -> bool:
-        """Make a folder anew from the newest base; returns False, and leaves it empty, if there is none."""
+        """Make a folder anew from the newest base that can be used; returns False, and leaves it empty, without one."""
+        own = await self._look()
+        for base in [stored.base for stored in reversed(own)]:
+            await self._empty(data_dir)
+            log.info("The folder is made from a base", data_dir=data_dir, base=base.name, bytes=base.bytes)
+            try:
+                await restore_base(self._bases, base, self._vfs, data_dir, self._broker_id)
+            except (Corrupt, NotFound) as error:
+                log.warning(
+                    "A base cannot be used; the one before it is", base=base.name, error=error.message
+                )
+                continue
+            return True
+        await self._empty(data_dir)
+        return False
+
+    async def _empty(self, data_dir: str) -> None:
         if self._vfs.exists(data_dir):
             await run_step(None, lambda: _remove_folder(self._vfs, data_dir))
-        await self._look()
-        if self.newest is None:
-            return False
-        log.info(
-            "The folder is made from a base",
-            data_dir=data_dir,
-            base=self.newest.name,
-            bytes=self.newest.bytes,
-        )
-        await restore_base(self._bases, self.newest, self._vfs, data_dir, self._broker_id)
-        return True
 
     async def keep(self, broker: Broker, group_log: ObjectGroupLog, *, patience: float) -> None:
         """Make a base whenever the newest one is `patience` times as old as it shall be, until cancelled."""

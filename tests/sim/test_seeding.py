@@ -1,0 +1,170 @@
+"""A standby's folder is made from the newest base that can be used, and not again and again from one that is not."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker.cluster.follower import CutOff
+from broker.errors import Corrupt
+from broker.node.member import Member
+from broker.node.seeding import PAUSE_SECONDS, Seeding
+from broker.node.shard_bases import ShardBases, needs_seed
+from broker.testing.mem_vfs import MemVfs
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import SimLoop, run_sim
+from broker.testing.sim_store import SimBucket
+from tests.crash.history import LIVES
+from tests.harness import DATA_DIR
+from tests.sim.shard_brokers import SHARD, ShardBroker, make_bucket
+from tests.sim.test_shard_bases import bases_of, own_shard
+
+CUT_OFF = CutOff("Index 3 was trimmed")
+
+
+class SeededNode:
+    """A node that has a disk and no folder yet."""
+
+    def __init__(self, bucket: SimBucket, loop: SimLoop) -> None:
+        self.vfs = MemVfs()
+        self.bases = CountedBases(bases_of(bucket, loop, self.vfs, "b"))
+        self.stop = asyncio.Event()
+        store = SimpleNamespace(url="sim://bucket")
+        member = SimpleNamespace(
+            config=SimpleNamespace(data_dir=DATA_DIR),
+            vfs=self.vfs,
+            bases=self.bases,
+            shard=SHARD,
+            store=store,
+        )
+        self.seeding = Seeding(cast(Member, member))
+
+    async def seed(self) -> bool:
+        return await self.seeding.run(self.stop)
+
+
+class CountedBases:
+    """Bases of a shard that count how often they were downloaded."""
+
+    def __init__(self, bases: ShardBases) -> None:
+        self._bases = bases
+        self.seeds = 0
+
+    async def seed(self, data_dir: str) -> bool:
+        self.seeds += 1
+        return await self._bases.seed(data_dir)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bases, name)
+
+
+def damage(bucket: SimBucket, base: str) -> None:
+    """Cut a manifest behind its header, so that the base is listed and cannot be used."""
+    name = f"shards/0/bases/{base}"
+    bucket.objects[name] = bucket.objects[name][: 2 * len(bucket.objects[name]) // 3]
+
+
+def test_a_folder_that_is_cut_off_right_after_its_seed_waits_for_another_base(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        owner, node = await own_shard(bucket, loop)
+        bases = bases_of(bucket, loop, owner.vfs, "a")
+        await LIVES[0](node)
+        await bases.make(node.broker, owner.log)
+        standby = SeededNode(bucket, loop)
+        assert await standby.seed() and not needs_seed(standby.vfs, DATA_DIR)
+        assert await standby.seed() and standby.bases.seeds == 1, "a folder that is whole is left alone"
+        standby.seeding.note_cut_off(CUT_OFF)
+        began = loop.time()
+        seeding = asyncio.create_task(standby.seed())
+        await asyncio.sleep(10 * PAUSE_SECONDS)
+        assert not seeding.done() and standby.bases.seeds == 1, "the same base would come to the same"
+        assert caplog.text.count("waits for another one") == 1
+        await LIVES[1](node)
+        await bases.make(node.broker, owner.log)
+        made = loop.time()
+        assert await seeding and standby.bases.seeds == 2
+        assert loop.time() - made <= PAUSE_SECONDS + 1 and loop.time() - began > 10 * PAUSE_SECONDS
+        standby.seeding.note_cut_off(CUT_OFF)
+        seeding = asyncio.create_task(standby.seed())
+        await asyncio.sleep(1)
+        standby.stop.set()
+        assert not await seeding and standby.bases.seeds == 2
+        await owner.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_a_folder_that_was_cut_off_is_made_anew_at_once() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        owner, node = await own_shard(bucket, loop)
+        bases = bases_of(bucket, loop, owner.vfs, "a")
+        await LIVES[0](node)
+        await bases.make(node.broker, owner.log)
+        standby = SeededNode(bucket, loop)
+        assert await standby.seed()
+        await LIVES[1](node)
+        await bases.make(node.broker, owner.log)
+        standby.seeding.note_cut_off(CUT_OFF)
+        began = loop.time()
+        assert await standby.seed() and standby.bases.seeds == 2
+        assert loop.time() - began < PAUSE_SECONDS, "there is another base than the one it began with"
+        await owner.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_a_node_begins_with_the_base_before_one_that_is_damaged() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        owner, node = await own_shard(bucket, loop)
+        bases = bases_of(bucket, loop, owner.vfs, "a")
+        for play in LIVES[:2]:
+            await play(node)
+            newest = await bases.make(node.broker, owner.log)
+        damage(bucket, newest.name)
+        standby = SeededNode(bucket, loop)
+        assert await standby.seed()
+        follower = ShardBroker(bucket, loop, "b", standby.vfs, bases=bases_of(bucket, loop, standby.vfs, "b"))
+        await follower.follow(rank=1)
+        assert await follower.agrees_with(node), "the log still has what the older base lacks"
+        follower.kill()
+        await owner.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_a_node_waits_while_every_base_is_damaged_and_stops_where_there_is_none() -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        owner, node = await own_shard(bucket, loop)
+        bases = bases_of(bucket, loop, owner.vfs, "a")
+        await LIVES[0](node)
+        damaged = await bases.make(node.broker, owner.log)
+        damage(bucket, damaged.name)
+        standby = SeededNode(bucket, loop)
+        seeding = asyncio.create_task(standby.seed())
+        await asyncio.sleep(10 * PAUSE_SECONDS)
+        assert not seeding.done() and standby.bases.seeds == 1
+        del bucket.objects[f"shards/0/bases/{damaged.name}"]
+        assert await seeding, "without bases the log is read from its beginning"
+        standby.seeding.note_cut_off(CUT_OFF)
+        await owner.stop()
+        with pytest.raises(Corrupt, match="bases were removed"):
+            await SeededNodeThatIsCutOff(bucket, loop).seed()
+
+    run_sim(scenario, seed=1)
+
+
+class SeededNodeThatIsCutOff(SeededNode):
+    """A node whose folder is behind what was trimmed."""
+
+    def __init__(self, bucket: SimBucket, loop: SimLoop) -> None:
+        super().__init__(bucket, loop)
+        self.seeding.note_cut_off(CUT_OFF)
