@@ -11,12 +11,14 @@ import pytest
 from broker.cluster.follower import CutOff
 from broker.errors import Corrupt
 from broker.node.member import Member
+from broker.node.node import Node
 from broker.node.seeding import PAUSE_SECONDS, Seeding
 from broker.node.shard_bases import ShardBases, needs_seed
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.testing.sim_store import SimBucket
+from tests.configs import broker_config
 from tests.crash.history import LIVES
 from tests.harness import DATA_DIR
 from tests.sim.shard_brokers import SHARD, ShardBroker, make_bucket
@@ -40,7 +42,8 @@ class SeededNode:
             shard=SHARD,
             store=store,
         )
-        self.seeding = Seeding(cast(Member, member))
+        self.member = cast(Member, member)
+        self.seeding = Seeding(self.member)
 
     async def seed(self) -> bool:
         return await self.seeding.run(self.stop)
@@ -158,6 +161,44 @@ def test_a_node_waits_while_every_base_is_damaged_and_stops_where_there_is_none(
         await owner.stop()
         with pytest.raises(Corrupt, match="bases were removed"):
             await SeededNodeThatIsCutOff(bucket, loop).seed()
+
+    run_sim(scenario, seed=1)
+
+
+def test_a_node_whose_folder_is_cut_off_after_its_seed_follows_again_with_another_base(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        owner, node = await own_shard(bucket, loop)
+        bases = bases_of(bucket, loop, owner.vfs, "a")
+        await LIVES[0](node)
+        await bases.make(node.broker, owner.log)
+        standby = SeededNode(bucket, loop)
+        began: list[float] = []
+
+        class Following:
+            """A follower that is cut off in its first life."""
+
+            def __init__(self, member: Member) -> None:
+                began.append(loop.time())
+
+            async def run(self, stop: asyncio.Event) -> str:
+                if len(began) == 1:
+                    raise CUT_OFF
+                return "the shard"
+
+        monkeypatch.setattr("broker.node.node.Following", Following)
+        config = broker_config(cluster_store="file:///nowhere", cluster_nodes="b=127.0.0.1:1", node="b")
+        process = Node(config, notifier=cast(Any, None))
+        following = asyncio.create_task(process._follow(standby.member, cast(Any, SimpleNamespace())))
+        await asyncio.sleep(3 * PAUSE_SECONDS)
+        assert len(began) == 1 and not following.done()
+        await LIVES[1](node)
+        await bases.make(node.broker, owner.log)
+        assert str(await following) == "the shard"
+        assert standby.bases.seeds == 2 and began[1] - began[0] > 3 * PAUSE_SECONDS
+        await owner.stop()
 
     run_sim(scenario, seed=1)
 
