@@ -43,12 +43,8 @@ class Routes:
         self._given = tuple(addresses)
         self._nodes: tuple[str, ...] = ()
         self._ask = ask
-        self._cluster_id = (
-            ""  # of the first answer of a cluster that has had an owner; no other one is believed then
-        )
-        self._strangers: set[str] = (
-            set()
-        )  # addresses whose answers were refused, which is logged once for each
+        self._cluster_id = ""  # once its owner was seen; no other one is believed then
+        self._strangers = set[str]()  # addresses whose answers were refused, which is logged once
         self._next = 0
         self.epoch: int = 0
         """The highest that was seen; 0 without a cluster."""
