@@ -159,8 +159,8 @@ def _pattern(node: ast.expr, path: Path) -> str:
             return "".join(part.value if isinstance(part, ast.Constant) else "*" for part in parts)  # type: ignore[misc]
         case ast.Name(id="name") | ast.Attribute(attr="_name") if path.name == "supervise.py":
             return ""
-        case ast.Name() if path.name == "server.py":
-            return ""  # of the port, which yields them with their names
+        case ast.Name() if path.name in ("server.py", "site.py"):
+            return ""  # of the port, which yields them with their names; of jobs, which name theirs
         case ast.Name() if path.name == "dead_letters.py":
             return "dead letters of subscription *"
         case ast.Name() if path.name == "topic_subscriptions.py":
