@@ -84,6 +84,18 @@ async def test_thousands_of_clients_are_served_at_once(start: Start, tmp_path: P
         assert b"200" in await get(broker.http_address, "/readyz")
 
 
+async def test_a_broker_opens_as_many_files_as_it_is_allowed_to(start: Start, tmp_path: Path):
+    """Shells and systemd start processes with a soft limit of 1,024, and a hard one far above it."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1_024, before[1]))  # a child has the limits of its parent
+    try:
+        broker = await start(data_dir=str(tmp_path / "d"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    await broker.serving()
+    assert resource.prlimit(broker.process.pid, resource.RLIMIT_NOFILE)[0] > 1_024
+
+
 async def test_idle_connections_on_both_ports_leave_descriptors_for_files(start: Start, tmp_path: Path):
     assert raise_descriptor_limit() >= 2 * IDLE + 500
     # Many small files, so that each of these messages opens some.
