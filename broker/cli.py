@@ -397,12 +397,12 @@ def _list_bases(store: str, output: str, limit: int | None) -> None:
     stored = _in_store(_open_bases(store).bases)[:limit]
     if output == "json":
         lines = [
-            {**asdict(base.base), "stored_time_ms": base.modified_ms, "url": f"{store}#{base.base.name}"}
-            for base in stored
+            {**asdict(item.base), "stored_time_ms": item.modified_ms, "url": f"{store}#{item.base.name}"}
+            for item in stored
         ]
         click.echo(json.dumps(lines))
         return
-    for base in (base.base for base in stored):
+    for base in (item.base for item in stored):
         uploaded = f"{base.bytes} bytes, {base.uploaded_bytes} of them uploaded"
         click.echo(f"{base.name}  {_topics(base.topics)}  {uploaded}  {store}#{base.name}")
 

@@ -34,7 +34,6 @@ from broker.cluster.base_manifest import (
     BaseManifest,
     ChunkPlace,
     OtherVersion,
-    base_lsn,
     base_name,
     chunk_places,
     decode_header,
@@ -139,10 +138,6 @@ class BaseStore:
     async def names(self) -> list[str]:
         """The names of all bases, also of those that cannot be read."""
         return [info.name for info in await self._list_bases()]
-
-    async def lsns(self) -> list[int]:
-        """The lsns of all bases, also of those that cannot be read."""
-        return [base_lsn(info.name) for info in await self._list_bases()]
 
     async def read_manifest(self, name: str) -> BaseManifest:
         """Raises NotFound or Corrupt."""

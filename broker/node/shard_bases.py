@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.cluster.base_manifest import Base
+from broker.cluster.base_manifest import Base, base_lsn
 from broker.cluster.base_plan import StoredBase
 from broker.cluster.base_store import BaseCut, BaseStore
 from broker.cluster.group_head import Shard
@@ -70,7 +70,7 @@ class ShardBases:
 
         Also of one that cannot be read here, as it is damaged or of a later version: the log may be trimmed behind it.
         """
-        return max((lsn + 1 for lsn in await self._bases.lsns()), default=0)
+        return max((base_lsn(name) + 1 for name in await self._bases.names()), default=0)
 
     async def names(self) -> frozenset[str]:
         """Return the names of all bases, also of those that cannot be used here."""

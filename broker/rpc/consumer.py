@@ -193,11 +193,11 @@ class ConsumerService:
                 return topic, topic.subscription(name)
             policy = SubscriptionPolicy(honor_delay=honor_delay)
             if not topic.subscriptions.is_creating(name):
-                existing = await topic.subscriptions.create(
+                created = await topic.subscriptions.create(
                     name, type_ or SubscriptionType.SHARED, initial_position, policy
                 )
                 note_created(self._broker, topic_name, name)
-                return topic, existing
+                return topic, created
 
     def _consumer(self, name: str, lease_ms: int) -> Consumer:
         # The start time tells consumers of different lives of the broker apart.

@@ -18,9 +18,9 @@ from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.testing.sim_store import SimBucket
+from tests import harness
 from tests.configs import broker_config
 from tests.crash.history import LIVES
-from tests.harness import DATA_DIR
 from tests.sim.shard_brokers import SHARD, ShardBroker, make_bucket
 from tests.sim.test_shard_bases import bases_of, own_shard
 
@@ -36,7 +36,7 @@ class SeededNode:
         self.stop = asyncio.Event()
         store = SimpleNamespace(url="sim://bucket")
         member = SimpleNamespace(
-            config=SimpleNamespace(data_dir=DATA_DIR),
+            config=SimpleNamespace(data_dir=harness.DATA_DIR),
             vfs=self.vfs,
             bases=self.bases,
             shard=SHARD,
@@ -64,6 +64,17 @@ class CountedBases:
         return getattr(self._bases, name)
 
 
+async def own_shard_with_a_base(
+    bucket: SimBucket, loop: SimLoop
+) -> tuple[ShardBroker, harness.Node, ShardBases]:
+    """An owner that has lived once and made a base, its broker, and its bases."""
+    owner, node = await own_shard(bucket, loop)
+    bases = bases_of(bucket, loop, owner.vfs, "a")
+    await LIVES[0](node)
+    await bases.make(node.broker, owner.log)
+    return owner, node, bases
+
+
 def damage(bucket: SimBucket, base: str) -> None:
     """Cut a manifest behind its header, so that the base is listed and cannot be used."""
     name = f"shards/0/bases/{base}"
@@ -75,12 +86,9 @@ def test_a_folder_that_is_cut_off_right_after_its_seed_waits_for_another_base(
 ) -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
         bucket = make_bucket()
-        owner, node = await own_shard(bucket, loop)
-        bases = bases_of(bucket, loop, owner.vfs, "a")
-        await LIVES[0](node)
-        await bases.make(node.broker, owner.log)
+        owner, node, bases = await own_shard_with_a_base(bucket, loop)
         standby = SeededNode(bucket, loop)
-        assert await standby.seed() and not needs_seed(standby.vfs, DATA_DIR)
+        assert await standby.seed() and not needs_seed(standby.vfs, harness.DATA_DIR)
         assert await standby.seed() and standby.bases.seeds == 1, "a folder that is whole is left alone"
         standby.seeding.note_cut_off(CUT_OFF)
         began = loop.time()
@@ -106,10 +114,7 @@ def test_a_folder_that_is_cut_off_right_after_its_seed_waits_for_another_base(
 def test_a_folder_that_was_cut_off_is_made_anew_at_once() -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
         bucket = make_bucket()
-        owner, node = await own_shard(bucket, loop)
-        bases = bases_of(bucket, loop, owner.vfs, "a")
-        await LIVES[0](node)
-        await bases.make(node.broker, owner.log)
+        owner, node, bases = await own_shard_with_a_base(bucket, loop)
         standby = SeededNode(bucket, loop)
         assert await standby.seed()
         await LIVES[1](node)
@@ -126,11 +131,9 @@ def test_a_folder_that_was_cut_off_is_made_anew_at_once() -> None:
 def test_a_node_begins_with_the_base_before_one_that_is_damaged() -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
         bucket = make_bucket()
-        owner, node = await own_shard(bucket, loop)
-        bases = bases_of(bucket, loop, owner.vfs, "a")
-        for play in LIVES[:2]:
-            await play(node)
-            newest = await bases.make(node.broker, owner.log)
+        owner, node, bases = await own_shard_with_a_base(bucket, loop)
+        await LIVES[1](node)
+        newest = await bases.make(node.broker, owner.log)
         damage(bucket, newest.name)
         standby = SeededNode(bucket, loop)
         assert await standby.seed()
@@ -146,21 +149,21 @@ def test_a_node_begins_with_the_base_before_one_that_is_damaged() -> None:
 def test_a_node_waits_while_every_base_is_damaged_and_stops_where_there_is_none() -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
         bucket = make_bucket()
-        owner, node = await own_shard(bucket, loop)
-        bases = bases_of(bucket, loop, owner.vfs, "a")
-        await LIVES[0](node)
-        damaged = await bases.make(node.broker, owner.log)
-        damage(bucket, damaged.name)
+        owner, _, bases = await own_shard_with_a_base(bucket, loop)
+        (damaged,) = await bases.names()
+        damage(bucket, damaged)
         standby = SeededNode(bucket, loop)
         seeding = asyncio.create_task(standby.seed())
         await asyncio.sleep(10 * PAUSE_SECONDS)
         assert not seeding.done() and standby.bases.seeds == 1
-        del bucket.objects[f"shards/0/bases/{damaged.name}"]
+        del bucket.objects[f"shards/0/bases/{damaged}"]
         assert await seeding, "without bases the log is read from its beginning"
         standby.seeding.note_cut_off(CUT_OFF)
         await owner.stop()
+        behind = SeededNode(bucket, loop)
+        behind.seeding.note_cut_off(CUT_OFF)
         with pytest.raises(Corrupt, match="bases were removed"):
-            await SeededNodeThatIsCutOff(bucket, loop).seed()
+            await behind.seed()
 
     run_sim(scenario, seed=1)
 
@@ -170,10 +173,7 @@ def test_a_node_whose_folder_is_cut_off_after_its_seed_follows_again_with_anothe
 ) -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
         bucket = make_bucket()
-        owner, node = await own_shard(bucket, loop)
-        bases = bases_of(bucket, loop, owner.vfs, "a")
-        await LIVES[0](node)
-        await bases.make(node.broker, owner.log)
+        owner, node, bases = await own_shard_with_a_base(bucket, loop)
         standby = SeededNode(bucket, loop)
         began: list[float] = []
 
@@ -201,11 +201,3 @@ def test_a_node_whose_folder_is_cut_off_after_its_seed_follows_again_with_anothe
         await owner.stop()
 
     run_sim(scenario, seed=1)
-
-
-class SeededNodeThatIsCutOff(SeededNode):
-    """A node whose folder is behind what was trimmed."""
-
-    def __init__(self, bucket: SimBucket, loop: SimLoop) -> None:
-        super().__init__(bucket, loop)
-        self.seeding.note_cut_off(CUT_OFF)
