@@ -25,7 +25,7 @@ from pathlib import Path
 
 from broker.observe.logs import get_logger
 from broker.runtime.allocator import Trimmer
-from broker.runtime.connections import Peer, Received, cut_connections, peer_of, received_by_peer
+from broker.runtime.connections import Peer, ReceiveCounters, cut_connections, peer_of, received_by_peer
 
 log = get_logger(__name__)
 
@@ -130,7 +130,7 @@ class UnfinishedMessages:
         self._seen_bytes = memory_bytes
         return True
 
-    def look(self, received: Mapping[Peer, Received]) -> list[Peer]:
+    def look(self, received: Mapping[Peer, ReceiveCounters]) -> list[Peer]:
         """Return the connections to end, of all that there are."""
         unfinished: dict[Peer, int] = {}
         for name, arrivals in list(self._arrivals.items()):
@@ -151,7 +151,7 @@ class UnfinishedMessages:
                 ended.append(peer)
         return ended
 
-    def _unfinished_of(self, arrivals: Arrivals, received: Received) -> int:
+    def _unfinished_of(self, arrivals: Arrivals, received: ReceiveCounters) -> int:
         if received.total_bytes < arrivals.whole_bytes:
             arrivals.begin_anew()
         beyond = received.total_bytes - arrivals.credited_bytes - _ADDED_TO_SEGMENT * received.segments_sent

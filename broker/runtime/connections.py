@@ -60,7 +60,7 @@ def peers_by_family(port: int) -> dict[int, list[Peer]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceiveCounters:
     """Counters of the kernel for a connection."""
 
     total_bytes: int
@@ -69,9 +69,9 @@ class Received:
     """Segments with data that went out."""
 
 
-def received_by_peer(port: int) -> dict[Peer, Received]:
+def received_by_peer(port: int) -> dict[Peer, ReceiveCounters]:
     """Return what arrived on the connections to a port of this process; nothing where the system does not count it."""
-    received: dict[Peer, Received] = {}
+    received: dict[Peer, ReceiveCounters] = {}
     if not hasattr(socket, "TCP_INFO"):
         return received
     for connection, peer in _connections():
@@ -79,7 +79,7 @@ def received_by_peer(port: int) -> dict[Peer, Received]:
             if connection.getsockname()[1] == port:
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
                 if len(info) == _TCP_INFO_BYTES:
-                    received[peer] = Received(*_RECEIVED.unpack_from(info, _RECEIVED_AT))
+                    received[peer] = ReceiveCounters(*_RECEIVED.unpack_from(info, _RECEIVED_AT))
     return received
 
 

@@ -21,7 +21,14 @@ from broker.model import Batch, IdRange, Int64Column, UInt64Column
 from broker.policy import TopicPolicy
 from broker.storage.records import Produced, Sequences
 from broker.topics.plan import LedgerEnd, plan_produced
-from broker.topics.producers import PRODUCER_BYTES, RUN_BYTES, DedupMemory, KnownIds, Producer, Producers
+from broker.topics.producers import (
+    PRODUCER_BYTES,
+    RUN_BYTES,
+    DedupMemory,
+    KnownIds,
+    ProducerHistory,
+    Producers,
+)
 
 _RETRY_MS_MAX = 3_600_000  # a window may be longer than what RetryInfo can say
 _INDEX = re.compile(r"messages\[(\d+)\]")
@@ -31,7 +38,7 @@ _INDEX = re.compile(r"messages\[(\d+)\]")
 class _Ahead:
     """A producer as it will be once all that was submitted is durable."""
 
-    producer: Producer  # the durable one, while nothing was submitted
+    producer: ProducerHistory  # the durable one, while nothing was submitted
     is_own: bool = False
     durable: asyncio.Future[None] | None = None  # of its last record
 
@@ -134,7 +141,7 @@ class Deduplication:
         assert policy.dedup_window_ms is not None and policy.dedup_entries is not None
         given = check_rising(batch)
         name = batch.producer_name
-        ahead = self._known().get(name) or _Ahead(Producer())
+        ahead = self._known().get(name) or _Ahead(ProducerHistory())
         producer = ahead.producer
         known, fresh, fresh_at = None, batch, None
         if int(given[0]) <= producer.highest:
@@ -167,7 +174,7 @@ class Deduplication:
             self._count(-known.pop(sequences.forgotten_name).producer.memory_bytes)
         ahead = known.get(sequences.producer_name)
         if ahead is None:
-            ahead = known[sequences.producer_name] = _Ahead(Producer(), is_own=True)
+            ahead = known[sequences.producer_name] = _Ahead(ProducerHistory(), is_own=True)
             self._count(ahead.producer.memory_bytes)
         elif not ahead.is_own:
             ahead.producer = ahead.producer.copy()
@@ -238,7 +245,7 @@ class Deduplication:
         # Nearly always there is room for the most that it could be.
         if has_place and limits.has_room(PRODUCER_BYTES + RUN_BYTES * len(sequences.sequence_ids)):
             return ""
-        before = known[name].producer if name in known else Producer()
+        before = known[name].producer if name in known else ProducerHistory()
         growth_bytes = before.memory_bytes_after(sequences.sequence_ids, sequences.floor, entries_max)
         growth_bytes -= before.memory_bytes if name in known else 0
         if has_place and limits.has_room(growth_bytes):
@@ -267,7 +274,7 @@ class Deduplication:
         )
 
 
-def _find(producer: Producer, batch: Batch, now_ms: int, policy: TopicPolicy) -> KnownIds:
+def _find(producer: ProducerHistory, batch: Batch, now_ms: int, policy: TopicPolicy) -> KnownIds:
     """Find each message of a batch among the remembered; Refused if one is too old to tell."""
     assert policy.dedup_window_ms is not None and policy.dedup_entries is not None
     sequence_ids = batch.sequence_ids

@@ -46,8 +46,8 @@ class KnownIds(NamedTuple):
     publish_times_ms: Int64Column
 
 
-class Producer:
-    """One producer: see the module's description."""
+class ProducerHistory:
+    """Runs of one producer: see the module's description."""
 
     __slots__ = (
         "_begin",
@@ -76,7 +76,7 @@ class Producer:
         self._times_ms = array("q")
 
     @classmethod
-    def restore(cls, image: ProducerImage) -> Producer:
+    def restore(cls, image: ProducerImage) -> ProducerHistory:
         """As the file has it."""
         producer = cls()
         producer.floor = image.floor
@@ -104,8 +104,8 @@ class Producer:
             publish_times_ms=self._times_ms[begin:].tobytes(),
         )
 
-    def copy(self) -> Producer:
-        copy = Producer()
+    def copy(self) -> ProducerHistory:
+        copy = ProducerHistory()
         copy.floor, copy.highest = self.floor, self.highest
         copy.id_count, copy.last_publish_ms = self.id_count, self.last_publish_ms
         begin = self._begin
@@ -305,7 +305,7 @@ class ProducersCapture:
     """A topic's producers at one moment; the rest is for any thread."""
 
     topic_id: int
-    by_name: dict[str, Producer]
+    by_name: dict[str, ProducerHistory]
 
     def image(self) -> ProducersImage:
         """The content of the file."""
@@ -323,7 +323,9 @@ class Producers:
     def __init__(self, image: ProducersImage | None = None, file: str = "") -> None:
         """`file`: its name in `cursors/`, of which `image` is the content."""
         self.by_name = (
-            {producer.name: Producer.restore(producer) for producer in image.producers} if image else {}
+            {producer.name: ProducerHistory.restore(producer) for producer in image.producers}
+            if image
+            else {}
         )
         self.changed = False
         """Since the file was written."""
@@ -348,7 +350,7 @@ class Producers:
             self.by_name.pop(sequences.forgotten_name, None)
         producer = self.by_name.get(sequences.producer_name)
         if producer is None:
-            producer = self.by_name[sequences.producer_name] = Producer()
+            producer = self.by_name[sequences.producer_name] = ProducerHistory()
         elif sequences.producer_name in self._lent:
             producer = self.by_name[sequences.producer_name] = producer.copy()
         self._lent.discard(sequences.producer_name)
@@ -356,7 +358,7 @@ class Producers:
         producer.forget_below(sequences.floor)
         self.changed = True
 
-    def forget_expired(self, name: str, now_ms: int, window_ms: int, entries_max: int) -> Producer:
+    def forget_expired(self, name: str, now_ms: int, window_ms: int, entries_max: int) -> ProducerHistory:
         """Forget of a producer, and return it, what is not answered from any more; see PRODUCER-4."""
         producer = self.by_name[name]
         floor = producer.floor_at(now_ms, window_ms, entries_max)

@@ -7,10 +7,10 @@ from broker.web.changes import change_message, show_change, show_job, start_chan
 from broker.web.cluster import show_cluster
 from broker.web.overview import show_overview
 from broker.web.scheduled import show_message, show_scheduled
-from broker.web.site import Route, route
+from broker.web.site import PageRoute, route
 from broker.web.timeline import show_timeline
 
-ROUTES: list[Route] = [
+ROUTES: list[PageRoute] = [
     route("GET", "/", show_overview),
     route("GET", "/timeline", show_timeline),
     route("GET", "/scheduled", show_scheduled),
@@ -35,5 +35,5 @@ ROUTES: list[Route] = [
     route("GET", "/audit/report.html", audit.show_report),
 ]
 
-CLUSTER_ROUTES: list[Route] = [route("GET", "/cluster", show_cluster, shows_state=False)]
+CLUSTER_ROUTES: list[PageRoute] = [route("GET", "/cluster", show_cluster, shows_state=False)]
 """Of an owner besides, and all that a standby has."""

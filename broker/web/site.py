@@ -177,7 +177,7 @@ Handler = Callable[[Visit], Awaitable[web.Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class PageRoute:
     """A page, or a change."""
 
     method: str
@@ -189,16 +189,16 @@ class Route:
     """See `Visit`."""
 
 
-def route(method: str, path: str, handler: Handler, *, shows_state: bool = True) -> Route:
+def route(method: str, path: str, handler: Handler, *, shows_state: bool = True) -> PageRoute:
     """`path` has its variable parts in braces: none of them holds a slash."""
     pattern = re.sub(r"\\\{([a-z]+)\\\}", r"(?P<\1>[^/]+)", re.escape(path))
-    return Route(method, re.compile(pattern), handler, path, shows_state)
+    return PageRoute(method, re.compile(pattern), handler, path, shows_state)
 
 
 class Site:
     """See the module's description."""
 
-    def __init__(self, source: PageSource, listen_host: str, routes: list[Route]) -> None:
+    def __init__(self, source: PageSource, listen_host: str, routes: list[PageRoute]) -> None:
         config, broker = source.config, source.broker
         self._broker = broker
         self.config = config

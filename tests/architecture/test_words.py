@@ -28,6 +28,42 @@ BARE = re.compile(r"(?<![\w.-])(?!(?:P10|P[1-9]|S3|R2)\b)[A-Z]{1,2}\d{1,2}(?![\w
 # Names of other people's documents and algorithms, not labels.
 FOREIGN = {"CET", "LICENSE", "PIP", "SHA", "UTF"}
 
+ROOMS = ("broker", "clients/python/postdate")
+SAME_THING = {
+    # Refusals, by reason.
+    "AlreadyExists",
+    "InvalidRequest",
+    "LimitReached",
+    "NotFound",
+    "OutOfRange",
+    "PermissionDenied",
+    "PostdateError",
+    "Unauthenticated",
+    "Unavailable",
+    "Unsupported",
+    # Values of the API.
+    "Backup",
+    "ChangeResult",
+    "IdRange",
+    "ScheduledCounts",
+    "ScheduledState",
+    "SubscriptionPolicy",
+    "SubscriptionType",
+    "TopicCheck",
+    "TopicPolicy",
+    # What the broker has, and the SDK's door to it.
+    "Backups",
+    "DeadLetters",
+    "FakeBroker",
+    "Schedule",
+    "Subscription",
+    "Subscriptions",
+    # Messages that are stored together; a client's TLS settings and token.
+    "Batch",
+    "Credentials",
+}
+"""Names of classes that stand in both rooms."""
+
 # A docstring begins with the noun or the verb that it is about.
 QUESTION = re.compile(r"(What|Whether|Which|Who|Whom|Whose|How|When|Where|Why)\b")
 
@@ -75,19 +111,25 @@ def test_a_bare_label_is_noticed():
     assert [text for text in ("P1 to P10", "PDB1", "SNAPSHOT-1", "8 MiB", "ES256") if BARE.search(text)] == []
 
 
-@pytest.mark.parametrize("room", ["broker", "clients/python/postdate"])
-def test_names_of_classes_are_unique(room: str):
-    """Of private ones too: a traceback shows the name of a class, and not its module.
-
-    A name that SDK and broker share means the same thing in both; the `sync` mirrors the asyncio classes.
-    """
-    names = Counter(
+def classes_of(room: str) -> list[str]:
+    """The names of the classes of the broker or the SDK; the `sync` mirrors the asyncio classes."""
+    return [
         name
         for path in CODE
         if path.is_relative_to(ROOT / room) and "sync" not in path.parts
         for name in facts_of(path).classes
-    )
-    assert {name for name, count in names.items() if count > 1} == set()
+    ]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_names_of_classes_are_unique(room: str):
+    """Of private ones too: a traceback shows the name of a class, and not its module."""
+    assert {name for name, count in Counter(classes_of(room)).items() if count > 1} == set()
+
+
+def test_a_name_that_broker_and_sdk_share_is_of_the_same_thing_in_both():
+    broker, sdk = (set(classes_of(room)) for room in ROOMS)
+    assert broker & sdk == SAME_THING
 
 
 def test_docstrings_begin_with_a_noun_or_a_verb():

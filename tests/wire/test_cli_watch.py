@@ -17,7 +17,7 @@ import pytest
 import postdate
 from postdate import cli
 from postdate.commands import tail
-from postdate.commands.check import Limits, judge
+from postdate.commands.check import CheckLimits, judge
 from tests.certificates import Authority
 from tests.wire.conftest import Serve, Wire, within
 
@@ -103,8 +103,8 @@ async def test_lateness_is_what_the_broker_itself_owes(client: postdate.Client) 
         next_due_time=info.broker_time - timedelta(seconds=7),
     )
     for limit, good in ((5, False), (7, True)):
-        assert judge(info, (owed,), (), Limits(max_lateness=timedelta(seconds=limit))).is_good is good
-    assert judge(info, (stats,), (), Limits(max_lateness=timedelta(0))).is_good
+        assert judge(info, (owed,), (), CheckLimits(max_lateness=timedelta(seconds=limit))).is_good is good
+    assert judge(info, (stats,), (), CheckLimits(max_lateness=timedelta(0))).is_good
 
 
 # -- tail ------------------------------------------------------------------------------------------------------

@@ -22,13 +22,13 @@ from broker.delayed.check.buckets import BucketCheck
 from broker.delayed.check.facts import RowFacts, ledger_facts
 from broker.delayed.check.findings import Finding, IndexState, Kind, LedgerCounts, Severity, Suspect
 from broker.delayed.check.index import CursorView, IndexCheck, plan_passes, settled_by_all
-from broker.delayed.check.ledgers import Held, LedgerRows, check_ledger
+from broker.delayed.check.ledgers import IndexedEntries, LedgerRows, check_ledger
 
 __all__ = [
     "BucketCheck",
     "CursorView",
     "Finding",
-    "Held",
+    "IndexedEntries",
     "IndexCheck",
     "IndexState",
     "Kind",

@@ -16,7 +16,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from broker.delayed.check.findings import NAMED_MAX, Finding, Kind, Suspect, int64_column
-from broker.delayed.check.ledgers import Held, Mask
+from broker.delayed.check.ledgers import IndexedEntries, Mask
 from broker.delayed.due_rows import Key, stable_order
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Array, Int64Column, UInt32Column, ids_of
 from broker.storage.bucket_snapshot import BucketMetadata, entries_checksum
@@ -67,7 +67,7 @@ class BucketCheck:
         self._checksum = 0
         self._gathered: list[tuple[Int64Column, Int64Column, UInt32Column]] = []
         self._gathered_count = 0
-        self._pieces: dict[int, list[Held]] = {}
+        self._pieces: dict[int, list[IndexedEntries]] = {}
 
     def add_segment(self, deliver_at_ms: Any, ledger_ids: Any, entry_ids: Any) -> list[Finding]:
         """Take the next segment's entries: three aligned columns of integers."""
@@ -118,7 +118,7 @@ class BucketCheck:
             findings += self._check_bitmaps(bitmaps)
         return findings
 
-    def take_held(self) -> dict[int, list[Held]]:
+    def take_held(self) -> dict[int, list[IndexedEntries]]:
         """Hand over the entries by ledger. Once, after `end`."""
         pieces, self._pieces = self._pieces, {}
         return pieces
@@ -189,7 +189,7 @@ class BucketCheck:
         bounds = np.flatnonzero(ledgers[1:] != ledgers[:-1]) + 1
         for low, high in pairwise([0, *bounds.tolist(), len(ledgers)]):
             pieces = self._pieces.setdefault(int(ledgers[low]), [])
-            pieces.append(Held(self.bucket_id, entries[low:high], times[low:high]))
+            pieces.append(IndexedEntries(self.bucket_id, entries[low:high], times[low:high]))
 
     def _check_spans(self) -> Iterator[Finding]:
         spans = {span.ledger_id: span for span in self._metadata.spans}
@@ -258,7 +258,7 @@ def _falls(times: Int64Column, ledgers: Int64Column, entries: UInt32Column) -> M
     return falls
 
 
-def _compare(bitmap: BitMap, pieces: list[Held]) -> tuple[Array, Array]:
+def _compare(bitmap: BitMap, pieces: list[IndexedEntries]) -> tuple[Array, Array]:
     """Return the entry ids, rising, of the bitmap alone and of the segments alone."""
     named = ids_of(bitmap)
     held = [piece.entry_ids for piece in pieces]

@@ -10,7 +10,7 @@ from pyroaring import BitMap
 
 from broker.delayed.check.buckets import BucketCheck
 from broker.delayed.check.findings import NAMED_MAX, Finding, IndexState, Kind, LedgerCounts
-from broker.delayed.check.ledgers import Held, LedgerRows, check_ledger, name_suspects
+from broker.delayed.check.ledgers import IndexedEntries, LedgerRows, check_ledger, name_suspects
 from broker.model import LEDGER_ID_MAX, Position, ids_of
 from broker.storage.bucket_snapshot import BucketMetadata
 
@@ -44,7 +44,7 @@ class IndexCheck:
         self._range = (first_ledger_id, last_ledger_id)
         self._structure = structure
         self._named_max = named_max
-        self._held: dict[int, list[Held]] = {}
+        self._held: dict[int, list[IndexedEntries]] = {}
 
     def begin_bucket(self, metadata: BucketMetadata, *, structure: bool | None = None) -> BucketCheck:
         """`structure` of this bucket, if it is not that of the whole check."""
@@ -72,7 +72,7 @@ class IndexCheck:
         first, last = self._range
         for ledger_id, bitmap in bitmaps.items():
             if bitmap and first <= ledger_id <= last:
-                held = Held(metadata.bucket_id, ids_of(bitmap), None)
+                held = IndexedEntries(metadata.bucket_id, ids_of(bitmap), None)
                 self._held.setdefault(ledger_id, []).append(held)
         named = sum(map(len, bitmaps.values()))
         if named <= metadata.count:

@@ -37,7 +37,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class IndexedEntries:
     """Index entries of one ledger in one bucket, aligned, in any order."""
 
     bucket_id: int
@@ -47,9 +47,9 @@ class Held:
     def __len__(self) -> int:
         return len(self.entry_ids)
 
-    def part(self, rows: Mask) -> Held:
+    def part(self, rows: Mask) -> IndexedEntries:
         times = None if self.times is None else self.times[rows]
-        return Held(self.bucket_id, self.entry_ids[rows], times)
+        return IndexedEntries(self.bucket_id, self.entry_ids[rows], times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class LedgerRows:
 
 
 def check_ledger(
-    rows: LedgerRows, held: Sequence[Held], state: IndexState, named_max: int = NAMED_MAX
+    rows: LedgerRows, held: Sequence[IndexedEntries], state: IndexState, named_max: int = NAMED_MAX
 ) -> tuple[list[Finding], LedgerCounts]:
     """Compare a ledger with all that the buckets hold of it: at most one finding of each kind."""
     check = _LedgerCheck(rows, state, named_max)
@@ -96,13 +96,13 @@ class _LedgerCheck:
         if len(self._moved_late):
             self._pending &= ~self._moved_late
         self._held = np.zeros(row_count, dtype=np.bool_)  # under its current time
-        self._current: list[Held] = []
-        self._wrong: list[Held] = []
-        self._extra: list[Held] = []
+        self._current: list[IndexedEntries] = []
+        self._wrong: list[IndexedEntries] = []
+        self._extra: list[IndexedEntries] = []
         self._entries = 0
         self._stale = 0
 
-    def take(self, held: Held) -> None:
+    def take(self, held: IndexedEntries) -> None:
         """Look at what one bucket holds."""
         self._entries += len(held)
         inside = held.entry_ids < self._end
@@ -120,14 +120,14 @@ class _LedgerCheck:
             self._held[held.entry_ids] = True
             self._current.append(held)
 
-    def _take_outside(self, held: Held) -> None:
+    def _take_outside(self, held: IndexedEntries) -> None:
         """Entries beyond the end of the ledger, or of what is indexed."""
         there = held.entry_ids < len(self._times)
         excused = np.zeros(len(held), dtype=np.bool_)
         excused[there] = self._settled[held.entry_ids[there]]
         self._extra.append(held.part(~excused))
 
-    def _take_unfit(self, held: Held) -> None:
+    def _take_unfit(self, held: IndexedEntries) -> None:
         """Entries whose time is not the effective one."""
         held = held.part(~self._settled[held.entry_ids])
         delayed = self._times[held.entry_ids] != 0
@@ -199,7 +199,7 @@ class _LedgerCheck:
 
 
 def name_suspects(
-    held: Sequence[Held], effective: Int64Column, named_max: int = NAMED_MAX
+    held: Sequence[IndexedEntries], effective: Int64Column, named_max: int = NAMED_MAX
 ) -> tuple[list[Suspect], int]:
     """The first of some faulty index entries, and how many entries they are of."""
     ids = np.unique(np.concatenate([np.empty(0, np.uint32), *(piece.entry_ids for piece in held)]))

@@ -73,7 +73,7 @@ class Waiter:
             self._done.set_exception(error)
 
 
-class Gathered:
+class SettlementIds:
     """Ids under one verb, as columns, and who waits for them."""
 
     __slots__ = ("barriers", "columns", "count", "verb", "waiters")
@@ -98,7 +98,7 @@ class Gathered:
         barrier.add_frame()
         self.barriers.append(barrier)
 
-    def split(self, ids_max: int) -> list[Gathered]:
+    def split(self, ids_max: int) -> list[SettlementIds]:
         """The same in parts of at most so many ids."""
         if self.count <= ids_max:
             return [self]
@@ -107,9 +107,9 @@ class Gathered:
             for ledger_id, entry_ids in self.columns.items()
             for entry_id in entry_ids
         ]
-        parts: list[Gathered] = []
+        parts: list[SettlementIds] = []
         for start in range(0, len(ids), ids_max):
-            part = Gathered(self.verb)
+            part = SettlementIds(self.verb)
             part.add(ids[start : start + ids_max])
             here = set(ids[start : start + ids_max])
             for waited, waiter in self.waiters:
@@ -171,15 +171,15 @@ class Settlements:
     """Everything one consumer has asked for and not yet had confirmed."""
 
     def __init__(self, wake: Callable[[], None], extended: Extended) -> None:
-        self.acks = Gathered(ACK)
+        self.acks = SettlementIds(ACK)
         self.faults: list[PostdateError] = []
         self.faults_count = 0
         self._wake = wake
         self._extended = extended
         self._ids_max = IDS_MAX
-        self._gathered: dict[Verb, Gathered] = {}  # nacks and extensions
-        self._full: deque[Gathered] = deque()
-        self._sent: dict[int, Gathered] = {}
+        self._gathered: dict[Verb, SettlementIds] = {}  # nacks and extensions
+        self._full: deque[SettlementIds] = deque()
+        self._sent: dict[int, SettlementIds] = {}
         self._next_request_id = 1
 
     @property
@@ -194,7 +194,7 @@ class Settlements:
         self._full = deque(part for gathered in self._full for part in gathered.split(self._ids_max))
         if self.acks.count >= self._ids_max:
             self._full += self.acks.split(self._ids_max)
-            self.acks = Gathered(ACK)
+            self.acks = SettlementIds(ACK)
 
     def add(self, verb: Verb, ids: Sequence[MessageId], done: Done | None = None) -> None:
         """Ask for `verb` on these ids; `done` is settled once the broker has confirmed it."""
@@ -214,16 +214,16 @@ class Settlements:
                 break
         self._wake()
 
-    def _open(self, verb: Verb) -> Gathered:
+    def _open(self, verb: Verb) -> SettlementIds:
         """The request that gathers under a verb; it has room for one id at least."""
         if verb is ACK:
             return self.acks
-        return self._gathered.get(verb) or self._gathered.setdefault(verb, Gathered(verb))
+        return self._gathered.get(verb) or self._gathered.setdefault(verb, SettlementIds(verb))
 
-    def _seal(self, gathered: Gathered) -> None:
+    def _seal(self, gathered: SettlementIds) -> None:
         self._full.append(gathered)
         if gathered is self.acks:
-            self.acks = Gathered(ACK)
+            self.acks = SettlementIds(ACK)
         else:
             del self._gathered[gathered.verb]
 
@@ -244,7 +244,7 @@ class Settlements:
         if self._full:
             gathered = self._full.popleft()
         elif self.acks.columns:
-            gathered, self.acks = self.acks, Gathered(ACK)
+            gathered, self.acks = self.acks, SettlementIds(ACK)
         elif self._gathered:
             gathered = self._gathered.pop(next(iter(self._gathered)))
         else:
@@ -279,7 +279,7 @@ class Settlements:
     def give_up(self, error: PostdateError) -> None:
         """Nothing will be confirmed any more."""
         lost = [*self._sent.values(), *self._full, self.acks, *self._gathered.values()]
-        self._sent, self._gathered, self.acks = {}, {}, Gathered(ACK)
+        self._sent, self._gathered, self.acks = {}, {}, SettlementIds(ACK)
         self._full.clear()
         for gathered in lost:
             gathered.give_up(error)

@@ -35,7 +35,7 @@ from postdate.commands.settings import (
     EXIT_INTERRUPTED,
     EXIT_NOT_FOUND,
     CommandFailed,
-    Group,
+    CommandGroup,
     Settings,
     describe,
     exit_code,
@@ -52,7 +52,7 @@ def _version() -> str:
 
 
 @click.group(
-    cls=Group,
+    cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     params=shared_options(),
 )

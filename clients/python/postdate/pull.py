@@ -12,7 +12,7 @@ from typing import cast
 from weakref import WeakSet
 
 from postdate._rpc import Rpc
-from postdate._settlement import ACK, Gathered, Verb, entry_sets, faults_of
+from postdate._settlement import ACK, SettlementIds, Verb, entry_sets, faults_of
 from postdate._time import duration_ms, moment_or_none
 from postdate.errors import PostdateError
 from postdate.message import Message
@@ -65,7 +65,7 @@ class PullHolder:
         holders.add(self)
 
     async def settle(self, verb: Verb, ids: Sequence[MessageId]) -> None:
-        gathered = Gathered(verb)
+        gathered = SettlementIds(verb)
         gathered.add(ids)
         faults = faults_of(verb, (await self._ask(verb, gathered)).failures)
         for message_id in ids:
@@ -103,7 +103,7 @@ class PullHolder:
             return  # the lease ends by itself
 
     async def _ask(
-        self, verb: Verb, gathered: Gathered
+        self, verb: Verb, gathered: SettlementIds
     ) -> consumer_pb2.AcknowledgeResponse | consumer_pb2.NackResponse | consumer_pb2.ExtendLeaseResponse:
         entries = entry_sets(gathered.columns)
         if verb.kind == "ack":

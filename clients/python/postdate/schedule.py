@@ -234,7 +234,7 @@ class Schedule:
         if names and keys:
             raise ValueError("give ids or schedule_keys, not both")
         names = names or keys
-        tally = _Tally(progress, len(names))
+        tally = _ChangeTally(progress, len(names))
         parts = (names[start : start + NAMES_MAX] for start in range(0, len(names), NAMES_MAX))
         errors: list[PostdateError] = []
 
@@ -255,7 +255,7 @@ class Schedule:
             tally.fail(min(errors, key=lambda each: not isinstance(each, Disconnected | DeadlineExceeded)))
         return tally.change(tally.matched)
 
-    async def _part(self, request: ChangeRequest, names: Sequence[Any], tally: _Tally) -> None:
+    async def _part(self, request: ChangeRequest, names: Sequence[Any], tally: _ChangeTally) -> None:
         """Ask for some names; in smaller calls if this broker takes fewer at a time."""
         part = deepcopy(request)
         _name(part, names)
@@ -280,7 +280,7 @@ class Schedule:
         progress: Progress | None,
     ) -> ScheduleChange:
         request.selector.filter.CopyFrom(_filter(start, end, key_prefix))
-        tally = _Tally(progress, 0)
+        tally = _ChangeTally(progress, 0)
         request.page_size = NAMES_MAX
         while True:
             try:
@@ -308,7 +308,7 @@ class Schedule:
         return await call(method, request, wait_s=_CHANGE_S)
 
 
-class _Tally:
+class _ChangeTally:
     """Tally of what became of the messages so far."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:

@@ -18,8 +18,8 @@ from broker.delayed.check import (
     BucketCheck,
     CursorView,
     Finding,
-    Held,
     IndexCheck,
+    IndexedEntries,
     IndexState,
     Kind,
     LedgerCounts,
@@ -536,5 +536,5 @@ def test_no_garbage_makes_it_raise(
 @given(int_columns, int_columns, int_columns)
 def test_no_times_and_no_entries_make_a_ledger_raise(times: Any, entries: Any, found: Any) -> None:
     size = min(len(entries), len(found))
-    held = Held(1, entries[:size].astype(np.uint32), found[:size])
+    held = IndexedEntries(1, entries[:size].astype(np.uint32), found[:size])
     check_ledger(LedgerRows(3, times), [held], IndexState(Position(4, 0), 3, 5))

@@ -8,7 +8,7 @@ import pytest
 
 from broker.rpc.unfinished import Arrivals, UnfinishedMessages
 from broker.runtime.allocator import Trimmer
-from broker.runtime.connections import Peer, Received
+from broker.runtime.connections import Peer, ReceiveCounters
 
 MIB = 1 << 20
 MOST = 64 * MIB
@@ -21,7 +21,7 @@ class World:
 
     def __init__(self) -> None:
         self.messages = UnfinishedMessages(MOST, MESSAGE, Trimmer(1_000))
-        self.received: dict[Peer, Received] = {}
+        self.received: dict[Peer, ReceiveCounters] = {}
 
     def connect(self, port: int, *, streams: int = 1) -> Arrivals:
         arrivals = self.messages.of(f"ipv4:127.0.0.1:{port}")
@@ -32,8 +32,8 @@ class World:
         return arrivals
 
     def arrive(self, port: int, count: int, *, sent: int = 0) -> None:
-        before = self.received.get(peer(port), Received(0, 0))
-        self.received[peer(port)] = Received(before.total_bytes + count, before.segments_sent + sent)
+        before = self.received.get(peer(port), ReceiveCounters(0, 0))
+        self.received[peer(port)] = ReceiveCounters(before.total_bytes + count, before.segments_sent + sent)
 
     def ended(self) -> set[int]:
         return {port for _, port in self.messages.look(self.received)}
@@ -118,7 +118,7 @@ def test_another_connection_from_the_same_port_has_no_credit():
     assert world.ended() == set()
     for port, arrivals in former.items():
         arrivals.begin()
-        world.received[peer(port)] = Received(MESSAGE, 0)
+        world.received[peer(port)] = ReceiveCounters(MESSAGE, 0)
     assert world.ended()
 
 

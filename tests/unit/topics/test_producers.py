@@ -22,7 +22,7 @@ from broker.storage.producers_file import (
 )
 from broker.storage.records import Produced, Sequences
 from broker.storage.v1 import manifest_pb2 as pb
-from broker.topics.producers import Producer, Producers
+from broker.topics.producers import ProducerHistory, Producers
 
 
 def column(*sequence_ids: int) -> UInt64Column:
@@ -57,7 +57,7 @@ class Plain:
         return floor
 
 
-def found_by(producer: Producer, ids: list[int]) -> dict[int, tuple[int, int, int]]:
+def found_by(producer: ProducerHistory, ids: list[int]) -> dict[int, tuple[int, int, int]]:
     found = producer.find(column(*ids))
     rows = zip(
         ids,
@@ -84,7 +84,7 @@ steps = st.lists(
 
 @given(steps, st.sampled_from([1, 15, 50, 10_000]), st.sampled_from([1, 3, 10, 1_000]))
 def test_runs_remember_what_a_dict_of_ids_does(steps, window_ms, entries_max):
-    producer, plain = Producer(), Plain()
+    producer, plain = ProducerHistory(), Plain()
     entry_id, now_ms = 0, 1_000
     for asked, ledger_id, later_ms, gap in steps:
         now_ms += later_ms
@@ -114,13 +114,13 @@ def test_runs_remember_what_a_dict_of_ids_does(steps, window_ms, entries_max):
             at = now_ms + later
             assert producer.floor_at(at, window_ms, entries_max) == plain.floor_at(at, window_ms, entries_max)
         # What a file keeps is the same producer.
-        again = Producer.restore(producer.image("p"))
+        again = ProducerHistory.restore(producer.image("p"))
         assert again.image("p") == producer.image("p") == producer.copy().image("p")
         assert (again.id_count, again.run_count) == (producer.id_count, producer.run_count)
 
 
 def test_a_batch_is_one_run_and_messages_of_one_millisecond_are_one_too():
-    producer = Producer()
+    producer = ProducerHistory()
     producer.add(np.arange(1, 5_001, dtype=np.uint64), 3, 100, 50)
     assert producer.run_count == 1
     for sequence_id in range(5_001, 5_011):
@@ -139,7 +139,7 @@ def test_a_batch_is_one_run_and_messages_of_one_millisecond_are_one_too():
 
 
 def test_memory_of_forgotten_runs_is_given_back():
-    producer = Producer()
+    producer = ProducerHistory()
     for sequence_id in range(1, 5_000):
         ids = column(sequence_id)
         floor = producer.floor_after(ids, sequence_id, 10_000, 10)
@@ -150,7 +150,7 @@ def test_memory_of_forgotten_runs_is_given_back():
 
 
 def test_the_greatest_sequence_id_of_all_is_remembered_for_good():
-    producer = Producer()
+    producer = ProducerHistory()
     last = column(SEQUENCE_ID_MAX)
     producer.add(last, 1, 0, 5)
     floor = producer.floor_at(10_000, 1, 1)
@@ -211,16 +211,16 @@ def test_a_record_without_sequence_ids_changes_nothing():
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def image_of(producer: Producer) -> ProducersImage:
+def image_of(producer: ProducerHistory) -> ProducersImage:
     return ProducersImage(9, (producer.image("übung"),))
 
 
 def example() -> ProducersImage:
-    producer = Producer()
+    producer = ProducerHistory()
     producer.add(column(1, 2, 0, 5, 6), 3, 100, 50)
     producer.add(column(9), 4, 0, 60)
     producer.forget_below(2)
-    return ProducersImage(9, (Producer().image("a"), producer.image("b")))
+    return ProducersImage(9, (ProducerHistory().image("a"), producer.image("b")))
 
 
 def test_a_file_comes_back_as_it_was():

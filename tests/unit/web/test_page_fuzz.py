@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from broker.web.routes import ROUTES
-from broker.web.site import Route, Visit
+from broker.web.site import PageRoute, Visit
 from tests.depth import at_depth, sampled
 from tests.unit.web.conftest import MakePages, Pages
 from tests.unit.web.test_pages import filled
@@ -91,7 +91,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return found
 
 
-def path_of(route: Route, **params: str) -> str:
+def path_of(route: PageRoute, **params: str) -> str:
     """The path of a route, its variable parts filled in."""
     names, path = list(route.path.groupindex), route.path.pattern
     for name in names:
@@ -99,7 +99,7 @@ def path_of(route: Route, **params: str) -> str:
     return path.replace("\\", "")
 
 
-async def try_it(pages: Pages, route: Route, path: str, fields: Mapping[str, str], csrf: str) -> None:
+async def try_it(pages: Pages, route: PageRoute, path: str, fields: Mapping[str, str], csrf: str) -> None:
     method, data = route.method, None
     if method == "POST":
         data = {**fields, "csrf": csrf}

@@ -27,7 +27,7 @@ from postdate.commands.settings import (
     EXIT_PARTLY,
     Command,
     CommandFailed,
-    Group,
+    CommandGroup,
     Settings,
     describe,
     not_confirmed,
@@ -41,7 +41,7 @@ _IF_NOT_EXISTS = click.option(
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def topic() -> None:
     """Create, show, change, list, verify and delete topics."""
 
@@ -143,7 +143,7 @@ def delete_topics(settings: Settings, names: tuple[str, ...], yes: bool) -> None
     run(work())
 
 
-@click.group(cls=Group, short_help="Create, show, change, seek, pause, delete.")
+@click.group(cls=CommandGroup, short_help="Create, show, change, seek, pause, delete.")
 def subscription() -> None:
     """Create, show, change, list and delete subscriptions; seek, skip, pause and resume."""
 

@@ -22,7 +22,7 @@ import postdate
 from postdate._time import epoch_ms
 from postdate.commands.output import emit_one, progress_bar
 from postdate.commands.replay import forget
-from postdate.commands.settings import EXIT_CHECK_FAILED, CommandFailed, Group, Settings, run
+from postdate.commands.settings import EXIT_CHECK_FAILED, CommandFailed, CommandGroup, Settings, run
 from postdate.commands.tally import percentile
 from postdate.commands.values import DURATION, RATE
 
@@ -31,7 +31,7 @@ _TICK_S = 0.01
 _PATIENCE_S = 10.0
 
 
-@click.group("bench", cls=Group, short_help="Simple loads, and the replay of a real log.")
+@click.group("bench", cls=CommandGroup, short_help="Simple loads, and the replay of a real log.")
 def bench() -> None:
     """Simple loads: produce, deliver, latency; and replay of a real log."""
 

@@ -19,8 +19,8 @@ _COUNT = click.IntRange(0)
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of what is still good; None: whatever it is."""
+class CheckLimits:
+    """The most, or the least, that is still good; None: no limit."""
 
     max_lateness: timedelta | None = None
     max_ready_age: timedelta | None = None
@@ -30,8 +30,8 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One number held against one limit."""
+class CheckedValue:
+    """A number of a topic or subscription, and its limit."""
 
     subject: str
     check: str
@@ -79,10 +79,10 @@ class Verdict:
     version: str = ""
     topics: int = 0
     subscriptions: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CheckedValue] = field(default_factory=list)
 
     @property
-    def failures(self) -> list[Finding]:
+    def failures(self) -> list[CheckedValue]:
         return [each for each in self.findings if not each.is_good]
 
     @property
@@ -141,7 +141,7 @@ def check(ctx: click.Context, /, names: tuple[str, ...], **limits: Any) -> None:
         if name.endswith("/"):  # a script's variable was empty: the topic alone would pass for it
             raise click.UsageError(f"{name!r} names no subscription: write TOPIC or TOPIC/SUBSCRIPTION")
     settings = ctx.ensure_object(Settings)
-    verdict = run(_check(settings, names, Limits(**limits)))
+    verdict = run(_check(settings, names, CheckLimits(**limits)))
     if settings.output == "table":
         click.echo(plain(verdict.line()))
     else:
@@ -149,7 +149,7 @@ def check(ctx: click.Context, /, names: tuple[str, ...], **limits: Any) -> None:
     ctx.exit(0 if verdict.is_good else EXIT_CHECK_FAILED)
 
 
-async def _check(settings: Settings, names: tuple[str, ...], limits: Limits) -> Verdict:
+async def _check(settings: Settings, names: tuple[str, ...], limits: CheckLimits) -> Verdict:
     try:
         async with settings.client() as client:
             info = await client.server_info()
@@ -160,7 +160,10 @@ async def _check(settings: Settings, names: tuple[str, ...], limits: Limits) -> 
 
 
 def judge(
-    info: postdate.ServerInfo, stats: tuple[postdate.TopicStats, ...], names: tuple[str, ...], limits: Limits
+    info: postdate.ServerInfo,
+    stats: tuple[postdate.TopicStats, ...],
+    names: tuple[str, ...],
+    limits: CheckLimits,
 ) -> Verdict:
     """Hold counts against limits. Pure."""
     verdict = Verdict(version=info.version)
@@ -182,24 +185,28 @@ def judge(
     return verdict
 
 
-def _of_topic(topic: postdate.TopicStats, now: datetime, limits: Limits) -> Iterator[Finding]:
+def _of_topic(topic: postdate.TopicStats, now: datetime, limits: CheckLimits) -> Iterator[CheckedValue]:
     if limits.max_lateness is not None:
         late = timedelta(0)
         if topic.next_due_time is not None:
             late = max(late, now - topic.next_due_time)
-        yield Finding(topic.topic, "lateness", late, limits.max_lateness)
+        yield CheckedValue(topic.topic, "lateness", late, limits.max_lateness)
 
 
-def _of_subscription(name: str, stats: postdate.SubscriptionStats, limits: Limits) -> Iterator[Finding]:
+def _of_subscription(
+    name: str, stats: postdate.SubscriptionStats, limits: CheckLimits
+) -> Iterator[CheckedValue]:
     note = " (paused)" if stats.paused else ""
     if limits.max_ready_age is not None:
-        yield Finding(name, "ready_age", stats.oldest_ready_age, limits.max_ready_age, note=note)
+        yield CheckedValue(name, "ready_age", stats.oldest_ready_age, limits.max_ready_age, note=note)
     if limits.max_ready is not None:
-        yield Finding(name, "ready", stats.ready_messages, limits.max_ready, note=note)
+        yield CheckedValue(name, "ready", stats.ready_messages, limits.max_ready, note=note)
     if limits.min_consumers is not None:
-        yield Finding(name, "consumers", stats.consumers, limits.min_consumers, is_minimum=True, note=note)
+        yield CheckedValue(
+            name, "consumers", stats.consumers, limits.min_consumers, is_minimum=True, note=note
+        )
     if limits.max_dead_letters is not None:
-        yield Finding(name, "dead_letters", stats.dead_letter_messages, limits.max_dead_letters)
+        yield CheckedValue(name, "dead_letters", stats.dead_letter_messages, limits.max_dead_letters)
 
 
 def _show(value: timedelta | int) -> str:

@@ -10,13 +10,13 @@ import click
 
 from postdate.commands.config_file import CONNECTION, Contexts
 from postdate.commands.output import emit_one, emit_rows
-from postdate.commands.settings import EXIT_FAILED, CommandFailed, Group, Settings, complete_context
+from postdate.commands.settings import EXIT_FAILED, CommandFailed, CommandGroup, Settings, complete_context
 from postdate.credentials import split_addresses
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def context() -> None:
     """Name brokers, and select the one that commands use."""
 

@@ -16,7 +16,7 @@ from postdate.commands.output import RowStream, emit_one, payload_fields, progre
 from postdate.commands.settings import (
     EXIT_PARTLY,
     CommandFailed,
-    Group,
+    CommandGroup,
     Settings,
     describe,
     not_confirmed,
@@ -31,7 +31,7 @@ _IDS = click.argument("ids", nargs=-1, type=MESSAGE_ID, metavar="[ID]...")
 _ALL = click.option("--all", "every", is_flag=True, help="All dead letters of the subscription.")
 
 
-@click.group(cls=Group, short_help="List, requeue and purge dead letters.")
+@click.group(cls=CommandGroup, short_help="List, requeue and purge dead letters.")
 def dlq() -> None:
     """List, requeue and purge dead letters, the messages that a subscription gave up."""
 

@@ -36,7 +36,7 @@ from postdate.commands.settings import (
     EXIT_NOT_FOUND,
     EXIT_PARTLY,
     CommandFailed,
-    Group,
+    CommandGroup,
     Settings,
     describe,
     exit_code,
@@ -50,7 +50,7 @@ _REQUEST_BYTES = 8 << 20
 _INDEX = re.compile(r"messages\[(\d+)\]")
 
 
-class _ImportGroup(Group):
+class _ImportGroup(CommandGroup):
     """`import TOPIC FILE`, and `import redis`: what is no subcommand is a topic."""
 
     def resolve_command(

@@ -34,7 +34,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class LogEntry:
+class TimedEntry:
     """One line with a time, and the lines without one that follow it."""
 
     time_ms: int
@@ -42,21 +42,21 @@ class LogEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogFile:
     """A log in file order."""
 
-    entries: list[LogEntry]
+    entries: list[TimedEntry]
     line_count: int
     skipped_count: int  # lines before the first time
 
 
-def read_log(path: str, now: datetime) -> Log:
+def read_log(path: str, now: datetime) -> LogFile:
     """Read a log file, packed by gzip or not."""
     with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
         return parse_log(file, now)
 
 
-def parse_log(lines: Iterable[bytes], now: datetime) -> Log:
+def parse_log(lines: Iterable[bytes], now: datetime) -> LogFile:
     """The entries of a log; `now` settles the year where lines have none."""
     times: list[datetime] = []
     texts: list[list[bytes]] = []
@@ -82,8 +82,8 @@ def parse_log(lines: Iterable[bytes], now: datetime) -> Log:
             size = len(line)
     if yearless:
         times = list(_with_years(times, now))
-    entries = [LogEntry(_ms(when), b"\n".join(text)) for when, text in zip(times, texts, strict=True)]
-    return Log(entries, line_count, skipped_count)
+    entries = [TimedEntry(_ms(when), b"\n".join(text)) for when, text in zip(times, texts, strict=True)]
+    return LogFile(entries, line_count, skipped_count)
 
 
 def parse_time(line: bytes) -> tuple[datetime | None, bool]:

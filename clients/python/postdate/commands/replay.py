@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 import postdate
 from postdate._time import epoch_ms, moment
-from postdate.commands.logtimes import Log, LogEntry, read_log
+from postdate.commands.logtimes import LogFile, TimedEntry, read_log
 from postdate.commands.output import emit_one, emit_rows, plain, progress_bar, record
 from postdate.commands.settings import EXIT_CHECK_FAILED, Command, CommandFailed, Settings, run
 from postdate.commands.tally import Arrival, Expected, tally
@@ -35,7 +35,7 @@ class _Run:
     """One replay under way."""
 
     plan: Timeline
-    entries: list[LogEntry]  # in order of due time
+    entries: list[TimedEntry]  # in order of due time
     offsets_ms: list[int]
     start_ms: int = 0
     expected: dict[postdate.MessageId, Expected] = field(default_factory=dict)
@@ -193,7 +193,7 @@ async def forget(client: postdate.Client, topic: str) -> None:
         click.echo(plain(f"postdate: the topic {topic} was not deleted: {error}"), err=True)
 
 
-def _report(settings: Settings, path: str, log: Log, under_way: _Run, speed: float) -> None:
+def _report(settings: Settings, path: str, log: LogFile, under_way: _Run, speed: float) -> None:
     results = {name: tally(under_way.arrivals.get(name, ()), under_way.expected) for name in _SUBSCRIPTIONS}
     good = all(result.good for result in results.values())
     plan = under_way.plan
@@ -226,7 +226,7 @@ def _report(settings: Settings, path: str, log: Log, under_way: _Run, speed: flo
         raise CommandFailed("messages are missing, early, doubled or changed", EXIT_CHECK_FAILED)
 
 
-def _headline(path: str, log: Log, under_way: _Run, speed: float) -> str:
+def _headline(path: str, log: LogFile, under_way: _Run, speed: float) -> str:
     plan = under_way.plan
     original = show_duration(timedelta(milliseconds=plan.original_ms))
     length = show_duration(timedelta(milliseconds=plan.length_ms))

@@ -25,7 +25,7 @@ from postdate.commands.settings import (
     EXIT_NOT_FOUND,
     EXIT_PARTLY,
     CommandFailed,
-    Group,
+    CommandGroup,
     Settings,
     not_confirmed,
     run,
@@ -71,7 +71,7 @@ _YES = click.option(
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def schedule() -> None:
     """See, count, cancel and move pending messages."""
 

@@ -299,7 +299,7 @@ class Command(click.Command):
             self.params.append(option)
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group whose members take the global options too."""
 
     command_class = Command

@@ -28,7 +28,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class SubscriptionTally:
     """One subscription's result. Lateness counts from the due time, or from when the broker had the
     message where that was later."""
 
@@ -48,7 +48,7 @@ class Tally:
         return not (self.missing or self.duplicated or self.altered or self.early)
 
 
-def tally(arrivals: Sequence[Arrival], expected: Mapping[MessageId, Expected]) -> Tally:
+def tally(arrivals: Sequence[Arrival], expected: Mapping[MessageId, Expected]) -> SubscriptionTally:
     seen: set[MessageId] = set()
     duplicated = altered = early = out_of_order = 0
     latest_due_ms = 0
@@ -69,7 +69,7 @@ def tally(arrivals: Sequence[Arrival], expected: Mapping[MessageId, Expected]) -
         latest_due_ms = max(latest_due_ms, due_ms)
         lateness.append(arrival.arrived_ms - max(due_ms, arrival.publish_ms))
     lateness.sort()
-    return Tally(
+    return SubscriptionTally(
         arrived=len(seen),
         missing=len(expected.keys() - seen),
         duplicated=duplicated,
