@@ -64,6 +64,8 @@ class Follower:
         self._heard_ns = clock.boottime_ns()
         self._rests_until_ns = self._heard_ns + rest_ms * 1_000_000
         self._resigned_to_us = False
+        self.competes_last = False
+        """It takes over after a longer silence than others, and for another reason than a rest."""
 
     @property
     def silent_ms(self) -> float:
@@ -124,7 +126,7 @@ class Follower:
             self.silent_ms,
             self._lease.owner_lease_ms,
             self._rank,
-            rests=self._clock.boottime_ns() < self._rests_until_ns,
+            rests=self.competes_last or self._clock.boottime_ns() < self._rests_until_ns,
             resigned_to_us=self._resigned_to_us,
         )
 

@@ -2,6 +2,7 @@
 
     follow       read a group, apply it; ledgers, checkpoints and the index go on as an owner's do
     silence      after half a lease without a group a checkpoint, so that little is left to replay
+    clock        while it is far from the owner's, others take over first
     take over    the follower appends a take-over; the caller closes this broker and opens the folder again
 
 Nothing here decides: no consumer is served, no lease ends, no ledger is dropped, nothing expires.
@@ -28,6 +29,12 @@ CAUGHT_UP_MS = 1_000
 """A group that is applied this long after its owner began to store it leaves the standby behind."""
 
 _SKEW_GROUPS = 100
+_SKEW_GROUPS_MIN = 10
+"""Groups that tell of a clock: a few may only have been slow to come."""
+
+SKEW_TOLD_MS = 250
+SKEW_MAX_MS = 2_000
+"""Skew above which this standby takes over last: by its clock messages would be late, or early by all others."""
 
 
 class Standby:
@@ -43,6 +50,7 @@ class Standby:
         self._is_behind = True  # the end of the log has not been seen yet
         self._has_waited = False  # for the next group, which is new then
         self._ages_ms: deque[int] = deque(maxlen=_SKEW_GROUPS)  # of groups that were waited for, as they came
+        self._told_skew_ms = 0  # the bound that was passed when the log was last told of it
         self.owner = ""
         """The node that stored the last group; empty: it has resigned, or there is none yet."""
 
@@ -81,7 +89,27 @@ class Standby:
             self._ages_ms.clear()  # they were of another clock
         if self._has_waited:
             self._ages_ms.append(self._broker.clock.now_ms() - entry.head.wall_ms)
+            self._judge_clock()
         self._has_waited = False
+
+    def _judge_clock(self) -> None:
+        """Let other standbys take over first while this clock is far from the owner's; tell of changes."""
+        if len(self._ages_ms) < _SKEW_GROUPS_MIN:
+            return
+        skew_ms = self.skew_ms
+        passed = next((bound for bound in (SKEW_MAX_MS, SKEW_TOLD_MS) if abs(skew_ms) > bound), 0)
+        if passed == self._told_skew_ms:
+            return
+        self._told_skew_ms = passed
+        self._follower.competes_last = passed == SKEW_MAX_MS
+        if passed == SKEW_MAX_MS:
+            log.error(
+                "Far from the owner's clock, this node takes over after other standbys", ahead_ms=skew_ms
+            )
+        elif passed:
+            log.warning("The clock of this node is not the owner's", ahead_ms=skew_ms)
+        else:
+            log.info("The clock of this node is the owner's again", ahead_ms=skew_ms)
 
     def _note_end(self, is_end: bool) -> None:
         self._is_behind = not is_end

@@ -149,6 +149,33 @@ def test_a_standby_that_is_cut_off_says_how_far_it_is_behind() -> None:
     run_sim(scenario, seed=1)
 
 
+@pytest.mark.parametrize(("skew_ms", "winner"), [(-10_000, "c"), (10_000, "c"), (1_000, "b")])
+def test_a_standby_far_from_the_owners_clock_takes_over_last(skew_ms: int, winner: str) -> None:
+    """It is the first in rank, and the only one where no other is there."""
+
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        owner, first, second = (ShardBroker(bucket, loop, name, MemVfs()) for name in "abc")
+        await (await owner.follow())
+        node = await owner.own()
+        first.clock.step(skew_ms)
+        taking = {"b": await first.follow(rank=0), "c": await second.follow(rank=1)}
+        await asyncio.sleep(15)
+        owner.kill()
+        await asyncio.wait(taking.values(), return_when=asyncio.FIRST_COMPLETED)
+        assert [name for name, task in taking.items() if task.done()] == [winner]
+        if winner == "c":
+            second.kill()
+            await asyncio.wait_for(taking["b"], 3 * LEASE_MS / 1e3)
+        else:
+            taking["c"].cancel()
+            await second.node.stop()
+        first.kill()
+        assert node.failures == []
+
+    run_sim(scenario, seed=1)
+
+
 def test_a_folder_is_of_one_shard_or_of_none() -> None:
     async def scenario(loop: SimLoop, clock: SimClock) -> None:
         alone, shared = MemVfs(), MemVfs()

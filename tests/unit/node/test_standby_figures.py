@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from broker.cluster.group_head import GroupKind, Head, LogEntry, Shard
-from broker.node.standby import CAUGHT_UP_MS, Standby
+from broker.node.standby import CAUGHT_UP_MS, SKEW_MAX_MS, Standby
 
 SHARD = Shard(b"c" * 16, 0, 1)
 
@@ -17,6 +21,7 @@ class Follower:
     def __init__(self) -> None:
         self.apply: Any = None
         self.note_end: Any = None
+        self.competes_last = False
 
     async def run(self, apply: Any, note_end: Any) -> None:
         self.apply, self.note_end = apply, note_end
@@ -74,6 +79,31 @@ async def test_the_skew_is_the_least_age_of_groups_that_were_waited_for() -> Non
         world.follower.note_end(True)
         await world.come(world.now_ms - 200)
     assert world.standby.skew_ms == 200, "a clock that was set is forgotten with the last hundred groups"
+
+
+async def test_a_clock_that_is_far_off_has_its_node_take_over_last_until_it_is_set(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    world = await following()
+
+    async def come(ages_ms: Iterable[int]) -> None:
+        for age_ms in ages_ms:
+            world.follower.note_end(True)
+            await world.come(world.now_ms - age_ms)
+
+    await come(9 * [SKEW_MAX_MS + 1])
+    assert not world.follower.competes_last, "a few groups may only have been slow to come"
+    await come([SKEW_MAX_MS + 1, 60_000])
+    assert world.follower.competes_last
+    await come([SKEW_MAX_MS])
+    assert not world.follower.competes_last
+    await come(100 * [-SKEW_MAX_MS - 1])
+    assert world.follower.competes_last
+    await come(100 * [40])
+    assert not world.follower.competes_last
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ["ERROR", "WARNING", "ERROR", "INFO"], "told when it changes, and not with each group"
 
 
 async def test_another_owner_has_another_clock() -> None:
