@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import os
 import shutil
-import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from benchmarks.processes import free_ports
 
 SERVERS = ("versitygw", "minio")
 BUCKET = "postdate"
@@ -29,25 +30,32 @@ def need_server(name: str = "versitygw") -> str:
     return path
 
 
-def store_url(port: int, prefix: str = "") -> str:
-    return f"s3://{BUCKET}/{prefix}?endpoint=http://127.0.0.1:{port}"
+def store_url(port: int, prefix: str = "", host: str = "127.0.0.1") -> str:
+    return f"s3://{BUCKET}/{prefix}?endpoint=http://{host}:{port}"
 
 
 @contextlib.asynccontextmanager
-async def s3_server(program: str, folder: Path, *options: str) -> AsyncIterator[int]:
-    """A server with an empty bucket, and its port. Whoever opens a store of it needs CREDENTIALS in the environment.
+async def s3_server(
+    program: str,
+    folder: Path,
+    *options: str,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    command: Sequence[str] = (),
+) -> AsyncIterator[int]:
+    """A server with a bucket, and its port. Whoever opens a store of it needs CREDENTIALS in the environment.
 
-    With the option `--nometa` versitygw does not keep the condition of a create.
+    `command` are words before its own, which have it run elsewhere. With the option `--nometa` versitygw does not keep
+    the condition of a create.
     """
-    (folder / BUCKET).mkdir(parents=True)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    (folder / BUCKET).mkdir(parents=True, exist_ok=True)
+    port = port or free_ports(1)[0]
     process = await asyncio.create_subprocess_exec(
-        program, *_arguments(program, f"127.0.0.1:{port}", folder, options),
+        *command, program, *_arguments(program, f"{host}:{port}", folder, options),
         env=_environment(), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        await _serving(process, port)
+        await _serving(process, host, port)
         yield port
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -73,14 +81,14 @@ def _environment() -> dict[str, str]:
     }
 
 
-async def _serving(process: asyncio.subprocess.Process, port: int) -> None:
+async def _serving(process: asyncio.subprocess.Process, host: str, port: int) -> None:
     """Wait until the server answers a request; MinIO listens before it can."""
     async with asyncio.timeout(60):
         while True:
             assert process.returncode is None, "the server has ended"
             with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(f"GET /{BUCKET} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode())
+                reader, writer = await asyncio.open_connection(host, port)
+                writer.write(f"GET /{BUCKET} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
                 answer = await reader.readline()
                 writer.close()
                 if b" 403 " in answer:  # nobody asked with credentials

@@ -2,8 +2,10 @@
 
     python -m tests.process.cluster_run --minutes 60 --every 60
 
-The store is a real S3-compatible server (`tests/s3_server.py`), each node behind a proxy of its own that can be cut; or, with
-`--store file`, a folder, which cannot be cut. It ends with the counts as JSON, and with status 1 if a promise was broken.
+The store is a real S3-compatible server (`tests/s3_server.py`), each node behind a proxy of its own that can be cut. With
+`--site file` it is a folder, which cannot be cut; with `--site namespaces` nodes, store and clients are in network
+namespaces of their own, which only root can make (`cluster_sites.py`). It ends with the counts as JSON, and with status 1 if a
+promise was broken.
 """
 
 from __future__ import annotations
@@ -14,29 +16,27 @@ import contextlib
 import json
 import os
 import random
-import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
 
 import postdate
-from benchmarks.processes import free_ports
 from postdate_api.v1 import admin_pb2, admin_pb2_grpc
 from tests.process.cluster_history import History
-from tests.s3_server import CREDENTIALS, need_server, s3_server, store_url
+from tests.process.cluster_sites import NODES, SITES, FileSite
+from tests.s3_server import CREDENTIALS
 
 ROOT = Path(__file__).parents[2]
-NODES = ("a", "b", "c")
 TOPIC = "orders"
 SUBSCRIPTIONS = ("billing", "audit")
 LEASE_MS = 4_000
-KINDS = ("kill", "freeze", "cut")
+FAULT_LEASES = (2.75, 5.0)
+"""Longer than standbys wait that rest, two leases and a half for the last in rank."""
 SETTLE_SECONDS = 60.0
 WAITING_MAX = 5_000
 """Messages without an answer: while nobody owns the shard they gather."""
@@ -46,67 +46,16 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Link:
-    """A connection between a node and its store that can be cut: nothing passes then, and nobody is told."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._whole = asyncio.Event()
-        self._whole.set()
-        self._writers: set[asyncio.StreamWriter] = set()
-
-    @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator[int]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        try:
-            yield server.sockets[0].getsockname()[1]
-        finally:
-            server.close()
-            for writer in [*self._writers]:
-                writer.close()
-
-    def cut(self) -> None:
-        self._whole.clear()
-
-    def mend(self) -> None:
-        """Let new connections pass; those of before are ended."""
-        for writer in [*self._writers]:
-            writer.transport.abort()
-        self._whole.set()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        try:
-            await self._whole.wait()
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
-            self._writers.add(far_writer)
-            try:
-                await asyncio.gather(self._pass(reader, far_writer), self._pass(far_reader, writer))
-            finally:
-                self._writers.discard(far_writer)
-                far_writer.close()
-        except OSError:
-            pass
-        finally:
-            self._writers.discard(writer)
-            writer.close()
-
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65_536):
-            await self._whole.wait()
-            writer.write(data)
-            await writer.drain()
-        writer.close()
-
-
 class Member:
     """One node: a process that is started anew whenever it ends."""
 
-    def __init__(self, name: str, settings: dict[str, str], folder: Path, link: Link | None) -> None:
+    def __init__(
+        self, name: str, settings: dict[str, str], folder: Path, command: tuple[str, ...] = ()
+    ) -> None:
         self.name = name
-        self.link = link
         self.starts = 0
         self._settings = settings
+        self._command = command
         self._folder = folder
         self.process: asyncio.subprocess.Process | None = None
         self.statuses: Counter[int] = Counter()
@@ -118,7 +67,7 @@ class Member:
             try:
                 while True:
                     self.process = await asyncio.create_subprocess_exec(
-                        sys.executable, "-m", "broker", "serve", *arguments,
+                        *self._command, sys.executable, "-m", "broker", "serve", *arguments,
                         cwd=ROOT, env={**os.environ, **CREDENTIALS}, stdout=output, stderr=output,
                     )  # fmt: skip
                     self.starts += 1
@@ -232,9 +181,8 @@ class Run:
         self.options = options
         self.folder = folder
         self.rng = random.Random(options.seed)
-        ports = free_ports(2 * len(NODES))
-        self.addresses = {name: f"127.0.0.1:{port}" for name, port in zip(NODES, ports, strict=False)}
-        self._http_ports = dict(zip(NODES, ports[len(NODES) :], strict=True))
+        self.site: FileSite = SITES[options.site](folder, self.rng)
+        self.addresses = self.site.addresses
         self.load = Load(",".join(self.addresses.values()), options.seed, options.rate)
         self.faults: Counter[str] = Counter()
         self.members: dict[str, Member] = {}
@@ -267,35 +215,26 @@ class Run:
         return self._judge()
 
     async def _make_members(self, stack: contextlib.AsyncExitStack) -> None:
-        links: dict[str, Link | None] = dict.fromkeys(NODES)
-        if self.options.store == "file":
-            stores = dict.fromkeys(NODES, f"file://{self.folder / 'store'}")
-            (self.folder / "store").mkdir()
-            create_url = stores["a"]
-        else:
-            port = await stack.enter_async_context(s3_server(need_server(), self.folder / "s3"))
-            create_url, stores = store_url(port, "run"), {}
-            for name in NODES:
-                links[name] = link = Link(port)
-                stores[name] = store_url(await stack.enter_async_context(link.listening()), "run")
+        await stack.enter_async_context(self.site.up())
         created = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "broker", "cluster", "create", create_url, cwd=ROOT, env={**os.environ, **CREDENTIALS}
+            sys.executable, "-m", "broker", "cluster", "create", self.site.create_url, cwd=ROOT, env={**os.environ, **CREDENTIALS}
         )  # fmt: skip
         assert await created.wait() == 0
         nodes = ",".join(f"{name}={address}" for name, address in self.addresses.items())
         for name in NODES:
             settings = {
-                "cluster_store": stores[name],
+                "cluster_store": self.site.stores[name],
                 "cluster_nodes": nodes,
                 "node": name,
                 "data_dir": str(self.folder / f"data-{name}"),
                 "grpc_address": self.addresses[name],
-                "http_address": f"127.0.0.1:{self._http_ports[name]}",
+                "allow_plaintext": "true",
+                "http_address": "127.0.0.1:0",
                 "dedup_window_ms": "1h",
                 "log_format": "json",
                 "disk_reserve_bytes": "0",
             }
-            self.members[name] = Member(name, settings, self.folder, links[name])
+            self.members[name] = Member(name, settings, self.folder, self.site.command(name))
 
     async def _owner(self) -> str:
         """The owner of the highest epoch that any node knows; empty if nobody answers."""
@@ -317,31 +256,17 @@ class Run:
         return owner
 
     async def _fault(self) -> None:
-        """Take the owner away, in the way whose turn it is, and wait for another one."""
-        kinds = KINDS if self.options.store != "file" else KINDS[:2]
-        kind = kinds[sum(self.faults.values()) % len(kinds)]
+        """Do to the owner what is next in turn, and wait for another one, or for whoever is left."""
+        kind = self.site.kinds[sum(self.faults.values()) % len(self.site.kinds)]
         member, epoch = self.members[await self._wait_owner(60)], self.epoch
         self.faults[kind] += 1
         begun = time.monotonic()
-        back: Callable[[], None] = lambda: None  # noqa: E731
-        if kind == "kill":
-            member.send(signal.SIGKILL)
-        elif kind == "freeze":
-            member.send(signal.SIGSTOP)
-            back = lambda: member.send(signal.SIGCONT)  # noqa: E731
-        else:
-            assert member.link is not None
-            member.link.cut()
-            back = member.link.mend
-        try:
-            await asyncio.sleep(self.rng.uniform(2.5, 5) * LEASE_MS / 1e3)
-        finally:
-            back()
+        async with self.site.fault(kind, member.name, member.send):
+            await asyncio.sleep(self.rng.uniform(*FAULT_LEASES) * LEASE_MS / 1e3)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(60):
-                while self.epoch == epoch:
+                while not await self._owner() or (kind in self.site.takes_owner and self.epoch == epoch):
                     await asyncio.sleep(0.2)
-                    await self._owner()
         print(
             f"{kind} of {member.name}: epoch {epoch} to {self.epoch} within {time.monotonic() - begun:.1f} s; "
             f"{json.dumps(self.load.history.facts(SUBSCRIPTIONS))}",
@@ -366,6 +291,7 @@ class Run:
             "starts": {name: member.starts for name, member in self.members.items()},
             "ends": {name: dict(member.statuses) for name, member in self.members.items()},
             "errors": dict(self.load.errors),
+            **self.site.facts(),
         }
         print(json.dumps(facts, indent=1))
         for violation in history.violations[:50]:
@@ -390,7 +316,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--every", type=float, default=60, help="seconds between faults")
     parser.add_argument("--rate", type=float, default=200, help="messages a second")
-    parser.add_argument("--store", choices=("s3", "file"), default="s3")
+    parser.add_argument("--site", choices=tuple(SITES), default="s3", help="where nodes and store are")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="keeps data and logs; a temporary one is removed")
     options = parser.parse_args()

@@ -1,0 +1,247 @@
+"""Sites of three nodes and their store, and the faults that each allows: processes stopped, links cut, packets lost.
+
+FileSite        a folder is the store
+ProxySite       a real S3-compatible server, each node behind a connection of its own that can be cut
+NamespaceSite   the same server; it, each node and the clients in network namespaces of their own, whose links delay
+                and lose packets at all times, and can be cut in either direction
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from benchmarks.processes import free_ports
+from tests.process.namespaces import Network
+from tests.s3_server import need_server, s3_server, store_url
+
+NODES = ("a", "b", "c")
+PREFIX = "run"
+PORT = 7650
+Signal = Callable[[signal.Signals], None]
+"""Sends a signal to the process of the owner."""
+
+
+class FileSite:
+    """See the module's description."""
+
+    takes_owner: frozenset[str] = frozenset({"kill", "freeze"})
+    """Faults that cost an owner its shard, if they last."""
+    kinds: tuple[str, ...] = ("kill", "freeze")
+
+    def __init__(self, folder: Path, rng: random.Random) -> None:
+        self.folder = folder
+        self.rng = rng
+        self.addresses = {name: f"127.0.0.1:{port}" for name, port in zip(NODES, free_ports(3), strict=True)}
+        self.stores: dict[str, str] = {}
+        self.create_url = ""
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator[None]:
+        """Have the store there, and what lies between it and the nodes."""
+        (self.folder / "store").mkdir()
+        self.create_url = f"file://{self.folder / 'store'}"
+        self.stores = dict.fromkeys(NODES, self.create_url)
+        yield
+
+    def command(self, name: str) -> tuple[str, ...]:
+        """Return the words before the command of a node."""
+        return ()
+
+    @asynccontextmanager
+    async def fault(self, kind: str, owner: str, send: Signal) -> AsyncIterator[None]:
+        """The time of a fault. A process that was killed is started again by whoever watches it."""
+        if kind == "kill":
+            send(signal.SIGKILL)
+            yield
+        else:
+            assert kind == "freeze"
+            send(signal.SIGSTOP)
+            try:
+                yield
+            finally:
+                send(signal.SIGCONT)
+
+    def facts(self) -> dict[str, object]:
+        """Return what is to be told of a run besides its history."""
+        return {}
+
+
+class ProxySite(FileSite):
+    """See the module's description."""
+
+    takes_owner = FileSite.takes_owner | {"cut"}
+    kinds = (*FileSite.kinds, "cut")
+
+    def __init__(self, folder: Path, rng: random.Random) -> None:
+        super().__init__(folder, rng)
+        self._proxies: dict[str, Proxy] = {}
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            port = await stack.enter_async_context(s3_server(need_server(), self.folder / "s3"))
+            self.create_url = store_url(port, PREFIX)
+            for name in NODES:
+                self._proxies[name] = proxy = Proxy(port)
+                self.stores[name] = store_url(await stack.enter_async_context(proxy.listening()), PREFIX)
+            yield
+
+    @asynccontextmanager
+    async def fault(self, kind: str, owner: str, send: Signal) -> AsyncIterator[None]:
+        if kind != "cut":
+            async with super().fault(kind, owner, send):
+                yield
+            return
+        self._proxies[owner].cut()
+        try:
+            yield
+        finally:
+            self._proxies[owner].mend()
+
+
+class NamespaceSite(FileSite):
+    """See the module's description.
+
+    cut       nothing passes between the owner and the store
+    mute      nothing of the owner comes to the store
+    deaf      nothing of the store comes to the owner
+    island    nothing passes between the owner and anybody
+    unheard   nothing passes between the owner and the clients: it stays the owner
+    slow      packets of all links take ten times as long, and one in ten is lost
+    store     the store is killed, and comes back later
+    """
+
+    takes_owner = FileSite.takes_owner | {"cut", "mute", "deaf", "island"}
+    kinds = (*FileSite.kinds, "cut", "mute", "deaf", "island", "unheard", "slow", "store")
+
+    def __init__(self, folder: Path, rng: random.Random) -> None:
+        super().__init__(folder, rng)
+        self._network = Network((*NODES, "store"), "clients", rng)
+        self.addresses = {name: f"{self._network.address(name)}:{PORT}" for name in NODES}
+        self._store = AsyncExitStack()
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator[None]:
+        host = self._network.address("store")
+        self.create_url = store_url(PORT, PREFIX, host)
+        self.stores = dict.fromkeys(NODES, self.create_url)
+        async with self._network.up():
+            await self._start_store()
+            try:
+                self._set_links(delay_ms=5, jitter_ms=5, loss=0.01)
+                yield
+            finally:
+                await self._store.aclose()
+
+    def command(self, name: str) -> tuple[str, ...]:
+        return self._network.command(name)
+
+    @asynccontextmanager
+    async def fault(self, kind: str, owner: str, send: Signal) -> AsyncIterator[None]:
+        network = self._network
+        if kind in FileSite.kinds:
+            async with super().fault(kind, owner, send):
+                yield
+        elif kind == "store":
+            await self._store.aclose()
+            try:
+                yield
+            finally:
+                await self._start_store()
+        elif kind == "slow":
+            self._set_links(delay_ms=50, jitter_ms=50, loss=0.1)
+            try:
+                yield
+            finally:
+                self._set_links(delay_ms=5, jitter_ms=5, loss=0.01)
+        else:
+            links = {
+                "cut": [network.link(owner, "store"), network.link("store", owner)],
+                "mute": [network.link(owner, "store")],
+                "deaf": [network.link("store", owner)],
+                "island": network.links(owner),
+                "unheard": [network.link(owner, "clients"), network.link("clients", owner)],
+            }[kind]
+            for link in links:
+                link.is_cut = True
+            try:
+                yield
+            finally:
+                for link in links:
+                    link.is_cut = False
+
+    def facts(self) -> dict[str, object]:
+        links = self._network.all_links()
+        return {"packets": {"passed": sum(x.passed for x in links), "lost": sum(x.lost for x in links)}}
+
+    def _set_links(self, *, delay_ms: float, jitter_ms: float, loss: float) -> None:
+        for link in self._network.all_links():
+            link.delay_ms, link.jitter_ms, link.loss = delay_ms, jitter_ms, loss
+
+    async def _start_store(self) -> None:
+        host, command = self._network.address("store"), self.command("store")
+        await self._store.enter_async_context(
+            s3_server(need_server(), self.folder / "s3", host=host, port=PORT, command=command)
+        )
+
+
+class Proxy:
+    """A connection between a node and its store that can be cut: nothing passes then, and nobody is told."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._whole = asyncio.Event()
+        self._whole.set()
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for writer in [*self._writers]:
+                writer.close()
+
+    def cut(self) -> None:
+        self._whole.clear()
+
+    def mend(self) -> None:
+        """Let new connections pass; those of before are ended."""
+        for writer in [*self._writers]:
+            writer.transport.abort()
+        self._whole.set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            await self._whole.wait()
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+            self._writers.add(far_writer)
+            try:
+                await asyncio.gather(self._pass(reader, far_writer), self._pass(far_reader, writer))
+            finally:
+                self._writers.discard(far_writer)
+                far_writer.close()
+        except OSError:
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            await self._whole.wait()
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+
+SITES: dict[str, type[FileSite]] = {"file": FileSite, "s3": ProxySite, "namespaces": NamespaceSite}
