@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -82,6 +83,14 @@ class Authority:
         Path(pair.key_file).write_bytes(pem_of(key))
         Path(pair.cert_file).write_bytes(certificate.public_bytes(Encoding.PEM))
         return pair
+
+
+def credentials_of(pair: Pair, authority: Authority) -> grpc.ChannelCredentials:
+    """Return what a client proves itself with, and whom it trusts."""
+    authorities, key, chain = (
+        Path(path).read_bytes() for path in (authority.ca_file, pair.key_file, pair.cert_file)
+    )
+    return grpc.ssl_channel_credentials(authorities, key, chain)
 
 
 def _builder(

@@ -25,6 +25,7 @@ from broker.observe.logs import get_logger
 from broker.rpc.calls import END_OF_STREAM, CallHost, refuse, refuse_unread
 from broker.rpc.status import DETAILS_KEY, Context
 from broker.rpc.tls import OpenChannel
+from broker.settings import ConfigError
 
 log = get_logger(__name__)
 
@@ -32,6 +33,8 @@ DIRECT = "postdate-direct"
 """Key of the metadata by which a client asks for the owner alone: any value but an empty one."""
 _CALLS_A_CONNECTION = 200
 """Less than `grpc.max_concurrent_streams` of the owner's port."""
+CONNECTION_SECONDS = 600.0
+"""Time for which a connection takes new calls: the next one is opened with the certificates of that day."""
 _OPTIONS = {
     "grpc.max_receive_message_length": -1,  # the owner has bounds of its own, and so has the port here
     "grpc.max_send_message_length": -1,
@@ -108,6 +111,11 @@ class _Connection:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
         self.calls = 0
+        self._opened = asyncio.get_running_loop().time()
+
+    @property
+    def is_old(self) -> bool:
+        return asyncio.get_running_loop().time() - self._opened >= CONNECTION_SECONDS
 
 
 class OwnerConnections:
@@ -117,15 +125,15 @@ class OwnerConnections:
         self._open_channel = open_channel
         self._options = (*_OPTIONS.items(), ("grpc.http2.lookahead_bytes", window_bytes))
         self._connections: list[_Connection] = []
+        self._closing: set[asyncio.Task[None]] = set()
         self._forwarded: set[ForwardedCall] = set()
 
     @contextmanager
     def channel(self, call: ForwardedCall) -> Iterator[grpc.aio.Channel]:
-        """Return a channel with room for one more call."""
-        connection = next((each for each in self._connections if each.calls < _CALLS_A_CONNECTION), None)
-        if connection is None:
-            connection = _Connection(self._open_channel(self._options))
-            self._connections.append(connection)
+        """Return a channel with room for one more call. Raises Unavailable if none can be opened."""
+        self._close_old()
+        rooms = (each for each in self._connections if each.calls < _CALLS_A_CONNECTION and not each.is_old)
+        connection = next(rooms, None) or self._open()
         connection.calls += 1
         self._forwarded.add(call)
         try:
@@ -133,6 +141,24 @@ class OwnerConnections:
         finally:
             self._forwarded.discard(call)
             connection.calls -= 1
+            self._close_old()
+
+    def _open(self) -> _Connection:
+        try:
+            connection = _Connection(self._open_channel(self._options))
+        except ConfigError as error:
+            log.error("Calls cannot be passed on to the owner", error=error)
+            raise Unavailable("The node's certificate cannot be read: its log says why") from error
+        self._connections.append(connection)
+        return connection
+
+    def _close_old(self) -> None:
+        """Close the connections that take no more calls and have none."""
+        for connection in [each for each in self._connections if each.is_old and not each.calls]:
+            self._connections.remove(connection)
+            closing = asyncio.create_task(connection.channel.close(None), name="old connection to the owner")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def close(self, error: PostdateError) -> None:
         """End all calls, and the connections (FORWARD-2)."""

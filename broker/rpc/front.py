@@ -34,7 +34,6 @@ from broker.rpc.reception import window_bytes
 from broker.rpc.status import Context
 from broker.rpc.tls import channel_to_node
 from broker.runtime.clock import Clock
-from broker.settings import ConfigError
 from postdate_api.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
 
 log = get_logger(__name__)
@@ -171,12 +170,8 @@ class Front:
             return
         former, self._route, self._owner = self._owner, route, None
         if route.owner_address:
-            try:
-                opening = channel_to_node(self._host.config, route.owner_address)
-            except ConfigError as error:
-                log.error("Calls cannot be passed on to the owner", error=error)
-            else:
-                self._owner = OwnerConnections(opening, window_bytes(self._host.config))
+            opening = channel_to_node(self._host.config, route.owner_address)
+            self._owner = OwnerConnections(opening, window_bytes(self._host.config))
         if former is not None:
             closing = asyncio.create_task(former.close(_lost_owner()), name="former owner of the front")
             self._tasks.add(closing)

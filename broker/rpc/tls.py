@@ -79,10 +79,15 @@ def channel_to_node(config: BrokerConfig, address: str) -> OpenChannel:
     """Return what opens channels to another node, which proves itself with a certificate where this one does.
 
     Trusted are the system's authorities, those that vouch for clients, and what is in the file of the own certificate:
-    its chain, or a certificate that all nodes share. Raises ConfigError where a file cannot be read.
+    its chain, or a certificate that all nodes share. The files are read for each channel, as they are replaced from
+    time to time; that raises ConfigError where one cannot be read.
     """
     if not config.tls_cert_file:
         return lambda options: grpc.aio.insecure_channel(address, options=options)
+    return lambda options: grpc.aio.secure_channel(address, _node_credentials(config), options=options)
+
+
+def _node_credentials(config: BrokerConfig) -> grpc.ChannelCredentials:
     chain = _read("tls_cert_file", config.tls_cert_file)
     roots = [chain]
     if config.tls_client_ca_file:
@@ -90,12 +95,11 @@ def channel_to_node(config: BrokerConfig, address: str) -> OpenChannel:
     system = ssl.get_default_verify_paths().cafile
     if system is not None:
         roots.append(_read("SSL_CERT_FILE", system))
-    credentials = grpc.ssl_channel_credentials(
+    return grpc.ssl_channel_credentials(
         root_certificates=b"\n".join(roots),
         private_key=_read_key(config.tls_key_file),
         certificate_chain=chain,
     )
-    return lambda options: grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def _check_pair(config: BrokerConfig, certificate: x509.Certificate, key: bytes) -> None:

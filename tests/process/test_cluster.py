@@ -16,15 +16,18 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
+import postdate
 from benchmarks.processes import free_ports
 from broker.cli import main
 from broker.cluster.creation import create_cluster
 from broker.cluster.file_store import FileStore
 from postdate_api.v1 import admin_pb2, admin_pb2_grpc, message_pb2, producer_pb2, producer_pb2_grpc
+from tests.certificates import Authority, Pair, credentials_of
 from tests.depth import at_depth
 from tests.process.conftest import LIMIT_SECONDS, SMALL, BrokerProcess, Start
 from tests.process.load import TOPIC, UNDER_WAY, Load, run_for
 from tests.process.test_crash import StreamCut, settle
+from tests.wire.access_files import Files
 
 LEASE_MS = 3_000
 OWNER_SECONDS = 60.0
@@ -40,9 +43,13 @@ def when(process: BrokerProcess, message: str) -> float:
 class Trio:
     """The processes of three nodes, by name."""
 
-    def __init__(self, start: Start, folder: Path) -> None:
+    def __init__(
+        self, start: Start, folder: Path, settings_of: Callable[[str], dict[str, str]] = lambda name: {}
+    ) -> None:
+        """`settings_of` has what a node has besides, by its name."""
         self._start = start
         self._folder = folder
+        self._settings_of = settings_of
         self._ports = dict(zip("abc", free_ports(3), strict=True))
         self.processes: dict[str, BrokerProcess] = {}
 
@@ -64,6 +71,7 @@ class Trio:
             node=name,
             base_interval_ms="3s",
             **SMALL,
+            **self._settings_of(name),
         )
 
     async def owner(self) -> tuple[str, BrokerProcess]:
@@ -264,6 +272,68 @@ async def test_a_shard_is_moved_to_the_node_that_is_named_and_back(start: Start,
     await trio.settle(load)
     assert not load.violations, load.violations[:5]
     assert all(load.confirmed.values())
+
+
+@pytest.mark.deep
+async def test_nodes_prove_themselves_to_each_other_and_to_clients_by_certificates(
+    start: Start, tmp_path: Path
+) -> None:
+    """Each node has a certificate of its own, and all have one authority, which everybody needs."""
+    files, authority = Files(tmp_path), Authority(tmp_path)
+    files.access(
+        '[[grant]]\nprincipals = ["token:admin", "cert:shop"]\ntopics = ["*"]\nrights = ["produce", "manage"]\n'
+    )
+    pairs = {name: authority.issue(name, common_name=f"node-{name}", is_local=True) for name in "abc"}
+    own = authority.issue("shop", common_name="shop")
+
+    def settings_of(name: str) -> dict[str, str]:
+        pair, kept = pairs[name], ("access_file", "tokens_file")
+        return {
+            **{each: files.settings[each] for each in kept},
+            "tls_cert_file": pair.cert_file,
+            "tls_key_file": pair.key_file,
+            "tls_client_ca_file": authority.ca_file,
+        }
+
+    trio = Trio(start, tmp_path, settings_of)
+    await trio.create()
+    name, owner = await trio.owner()
+    for node in trio.processes:
+        await trio.following(node)
+    standby = next(node for node in trio.processes if node != name)
+    token_file = tmp_path / "admin.token"
+    token_file.write_text("admin-secret")
+    with_token = ["--tls-cert", own.cert_file, "--tls-key", own.key_file, "--token-file", str(token_file)]
+    connection = ["--address", trio.address(standby), "--tls-ca", authority.ca_file, *with_token]
+
+    async def run(*command: str) -> str:
+        done = await asyncio.to_thread(CliRunner().invoke, main, [*command, *connection])
+        assert done.exit_code == 0, (done.output, trio.lines())
+        return done.output
+
+    await pass_on(trio.address(standby), authority, own)
+    tls = postdate.Tls(ca_file=authority.ca_file, cert_file=own.cert_file, key_file=own.key_file)
+    addresses = ",".join(map(trio.address, trio.processes))
+    async with postdate.connect(addresses, tls=tls) as client, client.producer(TOPIC) as producer:
+        await producer.send(b"by the right of a certificate, of the owner itself")
+        assert f"owner {name}, epoch " in await run("cluster", "status")
+        await run("cluster", "move", "--to", standby)
+        assert await owner.wait() == 1
+        await producer.send(b"of the next owner")
+    other = next(node for node in trio.processes if node not in (name, standby))
+    await pass_on(trio.address(other), authority, own)
+
+
+async def pass_on(address: str, authority: Authority, pair: Pair) -> None:
+    """See a standby pass on what comes with a token, and nothing else."""
+    credentials = credentials_of(pair, authority)
+    request = producer_pb2.ProduceRequest(topic=TOPIC, messages=[message_pb2.Message(payload=b"1")])
+    async with grpc.aio.secure_channel(address, credentials) as channel:
+        produce = producer_pb2_grpc.ProducerServiceStub(channel).Produce
+        token = [("authorization", "Bearer admin-secret")]
+        await until_answered(lambda: produce(request, timeout=5, metadata=token))
+        refusal = await until_refused(lambda: produce(request, timeout=5))
+        assert "does not own the shard; its owner is at" in (refusal.details() or "")
 
 
 async def until_answered(call: Callable[[], Awaitable[Any]]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +25,7 @@ from broker.rpc.reception import Reception
 from broker.runtime.clock import SystemClock
 from broker.server import Server
 from postdate_api.v1 import admin_pb2, consumer_pb2, producer_pb2
-from tests.certificates import Authority, Pair
+from tests.certificates import Authority, credentials_of
 from tests.configs import broker_config
 from tests.wire.access_files import Files, bearer
 from tests.wire.conftest import Serve, Wire, batch, eventually, ids_of, refused, within
@@ -348,15 +350,12 @@ async def test_tokens_are_judged_here_and_by_the_owner(serve: Serve, face: Face,
     assert await health_of(node) == SERVING
 
 
-def credentials_of(pair: Pair, authority: Authority) -> grpc.ChannelCredentials:
-    authorities, key, chain = (
-        Path(path).read_bytes() for path in (authority.ca_file, pair.key_file, pair.cert_file)
-    )
-    return grpc.ssl_channel_credentials(authorities, key, chain)
-
-
-async def test_identities_of_certificates_do_not_pass(serve: Serve, tmp_path: Path):
-    files, authority = Files(tmp_path), Authority(tmp_path)
+@asynccontextmanager
+async def nodes_with_certificates(
+    serve: Serve, folder: Path, authority: Authority
+) -> AsyncIterator[tuple[FrontNode, Callable[..., Awaitable[Any]]]]:
+    """A front before an owner, both with certificates, and Produce through it; the client has one of its own."""
+    files = Files(folder)
     # The certificate of the nodes has rights of its own, which must not become those of whoever calls through them.
     files.access('[[grant]]\nprincipals = ["*"]\ntopics = ["*"]\nrights = ["produce", "manage"]\n')
     pair, own = authority.issue("server", is_local=True), authority.issue("client", common_name="billing")
@@ -369,17 +368,53 @@ async def test_identities_of_certificates_do_not_pass(serve: Serve, tmp_path: Pa
     owner = await serve(**settings)
     node = FrontNode(owner, **settings)
     await node.front.start()
-    credentials = credentials_of(own, authority)
     name = [("grpc.ssl_target_name_override", "localhost")]
+    credentials = credentials_of(own, authority)
     try:
         async with grpc.aio.secure_channel(node.grpc_address, credentials, options=name) as channel:
             produce: Any = channel.unary_unary("/postdate.v1.ProducerService/Produce")
             message = batch("orders", b"x").SerializeToString()
-            assert (await refused(produce(message))).reason == "NOT_OWNER"
-            answer = await within(produce(message, metadata=bearer("shop-secret")))
-            assert producer_pb2.ProduceResponse.FromString(answer).ids[0].count == 1
+            yield node, lambda metadata=None: produce(message, metadata=metadata)
     finally:
         await within(node.front.stop())
+
+
+async def test_identities_of_certificates_do_not_pass(serve: Serve, tmp_path: Path):
+    async with nodes_with_certificates(serve, tmp_path, Authority(tmp_path)) as (_, produce):
+        assert (await refused(produce())).reason == "NOT_OWNER"
+        answer = await within(produce(bearer("shop-secret")))
+        assert producer_pb2.ProduceResponse.FromString(answer).ids[0].count == 1
+
+
+async def test_a_connection_to_the_owner_is_opened_anew_with_the_certificates_of_that_day(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The owner ends a connection after an hour, and the former certificate may have ended by then."""
+    authority = Authority(tmp_path)
+    opened: list[grpc.aio.Channel] = []
+
+    def open_channel(*arguments: Any, **options: Any) -> grpc.aio.Channel:
+        opened.append(secure_channel(*arguments, **options))
+        return opened[-1]
+
+    secure_channel = grpc.aio.secure_channel
+    async with nodes_with_certificates(serve, tmp_path, authority) as (node, produce):
+        monkeypatch.setattr(grpc.aio, "secure_channel", open_channel)
+        for _ in range(2):
+            await within(produce(bearer("shop-secret")))
+        assert len(opened) == 1, "it is kept"
+        os.rename(node.config.tls_key_file, tmp_path / "away")
+        await within(produce(bearer("shop-secret")))
+        monkeypatch.setattr(forward, "CONNECTION_SECONDS", 0.0)
+        refusal = await refused(produce(bearer("shop-secret")))
+        assert refusal.code is grpc.StatusCode.UNAVAILABLE and "certificate" in refusal.message
+        authority.issue("server", is_local=True)
+        for _ in range(2):
+            await within(produce(bearer("shop-secret")))
+        assert len(opened) == 3
+        await eventually(
+            lambda: all(each.get_state() is grpc.ChannelConnectivity.SHUTDOWN for each in opened)
+        )
 
 
 # -- bounds --------------------------------------------------------------------------------------------------
