@@ -6,12 +6,14 @@ store in the same region (`slow_store_broker.py`), or what the disk takes.
 
 from __future__ import annotations
 
+import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 import grpc
@@ -23,6 +25,8 @@ from benchmarks.scenarios import CONSTANT_DELAY, RANDOM_DELAY, Figures, Scenario
 _PUT_MS = "30,150"
 _SCRIPT = HERE / "benchmarks/slow_store_broker.py"
 _OWNER_SECONDS_MAX = 60.0
+_BASE_SECONDS_MAX = 180.0
+"""A node looks for bases once a minute, and makes one where there is none."""
 
 
 class Node(Broker):
@@ -52,23 +56,33 @@ class Node(Broker):
             time.sleep(0.02)
         raise BenchmarkFailed(f"node {self.name} did not become the owner; its log ends: {self.log_tail()}")
 
+    def logged(self, sentence: str) -> tuple[datetime, str]:
+        """Return the line of its log with a sentence, and its time."""
+        for line in self.log_text().splitlines():
+            time_text, _, rest = line.partition(" ")
+            if sentence in rest:
+                return datetime.fromisoformat(time_text), rest
+        raise BenchmarkFailed(
+            f"node {self.name} has not logged {sentence!r}; its log ends: {self.log_tail()}"
+        )
+
 
 @contextmanager
-def _cluster(setup: Setup, *names: str, put_ms: str = _PUT_MS) -> Iterator[list[Node]]:
-    """Nodes that run; the first of them owns the shard."""
+def _cluster(setup: Setup, *names: str, put_ms: str = _PUT_MS, fresh: str = "") -> Iterator[list[Node]]:
+    """Nodes that run, the first of which owns the shard, and last one that is not started yet, if it has a name."""
     store = setup.folder / "store"
     store.mkdir(parents=True)
     command = [sys.executable, "-m", "broker.cli", "cluster", "create", f"file://{store}"]
     subprocess.run(
         command, env=environment(setup.source), cwd=setup.source, check=True, capture_output=True, timeout=120
     )
-    nodes = [Node(setup, name, store, put_ms=put_ms) for name in names]
+    nodes = [Node(setup, name, store, put_ms=put_ms) for name in (*names, *([fresh] if fresh else []))]
     try:
         for node in nodes:
             node.join(*nodes)
         nodes[0].start()
         nodes[0].wait_owner()
-        for node in nodes[1:]:
+        for node in nodes[1 : len(names)]:
             node.start()
             node.wait_ready()
         yield nodes
@@ -112,7 +126,7 @@ def cluster_produce(setup: Setup) -> Figures:
 
 
 def _puts(node: Node) -> float:
-    return node.metrics()["postdate_append_seconds_count"]
+    return node.metrics()["postdate_journal_sync_seconds_count"]
 
 
 def _awaited(setup: Setup, put_ms: str) -> Figures:
@@ -148,6 +162,24 @@ def cluster_standby(setup: Setup) -> Figures:
         standby.wait_quiet()
         spent = cpu_seconds(owner.pid) - before[0], cpu_seconds(standby.pid) - before[1]
     return {"ratio": spent[1] / spent[0], "owner_s": spent[0], "standby_s": spent[1]}
+
+
+def cluster_seed(setup: Setup) -> Figures:
+    """Bytes a second at which a node without a folder gets the newest base, until it follows."""
+    with _cluster(setup, "a", fresh="b") as (owner, fresh):
+        load(setup, owner, setup.sized(10_000_000), CONSTANT_DELAY)
+        deadline = time.monotonic() + _BASE_SECONDS_MAX
+        while not owner.metrics()["postdate_base_age_seconds"]:
+            if time.monotonic() > deadline:
+                raise BenchmarkFailed(f"no base was made; the log of the owner ends: {owner.log_tail()}")
+            time.sleep(0.5)
+        fresh.start()
+        fresh.wait_ready()
+        begin, seeding = fresh.logged("The folder is made from a base")
+        end, _ = fresh.logged("Following")
+    size = int(re.findall(r" bytes=(\d+)", seeding)[0])
+    seconds = (end - begin).total_seconds()
+    return {"mb_per_s": size / 1e6 / seconds, "mb": size / 1e6, "seconds": seconds}
 
 
 def _outages(setup: Setup, *, planned: bool) -> Figures:
@@ -209,6 +241,7 @@ SCENARIOS: dict[str, Scenario] = {
     "cluster-single-at-once": cluster_single_at_once,
     "cluster-lateness": cluster_lateness,
     "cluster-standby": cluster_standby,
+    "cluster-seed": cluster_seed,
     "cluster-killed": cluster_killed,
     "cluster-stopped": cluster_stopped,
 }

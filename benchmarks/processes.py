@@ -187,12 +187,15 @@ class Broker:
 
     def logged_failure(self) -> str:
         """The first error in its log; empty if there is none."""
-        text = self._log_path.read_text(errors="replace")
+        text = self.log_text()
         found = _LOG_FAILURE.search(text)
         return text[found.start() :][:2000].strip() if found else ""
 
+    def log_text(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
     def log_tail(self) -> str:
-        return self._log_path.read_text(errors="replace")[-2000:].strip()
+        return self.log_text()[-2000:].strip()
 
     def memory_bytes(self) -> dict[str, int]:
         """Resident memory: all of it, and the parts that are memory proper and pages of files."""

@@ -86,6 +86,15 @@ ROWS = (
         on_request=True,
     ),
     Row(
+        "cluster-seed",
+        "cluster-seed",
+        "mb_per_s",
+        "MB/s",
+        "a node without a folder gets the newest base, of 10,000,000 messages",
+        100.0,
+        on_request=True,
+    ),
+    Row(
         "cluster-killed",
         "cluster-killed",
         "p50_s",
