@@ -1,4 +1,4 @@
-"""A gRPC server that does nothing: the yardstick for a round trip. `python -m benchmarks.echo PORT`."""
+"""A gRPC server that does nothing, to measure round trips against: `python -m benchmarks.echo PORT`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ from typing import Any
 import grpc
 import uvloop
 
-SERVICE, METHOD = "postdate.bench.Echo", "Echo"
+SERVICE, METHOD, STREAM = "postdate.bench.Echo", "Echo", "EchoStream"
+_EOF: Any = vars(grpc.aio)["EOF"]
 
 
 async def _echo(request: bytes, _: Any) -> bytes:
     return request
 
 
+async def _echo_stream(_: Any, context: Any) -> None:
+    while (request := await context.read()) is not _EOF:
+        await context.write(request)
+
+
 async def _serve(port: str) -> None:
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    handlers = {METHOD: grpc.unary_unary_rpc_method_handler(_echo)}
+    handlers: dict[str, Any] = {
+        METHOD: grpc.unary_unary_rpc_method_handler(_echo),
+        STREAM: grpc.stream_stream_rpc_method_handler(_echo_stream),
+    }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()

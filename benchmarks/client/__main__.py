@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from benchmarks.client import deliver, fairness, keyed, paced, produce, restart, schedule, sdk, single
+from benchmarks.client import deliver, fairness, keyed, lone, paced, produce, restart, schedule, sdk, single
 from benchmarks.client.control import say
 
 Work = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -20,6 +20,7 @@ Work = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 WORKS: dict[str, Work] = {
     "produce": produce.produce,
     "single": single.single,
+    "lone": lone.lone,
     "round_trip": single.round_trip,
     "deliver": deliver.deliver,
     "herd": deliver.herd,
