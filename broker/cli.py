@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import sys
@@ -90,10 +89,6 @@ def _run(config: BrokerConfig, read_config: Callable[[], BrokerConfig]) -> int:
             return await Node(config, notifier=notifier, read_config=read_config).run()
         return await Server(config, notifier=notifier, read_config=read_config).run()
 
-    # Before any thread begins, for all of them: a file or network thread that wakes must not push the event loop off
-    # its core, which costs two context switches for each read, write and sync. On a free core nothing changes.
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     return uvloop.run(serve_until_stopped())
 
 

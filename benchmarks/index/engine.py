@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -123,8 +122,6 @@ class Engine:
 def prepare_process() -> None:
     """As a broker does before its threads begin."""
     sys.setswitchinterval(_THREAD_SWITCH_SECONDS)
-    with suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def write_image(folder: Path, image: BucketImage) -> None:
