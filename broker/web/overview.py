@@ -27,8 +27,9 @@ _RATE_SECONDS_MIN = 4.0
 _RATE_SECONDS_MAX = 120.0
 _SAMPLES_MAX = 60
 _LATE_MS = 1_000
-_WAITING_MS = 60_000  # for which a message may be ready before that is worth a headline
 """Later than this at the 99th percentile is worth a colour."""
+_WAITING_MS = 60_000
+"""A message that has been ready for longer is worth a headline."""
 
 
 @dataclass(slots=True)
