@@ -1,8 +1,10 @@
 """No background task ends in silence: after an error at any of its awaits all works on, or the broker has failed loudly.
 
-Every task that the broker spawns has a row in `TASKS`; one without a row fails here. A task of the broker without its
-edges is interrupted while a broker is at work: in the place of what it waits for it gets an error. Then everything is
-asked for that any task does, whichever was hit, so that a task that hangs or has forgotten something shows.
+Every task that the broker spawns has a row in `TASKS`, which says what errors it survives and where; one without a row
+fails here. A task of the broker without its edges is interrupted while a broker is at work: in the place of what it
+waits for it gets an error. Where it is to survive that, everything is asked for that any task does, whichever was hit, so
+that a task that hangs or has forgotten something shows. Any other error is to end the broker.
+`tests/crash/test_edge_tasks.py` interrupts those of the edges.
 """
 
 from __future__ import annotations
@@ -10,117 +12,98 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
-import errno
 import re
 from collections import Counter
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from broker.errors import Corrupt, Unavailable
 from broker.model import Position
 from broker.policy import SubscriptionPolicy
 from broker.runtime.supervise import Supervisor
 from broker.subscriptions.subscription import Subscription
-from broker.testing.mem_vfs import MemFile, MemVfs
+from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.schedule_values import Cancel
-from tests.depth import DAY, at_depth
+from tests.crash.interrupted import ANY_FILE, BUGS, ERRORS, READ, Interrupted, Interruption, Kind, is_on
+from tests.depth import DAY
 from tests.harness import DATA_DIR, EARLIEST, Node, Outgoing, small_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
 HOUR_MS = 3_600_000
 LASTS, ENDS = "lasts", "ends by itself"
+
+
+class Row(NamedTuple):
+    """One task."""
+
+    life: str
+    survives: Mapping[str, Kind] = {}
+    """The errors that it survives, by a function of the broker that awaits or by an await (`Interruption.matches`).
+    All others end the broker."""
+    runs_here: bool = True
+
+
+CHECKPOINT = {"Checkpointer._in_thread": Kind.DISK, "Journal.trim": Kind.DISK}
+BACKUP = {"Backups._in_thread": ANY_FILE, "Backups._steps": ANY_FILE}
 TASKS = {
-    # name as it stands in the code, with * for what differs: whether it lasts, and whether it runs here
-    "journal": (ENDS, True),  # at `close`, or at a failure that it tells of itself
-    "ledger tails": (LASTS, True),
-    "checkpoints": (LASTS, True),
-    "disk space": (LASTS, True),
-    "reclaim": (LASTS, True),
-    "compaction leases": (LASTS, True),
-    "overdue messages": (ENDS, True),
-    "signs of life": (LASTS, True),
-    "wall clock": (LASTS, True),
-    "index of topic *": (LASTS, True),
-    "dispatcher of subscription *": (ENDS, True),  # when nobody is there and nothing is held
-    "dead letters of subscription *": (ENDS, True),
-    "seal of a bucket": (ENDS, True),
-    "merge of buckets": (ENDS, True),
-    "search for stale rows": (ENDS, True),
-    "reading of schedule keys of topic *": (ENDS, True),
-    "seal of schedule keys of topic *": (ENDS, True),
-    "merge of schedule keys of topic *": (ENDS, True),
-    "merge of settled schedule keys of topic *": (ENDS, True),
-    "counts of topic *": (ENDS, True),
-    "oldest messages of topic *": (ENDS, True),
-    "backup": (ENDS, True),
-    "deletion of a backup": (ENDS, True),
-    "backups of an earlier life": (ENDS, True),
-    # of the edges: an error in them is a failure of the supervisor, which the tests of the supervisor show
-    "loop lag": (LASTS, False),
-    "security files": (LASTS, False),
-    "silent connections": (LASTS, False),
-    "unfinished messages": (LASTS, False),
-    # of a node of a cluster, which the broker of this world is not: the same
-    "heartbeats": (LASTS, False),
-    "bases": (LASTS, False),
-    "checkpoints of silences": (LASTS, False),
-    "reload": (ENDS, False),
-    "service watchdog": (ENDS, False),  # where nobody listens there is nothing to do
-    "change of *": (ENDS, False),  # its failure is shown on its page
+    # by the name as it stands in the code, with * for what differs
+    "journal": Row(ENDS),  # at `close`, or at a failure that it tells of itself
+    "ledger tails": Row(LASTS, {"Ledger.flush": Kind.DISK, "Broker._make_topic_folders": Kind.DISK}),
+    "checkpoints": Row(LASTS, CHECKPOINT),
+    "disk space": Row(LASTS),
+    "reclaim": Row(
+        LASTS,
+        {
+            "Reclaimer._last_live_due_ms": ANY_FILE,
+            "SettledUpkeep._remember": ANY_FILE,
+            "SettledKeys.flush": ANY_FILE,
+        },
+    ),
+    "compaction leases": Row(LASTS),
+    "overdue messages": Row(ENDS, {"Overdue._sweep_topic": READ}),
+    "signs of life": Row(LASTS, {"Patience.wait_done": Kind.DISK}),
+    "wall clock": Row(LASTS),
+    "index of topic *": Row(LASTS, {"IndexPump._restore": ANY_FILE, "IndexPump._step": READ}),
+    # Ends when nobody is there and nothing is held.
+    "dispatcher of subscription *": Row(
+        ENDS, {"Dispatcher._step": READ, "Dispatcher.run > YieldBudget.spent": READ}
+    ),
+    "dead letters of subscription *": Row(ENDS, {"DeadLetters._give_up": READ}),
+    "seal of a bucket": Row(ENDS, {"run_step": ANY_FILE}),
+    "merge of buckets": Row(ENDS, {"run_step": ANY_FILE, "RunStorage._run": ANY_FILE}),
+    "search for stale rows": Row(ENDS, {"RunStorage._run": ANY_FILE}),
+    "reading of schedule keys of topic *": Row(ENDS, {"RunStorage._run": ANY_FILE}),
+    "seal of schedule keys of topic *": Row(
+        ENDS, {"run_step": ANY_FILE, "RunStorage._run": ANY_FILE, "Ledger._read": ANY_FILE}
+    ),
+    "merge of schedule keys of topic *": Row(
+        ENDS, {"run_step": ANY_FILE, "RunStorage._run": ANY_FILE, "Ledger._read": ANY_FILE}
+    ),
+    "merge of settled schedule keys of topic *": Row(ENDS, {"run_step": ANY_FILE}),
+    "counts of topic *": Row(ENDS, {"Ledger._read": READ}),
+    "oldest messages of topic *": Row(ENDS, {"Ledger._read": READ, "YieldBudget.spent": READ}),
+    "backup": Row(ENDS, {**CHECKPOINT, **BACKUP, "Backups._alone": READ}),
+    "deletion of a backup": Row(ENDS, {**BACKUP, "Backups._alone": READ}),
+    "backups of an earlier life": Row(ENDS, BACKUP),
+    # of the edges
+    "loop lag": Row(LASTS, runs_here=False),
+    "security files": Row(LASTS, runs_here=False),
+    "silent connections": Row(LASTS, {"SilentConnections.watch > to_thread": Kind.DISK}, runs_here=False),
+    "unfinished messages": Row(LASTS, {"UnfinishedMessages.watch > to_thread": Kind.DISK}, runs_here=False),
+    "reload": Row(ENDS, runs_here=False),
+    "service watchdog": Row(ENDS, runs_here=False),  # where nobody listens there is nothing to do
+    "change of *": Row(ENDS, {"Jobs._run > work": READ}, runs_here=False),  # its failure is shown on its page
+    # of a node of a cluster, which the broker of this world is not
+    "heartbeats": Row(LASTS, runs_here=False),
+    "bases": Row(LASTS, {"ShardBases._look": ANY_FILE}, runs_here=False),
+    "checkpoints of silences": Row(LASTS, {"Checkpointer._in_thread": Kind.DISK}, runs_here=False),
 }
-ERRORS = (
-    lambda: Unavailable("injected"),
-    lambda: OSError(errno.EIO, "injected"),
-    lambda: Corrupt("injected"),
-    lambda: KeyError("injected"),
-    lambda: asyncio.CancelledError("injected"),
-)
-AWAITS = at_depth(change=1, deep=10)
-"""Number of awaits at which a task is hit, from its first on, each with an error, on each day with another."""
-
-
-class Interrupted(Coroutine[Any, Any, None]):
-    """A coroutine that gets an error in the place of what one of its awaits would give it."""
-
-    def __init__(
-        self, inner: Coroutine[Any, Any, None], at: int, error: BaseException, hits: Counter[str]
-    ) -> None:
-        self._inner = inner
-        self._at = at
-        self._error = error
-        self._hits = hits
-        self._awaited: list[Any] = []
-
-    def send(self, value: Any) -> Any:
-        if len(self._awaited) == self._at + 1:
-            if self._is_a_lock(self._awaited[-1]):
-                self._awaited.pop()  # an await that has given a lock has not failed; the next one does
-            else:
-                self._hits["hit"] += 1
-                self._awaited.append(None)
-                return self._inner.throw(self._error)
-        self._awaited.append(self._inner.send(value))
-        return self._awaited[-1]
-
-    @staticmethod
-    def _is_a_lock(awaited: Any) -> bool:
-        is_done = isinstance(awaited, asyncio.Future) and awaited.done() and not awaited.cancelled()
-        return is_done and awaited.exception() is None and isinstance(awaited.result(), MemFile)
-
-    def throw(self, *arguments: Any) -> Any:
-        return self._inner.throw(*arguments)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        return (yield from self._inner.__await__())  # a task steps it by `send` and does not come here
+HERE = [name for name, row in TASKS.items() if row.runs_here]
 
 
 def row_of(name: str) -> str:
@@ -195,18 +178,16 @@ class World:
         )
         self.node = Node(self.vfs, clock, self.config)
         self.seen: Counter[str] = Counter()
-        self.hits: Counter[str] = Counter()
         self.running: set[str] = set()
         self.target = ""
-        self.at = 0
-        self.error: BaseException = ERRORS[0]()
+        self.interruption = Interruption()
         inner = Supervisor.spawn
 
         def spawn(this: Supervisor, name: str, coro: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
             row = row_of(name)
             self.seen[row] += 1
-            if row == self.target and not self.hits:
-                coro = Interrupted(coro, self.at, self.error, self.hits)
+            if row == self.target:
+                coro = Interrupted(coro, self.interruption)
             return inner(this, name, coro)
 
         monkeypatch.setattr(Supervisor, "spawn", spawn)
@@ -254,6 +235,9 @@ class World:
             await self._receive(billing, sent, nack=sent[:1])
             await self._receive(later, sent)
             topic.counts.known_oldest_age_ms(idle, topic.counts.of(idle))
+        # Settled before they are due: reclaim reads when the rest of their ledger is.
+        cancelled = await node.produce("orders", _messages(b"cancelled", 8, after_ms=HOUR_MS))
+        await topic.schedule.change(cancelled, Cancel(), dry_run=False)
         await self._until(lambda: counters.checkpoints > before[0])
         await self._until(lambda: counters.removed_ledgers > before[1])
         await self._until(lambda: sum(counters.index_operations.values()) > before[2])
@@ -331,20 +315,24 @@ def _is_from(outcome: BaseException | None, error: BaseException) -> bool:
     return outcome is error
 
 
-def run_world(monkeypatch: pytest.MonkeyPatch, target: str, at: int, error: BaseException) -> World:
+def run_world(monkeypatch: pytest.MonkeyPatch, target: str, interruption: Interruption) -> World:
     """Interrupt a task at one of its awaits; what is asked for afterwards is done, or the broker has failed."""
 
     async def scenario(_: SimLoop, clock: SimClock) -> World:
         world = World(clock, monkeypatch)
         await world.prepare()
-        world.target, world.at, world.error = target, at, error
+        world.target, world.interruption = target, interruption
         world.node.open()
         outcome = await _unless_failed(world, world.work())
-        if outcome is not None and not _is_from(outcome, error):  # else who asked for it was told
+        if outcome is not None and (
+            interruption.error is None or not _is_from(outcome, interruption.error)
+        ):  # else who asked for it was told
             raise outcome
         world.target = ""
-        if target and not world.failed() and (outcome := await _unless_failed(world, world.work(turns=3))):
-            raise outcome
+        if interruption.hit and not world.failed():
+            outcome = await _unless_failed(world, world.work(turns=3))
+            if outcome is not None:
+                raise outcome
         world.running = {row_of(name) for name in world.node.broker.supervisor.names()}
         world.node.abandon()
         return world
@@ -355,25 +343,57 @@ def run_world(monkeypatch: pytest.MonkeyPatch, target: str, at: int, error: Base
 
 
 def test_a_broker_at_work_runs_every_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = run_world(monkeypatch, "", 0, ERRORS[0]())
+    world = run_world(monkeypatch, "", Interruption())
     assert not world.failed()
-    assert set(world.seen) == {row for row, (_, is_here) in TASKS.items() if is_here}
+    assert set(world.seen) == set(HERE)
 
 
-@pytest.mark.parametrize("target", [row for row, (_, is_here) in TASKS.items() if is_here])
-def test_an_error_at_an_await_is_overcome_or_told(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-    first = list(TASKS).index(target)
-    hits = 0
-    for at in range(AWAITS):
-        error = ERRORS[(first + at + DAY) % len(ERRORS)]()
-        try:
-            world = run_world(monkeypatch, target, at, error)
-        except TimeoutError as late:
-            raise AssertionError(
-                f"{target} hit at await {at} with {error!r}: something is not done"
-            ) from late
-        hits += world.hits["hit"]
-        if world.failed() or not world.hits:
-            continue
-        assert TASKS[target][0] == ENDS or target in world.running
-    assert hits, "no await was hit"
+def survived_at(target: str, path: str) -> Kind:
+    """Return the errors that a task survives at an await."""
+    kinds = Kind(0)
+    for where, survived in TASKS[target].survives.items():
+        if is_on(path, where):
+            kinds |= survived
+    return kinds
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, target: str, kind: Kind, where: str) -> None:
+    """Interrupt a task, and expect of it what its row says; with "" its first await is hit."""
+    interruption = Interruption(ERRORS[kind](), where)
+    try:
+        world = run_world(monkeypatch, target, interruption)
+    except TimeoutError as late:
+        raise AssertionError(f"{target}, hit by {kind} at {where}: something is not done") from late
+    assert interruption.hit, f"{target} was not hit at {where or 'any await'}"
+    if kind in survived_at(target, interruption.hit):
+        assert not world.failed(), f"{target} was to survive {kind} at {interruption.hit}"
+        assert TASKS[target].life == ENDS or target in world.running
+    else:
+        assert world.failed(), f"{target} was to tell of {kind} at {interruption.hit}"
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_an_error_that_is_not_survived_ends_the_broker(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    interrupt(monkeypatch, target, [*BUGS][(HERE.index(target) + DAY) % len(BUGS)], "")
+
+
+@pytest.mark.parametrize(
+    ("target", "where"), [(name, where) for name in HERE for where in TASKS[name].survives]
+)
+def test_an_error_is_survived_where_the_row_says_so(
+    monkeypatch: pytest.MonkeyPatch, target: str, where: str
+) -> None:
+    kinds = [*TASKS[target].survives[where]]
+    interrupt(monkeypatch, target, kinds[(HERE.index(target) + DAY) % len(kinds)], where)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", ERRORS, ids=str)
+@pytest.mark.parametrize("target", HERE)
+def test_every_error_at_every_await_is_survived_as_the_row_says_or_told(
+    monkeypatch: pytest.MonkeyPatch, target: str, kind: Kind
+) -> None:
+    noted = Interruption()
+    run_world(monkeypatch, target, noted)
+    for path in noted.seen:
+        interrupt(monkeypatch, target, kind, path)
