@@ -164,6 +164,22 @@ async def test_denied_request_on_a_produce_stream_is_answered_and_the_stream_goe
     assert (await refused(call_.read())).reason == "PERMISSION_DENIED"
 
 
+async def test_right_that_is_withdrawn_for_a_topic_ends_batches_of_an_open_produce_stream(
+    serve: Serve, files: Files
+):
+    wire = await serve(**files.settings)
+    call_ = wire.producer.ProduceStream(metadata=bearer("shop-secret"))
+    for _ in range(2):
+        await within(call_.write(batch("orders", b"x")))
+        assert not (await within(call_.read())).HasField("error")
+    files.access(ACCESS.replace('["orders", "orders-*"]', '["others"]'))
+    await eventually(lambda: wire.broker.counters.security_reloads.get(("access", "ok"), 0) > 0)
+    for topic, reason in (("orders", "PERMISSION_DENIED"), ("others", "")):
+        await within(call_.write(batch(topic, b"x")))
+        answer = await within(call_.read())
+        assert (Refusal.of(answer.error).reason if answer.HasField("error") else "") == reason
+
+
 # -- files -------------------------------------------------------------------------------------------------------------
 
 

@@ -8,10 +8,14 @@ import time
 import grpc
 import pytest
 
+from broker.model import Entries
+from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
+from broker.subscriptions.subscription import Subscription
 from postdate_api.v1 import admin_pb2, consumer_pb2
 from tests.starvation import starved_seconds
 from tests.wire.conftest import (
+    QUIET_SECONDS,
     Message,
     Serve,
     Stream,
@@ -543,3 +547,29 @@ async def test_receive_and_subscribe_share_a_subscription(wire: Wire):
     stream = await wire.subscribe("t")
     assert ids_of(await stream.deliveries(2)) == ids[1:]
     await stream.stays_quiet()
+
+
+async def test_acks_under_way_at_a_half_close_are_confirmed_before_the_stream_ends(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    begun, let_go, acknowledge = asyncio.Event(), asyncio.Event(), requests.acknowledge
+
+    async def held(subscription: Subscription, entries: Entries) -> requests.Confirmation:
+        begun.set()
+        await let_go.wait()
+        return await acknowledge(subscription, entries)
+
+    stream = await wire.subscribe("t")
+    (message,) = await wire.produce("t", b"1")
+    await stream.deliveries(1)
+    monkeypatch.setattr(requests, "acknowledge", held)
+    await stream.send(ack=consumer_pb2.Ack(request_id=7, entries=sets([message])))
+    await within(begun.wait())
+    await within(stream.call.done_writing())
+    (consumer,) = wire.broker.registry.topic("t").subscription("s").consumers
+    await eventually(lambda: consumer.draining)
+    with pytest.raises(TimeoutError):
+        await stream.read(QUIET_SECONDS)
+    let_go.set()
+    assert (await stream.read()).confirmed.request_id == 7
+    assert await stream.read() is None

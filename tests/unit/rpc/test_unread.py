@@ -140,3 +140,17 @@ async def test_a_stream_without_answers_is_not_ended_for_those_of_others(world: 
     assert world.ended == []
     places[1].answered(10)
     await task
+
+
+async def test_who_leaves_as_room_comes_gives_it_back(world: World):
+    """Its turn has come, and it is cancelled before it runs again."""
+    held = await world.stream().take(12 * MIB)
+    for _ in range(3):
+        task = await waiting(world, MIB)
+        held.release()
+        assert world.room.held == MIB, "it has the room, and has not run yet"
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert world.room.held == 0
+        held = await world.stream().take(12 * MIB)

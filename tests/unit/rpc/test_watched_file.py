@@ -96,6 +96,26 @@ def test_file_that_was_exchanged_for_one_of_the_same_size_and_time_is_seen(tmp_p
     assert number.watched.value == 2
 
 
+def test_change_while_the_first_value_is_made_is_seen_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "n").write_text("1")
+    read = Number._read
+
+    def read_before_a_change(number: Number) -> int:
+        value = read(number)
+        (tmp_path / "n").write_text("22")
+        return value
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Number, "_read", read_before_a_change)
+        number = Number(tmp_path / "n")
+    assert number.watched.value == 1
+    monkeypatch.setattr(number.watched, "_make", lambda: read(number))
+    assert number.watched.refresh()
+    assert number.watched.value == 22
+
+
 def test_first_value_must_be_good(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"number_file: .* cannot be read: No such file"):
         Number(tmp_path / "absent")

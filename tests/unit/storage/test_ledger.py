@@ -344,6 +344,7 @@ async def test_files_4_files_in_use_are_not_closed() -> None:
     book, _ = await persisted(5)
     open_files = OpenFiles(book.vfs, limit=1)
     pinned = open_files.pin(book.name)
+    assert open_files.pin(book.name) is pinned
     other = Ledger(NAME._replace(ledger_id=12), open_files, HeldExecutor())
     times, rows, frames = batch_of(random.Random(1), 3, 0)
     other.append(0, times, rows, b"".join(frames))
@@ -351,7 +352,8 @@ async def test_files_4_files_in_use_are_not_closed() -> None:
     assert pinned.times.size() == HEADER_BYTES + 40
     open_files.discard(book.name)
     open_files.close()
-    assert pinned.times.size() == HEADER_BYTES + 40
+    open_files.unpin(pinned)
+    assert pinned.times.size() == HEADER_BYTES + 40, "the other one still reads"
     open_files.unpin(pinned)
     with pytest.raises((OSError, ValueError)):
         pinned.times.size()
