@@ -129,7 +129,11 @@ async def start() -> AsyncIterator[Start]:
     processes: list[BrokerProcess] = []
 
     async def start_one(
-        *arguments: str, environ: dict[str, str] | None = None, files_max: int = 0, **settings: str
+        *arguments: str,
+        environ: dict[str, str] | None = None,
+        files_max: int = 0,
+        module: str = "",
+        **settings: str,
     ) -> BrokerProcess:
         def limit_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))
@@ -145,7 +149,7 @@ async def start() -> AsyncIterator[Start]:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "tests.tuned_broker" if tuning else "broker.cli",
+            module or ("tests.tuned_broker" if tuning else "broker.cli"),
             "serve",
             *flags,
             *arguments,

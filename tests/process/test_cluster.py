@@ -52,6 +52,8 @@ class Trio:
         self._settings_of = settings_of
         self._ports = dict(zip("abc", free_ports(3), strict=True))
         self.processes: dict[str, BrokerProcess] = {}
+        self.older: set[str] = set()
+        """Nodes of an older version, from their next start on."""
 
     def address(self, name: str) -> str:
         return f"127.0.0.1:{self._ports[name]}"
@@ -64,6 +66,7 @@ class Trio:
 
     async def start_node(self, name: str) -> None:
         self.processes[name] = await self._start(
+            module="tests.older_broker" if name in self.older else "",
             data_dir=str(self._folder / name),
             grpc_address=f"127.0.0.1:{self._ports[name]}",
             cluster_store=f"file://{self._folder}/store",
@@ -269,6 +272,64 @@ async def test_a_shard_is_moved_to_the_node_that_is_named_and_back(start: Start,
         await trio.start_node(name)
         await trio.following(name)
         assert not (tmp_path / name / "shards" / "0.rest").exists(), "it was not fenced, and does not rest"
+    await trio.settle(load)
+    assert not load.violations, load.violations[:5]
+    assert all(load.confirmed.values())
+
+
+@pytest.mark.deep
+async def test_nodes_are_upgraded_one_after_the_other_under_load_and_the_owner_last(
+    start: Start, tmp_path: Path
+) -> None:
+    """The way back is open until something is decided that the older version does not know; that stops standbys only."""
+    trio = Trio(start, tmp_path)
+    trio.older = set("abc")
+    await trio.create()
+    load = Load(seed=17)
+
+    async def move(to: str) -> str:
+        """Hand the shard over under load; the former owner begins anew in its version."""
+        name, owner, tasks = await trio.loaded_owner(load)
+        command = ["cluster", "move", "--address", trio.address(name), "--to", to]
+        moved = await asyncio.to_thread(CliRunner().invoke, main, command)
+        assert moved.exit_code == 0, (moved.output, trio.lines())
+        assert await owner.wait() == 1
+        del trio.processes[name]
+        await asyncio.gather(*tasks)
+        await trio.start_node(name)
+        await trio.following(name)
+        return name
+
+    async def upgrade(name: str) -> None:
+        trio.older.remove(name)
+        process = trio.processes.pop(name)
+        if process.process.returncode is None:
+            process.process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        await trio.start_node(name)
+        await trio.following(name)
+
+    for node in trio.processes:
+        await trio.following(node)
+    first, _ = await trio.owner()
+    upgraded, older = (node for node in "abc" if node != first)
+    await upgrade(upgraded)
+    await move(upgraded)
+    await move(older)
+    await move(upgraded)
+    name, owner, tasks = await trio.loaded_owner(load)
+    assert name == upgraded
+    stub: Any = admin_pb2_grpc.AdminServiceStub(owner.channel)
+    await stub.Pause(admin_pb2.PauseRequest(topic=TOPIC, subscription="half"), timeout=LIMIT_SECONDS)
+    await stub.Resume(admin_pb2.ResumeRequest(topic=TOPIC, subscription="half"), timeout=LIMIT_SECONDS)
+    for node in (first, older):
+        assert await trio.processes[node].wait() == 1
+        assert "a newer version wrote it" in trio.processes[node].lines[-1]
+        await upgrade(node)
+    await load.under_way()
+    assert owner.process.returncode is None, "what standbys do not know stops no owner"
+    assert await move(first) == upgraded
+    await asyncio.gather(*tasks)
     await trio.settle(load)
     assert not load.violations, load.violations[:5]
     assert all(load.confirmed.values())
