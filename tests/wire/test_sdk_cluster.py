@@ -269,6 +269,24 @@ async def test_an_owner_of_another_cluster_is_not_talked_to(nodes: Nodes):
                 pass
 
 
+@asynccontextmanager
+async def alone_at(address: str, folder: Path) -> AsyncIterator[Server]:
+    """A broker of no cluster where a node was."""
+    config = broker_config(
+        data_dir=str(folder / "alone"),
+        grpc_address=address,
+        http_address="127.0.0.1:0",
+        drain_grace_ms=200,
+        disk_reserve_bytes=0,
+    )
+    server = Server(config)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await within(server.stop())
+
+
 async def test_a_node_that_comes_back_without_its_cluster_is_not_talked_to(
     nodes: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -276,23 +294,28 @@ async def test_a_node_that_comes_back_without_its_cluster_is_not_talked_to(
         await client.topics.create("t")
         async with client.subscribe("t", "s") as subscription, client.producer("t") as producer:
             await nodes.lose_owner()
-            config = broker_config(
-                data_dir=str(tmp_path / "alone"),
-                grpc_address=nodes.addresses["a"],
-                http_address="127.0.0.1:0",
-                drain_grace_ms=200,
-                disk_reserve_bytes=0,
-            )
-            alone = Server(config)
-            await alone.start()
-            try:
+            async with alone_at(nodes.addresses["a"], tmp_path) as alone:
                 await eventually(lambda: "is of no cluster" in caplog.text)
                 await nodes.own("b")
                 await within(producer.send(b"x"))
                 assert (await within(anext(subscription))).payload == b"x"
                 assert alone.broker.registry.topics == {} and not consumers(alone)
-            finally:
-                await within(alone.stop())
+
+
+async def test_a_client_without_streams_does_not_talk_to_a_node_that_comes_back_without_its_cluster(
+    nodes: Nodes, tmp_path: Path
+):
+    """An answer to a single call says nothing of clusters: it must not be asked for."""
+    async with connected(nodes.address) as client:
+        await client.topics.create("t")
+        await nodes.lose_owner()
+        async with alone_at(nodes.addresses["a"], tmp_path) as alone:
+            creating = asyncio.ensure_future(client.topics.create("u"))
+            getting = asyncio.ensure_future(client.topics.get("t"))
+            await nodes.own("b")
+            await within(creating)
+            assert (await within(getting)).name == "t"
+            assert alone.broker.registry.topics == {}
 
 
 class Frozen(grpc.GenericRpcHandler):  # type: ignore[type-arg]

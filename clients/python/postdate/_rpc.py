@@ -323,6 +323,8 @@ class Rpc:
 
     async def _follow(self) -> None:
         """Go to the owner, if it is in doubt who that is. Raises PostdateError if nobody knows."""
+        if self.is_routed and self.connection.channel.get_state() is not grpc.ChannelConnectivity.READY:
+            self._in_doubt = True  # nobody knows who will be at that address
         if not self._in_doubt:
             return
         if self._finding is None:
