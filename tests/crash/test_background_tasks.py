@@ -89,7 +89,7 @@ TASKS = {
     "oldest messages of topic *": Row(ENDS, {"Ledger._read": READ, "YieldBudget.spent": READ}),
     "backup": Row(ENDS, {**CHECKPOINT, **BACKUP, "Backups._alone": READ}),
     "deletion of a backup": Row(ENDS, {**BACKUP, "Backups._alone": READ}),
-    "backups of an earlier life": Row(ENDS, BACKUP),
+    "backups of an earlier life": Row(ENDS, {"Backups._in_thread": ANY_FILE}),
     # of the edges
     "loop lag": Row(LASTS, runs_here=False),
     "security files": Row(LASTS, runs_here=False),
