@@ -104,6 +104,7 @@ class Node:
         seeding = Seeding(member)
         while not self._stop.is_set():
             try:
+                face.following, face.state = None, "seeding"
                 if not await seeding.run(self._stop):
                     return None
                 face.following = Following(member)
@@ -115,6 +116,7 @@ class Node:
             except StorageFailed:
                 raise
             except (StoreFailed, Unavailable) as error:
+                face.following, face.state = None, "waiting for the object store"
                 await self._wait_store(error)
         return None
 

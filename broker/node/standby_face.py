@@ -22,6 +22,7 @@ class StandbyFace:
 
     def __init__(self, member: Member) -> None:
         self.following: Following | None = None  # while there is a folder to follow with
+        self.state: str = ""  # else what is waited for
         self._member = member
         config = member.config
         self._audit = AuditTrail(member.clock)  # of the pages
@@ -59,7 +60,7 @@ class StandbyFace:
         self._front.look_now()
 
     def _not_ready_because(self) -> str | None:
-        return "seeding" if self.following is None else self.following.not_ready_because
+        return self.state if self.following is None else self.following.not_ready_because
 
     def _ready_line(self) -> str:
         return "standby" if self.following is None else self.following.ready_line

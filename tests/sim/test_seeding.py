@@ -191,9 +191,11 @@ def test_a_node_whose_folder_is_cut_off_after_its_seed_follows_again_with_anothe
         monkeypatch.setattr("broker.node.node.Following", Following)
         config = broker_config(cluster_store="file:///nowhere", cluster_nodes="b=127.0.0.1:1", node="b")
         process = Node(config, notifier=cast(Any, None))
-        following = asyncio.create_task(process._follow(standby.member, cast(Any, SimpleNamespace())))
+        face = SimpleNamespace()
+        following = asyncio.create_task(process._follow(standby.member, cast(Any, face)))
         await asyncio.sleep(3 * PAUSE_SECONDS)
         assert len(began) == 1 and not following.done()
+        assert (face.following, face.state) == (None, "seeding")
         await LIVES[1](node)
         await bases.make(node.broker, owner.log)
         assert str(await following) == "the shard"
