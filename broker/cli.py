@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -76,10 +77,15 @@ def serve(config_path: str | None, **flags: str | None) -> None:
 def _run(config: BrokerConfig, read_config: Callable[[], BrokerConfig]) -> int:
     # gRPC's own messages about a port that is taken come on top of ours; whoever wants them sets the variable.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # Modules make objects and no garbage. The collector looks for none meanwhile, and never through those that stay.
+    gc.disable()
     import uvloop  # noqa: PLC0415 - only a serving broker needs it, and gRPC's server beside it
 
     from broker.runtime.notify import ServiceNotifier  # noqa: PLC0415
     from broker.server import Server  # noqa: PLC0415
+
+    gc.freeze()
+    gc.enable()
 
     async def serve_until_stopped() -> int:
         notifier = ServiceNotifier(os.environ)

@@ -28,10 +28,7 @@ from broker.observe.logs import get_logger
 from broker.rpc.access_grants import Grants, parse_grants
 from broker.rpc.access_identity import (
     Authenticator,
-    JwtRules,
     Shown,
-    parse_algorithms,
-    parse_jwt_keys,
     parse_tokens,
 )
 from broker.rpc.access_rules import RULES, Ask, Rule
@@ -271,6 +268,8 @@ def _read_authenticator(config: BrokerConfig) -> Authenticator:
         log.warning("The file of tokens is readable by every user of this machine", path=config.tokens_file)
     if not config.jwt_keys_file:
         return Authenticator(tokens)
+    from broker.rpc.json_web_tokens import JwtRules, parse_algorithms, parse_jwt_keys  # noqa: PLC0415 - slow to load
+
     rules = JwtRules(
         _parsed("jwt_keys_file", config.jwt_keys_file, parse_jwt_keys),
         parse_algorithms(config.jwt_algorithms),

@@ -8,17 +8,17 @@ import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from broker.config import BrokerConfig
 from broker.observe.metrics import BrokerCounters
 from broker.rpc.watched_file import Watched
 from broker.settings import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 OpenChannel: TypeAlias = Callable[[Sequence[tuple[str, Any]]], grpc.aio.Channel]
 """Opens a channel with these options."""
@@ -102,12 +102,16 @@ def _node_credentials(config: BrokerConfig) -> grpc.ChannelCredentials:
     )
 
 
-def _check_pair(config: BrokerConfig, certificate: x509.Certificate, key: bytes) -> None:
+def _check_pair(config: BrokerConfig, certificate: Certificate, key: bytes) -> None:
+    # Loaded where there is TLS: it takes a tenth of a start.
+    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+
     try:
-        public = load_pem_private_key(key, password=None).public_key()
+        public = serialization.load_pem_private_key(key, password=None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it is encrypted
         raise ConfigError(f"tls_key_file: {config.tls_key_file} is not an unencrypted private key") from error
-    form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     if public.public_bytes(*form) != certificate.public_key().public_bytes(*form):
         raise ConfigError(f"tls_key_file: {config.tls_key_file} is not the key of {config.tls_cert_file}")
     now = datetime.now(UTC)
@@ -118,7 +122,9 @@ def _check_pair(config: BrokerConfig, certificate: x509.Certificate, key: bytes)
         )
 
 
-def _certificates(setting: str, path: str, pem: bytes) -> list[x509.Certificate]:
+def _certificates(setting: str, path: str, pem: bytes) -> list[Certificate]:
+    from cryptography import x509  # noqa: PLC0415 - as above
+
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError as error:

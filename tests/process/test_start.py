@@ -250,6 +250,15 @@ def test_a_command_tells_what_goes_wrong_beside_its_work_with_its_place(tmp_path
         assert words in done.stderr
 
 
+def test_a_broker_without_tls_and_token_keys_loads_no_cryptography_and_starts_sooner():
+    slow = {"cryptography", "jwt", "jinja2", "obstore", "pyspark"}
+    program = f"import sys, broker.server; print({slow} & sys.modules.keys())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
 def test_the_broker_is_a_module_that_can_be_run():
     done = subprocess.run(
         [sys.executable, "-m", "broker", "--version"], cwd=ROOT, capture_output=True, text=True, check=True

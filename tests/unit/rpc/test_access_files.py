@@ -15,18 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import Unauthenticated
-from broker.rpc import access_identity
+from broker.rpc import access_identity, json_web_tokens
 from broker.rpc.access_grants import parse_grants
-from broker.rpc.access_identity import (
-    Authenticator,
-    JwtRules,
-    Shown,
-    TokenHash,
-    parse_algorithms,
-    parse_jwt_keys,
-    parse_tokens,
-)
+from broker.rpc.access_identity import Authenticator, Shown, TokenHash, parse_tokens
 from broker.rpc.access_rules import Ask, Right, SubscriptionScope, TopicScope
+from broker.rpc.json_web_tokens import JwtRules, parse_algorithms, parse_jwt_keys
 from broker.settings import ConfigError
 
 HASH = "ab" * 32
@@ -255,7 +248,7 @@ def test_header_that_must_be_understood_is_refused_whatever_the_library_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     claims = {"sub": "me", "exp": 2_000_000_000}
-    monkeypatch.setattr(access_identity, "_verified", lambda *_: claims)
+    monkeypatch.setattr(json_web_tokens, "_verified", lambda *_: claims)
     monkeypatch.setattr(jwt, "get_unverified_header", _header_of)  # which looks at it in some versions
     assert identify(pem(EC), EC, "ES384") == "jwt:me"
     with pytest.raises(Unauthenticated):
