@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
+import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -30,9 +32,9 @@ Signal = Callable[[signal.Signals], None]
 class FileSite:
     """See the module's description."""
 
-    takes_owner: frozenset[str] = frozenset({"kill", "freeze"})
+    takes_owner: frozenset[str] = frozenset({"kill", "freeze", "disk"})
     """Faults that cost an owner its shard, if they last."""
-    kinds: tuple[str, ...] = ("kill", "freeze")
+    kinds: tuple[str, ...] = ("kill", "freeze", "disk")
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
         self.folder = folder
@@ -58,6 +60,12 @@ class FileSite:
         """The time of a fault. A process that was killed is started again by whoever watches it."""
         if kind == "kill":
             send(signal.SIGKILL)
+            yield
+        elif kind == "disk":
+            send(signal.SIGKILL)
+            lost = self.folder / "lost"
+            os.rename(self.folder / f"data-{owner}", lost)
+            await asyncio.to_thread(shutil.rmtree, lost, ignore_errors=True)
             yield
         else:
             assert kind == "freeze"

@@ -1,4 +1,4 @@
-"""Three nodes whose owner is killed, frozen and cut off in turn, for minutes, on three sites: the clients' history shows no broken promise."""
+"""Three nodes whose owner is killed, frozen, cut off and robbed of its disk in turn: no promise to a client is broken."""
 
 from __future__ import annotations
 

@@ -10,11 +10,13 @@ import pytest
 from broker.cluster.base_store import BaseStore
 from broker.cluster.follower import CutOff
 from broker.cluster.object_group_log import entry_name
+from broker.cluster.object_store import StoreFailed
 from broker.cluster.shard_store import ShardStore
 from broker.errors import Refused
 from broker.folder.bases import restore_base
 from broker.jobs.verify import verify_data_dir
 from broker.node.shard_bases import ShardBases, needs_seed
+from broker.runtime.vfs import Buffer
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -101,6 +103,43 @@ def test_a_standby_makes_bases_and_one_that_was_away_for_long_begins_anew() -> N
         assert await again.agrees_with(node)
         for each in (again, maker):
             each.kill()
+        await owner.stop()
+
+    run_sim(scenario, seed=1)
+
+
+def test_while_no_base_can_be_stored_the_log_grows_and_is_trimmed_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store takes groups and refuses chunks: as without the right to write there, or without room for them."""
+
+    async def scenario(loop: SimLoop, clock: SimClock) -> None:
+        bucket = make_bucket()
+        owner, node = await own_shard(bucket, loop)
+        bases = bases_of(bucket, loop, owner.vfs, "a")
+        keeping = asyncio.create_task(bases.keep(node.broker, owner.log, patience=1.0))
+        await asyncio.sleep(INTERVAL_MS / 1e3)
+        made, create = bases.newest, ShardStore.create
+        assert made is not None
+
+        async def refuse_chunks(store: ShardStore, name: str, body: Buffer) -> None:
+            if name.startswith(("chunks/", "bases/")):
+                raise StoreFailed("no room")
+            await create(store, name, body)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ShardStore, "create", refuse_chunks)
+            before = set(log_of(bucket))
+            await node.produce("orders", [Outgoing(b"1")])
+            await asyncio.sleep(5 * INTERVAL_MS / 1e3)
+            assert "A base could not be made" in caplog.text
+            assert bases.newest == made and bases.age_ms >= 5 * INTERVAL_MS, "what the alert looks at"
+            assert before < set(log_of(bucket)), "nothing is trimmed"
+            assert node.failures == []
+        await asyncio.sleep(3 * INTERVAL_MS / 1e3)
+        assert bases.age_ms <= 2 * INTERVAL_MS
+        assert not before - {1, 2} <= set(log_of(bucket))
+        keeping.cancel()
         await owner.stop()
 
     run_sim(scenario, seed=1)
