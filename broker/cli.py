@@ -12,13 +12,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from broker.cluster.stores import is_store_url
 from broker.config import SETTINGS, BrokerConfig, load_config
 from broker.errors import NotFound, PostdateError
+from broker.folder.shard_folders import check_shards
 from broker.observe.logs import configure_logging
 from broker.runtime.vfs import LocalVfs
 from broker.settings import ConfigError, SettingKind, show
@@ -63,10 +64,57 @@ def serve(config_path: str | None, **flags: str | None) -> None:
     """
     given = {name: value for name, value in flags.items() if value is not None}
     read_config = partial(load_config, given, os.environ, config_path)
+
+    async def run(config: BrokerConfig) -> int:
+        from broker.runtime.notify import ServiceNotifier  # noqa: PLC0415
+
+        notifier = ServiceNotifier(os.environ)
+        if config.shards > 1:
+            from broker.shards.supervisor import ShardSupervisor, shard_command  # noqa: PLC0415
+
+            command = shard_command(config_path, given, os.getpid())
+            return await ShardSupervisor(config, command, notifier=notifier, read_config=read_config).run()
+        check_shards(LocalVfs(), config.data_dir, 1)
+        if config.cluster_store:
+            from broker.node.node import Node  # noqa: PLC0415 - a broker alone needs none of it
+
+            return await Node(config, notifier=notifier, read_config=read_config).run()
+        from broker.server import Server  # noqa: PLC0415
+
+        return await Server(config, notifier=notifier, read_config=read_config).run()
+
+    _serve(read_config, run)
+
+
+@main.command("serve-shard", hidden=True)
+@click.option("--number", type=int, required=True)
+@click.option("--supervisor", type=int, required=True)
+@click.option("--config", "config_path")
+@_with_settings
+def serve_shard(number: int, supervisor: int, config_path: str | None, **flags: str | None) -> None:
+    """Run one shard of a broker, for the supervisor that `serve` is with more than one shard."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    read_config = partial(load_config, given, os.environ, config_path)
+
+    async def run(config: BrokerConfig) -> int:
+        from broker.shards import shard_process  # noqa: PLC0415
+
+        return await shard_process.serve_shard(config, read_config, number, supervisor)
+
+    _serve(read_config, run, shard=number)
+
+
+def _serve(
+    read_config: Callable[[], BrokerConfig],
+    run: Callable[[BrokerConfig], Coroutine[Any, Any, int]],
+    *,
+    shard: int | None = None,
+) -> NoReturn:
+    """Run what serves, and end this process with its status. `shard`: number that each line of the log carries."""
     try:
         config = read_config()
-        configure_logging(config.log_format, config.log_level)
-        status = _run(config, read_config)
+        configure_logging(config.log_format, config.log_level, shard=shard)
+        status = _run(run(config))
     except (ConfigError, PostdateError) as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
@@ -74,28 +122,18 @@ def serve(config_path: str | None, **flags: str | None) -> None:
     sys.exit(status)
 
 
-def _run(config: BrokerConfig, read_config: Callable[[], BrokerConfig]) -> int:
+def _run(serving: Coroutine[Any, Any, int]) -> int:
     # gRPC's own messages about a port that is taken come on top of ours; whoever wants them sets the variable.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Modules make objects and no garbage. The collector looks for none meanwhile, and never through those that stay.
     gc.disable()
     import uvloop  # noqa: PLC0415 - only a serving broker needs it, and gRPC's server beside it
 
-    from broker.runtime.notify import ServiceNotifier  # noqa: PLC0415
-    from broker.server import Server  # noqa: PLC0415
+    import broker.server  # noqa: F401, PLC0415 - what is about to run needs it
 
     gc.freeze()
     gc.enable()
-
-    async def serve_until_stopped() -> int:
-        notifier = ServiceNotifier(os.environ)
-        if config.cluster_store:
-            from broker.node.node import Node  # noqa: PLC0415 - a broker alone needs none of it
-
-            return await Node(config, notifier=notifier, read_config=read_config).run()
-        return await Server(config, notifier=notifier, read_config=read_config).run()
-
-    return uvloop.run(serve_until_stopped())
+    return int(uvloop.run(serving))
 
 
 @main.command()

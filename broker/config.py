@@ -50,6 +50,7 @@ from broker.settings import (
     switch,
     text,
 )
+from broker.topic_shards import ALL_TOPICS, TopicShard
 from broker.tuning import Tuning
 
 CLIENT_VARIABLES = frozenset(
@@ -227,7 +228,22 @@ class BrokerConfig:
     )
     node: str = setting("", text("Name of this node in cluster_nodes; by default the name of the host."))
 
+    shards: int = setting(
+        1,
+        count(
+            1,
+            64,
+            "Number of shards without a cluster, each a process with a log of its own; fixed for a data_dir.",
+        ),
+    )
+
     tuning: Tuning = field(default_factory=Tuning)
+    # No settings: what the process of a shard is told by its supervisor.
+    topic_shard: TopicShard = ALL_TOPICS
+    grpc_socket: str = ""
+    """Path of a socket to listen on instead of grpc_address."""
+    http_socket: str = ""
+    """The same for http_address."""
 
     def __post_init__(self) -> None:
         for own_setting in SETTINGS:
@@ -260,6 +276,8 @@ class BrokerConfig:
     @property
     def reflection_enabled(self) -> bool:
         """Return whether reflection is served, with `auto` resolved."""
+        if self.grpc_socket:
+            return False  # the front of the shards has it
         if self.reflection == "auto":
             return is_loopback(split_address(self.grpc_address)[0])
         return self.reflection == "on"
@@ -272,7 +290,7 @@ _GROUPS = {
     "Schedule": ("max_delay_ms", "dedup_memory_bytes_max"),
     "Delivery": ("lease_ms", "max_delivery_attempts"),
     "Security": ("allow_plaintext", "jwt_audience"),
-    "Cluster": ("cluster_store", "node"),
+    "Cluster": ("cluster_store", "shards"),
 }
 """The first and the last setting of each group. One declared between two groups belongs to neither, and is an error."""
 
@@ -354,6 +372,7 @@ def check_consistent(config: BrokerConfig) -> None:
     _check_backup_dir(config)
     _check_security(config)
     _check_cluster(config)
+    _check_shards(config)
 
 
 def parse_nodes(value: str) -> dict[str, str]:
@@ -383,6 +402,22 @@ def _check_cluster(config: BrokerConfig) -> None:
         raise ConfigError("cluster_store is set, and needs cluster_nodes too")
     if config.cluster_store and config.node and config.node not in nodes:
         raise ConfigError(f"node is {config.node}, but cluster_nodes has only {', '.join(nodes)}")
+
+
+def _check_shards(config: BrokerConfig) -> None:
+    """Refuse what several shards cannot do yet."""
+    if config.shards == 1:
+        return
+    if config.cluster_store:
+        raise ConfigError(
+            "shards is set, and cluster_store too: a cluster has one shard so far, and a broker with several has local "
+            "journals"
+        )
+    if config.access_file and config.tls_client_ca_file:
+        raise ConfigError(
+            "shards is more than 1, and access_file and tls_client_ca_file are set: an identity from a client's "
+            "certificate does not reach a shard. Use tokens without tls_client_ca_file"
+        )
 
 
 def _check_security(config: BrokerConfig) -> None:

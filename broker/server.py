@@ -37,7 +37,7 @@ from broker.runtime.notify import ServiceNotifier
 from broker.runtime.ownership import Ownership
 from broker.runtime.spare_files import SpareDescriptors
 from broker.runtime.vfs import LocalVfs, Vfs
-from broker.settings import ConfigError
+from broker.settings import UNIX, ConfigError
 from broker.web.server import HttpServer
 from broker.web.source import ClusterSource, PageSource
 
@@ -169,7 +169,7 @@ class Server:
             pages = replace(pages, cluster=ClusterSource(shard.view, shard.snapshot, self._describe_state))
         collector = BrokerCollector(self._take_snapshot, version=self._version)
         self._http = HttpServer(
-            config.http_address,
+            UNIX + config.http_socket if config.http_socket else config.http_address,
             collector.render,
             lambda: self.broker.not_ready_because,
             pages=pages,

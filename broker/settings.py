@@ -169,6 +169,10 @@ def is_name(value: str) -> bool:
     return _NAME.fullmatch(value) is not None
 
 
+UNIX = "unix:"
+"""Beginning of the address of a socket that is a file."""
+
+
 def split_address(value: str) -> tuple[str, int]:
     """`host:port` or `[v6]:port`, taken apart; ValueError says what is wrong."""
     host, colon, port = value.rpartition(":")

@@ -33,7 +33,7 @@ def split(settings: dict[str, str]) -> tuple[list[str], dict[str, str]]:
 
 
 def main() -> None:
-    values = {name: parsed(name, text) for name, text in json.loads(os.environ.pop("TUNING", "{}")).items()}
+    values = {name: parsed(name, text) for name, text in json.loads(os.environ.get("TUNING", "{}")).items()}
     vars(cli)["load_config"] = lambda *sources: changed(config.load_config(*sources), **values)
     cli.main()
 

@@ -158,6 +158,7 @@ class Broker:
         manifests = self._open_manifests(NO_SHARD)
         self._take_up(manifests, self._open_log(manifests))
         count = replay_journal(self.journal, manifests.root.checkpoint_lsn + 1, self.registry)
+        self._check_topics()
         self._recovered(manifests, count, started_ns)
 
     async def open_shard(self, shard_log: ShardLog) -> None:
@@ -247,6 +248,18 @@ class Broker:
         )
         cut_ledgers(self._vfs, self._layout, manifests)
         self._restore(manifests)
+
+    def _check_topics(self) -> None:
+        """Raise Fenced where the folder is that of another shard: its topics would not be found, and made anew."""
+        strange = next(
+            (name for name in self.registry.by_name if not self.config.topic_shard.holds(name)), None
+        )
+        if strange is not None:
+            raise Fenced(
+                f"{self.config.data_dir} holds topic {strange!r}, which belongs to another shard than "
+                f"{self.config.topic_shard.number}: it is the folder of another one",
+                reason="DATA_DIR_OF_ANOTHER_SHARD",
+            )
 
     def _recovered(self, manifests: Manifests, recovered_records: int, started_ns: int) -> None:
         """The log was replayed: remove what nobody names, and tell. Blocks."""

@@ -11,6 +11,7 @@ from broker.config import BrokerConfig
 from broker.errors import NotFound
 from broker.folder.broker import Broker
 from broker.folder.compaction import Compactions
+from broker.folder.shard_folders import refuse_shard_folders
 from broker.runtime.clock import Clock
 from broker.runtime.vfs import Vfs
 
@@ -18,6 +19,7 @@ from broker.runtime.vfs import Vfs
 @contextlib.asynccontextmanager
 async def open_offline(vfs: Vfs, clock: Clock, folder: str) -> AsyncIterator[Compactions]:
     """Open a stopped broker's folder. Raises Fenced if a broker runs on it, NotFound, Corrupt, OSError."""
+    refuse_shard_folders(vfs, folder)
     if not vfs.exists(f"{folder}/broker.manifest"):
         raise NotFound(f"{folder!r} is not a data directory: it has no broker.manifest")
     failures: list[BaseException] = []

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from broker.cluster.base_vfs import open_base_vfs, pin_base
 from broker.cluster.stores import is_store_url
 from broker.errors import Fenced, NotFound
+from broker.folder.shard_folders import refuse_shard_folders
 from broker.runtime.vfs import LocalFile, LocalVfs, Vfs
 from broker.storage.layout import Layout
 
@@ -44,8 +45,14 @@ class Folder:
 
 
 def pin_folder(path: str) -> str:
-    """Return the path by which every process reads the same: with the name of a base, if it is the URL of a store."""
-    return pin_base(path) if is_store_url(path) else path
+    """Return the path by which every process reads the same: with the name of a base, if it is the URL of a store.
+
+    Raises Refused for the folder around those of several shards.
+    """
+    if is_store_url(path):
+        return pin_base(path)
+    refuse_shard_folders(ReadOnlyVfs(), path)
+    return path
 
 
 def reading_vfs(root: str, *, anew: bool = False) -> Vfs:
@@ -72,6 +79,7 @@ def open_folder(path: str, vfs: Vfs | None = None) -> Iterator[Folder]:
     root = path.rstrip("/") or "/"
     layout = Layout(root)
     vfs = vfs or ReadOnlyVfs()
+    refuse_shard_folders(vfs, root)
     if not any(map(vfs.exists, (layout.manifest, layout.journal, layout.topics))):
         raise NotFound(f"{path!r} is neither a backup nor a data directory: nothing of a broker is in it")
     if vfs.exists(layout.unfinished):

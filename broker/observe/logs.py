@@ -89,16 +89,35 @@ def get_logger(name: str) -> Log:
     return Log(logging.getLogger(name))
 
 
-def configure_logging(log_format: str, log_level: str, stream: TextIO | None = None) -> None:
-    """Send all logs, those of libraries too, to `stream` (stderr). Values as in `BrokerConfig`."""
+def configure_logging(
+    log_format: str, log_level: str, stream: TextIO | None = None, *, shard: int | None = None
+) -> None:
+    """Send all logs, those of libraries too, to `stream` (stderr). Values as in `BrokerConfig`.
+
+    `shard` stands in each line of a process that has one.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    if shard is not None:
+        handler.addFilter(_ShardOfLines(shard))
     logging.basicConfig(level=_LEVELS[log_level], handlers=[handler], force=True)
 
 
 def set_log_level(log_level: str) -> None:
     """Log from this level on. Values as in `BrokerConfig`."""
     logging.getLogger().setLevel(_LEVELS[log_level])
+
+
+class _ShardOfLines(logging.Filter):
+    """Adds the shard to the fields of each line."""
+
+    def __init__(self, shard: int) -> None:
+        super().__init__()
+        self._shard = shard
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        setattr(record, _FIELDS, {"shard": self._shard, **_fields(record)})
+        return True
 
 
 class JsonFormatter(logging.Formatter):

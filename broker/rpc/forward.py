@@ -192,12 +192,25 @@ async def forward_unary(
 
 
 async def forward_stream(
-    host: CallHost, room: MessageRoom, owner: OwnerConnections, path: str, context: Context
+    host: CallHost,
+    room: MessageRoom,
+    owner: OwnerConnections,
+    path: str,
+    context: Context,
+    first: bytes | None = None,
 ) -> None:
-    """Pass on a stream, both ways, until the owner ends it or the caller goes away."""
+    """Pass on a stream, both ways, until the owner ends it or the caller goes away.
+
+    `first` is its first message, where that was read to find the owner.
+    """
     forwarded = ForwardedCall()
+    unsent = [] if first is None else [first]
+    del first
 
     async def send(call: Any) -> None:
+        if unsent:
+            with room.hold(forwarded, len(unsent[0])):
+                await call.write(unsent.pop())
         while (message := await context.read()) is not END_OF_STREAM:
             with room.hold(forwarded, len(message)):
                 await call.write(message)
@@ -221,9 +234,18 @@ async def _forward(
     take: Take,
     end: End,
 ) -> None:
+    with owner.channel(forwarded) as channel:
+        await end_alike(
+            host, context, forwarded, _converse(channel, path, context, forwarded, send, take), end
+        )
+
+
+async def end_alike(
+    host: CallHost, context: Context, forwarded: ForwardedCall, work: Awaitable[None], end: End
+) -> None:
+    """Pass on a call by `work`, and end it as the owner ends it, or as it was ended here."""
     try:
-        with owner.channel(forwarded) as channel:
-            await _converse(channel, path, context, forwarded, send, take)
+        await work
     except asyncio.CancelledError:
         if forwarded.ended_because is None:
             raise

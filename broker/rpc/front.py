@@ -41,15 +41,16 @@ log = get_logger(__name__)
 _LOOK_SECONDS = 0.2
 _RETRY_MS = 200
 """Time after which a caller may ask again who the owner is."""
-_SERVICES = (producer, consumer, admin, schedule, compaction)
+SERVICES = (producer, consumer, admin, schedule, compaction)
 _GET_CLUSTER = f"/{admin.SERVICE}/GetCluster"
-_UNARY = frozenset(
+UNARY = frozenset(
     f"/{service.full_name}/{method.name}"
     for file in (producer_pb2, consumer_pb2, schedule_pb2, admin_pb2, compaction_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
     if not method.client_streaming and not method.server_streaming
 )
+"""Methods of the API with one message and one answer, by their path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ class Front:
         """Say whether calls can be passed on."""
         statuses = health_pb2.HealthCheckResponse
         status = statuses.SERVING if self._owner is not None else statuses.NOT_SERVING
-        for name in ("", *(service.SERVICE for service in _SERVICES)):
+        for name in ("", *(service.SERVICE for service in SERVICES)):
             await self._health.set(name, status)
 
 
@@ -206,7 +207,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             return None
         if path == _GET_CLUSTER:
             return grpc.unary_unary_rpc_method_handler(front.get_cluster)
-        if path in _UNARY:
+        if path in UNARY:
             return grpc.unary_unary_rpc_method_handler(
                 lambda message, context: front.pass_unary(path, message, context)
             )

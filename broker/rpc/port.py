@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 
@@ -21,7 +22,7 @@ from broker.rpc.silent import SilentConnections
 from broker.rpc.tls import ServerCertificates
 from broker.rpc.unfinished import UnfinishedMessages
 from broker.runtime.allocator import Trimmer
-from broker.settings import split_address
+from broker.settings import UNIX, split_address
 
 log = get_logger(__name__)
 
@@ -87,6 +88,9 @@ class GrpcPort:
 
     def bind(self) -> None:
         """Take the address. Raises Fenced if that cannot be."""
+        if self._config.grpc_socket:
+            self._bind_socket(self._config.grpc_socket)
+            return
         address = self._config.grpc_address
         host, _ = split_address(address)
         if not is_loopback(host) and not self._config.tls_cert_file:
@@ -107,10 +111,22 @@ class GrpcPort:
             ) from cause
         self.address = f"{host}:{port}"
 
+    def _bind_socket(self, path: str) -> None:
+        """Take a socket that this user alone can reach: it needs no certificate, and no limits for strangers."""
+        try:
+            is_bound = bool(self.server.add_insecure_port(UNIX + quote(path)))
+        except RuntimeError:
+            is_bound = False
+        if not is_bound:
+            raise Fenced(f"gRPC cannot listen on {path}", reason="ADDRESS_IN_USE")
+        self.address = UNIX + path
+
     def watches(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
         """Return what must run for as long as the port is open, each with its name. Bind it before."""
         if self._access is not None or self._tls is not None:
             yield "security files", self._watch_security()
+        if self._config.grpc_socket:
+            return
         port = split_address(self.address)[1]
         yield "silent connections", self._silent.watch(port)
         yield "unfinished messages", self._unfinished.watch(port)

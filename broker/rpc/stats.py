@@ -16,9 +16,9 @@ from broker.subscriptions.subscription import Subscription
 from broker.topics.topic import Topic
 from postdate_api.v1 import admin_pb2
 
-_TOPICS_MAX = 1_000
+TOPICS_MAX = 1_000
 """Of one page."""
-_SUBSCRIPTIONS_MAX = 10_000
+SUBSCRIPTIONS_MAX = 10_000
 """A page ends when it has so many: it must fit into a frame."""
 _EXACT_SECONDS = 2.0
 """Seconds that an answer waits for counts that are being found out, for a moment after a start or a seek."""
@@ -26,11 +26,11 @@ _EXACT_SECONDS = 2.0
 
 async def get_stats(broker: Broker, request: admin_pb2.GetStatsRequest) -> admin_pb2.GetStatsResponse:
     """One page of counts, by name."""
-    if len(request.topics) > _TOPICS_MAX:
-        raise InvalidRequest(f"At most {_TOPICS_MAX} topics at once", field="topics", reason="TOO_MANY_NAMES")
+    if len(request.topics) > TOPICS_MAX:
+        raise InvalidRequest(f"At most {TOPICS_MAX} topics at once", field="topics", reason="TOO_MANY_NAMES")
     for index, name in enumerate(request.topics):
         check_name("topic", name, f"topics[{index}]")
-    page_size = check_page_size(request.page_size) if request.page_size else _TOPICS_MAX
+    page_size = check_page_size(request.page_size) if request.page_size else TOPICS_MAX
     after = decode_token(request.page_token)
     asked = set(request.topics) or filter(may_see, broker.registry.by_name)
     names = [name for name in sorted(asked) if name > after]
@@ -39,7 +39,7 @@ async def get_stats(broker: Broker, request: admin_pb2.GetStatsRequest) -> admin
     patient_until = loop.time() + _EXACT_SECONDS
     subscriptions = 0
     for index, name in enumerate(names):
-        if index == page_size or subscriptions > _SUBSCRIPTIONS_MAX:
+        if index == page_size or subscriptions > SUBSCRIPTIONS_MAX:
             response.next_page_token = encode_token(names[index - 1])
             break
         topic = broker.registry.by_name.get(name)

@@ -15,6 +15,7 @@ from broker.runtime.ownership import Ownership
 from broker.storage.records import Record
 from broker.subscriptions.giving_up import DeadLetterSink
 from broker.subscriptions.reader import ReadableLog
+from broker.topic_shards import TopicShard
 
 
 class SubscriptionLog(ReadableLog, Protocol):
@@ -74,3 +75,4 @@ class SubscriptionServices:
     rng: random.Random
     submit: Callable[[Record], asyncio.Future[None]]
     dead_letter_sink: DeadLetterSink
+    topic_shard: TopicShard

@@ -23,6 +23,7 @@ from broker.storage.message_fields import (
     walk_fields,
 )
 from broker.storage.varint import encode_varint
+from broker.topic_shards import TopicShard
 
 HOLDER_NAME = "dead-letters"
 """The subscription of a dead-letter topic that holds what nobody has dealt with yet."""
@@ -74,11 +75,28 @@ def dead_letter_topic_name(topic: str, subscription: str, policy: SubscriptionPo
 
 
 def check_dead_letter_topic(
-    topic: str, subscription: str, own: SubscriptionPolicy, in_force: SubscriptionPolicy
+    topic: str,
+    subscription: str,
+    own: SubscriptionPolicy,
+    in_force: SubscriptionPolicy,
+    topic_shard: TopicShard,
 ) -> None:
-    """Refuse settings under which messages are given up, or a topic is named for them, where there is no place."""
-    if in_force.max_delivery_attempts or own.dead_letter_topic:
-        dead_letter_topic_name(topic, subscription, in_force)
+    """Refuse settings under which messages are given up, or a topic is named for them, where there is no place.
+
+    A topic of another shard is none: a message that moves is one record of two topics, in one log.
+    """
+    if not (in_force.max_delivery_attempts or own.dead_letter_topic):
+        return
+    name = dead_letter_topic_name(topic, subscription, in_force)
+    if not topic_shard.holds(name):
+        beside = f"{topic.partition('~')[0]}~{name}"
+        suggested = beside if is_name(beside) else ""
+        hint = f"name it {beside!r}" if suggested else 'begin its name with that of the topic and a "~"'
+        raise Refused(
+            f"Dead-letter topic {name!r} falls into another shard than topic {topic!r}: {hint}",
+            reason="DEAD_LETTER_TOPIC_ELSEWHERE",
+            suggested=suggested,
+        )
 
 
 def dead_letter_frame(frame: bytes, properties: Mapping[str, str]) -> bytes:

@@ -80,4 +80,5 @@ def subscription_services(
         rng=rng,
         submit=submit,
         dead_letter_sink=dead_letter_sink,
+        topic_shard=config.topic_shard,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from broker.config import BrokerConfig
-from broker.errors import AlreadyExists, LimitReached
+from broker.errors import AlreadyExists, LimitReached, Refused
 from broker.policy import TopicPolicy
 from broker.runtime.clock import Clock
 from broker.storage.manifest import TopicImage
@@ -161,6 +161,8 @@ class Registry:
         assert self._services is not None
         if name in self.by_name or name in self._creating:
             raise AlreadyExists(f"There is a topic {name!r}", reason="TOPIC_ALREADY_EXISTS", topic=name)
+        if not self._config.topic_shard.holds(name):
+            raise Refused(f"Topic {name!r} belongs to another shard", reason="TOPIC_ELSEWHERE", topic=name)
         under_way = sum(creating not in self.by_name for creating in self._creating)
         if len(self.topics) + under_way >= self._config.topics_max:
             raise LimitReached(

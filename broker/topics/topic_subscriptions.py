@@ -287,7 +287,9 @@ class Subscriptions(Mapping[int, Subscription]):
 
     def check_dead_letters(self, name: str, policy: SubscriptionPolicy) -> None:
         """Refuse settings with which a subscription of that name would have no place for its dead letters."""
-        check_dead_letter_topic(self._topic.name, name, policy, self.in_force(policy))
+        check_dead_letter_topic(
+            self._topic.name, name, policy, self.in_force(policy), self._services.topic_shard
+        )
 
     # -- calls -----------------------------------------------------------------------------------------------
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import importlib
+import os
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from broker.errors import Fenced
-from broker.settings import ConfigError, split_address
+from broker.settings import UNIX, ConfigError, split_address
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -48,7 +50,9 @@ class HttpServer:
         self._servers: list[asyncio.Server] = []
         self._pages = pages
         self._stop_ms = stop_ms
-        self._host, self._port = split_address(address)
+        self._path = address.removeprefix(UNIX) if address.startswith(UNIX) else ""
+        # Whoever may open the socket is on this machine, and asks for localhost.
+        self._host, self._port = ("localhost", 0) if self._path else split_address(address)
         self._render_metrics = render_metrics
         self._readiness = readiness
         self._sockets: list[socket.socket] = []
@@ -57,11 +61,16 @@ class HttpServer:
     @property
     def address(self) -> str:
         """Return where it listens; with the port that was picked, once it does."""
+        if self._path:
+            return UNIX + self._path
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{host}:{self._port}"
 
     def listen(self) -> None:
         """Take the port. One that somebody else holds is Fenced; an address that is not ours is ConfigError."""
+        if self._path:
+            self._listen_unix()
+            return
         try:
             places = socket.getaddrinfo(
                 self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -79,6 +88,19 @@ class HttpServer:
                     address=self.address,
                 ) from error
             raise ConfigError(f"http_address: cannot listen on {self.address}: {error.strerror}") from error
+
+    def _listen_unix(self) -> None:
+        """Take the socket's file, which a process that was killed may have left there."""
+        bound = socket.socket(socket.AF_UNIX)
+        self._sockets.append(bound)
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
+            bound.bind(self._path)
+            bound.listen(_BACKLOG)
+        except OSError as error:
+            self._close_sockets()
+            raise ConfigError(f"cannot listen on {self.address}: {error.strerror or error}") from error
 
     async def start(self) -> None:
         """Answer requests."""
@@ -98,11 +120,11 @@ class HttpServer:
         )
         await runner.setup()
         self._runner = runner
+        loop = asyncio.get_running_loop()
+        create = loop.create_unix_server if self._path else loop.create_server
         for bound in self._sockets:
             self._servers.append(
-                await asyncio.get_running_loop().create_server(
-                    lambda: connections.protocol(runner.server), sock=bound, backlog=_BACKLOG
-                )
+                await create(lambda: connections.protocol(runner.server), sock=bound, backlog=_BACKLOG)
             )
 
     async def stop(self) -> None:

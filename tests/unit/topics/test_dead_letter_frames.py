@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from broker.errors import Corrupt, Refused
 from broker.policy import SubscriptionPolicy
 from broker.rpc.decode import ProduceEnvelope
+from broker.topic_shards import ALL_TOPICS, TopicShard, shard_of
 from broker.topics import dead_letter_frames as frames
 from postdate_api.v1.message_pb2 import Message
 
@@ -143,6 +145,27 @@ def test_settings_without_a_place_are_refused(own, default_attempts, is_refused)
     in_force = SubscriptionPolicy(max_delivery_attempts=attempts, dead_letter_topic=own.dead_letter_topic)
     if is_refused:
         with pytest.raises(Refused):
-            frames.check_dead_letter_topic("t" * 255, "s", own, in_force)
+            frames.check_dead_letter_topic("t" * 255, "s", own, in_force, ALL_TOPICS)
     else:
-        frames.check_dead_letter_topic("t" * 255, "s", own, in_force)
+        frames.check_dead_letter_topic("t" * 255, "s", own, in_force, ALL_TOPICS)
+
+
+def test_a_place_on_another_shard_is_refused_with_a_name_that_would_do():
+    own = SubscriptionPolicy(dead_letter_topic="topic9")  # on shard 1 of 2
+    with pytest.raises(Refused) as caught:
+        frames.check_dead_letter_topic("orders~x", "s", own, own, TopicShard(0, 2))
+    assert caught.value.reason == "DEAD_LETTER_TOPIC_ELSEWHERE"
+    beside = replace(own, dead_letter_topic=str(caught.value.facts["suggested"]))
+    assert beside.dead_letter_topic == "orders~topic9"
+    frames.check_dead_letter_topic("orders~x", "s", beside, beside, TopicShard(0, 2))
+    too_long = replace(own, dead_letter_topic="topic9~" + "x" * 248)
+    with pytest.raises(Refused, match="begin its name with that of the topic") as caught:
+        frames.check_dead_letter_topic("orders~x", "s", too_long, too_long, TopicShard(0, 2))
+    assert caught.value.facts["suggested"] == ""
+
+
+def test_a_place_named_after_the_topic_lies_on_its_shard():
+    own = SubscriptionPolicy(max_delivery_attempts=3)
+    for topic in ("orders", "topic9", "topic9~x"):
+        number = shard_of(topic, 2)
+        frames.check_dead_letter_topic(topic, "s", own, own, TopicShard(number, 2))

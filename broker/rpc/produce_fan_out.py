@@ -1,0 +1,121 @@
+"""A stream of batches for topics of several shards, passed on as one stream to each of them.
+
+Answers come in the order of the requests, as one broker gives them. So an answer waits for those before it, and a shard
+that is slow delays the answers of streams that send to it, and of no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import grpc
+
+from broker.errors import Unavailable
+from broker.observe.logs import get_logger
+from broker.rpc.calls import END_OF_STREAM, CallHost, refuse_unread
+from broker.rpc.forward import (
+    ForwardedCall,
+    MessageRoom,
+    OwnerConnections,
+    end_alike,
+    forwarded_metadata,
+)
+from broker.rpc.status import Context
+
+log = get_logger(__name__)
+
+_END = -1
+
+
+class ProduceFanOut:
+    """One such stream."""
+
+    def __init__(
+        self,
+        host: CallHost,
+        room: MessageRoom,
+        shards: tuple[OwnerConnections, ...],
+        path: str,
+        shard_for: Callable[[bytes], int],
+    ) -> None:
+        """`shard_for` finds the shard of a request; one that names no topic is refused by whichever gets it."""
+        self._host = host
+        self._room = room
+        self._shards = shards
+        self._path = path
+        self._shard_for = shard_for
+        self._calls: dict[int, Any] = {}  # by shard
+        self._order: asyncio.Queue[int] = asyncio.Queue()  # shards whose answers are due
+        self._has_ended = False  # nothing more is sent
+
+    async def run(self, context: Context) -> None:
+        """Pass on the stream until its caller has ended it and all answers are given, or a shard ends it."""
+        forwarded = ForwardedCall()
+        await end_alike(self._host, context, forwarded, self._converse(context, forwarded), refuse_unread)
+
+    async def _converse(self, context: Context, forwarded: ForwardedCall) -> None:
+        with ExitStack() as connections:
+            sending = asyncio.ensure_future(self._send(context, forwarded, connections))
+            try:
+                while (shard := await self._order.get()) != _END:
+                    await self._take(shard, context, forwarded)
+                for call in self._calls.values():
+                    if await call.read() is not END_OF_STREAM:
+                        raise Unavailable("A shard sent more answers than there were requests")
+            finally:
+                self._has_ended = True
+                sending.cancel()
+                for call in self._calls.values():
+                    call.cancel()
+                await asyncio.wait({sending})
+
+    async def _take(self, shard: int, context: Context, forwarded: ForwardedCall) -> None:
+        """Pass on the next answer of a shard."""
+        answer = await self._calls[shard].read()
+        if answer is END_OF_STREAM:
+            raise Unavailable("A shard has ended the stream")
+        with self._room.hold(forwarded, len(answer)):
+            await context.write(answer)
+
+    async def _send(self, context: Context, forwarded: ForwardedCall, connections: ExitStack) -> None:
+        try:
+            while (message := await context.read()) is not END_OF_STREAM:
+                shard = self._shard_for(message)
+                call = self._calls.get(shard)
+                if call is None:
+                    call = self._open(shard, context, forwarded, connections)
+                self._order.put_nowait(shard)
+                # Once the shard has ended its call nothing can be written, and whoever reads from it hears why.
+                with self._room.hold(forwarded, len(message)), suppress(_EndedCall, grpc.aio.AioRpcError):
+                    await call.write(message)
+                message = None  # not kept while the next one is awaited
+            self._has_ended = True
+            for call in self._calls.values():
+                with suppress(_EndedCall, grpc.aio.AioRpcError):
+                    await call.done_writing()
+            self._order.put_nowait(_END)
+        except grpc.aio.BaseError:
+            forwarded.end(Unavailable("The caller's stream broke"))
+        except Exception as error:
+            log.error("A call could not be passed on", exc_info=error)
+            forwarded.end(Unavailable("The call could not be passed on; the log says why"))
+
+    def _open(self, shard: int, context: Context, forwarded: ForwardedCall, connections: ExitStack) -> Any:
+        channel = connections.enter_context(self._shards[shard].channel(forwarded))
+        call: Any = channel.stream_stream(self._path, None, None)(  # type: ignore[call-arg]  # it is written to, and needs no iterator
+            timeout=context.time_remaining(), metadata=forwarded_metadata(context)
+        )
+        self._calls[shard] = call
+        call.add_done_callback(lambda _: self._note_end(shard))
+        return call
+
+    def _note_end(self, shard: int) -> None:
+        """Have the end of a shard's call be read, also while no answer of it is due: its next request would be lost."""
+        if not self._has_ended:
+            self._order.put_nowait(shard)
+
+
+_EndedCall = asyncio.InvalidStateError

@@ -1,0 +1,305 @@
+"""The gRPC port of a broker with several shards: it passes each call on to the shard of its topic, as bytes.
+
+What a client sees is one broker. Calls about no topic, or about several, are asked of all shards, and their answers
+are made into one (`shard_lists.py`). Health is answered here: the front serves while it is up, and whether each shard
+does is told by /readyz.
+
+A token passes through, and the shard judges it again. What cannot be done over several shards yet is refused with
+NOT_WITH_SHARDS.
+
+Invariants:
+  FRONT-1  A call to one shard waits for no other shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import _async as health_aio  # its public name, health.aio, is made at run time
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from broker.errors import InvalidRequest, Unavailable, Unsupported
+from broker.observe.logs import get_logger
+from broker.rpc import admin, compaction, schedule
+from broker.rpc.access_rules import RULES
+from broker.rpc.calls import END_OF_STREAM, Handler, parse, refuse
+from broker.rpc.forward import (
+    ForwardedCall,
+    MessageRoom,
+    OwnerConnections,
+    end_alike,
+    forward_stream,
+    forward_unary,
+    forwarded_metadata,
+)
+from broker.rpc.front import SERVICES, UNARY, FrontGuard, FrontHost
+from broker.rpc.port import GrpcPort
+from broker.rpc.produce_fan_out import ProduceFanOut
+from broker.rpc.reception import window_bytes
+from broker.rpc.reflection import add_reflection
+from broker.rpc.shard_lists import merge_counts, merge_stats, merge_topics
+from broker.rpc.stats import TOPICS_MAX
+from broker.rpc.status import Context
+from broker.rpc.tls import OpenChannel
+from broker.rpc.topic_of import SUBSCRIBE, TOPIC_METHODS, topic_of, topic_of_open
+from broker.settings import UNIX
+from broker.topic_shards import shard_of
+from postdate_api.v1 import admin_pb2, schedule_pb2
+
+log = get_logger(__name__)
+
+_PRODUCE_STREAM = "/postdate.v1.ProducerService/ProduceStream"
+_LIST_TOPICS, _GET_STATS, _GET_CLUSTER, _GET_SERVER_INFO = (
+    f"/{admin.SERVICE}/{method}" for method in ("ListTopics", "GetStats", "GetCluster", "GetServerInfo")
+)
+_COUNT_SCHEDULED = f"/{schedule.SERVICE}/CountScheduled"
+ASKED_OF_ALL = frozenset({_LIST_TOPICS, _GET_STATS, _GET_CLUSTER, _GET_SERVER_INFO, _COUNT_SCHEDULED})
+"""Methods about all topics, or several."""
+UNSUPPORTED = frozenset(
+    {
+        *(f"/{admin.SERVICE}/{method}" for method in ("CreateBackup", "ListBackups", "DeleteBackup")),
+        *(path for path in UNARY if path.startswith(f"/{compaction.SERVICE}/")),
+    }
+)
+"""Methods that work on one shard alone."""
+_SHARD_SECONDS = 2.0
+"""Time for a shard to say what it is; one that does not is left out."""
+
+Answer = Callable[[bytes, Context], Awaitable[Message]]
+
+
+class ShardFront:
+    """See the module's description."""
+
+    def __init__(self, host: FrontHost, addresses: Sequence[str]) -> None:
+        """`addresses`: the sockets of the shards, in order. Raises ConfigError."""
+        self._host = host
+        self._room = MessageRoom(host.config.receiving_bytes_max)
+        window = window_bytes(host.config)
+        self._shards = tuple(OwnerConnections(_opening(address), window) for address in addresses)
+        self._health = health_aio.HealthServicer()
+        self._port = GrpcPort(host, broker=None, guard=FrontGuard)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._port.server)
+        names = [service.SERVICE for service in SERVICES]
+        if host.config.reflection_enabled:
+            add_reflection((*names, health.SERVICE_NAME), self._port.server)
+        self._answers: dict[str, Answer] = {
+            _LIST_TOPICS: self._list_topics,
+            _GET_STATS: self._get_stats,
+            _GET_CLUSTER: self._get_cluster,
+            _GET_SERVER_INFO: self._get_server_info,
+            _COUNT_SCHEDULED: self._count_scheduled,
+        }
+        self._port.server.add_generic_rpc_handlers((_ShardMethods(self),))
+        self._watches: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        """Address on which it listens, once it is bound."""
+        return self._port.address
+
+    def bind(self) -> None:
+        """Take the port. Raises Fenced if that cannot be."""
+        self._port.bind()
+
+    async def start(self) -> None:
+        """Take calls."""
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        await self._port.server.start()
+        self._watches |= {asyncio.create_task(watch, name=name) for name, watch in self._port.watches()}
+
+    async def drain(self) -> None:
+        """Say that it will stop; calls are passed on until then."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def stop(self) -> None:
+        """Close the port and end all calls."""
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        await self._port.server.stop(None)
+        for shard in self._shards:
+            await shard.close(Unavailable("The broker stops"))
+
+    def look_now(self) -> None:
+        """Read the security files without waiting for the next look."""
+        self._port.look_now()
+
+    def handler(self, path: str) -> Handler | None:
+        """Return what serves a method; None for one that nobody knows."""
+        if path not in RULES:  # whatever somebody calls is kept by its name
+            return None
+        if path in UNARY:
+            return grpc.unary_unary_rpc_method_handler(
+                lambda message, context: self._unary(path, message, context)
+            )
+        if path == _PRODUCE_STREAM:
+            return grpc.stream_stream_rpc_method_handler(lambda _, context: self._produce(context))
+        if path == SUBSCRIBE:
+            return grpc.stream_stream_rpc_method_handler(lambda _, context: self._subscribe(context))
+        return None
+
+    # -- calls of one shard ------------------------------------------------------------------------------------
+
+    async def _unary(self, path: str, message: bytes, context: Context) -> bytes:
+        if path in UNSUPPORTED:
+            method = path.rpartition("/")[2]
+            error = Unsupported(
+                f"{method} is for one shard: call it on the socket of each, unix:<data_dir>/run/<shard>.grpc",
+                reason="NOT_WITH_SHARDS",
+            )
+            await refuse(self._host, context, error)
+        if path in self._answers:
+            return await self._answer(self._answers[path], message, context)
+        # What is about no topic is asked of the first shard.
+        number = self._shard_for(path, message) if path in TOPIC_METHODS else 0
+        return await forward_unary(self._host, self._room, self._shards[number], path, message, context)
+
+    async def _produce(self, context: Context) -> None:
+        def shard_for(message: bytes) -> int:
+            return self._shard_for(_PRODUCE_STREAM, message)
+
+        await ProduceFanOut(self._host, self._room, self._shards, _PRODUCE_STREAM, shard_for).run(context)
+
+    async def _subscribe(self, context: Context) -> None:
+        first: Any = await context.read()
+        if first is END_OF_STREAM:
+            first = b""  # which the first shard refuses, as it refuses a stream without a frame
+        try:
+            number = shard_of(topic_of_open(first, self._host.config), len(self._shards))
+        except InvalidRequest:
+            number = 0
+        await forward_stream(self._host, self._room, self._shards[number], SUBSCRIBE, context, first)
+
+    def _shard_for(self, path: str, message: bytes) -> int:
+        """Return the shard of a request; the first one is to refuse what is none."""
+        try:
+            return shard_of(topic_of(path, message, self._host.config), len(self._shards))
+        except InvalidRequest:
+            return 0
+
+    # -- calls of all shards -----------------------------------------------------------------------------------
+
+    async def _answer(self, answer: Answer, message: bytes, context: Context) -> bytes:
+        answers: list[bytes] = []
+
+        async def work() -> None:
+            answers.append((await answer(message, context)).SerializeToString())
+
+        await end_alike(self._host, context, ForwardedCall(), work(), refuse)
+        return answers[0]
+
+    async def _list_topics(self, message: bytes, context: Context) -> Message:
+        request = parse(admin_pb2.ListTopicsRequest, message, self._host.config)
+        answers = await self._ask_all(_LIST_TOPICS, dict.fromkeys(range(len(self._shards)), message), context)
+        return merge_topics(
+            [admin_pb2.ListTopicsResponse.FromString(answer) for answer in answers], request.page_size
+        )
+
+    async def _get_stats(self, message: bytes, context: Context) -> Message:
+        request = parse(admin_pb2.GetStatsRequest, message, self._host.config)
+        asked = self._by_shard(request, message)
+        answers = await self._ask_all(_GET_STATS, asked, context)
+        return merge_stats(
+            [admin_pb2.GetStatsResponse.FromString(answer) for answer in answers], request.page_size
+        )
+
+    async def _count_scheduled(self, message: bytes, context: Context) -> Message:
+        request = parse(schedule_pb2.CountScheduledRequest, message, self._host.config)
+        asked = self._by_shard(request, message) if request.topics else {0: message}  # which refuses it
+        answers = await self._ask_all(_COUNT_SCHEDULED, asked, context)
+        return merge_counts([schedule_pb2.CountScheduledResponse.FromString(answer) for answer in answers])
+
+    async def _get_cluster(self, _: bytes, context: Context) -> Message:
+        shards = await asyncio.gather(
+            *(self._describe_shard(number, context) for number in range(len(self._shards)))
+        )
+        return admin_pb2.GetClusterResponse(shards=shards)
+
+    async def _describe_shard(self, number: int, context: Context) -> admin_pb2.ClusterShard:
+        described = admin_pb2.ClusterShard(number=number)
+        try:
+            async with asyncio.timeout(_SHARD_SECONDS):
+                answer = await self._ask(_GET_CLUSTER, number, b"", context)
+        except (TimeoutError, grpc.aio.AioRpcError):
+            return described
+        own = admin_pb2.GetClusterResponse.FromString(answer).shards[0]
+        described.applied_lsn, described.applied_time_ms = own.applied_lsn, own.applied_time_ms
+        return described
+
+    async def _get_server_info(self, message: bytes, context: Context) -> Message:
+        """Return what the first shard tells that answers: all have the same version and limits."""
+        for number in range(len(self._shards)):
+            try:
+                async with asyncio.timeout(_SHARD_SECONDS):
+                    answer = await self._ask(_GET_SERVER_INFO, number, message, context)
+            except TimeoutError:
+                continue
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+            else:
+                return admin_pb2.GetServerInfoResponse.FromString(answer)
+        raise Unavailable("No shard answers")
+
+    def _by_shard(self, request: Any, message: bytes) -> dict[int, bytes]:
+        """Return the requests to shards for one that names topics, or none for all of them."""
+        count = len(self._shards)
+        if not request.topics:
+            return dict.fromkeys(range(count), message)
+        if len(request.topics) > TOPICS_MAX:
+            return {0: message}  # which refuses it
+        named: dict[int, list[str]] = {}
+        for topic in request.topics:
+            named.setdefault(shard_of(topic, count), []).append(topic)
+        parts = {}
+        for number, topics in named.items():
+            part = type(request).FromString(message)
+            del part.topics[:]
+            part.topics.extend(topics)
+            parts[number] = part.SerializeToString()
+        return parts
+
+    async def _ask_all(self, path: str, asked: dict[int, bytes], context: Context) -> list[bytes]:
+        """Return the answers of shards. Raises what the first of them answers that refuses."""
+        tasks = [
+            asyncio.ensure_future(self._ask(path, number, message, context))
+            for number, message in asked.items()
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _ask(self, path: str, number: int, message: bytes, context: Context) -> bytes:
+        call = ForwardedCall()
+        with self._shards[number].channel(call) as channel:
+            answer: bytes = await channel.unary_unary(path, None, None)(
+                message, timeout=context.time_remaining(), metadata=forwarded_metadata(context)
+            )
+        return answer
+
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in ("", *(service.SERVICE for service in SERVICES)):
+            await self._health.set(name, status)
+
+
+class _ShardMethods(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """Methods of a front."""
+
+    def __init__(self, front: ShardFront) -> None:
+        self._front = front
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        return self._front.handler(handler_call_details.method)
+
+
+def _opening(address: str) -> OpenChannel:
+    target = UNIX + quote(address.removeprefix(UNIX))
+    return lambda options: grpc.aio.insecure_channel(target, options=options)

@@ -1,0 +1,218 @@
+"""A broker with several shards: a process for each, kept running, and one front for all of them.
+
+Invariants:
+  SUPERVISOR-1  A shard that ends is started again, after a pause that grows; no other one notices.
+  SUPERVISOR-2  The supervisor decides nothing about a message, and holds none longer than a call. It may die at any
+      time: its children die with it, and come back as after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from broker.config import BrokerConfig
+from broker.folder.shard_folders import open_shard_folders
+from broker.observe.logs import get_logger, set_log_level
+from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot
+from broker.observe.shard_metrics import merge_metrics
+from broker.rpc.front import FrontHost
+from broker.rpc.shard_front import ShardFront
+from broker.runtime.clock import SystemClock
+from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
+from broker.runtime.notify import ServiceNotifier
+from broker.runtime.vfs import LocalVfs
+from broker.server import broker_version
+from broker.settings import UNIX, ConfigError
+from broker.shards.child import ShardChild, child_environ
+from broker.shards.shard_process import check_sockets, grpc_socket, http_socket, sockets_folder
+from broker.web.server import HttpServer
+from broker.web.shard_http import ShardHttp
+
+log = get_logger(__name__)
+
+_LOOK_SECONDS = 1.0
+_FIRST_LOOK_SECONDS = 0.1
+"""Between looks at a shard that is not ready."""
+_ANSWER_SECONDS = 2.0
+_KILL_AFTER_SECONDS = 30.0
+"""Time for a shard to write its checkpoint, after the grace that its consumers have."""
+
+Command = Callable[[int], Sequence[str]]
+
+
+class ShardSupervisor:
+    """See the module's description."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        command: Command,
+        *,
+        notifier: ServiceNotifier,
+        read_config: Callable[[], BrokerConfig],
+    ) -> None:
+        """`command` starts the process of a shard. Raises ConfigError."""
+        check_sockets(config)
+        self._config = config
+        self._notifier = notifier
+        self._read_config = read_config
+        self._stop = asyncio.Event()
+        self._version = broker_version()
+        environ = child_environ(os.environ)
+        numbers = range(config.shards)
+        self._children = [
+            ShardChild(number, command(number), environ, on_ended=self._note_ended) for number in numbers
+        ]
+        self._not_ready: dict[int, str] = dict.fromkeys(numbers, "starting")
+        self._is_serving = False
+        self._counters = BrokerCounters()
+        fitted, lowered = fit_descriptors(config, raise_descriptor_limit())
+        for setting in lowered:
+            log.warning("A setting of the front was lowered to fit the limit of open files", setting=setting)
+        host = FrontHost(fitted, SystemClock(), self._counters)
+        self._front = ShardFront(host, [UNIX + grpc_socket(config, number) for number in numbers])
+        self._https: list[ShardHttp] = []
+        self._own_metrics = BrokerCollector(self._take_snapshot, version=self._version)
+        self._http = HttpServer(
+            config.http_address,
+            self._render_metrics,
+            self._not_ready_because,
+            connections_max=config.tuning.http_connections_max,
+        )
+
+    async def run(self) -> int:
+        """Serve until a signal; returns the exit status. Raises Fenced, Refused, ConfigError or OSError."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        self._notifier.tell("STATUS=Starting shards")
+        lock = open_shard_folders(LocalVfs(), self._config.data_dir, self._config.shards)
+        folder = sockets_folder(self._config)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.chmod(folder, 0o700)  # whoever may connect is let in
+        self._front.bind()
+        self._http.listen()
+        children = [loop.create_task(child.run()) for child in self._children]
+        watches = []
+        try:
+            await self._http.start()
+            await self._front.start()
+            self._https = [ShardHttp(http_socket(self._config, child.number)) for child in self._children]
+            watches = [loop.create_task(self._watch(child.number)) for child in self._children]
+            watches.append(loop.create_task(self._notifier.keep_alive(lambda: True)))
+            await self._stop.wait()
+        finally:
+            await self._end(children, watches)
+            lock.close()
+        return 0
+
+    async def _end(
+        self, children: Sequence[asyncio.Task[None]], watches: Sequence[asyncio.Task[None]]
+    ) -> None:
+        log.info("Stopping")
+        self._notifier.tell("STOPPING=1", "STATUS=Draining")
+        await self._front.drain()
+        for child in self._children:
+            child.stop()
+        # Calls under way are passed on until their shard has ended them.
+        seconds = self._config.drain_grace_ms / 1000 + _KILL_AFTER_SECONDS
+        _, late = await asyncio.wait(children, timeout=seconds)
+        if late:
+            log.error("Shards did not end in time and are killed", shards=len(late))
+            for child in self._children:
+                child.kill()
+            await asyncio.wait(children)
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+        await self._front.stop()
+        await self._http.stop()
+        for http in self._https:
+            await http.close()
+        log.info("Stopped")
+
+    def _note_ended(self, number: int) -> None:
+        self._not_ready[number] = "its process has ended"
+
+    async def _watch(self, number: int) -> None:
+        """Look whether a shard is ready, until cancelled."""
+        while True:
+            reason = await self._https[number].not_ready_because(_ANSWER_SECONDS)
+            if reason is None:
+                self._not_ready.pop(number, None)
+            else:
+                self._not_ready[number] = reason
+            if bool(self._not_ready) == self._is_serving:
+                self._is_serving = not self._not_ready
+                self._tell_state()
+            await asyncio.sleep(_FIRST_LOOK_SECONDS if reason is not None else _LOOK_SECONDS)
+
+    def _tell_state(self) -> None:
+        """Say that all shards serve, or that one does not any more."""
+        if not self._is_serving:
+            log.warning("Not all shards serve", because=self._not_ready_because())
+            return
+        grpc, http = self._front.address, self._http.address
+        log.info("Serving", version=self._version, grpc=grpc, http=http, shards=self._config.shards)
+        self._notifier.tell(
+            "READY=1", f"STATUS=Serving gRPC on {grpc}, HTTP on {http}, with {self._config.shards} shards"
+        )
+
+    def _not_ready_because(self) -> str | None:
+        if self._stop.is_set():
+            return "draining"
+        return "; ".join(f"shard {number}: {why}" for number, why in sorted(self._not_ready.items())) or None
+
+    async def _render_metrics(self) -> bytes:
+        """Return the metrics of all processes that answer."""
+        looked_at = [number for number in range(len(self._https)) if number not in self._not_ready]
+        answers = await asyncio.gather(
+            *(self._https[number].metrics(_ANSWER_SECONDS) for number in looked_at)
+        )
+        pages = {"front": await self._own_metrics.render()}
+        for number, page in zip(looked_at, answers, strict=True):
+            if page is not None:
+                pages[str(number)] = page
+        return merge_metrics(pages)
+
+    def _take_snapshot(self) -> BrokerSnapshot:
+        return BrokerSnapshot(
+            self._counters,
+            (),
+            (),
+            topics_count=0,
+            subscriptions_count=0,
+            ready=self._not_ready_because() is None,
+        )
+
+    def _reload(self) -> None:
+        """Pass SIGHUP on to shards that are there to hear it, and read anew what the front itself has read."""
+        for child in self._children:
+            if child.number not in self._not_ready:
+                child.send(signal.SIGHUP)
+        self._front.look_now()
+        with suppress(ConfigError):  # the shards say what is wrong
+            set_log_level(self._read_config().log_level)
+
+
+def shard_command(
+    config_path: str | None, flags: dict[str, str], supervisor_pid: int
+) -> Callable[[int], list[str]]:
+    """Return what makes the command that starts the process of a shard, with the settings given to this one."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = "broker" if spec is None else spec.name.removesuffix(".__main__")
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    if config_path is not None:
+        given.append(f"--config={config_path}")
+
+    def command(number: int) -> list[str]:
+        internal = [f"--number={number}", f"--supervisor={supervisor_pid}"]
+        return [sys.executable, "-m", module, "serve-shard", *internal, *given]
+
+    return command

@@ -1,0 +1,137 @@
+"""Real processes of two shards: one is killed or frozen, then their supervisor; nothing that was answered is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+
+from broker.topic_shards import shard_of
+from postdate_api.v1 import message_pb2, producer_pb2
+from tests.process.conftest import SMALL, BrokerProcess, Start, until
+from tests.process.load import TOPIC, Load, run_for
+from tests.process.test_crash import settle, verify
+
+SHARDS = 2
+LOADED = shard_of(TOPIC, SHARDS)
+"""The shard that has the load."""
+ELSEWHERE = next(name for name in ("a", "topic9") if shard_of(name, SHARDS) != LOADED)
+CALL_SECONDS = 8.0
+"""Time for a call that waits for nobody, on a busy machine."""
+
+
+async def start_shards(start: Start, folder: Path) -> BrokerProcess:
+    settings = {"data_dir": str(folder), "shards": str(SHARDS), **SMALL}
+    return await (await start(**settings)).serving()
+
+
+def children(broker: BrokerProcess) -> dict[int, int]:
+    """Return the process of each shard, by its number."""
+    return dict(_children(broker.process.pid))
+
+
+def _children(pid: int) -> Iterator[tuple[int, int]]:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            arguments = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+            number = next((each for each in arguments if each.startswith("--number=")), "")
+            if number:
+                yield int(number.removeprefix("--number=")), int(child)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+async def produce(broker: BrokerProcess, topic: str, payload: bytes) -> None:
+    request = producer_pb2.ProduceRequest(topic=topic, messages=[message_pb2.Message(payload=payload)])
+    await broker.producer.Produce(request, timeout=CALL_SECONDS)
+
+
+async def readiness(broker: BrokerProcess) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session:
+        answer = await session.get(f"http://{broker.http_address}/readyz")
+        return answer.status, await answer.text()
+
+
+async def test_a_shard_that_dies_or_freezes_keeps_only_its_own_topics(start: Start, tmp_path: Path):
+    broker = await start_shards(start, tmp_path / "d")
+    killed = children(broker)[LOADED]
+    load = Load(seed=7)
+    load.begin_life()
+    tasks = await run_for(broker, load, 0.1)
+    os.kill(killed, signal.SIGKILL)
+    for number in range(5):
+        await produce(broker, ELSEWHERE, b"%d" % number)
+    await asyncio.gather(*tasks)
+    assert not load.violations, load.violations[:5]
+
+    async def is_back() -> bool:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await produce(broker, f"{TOPIC}~again", b"x")  # of the same shard
+            return (await readiness(broker))[0] == 200 and children(broker)[LOADED] != killed
+        return False
+
+    await until(is_back, "the shard did not come back")
+    load.begin_life()
+    await settle(load, broker)
+    assert not load.violations, load.violations[:5]
+    frozen = children(broker)[LOADED]
+    os.kill(frozen, signal.SIGSTOP)
+    waiting = asyncio.ensure_future(produce(broker, TOPIC, b"late"))
+    begun = time.monotonic()
+    for number in range(5):
+        await produce(broker, ELSEWHERE, b"%d" % number)
+    took = time.monotonic() - begun
+
+    async def is_noticed() -> bool:
+        return await readiness(broker) == (503, f"shard {LOADED}: does not answer\n")
+
+    await until(is_noticed, "nobody says that the shard is frozen")
+    os.kill(frozen, signal.SIGCONT)
+    with contextlib.suppress(grpc.aio.AioRpcError):  # it may have taken too long
+        await waiting
+    assert took < CALL_SECONDS
+    broker.process.send_signal(signal.SIGTERM)
+    assert await broker.wait() == 0, broker.lines[-20:]
+    for number in range(SHARDS):
+        verify(tmp_path / "d" / f"shard-{number:04}")
+
+
+async def test_children_end_with_their_supervisor_and_come_back_with_the_next(start: Start, tmp_path: Path):
+    broker = await start_shards(start, tmp_path / "d")
+    for topic in (TOPIC, ELSEWHERE):
+        await produce(broker, topic, b"x")
+    processes = children(broker)
+    assert sorted(processes) == list(range(SHARDS))
+    os.kill(processes[0], signal.SIGSTOP)  # also one that could do nothing about it itself
+    broker.process.send_signal(signal.SIGKILL)
+
+    async def are_gone() -> bool:
+        return not any(map(is_running, processes.values()))
+
+    await until(are_gone, "a shard has outlived its supervisor")
+    await broker.wait()
+    again = await start_shards(start, tmp_path / "d")
+    assert sum(opened(again, number)["topics"] for number in range(SHARDS)) == 2
+    again.process.send_signal(signal.SIGHUP)  # which ends nothing
+    again.process.send_signal(signal.SIGTERM)
+    assert await again.wait() == 0, again.lines[-20:]
+
+
+def opened(broker: BrokerProcess, number: int) -> dict[str, Any]:
+    lines = [broker.logged(f'"shard": {number}')]
+    assert lines[0]["message"] == "Data directory opened"
+    return lines[0]

@@ -1,0 +1,96 @@
+"""The folder around those of shards: made once, for one number of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from broker.cli import main
+from broker.errors import Corrupt, Fenced, Refused
+from broker.folder.shard_folders import (
+    check_shards,
+    open_shard_folders,
+    read_shards,
+    refuse_shard_folders,
+    shard_folder,
+)
+from broker.runtime.vfs import LocalVfs
+
+VFS = LocalVfs()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "d")
+
+
+def test_a_folder_is_made_for_a_number_of_shards_and_opened_for_no_other(folder: str) -> None:
+    open_shard_folders(VFS, folder, 3).close()
+    assert read_shards(VFS, folder) == 3
+    assert all(Path(shard_folder(folder, number)).is_dir() for number in range(3))
+    open_shard_folders(VFS, folder, 3).close()
+    for number in (1, 2, 4):
+        with pytest.raises(Refused, match=r"--shards 3.*`reshard`") as caught:
+            check_shards(VFS, folder, number)
+        assert caught.value.reason == "OTHER_SHARD_COUNT"
+    with pytest.raises(Refused):
+        open_shard_folders(VFS, folder, 2)
+    open_shard_folders(VFS, folder, 3).close()  # a refusal keeps no lock
+
+
+def test_a_folder_of_a_broker_without_shards_is_not_taken_over(folder: str) -> None:
+    Path(folder, "journal").mkdir(parents=True)
+    with pytest.raises(Refused, match="--shards 1"):
+        open_shard_folders(VFS, folder, 2)
+    assert read_shards(VFS, folder) == 0
+    check_shards(VFS, folder, 1)
+
+
+def test_two_supervisors_do_not_share_a_folder(folder: str) -> None:
+    lock = open_shard_folders(VFS, folder, 2)
+    with pytest.raises(Fenced):
+        open_shard_folders(VFS, folder, 2)
+    lock.close()
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"format": 2, "shards": 3}',
+        b'{"format": 1, "shards": "3"}',
+        b'{"format": 1, "shards": 1}',
+    ],
+)
+def test_a_marker_that_cannot_be_read_is_no_missing_one(folder: str, marker: bytes) -> None:
+    Path(folder).mkdir()
+    Path(folder, "shards.json").write_bytes(marker)
+    for number in (1, 2, 3):
+        with pytest.raises(Corrupt):
+            check_shards(VFS, folder, number)
+
+
+def test_commands_on_the_folder_around_name_the_folders_within(folder: str) -> None:
+    open_shard_folders(VFS, folder, 2).close()
+    with pytest.raises(Refused, match=r"shard-0000 to .*shard-0001"):
+        refuse_shard_folders(VFS, folder)
+    refuse_shard_folders(VFS, shard_folder(folder, 0))
+    for command, code in (
+        (["verify", folder], 1),
+        (["audit", folder, "--engine=inline"], 3),
+        (["compact", f"--offline={folder}", "--engine=inline"], 3),
+        (["serve", f"--data-dir={folder}"], 1),
+    ):
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code == code, (command, done.output)
+        assert "shard" in done.output and "Traceback" not in done.output, done.output
+
+
+def test_the_marker_is_what_it_says(folder: str) -> None:
+    open_shard_folders(VFS, folder, 2).close()
+    assert json.loads(Path(folder, "shards.json").read_text()) == {"format": 1, "shards": 2}

@@ -1,0 +1,58 @@
+"""Settings of a shard's process, and what may not be set beside shards."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.config import load_config
+from broker.settings import ConfigError
+from broker.shards.child import child_environ
+from broker.shards.shard_process import check_sockets, shard_config
+from broker.topic_shards import TopicShard
+from tests.configs import broker_config
+
+RIGHTS = {"access_file": "a", "tokens_file": "t"}
+CERTIFICATES = {"tls_cert_file": "c", "tls_key_file": "k", "tls_client_ca_file": "ca"}
+
+
+def test_a_shard_has_its_folder_its_sockets_and_its_topics() -> None:
+    config = broker_config(data_dir="d/", shards=3, backup_dir="/b/", lease_ms=77, **RIGHTS, **CERTIFICATES)
+    shard = shard_config(config, 2)
+    assert (shard.data_dir, shard.backup_dir) == ("d/shard-0002", "/b/shard-0002")
+    assert (shard.grpc_socket, shard.http_socket) == ("d/run/2.grpc", "d/run/2.http")
+    assert shard.topic_shard == TopicShard(2, 3)
+    assert shard.lease_ms == 77
+    assert shard.access_file == "a", "the shard judges tokens again"
+    assert not (shard.tls_cert_file or shard.tls_key_file or shard.tls_client_ca_file)
+    assert not shard.reflection_enabled
+    assert shard_config(broker_config(shards=2), 0).backup_dir == "auto"
+
+
+def test_paths_that_no_socket_can_have_are_refused_before_anything_is_made() -> None:
+    check_sockets(broker_config(data_dir="d" * 95, shards=10))
+    with pytest.raises(ConfigError, match="108 bytes"):
+        check_sockets(broker_config(data_dir="d" * 96, shards=11))
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"shards": "2", "cluster_store": "file:///s", "cluster_nodes": "a=h:1"}, "cluster_store"),
+        ({"shards": "2", **RIGHTS, **CERTIFICATES}, "tls_client_ca_file"),
+        ({"shards": "0"}, "shards"),
+        ({"shards": "65"}, "shards"),
+    ],
+)
+def test_what_does_not_work_with_shards_yet_is_refused(values: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_config(values, {})
+
+
+def test_tokens_and_encryption_work_with_shards() -> None:
+    load_config({"shards": "2", **RIGHTS}, {})
+    load_config({"shards": "2", **CERTIFICATES}, {})
+
+
+def test_systemd_is_told_by_the_supervisor_alone() -> None:
+    given = {"NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "2", "POSTDATE_LEASE_MS": "5"}
+    assert child_environ(given) == {"POSTDATE_LEASE_MS": "5"}

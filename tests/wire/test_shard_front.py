@@ -1,0 +1,307 @@
+"""The front of two shards, each a broker of its own behind a socket: what a client sees is one broker."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from broker.observe.metrics import BrokerCounters
+from broker.rpc.front import FrontHost
+from broker.rpc.shard_front import ShardFront
+from broker.runtime.clock import SystemClock
+from broker.server import Server
+from broker.settings import UNIX
+from broker.shards.shard_process import shard_config
+from broker.topic_shards import shard_of
+from postdate_api.v1 import (
+    admin_pb2,
+    compaction_pb2,
+    compaction_pb2_grpc,
+    consumer_pb2,
+    message_pb2,
+    producer_pb2,
+    schedule_pb2,
+)
+from tests.configs import broker_config
+from tests.wire.access_files import ACCESS, Files, bearer
+from tests.wire.conftest import Wire, batch, eventually, ids_of, now_ms, refused, sets, within
+
+SHARDS = 2
+EARLIEST = consumer_pb2.INITIAL_POSITION_EARLIEST
+
+
+def names_on(shard: int, count: int = 3, prefix: str = "topic") -> list[str]:
+    """Return names of topics that lie on a shard."""
+    names = (f"{prefix}{number}" for number in range(1_000))
+    return [name for name in names if shard_of(name, SHARDS) == shard][:count]
+
+
+(A, A2, A3), (B, B2, B3) = names_on(0), names_on(1)
+ALL = sorted([A, A2, A3, B, B2, B3])
+
+
+class Shards:
+    """Two shards, their front, and a client of it."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="shards-")
+        self.config = broker_config(
+            data_dir=self._folder.name,
+            shards=SHARDS,
+            grpc_address="127.0.0.1:0",
+            http_address="127.0.0.1:0",
+            drain_grace_ms=100,
+            disk_reserve_bytes=0,
+            **settings,
+        )
+        os.mkdir(f"{self._folder.name}/run")
+        self.servers = [Server(shard_config(self.config, number)) for number in range(SHARDS)]
+        addresses = [UNIX + server.config.grpc_socket for server in self.servers]
+        self._front = ShardFront(FrontHost(self.config, SystemClock(), BrokerCounters()), addresses)
+        self._stopped: set[int] = set()
+        self.broker = None  # it has none; a `Wire` asks
+        self.wire: Wire
+
+    @property
+    def grpc_address(self) -> str:
+        return self._front.address
+
+    async def start(self) -> None:
+        for server in self.servers:
+            await server.start()
+        self._front.bind()
+        await self._front.start()
+        self.wire = Wire(cast(Server, self))
+
+    async def stop_shard(self, number: int) -> None:
+        if number not in self._stopped:
+            self._stopped.add(number)
+            await within(self.servers[number].stop())
+
+    async def stop(self) -> None:
+        await self.wire.disconnect()
+        await within(self._front.stop())
+        for number in range(SHARDS):
+            await self.stop_shard(number)
+        self._folder.cleanup()
+
+
+@pytest.fixture
+async def shards() -> AsyncIterator[Shards]:
+    started = Shards()
+    await started.start()
+    yield started
+    await started.stop()
+
+
+@pytest.fixture
+def wire(shards: Shards) -> Wire:
+    return shards.wire
+
+
+def topics_of(server: Server) -> list[str]:
+    return sorted(server.broker.registry.by_name)
+
+
+async def test_each_topic_lies_on_its_shard_and_is_served_there(shards: Shards, wire: Wire):
+    for topic in (A, B):
+        ids = await wire.produce(topic, b"one", b"two")
+        stream = await wire.subscribe(topic, initial_position=EARLIEST)
+        deliveries = await stream.deliveries(2)
+        assert ids_of(deliveries) == ids
+        assert await stream.ack(ids) == []
+        assert await stream.close() is grpc.StatusCode.OK
+    assert [topics_of(server) for server in shards.servers] == [[A], [B]]
+
+
+async def test_a_message_is_cancelled_where_it_lies(wire: Wire):
+    for topic in (A, B):
+        message = message_pb2.Message(payload=b"x", deliver_after_ms=3_600_000, schedule_key="k")
+        await wire.produce(topic, message)
+        request = schedule_pb2.CancelScheduledRequest(
+            topic=topic, selector=schedule_pb2.Selector(schedule_keys=["k"])
+        )
+        answer = await within(wire.schedule.CancelScheduled(request))
+        assert [outcome.result for outcome in answer.outcomes] == [schedule_pb2.CHANGE_RESULT_DONE]
+
+
+async def test_a_produce_stream_over_both_shards_is_answered_in_order(shards: Shards, wire: Wire):
+    call = wire.producer.ProduceStream()
+    topics = [A, B, B, A, B, A2, B2, A] * 5
+    for number, topic in enumerate(topics, 1):
+        await within(call.write(batch(topic, f"{number}".encode(), request_id=number)))
+    await within(call.write(batch("a b", b"x", request_id=99)))
+    await within(call.done_writing())
+    for number in range(1, len(topics) + 1):
+        answer = await within(call.read())
+        assert (answer.request_id, answer.ids[0].count) == (number, 1)
+    answer = await within(call.read())
+    assert (answer.request_id, answer.error.code) == (99, grpc.StatusCode.INVALID_ARGUMENT.value[0])
+    assert await within(call.read()) is grpc.aio.EOF  # type: ignore[attr-defined]
+    assert await within(call.code()) is grpc.StatusCode.OK
+    assert [topics_of(server) for server in shards.servers] == [[A, A2], [B, B2]]
+
+
+async def test_a_produce_stream_ends_with_its_shard_and_not_with_the_other_one(shards: Shards, wire: Wire):
+    calls = {}
+    for topic in (A, B):
+        calls[topic] = wire.producer.ProduceStream()
+        await within(calls[topic].write(batch(topic, b"x", request_id=1)))
+        assert (await within(calls[topic].read())).request_id == 1
+    await shards.stop_shard(1)
+    # Nothing is asked of it: a request that is written to a call that has ended would be lost without an answer.
+    assert await within(calls[B].code()) is grpc.StatusCode.UNAVAILABLE
+    await within(calls[A].write(batch(A, b"x", request_id=2)))
+    assert (await within(calls[A].read())).request_id == 2
+    calls[A].cancel()
+
+
+async def test_lists_and_counts_over_all_shards_are_as_of_one_broker(wire: Wire):
+    for topic in ALL:
+        await wire.produce(topic, message_pb2.Message(payload=b"x", deliver_at_ms=now_ms() + 3_600_000))
+    assert await wire.topic_names() == ALL
+    listed: list[str] = []
+    counted: list[str] = []
+    token = ""
+    for _ in range(3):
+        answer = await within(
+            wire.admin.ListTopics(admin_pb2.ListTopicsRequest(page_size=2, page_token=token))
+        )
+        stats = await within(wire.admin.GetStats(admin_pb2.GetStatsRequest(page_size=2, page_token=token)))
+        listed += [topic.name for topic in answer.topics]
+        counted += [topic.topic for topic in stats.topics]
+        assert stats.next_page_token == answer.next_page_token
+        token = answer.next_page_token
+    assert listed == counted == ALL
+    assert not token
+    named = await within(wire.admin.GetStats(admin_pb2.GetStatsRequest(topics=[B, A, A2])))
+    assert [topic.topic for topic in named.topics] == sorted([A, A2, B])
+    for topics in ([A, B, B2], ALL):
+        sums = await within(wire.schedule.CountScheduled(schedule_pb2.CountScheduledRequest(topics=topics)))
+        assert sum(bar.messages for bar in sums.buckets) == len(topics)
+    missing = await refused(wire.admin.GetStats(admin_pb2.GetStatsRequest(topics=[A, names_on(1, 9)[-1]])))
+    assert missing.reason == "TOPIC_NOT_FOUND"
+
+
+async def test_what_no_shard_takes_is_refused_as_by_a_broker(serve: Any, wire: Wire):
+    alone = await serve()
+    for path, request in {
+        "/postdate.v1.AdminService/CreateTopic": admin_pb2.CreateTopicRequest(name="a b"),
+        "/postdate.v1.ProducerService/Produce": producer_pb2.ProduceRequest(),
+        "/postdate.v1.AdminService/ListTopics": admin_pb2.ListTopicsRequest(page_size=-1),
+        "/postdate.v1.AdminService/GetStats": admin_pb2.GetStatsRequest(page_size=-1),
+        "/postdate.v1.ScheduleService/CountScheduled": schedule_pb2.CountScheduledRequest(),
+        "/postdate.v1.AdminService/MoveShard": admin_pb2.MoveShardRequest(to="b"),
+    }.items():
+        raw = request.SerializeToString()
+        assert await refused(wire.raw(path)(raw)) == await refused(alone.raw(path)(raw)), path
+    garbled = await refused(wire.raw("/postdate.v1.ProducerService/Produce")(b"\xff"))
+    assert garbled.reason == "MALFORMED_REQUEST"
+    stream = wire.stream()
+    await stream.send(permits=consumer_pb2.Permits(messages=1))
+    assert (await stream.refusal()).reason == "OPEN_EXPECTED"
+    empty, alone_empty = wire.stream(), alone.stream()
+    for opened in (empty, alone_empty):
+        await within(opened.call.done_writing())
+    assert await within(empty.call.code()) is await within(alone_empty.call.code())
+
+
+async def test_a_topic_is_made_on_no_other_shard_than_its_own(shards: Shards, wire: Wire):
+    # A request that names two topics reaches the shard of the first, and means the last.
+    request = producer_pb2.ProduceRequest(topic=A).SerializeToString() + batch(B, b"x").SerializeToString()
+    refusal = await refused(wire.raw("/postdate.v1.ProducerService/Produce")(request))
+    assert (refusal.code, refusal.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "TOPIC_ELSEWHERE")
+    assert [topics_of(server) for server in shards.servers] == [[], []]
+
+
+async def test_dead_letters_stay_on_the_shard_of_their_topic(shards: Shards, wire: Wire):
+    policy = admin_pb2.SubscriptionPolicy(max_delivery_attempts=1, dead_letter_topic=B)
+    await wire.produce(A, b"x")
+
+    async def create(name: str) -> Any:
+        request = admin_pb2.CreateSubscriptionRequest(
+            topic=A, name=name, policy=policy, initial_position=EARLIEST
+        )
+        return await wire.admin.CreateSubscription(request)
+
+    refusal = await refused(create("s"))
+    assert (refusal.code, refusal.reason) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "DEAD_LETTER_TOPIC_ELSEWHERE",
+    )
+    policy.dead_letter_topic = refusal.metadata["suggested"]
+    assert policy.dead_letter_topic == f"{A}~{B}"
+    await create("s")
+    await wire.create_subscription(A, "plain", initial_position=EARLIEST)
+    for subscription in ("s", "plain"):
+        received = await wire.receive(A, subscription, wait_ms=5_000)
+        nack = consumer_pb2.NackRequest(
+            topic=A,
+            subscription=subscription,
+            consumer_id=received.consumer_id,
+            entries=sets(ids_of(received.deliveries)),
+            dead_letter=True,
+        )
+        assert not (await within(wire.consumer.Nack(nack))).failures
+    await eventually(lambda: topics_of(shards.servers[0]) == [A, f"{A}~plain~dead-letters", f"{A}~{B}"])
+    assert topics_of(shards.servers[1]) == []
+
+
+async def test_what_works_on_one_shard_alone_says_so(wire: Wire):
+    compaction = compaction_pb2_grpc.CompactionServiceStub(wire.channel)
+    for call in (
+        wire.admin.CreateBackup(admin_pb2.CreateBackupRequest()),
+        wire.admin.ListBackups(admin_pb2.ListBackupsRequest()),
+        wire.admin.DeleteBackup(admin_pb2.DeleteBackupRequest()),
+        compaction.BeginCompaction(compaction_pb2.BeginCompactionRequest()),
+        compaction.CommitCompaction(compaction_pb2.CommitCompactionRequest()),
+        compaction.AbortCompaction(compaction_pb2.AbortCompactionRequest()),
+        compaction.ListCompactions(compaction_pb2.ListCompactionsRequest()),
+    ):
+        refusal = await refused(call)
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_WITH_SHARDS")
+
+
+async def test_a_shard_that_is_down_keeps_its_own_calls_and_no_others(shards: Shards, wire: Wire):
+    await wire.produce(A, b"x")
+    await wire.produce(B, b"x")
+    await shards.stop_shard(0)
+    await wire.produce(B, b"y")
+    refusal = await refused(wire.producer.Produce(batch(A, b"y")))
+    assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "OWNER_UNREACHABLE")
+    # A list that leaves topics out would pass for a whole one.
+    assert (await refused(wire.admin.ListTopics(admin_pb2.ListTopicsRequest()))).reason == "OWNER_UNREACHABLE"
+    info = await within(wire.admin.GetServerInfo(admin_pb2.GetServerInfoRequest()))
+    assert info.broker_id == shards.servers[1].broker.broker_id
+    answer = await within(wire.admin.GetCluster(admin_pb2.GetClusterRequest()))
+    assert [(shard.number, shard.applied_lsn > 0) for shard in answer.shards] == [(0, False), (1, True)]
+    health: Any = health_pb2_grpc.HealthStub(wire.channel)
+    status = (await within(health.Check(health_pb2.HealthCheckRequest()))).status
+    assert status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_rights_are_asked_for_by_the_front_and_by_the_shard(tmp_path: Path):
+    Files(tmp_path).access(ACCESS.replace('"orders"', f'"orders", "{A}", "{B}"'))
+    started = Shards(access_file=str(tmp_path / "access.toml"), tokens_file=str(tmp_path / "tokens.toml"))
+    await started.start()
+    try:
+        wire = started.wire
+        for topic in (A, B):
+            await within(wire.producer.Produce(batch(topic, b"x"), metadata=bearer("shop-secret")))
+        other = await refused(wire.producer.Produce(batch(A2, b"x"), metadata=bearer("shop-secret")))
+        assert other.code is grpc.StatusCode.PERMISSION_DENIED
+        unknown = await refused(wire.producer.Produce(batch(A, b"x")))
+        assert unknown.code is grpc.StatusCode.UNAUTHENTICATED
+        listed = await within(
+            wire.admin.ListTopics(admin_pb2.ListTopicsRequest(), metadata=bearer("shop-secret"))
+        )
+        assert [topic.name for topic in listed.topics] == sorted([A, B])
+    finally:
+        await started.stop()
