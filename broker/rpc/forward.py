@@ -234,10 +234,11 @@ async def _forward(
     take: Take,
     end: End,
 ) -> None:
-    with owner.channel(forwarded) as channel:
-        await end_alike(
-            host, context, forwarded, _converse(channel, path, context, forwarded, send, take), end
-        )
+    async def work() -> None:
+        with owner.channel(forwarded) as channel:
+            await _converse(channel, path, context, forwarded, send, take)
+
+    await end_alike(host, context, forwarded, work(), end)
 
 
 async def end_alike(

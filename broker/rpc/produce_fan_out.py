@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from broker.errors import Unavailable
+from broker.errors import PostdateError, Unavailable
 from broker.observe.logs import get_logger
 from broker.rpc.calls import END_OF_STREAM, CallHost, refuse_unread
 from broker.rpc.forward import (
@@ -97,6 +97,8 @@ class ProduceFanOut:
                 with suppress(_EndedCall, grpc.aio.AioRpcError):
                     await call.done_writing()
             self._order.put_nowait(_END)
+        except PostdateError as error:
+            forwarded.end(error)
         except grpc.aio.BaseError:
             forwarded.end(Unavailable("The caller's stream broke"))
         except Exception as error:
