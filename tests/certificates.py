@@ -60,6 +60,7 @@ class Authority:
         dns: tuple[str, ...] = (),
         uris: tuple[str, ...] = (),
         is_local: bool = False,
+        begins: timedelta = -2 * DAY,
         lasts: timedelta = DAY,
         file: str = "",
     ) -> Pair:
@@ -72,7 +73,7 @@ class Authority:
         names += [x509.UniformResourceIdentifier(each) for each in uris]
         if is_local:
             names += [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        builder = _builder(subject, self._name, key, lasts)
+        builder = _builder(subject, self._name, key, lasts, begins)
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         certificate = builder.sign(self._key, hashes.SHA256())
@@ -94,7 +95,11 @@ def credentials_of(pair: Pair, authority: Authority) -> grpc.ChannelCredentials:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, lasts: timedelta
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    lasts: timedelta,
+    begins: timedelta = -2 * DAY,
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
@@ -103,6 +108,6 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - 2 * DAY)
+        .not_valid_before(now + begins)
         .not_valid_after(now + lasts)
     )

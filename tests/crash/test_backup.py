@@ -30,6 +30,7 @@ from broker.topics.schedule_values import Cancel, Move
 from tests.crash.history import Model, Recorder, crash_config, fold, observe, play
 from tests.depth import at_depth, sampled
 from tests.harness import Node, Outgoing
+from tests.moving import moves
 
 BACKUPS = "data/backups"
 RESTORED = "restored"
@@ -418,7 +419,7 @@ def test_a_disk_that_fails_fails_the_backup_only():
             ("read", "data/backup.pins/*"),
         ):
             fault = node.vfs.faults.add(Fault(kind, glob))
-            with pytest.raises(Unavailable) as caught:
+            with moves(node.broker, "postdate_backup_failures"), pytest.raises(Unavailable) as caught:
                 await node.broker.backups.create(kind)
             assert caught.value.reason == "BACKUP_FAILED"
             assert fault.hit_count == 1

@@ -32,6 +32,7 @@ from broker.testing.sim_loop import SimLoop, run_sim
 from tests.crash.history import Model, Recorder, crash_config, fold, observe, record_history
 from tests.depth import at_depth, sampled
 from tests.harness import EARLIEST, Inbox, Node, Outgoing, small_config
+from tests.moving import moves
 
 ROOT = "data/broker.manifest"
 Step = Callable[[], Awaitable[Any]]
@@ -338,7 +339,10 @@ def test_the_last_figure_of_the_free_space_stands_while_it_cannot_be_looked_up()
         vfs = MemVfs(capacity_bytes=60_000)
         node = Node(vfs, clock, small_config(disk_reserve_bytes=30_000)).open()
         known = node.broker.disk_free_bytes
-        with patch.object(vfs, "free_bytes", side_effect=OSError(errno.EIO, "Input/output error")):
+        with (
+            moves(node.broker, "postdate_file_retries"),
+            patch.object(vfs, "free_bytes", side_effect=OSError(errno.EIO, "Input/output error")),
+        ):
             await asyncio.sleep(3)
             await node.produce("orders", [Outgoing(b"goes on")])
         assert node.broker.disk_free_bytes == known > 0

@@ -18,6 +18,7 @@ from broker import cli
 from broker.rpc.access_identity import parse_tokens
 from postdate_api.v1 import admin_pb2, consumer_pb2
 from tests.certificates import Authority
+from tests.moving import moves
 from tests.wire.access_files import ACCESS, Files, bearer
 from tests.wire.conftest import Refusal, Serve, batch, eventually, refused, within
 
@@ -202,10 +203,11 @@ async def test_failures_are_counted_and_logged_with_limits(
     serve: Serve, files: Files, caplog: pytest.LogCaptureFixture
 ):
     wire = await serve(**files.settings)
-    for _ in range(30):
-        await refused(
-            wire.admin.GetServerInfo(admin_pb2.GetServerInfoRequest(), metadata=bearer("wrong-secret"))
-        )
+    with moves(wire.broker, "postdate_auth_failures"):
+        for _ in range(30):
+            await refused(
+                wire.admin.GetServerInfo(admin_pb2.GetServerInfoRequest(), metadata=bearer("wrong-secret"))
+            )
     await refused(
         wire.admin.GetServerInfo(admin_pb2.GetServerInfoRequest(), metadata=bearer("nobody-secret"))
     )

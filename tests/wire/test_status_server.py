@@ -22,6 +22,7 @@ from broker.server import Server
 from broker.storage.local_group_log import LocalGroupLog
 from postdate_api.v1 import admin_pb2, consumer_pb2
 from tests.configs import broker_config
+from tests.moving import moves
 from tests.wire.conftest import (
     LIMIT_SECONDS,
     Refusal,
@@ -444,3 +445,10 @@ async def test_port_that_is_taken_is_refused(serve: Serve, tmp_path: Any):
         await other.start()
     assert caught.value.reason == "ADDRESS_IN_USE"
     assert wire.server.grpc_address in str(caught.value) and "\n" not in str(caught.value)
+
+
+async def test_a_refused_request_is_counted_by_its_reason(wire: Wire):
+    with moves(wire.broker, "postdate_refused_requests"):
+        request = admin_pb2.GetTopicRequest(name="not-there")
+        assert (await refused(wire.admin.GetTopic(request))).reason == "TOPIC_NOT_FOUND"
+    assert wire.broker.counters.refusals["TOPIC_NOT_FOUND"] == 1

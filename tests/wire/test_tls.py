@@ -19,6 +19,7 @@ from cryptography import x509
 import postdate
 from broker.settings import ConfigError
 from tests.certificates import DAY, Authority, Pair
+from tests.moving import moves
 from tests.wire.conftest import Serve, Wire, eventually, within
 
 SOON = timedelta(milliseconds=300)
@@ -196,9 +197,12 @@ async def test_new_certificate_is_served_without_a_restart(
     assert (await handshake(wire, authority))[0] == first
     async with connect(wire, postdate.Tls(ca_file=authority.ca_file)) as client:
         await within(client.server_info())
-        renewed = authority.issue("server", is_local=True)
-        assert renewed.serial != first
-        await eventually(lambda: wire.broker.counters.security_reloads.get(("tls", "ok"), 0) > 0)
+        with moves(
+            wire.broker, "postdate_security_reloads", "postdate_tls_certificate_expiry_timestamp_seconds"
+        ):
+            renewed = authority.issue("server", is_local=True, lasts=2 * DAY)
+            assert renewed.serial != first
+            await eventually(lambda: wire.broker.counters.security_reloads.get(("tls", "ok"), 0) > 0)
         assert (await handshake(wire, authority))[0] == renewed.serial
         await within(client.server_info())  # and nobody's connection was cut
     third = authority.issue("server", is_local=True)
@@ -266,6 +270,10 @@ REFUSED: dict[str, tuple[Callable[[Pair, Authority], None], str]] = {
     "garbage": (BREAKS["garbage"], "holds no certificate in PEM"),
     "another key": (BREAKS["another key"], "is not the key of"),
     "expired": (BREAKS["expired"], "and not now"),
+    "not yet valid": (
+        lambda pair, authority: authority.issue("server", is_local=True, begins=DAY / 2) and None,
+        "and not now",
+    ),
     "no key": (
         lambda pair, authority: Path(pair.key_file).write_bytes(b"x"),
         "is not an unencrypted private key",

@@ -119,6 +119,18 @@ async def test_calls_of_a_connection_share_its_turn(monkeypatch: pytest.MonkeyPa
         assert asyncio.get_running_loop().time() - begin < 3  # of 8 turns one after the other: 8
 
 
+async def test_a_turn_that_was_taken_from_a_connection_is_not_its_own_again():
+    """Its next call waits already, and for whom the turn was freed comes later."""
+    places = Places(CallKind.SHORT, 20, 20, Turns(TURNS, 30), Trimmer(1_000), NO_BOUND)
+    greedy = [asyncio.create_task(call(places, "greedy", is_silent=True)) for _ in range(TURNS + 1)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        assert await call(places, "friend", is_silent=False) == b"x"
+    for task in greedy:
+        task.cancel()
+    await asyncio.gather(*greedy, return_exceptions=True)
+
+
 async def test_the_connection_with_most_calls_gives_way():
     turns = Turns(TURNS, 30)
     places = Places(CallKind.SHORT, 20, 20, turns, Trimmer(1_000), NO_BOUND)

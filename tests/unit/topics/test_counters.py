@@ -9,6 +9,7 @@ import pytest
 
 from broker.errors import InvalidRequest, LimitReached, NotFound
 from broker.model import Position
+from broker.subscriptions.handout import HandOut
 from broker.testing.fault_plan import Fault
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
@@ -16,6 +17,7 @@ from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.control import position_of_time
 from broker.topics.schedule_values import Move
 from tests.harness import Node, Outgoing, small_config
+from tests.moving import moves
 
 
 def on_node(scenario: Any, **changes: Any) -> None:
@@ -30,9 +32,11 @@ def test_repeats_and_refusals_are_counted() -> None:
         await node.create_subscription("orders", "one")
         counters = node.topic("orders").counters
         batch = [Outgoing(b"a", sequence_id=1)]
-        assert await node.produce("orders", batch, "p") == await node.produce("orders", batch, "p")
+        stored = await node.produce("orders", batch, "p")
+        with moves(node.broker, "postdate_duplicate_batches"):
+            assert await node.produce("orders", batch, "p") == stored
         assert (counters.duplicate_batches, counters.produced_batches) == (1, 1)
-        with pytest.raises((InvalidRequest, LimitReached)):
+        with moves(node.broker, "postdate_refused_batches"), pytest.raises((InvalidRequest, LimitReached)):
             await node.produce("orders", [Outgoing(b"a", schedule_key="k", deliver_after_ms=9_000)] * 2)
         assert counters.refused_batches == 1
 
@@ -99,11 +103,34 @@ def test_a_message_that_is_moved_while_it_is_read_is_counted_as_moved() -> None:
     on_node(scenario)
 
 
+def test_a_message_that_leaves_early_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the last look has gone blind: nothing else lets one through."""
+    look = HandOut.last_look
+    monkeypatch.setattr(
+        HandOut, "last_look", lambda this, taken, read, now_ms: look(this, taken, read, now_ms + 60_000)
+    )
+
+    async def scenario(node: Node) -> None:
+        inbox = await node.subscribe("orders", "one")
+        inner, log = inbox.subscription.log.read, inbox.subscription.log
+
+        async def read_and_step(*arguments: Any) -> Any:
+            node.clock.step(-5_000)  # type: ignore[attr-defined]
+            return await inner(*arguments)
+
+        log.read = read_and_step  # type: ignore[method-assign,assignment]
+        with moves(node.broker, "postdate_early_deliveries"):
+            await node.produce("orders", [Outgoing(b"d", deliver_after_ms=1_000)])
+            await inbox.wait(1, seconds=30)
+
+    on_node(scenario)
+
+
 def test_a_checkpoint_that_fails_is_counted() -> None:
     async def scenario(node: Node) -> None:
         await node.create_subscription("orders", "one")
         node.vfs.faults.add(Fault("sync", "*manifest*"))
-        with pytest.raises(OSError, match="Errno"):
+        with moves(node.broker, "postdate_checkpoint_failures"), pytest.raises(OSError, match="Errno"):
             await node.checkpoint()
         assert node.broker.counters.checkpoint_failures == 1
         assert node.broker.counters.checkpoints == 0

@@ -24,6 +24,7 @@ from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.dead_letter_list import letters_after
 from broker.topics.schedule_values import DueRange
 from tests.harness import EARLIEST, Delivered, Inbox, Node, Outgoing, small_config
+from tests.moving import moves
 
 LETTERS = SubscriptionPolicy(max_delivery_attempts=3, initial_backoff_ms=0)
 NONE = SubscriptionPolicy(max_delivery_attempts=0)
@@ -106,11 +107,12 @@ def test_a_damaged_message_is_set_aside_and_the_others_are_delivered(
         bad = {positions[7], positions[8], positions[39]}
         for each in bad:
             await damage(node, each)
-        inbox = await node.subscribe("orders", BILLING)
-        found = await inbox.wait(37, seconds=30)
-        assert ids(found) == set(positions) - bad
-        await inbox.ack(ids(found))
-        await settled(inbox.subscription)
+        with moves(node.broker, "postdate_damaged_messages"):
+            inbox = await node.subscribe("orders", BILLING)
+            found = await inbox.wait(37, seconds=30)
+            assert ids(found) == set(positions) - bad
+            await inbox.ack(ids(found))
+            await settled(inbox.subscription)
         assert counters(node).damaged_messages == 3
         assert counters(node).unreadable_messages == 0
         is_lettered = policy is LETTERS
@@ -194,8 +196,9 @@ def test_rows_that_are_damaged_hold_up_their_own_and_settle_nothing(type_: int) 
         node = await _restarted(node, type_)
         first = next(iter(node.topic("orders").log)).name.ledger_id
         path = await damage_rows(node, first)
-        inbox = await node.subscribe("orders", BILLING)
-        found = await inbox.wait(20)
+        with moves(node.broker, "postdate_unreadable_messages"):
+            inbox = await node.subscribe("orders", BILLING)
+            found = await inbox.wait(20)
         assert {each.position.ledger_id for each in found} == {first + 1}
         await inbox.ack(ids(found))
         assert counters(node).unreadable_messages == 40

@@ -1,0 +1,321 @@
+"""Fifty faults that a test must catch, as changes of one place of the code: in storage, access, streams and pages.
+
+Each stands for a promise that its room makes to whoever relies on it. `tests/architecture/test_mutants.py` applies them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """A fault: in the file, `text` becomes `replacement`, and the test fails."""
+
+    file: str
+    text: str
+    replacement: str
+    test: str
+
+
+MUTANTS = {
+    "a short write goes on at the wrong offset": Mutant(
+        "broker/runtime/vfs.py",
+        "                        done += os.pwrite(self._fd, rest[done:], offset + done)",
+        "                        done += os.pwrite(self._fd, rest[done:], offset)",
+        "tests/unit/runtime/test_vfs.py::test_a_short_write_goes_on_where_it_ended",
+    ),
+    "a file is not synced": Mutant(
+        "broker/runtime/vfs.py",
+        "            os.fdatasync(self._fd)",
+        "            pass",
+        "tests/unit/runtime/test_vfs.py::test_a_sync_is_a_sync_of_that_file",
+    ),
+    "a folder is not synced": Mutant(
+        "broker/runtime/vfs.py",
+        "            os.fsync(fd)",
+        "            pass",
+        "tests/unit/runtime/test_vfs.py::test_a_sync_of_a_folder_is_a_sync_of_that_folder",
+    ),
+    "symbolic links are followed": Mutant(
+        "broker/runtime/vfs.py",
+        "        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW\n",
+        "        flags = os.O_RDWR | os.O_CLOEXEC\n",
+        "tests/unit/runtime/test_vfs.py::test_symbolic_links_are_not_followed",
+    ),
+    "a file that is there counts as made": Mutant(
+        "broker/runtime/vfs.py",
+        "            flags |= os.O_CREAT | os.O_EXCL",
+        "            flags |= os.O_CREAT",
+        "tests/unit/runtime/test_vfs.py::test_symbolic_links_are_not_followed",
+    ),
+    "a read in memory answers with what is not there": Mutant(
+        "broker/runtime/vfs.py",
+        "        return bytes(block) if count == length else None",
+        "        return bytes(block)",
+        "tests/unit/runtime/test_vfs.py::test_a_read_that_does_not_wait_answers_all_or_nothing",
+    ),
+    "two processes hold the lock": Mutant(
+        "broker/runtime/vfs.py",
+        "            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+        "tests/unit/runtime/test_vfs.py::test_one_process_holds_the_lock",
+    ),
+    "a file that cannot be looked at is absent": Mutant(
+        "broker/runtime/vfs.py",
+        "        except (FileNotFoundError, NotADirectoryError):\n            return False",
+        "        except OSError:\n            return False",
+        "tests/unit/runtime/test_vfs.py::test_what_cannot_be_looked_at_is_not_absent",
+    ),
+    "a short read goes on at its beginning": Mutant(
+        "broker/runtime/vfs.py",
+        "        missing = length - len(block)\n        while missing and (block := os.pread(self._fd, missing, offset + length - missing)):",
+        "        missing = length - len(block)\n        while missing and (block := os.pread(self._fd, missing, offset)):",
+        "tests/unit/runtime/test_vfs.py::test_a_short_read_goes_on_until_the_end_of_the_file",
+    ),
+    "a failed write may be tried again": Mutant(
+        "broker/runtime/vfs.py",
+        "        raise WriteFailed(error.errno, error.strerror, path) from error",
+        "        raise",
+        "tests/unit/runtime/test_vfs.py::test_a_read_only_file_system_can_be_read",
+    ),
+    "a group is answered before its sync": Mutant(
+        "broker/storage/local_group_log.py",
+        "            self._file.pwrite(parts, self._end)\n            started_ns = self._clock.monotonic_ns()\n            self._file.sync()\n",
+        "            self._file.pwrite(parts, self._end)\n            started_ns = self._clock.monotonic_ns()\n",
+        "tests/unit/storage/test_local_group_log.py::test_what_was_answered_before_a_failed_write_is_there_after_a_crash",
+    ),
+    "the segment that holds the lsn is dropped": Mutant(
+        "broker/storage/local_group_log.py",
+        "            count = max(bisect_right(self._segments, lsn) - 1, 0)",
+        "            count = max(bisect_right(self._segments, lsn), 0)",
+        "tests/unit/storage/test_local_group_log.py::test_a_full_segment_is_followed_by_a_recycled_one",
+    ),
+    "a journal may end where the manifests do not": Mutant(
+        "broker/storage/local_group_log.py",
+        "        if end.next_lsn <= needed_to_lsn:",
+        "        if end.next_lsn < needed_to_lsn:",
+        "tests/unit/storage/test_local_group_log_opening.py::test_a_journal_must_reach_what_the_manifests_hold",
+    ),
+    "damage before a good group is a torn tail": Mutant(
+        "broker/storage/segment.py",
+        "    later = find_commit(data, first_lsn, group_start_min=end.offset + 1)\n    if later is not None:\n        raise",
+        "    later = find_commit(data, first_lsn, group_start_min=end.offset + 1)\n    if later is not None and later < 0:\n        raise",
+        "tests/unit/storage/test_local_group_log_opening.py::test_damage_before_a_good_group_is_refused_and_left_as_it_is",
+    ),
+    "a COMMIT vouches for any records": Mutant(
+        "broker/storage/segment.py",
+        "            expected = (start, len(records), group_crc(record.crc for record in records))",
+        "            expected = (start, len(records), commit.crc if commit else 0)",
+        "tests/unit/storage/test_frame.py::test_a_group_holds_only_the_records_that_its_commit_names",
+    ),
+    "a failed journal goes on": Mutant(
+        "broker/storage/journal.py",
+        "        self._failed = failure\n        waiting",
+        "        self._failed = None\n        waiting",
+        "tests/unit/storage/test_journal.py::test_a_bug_in_apply_stops_the_journal",
+    ),
+    "the times of a ledger are not synced": Mutant(
+        "broker/storage/ledger_files.py",
+        "            handles.data.sync()\n            handles.times.sync()\n            handles.rows.sync()",
+        "            handles.data.sync()\n            handles.rows.sync()",
+        "tests/unit/storage/test_ledger_recovery.py::test_a_persisted_capture_survives_every_crash_after_it",
+    ),
+    "files are closed under a reader": Mutant(
+        "broker/storage/ledger_files.py",
+        "            if handles.doomed and not handles.pins:\n                handles.close()\n            elif",
+        "            if handles.doomed:\n                handles.close()\n            elif",
+        "tests/unit/storage/test_ledger.py::test_files_4_files_in_use_are_not_closed",
+    ),
+    "a lack of descriptors is a bad sector": Mutant(
+        "broker/storage/ledger_files.py",
+        "        if error.errno in _LACKS:\n            return False",
+        "        if error.errno in ():\n            return False",
+        "tests/crash/test_bad_sectors.py::test_what_the_process_lacks_is_no_fault_of_the_file",
+    ),
+    "blocks are not verified": Mutant(
+        "broker/storage/blocks.py",
+        "            and value(block) == self._crcs[block_index]",
+        "            and value(block) >= 0",
+        "tests/unit/storage/test_ledger_recovery.py::test_files_3_a_changed_byte_is_found_when_it_is_read",
+    ),
+    "revisions are not counted on": Mutant(
+        "broker/storage/amendments.py",
+        "            revisions[moved] += self.revisions[places[moved]]",
+        "            revisions[moved] = self.revisions[places[moved]]",
+        "tests/unit/storage/test_amendments.py::test_cancels_and_moves_gather_and_what_was_before_does_not_change",
+    ),
+    "reading around damage has no bound": Mutant(
+        "broker/storage/salvage.py",
+        "                halvings_left = max(0, halvings_left - 1)",
+        "                halvings_left = max(1, halvings_left - 1)",
+        "tests/unit/storage/test_salvage.py::test_hostile_damage_costs_a_bounded_amount",
+    ),
+    "a name of a backup may go on with anything": Mutant(
+        "broker/storage/backup_marker.py",
+        '    return _NAME.fullmatch(name) is not None and not name.endswith(".partial")',
+        '    return _NAME.match(name) is not None and not name.endswith(".partial")',
+        "tests/unit/storage/test_backup_marker.py::test_names_sort_as_times_do_and_are_safe",
+    ),
+    "a header that must be understood is passed over": Mutant(
+        "broker/rpc/access_identity.py",
+        '        if "crit" in header:',
+        '        if "crit" in header and False:',
+        "tests/unit/rpc/test_access_files.py::test_header_that_must_be_understood_is_refused_whatever_the_library_does",
+    ),
+    "an algorithm that is not allowed is taken": Mutant(
+        "broker/rpc/access_identity.py",
+        "        if algorithm not in key.algorithms & rules.algorithms:",
+        "        if algorithm not in key.algorithms:",
+        "tests/unit/rpc/test_access_files.py::test_key_is_used_for_its_own_algorithm_and_id_only",
+    ),
+    "a token lasts a millisecond longer": Mutant(
+        "broker/rpc/access_identity.py",
+        "        if known.expires_at_ms <= now_ms:",
+        "        if known.expires_at_ms < now_ms:",
+        "tests/unit/rpc/test_access_files.py::test_a_token_ends_at_its_millisecond",
+    ),
+    "any issuer will do": Mutant(
+        "broker/rpc/access_identity.py",
+        "                issuer=rules.issuer,\n",
+        "",
+        "tests/wire/test_access.py::test_what_proves_nothing_is_refused",
+    ),
+    "a common name passes for a URI": Mutant(
+        "broker/rpc/access_identity.py",
+        '    if len(common) != 1 or "/" in common[0]:',
+        "    if len(common) != 1:",
+        "tests/wire/test_access.py::test_certificate_is_a_principal",
+    ),
+    "a token that is somebody else's now keeps its stream": Mutant(
+        "broker/rpc/access.py",
+        "            if identity.principal != caller.principal:",
+        '            if identity.principal == "":',
+        "tests/wire/test_access_streams.py::test_token_that_is_somebody_elses_now_ends_the_stream",
+    ),
+    "a stream outlives its right": Mutant(
+        "broker/rpc/access.py",
+        "        caller.check_held()\n",
+        "",
+        "tests/wire/test_access_streams.py::test_right_that_is_withdrawn_ends_the_stream",
+    ),
+    "an answer is given for which nobody asked": Mutant(
+        "broker/rpc/access.py",
+        "            if not caller.is_checked:",
+        "            if caller is None:",
+        "tests/wire/test_access.py::test_answer_for_which_nobody_asked_is_not_given",
+    ),
+    "a grant for subscriptions is one for the broker": Mutant(
+        "broker/rpc/access_grants.py",
+        "            return self.is_for_all_topics and self.subscriptions is None",
+        "            return self.is_for_all_topics",
+        "tests/unit/rpc/test_access_files.py::test_what_no_grant_allows_is_denied",
+    ),
+    "a grant for subscriptions is one for their topic": Mutant(
+        "broker/rpc/access_grants.py",
+        "        return ask.subscription is not None and _matches(self.subscriptions, ask.subscription)",
+        "        return ask.subscription is None or _matches(self.subscriptions, ask.subscription)",
+        "tests/unit/rpc/test_access_files.py::test_what_no_grant_allows_is_denied",
+    ),
+    "a dead letter topic is a way into others": Mutant(
+        "broker/rpc/access_rules.py",
+        "    if request.policy.dead_letter_topic:  # or",
+        "    if request.policy.dead_letter_topic and False:  # or",
+        "tests/wire/test_access.py::test_dead_letter_topic_is_no_way_into_other_topics",
+    ),
+    "an open produce stream outlives its right": Mutant(
+        "broker/rpc/caller.py",
+        "        if grants is not self._allowed_by or topic != self._allowed_topic:",
+        "        if topic != self._allowed_topic:",
+        "tests/wire/test_access_streams.py::test_right_that_is_withdrawn_for_a_topic_ends_batches_of_an_open_produce_stream",
+    ),
+    "a change while a file is read is not seen": Mutant(
+        "broker/rpc/watched_file.py",
+        '        self._stamps = [_stamp(path) for path in self._paths]\n        """Of the files that the value was made of."""\n        self._told: list[_Stamp] | None = None\n        """Of those that could not be used, once that was told."""\n        self.value = make()',
+        "        self._told: list[_Stamp] | None = None\n        self.value = make()\n        self._stamps = [_stamp(path) for path in self._paths]",
+        "tests/unit/rpc/test_watched_file.py::test_change_while_the_first_value_is_made_is_seen_at_the_next_look",
+    ),
+    "a batch leaves without the lease": Mutant(
+        "broker/rpc/session.py",
+        "            if self._owns() and (batch := consumer.next_nowait()) is not None:",
+        "            if (batch := consumer.next_nowait()) is not None:",
+        "tests/unit/rpc/test_told_without_lease.py::test_a_batch_that_was_handed_out_waits_in_its_outbox",
+    ),
+    "a stream ends before its acks are confirmed": Mutant(
+        "broker/rpc/session.py",
+        "            if finished and not (self._in_flight or self._answers or self._claims):",
+        "            if finished and not (self._answers or self._claims):",
+        "tests/wire/test_subscribe.py::test_acks_under_way_at_a_half_close_are_confirmed_before_the_stream_ends",
+    ),
+    "what is left as the broker leaves counts as an attempt": Mutant(
+        "broker/rpc/session.py",
+        "        self._subscription.consumers.drain(self._consumer)\n        self._consumer.hands_back = True\n        self._answer(",
+        "        self._subscription.consumers.drain(self._consumer)\n        self._answer(",
+        "tests/wire/test_attempts.py::test_what_counts_as_an_attempt",
+    ),
+    "answers take no room": Mutant(
+        "broker/rpc/session.py",
+        "                place = await self._unread.take(len(raw) + ids * FAILURE_BYTES_MAX)",
+        "                place = await self._unread.take(len(raw))",
+        "tests/wire/test_unread_answers.py::test_answers_that_are_not_read_are_bounded",
+    ),
+    "a turn is kept for ever": Mutant(
+        "broker/rpc/reception.py",
+        "        self._turns.give_back(place)\n\n\nclass BegunCall",
+        "        self._beginning.discard(place)\n\n\nclass BegunCall",
+        "tests/unit/rpc/test_turns.py::test_calls_of_a_connection_share_its_turn",
+    ),
+    "a freed turn goes to the greedy again": Mutant(
+        "broker/rpc/reception.py",
+        "            self._end(greedy)\n            self._queue.move_to_end(place.peer, last=False)",
+        "            self._end(greedy)",
+        "tests/unit/rpc/test_turns.py::test_a_turn_that_was_taken_from_a_connection_is_not_its_own_again",
+    ),
+    "a stream holds any number of bytes": Mutant(
+        "broker/rpc/unread.py",
+        "        while self._places and (len(self) >= FRAMES_MAX or self._bytes + bytes_ > STREAM_BYTES_MAX):",
+        "        while self._places and len(self) >= FRAMES_MAX:",
+        "tests/wire/test_unread_answers.py::test_answers_that_are_not_read_are_bounded",
+    ),
+    "who leaves as room comes keeps it": Mutant(
+        "broker/rpc/unread.py",
+        "            if got.done() and not got.cancelled():\n                self.give(bytes_)",
+        "            if got.done() and not got.cancelled():\n                self.give(0)",
+        "tests/unit/rpc/test_unread.py::test_who_leaves_as_room_comes_gives_it_back",
+    ),
+    "clients need no certificate": Mutant(
+        "broker/rpc/tls.py",
+        "            require_client_authentication=bool(self._config.tls_client_ca_file),",
+        "            require_client_authentication=False,",
+        "tests/wire/test_tls.py::test_client_certificates_are_asked_for_and_checked",
+    ),
+    "a certificate serves before its time": Mutant(
+        "broker/rpc/tls.py",
+        "    if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:",
+        "    if not now < certificate.not_valid_after_utc:",
+        "tests/wire/test_tls.py::test_broker_does_not_start_with_files_that_cannot_be_used",
+    ),
+    "what a proxy passes on comes from this machine": Mutant(
+        "broker/web/guard.py",
+        "        is_passed_on = any(name in headers for name in _FORWARDING_HEADERS)",
+        "        is_passed_on = all(name in headers for name in _FORWARDING_HEADERS)",
+        "tests/unit/web/test_guard.py::test_reading_is_open_on_this_machine_only",
+    ),
+    "tokens are guessed from many addresses": Mutant(
+        "broker/web/guard.py",
+        "            self._failures_of_all.append(now_ns)\n",
+        "",
+        "tests/unit/web/test_guard.py::test_guessing_has_to_wait_from_one_address_and_from_many",
+    ),
+    "a form of a sister site is ours": Mutant(
+        "broker/web/guard.py",
+        '    if site is not None and site != "same-origin":',
+        '    if site is not None and site == "cross-site":',
+        "tests/unit/web/test_guard.py::test_forms_come_from_our_own_pages",
+    ),
+    "a login leads elsewhere": Mutant(
+        "broker/web/site.py",
+        '    is_ours = path.startswith("/") and not path.startswith(("//", "/\\\\")) and path.isprintable()',
+        '    is_ours = path.startswith("/") and not path.startswith("//") and path.isprintable()',
+        "tests/unit/web/test_guard.py::test_redirects_stay_here",
+    ),
+}
