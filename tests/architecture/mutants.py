@@ -157,13 +157,13 @@ MUTANTS = {
         "tests/unit/storage/test_backup_marker.py::test_names_sort_as_times_do_and_are_safe",
     ),
     "a header that must be understood is passed over": Mutant(
-        "broker/rpc/access_identity.py",
+        "broker/rpc/json_web_tokens.py",
         '        if "crit" in header:',
         '        if "crit" in header and False:',
         "tests/unit/rpc/test_access_files.py::test_header_that_must_be_understood_is_refused_whatever_the_library_does",
     ),
     "an algorithm that is not allowed is taken": Mutant(
-        "broker/rpc/access_identity.py",
+        "broker/rpc/json_web_tokens.py",
         "        if algorithm not in key.algorithms & rules.algorithms:",
         "        if algorithm not in key.algorithms:",
         "tests/unit/rpc/test_access_files.py::test_key_is_used_for_its_own_algorithm_and_id_only",
@@ -175,13 +175,13 @@ MUTANTS = {
         "tests/unit/rpc/test_access_files.py::test_a_token_ends_at_its_millisecond",
     ),
     "any issuer will do": Mutant(
-        "broker/rpc/access_identity.py",
+        "broker/rpc/json_web_tokens.py",
         "                issuer=rules.issuer,\n",
         "",
         "tests/wire/test_access.py::test_what_proves_nothing_is_refused",
     ),
     "a common name passes for a URI": Mutant(
-        "broker/rpc/access_identity.py",
+        "broker/rpc/client_certificates.py",
         '    if len(common) != 1 or "/" in common[0]:',
         "    if len(common) != 1:",
         "tests/wire/test_access.py::test_certificate_is_a_principal",
