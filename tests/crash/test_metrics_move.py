@@ -187,7 +187,7 @@ def test_what_stays_the_same_is_that_of_its_start(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("metric", NAMED)
 def test_a_metric_that_does_not_move_here_moves_in_its_test(metric: str) -> None:
-    """Which asserts it, by `moves`, of what nobody writes by hand within the block."""
+    # It asserts so by `moves`, and nobody writes a counter by hand within the block.
     path, name = NAMED[metric]
     (test,) = (
         node
