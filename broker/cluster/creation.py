@@ -14,7 +14,7 @@ import uuid
 from dataclasses import asdict, dataclass
 
 from broker.cluster.group_head import NONCE_BYTES, GroupKind, Head, Shard, blank, encode_entry
-from broker.cluster.object_group_log import entry_name
+from broker.cluster.group_objects import entry_name
 from broker.cluster.object_store import ObjectStore
 from broker.errors import AlreadyExists, Corrupt, NotFound, Refused
 

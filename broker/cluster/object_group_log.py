@@ -1,6 +1,4 @@
-"""A log of groups in an object store: one object a group, named by its index.
-
-    shards/<shard>/log/<index, 16 hex>   head and group, see `group_head.py`
+"""A log of groups in an object store: one object a group, named by its index (`group_objects.py`).
 
 The store's create-if-absent is all that decides (CLUSTER-1). `append` trusts "stored" and nothing else: what failed,
 timed out or "exists" is repeated and read until it is settled (CLUSTER-2), so the log has no holes and no second form
@@ -24,28 +22,27 @@ from typing import Any, TypeVar
 
 from broker.cluster.group_head import (
     ADVICE,
-    HEAD_BYTES,
     NONCE_BYTES,
     GroupKind,
     Head,
     LogEntry,
     Shard,
     blank,
-    decode_entry,
     decode_head,
     encode_entry,
     is_blank,
 )
+from broker.cluster.group_objects import AHEAD, GroupObjects
+from broker.cluster.group_reader import GroupReader
 from broker.cluster.lease import Moment, OwnerLease
 from broker.cluster.object_store import ObjectStore
-from broker.cluster.read_ahead import AheadLimits, ReadAhead
+from broker.cluster.read_ahead import AheadLimits
 from broker.cluster.remote_store import AttemptTime
 from broker.cluster.take_over import Answer, Settling, after_create, after_read, is_removable, is_void
 from broker.errors import Corrupt, Fenced
 from broker.observe.logs import get_logger
 from broker.runtime.flight import for_all
 from broker.runtime.vfs import WriteFailed
-from broker.settings import MIB
 from broker.storage.group_log import NewRecord, StoredGroup
 from broker.storage.segment import Group
 
@@ -57,16 +54,9 @@ LOG_ATTEMPT = AttemptTime(seconds=1.0, seconds_per_mib=0.1)
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 0.5
 TAIL_PAUSE_SECONDS = 0.25
-AHEAD = AheadLimits(groups=8, bytes=8 * MIB)
-READ_SINGLY = 32
-"""Groups that a follower finds one after the other before it lists what waits: a list costs more than a group."""
 REMOVED_TOGETHER = 16
 
 log = get_logger(__name__)
-
-
-class Trimmed(Corrupt):
-    """A group of a log that is not there any more."""
 
 
 class ObjectGroupLog:
@@ -87,25 +77,21 @@ class ObjectGroupLog:
         ahead: AheadLimits = AHEAD,
         make_nonce: Callable[[], bytes] = lambda: os.urandom(NONCE_BYTES),
     ) -> None:
-        self._store = store
-        self._shard = shard
+        self._objects = GroupObjects(store, shard, ahead)
+        self._reader = GroupReader(self._objects)
         self._node = node
         self._lease = lease
         self._repeat_pause_seconds = repeat_pause_seconds
         self._tail_pause_seconds = tail_pause_seconds
-        self._ahead_limits = ahead
         self._make_nonce = make_nonce
         self._epoch = 0
         self._until_ms = 0
         self._floor_ms = (
             0  # no time after it may have been handed out: of owners before, and of our own clock
         )
-        self._known_end = 1
         self._next_index = 1
         self._stored_bytes = 0
         self._counted_below = 1  # groups from here on are not in `_stored_bytes` yet
-        self._ahead = ReadAhead(self._entry, ahead)
-        self._found_in_row = 0  # groups that `follow` found without a pause since it last listed them
         self._appending: asyncio.Task[StoredGroup] | None = None
         self._closing: asyncio.Event = asyncio.Event()
         self._grown = asyncio.Event()
@@ -126,7 +112,7 @@ class ObjectGroupLog:
     @property
     def unread(self) -> int:
         """The records that the log is known to have, from its opening or a later list, and that have not been read."""
-        return max(self._known_end - self._next_index, 0)
+        return max(self._reader.known_end - self._next_index, 0)
 
     @property
     def until_ms(self) -> int:
@@ -143,18 +129,16 @@ class ObjectGroupLog:
 
         Raises Corrupt unless the log is there and reaches to that index and behind `needed_to` (CLUSTER-6).
         """
-        if await self._read(1) is None:
+        if await self._objects.read(1) is None:
             raise Corrupt(
                 "The log has no first group: it was lost, or the prefix is wrong. `postdate-broker cluster create` "
                 "writes it, once",
-                path=self._place(1),
+                path=self._objects.place(1),
                 advice=ADVICE,
             )
         last, sizes = await self._last()
         self._check_reach(last.next_index, max(from_index - 1, needed_to))
-        self._known_end = last.next_index
-        await self._ahead.drop()
-        self._ahead.expect({index: length for index, length in sizes.items() if index >= from_index})
+        await self._reader.begin(from_index, last.next_index, sizes)
         self._next_index, self._epoch, self._until_ms = from_index, epoch, until_ms
 
     def check_read(self, needed_to: int) -> None:
@@ -181,7 +165,7 @@ class ObjectGroupLog:
         if index >= end:
             return
         with _LoopThread() as thread:
-            entries = self._entries(index, end)
+            entries = self._objects.entries(index, end)
             try:
                 while (entry := thread.run(_next(entries))) is not None:
                     yield entry.group
@@ -191,7 +175,7 @@ class ObjectGroupLog:
     async def groups(self, index: int) -> AsyncGenerator[Group, None]:
         """As `read`, for who may wait."""
         if index < self._next_index:
-            async with contextlib.aclosing(self._entries(index, self._next_index)) as entries:
+            async with contextlib.aclosing(self._objects.entries(index, self._next_index)) as entries:
                 async for entry in entries:
                     yield entry.group
 
@@ -202,7 +186,7 @@ class ObjectGroupLog:
         """
         end = (await self._last())[0].next_index
         if index < end:
-            async with contextlib.aclosing(self._entries(index, end)) as entries:
+            async with contextlib.aclosing(self._objects.entries(index, end)) as entries:
                 async for entry in entries:
                     yield entry
 
@@ -211,17 +195,16 @@ class ObjectGroupLog:
 
         Where many wait, some are read ahead.
         """
-        entry = await self._read_next()
-        if entry is None:
-            self._found_in_row = 0
-        elif entry.head.first_lsn == self._next_index:  # else an append of ours came first
-            self._found_in_row += 1
+        entry = await self._reader.read(self._next_index)
+        if (
+            entry is not None and entry.head.first_lsn == self._next_index
+        ):  # else an append of ours came first
             self._note(entry)
         return entry
 
     async def stop_following(self) -> None:
         """End what `follow` reads ahead."""
-        await self._ahead.drop()
+        await self._reader.end()
 
     async def tail(self, index: int, wait_ms: int) -> Group | None:
         with contextlib.suppress(TimeoutError):
@@ -232,22 +215,20 @@ class ObjectGroupLog:
                         await self._wait_grown()
         if self._next_index <= index:
             return None
-        async with contextlib.aclosing(self._entries(index, self._next_index)) as entries:
+        async with contextlib.aclosing(self._objects.entries(index, self._next_index)) as entries:
             async for entry in entries:
                 return entry.group
         return None
 
     async def is_cut_off(self) -> bool:
         """Return whether there is no group at `next_index` but one behind it: what this reader needs was trimmed."""
-        if await self._read(self._next_index) is not None:
+        if await self._objects.read(self._next_index) is not None:
             return False
-        async for _ in self._store.objects(self._folder, after=self._name(self._next_index)):
-            return True
-        return False
+        return await self._objects.has_any_behind(self._next_index)
 
     async def trim(self, below: int) -> None:
         """Remove what ends below an index, oldest first, but for take-overs (CLUSTER-4, CLUSTER-17)."""
-        indexes = await self._sizes()
+        indexes = await self._objects.sizes()
         kept = max(
             (index for index in indexes if index <= below), default=0
         )  # it holds `below`, or is the last one
@@ -278,7 +259,7 @@ class ObjectGroupLog:
         self._floor_ms = max(self._floor_ms, begin.wall_ms)
         head = Head(
             kind,
-            self._shard,
+            self._objects.shard,
             epoch,
             index,
             begin.wall_ms,
@@ -324,7 +305,9 @@ class ObjectGroupLog:
             if not is_passing:
                 continue
             if await self._wait_closing(pause_seconds):
-                raise WriteFailed(None, "The log was closed before the group was settled", self._place(index))
+                raise WriteFailed(
+                    None, "The log was closed before the group was settled", self._objects.place(index)
+                )
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
     async def _try(self, step: Settling, index: int, body: bytes) -> tuple[Settling, bool]:
@@ -333,9 +316,9 @@ class ObjectGroupLog:
             step = after_create(await self._create(index, body))
             return step, step is Settling.CREATE
         try:
-            stored = await self._read(index)
+            stored = await self._objects.read(index)
         except OSError as error:
-            log.warning("A group could not be read", place=self._place(index), error=str(error))
+            log.warning("A group could not be read", place=self._objects.place(index), error=str(error))
             return Settling.READ, True
         step = after_read(body, stored)
         if step is Settling.FENCED:
@@ -345,17 +328,19 @@ class ObjectGroupLog:
 
     async def _create(self, index: int, body: bytes) -> Answer:
         try:
-            await self._store.create(self._name(index), body)
+            await self._objects.create(index, body)
         except FileExistsError:
             return Answer.EXISTS
         except OSError as error:
-            log.warning("A group could not be stored; retrying", place=self._place(index), error=str(error))
+            log.warning(
+                "A group could not be stored; retrying", place=self._objects.place(index), error=str(error)
+            )
             return Answer.UNKNOWN
         return Answer.STORED
 
     def _fenced(self, index: int, stored: bytes) -> Fenced:
         try:
-            head = decode_head(stored, self._place(index))
+            head = decode_head(stored, self._objects.place(index))
         except Corrupt as error:
             return Fenced(
                 f"Something else lies where our group was to go: {error.message}", reason="JOURNAL_FENCED"
@@ -374,31 +359,6 @@ class ObjectGroupLog:
 
     # Reading.
 
-    async def _read_next(self) -> LogEntry | None:
-        index = self._next_index
-        if self._ahead.next_index != index:
-            await self._ahead.drop()
-            if self._found_in_row >= READ_SINGLY:
-                sizes = await self._sizes(after=index - 1)
-                self._found_in_row = len(sizes)
-                self._known_end = max(self._known_end, max(sizes, default=0) + 1)
-                self._ahead.expect(sizes)
-        if self._ahead.next_index != index:
-            return await self._entry(index)
-        try:
-            return await self._ahead.take()
-        except OSError:
-            self._found_in_row = 0
-            await self._ahead.drop()
-            raise
-
-    async def _sizes(self, *, after: int = 0) -> dict[int, int]:
-        """The bytes of the groups behind an index, by index."""
-        name = self._name(after) if after else ""
-        return {
-            self._index(info.name): info.bytes async for info in self._store.objects(self._folder, after=name)
-        }
-
     def _note(self, entry: LogEntry) -> None:
         if is_void(
             entry.head.epoch, self._epoch
@@ -406,7 +366,7 @@ class ObjectGroupLog:
             raise Corrupt(
                 f"A group of epoch {entry.head.epoch} lies behind one of epoch {self._epoch}: the store has let two "
                 "create one object, or fences were removed",
-                path=self._place(entry.head.first_lsn),
+                path=self._objects.place(entry.head.first_lsn),
                 advice=ADVICE,
             )
         if self._next_index >= self._counted_below:
@@ -423,19 +383,19 @@ class ObjectGroupLog:
             raise Corrupt(
                 f"The log ends before lsn {next_index}, but the folder holds lsn {needed_to}: it is another log, or "
                 "has lost groups",
-                path=self._place(next_index),
+                path=self._objects.place(next_index),
                 advice=ADVICE,
             )
 
     async def _last(self) -> tuple[LogEntry, dict[int, int]]:
         """Return the last group of the log, and the bytes of all by index, which are noted."""
         while True:
-            sizes = await self._sizes()
+            sizes = await self._objects.sizes()
             if not sizes:
                 raise Corrupt(
-                    "The store does not list the log's first group, and shows it", path=self._place(1)
+                    "The store does not list the log's first group, and shows it", path=self._objects.place(1)
                 )
-            entry = await self._entry(max(sizes))
+            entry = await self._objects.entry(max(sizes))
             if entry is not None:  # else it was trimmed since, behind new ones
                 self._stored_bytes, self._counted_below = sum(sizes.values()), entry.next_index
                 return entry, sizes
@@ -444,90 +404,11 @@ class ObjectGroupLog:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._grown.wait(), self._tail_pause_seconds)
 
-    async def _entries(self, index: int, end: int) -> AsyncGenerator[LogEntry, None]:
-        """Yield the groups from the one that holds `index` to the one before `end`, with some read ahead."""
-        sizes = await self._sizes_from(index, end)
-        ahead = ReadAhead(self._entry, self._ahead_limits)
-        ahead.expect(sizes)
-        expected = min(sizes)
-        try:
-            while ahead.next_index is not None:
-                entry = await ahead.take()
-                if entry is None or entry.head.first_lsn != expected:
-                    raise self._trimmed(expected)
-                yield entry
-                expected = entry.next_index
-            if expected < end:
-                raise self._trimmed(expected)
-        finally:
-            await ahead.drop()
-
-    async def _sizes_from(self, index: int, end: int) -> dict[int, int]:
-        """The bytes of the groups from the one that holds `index` on; raises Corrupt if it was trimmed."""
-        is_first = index > 1 and await self._read(index) is not None
-        sizes = await self._sizes(after=index - 1 if is_first else 0)
-        first = max((known for known in sizes if known <= index), default=0)
-        entry = await self._entry(first) if first else None
-        if entry is None or entry.next_index <= index:
-            raise self._trimmed(index)
-        return {known: length for known, length in sizes.items() if first <= known < end}
-
-    def _trimmed(self, index: int) -> Trimmed:
-        return Trimmed(
-            f"The log has no group with lsn {index} any more", path=self._place(index), advice=ADVICE
-        )
-
-    async def _entry(self, index: int) -> LogEntry | None:
-        data = await self._read(index)
-        return None if data is None else decode_entry(data, index, self._shard, self._place(index))
-
-    async def _read(self, index: int) -> bytes | None:
-        try:
-            return await self._store.read(self._name(index))
-        except FileNotFoundError:
-            return None
-
     async def _remove_if_removable(self, index: int, kept: int, stored_bytes: int) -> None:
-        name = self._name(index)
-        try:
-            head = decode_head(await self._store.read_range(name, 0, HEAD_BYTES), self._place(index))
-        except FileNotFoundError:
-            return
-        if is_removable(head.kind, index, kept):
-            await self._store.remove(name)
+        head = await self._objects.head(index)
+        if head is not None and is_removable(head.kind, index, kept):
+            await self._objects.remove(index)
             self._stored_bytes -= stored_bytes
-
-    # Names.
-
-    @property
-    def _folder(self) -> str:
-        return log_folder(self._shard.number)
-
-    def _name(self, index: int) -> str:
-        return entry_name(self._shard.number, index)
-
-    def _place(self, index: int) -> str:
-        return f"{self._store.url}/{self._name(index)}"
-
-    def _index(self, name: str) -> int:
-        last = name.rpartition("/")[2]
-        try:
-            index = int(last, 16)
-        except ValueError:
-            index = 0
-        if f"{index:016x}" != last:
-            raise Corrupt("Not a group of a log", path=f"{self._store.url}/{name}", advice=ADVICE)
-        return index
-
-
-def log_folder(shard: int) -> str:
-    """Return the folder of a shard's log."""
-    return f"shards/{shard}/log"
-
-
-def entry_name(shard: int, index: int) -> str:
-    """Return the name of a group."""
-    return f"{log_folder(shard)}/{index:016x}"
 
 
 def _look_at_error(append: asyncio.Task[StoredGroup]) -> None:

@@ -9,7 +9,7 @@ from broker.cluster.base_manifest import Base
 from broker.cluster.base_store import BaseStore
 from broker.cluster.creation import Cluster, read_cluster
 from broker.cluster.group_head import ADVICE, GroupKind, LogEntry, decode_entry
-from broker.cluster.object_group_log import log_folder
+from broker.cluster.group_objects import log_folder
 from broker.cluster.object_store import ObjectStore
 from broker.cluster.shard_store import ShardStore
 from broker.cluster.status import format_span

@@ -21,8 +21,9 @@ from broker.cluster.base_manifest import Base, BaseManifest
 from broker.cluster.base_store import BaseStore, Tell
 from broker.cluster.creation import read_cluster
 from broker.cluster.group_head import GroupKind, LogEntry
+from broker.cluster.group_objects import Trimmed
 from broker.cluster.lease import OwnerLease, SystemLeaseClock
-from broker.cluster.object_group_log import ObjectGroupLog, Trimmed
+from broker.cluster.object_group_log import ObjectGroupLog
 from broker.cluster.object_store import ObjectStore
 from broker.cluster.patient_store import PatientReads
 from broker.cluster.shard_store import ShardStore

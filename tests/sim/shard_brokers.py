@@ -10,8 +10,9 @@ from concurrent.futures import Executor
 from broker.cluster.creation import encode_first
 from broker.cluster.follower import Follower, TakenOver
 from broker.cluster.group_head import Shard
+from broker.cluster.group_objects import entry_name
 from broker.cluster.lease import OwnerLease
-from broker.cluster.object_group_log import ObjectGroupLog, entry_name
+from broker.cluster.object_group_log import ObjectGroupLog
 from broker.cluster.shard_log import OwnedLog
 from broker.config import BrokerConfig
 from broker.folder.broker import Broker

@@ -15,8 +15,9 @@ from collections import Counter
 from broker.cluster.creation import encode_first
 from broker.cluster.follower import CutOff, Follower, TakenOver
 from broker.cluster.group_head import GroupKind, LogEntry, Shard, blank
+from broker.cluster.group_objects import entry_name
 from broker.cluster.lease import OwnerLease
-from broker.cluster.object_group_log import ObjectGroupLog, entry_name
+from broker.cluster.object_group_log import ObjectGroupLog
 from broker.errors import Fenced
 from broker.storage.record_types import RecordType
 from broker.testing.sim_loop import SimLoop

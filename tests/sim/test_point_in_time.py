@@ -8,8 +8,9 @@ from typing import NamedTuple
 import pytest
 
 from broker.cluster.base_store import BaseCut, BaseStore
+from broker.cluster.group_objects import entry_name
 from broker.cluster.lease import OwnerLease
-from broker.cluster.object_group_log import ObjectGroupLog, entry_name
+from broker.cluster.object_group_log import ObjectGroupLog
 from broker.cluster.shard_store import ShardStore
 from broker.errors import NotFound, Refused
 from broker.folder.point_in_time import Point, PointInTime

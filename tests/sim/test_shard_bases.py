@@ -9,7 +9,7 @@ import pytest
 
 from broker.cluster.base_store import BaseStore
 from broker.cluster.follower import CutOff
-from broker.cluster.object_group_log import entry_name
+from broker.cluster.group_objects import entry_name
 from broker.cluster.object_store import StoreFailed
 from broker.cluster.shard_store import ShardStore
 from broker.errors import Refused

@@ -17,7 +17,7 @@ import pytest
 from broker.cluster import group_head
 from broker.cluster.follower import TakenOver
 from broker.cluster.group_head import GroupKind, Head, blank, encode_entry
-from broker.cluster.object_group_log import entry_name
+from broker.cluster.group_objects import entry_name
 from broker.errors import Corrupt, Fenced, StorageFailed
 from broker.folder import recovery
 from broker.storage import records

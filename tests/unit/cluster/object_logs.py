@@ -10,8 +10,9 @@ import pytest
 
 from broker.cluster.creation import encode_first
 from broker.cluster.group_head import Shard
+from broker.cluster.group_objects import entry_name
 from broker.cluster.lease import LeaseClock, OwnerLease, SystemLeaseClock
-from broker.cluster.object_group_log import LOG_ATTEMPT, ObjectGroupLog, entry_name
+from broker.cluster.object_group_log import LOG_ATTEMPT, ObjectGroupLog
 from broker.cluster.object_store import ObjectStore
 from broker.cluster.stores import open_store
 from tests.s3_server import CREDENTIALS, need_server, s3_server, store_url

@@ -16,8 +16,9 @@ from broker.cluster.creation import (
     encode_cluster,
     read_cluster,
 )
+from broker.cluster.group_objects import entry_name
 from broker.cluster.lease import OwnerLease, SystemLeaseClock
-from broker.cluster.object_group_log import ObjectGroupLog, entry_name
+from broker.cluster.object_group_log import ObjectGroupLog
 from broker.cluster.object_store import ObjectStore, StoreFailed
 from broker.errors import AlreadyExists, Corrupt, NotFound, Refused
 from tests.unit.cluster.faulty_store import CreateFault, FaultyStore

@@ -11,8 +11,10 @@ import pytest
 
 from broker.cluster.follower import CutOff, Follower, TakenOver
 from broker.cluster.group_head import GroupKind, Head, LogEntry, blank, encode_entry
+from broker.cluster.group_objects import entry_name, log_folder
+from broker.cluster.group_reader import READ_SINGLY
 from broker.cluster.lease import OwnerLease
-from broker.cluster.object_group_log import READ_SINGLY, ObjectGroupLog, entry_name, log_folder
+from broker.cluster.object_group_log import ObjectGroupLog
 from broker.cluster.object_store import StoreFailed
 from broker.cluster.take_over import REST_LEASES
 from tests.unit.cluster.faulty_store import FaultyStore

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from broker.cluster.group_head import GroupKind, Shard, decode_head
+from broker.cluster.group_objects import Trimmed
 from broker.cluster.lease import OwnerLease, SystemLeaseClock
-from broker.cluster.object_group_log import LOG_ATTEMPT, REMOVED_TOGETHER, ObjectGroupLog, Trimmed
+from broker.cluster.object_group_log import LOG_ATTEMPT, REMOVED_TOGETHER, ObjectGroupLog
 from broker.cluster.object_store import ObjectInfo, ObjectStore, StoreFailed
 from broker.cluster.stores import open_store
 from broker.errors import Corrupt, Fenced

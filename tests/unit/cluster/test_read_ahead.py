@@ -8,8 +8,10 @@ from typing import Any
 
 from broker.cluster.creation import encode_first
 from broker.cluster.group_head import GroupKind, Head, encode_entry
+from broker.cluster.group_objects import entry_name
+from broker.cluster.group_reader import READ_SINGLY
 from broker.cluster.lease import OwnerLease
-from broker.cluster.object_group_log import READ_SINGLY, ObjectGroupLog, entry_name
+from broker.cluster.object_group_log import ObjectGroupLog
 from broker.cluster.object_store import StoreFailed
 from broker.cluster.read_ahead import AheadLimits
 from broker.storage.record_types import RecordType
