@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from broker.config import BrokerConfig
 from broker.folder.broker import Broker
@@ -31,7 +31,7 @@ from broker.runtime.clock import Clock
 from broker.runtime.ownership import Ownership
 from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
-from broker.subscriptions.requests import Failure
+from broker.subscriptions.requests import FailedIds
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from broker.testing.mem_vfs import CrashPolicy, MemVfs
@@ -43,6 +43,23 @@ from tests.configs import broker_config
 DATA_DIR = "data"
 LATEST, EARLIEST = 1, 2
 DAY_MS = 86_400_000
+
+
+class RefusedId(NamedTuple):
+    """One id that a request names and that is refused."""
+
+    position: Position
+    reason: str
+
+
+def refused_ids(failures: Iterable[FailedIds]) -> list[RefusedId]:
+    """Return failures one by one."""
+    return [
+        RefusedId(Position(ledger_id, entry_id), each.reason)
+        for each in failures
+        for ledger_id, entry_id in zip(each.ledger_ids.tolist(), each.entry_ids.tolist(), strict=True)
+    ]
+
 
 # SimLoop queues calls by executor, and any object is one to it.
 _EXECUTORS = [
@@ -294,23 +311,25 @@ class Inbox:
                 found += self.poll()
         return found
 
-    async def ack(self, positions: Iterable[Position]) -> list[Failure]:
+    async def ack(self, positions: Iterable[Position]) -> list[RefusedId]:
         """Returns when the acknowledgement is confirmed."""
-        return (await requests.acknowledge(self.subscription, entries_of(positions))).failures
+        return refused_ids((await requests.acknowledge(self.subscription, entries_of(positions))).failures)
 
-    async def nack(self, positions: Iterable[Position], after_ms: int = 0, reason: str = "") -> list[Failure]:
+    async def nack(
+        self, positions: Iterable[Position], after_ms: int = 0, reason: str = ""
+    ) -> list[RefusedId]:
         held_by = self.consumer.consumer_id
         nacked = await requests.give_back(
             self.subscription, held_by, entries_of(positions), after_ms, reason=reason
         )
-        return nacked.failures
+        return refused_ids(nacked.failures)
 
-    async def release(self, positions: Iterable[Position]) -> list[Failure]:
+    async def release(self, positions: Iterable[Position]) -> list[RefusedId]:
         """Hand back unbegun."""
         released = await requests.give_back(
             self.subscription, self.consumer.consumer_id, entries_of(positions), 0, release=True
         )
-        return released.failures
+        return refused_ids(released.failures)
 
     def detach(self, *, hands_back: bool = False) -> None:
         self.attached = False

@@ -274,9 +274,16 @@ async def without_right(flood: Flood) -> None:
 
 async def unread_acks(flood: Flood) -> None:
     """Consumers that acknowledge what is not there, which makes long answers, and give no window to read them."""
+    ledgers = [message_pb2.EntrySet(ledger_id=1 + number, entry_ids=[1]) for number in range(2_000)]
     ids = message_pb2.EntrySet(ledger_id=1 << 40, entry_ids=range(10_000))
-    ack = consumer_pb2.SubscribeRequest(ack=consumer_pb2.Ack(request_id=1, entries=[ids]))
-    acks = prefixed(ack.SerializeToString()) * 2
+    acks = b"".join(
+        prefixed(
+            consumer_pb2.SubscribeRequest(
+                ack=consumer_pb2.Ack(request_id=1, entries=entries)
+            ).SerializeToString()
+        )
+        for entries in (ledgers, [ids])
+    )
 
     async def work(raw: Raw) -> None:
         name = f"s{flood.connections}"

@@ -67,7 +67,18 @@ def unary(
     *,
     check: Callable[[bytes], None] | None = None,
 ) -> Handler:
-    """A unary method: `call` takes the parsed request and returns a message, or bytes that are one.
+    """A unary method: see `answering`."""
+    return grpc.unary_unary_rpc_method_handler(answering(broker, kind, call, check=check))
+
+
+def answering(
+    broker: Broker,
+    kind: type[Request],
+    call: Callable[[Request], Awaitable[Any]],
+    *,
+    check: Callable[[bytes], None] | None = None,
+) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    """Return what serves a unary method: `call` takes the parsed request and returns a message, or bytes that are one.
 
     `check` sees the bytes before they are parsed. The answer is told only while the broker owns what it tells of,
     unless the call says that there is no need (`telling.py`).
@@ -90,7 +101,7 @@ def unary(
             raise AssertionError("abort returned") from error
         return response if isinstance(response, bytes) else bytes(response.SerializeToString())
 
-    return grpc.unary_unary_rpc_method_handler(handle)
+    return handle
 
 
 async def refuse_as_owner(broker: Broker, context: Context, error: Exception) -> None:

@@ -13,24 +13,24 @@ import grpc
 from google.protobuf.message import Message
 
 from broker.config import check_name
-from broker.errors import InvalidRequest, Refused
+from broker.errors import InvalidRequest, LimitReached, Refused
 from broker.folder.broker import Broker
 from broker.policy import SubscriptionPolicy
 from broker.rpc.audit import CONTEXT, note_created
 from broker.rpc.caller import check_request
-from broker.rpc.calls import END_OF_STREAM, Handler, parse, refuse_as_owner, unary
+from broker.rpc.calls import END_OF_STREAM, Handler, answering, parse, refuse, refuse_as_owner, unary
 from broker.rpc.encode import encode_deliveries
 from broker.rpc.entries import check_initial_position, check_size, check_type, entries_of
 from broker.rpc.lease_lengths import check_lease_ms, default_lease_ms
 from broker.rpc.session import Session, check_nack
-from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
+from broker.rpc.status import Context, encode_failures, failures_bytes_max
 from broker.rpc.telling import tell_freely
-from broker.rpc.unread import UnreadRoom
+from broker.rpc.unread import UnreadRooms
 from broker.rpc.unread_calls import answer_within
 from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
 from broker.subscriptions.leases import lease_end_ns
-from broker.subscriptions.requests import Failure
+from broker.subscriptions.requests import FailedIds
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from broker.topics.topic import Topic
@@ -67,27 +67,18 @@ class ConsumerService:
         self._broker = broker
         self._epoch = epoch
         self._sessions: set[Session] = set()
-        self._unread = UnreadRoom(broker.clock)
+        self._unread = UnreadRooms(broker.clock)
         self._consumer_numbers = itertools.count(1)
         self._attempts_bytes = 0
         self._attempts: OrderedDict[tuple[str, str, str], _Received] = OrderedDict()
 
     def handlers(self) -> dict[str, Handler]:
-        broker = self._broker
-
-        def check(raw: bytes) -> None:
-            check_size(raw, "entries", broker.config.tuning.ack_entries_max)
-
         return {
             "Subscribe": grpc.stream_stream_rpc_method_handler(self._subscribe),
-            "Receive": unary(broker, consumer_pb2.ReceiveRequest, self._receive),
-            "Acknowledge": unary(
-                broker, consumer_pb2.AcknowledgeRequest, self._in_room(self._acknowledge), check=check
-            ),
-            "Nack": unary(broker, consumer_pb2.NackRequest, self._in_room(self._nack), check=check),
-            "ExtendLease": unary(
-                broker, consumer_pb2.ExtendLeaseRequest, self._in_room(self._extend), check=check
-            ),
+            "Receive": unary(self._broker, consumer_pb2.ReceiveRequest, self._receive),
+            "Acknowledge": self._settling(consumer_pb2.AcknowledgeRequest, self._acknowledge),
+            "Nack": self._settling(consumer_pb2.NackRequest, self._nack),
+            "ExtendLease": self._settling(consumer_pb2.ExtendLeaseRequest, self._extend),
         }
 
     def drain(self) -> None:
@@ -304,19 +295,22 @@ class ConsumerService:
             _, oldest = self._attempts.popitem(last=False)
             self._attempts_bytes -= len(oldest.response)
 
-    def _in_room(
-        self, call: Callable[[Settling], Awaitable[bytes]]
-    ) -> Callable[[Settling], Awaitable[bytes]]:
-        """A call whose answer may hold a failure for each id, with room for that."""
+    def _settling(self, kind: type[Settling], call: Callable[[Settling], Awaitable[bytes]]) -> Handler:
+        """A method whose answer may hold a failure for each id. It waits for room for that, and is parsed after."""
+        broker, ids_max = self._broker, self._broker.config.tuning.ack_entries_max
+        answer = answering(broker, kind, call, check=lambda raw: check_size(raw, "entries", ids_max))
 
-        async def called(request: Settling) -> bytes:
-            ids = sum(len(entry_set.entry_ids) for entry_set in request.entries)
-            bytes_max = min(ids, self._broker.config.tuning.ack_entries_max) * FAILURE_BYTES_MAX
-            context = CONTEXT.get()
-            assert context is not None
-            return await answer_within(self._unread, context, bytes_max, lambda: call(request))
+        async def handle(raw: bytes, context: Context) -> bytes:
+            bytes_max = failures_bytes_max(raw, ids_max)
+            try:
+                return await answer_within(
+                    self._unread, context, len(raw), bytes_max, lambda: answer(raw, context)
+                )
+            except LimitReached as error:
+                await refuse(broker, context, error)
+                raise
 
-        return called
+        return grpc.unary_unary_rpc_method_handler(handle)
 
     async def _acknowledge(self, request: consumer_pb2.AcknowledgeRequest) -> bytes:
         subscription = self._existing(request.topic, request.subscription)
@@ -357,7 +351,7 @@ class ConsumerService:
 
 
 async def _confirmed(
-    answer: type[Message], impossible: list[Failure], confirmation: requests.Confirmation
+    answer: type[Message], impossible: list[FailedIds], confirmation: requests.Confirmation
 ) -> bytes:
     encoded = await encode_failures(impossible + confirmation.failures, answer)
     if confirmation.is_recorded and not impossible:

@@ -20,7 +20,7 @@ from broker.rpc.entries import entries_of, is_full_view
 from broker.rpc.paging import check_page_size, decode_token, encode_token
 from broker.rpc.status import encode_failures
 from broker.rpc.telling import tell_freely
-from broker.subscriptions.requests import Failure
+from broker.subscriptions.requests import FailedIds, failed_ids
 from broker.subscriptions.subscription import Subscription
 from broker.topics import dead_letter_frames as frames
 from broker.topics.dead_letter_list import letters_after
@@ -100,7 +100,7 @@ class DeadLetterCalls:
         topic = self._broker.registry.topic(topic_name)
         return topic, topic.subscription(name)
 
-    def _chosen(self, request: Request) -> tuple[Entries | None, list[Failure]]:
+    def _chosen(self, request: Request) -> tuple[Entries | None, list[FailedIds]]:
         """The letters that a request names; None for all of them. And failures of ids that no message has."""
         if not request.entries and not request.all:
             raise InvalidRequest(
@@ -164,15 +164,11 @@ def _letter(topic: str, position: Position, frame: bytes, is_full: bool) -> admi
 
 
 async def _with_failures(
-    response: Answer, chosen: Entries | None, done: Entries, failures: list[Failure]
+    response: Answer, chosen: Entries | None, done: Entries, failures: list[FailedIds]
 ) -> Answer:
     """The answer, with what was chosen and is no dead letter of this subscription."""
     missing = without_entries(chosen, done) if chosen is not None else {}
-    failures = failures + [
-        Failure(Position(ledger_id, entry_id), "NOT_FOUND")
-        for ledger_id, bitmap in sorted(missing.items())
-        for entry_id in bitmap
-    ]
+    failures = failures + failed_ids(missing, "NOT_FOUND")
     encoded = await encode_failures(failures, type(response), of_dead_letters=True)
     response.MergeFromString(encoded)
     if done and not failures:

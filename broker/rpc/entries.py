@@ -6,12 +6,13 @@ from array import array
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
 from pyroaring import BitMap
 
 from broker.errors import InvalidRequest
-from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Entries, Position
+from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Entries, UInt64Column
 from broker.settings import KIB
-from broker.subscriptions.requests import Failure
+from broker.subscriptions.requests import FailedIds
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from postdate_api.v1 import consumer_pb2, message_pb2
@@ -24,7 +25,7 @@ _REST_BYTES_MAX = 64 * KIB
 
 def entries_of(
     sets: Sequence[message_pb2.EntrySet], field: str, ids_max: int
-) -> tuple[Entries, list[Failure]]:
+) -> tuple[Entries, list[FailedIds]]:
     """The ids of a request as bitmaps; ids that no message can have are failures at once.
 
     Refuses more than `ids_max` ids before it looks at one: each may become a failure in the answer.
@@ -50,18 +51,22 @@ def entries_of(
         if held is not ids:
             held += ids
     entries: Entries = {}
-    impossible: list[Failure] = []
+    ledgers, strangers = list[UInt64Column](), list[UInt64Column]()  # of what cannot be
     for ledger_id, ids in by_ledger.items():
         if ledger_id > LEDGER_ID_MAX or max(ids) > ENTRY_ID_MAX:
-            id_max = ENTRY_ID_MAX if ledger_id <= LEDGER_ID_MAX else -1
-            strange = sorted({i for i in ids if i > id_max})
-            impossible += [Failure(Position(ledger_id, i), "NOT_FOUND") for i in strange]
-            possible = [i for i in ids if i <= id_max]
+            possible = [i for i in ids if i <= ENTRY_ID_MAX] if ledger_id <= LEDGER_ID_MAX else []
+            strange = np.unique(np.array(ids, np.uint64))
+            if possible:
+                strange = strange[strange > ENTRY_ID_MAX]
+            ledgers.append(np.full(len(strange), ledger_id, np.uint64))
+            strangers.append(strange)
         else:
             possible = ids
         if possible:
             entries[ledger_id] = BitMap(array("I", possible))
-    return entries, impossible
+    if not strangers:
+        return entries, []
+    return entries, [FailedIds(np.concatenate(ledgers), np.concatenate(strangers), "NOT_FOUND")]
 
 
 def check_size(raw: bytes, field: str, ids_max: int) -> None:

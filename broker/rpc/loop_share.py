@@ -9,8 +9,9 @@ Nothing waits longer than the others need, and small messages never do.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
 from dataclasses import dataclass
+
+from broker.rpc.fair_queue import FairQueue
 
 SMALL_BYTES = 16 << 10
 """A message up to this size is handled at once, and not counted."""
@@ -30,12 +31,12 @@ class LoopShare:
     def __init__(self, round_bytes: int = ROUND_BYTES) -> None:
         self._round_bytes = round_bytes
         self._left = round_bytes
-        self._queue: OrderedDict[str, deque[_Waiter]] = OrderedDict()  # by connection
+        self._queue = FairQueue[_Waiter]()
         self._is_counting = False
 
     @property
     def waiting_count(self) -> int:
-        return sum(map(len, self._queue.values()))
+        return sum(1 for _ in self._queue)
 
     async def wait(self, peer: str, cost: int) -> None:
         """Wait until a message of this cost, in bytes, may be handled."""
@@ -43,11 +44,11 @@ class LoopShare:
             self._spend(cost)
             return
         waiting = _Waiter(cost, asyncio.get_running_loop().create_future())
-        self._queue.setdefault(peer, deque()).append(waiting)
+        self._queue.push(peer, waiting)
         try:
             await waiting.turn
         finally:
-            self._forget(peer, waiting)
+            self._queue.remove(peer, waiting)  # nothing is left of a call that was cancelled
 
     def _spend(self, cost: int) -> None:
         self._left -= cost
@@ -59,20 +60,7 @@ class LoopShare:
         self._is_counting = False
         self._left = self._round_bytes
         while self._queue and self._left > 0:
-            peer, waiting = next(iter(self._queue.items()))
-            first = waiting.popleft()
-            if waiting:
-                self._queue.move_to_end(peer)
-            else:
-                del self._queue[peer]
+            first = self._queue.pop()
             if not first.turn.done():
                 first.turn.set_result(None)
                 self._spend(first.cost)
-
-    def _forget(self, peer: str, waiting: _Waiter) -> None:
-        """It waits no more: nothing is left of a call that was cancelled."""
-        queue = self._queue.get(peer)
-        if queue is not None and waiting in queue:
-            queue.remove(waiting)
-            if not queue:
-                del self._queue[peer]

@@ -17,14 +17,14 @@ from broker.rpc.delays import check_delay_ms
 from broker.rpc.encode import encode_batch_response
 from broker.rpc.entries import api_type, check_size, entries_of
 from broker.rpc.lease_lengths import check_lease_ms
-from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
-from broker.rpc.unread import FrameRoom, Unread, UnreadRoom
+from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures, failures_bytes_max
+from broker.rpc.unread import FrameRoom, Unread, UnreadRooms
 from broker.storage.manifest import REASON_BYTES_MAX
 from broker.storage.message_fields import tag_of
 from broker.storage.varint import encode_varint
 from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer
-from broker.subscriptions.requests import Failure
+from broker.subscriptions.requests import FailedIds
 from broker.subscriptions.subscription import Subscription
 from broker.topics.topic import Topic
 from postdate_api.v1 import consumer_pb2, message_pb2
@@ -36,6 +36,10 @@ _SETTLING = {
     bytes((tag_of(name, consumer_pb2.SubscribeRequest),)): name for name in ("ack", "nack", "extend")
 }
 """Frames that name messages, by the first byte that every library writes: to say which one is too large, unparsed."""
+
+
+_CONTROL_BYTES_MAX = 64
+"""No frame that names no messages takes more."""
 
 
 class _FrameAnswer(NamedTuple):
@@ -67,7 +71,7 @@ class Session:
         subscription: Subscription,
         consumer: Consumer,
         context: Context,
-        room: UnreadRoom,
+        rooms: UnreadRooms,
         epoch: int = 0,
     ) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -77,9 +81,10 @@ class Session:
         self._consumer = consumer
         self._context = context
         self._epoch = epoch
+        self._ids_max = broker.config.tuning.ack_entries_max
         self._answers: deque[tuple[bytes, FrameRoom | None]] = deque()
         self._claims: deque[tuple[bytes, FrameRoom | None]] = deque()  # told only while the state is owned
-        self._unread = Unread(room, self._stall)
+        self._unread = Unread(rooms, context.peer, self._stall)
         self._owns = broker.ownership.holds
         self._stalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._in_flight: set[asyncio.Task[None]] = set()
@@ -142,17 +147,22 @@ class Session:
     async def _read_frames(self) -> None:
         try:
             while (raw := await self._context.read()) is not END_OF_STREAM:
+                if len(raw) <= _CONTROL_BYTES_MAX and raw[:1] not in _SETTLING:
+                    frame = self._parsed(raw)  # which decides, whatever it begins with
+                    if frame.WhichOneof("frame") not in _SETTLING.values():
+                        self._take_frame(frame)
+                        continue
+                self._check_size(raw)
+                place = await self._unread.take(len(raw) + failures_bytes_max(raw, self._ids_max))
                 frame = self._parsed(raw)
-                kind = frame.WhichOneof("frame")
-                if kind not in _SETTLING.values():
-                    self._take_frame(frame)
+                place.shrink(len(raw) + _ids_in(frame) * FAILURE_BYTES_MAX)
+                work = self._take_frame(frame)
+                if work is None:
+                    place.release()
                     continue
-                ids = sum(len(entry_set.entry_ids) for entry_set in getattr(frame, kind).entries)
-                place = await self._unread.take(len(raw) + ids * FAILURE_BYTES_MAX)
-                if (work := self._take_frame(frame)) is not None:
-                    task = asyncio.create_task(self._answer_frame(work, place))
-                    self._in_flight.add(task)
-                    task.add_done_callback(self._in_flight_done)
+                task = asyncio.create_task(self._answer_frame(work, place))
+                self._in_flight.add(task)
+                task.add_done_callback(self._in_flight_done)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # told to the consumer by the writer, which ends the stream
@@ -162,10 +172,12 @@ class Session:
             self._consumer.draining = True
             self._consumer.wakeup.set()
 
-    def _parsed(self, raw: bytes) -> consumer_pb2.SubscribeRequest:
-        """A frame that names no more messages than it may, and is not larger than one that does."""
+    def _check_size(self, raw: bytes) -> None:
+        """Refuse a frame that is larger than one that names no more messages than it may."""
         named = _SETTLING.get(raw[:1])
-        check_size(raw, f"{named}.entries" if named else "frame", self._broker.config.tuning.ack_entries_max)
+        check_size(raw, f"{named}.entries" if named else "frame", self._ids_max)
+
+    def _parsed(self, raw: bytes) -> consumer_pb2.SubscribeRequest:
         return parse(consumer_pb2.SubscribeRequest, raw, self._broker.config)
 
     async def _answer_frame(self, work: _Work, place: FrameRoom) -> None:
@@ -224,11 +236,13 @@ class Session:
         confirmation = requests.Confirmation(not_held, is_recorded=False)
         return partial(self._confirmed, extend.request_id, failures, confirmation)
 
-    def _entries_of(self, sets: Sequence[message_pb2.EntrySet], field: str) -> tuple[Entries, list[Failure]]:
-        return entries_of(sets, field, self._broker.config.tuning.ack_entries_max)
+    def _entries_of(
+        self, sets: Sequence[message_pb2.EntrySet], field: str
+    ) -> tuple[Entries, list[FailedIds]]:
+        return entries_of(sets, field, self._ids_max)
 
     async def _confirmed(
-        self, request_id: int, impossible: list[Failure], confirmation: requests.Confirmation
+        self, request_id: int, impossible: list[FailedIds], confirmation: requests.Confirmation
     ) -> _FrameAnswer:
         failures = impossible + confirmation.failures
         confirmed = consumer_pb2.Confirmed(request_id=request_id).SerializeToString()
@@ -318,7 +332,7 @@ class Session:
             heartbeat_ms=self._broker.config.tuning.heartbeat_ms,
             type=api_type(self._subscription),
             honor_delay=self._subscription.honors_delay,
-            ack_entries_max=self._broker.config.tuning.ack_entries_max,
+            ack_entries_max=self._ids_max,
             epoch=self._epoch,
         )
         return consumer_pb2.SubscribeResponse(opened=opened)
@@ -343,3 +357,11 @@ def check_nack(nack: consumer_pb2.Nack | consumer_pb2.NackRequest, within: str =
         raise InvalidRequest(
             f"reason is at most {REASON_BYTES_MAX} bytes", field=f"{within}reason", reason="REASON_TOO_LARGE"
         )
+
+
+def _ids_in(frame: consumer_pb2.SubscribeRequest) -> int:
+    """Return how many messages a frame names."""
+    kind = frame.WhichOneof("frame")
+    if kind not in _SETTLING.values():
+        return 0
+    return sum(len(entry_set.entry_ids) for entry_set in getattr(frame, kind).entries)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import TypeAlias
 
 import grpc
@@ -15,9 +14,11 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from broker import errors
+from broker.model import Int64Column, UInt64Column
 from broker.observe.logs import get_logger
 from broker.storage.message_fields import tag_of, tags_of
-from broker.subscriptions.requests import Failure
+from broker.storage.octets import U8Column
+from broker.subscriptions.requests import FailedIds
 from postdate_api.v1 import consumer_pb2, message_pb2
 
 log = get_logger(__name__)
@@ -28,11 +29,13 @@ Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 DOMAIN = "postdate.dev"
 DETAILS_KEY = "grpc-status-details-bin"
 
-_FAILURES_AT_ONCE = 2_000
-_FEW = 16
-"""Of fewer failures each is encoded by itself, which costs less."""
+_IDS_AT_ONCE = 2_000
 _ID, _ = tags_of(consumer_pb2.EntryFailure, "id", "error").values()
-_ENTRY_ID = bytes((tag_of("entry_id", message_pb2.MessageId),))
+_LEDGER_ID, _ENTRY_ID = (
+    bytes((tag,)) for tag in tags_of(message_pb2.MessageId, "ledger_id", "entry_id").values()
+)
+_WIDTHS = 11
+"""Of a varint, with that of 0."""
 _VARINT_BEGINS = np.array([1, *(1 << 7 * width for width in range(1, 10))], np.uint64)
 """Least numbers that take one byte more."""
 
@@ -85,7 +88,7 @@ async def abort(context: Context, error: BaseException) -> None:
 
 
 async def encode_failures(
-    failures: Sequence[Failure], answer: type[Message], *, of_dead_letters: bool = False
+    failures: Sequence[FailedIds], answer: type[Message], *, of_dead_letters: bool = False
 ) -> bytes:
     """Failures of single ids, for an answer that otherwise went well: its field `failures` on the wire form.
 
@@ -98,40 +101,50 @@ async def encode_failures(
     errors_by_reason = _DEAD_LETTER_ERRORS if of_dead_letters else _ENTRY_ERRORS
     tag = tag_of("failures", answer)
     parts: list[bytes] = []
-    for begin in range(0, len(failures), _FAILURES_AT_ONCE):
-        if begin:
-            await asyncio.sleep(0)
-        some = failures[begin : begin + _FAILURES_AT_ONCE]
-        for (ledger_id, reason), run in groupby(some, lambda failure: (failure.position[0], failure.reason)):
-            entry_ids = [failure.position[1] for failure in run]
-            encode = _encode_few if len(entry_ids) < _FEW else _encode_run
-            parts += encode(tag, ledger_id, entry_ids, errors_by_reason[reason])
+    for ledger_ids, entry_ids, reason in failures:
+        for begin in range(0, len(entry_ids), _IDS_AT_ONCE):
+            if parts:
+                await asyncio.sleep(0)
+            some = slice(begin, begin + _IDS_AT_ONCE)
+            parts += _encode_ids(tag, ledger_ids[some], entry_ids[some], errors_by_reason[reason])
     return b"".join(parts)
 
 
-def _encode_few(tag: int, ledger_id: int, entry_ids: Sequence[int], error: bytes) -> Iterator[bytes]:
-    """Failures of entries of one ledger for one reason, one by one."""
-    for entry_id in entry_ids:
-        name = message_pb2.MessageId(ledger_id=ledger_id, entry_id=entry_id).SerializeToString()
-        yield _head_of_failure(tag, len(name), error) + name + error
-
-
-def _encode_run(tag: int, ledger_id: int, entry_ids: Sequence[int], error: bytes) -> Iterator[bytes]:
-    """The same for many, those together whose ids take as many bytes."""
-    ledger = message_pb2.MessageId(ledger_id=ledger_id).SerializeToString()
-    column = np.array(entry_ids, np.uint64)
-    widths = np.searchsorted(_VARINT_BEGINS, column, side="right")  # 0 is left out
-    for ids in np.split(column, np.flatnonzero(np.diff(widths)) + 1):
-        width = int(np.searchsorted(_VARINT_BEGINS, ids[0], side="right"))
-        name = ledger + (_ENTRY_ID if width else b"")
-        head = _head_of_failure(tag, len(name) + width, error) + name
-        rows = np.empty((len(ids), len(head) + width + len(error)), np.uint8)
-        rows[:, : len(head)] = np.frombuffer(head, np.uint8)
-        for place in range(width):
-            octets = ids >> np.uint64(7 * place) & np.uint64(0x7F)
-            rows[:, len(head) + place] = octets | np.uint64(0x80 if place < width - 1 else 0)
-        rows[:, len(head) + width :] = np.frombuffer(error, np.uint8)
+def _encode_ids(tag: int, ledger_ids: UInt64Column, entry_ids: UInt64Column, error: bytes) -> Iterator[bytes]:
+    """Failures of entries for one reason, those together whose ids take as many bytes."""
+    widths = _varint_widths(ledger_ids) * _WIDTHS + _varint_widths(entry_ids)
+    order = np.argsort(widths, kind="stable")
+    for run in np.split(order, np.flatnonzero(np.diff(widths[order])) + 1):
+        ledger_width, entry_width = divmod(int(widths[run[0]]), _WIDTHS)
+        ledger, entry = (_LEDGER_ID if ledger_width else b""), (_ENTRY_ID if entry_width else b"")
+        name_bytes = len(ledger) + ledger_width + len(entry) + entry_width
+        head = _head_of_failure(tag, name_bytes, error) + ledger
+        rows = np.empty((len(run), len(head) - len(ledger) + name_bytes + len(error)), np.uint8)
+        at = _fill(rows, 0, head)
+        at = _fill_varints(rows, at, ledger_ids[run], ledger_width)
+        at = _fill(rows, at, entry)
+        at = _fill_varints(rows, at, entry_ids[run], entry_width)
+        _fill(rows, at, error)
         yield rows.tobytes()
+
+
+def _varint_widths(numbers: UInt64Column) -> Int64Column:
+    """Return how many bytes each number takes; 0 is left out."""
+    return np.searchsorted(_VARINT_BEGINS, numbers, side="right")
+
+
+def _fill(rows: U8Column, at: int, octets: bytes) -> int:
+    """Write the same bytes into each row; return where they end."""
+    rows[:, at : at + len(octets)] = np.frombuffer(octets, np.uint8)
+    return at + len(octets)
+
+
+def _fill_varints(rows: U8Column, at: int, numbers: UInt64Column, width: int) -> int:
+    """Write a number of so many bytes into each row; return where it ends."""
+    for place in range(width):
+        octets = numbers >> np.uint64(7 * place) & np.uint64(0x7F)
+        rows[:, at + place] = octets | np.uint64(0x80 if place < width - 1 else 0)
+    return at + width
 
 
 def _head_of_failure(tag: int, name_bytes: int, error: bytes) -> bytes:
@@ -174,6 +187,16 @@ _ENTRY_ERRORS = {
 }
 FAILURE_BYTES_MAX = 32 + max(map(len, _ENTRY_ERRORS.values()))
 """Bytes that one failure takes at most in the answer to an Ack, Nack or Extend."""
+
+
+def failures_bytes_max(raw: bytes, ids_max: int) -> int:
+    """Return the most that the failures in the answer to a request take, of which nothing is known but its length.
+
+    An id takes a byte at least, and a request with more than `ids_max` of them is refused.
+    """
+    return min(len(raw), ids_max) * FAILURE_BYTES_MAX
+
+
 _DEAD_LETTER_ERRORS = {
     "NOT_FOUND": _entry_error(
         grpc.StatusCode.NOT_FOUND, "NOT_FOUND", "This message is no dead letter of this subscription"

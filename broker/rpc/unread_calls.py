@@ -2,7 +2,7 @@
 
 An answer of a call is given to gRPC whole, and waits there until its client reads it. The call has ended once it was
 read, so until then its room is held. Where others wait for it, the connection is cut: gRPC has no way to take back an
-answer.
+answer. Requests that wait for room are bounded in bytes; of streams the unfinished messages are (`unfinished.py`).
 """
 
 from __future__ import annotations
@@ -13,27 +13,36 @@ from typing import Any
 
 from broker.observe.logs import get_logger
 from broker.rpc.status import Context
-from broker.rpc.unread import Unread, UnreadRoom
+from broker.rpc.unread import Unread, UnreadRooms
 from broker.runtime.connections import cut_connection
 
 log = get_logger(__name__)
 
 
 async def answer_within(
-    room: UnreadRoom, context: Context, bytes_max: int, work: Callable[[], Awaitable[bytes]]
+    rooms: UnreadRooms,
+    context: Context,
+    request_bytes: int,
+    bytes_max: int,
+    work: Callable[[], Awaitable[bytes]],
 ) -> bytes:
-    """Do some work once there is room for its answer, which takes so much at most."""
+    """Do some work once there is room for its answer, which takes so much at most.
+
+    Raises LimitReached, before the work, if too much waits for room already.
+    """
     peer = context.peer()
 
     def cut() -> None:
         log.warning("Closed the connection of a client that does not read responses", peer=peer)
         asyncio.get_running_loop().run_in_executor(None, cut_connection, peer)
 
-    unread = Unread(room, cut)
+    unread = Unread(rooms, context.peer, cut)
     over: Any = lambda _: unread.close()  # noqa: E731 - the type of its argument is gRPC's own
     is_answered = False
     try:
-        place = await unread.take(bytes_max)
+        if (place := unread.take_nowait(bytes_max)) is None:
+            with rooms.waiting_call(request_bytes):
+                place = await unread.take(bytes_max)
         answer = await work()
         context.add_done_callback(over)
         place.answered(len(answer))

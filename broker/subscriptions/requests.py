@@ -7,12 +7,16 @@ request is answered by what is certain: which entries were sent, which may have 
 from __future__ import annotations
 
 import contextlib
+from array import array
 from typing import NamedTuple
+
+import numpy as np
 
 from broker.errors import NotFound
 from broker.model import (
     Entries,
     Position,
+    UInt64Column,
     bitmap_of,
     count_entries,
     ids_of,
@@ -26,17 +30,22 @@ from broker.subscriptions.leases import lease_end_ns
 from broker.subscriptions.subscription import Subscription
 
 
-class Failure(NamedTuple):
-    """Refusal of one id of a request: `reason` is NOT_FOUND or LEASE_LOST."""
+class FailedIds(NamedTuple):
+    """Ids of a request that are refused, in aligned columns: `reason` is NOT_FOUND or LEASE_LOST.
 
-    position: Position
+    Anybody may name ten thousand ids that do not exist: an object for each of them, or for each of their ledgers, would
+    cost far more than the rest of the request.
+    """
+
+    ledger_ids: UInt64Column
+    entry_ids: UInt64Column
     reason: str
 
 
 class Confirmation(NamedTuple):
     """The answer to a request, once what it asks for is durable."""
 
-    failures: list[Failure]
+    failures: list[FailedIds]
     is_recorded: bool
     """A record of this request names each id; else the answer tells of what was so before it, too."""
 
@@ -50,7 +59,7 @@ async def acknowledge(subscription: Subscription, entries: Entries) -> Confirmat
         # Not out now, but perhaps before a restart or before its lease ended. Only what cannot have been sent
         # is refused: an acknowledgement that is lost would bring the message back.
         refused = without_entries(unknown, await _perhaps_sent(subscription, unknown))
-        failures += _failures(refused, "NOT_FOUND")
+        failures += failed_ids(refused, "NOT_FOUND")
         entries = without_entries(entries, refused)
     fresh = without_entries(entries, subscription.cursor.settled_part(entries))
     if fresh:
@@ -89,7 +98,7 @@ async def give_back(
     return Confirmation(failures, is_recorded=bool(held) and not failures)
 
 
-def extend(subscription: Subscription, consumer_id: str, entries: Entries, lease_ms: int) -> list[Failure]:
+def extend(subscription: Subscription, consumer_id: str, entries: Entries, lease_ms: int) -> list[FailedIds]:
     """Hold entries longer. Leases are not durable, so there is nothing to wait for."""
     held = subscription.states.leases.held_by(consumer_id, entries)
     if held:
@@ -131,18 +140,18 @@ def _stored(subscription: Subscription, entries: Entries) -> Entries:
     return stored
 
 
-def _not_held(subscription: Subscription, entries: Entries) -> list[Failure]:
+def _not_held(subscription: Subscription, entries: Entries) -> list[FailedIds]:
     if not entries:
         return []
     entries, dropped, failures = _stored_or_dropped(subscription, entries)
     sent = _sent(subscription, entries)
-    failures += _failures(sent, "LEASE_LOST") + _failures(dropped, "LEASE_LOST")
-    return failures + _failures(without_entries(entries, sent), "NOT_FOUND")
+    failures += failed_ids(sent, "LEASE_LOST") + failed_ids(dropped, "LEASE_LOST")
+    return failures + failed_ids(without_entries(entries, sent), "NOT_FOUND")
 
 
 def _stored_or_dropped(
     subscription: Subscription, entries: Entries
-) -> tuple[Entries, Entries, list[Failure]]:
+) -> tuple[Entries, Entries, list[FailedIds]]:
     """The part of a set in ledgers that there are, the part in dropped ones, and failures of the rest.
 
     Of a dropped ledger all was settled: to acknowledge it again is right, and does nothing.
@@ -153,12 +162,17 @@ def _stored_or_dropped(
     others = {i: bitmap for i, bitmap in entries.items() if i not in stored}
     dropped = {i: bitmap for i, bitmap in others.items() if subscription.log.was_dropped(i)}
     dropped = entries_between(dropped, subscription.image.start, subscription.log.end)
-    return stored, dropped, _failures(without_entries(others, dropped), "NOT_FOUND")
+    return stored, dropped, failed_ids(without_entries(others, dropped), "NOT_FOUND")
 
 
-def _failures(entries: Entries, reason: str) -> list[Failure]:
-    return [
-        Failure(Position(ledger_id, entry_id), reason)
-        for ledger_id, bitmap in sorted(entries.items())
-        for entry_id in bitmap
-    ]
+def failed_ids(entries: Entries, reason: str) -> list[FailedIds]:
+    """Return failures of all entries of a set, in order; none for none."""
+    if not entries:
+        return []
+    ledger_ids = sorted(entries)
+    bitmaps = [entries[ledger_id] for ledger_id in ledger_ids]
+    ids = array("I")
+    for bitmap in bitmaps:
+        ids += bitmap.to_array()
+    ledgers = np.repeat(np.array(ledger_ids, np.uint64), list(map(len, bitmaps)))
+    return [FailedIds(ledgers, np.array(ids, np.uint64), reason)]

@@ -254,7 +254,7 @@ MUTANTS = {
     ),
     "answers take no room": Mutant(
         "broker/rpc/session.py",
-        "                place = await self._unread.take(len(raw) + ids * FAILURE_BYTES_MAX)",
+        "                place = await self._unread.take(len(raw) + failures_bytes_max(raw, self._ids_max))",
         "                place = await self._unread.take(len(raw))",
         "tests/wire/test_unread_answers.py::test_answers_that_are_not_read_are_bounded",
     ),
@@ -272,15 +272,45 @@ MUTANTS = {
     ),
     "a stream holds any number of bytes": Mutant(
         "broker/rpc/unread.py",
-        "        while self._places and (len(self) >= FRAMES_MAX or self._bytes + bytes_ > STREAM_BYTES_MAX):",
-        "        while self._places and len(self) >= FRAMES_MAX:",
+        "        return len(self) >= FRAMES_MAX or self._bytes.total() + bytes_ > STREAM_BYTES_MAX",
+        "        return len(self) >= FRAMES_MAX",
         "tests/wire/test_unread_answers.py::test_answers_that_are_not_read_are_bounded",
     ),
     "who leaves as room comes keeps it": Mutant(
         "broker/rpc/unread.py",
-        "            if got.done() and not got.cancelled():\n                self.give(bytes_)",
-        "            if got.done() and not got.cancelled():\n                self.give(0)",
+        "            self.give(bytes_ if waiter.got.done() and not waiter.got.cancelled() else 0)",
+        "            self.give(0)",
         "tests/unit/rpc/test_unread.py::test_who_leaves_as_room_comes_gives_it_back",
+    ),
+    "a round of the loop gives out all room": Mutant(
+        "broker/rpc/unread.py",
+        "        self._left -= bytes_",
+        "        self._left -= 0",
+        "tests/unit/rpc/test_unread.py::test_a_round_of_the_loop_gives_out_a_bounded_amount",
+    ),
+    "one connection has the queue for itself": Mutant(
+        "broker/rpc/fair_queue.py",
+        "            self._items.move_to_end(peer)",
+        "            self._items.move_to_end(peer, last=False)",
+        "tests/unit/rpc/test_unread.py::test_connections_get_room_in_turn",
+    ),
+    "small answers take no room": Mutant(
+        "broker/rpc/unread.py",
+        "        return self._left > 0 and (not self.held or self.held + bytes_ <= self.bytes_max)",
+        "        return self._left > 0 and (bytes_ <= SMALL_BYTES or not self.held or self.held + bytes_ <= self.bytes_max)",
+        "tests/unit/rpc/test_unread.py::test_small_frames_have_a_room_of_their_own_that_is_bounded",
+    ),
+    "as few are ended as the first who waits needs": Mutant(
+        "broker/rpc/unread.py",
+        "        missing = self.held + self.waiting_bytes - self.bytes_max",
+        "        missing = self.held + self._queue.first().bytes - self.bytes_max",
+        "tests/unit/rpc/test_unread.py::test_as_many_are_ended_as_all_who_wait_need",
+    ),
+    "requests that wait for room are not counted": Mutant(
+        "broker/rpc/unread.py",
+        "        if self._calls_bytes + request_bytes > CALLS_BYTES_MAX:",
+        "        if request_bytes > CALLS_BYTES_MAX:",
+        "tests/unit/rpc/test_unread.py::test_requests_of_calls_that_wait_are_bounded",
     ),
     "clients need no certificate": Mutant(
         "broker/rpc/tls.py",

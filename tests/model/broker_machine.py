@@ -39,6 +39,7 @@ from tests.harness import (
     Outgoing,
     entries_of,
     positions_of,
+    refused_ids,
 )
 from tests.model.control_rules import ControlRules, check_counts
 from tests.model.plain import InFlight, Message, Out, SubscriptionModel, model_config
@@ -524,7 +525,7 @@ async def acknowledge(
 ) -> tuple[set[Position], int]:
     """Return what was refused, and when the rest was confirmed."""
     confirmation = await requests.acknowledge(subscription, entries_of(positions))
-    return {failure.position for failure in confirmation.failures}, clock.monotonic_ns()
+    return {refused.position for refused in refused_ids(confirmation.failures)}, clock.monotonic_ns()
 
 
 def backoff_ms(returned_count: int) -> int:

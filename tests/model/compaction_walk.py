@@ -32,7 +32,7 @@ from broker.testing.mem_vfs import CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.topics.control import seek
 from broker.topics.schedule_values import Cancel, ChangeResult, Move
-from tests.harness import DATA_DIR, EARLIEST, LATEST, Node, Outgoing, entries_of, small_config
+from tests.harness import DATA_DIR, EARLIEST, LATEST, Node, Outgoing, entries_of, refused_ids, small_config
 
 TOPIC = "t"
 HOUR_MS = 3_600_000
@@ -170,7 +170,7 @@ class CompactionWalk:
             some = [position for position in due if self.rng.random() < 0.8]
             if some:
                 confirmation = await requests.acknowledge(self._subscription(name), entries_of(some))
-                failed = {each.position for each in confirmation.failures}
+                failed = {each.position for each in refused_ids(confirmation.failures)}
                 reader.acked |= set(some) - failed
 
     async def _sleep(self) -> None:

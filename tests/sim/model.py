@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from broker.model import IdRange, Position
 from broker.policy import effective
 from broker.subscriptions.consumer import DeliveryBatch
-from broker.subscriptions.requests import Failure
 from broker.subscriptions.types import SubscriptionType
 from broker.topics.policies import default_subscription_policy
-from tests.harness import Outgoing
+from tests.harness import Outgoing, RefusedId
 from tests.sim.facts import (
     Creation,
     Fact,
@@ -317,7 +316,7 @@ class Model:
             subscription.facts[message].acking += 1
 
     def ack_answered(
-        self, subscription: SubscriptionModel, messages: Iterable[Message], failures: list[Failure]
+        self, subscription: SubscriptionModel, messages: Iterable[Message], failures: list[RefusedId]
     ) -> None:
         failed = {(each.position, each.reason) for each in failures}
         for message in messages:
@@ -386,7 +385,7 @@ class Model:
         return int(low / 2), int(high) + 1
 
     def nack_answered(
-        self, subscription: SubscriptionModel, certain: dict[Message, int], failures: list[Failure]
+        self, subscription: SubscriptionModel, certain: dict[Message, int], failures: list[RefusedId]
     ) -> None:
         failed = {each.position: each.reason for each in failures}
         for message, returns in certain.items():
@@ -405,7 +404,7 @@ class Model:
         consumer: SimConsumer,
         messages: Iterable[Message],
         lease_ms: int,
-        failures: list[Failure],
+        failures: list[RefusedId],
     ) -> None:
         """Leases were extended, or refused, in the same moment."""
         failed = {each.position: each.reason for each in failures}

@@ -21,7 +21,7 @@ from broker.subscriptions.consumer import Consumer, DeliveryBatch
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from broker.topics.topic import Topic
-from tests.harness import DAY_MS, Outgoing, batch_of, entries_of
+from tests.harness import DAY_MS, Outgoing, batch_of, entries_of, refused_ids
 from tests.sim.model import Message, Model, SubscriptionModel, require
 from tests.sim.world import Life, Violation
 
@@ -373,7 +373,7 @@ class SimConsumer(Consumer):
             self._all.ack_lost(self.model, messages)
             return
         if not self._life.dead:
-            self._all.ack_answered(self.model, messages, confirmation.failures)
+            self._all.ack_answered(self.model, messages, refused_ids(confirmation.failures))
 
     async def nack(self, messages: list[Message], delay_ms: int) -> None:
         messages = [each for each in messages if each in self.model.facts]
@@ -388,7 +388,7 @@ class SimConsumer(Consumer):
             self._raise_unless_failing(error)
             return
         if not self._life.dead:
-            self._all.nack_answered(self.model, certain, confirmation.failures)
+            self._all.nack_answered(self.model, certain, refused_ids(confirmation.failures))
 
     async def release(self, messages: list[Message]) -> None:
         messages = [each for each in messages if each in self.model.facts]
@@ -411,7 +411,7 @@ class SimConsumer(Consumer):
         if self.model.state == "deleted":
             return
         entries = entries_of(m.position for m in messages)
-        failures = requests.extend(self._subscription, self.consumer_id, entries, lease_ms)
+        failures = refused_ids(requests.extend(self._subscription, self.consumer_id, entries, lease_ms))
         self._all.extended(self.model, self, messages, lease_ms, failures)
 
     def _raise_unless_failing(self, error: PostdateError) -> None:
@@ -437,6 +437,6 @@ async def ack_unknown(
         return
     if life.dead:
         return
-    refused = {each.position for each in confirmation.failures if each.reason == "NOT_FOUND"}
+    refused = {each.position for each in refused_ids(confirmation.failures) if each.reason == "NOT_FOUND"}
     require(refused == set(unknown), "ack", f"{mine}: unknown ids were acknowledged: {unknown}")
     life.world.count["unknown acks refused"] += 1

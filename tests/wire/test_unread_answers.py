@@ -45,7 +45,7 @@ def resident_bytes() -> int:
 
 
 def room_of(wire: Wire) -> unread.UnreadRoom:
-    return wire.server._consumer._unread
+    return wire.server._consumer._unread.large
 
 
 async def test_answers_that_are_not_read_are_bounded(wire: Wire):
@@ -61,7 +61,7 @@ async def test_answers_that_are_not_read_are_bounded(wire: Wire):
 
 async def test_others_go_on_while_clients_do_not_read(wire: Wire, monkeypatch: pytest.MonkeyPatch):
     """The idle clients' answers fill the room of all: small frames pass, and for large ones the idle are ended."""
-    monkeypatch.setattr(unread, "ALL_BYTES_MAX", 6 * MIB)
+    room_of(wire).bytes_max = 6 * MIB
     monkeypatch.setattr(unread, "STALLED_SECONDS", LIMIT_SECONDS)  # until all have been heard
     ids = await wire.produce("t", *(b"%d" % i for i in range(10)))
     idle = [await wire.subscribe("t", permits=0) for _ in range(4)]
@@ -127,7 +127,7 @@ async def test_streams_that_are_ended_for_not_reading_leave_nothing(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ):
     """Not even to read its status: what gRPC holds for such a stream goes too, and so does its place."""
-    monkeypatch.setattr(unread, "ALL_BYTES_MAX", 4 * MIB)
+    room_of(wire).bytes_max = 4 * MIB
     monkeypatch.setattr(unread, "STALLED_SECONDS", 0.2)
     monkeypatch.setattr(unread, "_LOOK_SECONDS", 0.05)
     monkeypatch.setattr(rpc_calls, "STATUS_SECONDS", 0.2)
@@ -176,7 +176,7 @@ async def test_calls_whose_answers_are_not_read_are_bounded_with_the_streams(
     wire: Wire, monkeypatch: pytest.MonkeyPatch, call: str
 ):
     """Many at once on a connection that gives no window; others get theirs, and the connection is cut for them."""
-    monkeypatch.setattr(unread, "ALL_BYTES_MAX", 6 * MIB)
+    room_of(wire).bytes_max = 6 * MIB
     monkeypatch.setattr(unread, "STALLED_SECONDS", LIMIT_SECONDS)  # until all have been sent
     await wire.produce("t", b"x")
     await wire.create_subscription("t")
@@ -197,6 +197,23 @@ async def test_calls_whose_answers_are_not_read_are_bounded_with_the_streams(
         assert len(answer.failures) == IDS
         await within(reading)  # it was cut
     await eventually(lambda: room_of(wire).held == 0 and not room_of(wire).streams)
+
+
+async def test_calls_beyond_what_may_wait_for_room_are_refused(wire: Wire, monkeypatch: pytest.MonkeyPatch):
+    """A request that waits holds memory too; small ones do not wait."""
+    ids = await wire.produce("t", b"x")
+    stream = await wire.subscribe("t")
+    await stream.deliveries(1)
+    await flood(stream, 10)
+    room_of(wire).bytes_max = room_of(wire).held
+    monkeypatch.setattr(unread, "CALLS_BYTES_MAX", 0)
+    request = consumer_pb2.AcknowledgeRequest(topic="t", subscription="s", entries=UNKNOWN)
+    refusal = await refused(wire.consumer.Acknowledge(request))
+    assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS")
+    assert await wire.ack("t", ids) == []
+    stream.cancel()
+    await eventually(lambda: room_of(wire).held == 0)
+    assert len((await within(wire.consumer.Acknowledge(request))).failures) == IDS
 
 
 async def test_calls_that_were_answered_or_refused_hold_nothing(wire: Wire):

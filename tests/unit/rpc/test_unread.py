@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from broker.errors import LimitReached
 from broker.rpc import unread
-from broker.rpc.unread import FrameRoom, Unread, UnreadRoom
+from broker.rpc.unread import FrameRoom, Unread, UnreadRooms
 from broker.settings import KIB, MIB
 
 
@@ -26,11 +27,13 @@ class HandClock:
 class World:
     def __init__(self) -> None:
         self.clock = HandClock()
-        self.room = UnreadRoom(self.clock)
+        self.rooms = UnreadRooms(self.clock)
+        self.room = self.rooms.large
+        self.room.bytes_max = 12 * MIB
         self.ended: list[Unread] = []
 
-    def stream(self) -> Unread:
-        stream = Unread(self.room, lambda: self.ended.append(stream))
+    def stream(self, peer: str = "") -> Unread:
+        stream = Unread(self.rooms, lambda: peer, lambda: self.ended.append(stream))
         return stream
 
     async def full_stream(self) -> tuple[Unread, list[FrameRoom]]:
@@ -43,8 +46,8 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(unread, "ALL_BYTES_MAX", 12 * MIB)
+async def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(unread, "ROUND_BYTES", 1 << 40)  # but where it is what is tested
     return World()
 
 
@@ -154,3 +157,91 @@ async def test_who_leaves_as_room_comes_gives_it_back(world: World):
         assert task.cancelled()
         assert world.room.held == 0
         held = await world.stream().take(12 * MIB)
+
+
+async def test_small_frames_have_a_room_of_their_own_that_is_bounded(world: World):
+    """Whoever has one small frame goes on where the large room is full; but small ones add up too."""
+    large = [await world.full_stream() for _ in range(3)]
+    assert world.room.held == 12 * MIB - 3 * 16 * KIB  # but for the first frame of each
+    small = world.rooms.small
+    small.bytes_max = small.held + 64 * KIB
+    streams = [world.stream() for _ in range(4)]
+    for stream in streams:
+        world.clock.seconds -= 0.1
+        place = stream.take_nowait(16 * KIB)
+        assert place is not None
+        place.answered(16 * KIB)
+    assert small.held == small.bytes_max
+    task = await waiting(world, 10 * KIB)
+    world.clock.seconds += 60
+    small._look()
+    assert world.ended == [streams[-1]]
+    streams[-1].close()
+    await task
+    for stream in (*streams, *(stream for stream, _ in large)):
+        stream.close()
+    assert world.room.held == 0 and small.held == 10 * KIB
+
+
+async def test_as_many_are_ended_as_all_who_wait_need(world: World):
+    streams = []
+    for _ in range(3):
+        streams.append((await world.full_stream())[0])
+        world.clock.seconds += 0.1
+    tasks = [await waiting(world, 3 * MIB) for _ in range(2)]
+    world.clock.seconds += 60
+    world.room._look()
+    assert world.ended == streams[:2]
+    for stream in streams:
+        stream.close()
+    await asyncio.gather(*tasks)
+
+
+async def test_connections_get_room_in_turn(world: World):
+    """However many streams of one connection wait, those of another are not behind all of them."""
+    full, _ = await world.full_stream(), world.room
+    world.room.bytes_max = 4 * MIB
+    got: list[str] = []
+
+    async def wait(peer: str) -> None:
+        stream = world.stream(peer)
+        (await stream.take(3 * MIB)).release()
+        got.append(peer)
+
+    tasks = [asyncio.create_task(wait(peer)) for peer in ["many"] * 50 + ["few"] * 2]
+    await asyncio.sleep(0)
+    full[0].close()
+    await asyncio.gather(*tasks)
+    assert [at for at, peer in enumerate(got) if peer == "few"] == [1, 3]
+
+
+async def test_a_round_of_the_loop_gives_out_a_bounded_amount(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(unread, "ROUND_BYTES", 2 * MIB)
+    world = World()
+    world.room.bytes_max = 1 << 40
+    rounds: list[int] = []
+    now = 0
+
+    async def wait() -> None:
+        await world.stream().take(MIB)
+        rounds.append(now)
+
+    tasks = [asyncio.create_task(wait()) for _ in range(50)]
+    while not all(task.done() for task in tasks):
+        now += 1
+        await asyncio.sleep(0)
+    assert (
+        max(rounds.count(number) for number in rounds) <= 4
+    )  # the rest of one round and the first of the next
+    assert now >= 20
+
+
+async def test_requests_of_calls_that_wait_are_bounded(world: World):
+    with (
+        world.rooms.waiting_call(unread.CALLS_BYTES_MAX),
+        pytest.raises(LimitReached),
+        world.rooms.waiting_call(1),
+    ):
+        pass
+    with world.rooms.waiting_call(1):
+        pass
