@@ -155,6 +155,8 @@ class ShardSupervisor:
 
     def _tell_state(self) -> None:
         """Say that all shards serve, or that one does not any more."""
+        if self._stop.is_set():
+            return
         if not self._is_serving:
             log.warning("Not all shards serve", because=self._not_ready_because())
             return

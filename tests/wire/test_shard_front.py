@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from broker.errors import Fenced
 from broker.observe.metrics import BrokerCounters
 from broker.rpc.front import FrontHost
 from broker.rpc.shard_front import ShardFront
@@ -19,7 +21,7 @@ from broker.runtime.clock import SystemClock
 from broker.server import Server
 from broker.settings import UNIX
 from broker.shards.shard_process import shard_config
-from broker.topic_shards import shard_of
+from broker.topic_shards import TopicShard, shard_of
 from postdate_api.v1 import (
     admin_pb2,
     compaction_pb2,
@@ -305,3 +307,12 @@ async def test_rights_are_asked_for_by_the_front_and_by_the_shard(tmp_path: Path
         assert [topic.name for topic in listed.topics] == sorted([A, B])
     finally:
         await started.stop()
+
+
+async def test_the_folder_of_another_shard_is_refused(shards: Shards, wire: Wire):
+    await wire.produce(A, b"x")
+    await shards.stop_shard(0)
+    own = replace(shards.servers[0].config, drain_grace_ms=0)
+    with pytest.raises(Fenced) as caught:
+        await Server(replace(own, topic_shard=TopicShard(1, SHARDS))).start()
+    assert caught.value.reason == "DATA_DIR_OF_ANOTHER_SHARD"
