@@ -27,6 +27,7 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -574,6 +575,7 @@ def _check_replaceable(node: _FileNode | _DirNode, replaced: _FileNode | _DirNod
         raise _os_error(errno.ENOTEMPTY, path)
 
 
+@lru_cache(maxsize=4_096)  # called for every operation, with few paths
 def _clean(path: str) -> str:
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:

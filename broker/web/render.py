@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -41,39 +42,46 @@ def load_static() -> dict[str, StaticFile]:
 
 
 class Renderer:
-    """Makes HTML of templates. Making one blocks: it compiles all of them."""
+    """Makes HTML of templates. Making the first one blocks: it compiles all of them."""
 
     def __init__(self) -> None:
-        self._environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(_HERE / "templates"),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            auto_reload=False,
-            cache_size=-1,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        stamp = hashlib.sha256(b"".join(file.body for file in load_static().values())).hexdigest()[:12]
-        self._environment.globals["static_stamp"] = stamp
-        self._environment.filters |= {
-            "compact": compact,
-            "number": number,
-            "size": size,
-            "duration": duration,
-            "seconds": lambda value: duration(value * 1000),
-            "moment": moment,
-            "ago": ago,
-            "percent": percent,
-            "plural": plural,
-            "visible": visible,
-            "visible_lines": lambda text: visible(text, "\n\r\t"),
-        }
-        for name in self._environment.list_templates(extensions=["html"]):
-            self._environment.get_template(name)
+        self._environment = _templates()
 
     async def render(self, template: str, values: Mapping[str, object]) -> str:
         """The HTML; made in a thread, so the values must be nobody's live state."""
         return await asyncio.to_thread(self._environment.get_template(template).render, values)
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    """Return the templates, compiled once: a node that takes over has had the pages of a standby."""
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        auto_reload=False,
+        cache_size=-1,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    stamp = hashlib.sha256(b"".join(file.body for file in load_static().values())).hexdigest()[:12]
+    templates.globals["static_stamp"] = stamp
+    templates.filters |= {
+        "compact": compact,
+        "number": number,
+        "size": size,
+        "duration": duration,
+        "seconds": lambda value: duration(value * 1000),
+        "moment": moment,
+        "ago": ago,
+        "percent": percent,
+        "plural": plural,
+        "visible": visible,
+        "visible_lines": lambda text: visible(text, "\n\r\t"),
+    }
+    for name in templates.list_templates(extensions=["html"]):
+        templates.get_template(name)
+    return templates
 
 
 def number(value: float) -> str:

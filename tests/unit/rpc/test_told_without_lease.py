@@ -239,6 +239,7 @@ def test_ids_of_a_repeated_batch_are_not_told_without_the_lease(name: str) -> No
     assert [stream_reason(name, each) for each in repeat] == [LOST]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*UNARY, "ProducerService.ProduceStream"])
 def test_a_lease_that_ends_at_any_await_is_seen(name: str) -> None:
     _, waits, _ = run(name, 1 << 30)

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from jinja2 import Environment
 from pyroaring import BitMap
 
 from broker.errors import Corrupt
@@ -16,7 +17,7 @@ from broker.storage.records import GivenBack, ReturnReason
 from broker.subscriptions.types import SubscriptionType
 from broker.web import changes, overview
 from broker.web.calendar_window import start_name
-from broker.web.render import compact
+from broker.web.render import Renderer, compact
 from tests.harness import EARLIEST, LATEST, Outgoing, entries_of
 from tests.pages import pages_without
 from tests.unit.web.conftest import TOKEN, MakePages, Pages
@@ -553,6 +554,20 @@ async def test_what_nobody_takes_is_the_headline(make_pages, monkeypatch):
     monkeypatch.setattr(overview, "_WAITING_MS", -1)
     shown = await pages.get("/")
     assert re.search(r"<h1>3 messages ready, the oldest for [^<]+, with nobody to take them</h1>", shown)
+
+
+def test_templates_are_compiled_once_in_a_process(monkeypatch: pytest.MonkeyPatch):
+    Renderer()
+    compiled: list[str] = []
+    compile_one = Environment.compile
+
+    def compile_noted(self, source, name=None, *args, **kwargs):
+        compiled.append(name)
+        return compile_one(self, source, name, *args, **kwargs)
+
+    monkeypatch.setattr(Environment, "compile", compile_noted)
+    Renderer()
+    assert compiled == []
 
 
 @pytest.mark.parametrize(
