@@ -35,7 +35,7 @@ from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.steps import run_step
 from broker.runtime.vfs import File, Vfs, list_if_there, read_file
-from broker.settings import MIB
+from broker.settings import KIB, MIB
 from broker.storage.frame import encode_group
 from broker.storage.group_log import NewRecord, StoredGroup
 from broker.storage.segment import (
@@ -52,6 +52,10 @@ from broker.storage.segment import (
 )
 
 log = get_logger(__name__)
+
+_GROWTH_BYTES = 256 * KIB
+"""Bytes by which a new segment's file is lengthened ahead of its groups: a sync that has no new length to make durable
+does not wait for the file system's own journal."""
 
 SEGMENT_NAME = re.compile(r"([0-9a-f]{16})\.seg")
 SPARE_NAME = re.compile(r"spare-([0-9]{3,})\.seg")
@@ -239,6 +243,7 @@ class LocalGroupLog:
         self._file: File | None = None
         self._first_lsn = 0  # of the active segment
         self._end = 0  # of its durable groups
+        self._file_bytes = 0
         self._next_index = 1
         self._tails: set[Callable[[], object]] = set()  # each wakes one
 
@@ -320,6 +325,7 @@ class LocalGroupLog:
                 self._roll(index)
             assert self._file is not None
             parts, length = encode_group(self._first_lsn, self._end, records)
+            self._lengthen(self._end + length)
             self._file.pwrite(parts, self._end)
             started_ns = self._clock.monotonic_ns()
             self._file.sync()
@@ -328,6 +334,14 @@ class LocalGroupLog:
             for wake in tuple(self._tails):
                 wake()
             return StoredGroup(length, (self._clock.monotonic_ns() - started_ns) / 1e9)
+
+    def _lengthen(self, end: int) -> None:
+        """Make the file longer ahead of a group that ends there; what lies beyond the groups verifies as nothing."""
+        assert self._file is not None
+        if end > self._file_bytes:
+            length = max(end, min(end + _GROWTH_BYTES, self._segment_bytes))
+            self._file.truncate(length)
+            self._file_bytes = length
 
     def _close(self) -> None:
         with self._writing:
@@ -341,6 +355,7 @@ class LocalGroupLog:
         self._file = self._vfs.open(self.segments.segment_path(self._first_lsn))
         if file_bytes > end:
             self._file.truncate(end)
+        self._file_bytes = end
         # Both syncs are needed even if nothing was cut. A broker that was killed, without a crash of the
         # machine, can leave a group or a name that we see and may act on, but that is not on disk yet.
         self._file.sync()
@@ -356,10 +371,12 @@ class LocalGroupLog:
             undo.callback(file.close)
             file.pwrite([encode_header(first_lsn)], 0)
             file.sync()
+            file_bytes = file.size()
             self._vfs.rename(path, self.segments.segment_path(first_lsn))
             self._vfs.sync_dir(self.segments.path)
             undo.pop_all()
         if self._file is not None:
             self._file.close()
         self._file, self._first_lsn, self._end = file, first_lsn, HEADER_BYTES
+        self._file_bytes = file_bytes
         self.segments.add(first_lsn)

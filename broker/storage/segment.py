@@ -5,8 +5,8 @@
     record  see `frame.py`
 
 One group of records is one group commit. A record's lsn is its ordinal number, from the header's first_lsn; a
-COMMIT takes none. After the last group comes the end of the file, or what a recycled file held in its former
-life, which verifies as nothing because its first_lsn was another.
+COMMIT takes none. After the last group comes the end of the file, or zeros that it was lengthened by, or what
+a recycled file held in its former life; neither verifies, as that one's first_lsn was another.
 
 Invariants:
   JOURNAL-1  Bytes below the end of the last durable group never change, so reading them needs no lock.

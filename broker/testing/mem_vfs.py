@@ -74,6 +74,11 @@ class _FileNode:
     locked: bool = False
 
 
+def _used_bytes(node: _FileNode) -> int:
+    """Return the space that a file takes: what it was lengthened by takes none until it is written."""
+    return len(node.data.rstrip(b"\0"))
+
+
 @dataclass(slots=True, eq=False)
 class _DirNode:
     id: int
@@ -132,8 +137,6 @@ class MemFile:
         node = self._checked()
         if (fault := self._vfs.faults.take("truncate", _clean(self._path))) is not None:
             raise _write_failed(fault.error, self._path)
-        if self._vfs._room(node, length, 0) < 0:
-            raise _write_failed(errno.ENOSPC, self._path)
         self._vfs._change(node, Op("truncate", _clean(self._path), node.id, length))
 
     def sync(self) -> None:
@@ -249,7 +252,7 @@ class MemVfs:
         if self.capacity_bytes is None:
             return _UNLIMITED_BYTES
         files = {node.id: node for _, node in _walk(self._root) if isinstance(node, _FileNode)}
-        return max(0, self.capacity_bytes - sum(len(node.data) for node in files.values()))
+        return max(0, self.capacity_bytes - sum(map(_used_bytes, files.values())))
 
     def lock(self, path: str) -> MemFile | None:
         self._meet_fault("open", path)
@@ -379,9 +382,9 @@ class MemVfs:
 
     def _room(self, node: _FileNode, offset: int, length: int) -> int:
         """Return how many of `length` bytes fit at `offset`; negative if not even the offset does."""
-        if self.capacity_bytes is None or offset + length <= len(node.data):
+        if self.capacity_bytes is None or offset + length <= (used := _used_bytes(node)):
             return length
-        return min(length, len(node.data) + self._free_bytes() - offset)
+        return min(length, used + self._free_bytes() - offset)
 
     def _adopt(self, disk: _Disk, policy: CrashPolicy, rng: random.Random) -> None:
         """Fill this empty file system with what `disk` shows after a crash; all of it is durable now."""

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from broker.runtime.vfs import Vfs
+from broker.storage.dump import dump_segment
 from broker.storage.group_log import GroupLog, records_from
 from broker.storage.local_group_log import LocalGroupLog
 from broker.testing.mem_vfs import MemVfs
@@ -74,6 +75,12 @@ async def write(vfs: MemVfs, count: int, **options: Any) -> None:
     """A log with `count` records, closed."""
     async with opened(open_log(vfs, **options)) as log:
         await append(log, count)
+
+
+def groups(vfs: MemVfs, path: str) -> bytes:
+    """A segment's header and groups, without the zeros that its file was lengthened by."""
+    ends = [int(line["offset"]) for line in dump_segment(vfs, path) if line["kind"] == "end"]
+    return vfs.snapshot()[path][: ends[-1]]
 
 
 def names(vfs: Vfs, folder: str = FOLDER) -> list[str]:

@@ -206,10 +206,15 @@ async def test_each_step_of_the_roll_leaves_what_the_docstring_says() -> None:
         await append(log, 1)
         steps = [(op.kind, op.path.rpartition("/")[2][:5]) for op in vfs.ops[first:]]
     header, group = [("write", "spare"), ("sync", "spare")], [("write", "spare"), ("sync", "spare")]
+    lengthened = (
+        "truncate",
+        "spare",
+    )  # the spare was a segment that had no room for more than its first group
     assert steps == [
         *header,
         ("rename", "spare"),
         ("sync_dir", "journ"),
+        lengthened,
         *group,
     ]  # an open file keeps its path
 
@@ -239,3 +244,21 @@ async def test_reading_opens_one_segment_at_a_time(tmp_path: Path) -> None:
     assert next(groups).first_lsn == 1
     (tmp_path / "journal" / f"{1:016x}.seg").unlink()
     assert [group.first_lsn for group in groups] == list(range(2, 31))
+
+
+async def test_a_sync_has_no_new_length_to_make_durable_but_now_and_then() -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs)) as log:
+        first = vfs.op_count
+        for _ in range(100):
+            await append(log, 1)
+        kinds = [op.kind for op in vfs.ops[first:]]
+    assert kinds == ["truncate", *["write", "sync"] * 100]
+
+
+async def test_a_file_is_lengthened_within_its_segment_and_never_cut() -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=400)) as log:
+        await append(log, 20)
+    lengths = [op.offset for op in vfs.ops if op.kind == "truncate"]
+    assert lengths and all(400 <= length < 550 for length in lengths)

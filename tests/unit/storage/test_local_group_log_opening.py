@@ -16,6 +16,7 @@ from broker.testing.mem_vfs import CrashPolicy
 from tests.unit.storage.group_log_driver import (
     FOLDER,
     append,
+    groups,
     lsns,
     make_vfs,
     open_log,
@@ -47,6 +48,8 @@ async def test_a_journal_must_reach_what_the_manifests_hold(needed: tuple[int, i
     before = vfs.snapshot()
     if accepted:
         assert lsns(open_log(vfs, needed), needed[0]) == list(range(needed[0], 10))
+        (last,) = (path for path, data in before.items() if vfs.snapshot()[path] != data)
+        before[last] = groups(vfs, last)
     else:
         with pytest.raises(Corrupt, match="ends before lsn 10"):
             open_log(vfs, needed)
@@ -113,7 +116,7 @@ async def test_a_torn_tail_is_cut_and_cutting_it_twice_changes_nothing() -> None
     vfs = make_vfs()
     await write(vfs, 3)
     path = f"{FOLDER}/{1:016x}.seg"
-    whole = vfs.snapshot()[path]
+    whole = groups(vfs, path)
     (end,) = {int(line["group"]) for line in dump(vfs, path) if line.get("lsn") == 3}
     replace(vfs, path, whole[:-9])
     assert lsns(open_log(vfs, (1, 2))) == [1, 2]
@@ -122,7 +125,7 @@ async def test_a_torn_tail_is_cut_and_cutting_it_twice_changes_nothing() -> None
     async with opened(open_log(vfs, (1, 2))) as log:
         assert vfs.snapshot()[path] == cut
         await append(log, 1)
-    assert vfs.snapshot()[path] == whole
+    assert groups(vfs, path) == whole
     with pytest.raises(Corrupt, match="ends before lsn 4"):
         open_log(vfs, (1, 4))
 
@@ -133,7 +136,7 @@ async def test_a_last_group_that_is_not_whole_is_dropped_with_a_warning(
     vfs = make_vfs()
     await write(vfs, 3)
     path = f"{FOLDER}/{1:016x}.seg"
-    data = bytearray(vfs.snapshot()[path])
+    data = bytearray(groups(vfs, path))
     (end,) = {int(line["group"]) for line in dump(vfs, path) if line.get("lsn") == 3}
     open_log(vfs)
     assert caplog.records == []
