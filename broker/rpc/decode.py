@@ -120,24 +120,31 @@ def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: Brok
         if fields.has_text or not _is_ascii(fields.schedule_keys, config.tuning.schedule_key_bytes_max):
             _parse_typed(raw)  # only it can tell whether texts are UTF-8
         _check_limits(fields, config)
+        sizes = _lengths(messages)
+        longest = int(sizes.max())
+        lengths, crcs = (_head_bytes(sizes) + sizes).astype(np.uint32), _crcs(messages, sizes)
     else:
         if len(raw) > CHEAP_BYTES:
             _check_field_counts(messages, config)
         request = _parse_typed(raw)
         request.DiscardUnknownFields()
         fields = _read_typed(request)
-        _check_limits(fields, config)  # before it is written anew: what is refused shall cost little
+        if not _is_payload(request.messages, config):
+            _check_limits(fields, config)  # before it is written anew: what is refused shall cost little
         messages = [message.SerializeToString() for message in request.messages]
-        frames = b"".join(part for message in messages for part in (_head_of(len(message)), message))
+        longest = max(map(len, messages))
+        few = [_head_of(len(message)) + message for message in messages]
+        frames = b"".join(few)
+        lengths = np.array(list(map(len, few)), dtype=np.uint32)
+        crcs = np.array(list(map(google_crc32c.value, few)), dtype=np.uint32)
     _check_unit(fields.deliver_at_ms)
-    lengths = _lengths(messages)
     # What fits the limits and is in plain form fits; the other form was rewritten. A message that did not would be
     # stored for ever and delivered never: no client could read the frame.
-    assert int(lengths.max()) <= config.message_bytes_max
+    assert longest <= config.message_bytes_max
     return Batch(
         frames=frames,
-        lengths=(_head_bytes(lengths) + lengths).astype(np.uint32),
-        crcs=_crcs(messages, lengths),
+        lengths=lengths,
+        crcs=crcs,
         deliver_at_ms=fields.deliver_at_ms,
         deliver_after_ms=fields.deliver_after_ms,
         ttl_ms=fields.ttl_ms,
@@ -196,27 +203,51 @@ def _is_ascii(keys: KeySpans | None, size_max: int) -> bool:
 def _read_typed(request: producer_pb2.ProduceRequest) -> Fields:
     """Fields of messages, one by one: for few messages, and for those that are not plain."""
     messages = request.messages
-    properties = [message.properties for message in messages]
     schedule_keys = [message.schedule_key.encode() for message in messages]
+    # In one array: each call of NumPy costs as much as a few messages.
+    payload, at, after, ttl, counts, sizes, traceparents = np.array(
+        [
+            (
+                len(message.payload),
+                message.deliver_at_ms,
+                message.deliver_after_ms,
+                message.ttl_ms,
+                len(message.properties),
+                _properties_bytes(message) if message.properties else 0,
+                len(message.traceparent.encode()),
+            )
+            for message in messages
+        ],
+        dtype=np.int64,
+    ).T.copy()
     return Fields(
-        payload_bytes=_column(len(message.payload) for message in messages),
-        deliver_at_ms=_column(message.deliver_at_ms for message in messages),
-        deliver_after_ms=_column(message.deliver_after_ms for message in messages),
-        ttl_ms=_column(message.ttl_ms for message in messages),
-        sequence_ids=np.fromiter((message.sequence_id for message in messages), np.uint64).view(np.int64),
-        property_counts=_column(map(len, properties)),
-        property_bytes=_column(
-            sum(len(name.encode()) + len(value.encode()) for name, value in pairs.items())
-            for pairs in properties
-        ),
-        traceparent_bytes=_column(len(message.traceparent.encode()) for message in messages),
+        payload_bytes=payload,
+        deliver_at_ms=at,
+        deliver_after_ms=after,
+        ttl_ms=ttl,
+        sequence_ids=np.array([message.sequence_id for message in messages], dtype=np.uint64).view(np.int64),
+        property_counts=counts,
+        property_bytes=sizes,
+        traceparent_bytes=traceparents,
         keys={i: message.key.encode() for i, message in enumerate(messages) if message.key},
         schedule_keys=KeySpans.of(schedule_keys) if any(schedule_keys) else None,
     )
 
 
-def _column(values: Iterable[int]) -> Int64Column:
-    return np.fromiter(values, dtype=np.int64)
+def _properties_bytes(message: message_pb2.Message) -> int:
+    return sum(len(name.encode()) + len(value.encode()) for name, value in message.properties.items())
+
+
+def _is_payload(messages: Iterable[message_pb2.Message], config: BrokerConfig) -> bool:
+    """Return whether nothing of any message has a limit but its payload, and none is over that."""
+    return not any(
+        message.properties
+        or message.key
+        or message.schedule_key
+        or message.traceparent
+        or len(message.payload) > config.payload_bytes_max
+        for message in messages
+    )
 
 
 def _lengths(messages: Sequence[bytes]) -> Int64Column:

@@ -90,8 +90,10 @@ def effective_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> Int64Colu
     at_ms, after_ms = batch.deliver_at_ms, batch.deliver_after_ms
     after_ms_max = DELIVER_AT_MS_MAX - now_ms
     is_sound = int(at_ms.min()) >= 0 and int(at_ms.max()) <= DELIVER_AT_MS_MAX
-    if is_sound and not np.count_nonzero(after_ms):  # nearly always so
+    if is_sound and not np.count_nonzero(after_ms):  # one of the two, nearly always
         return _checked_delays(batch, np.where(at_ms > now_ms, at_ms, 0), now_ms, policy)
+    if not np.count_nonzero(at_ms) and int(after_ms.min()) >= 0 and int(after_ms.max()) <= after_ms_max:
+        return _checked_delays(batch, np.where(after_ms > 0, after_ms + now_ms, 0), now_ms, policy)
     sound = ((at_ms == 0) | (after_ms == 0)) & (at_ms >= 0) & (after_ms >= 0)
     if not (sound & (at_ms <= DELIVER_AT_MS_MAX) & (after_ms <= after_ms_max)).all():
         _refuse(at_ms < 0, "deliver_at_ms", "is negative")
