@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import stat
 from collections.abc import Callable, Iterator
@@ -210,6 +211,28 @@ def test_a_short_write_goes_on_where_it_ended(file: LocalFile, taken: int, more:
     with short, shorter:
         file.pwrite(PARTS, 10)
     assert content(file) == (b"-" * 10 + WHOLE).ljust(40, b"-")
+
+
+@pytest.mark.parametrize("taken", [1, 7, len(WHOLE) - 1])
+def test_a_write_that_the_system_cuts_short_goes_on_where_it_ended(file: LocalFile, taken: int):
+    """By a limit to the length of files, which is gone before the rest is written: nothing else shortens a write truly."""
+    file.pwrite([b"-" * 10], 0)
+    limits, real = resource.getrlimit(resource.RLIMIT_FSIZE), os.pwrite
+    sizes: list[int] = []
+
+    def go_on(fd: int, part: Buffer, at: int) -> int:
+        sizes.append(os.fstat(fd).st_size)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        return real(fd, part, at)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10 + taken, limits[1]))
+    try:
+        with patch.object(os, "pwrite", go_on):
+            file.pwrite(PARTS, 10)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sizes == [10 + taken], "the system took a part"
+    assert content(file) == b"-" * 10 + WHOLE
 
 
 def test_more_parts_than_one_call_takes_are_written_one_after_the_other(file: LocalFile):
