@@ -219,7 +219,7 @@ SHOWN: list[tuple[str, Any, str]] = [
     ("another scheme", lambda files: (("authorization", "Basic admin-secret"),), "CREDENTIALS_INVALID"),
     ("no scheme", lambda files: (("authorization", "admin-secret"),), "CREDENTIALS_INVALID"),
     ("twice", lambda files: bearer("admin-secret") * 2, "CREDENTIALS_INVALID"),
-    ("a bad one first", lambda files: bearer("x") + bearer("admin-secret"), "CREDENTIALS_INVALID"),
+    ("a bad one first", lambda files: bearer("bad-secret") + bearer("admin-secret"), "CREDENTIALS_INVALID"),
     ("the hash", lambda files: bearer(hashlib.sha256(b"admin-secret").hexdigest()), "CREDENTIALS_INVALID"),
     ("another header", lambda files: (("x-authorization", "Bearer admin-secret"),), "CREDENTIALS_MISSING"),
     ("jwt: alg none", lambda files: bearer(files.jwt(key="", algorithm="none")), "CREDENTIALS_INVALID"),
