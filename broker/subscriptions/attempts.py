@@ -23,8 +23,10 @@ class Attempts:
         for ledger_id, bitmap in entries.items():
             digits = self.digits.setdefault(ledger_id, [])
             carry = bitmap
-            for k, digit in enumerate(digits):
-                digits[k], carry = digit ^ carry, digit & carry
+            for digit in digits:
+                both = digit & carry
+                digit ^= carry  # noqa: PLW2901 - in place: a copy costs what all the others have counted
+                carry = both
                 if not carry:
                     break
             if carry:
