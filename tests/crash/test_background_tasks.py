@@ -85,7 +85,7 @@ TASKS = {
         ENDS, {"run_step": ANY_FILE, "RunStorage._run": ANY_FILE, "Ledger._read": ANY_FILE}
     ),
     "merge of settled schedule keys of topic *": Row(ENDS, {"run_step": ANY_FILE}),
-    "counts of topic *": Row(ENDS, {"Ledger._read": READ}),
+    "counts of topic *": Row(ENDS, {"Ledger._read": READ, "YieldBudget.spent": Kind.UNAVAILABLE}),
     "oldest messages of topic *": Row(ENDS, {"Ledger._read": READ, "YieldBudget.spent": READ}),
     "backup": Row(ENDS, {**CHECKPOINT, **BACKUP, "Backups._alone": READ}),
     "deletion of a backup": Row(ENDS, {**BACKUP, "Backups._alone": READ}),
