@@ -269,6 +269,8 @@ class Places:
                 self._turns.give_back(place)
                 if isinstance(message, bytes):
                     place.arrivals.read(len(message))
+                else:  # it has ended, perhaps as its connection did, in the middle of the message
+                    self._trimmer.ask()
                 place.is_large = isinstance(message, bytes) and len(message) > _LARGE_BYTES
                 return message
             finally:

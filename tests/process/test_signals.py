@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
 import time
 from pathlib import Path
 from typing import Any
@@ -116,4 +117,42 @@ async def test_hangup_takes_changed_rights_and_certificates_at_once(start: Start
     broker.process.send_signal(signal.SIGHUP)
     await logged(broker, '"access"')
     await logged(broker, '"tls"')
+    assert broker.process.returncode is None
+
+
+async def test_hangup_where_nothing_can_be_read_again_ends_nothing(start: Start, tmp_path: Path):
+    broker = await (await start(data_dir=str(tmp_path / "d"))).serving()
+    stream = await consumer(broker, permits=1)
+    broker.process.send_signal(signal.SIGHUP)
+    await logged(broker, '"Reloaded"')
+    await produce(broker)
+    assert (await stream.read()).batch.deliveries
+    assert broker.process.returncode is None
+
+
+async def test_hangup_with_files_that_cannot_be_used_keeps_the_old_ones(start: Start, tmp_path: Path):
+    """One bad file keeps none of the others back."""
+    files = Files(tmp_path)
+    settings = {name: str(files.settings[name]) for name in ("access_file", "tokens_file")}
+    authority = Authority(tmp_path)
+    pair = authority.issue("server", is_local=True)
+    broker = await start(
+        data_dir=str(tmp_path / "d"),
+        security_recheck_ms="1m",
+        tls_cert_file=pair.cert_file,
+        tls_key_file=pair.key_file,
+        **settings,
+    )
+    await broker.serving()
+    client = ssl.create_default_context(cafile=authority.ca_file)
+    client.set_alpn_protocols(["h2"])
+    host, port = broker.grpc_address.rsplit(":", 1)
+    with open(pair.cert_file, "w") as bad:  # noqa: ASYNC230 - a file of the test
+        bad.write("no certificate")
+    files.access(ACCESS + "\n# changed\n")
+    broker.process.send_signal(signal.SIGHUP)
+    await logged(broker, '"access"')
+    assert any('"level": "error"' in line and pair.cert_file in line for line in broker.lines)
+    _, writer = await asyncio.open_connection(host, int(port), ssl=client, server_hostname="localhost")
+    writer.close()
     assert broker.process.returncode is None

@@ -148,6 +148,14 @@ async def test_streams_of_one_connection_are_bounded(serve: Serve, monkeypatch: 
     await serves(wire)
 
 
+async def test_a_connection_has_as_many_streams_as_the_document_says(wire: Wire):
+    async with raw(wire, greet=False) as connection:
+        await connection.send(PREFACE, frame(SETTINGS))
+        settings = await connection.until(SETTINGS)
+    told = {settings[at : at + 2]: settings[at + 2 : at + 6] for at in range(0, len(settings), 6)}
+    assert int.from_bytes(told[b"\x00\x03"], "big") == 250
+
+
 async def test_who_pings_too_often_is_cut_and_who_pings_in_time_is_not(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
