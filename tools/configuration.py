@@ -23,7 +23,9 @@ postdate-broker serve --data-dir /var/lib/postdate
 ```
 
 A changed setting takes effect at the next start. Only `log_level` is reread on SIGHUP, and with it the files of
-certificates, tokens, keys and access rules; the log names other settings that have changed.
+certificates, tokens, keys and access rules; the log names other settings that have changed. What cannot be used
+stays as it was, with an error in the log; SIGHUP never ends a broker
+([decision 20](decisions/0020-sighup-never-ends-a-broker.md)).
 
 Secrets have no flag, because every user of a machine can read command lines.
 

@@ -7,6 +7,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -20,12 +21,12 @@ from broker.rpc.audit import CONTEXT, note_created
 from broker.rpc.caller import check_request
 from broker.rpc.calls import END_OF_STREAM, Handler, answering, parse, refuse, refuse_as_owner, unary
 from broker.rpc.encode import encode_deliveries
-from broker.rpc.entries import check_initial_position, check_size, check_type, entries_of
+from broker.rpc.entries import check_initial_position, check_size, check_type, entries_of, ids_at_most, ids_in
 from broker.rpc.lease_lengths import check_lease_ms, default_lease_ms
 from broker.rpc.session import Session, check_nack
-from broker.rpc.status import Context, encode_failures, failures_bytes_max
+from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.telling import tell_freely
-from broker.rpc.unread import UnreadRooms
+from broker.rpc.unread import FrameRoom, UnreadRooms
 from broker.rpc.unread_calls import answer_within
 from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
@@ -298,14 +299,22 @@ class ConsumerService:
     def _settling(self, kind: type[Settling], call: Callable[[Settling], Awaitable[bytes]]) -> Handler:
         """A method whose answer may hold a failure for each id. It waits for room for that, and is parsed after."""
         broker, ids_max = self._broker, self._broker.config.tuning.ack_entries_max
-        answer = answering(broker, kind, call, check=lambda raw: check_size(raw, "entries", ids_max))
+
+        def count(raw: bytes) -> int:
+            return ids_in(parse(kind, raw, broker.config).entries)
 
         async def handle(raw: bytes, context: Context) -> bytes:
-            bytes_max = failures_bytes_max(raw, ids_max)
+            async def work(place: FrameRoom) -> bytes:
+                async def call_within(request: Settling) -> bytes:
+                    place.shrink(ids_in(request.entries) * FAILURE_BYTES_MAX)
+                    return await call(request)
+
+                check = partial(check_size, field="entries", ids_max=ids_max)
+                return await answering(broker, kind, call_within, check=check)(raw, context)
+
+            bytes_max = ids_at_most(raw, count, ids_max) * FAILURE_BYTES_MAX
             try:
-                return await answer_within(
-                    self._unread, context, len(raw), bytes_max, lambda: answer(raw, context)
-                )
+                return await answer_within(self._unread, context, len(raw), bytes_max, work)
             except LimitReached as error:
                 await refuse(broker, context, error)
                 raise

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import cast
 
 import numpy as np
@@ -21,6 +22,8 @@ _ID_BYTES_MAX = 32
 """No id takes more on the wire, also alone in its set."""
 _REST_BYTES_MAX = 64 * KIB
 """Nothing else of a request that settles takes more, by far."""
+_COUNTED_BYTES_MAX = 4 * KIB
+"""Of a request whose ids are counted before there is room for its answer: parsed it takes no more than 32 KiB."""
 
 
 def entries_of(
@@ -32,7 +35,7 @@ def entries_of(
     """
     count = len(sets)
     if count <= ids_max:  # else not even the sets are walked
-        count = sum(len(entry_set.entry_ids) for entry_set in sets)
+        count = ids_in(sets)
     if count > ids_max:
         raise InvalidRequest(
             f"The request names {count} entries or sets of them, over the limit of {ids_max}",
@@ -67,6 +70,22 @@ def entries_of(
     if not strangers:
         return entries, []
     return entries, [FailedIds(np.concatenate(ledgers), np.concatenate(strangers), "NOT_FOUND")]
+
+
+def ids_at_most(raw: bytes, count: Callable[[bytes], int], ids_max: int) -> int:
+    """Return how many messages a request names at most, which may be told from its length alone.
+
+    An id takes a byte at least, and a request with more than `ids_max` of them is refused. A small request is parsed,
+    as its names and its reason would count for more than its ids: `count` does that, or raises InvalidRequest.
+    """
+    if len(raw) <= _COUNTED_BYTES_MAX:
+        with suppress(InvalidRequest):  # it is refused later
+            return count(raw)
+    return min(len(raw), ids_max)
+
+
+def ids_in(sets: Iterable[message_pb2.EntrySet]) -> int:
+    return sum(len(entry_set.entry_ids) for entry_set in sets)
 
 
 def check_size(raw: bytes, field: str, ids_max: int) -> None:

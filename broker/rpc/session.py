@@ -15,9 +15,9 @@ from broker.observe.logs import get_logger
 from broker.rpc.calls import END_OF_STREAM, parse, refuse_unread
 from broker.rpc.delays import check_delay_ms
 from broker.rpc.encode import encode_batch_response
-from broker.rpc.entries import api_type, check_size, entries_of
+from broker.rpc.entries import api_type, check_size, entries_of, ids_at_most, ids_in
 from broker.rpc.lease_lengths import check_lease_ms
-from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures, failures_bytes_max
+from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.unread import FrameRoom, Unread, UnreadRooms
 from broker.storage.manifest import REASON_BYTES_MAX
 from broker.storage.message_fields import tag_of
@@ -153,7 +153,7 @@ class Session:
                         self._take_frame(frame)
                         continue
                 self._check_size(raw)
-                place = await self._unread.take(len(raw) + failures_bytes_max(raw, self._ids_max))
+                place = await self._unread.take(len(raw) + self._failures_bytes_max(raw))
                 frame = self._parsed(raw)
                 place.shrink(len(raw) + _ids_in(frame) * FAILURE_BYTES_MAX)
                 work = self._take_frame(frame)
@@ -176,6 +176,9 @@ class Session:
         """Refuse a frame that is larger than one that names no more messages than it may."""
         named = _SETTLING.get(raw[:1])
         check_size(raw, f"{named}.entries" if named else "frame", self._ids_max)
+
+    def _failures_bytes_max(self, raw: bytes) -> int:
+        return FAILURE_BYTES_MAX * ids_at_most(raw, lambda raw: _ids_in(self._parsed(raw)), self._ids_max)
 
     def _parsed(self, raw: bytes) -> consumer_pb2.SubscribeRequest:
         return parse(consumer_pb2.SubscribeRequest, raw, self._broker.config)
@@ -364,4 +367,4 @@ def _ids_in(frame: consumer_pb2.SubscribeRequest) -> int:
     kind = frame.WhichOneof("frame")
     if kind not in _SETTLING.values():
         return 0
-    return sum(len(entry_set.entry_ids) for entry_set in getattr(frame, kind).entries)
+    return ids_in(getattr(frame, kind).entries)

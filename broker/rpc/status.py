@@ -189,14 +189,6 @@ FAILURE_BYTES_MAX = 32 + max(map(len, _ENTRY_ERRORS.values()))
 """Bytes that one failure takes at most in the answer to an Ack, Nack or Extend."""
 
 
-def failures_bytes_max(raw: bytes, ids_max: int) -> int:
-    """Return the most that the failures in the answer to a request take, of which nothing is known but its length.
-
-    An id takes a byte at least, and a request with more than `ids_max` of them is refused.
-    """
-    return min(len(raw), ids_max) * FAILURE_BYTES_MAX
-
-
 _DEAD_LETTER_ERRORS = {
     "NOT_FOUND": _entry_error(
         grpc.StatusCode.NOT_FOUND, "NOT_FOUND", "This message is no dead letter of this subscription"

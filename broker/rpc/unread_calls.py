@@ -13,7 +13,7 @@ from typing import Any
 
 from broker.observe.logs import get_logger
 from broker.rpc.status import Context
-from broker.rpc.unread import Unread, UnreadRooms
+from broker.rpc.unread import FrameRoom, Unread, UnreadRooms
 from broker.runtime.connections import cut_connection
 
 log = get_logger(__name__)
@@ -24,10 +24,11 @@ async def answer_within(
     context: Context,
     request_bytes: int,
     bytes_max: int,
-    work: Callable[[], Awaitable[bytes]],
+    work: Callable[[FrameRoom], Awaitable[bytes]],
 ) -> bytes:
     """Do some work once there is room for its answer, which takes so much at most.
 
+    `work` may shrink the room once it knows more.
     Raises LimitReached, before the work, if too much waits for room already.
     """
     peer = context.peer()
@@ -43,7 +44,7 @@ async def answer_within(
         if (place := unread.take_nowait(bytes_max)) is None:
             with rooms.waiting_call(request_bytes):
                 place = await unread.take(bytes_max)
-        answer = await work()
+        answer = await work(place)
         context.add_done_callback(over)
         place.answered(len(answer))
         is_answered = True

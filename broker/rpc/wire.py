@@ -57,7 +57,7 @@ class Fields:
     keys: dict[int, bytes] = field(default_factory=dict)
     """Message -> its key, for those that have one."""
     schedule_keys: KeySpans | None = None
-    """Texts, too, and not counted in `has_text`."""
+    """Texts, too, and not counted in `has_text` unless one comes twice."""
 
     @classmethod
     def absent(cls, count: int) -> Fields:
@@ -81,6 +81,8 @@ class Fields:
             count = len(self.payload_bytes)
             keys = KeySpans(buffer, np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64))
             self.schedule_keys = keys
+        # Of a key that comes twice only the last one is kept here, and clients parse both.
+        self.has_text |= bool(keys.ends[some].any())
         keys.starts[some], keys.ends[some] = starts, ends
 
     def whole(self) -> Fields:

@@ -254,7 +254,7 @@ MUTANTS = {
     ),
     "answers take no room": Mutant(
         "broker/rpc/session.py",
-        "                place = await self._unread.take(len(raw) + failures_bytes_max(raw, self._ids_max))",
+        "                place = await self._unread.take(len(raw) + self._failures_bytes_max(raw))",
         "                place = await self._unread.take(len(raw))",
         "tests/wire/test_unread_answers.py::test_answers_that_are_not_read_are_bounded",
     ),

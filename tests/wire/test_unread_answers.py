@@ -16,6 +16,7 @@ from benchmarks.http2 import call as http2_call
 from broker.rpc import calls as rpc_calls
 from broker.rpc import unread
 from broker.rpc.reception import CallKind, Reception
+from broker.rpc.status import FAILURE_BYTES_MAX
 from broker.settings import MIB
 from broker.subscriptions import requests
 from broker.subscriptions.subscription import Subscription
@@ -214,6 +215,48 @@ async def test_calls_beyond_what_may_wait_for_room_are_refused(wire: Wire, monke
     stream.cancel()
     await eventually(lambda: room_of(wire).held == 0)
     assert len((await within(wire.consumer.Acknowledge(request))).failures) == IDS
+
+
+@pytest.mark.parametrize("call", ["Acknowledge", "Nack", "ExtendLease"])
+async def test_one_id_needs_little_room_whatever_the_names_are(wire: Wire, call: str):
+    """Names and reasons are no ids: this answer has the room of small ones while others do not read theirs."""
+    topic, subscription = "t" * 255, "s" * 255
+    ids = await wire.produce("t", b"x")
+    await wire.produce(topic, b"x")
+    await wire.create_subscription(topic, subscription)
+    stream = await wire.subscribe("t")
+    await stream.deliveries(1)
+    await flood(stream, 10)
+    room_of(wire).bytes_max = room_of(wire).held
+    entries = [message_pb2.EntrySet(ledger_id=ids[0][0], entry_ids=[1 << 20])]
+    request = getattr(consumer_pb2, f"{call}Request")(topic=topic, subscription=subscription, entries=entries)
+    if call == "Nack":
+        request.reason = "r" * 1_000
+    assert len((await within(getattr(wire.consumer, call)(request))).failures) == 1
+    stream.cancel()
+    await eventually(lambda: room_of(wire).held == 0)
+
+
+async def test_a_call_that_waits_for_the_disk_holds_room_for_its_ids_alone(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    await wire.produce("t", b"x")
+    await wire.create_subscription("t")
+    may_go_on = asyncio.Event()
+    acknowledge = requests.acknowledge
+
+    async def slowly(subscription: Subscription, entries: Any) -> Any:
+        await may_go_on.wait()
+        return await acknowledge(subscription, entries)
+
+    monkeypatch.setattr(requests, "acknowledge", slowly)
+    some = [message_pb2.EntrySet(ledger_id=1 << 40, entry_ids=range(1 << 31, (1 << 31) + 2_000))]
+    request = consumer_pb2.AcknowledgeRequest(topic="t", subscription="s", entries=some)
+    assert request.ByteSize() > 10_000
+    call = asyncio.ensure_future(within(wire.consumer.Acknowledge(request)))
+    await eventually(lambda: room_of(wire).held == 2_000 * FAILURE_BYTES_MAX)
+    may_go_on.set()
+    assert len((await call).failures) == 2_000
 
 
 async def test_calls_that_were_answered_or_refused_hold_nothing(wire: Wire):

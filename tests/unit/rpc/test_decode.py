@@ -187,6 +187,8 @@ odd_fields = st.sampled_from(
     [
         text(0x32, b""),  # an empty schedule_key
         text(0x32, b"later"),
+        text(0x32, b"\xff"),
+        text(0x32, b"\xff") + text(0x32, b"later"),
         b"\x58\x05",  # unknown, of each wire type
         b"\x59" + bytes(8),
         text(0x5A, b"??"),
@@ -298,6 +300,15 @@ def test_text_that_is_not_utf_8_is_refused(tag: int, count: int):
     good = text(0x0A, b"x")
     with pytest.raises(InvalidRequest) as caught:
         decode_produce(request_of(*[good] * (count - 1), text(tag, b"\xc3\x28")), PLENTY)
+    assert caught.value.reason == "MALFORMED_REQUEST"
+
+
+@pytest.mark.parametrize("count", [1, MANY])
+@pytest.mark.parametrize("last", [b"x", b""])
+@pytest.mark.parametrize("tag", [0x12, 0x32, 0x52])
+def test_text_that_is_not_utf_8_is_refused_also_where_another_one_counts(tag: int, last: bytes, count: int):
+    with pytest.raises(InvalidRequest) as caught:
+        decode_produce(request_of(*[b""] * (count - 1), text(tag, b"\xff\xfe") + text(tag, last)), PLENTY)
     assert caught.value.reason == "MALFORMED_REQUEST"
 
 
