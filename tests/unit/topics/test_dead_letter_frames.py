@@ -151,16 +151,16 @@ def test_settings_without_a_place_are_refused(own, default_attempts, is_refused)
 
 
 def test_a_place_on_another_shard_is_refused_with_a_name_that_would_do():
-    own = SubscriptionPolicy(dead_letter_topic="topic9")  # on shard 1 of 2
+    own = SubscriptionPolicy(dead_letter_topic="topic9")  # on shard 0 of 2
     with pytest.raises(Refused) as caught:
-        frames.check_dead_letter_topic("orders~x", "s", own, own, TopicShard(0, 2))
+        frames.check_dead_letter_topic("orders~x", "s", own, own, TopicShard(1, 2))
     assert caught.value.reason == "DEAD_LETTER_TOPIC_ELSEWHERE"
     beside = replace(own, dead_letter_topic=str(caught.value.facts["suggested"]))
     assert beside.dead_letter_topic == "orders~topic9"
-    frames.check_dead_letter_topic("orders~x", "s", beside, beside, TopicShard(0, 2))
+    frames.check_dead_letter_topic("orders~x", "s", beside, beside, TopicShard(1, 2))
     too_long = replace(own, dead_letter_topic="topic9~" + "x" * 248)
     with pytest.raises(Refused, match="begin its name with that of the topic") as caught:
-        frames.check_dead_letter_topic("orders~x", "s", too_long, too_long, TopicShard(0, 2))
+        frames.check_dead_letter_topic("orders~x", "s", too_long, too_long, TopicShard(1, 2))
     assert caught.value.facts["suggested"] == ""
 
 
