@@ -63,7 +63,7 @@ class File(Protocol):
         """Write what `source` holds at `offset` to the same place; raises OSError unless all of it was there."""
 
     def truncate(self, length: int) -> None:
-        """Cut the file, or make it longer by zeros; raises WriteFailed."""
+        """Cut the file, or make it longer by zeros; raises WriteFailed, and only the length is in doubt then."""
 
     def sync(self) -> None:
         """Return once bytes and length are on disk (`fdatasync`). WriteFailed: nothing is known; stop writing."""

@@ -34,7 +34,7 @@ from broker.errors import Corrupt, Fenced
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.steps import run_step
-from broker.runtime.vfs import File, Vfs, list_if_there, read_file
+from broker.runtime.vfs import File, Vfs, WriteFailed, list_if_there, read_file
 from broker.settings import KIB, MIB
 from broker.storage.frame import encode_group
 from broker.storage.group_log import NewRecord, StoredGroup
@@ -54,8 +54,10 @@ from broker.storage.segment import (
 log = get_logger(__name__)
 
 _GROWTH_BYTES = 256 * KIB
-"""Bytes by which a new segment's file is lengthened ahead of its groups: a sync that has no new length to make durable
-does not wait for the file system's own journal."""
+"""Bytes by which a new segment's file is lengthened ahead of its groups: a sync has no new length to make durable then.
+
+This takes no blocks, so the sync of a group that begins a new block waits for the file system's own journal as before;
+what gains are groups that fit into a block that is there, as those of single messages do."""
 
 SEGMENT_NAME = re.compile(r"([0-9a-f]{16})\.seg")
 SPARE_NAME = re.compile(r"spare-([0-9]{3,})\.seg")
@@ -243,7 +245,8 @@ class LocalGroupLog:
         self._file: File | None = None
         self._first_lsn = 0  # of the active segment
         self._end = 0  # of its durable groups
-        self._file_bytes = 0
+        self._file_bytes = 0  # length of the active segment's file, or less; no group needs it
+        self._is_lengthened = True  # False once that failed, until the next segment
         self._next_index = 1
         self._tails: set[Callable[[], object]] = set()  # each wakes one
 
@@ -336,11 +339,20 @@ class LocalGroupLog:
             return StoredGroup(length, (self._clock.monotonic_ns() - started_ns) / 1e9)
 
     def _lengthen(self, end: int) -> None:
-        """Make the file longer ahead of a group that ends there; what lies beyond the groups verifies as nothing."""
+        """Make the file longer ahead of a group that ends there; what lies beyond the groups verifies as nothing.
+
+        That fails near a limit of file sizes, for example. No byte of a group is in doubt then: its write decides.
+        """
         assert self._file is not None
-        if end > self._file_bytes:
-            length = max(end, min(end + _GROWTH_BYTES, self._segment_bytes))
+        if end <= self._file_bytes or not self._is_lengthened:
+            return
+        length = max(end, min(end + _GROWTH_BYTES, self._segment_bytes))
+        try:
             self._file.truncate(length)
+        except WriteFailed as error:
+            self._is_lengthened = False
+            log.warning("A journal file could not be lengthened ahead of its groups", error=error)
+        else:
             self._file_bytes = length
 
     def _close(self) -> None:
@@ -378,5 +390,5 @@ class LocalGroupLog:
         if self._file is not None:
             self._file.close()
         self._file, self._first_lsn, self._end = file, first_lsn, HEADER_BYTES
-        self._file_bytes = file_bytes
+        self._file_bytes, self._is_lengthened = file_bytes, True
         self.segments.add(first_lsn)

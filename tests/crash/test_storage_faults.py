@@ -39,6 +39,8 @@ Step = Callable[[], Awaitable[Any]]
 
 WRITING = ("write", "sync", "sync_dir")
 NAMING = ("create", "open", "open_dir", "rename", "make_dir", "remove", "remove_dir", "list_dir")
+LENGTHENING = "truncate"
+"""Of the journal's files, ahead of their groups: a failure loses nothing, and is not tried again at once."""
 STRIDE = at_depth(change=6, deep=1)
 """Of the operations of a kind every so many fail, on each day others; of each kind the first does."""
 OF_DAMAGE = at_depth(change=4, deep=1)
@@ -114,7 +116,7 @@ def _messages(number: int) -> list[Outgoing]:
 @cache
 def operation_counts() -> dict[str, int]:
     """Count the operations by kind while the work goes well."""
-    counting = [Fault(kind, nth=1 << 30) for kind in (*WRITING, *NAMING)]
+    counting = [Fault(kind, nth=1 << 30) for kind in (*WRITING, *NAMING, LENGTHENING)]
 
     async def scenario(_: SimLoop, clock: SimClock) -> None:
         run = Run(clock, None)
@@ -167,7 +169,7 @@ async def meet_fault(clock: SimClock, fault: Fault) -> None:
     await check_every_restart(run)
 
 
-@pytest.mark.parametrize("kind", NAMING)
+@pytest.mark.parametrize("kind", [*NAMING, LENGTHENING])
 def test_what_failed_before_a_byte_was_written_is_done_again_and_nobody_is_refused(kind):
     count = operation_counts()[kind]
     assert count > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -262,3 +263,43 @@ async def test_a_file_is_lengthened_within_its_segment_and_never_cut() -> None:
         await append(log, 20)
     lengths = [op.offset for op in vfs.ops if op.kind == "truncate"]
     assert lengths and all(400 <= length < 550 for length in lengths)
+
+
+async def test_a_file_that_cannot_be_lengthened_is_written_as_long_as_its_writes_succeed() -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs, segment_bytes=400)) as log:
+        failing = vfs.faults.add(Fault("truncate", "*/journal/*", error=errno.EFBIG, onward=True))
+        await append(log, 3)
+        assert failing.hit_count == 1, "not tried again with each group"
+        while log.segments.last() == 1:
+            await append(log, 1)
+        assert failing.hit_count == 2, "tried again with the next segment"
+        vfs.faults.add(Fault("write", "*/journal/*", error=errno.EFBIG))
+        written = log.next_index
+        with pytest.raises(WriteFailed):
+            await append(log, 1)
+        assert log.next_index == written
+    lost = vfs.crashed(vfs.op_count, CrashPolicy.LOSE_UNSYNCED)
+    assert lsns(open_log(lost, (1, written - 1))) == list(range(1, written))
+
+
+async def test_groups_go_on_up_to_a_limit_of_file_sizes(tmp_path: Path) -> None:
+    folder = str(tmp_path / "journal")
+    async with opened(open_log(LocalVfs(), folder=folder)) as log:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
+        try:
+            await append(log, 20)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert lsns(open_log(LocalVfs(), (1, 20), folder)) == list(range(1, 21))
+
+
+async def test_a_start_that_cannot_cut_the_journal_fails_and_the_next_one_succeeds() -> None:
+    vfs = make_vfs()
+    async with opened(open_log(vfs)) as log:
+        await append(log, 3)
+    vfs.faults.add(Fault("truncate", "*/journal/*"))
+    with pytest.raises(WriteFailed):
+        open_log(vfs, (1, 3))
+    assert lsns(open_log(vfs, (1, 3))) == [1, 2, 3]
