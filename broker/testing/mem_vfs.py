@@ -14,7 +14,8 @@
       what was synced before, and is not written over, stays.
   MEMVFS-6  After a sync failed, no later sync of that file or directory makes anything durable (fsyncgate).
 
-Relative and absolute paths name the same tree. Space counts by length, also what `truncate` added.
+Relative and absolute paths name the same tree. Of a file space is taken up to the end of what was written;
+what `truncate` added takes none.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, reduce
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -71,12 +72,8 @@ class Op(NamedTuple):
 class _FileNode:
     id: int
     data: bytes | bytearray = b""  # bytes are shared with other crash states until the first write
+    used_bytes: int = 0  # space taken: up to the end of what was written
     locked: bool = False
-
-
-def _used_bytes(node: _FileNode) -> int:
-    """Return the space that a file takes: what it was lengthened by takes none until it is written."""
-    return len(node.data.rstrip(b"\0"))
 
 
 @dataclass(slots=True, eq=False)
@@ -252,7 +249,7 @@ class MemVfs:
         if self.capacity_bytes is None:
             return _UNLIMITED_BYTES
         files = {node.id: node for _, node in _walk(self._root) if isinstance(node, _FileNode)}
-        return max(0, self.capacity_bytes - sum(map(_used_bytes, files.values())))
+        return max(0, self.capacity_bytes - sum(node.used_bytes for node in files.values()))
 
     def lock(self, path: str) -> MemFile | None:
         self._meet_fault("open", path)
@@ -334,6 +331,7 @@ class MemVfs:
 
     def _change(self, node: _FileNode, op: Op) -> None:
         node.data = _applied(node.data, (op,))
+        node.used_bytes = _used_bytes(node.used_bytes, op)
         self.ops.append(op)
 
     def _sync(self, kind: str, path: str, node: int) -> None:
@@ -382,9 +380,9 @@ class MemVfs:
 
     def _room(self, node: _FileNode, offset: int, length: int) -> int:
         """Return how many of `length` bytes fit at `offset`; negative if not even the offset does."""
-        if self.capacity_bytes is None or offset + length <= (used := _used_bytes(node)):
+        if self.capacity_bytes is None or offset + length <= node.used_bytes:
             return length
-        return min(length, used + self._free_bytes() - offset)
+        return min(length, node.used_bytes + self._free_bytes() - offset)
 
     def _adopt(self, disk: _Disk, policy: CrashPolicy, rng: random.Random) -> None:
         """Fill this empty file system with what `disk` shows after a crash; all of it is durable now."""
@@ -399,8 +397,9 @@ class MemVfs:
                         fill(below, old)
                     else:
                         content = disk.files[old].after_crash(policy, rng)
-                        made[old] = _FileNode(next(self._ids), content)
-                        self._base.files[made[old].id] = _DiskFile(content)
+                        used_bytes = min(disk.files[old].used_bytes_max(), len(content))
+                        made[old] = _FileNode(next(self._ids), content, used_bytes)
+                        self._base.files[made[old].id] = _DiskFile(content, used_bytes)
                 node.names[name] = made[old]
                 self._base.dirs[node.id].durable[name] = made[old].id
 
@@ -413,16 +412,22 @@ class _DiskFile:
     """One file's durable content, and the writes since."""
 
     durable: bytes | bytearray = b""
+    used_bytes: int = 0  # of what is durable
     pending: list[Op] = field(default_factory=list)
     broken: bool = False
 
     def copy(self) -> _DiskFile:
-        return _DiskFile(bytes(self.durable), self.pending.copy(), self.broken)
+        return _DiskFile(bytes(self.durable), self.used_bytes, self.pending.copy(), self.broken)
 
     def sync(self) -> None:
         if not self.broken and self.pending:
             self.durable = _applied(self.durable, self.pending)
+            self.used_bytes = reduce(_used_bytes, self.pending, self.used_bytes)
             self.pending.clear()
+
+    def used_bytes_max(self) -> int:
+        """Return the space that it takes at most, whichever of the pending operations the disk took."""
+        return max(itertools.accumulate(self.pending, _used_bytes, initial=self.used_bytes))
 
     def after_crash(self, policy: CrashPolicy, rng: random.Random) -> bytes:
         # Kept as bytes until the next sync, so that the states of one moment share what did not change.
@@ -519,6 +524,13 @@ class _Disk:
         for directory in dict.fromkeys(change[0] for change in op.changes):
             changes = {name: node for where, name, node in op.changes if where == directory}
             self.dirs[directory].pending.append(changes)
+
+
+def _used_bytes(used_bytes: int, op: Op) -> int:
+    """Return the space that a file takes after a write or a truncate."""
+    if op.kind == "truncate":
+        return min(used_bytes, op.offset)
+    return max(used_bytes, op.offset + len(op.data))
 
 
 def _applied(content: bytes | bytearray, ops: Sequence[Op]) -> bytearray:

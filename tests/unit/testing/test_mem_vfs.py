@@ -347,6 +347,23 @@ def test_full_file_system_takes_what_fits_and_recovers() -> None:
     file.pwrite([b"x" * 50], 4)
 
 
+def test_zeros_that_were_written_take_space_and_those_of_a_new_length_take_none() -> None:
+    vfs = MemVfs(capacity_bytes=100)
+    file = vfs.open("f", create=True)
+    file.pwrite([bytes(10)], 0)
+    file.truncate(50)
+    assert vfs.free_bytes(".") == 90
+    file.sync()
+    vfs.sync_dir("/")
+    file.pwrite([bytes(10)], 10)
+    file.truncate(15)
+    assert vfs.free_bytes(".") == 85
+    assert vfs.crashed(vfs.op_count, KEEP).free_bytes(".") == 85
+    file.sync()
+    again = vfs.crashed(vfs.op_count, LOSE)
+    assert again.crashed(again.op_count, LOSE).free_bytes(".") == 85
+
+
 def _open_missing(vfs: Vfs) -> None:
     vfs.open("/d/x")
 
