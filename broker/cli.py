@@ -125,7 +125,8 @@ def _serve(
 def _run(serving: Coroutine[Any, Any, int]) -> int:
     # gRPC's own messages about a port that is taken come on top of ours; whoever wants them sets the variable.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # Modules make objects and no garbage. The collector looks for none meanwhile, and never through those that stay.
+    # What imports make stays: the collector does not look through it, now or later. The garbage in cycles that they
+    # leave, some 700 objects of 100,000, stays too: to find it takes 30 ms, a twentieth of the time to import.
     gc.disable()
     import uvloop  # noqa: PLC0415 - only a serving broker needs it, and gRPC's server beside it
 
