@@ -35,6 +35,8 @@ _SKEW_GROUPS_MIN = 10
 SKEW_TOLD_MS = 250
 SKEW_MAX_MS = 2_000
 """Skew above which this standby takes over last: by its clock messages would be late, or early by all others."""
+_CLEARED_SHARE = 0.8
+"""Share of a bound down to which it counts as passed once it was, so that a skew near it changes little."""
 
 
 class Standby:
@@ -86,7 +88,8 @@ class Standby:
 
     def _note_age(self, entry: LogEntry) -> None:
         if entry.head.kind is GroupKind.TAKE_OVER:
-            self._ages_ms.clear()  # they were of another clock
+            self._ages_ms.clear()  # they were of another clock, and so was what followed from them
+            self._told_skew_ms, self._follower.competes_last = 0, False
         if self._has_waited:
             self._ages_ms.append(self._broker.clock.now_ms() - entry.head.wall_ms)
             self._judge_clock()
@@ -97,7 +100,9 @@ class Standby:
         if len(self._ages_ms) < _SKEW_GROUPS_MIN:
             return
         skew_ms = self.skew_ms
-        passed = next((bound for bound in (SKEW_MAX_MS, SKEW_TOLD_MS) if abs(skew_ms) > bound), 0)
+        passed = next(
+            (bound for bound in (SKEW_MAX_MS, SKEW_TOLD_MS) if self._passes(abs(skew_ms), bound)), 0
+        )
         if passed == self._told_skew_ms:
             return
         self._told_skew_ms = passed
@@ -110,6 +115,9 @@ class Standby:
             log.warning("The clock of this node is not the owner's", ahead_ms=skew_ms)
         else:
             log.info("The clock of this node is the owner's again", ahead_ms=skew_ms)
+
+    def _passes(self, skew_ms: int, bound_ms: int) -> bool:
+        return skew_ms > (bound_ms * _CLEARED_SHARE if bound_ms <= self._told_skew_ms else bound_ms)
 
     def _note_end(self, is_end: bool) -> None:
         self._is_behind = not is_end

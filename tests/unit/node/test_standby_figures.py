@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from broker.cluster.group_head import GroupKind, Head, LogEntry, Shard
-from broker.node.standby import CAUGHT_UP_MS, SKEW_MAX_MS, Standby
+from broker.node.standby import CAUGHT_UP_MS, SKEW_MAX_MS, SKEW_TOLD_MS, Standby
 
 SHARD = Shard(b"c" * 16, 0, 1)
 
@@ -97,7 +97,10 @@ async def test_a_clock_that_is_far_off_has_its_node_take_over_last_until_it_is_s
     await come([SKEW_MAX_MS + 1, 60_000])
     assert world.follower.competes_last
     await come([SKEW_MAX_MS])
+    assert world.follower.competes_last, "a bound that was passed holds until the skew is well below it"
+    await come([SKEW_MAX_MS * 4 // 5])
     assert not world.follower.competes_last
+    await come([SKEW_TOLD_MS, SKEW_TOLD_MS * 4 // 5 + 1])
     await come(100 * [-SKEW_MAX_MS - 1])
     assert world.follower.competes_last
     await come(100 * [40])
@@ -113,3 +116,22 @@ async def test_another_owner_has_another_clock() -> None:
     world.follower.note_end(True)
     await world.come(world.now_ms - 90, GroupKind.TAKE_OVER)
     assert world.standby.skew_ms == 90
+
+
+async def test_another_owner_has_not_told_of_a_clock_that_is_far_off(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = await following()
+
+    async def come(count: int) -> None:
+        for _ in range(count):
+            world.follower.note_end(True)
+            await world.come(world.now_ms + 3_000)
+
+    await come(10)
+    assert world.follower.competes_last
+    await world.come(world.now_ms, GroupKind.TAKE_OVER)
+    assert not world.follower.competes_last
+    await come(10)
+    assert world.follower.competes_last
+    assert [record.levelname for record in caplog.records] == 2 * ["ERROR"], "told of each owner"
