@@ -35,6 +35,8 @@ _CALLS_A_CONNECTION = 200
 """Less than `grpc.max_concurrent_streams` of the owner's port."""
 CONNECTION_SECONDS = 600.0
 """Time for which a connection takes new calls: the next one is opened with the certificates of that day."""
+PAUSE_SECONDS = 1.0
+"""Time for which no file is read again, on the event loop, once one could not be."""
 _OPTIONS = {
     "grpc.max_receive_message_length": -1,  # the owner has bounds of its own, and so has the port here
     "grpc.max_send_message_length": -1,
@@ -126,6 +128,8 @@ class OwnerConnections:
         self._options = (*_OPTIONS.items(), ("grpc.http2.lookahead_bytes", window_bytes))
         self._connections: list[_Connection] = []
         self._closing: set[asyncio.Task[None]] = set()
+        self._problem = ""  # that no connection could be opened for, until one can
+        self._opens_at = 0.0  # by the loop's clock
         self._forwarded: set[ForwardedCall] = set()
 
     @contextmanager
@@ -144,11 +148,17 @@ class OwnerConnections:
             self._close_old()
 
     def _open(self) -> _Connection:
+        now = asyncio.get_running_loop().time()
+        if now < self._opens_at:
+            raise _unreadable()
         try:
             connection = _Connection(self._open_channel(self._options))
         except ConfigError as error:
-            log.error("Calls cannot be passed on to the owner", error=error)
-            raise Unavailable("The node's certificate cannot be read: its log says why") from error
+            if str(error) != self._problem:
+                log.error("Calls cannot be passed on to the owner", error=error)
+            self._problem, self._opens_at = str(error), now + PAUSE_SECONDS
+            raise _unreadable() from error
+        self._problem = ""
         self._connections.append(connection)
         return connection
 
@@ -164,8 +174,14 @@ class OwnerConnections:
         """End all calls, and the connections (FORWARD-2)."""
         for call in tuple(self._forwarded):
             call.end(error)
-        for connection in self._connections:
+        connections, self._connections = self._connections, []
+        for connection in connections:
             await connection.channel.close(None)
+        await asyncio.gather(*self._closing)
+
+
+def _unreadable() -> Unavailable:
+    return Unavailable("The node's certificate cannot be read: its log says why")
 
 
 async def forward_unary(

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,14 +16,16 @@ from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker.cli import main
+from broker.errors import Unavailable
 from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.metrics import BrokerCounters
 from broker.rpc import calls, forward
-from broker.rpc.forward import ForwardedCall, MessageRoom
+from broker.rpc.forward import ForwardedCall, MessageRoom, OwnerConnections
 from broker.rpc.front import Front, FrontHost
 from broker.rpc.reception import Reception
 from broker.runtime.clock import SystemClock
 from broker.server import Server
+from broker.settings import ConfigError
 from postdate_api.v1 import admin_pb2, consumer_pb2, producer_pb2
 from tests.certificates import Authority, credentials_of
 from tests.configs import broker_config
@@ -406,6 +408,7 @@ async def test_a_connection_to_the_owner_is_opened_anew_with_the_certificates_of
         os.rename(node.config.tls_key_file, tmp_path / "away")
         await within(produce(bearer("shop-secret")))
         monkeypatch.setattr(forward, "CONNECTION_SECONDS", 0.0)
+        monkeypatch.setattr(forward, "PAUSE_SECONDS", 0.0)
         refusal = await refused(produce(bearer("shop-secret")))
         assert refusal.code is grpc.StatusCode.UNAVAILABLE and "certificate" in refusal.message
         authority.issue("server", is_local=True)
@@ -415,6 +418,65 @@ async def test_a_connection_to_the_owner_is_opened_anew_with_the_certificates_of
         await eventually(
             lambda: all(each.get_state() is grpc.ChannelConnectivity.SHUTDOWN for each in opened)
         )
+
+
+class Opener:
+    """Opens channels that take a moment to close, while there is no problem; counts how often it tried."""
+
+    def __init__(self, problem: str = "") -> None:
+        self.problem = problem
+        self.tried_count = 0
+        self.open_count = 0
+
+    def __call__(self, _: object) -> grpc.aio.Channel:
+        self.tried_count += 1
+        if self.problem:
+            raise ConfigError(self.problem)
+        self.open_count += 1
+        return cast(grpc.aio.Channel, self)
+
+    async def close(self, _: float | None) -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.open_count -= 1
+
+
+def open_one(owner: OwnerConnections) -> None:
+    with owner.channel(ForwardedCall()):
+        pass
+
+
+async def test_files_that_cannot_be_read_are_not_read_for_each_call_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    opener = Opener("tls_key_file: it is away")
+    owner = OwnerConnections(opener, 1 << 20)
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="certificate"):
+            open_one(owner)
+    assert (opener.tried_count, len(caplog.records)) == (1, 1)
+    monkeypatch.setattr(forward, "PAUSE_SECONDS", 0.0)
+    owner = OwnerConnections(opener, 1 << 20)
+    caplog.clear()
+    for problem in ("it is away", "it is away", "it is no key", "", "it is away"):
+        opener.problem = problem
+        monkeypatch.setattr(forward, "CONNECTION_SECONDS", 0.0)  # each call wants a connection of its own
+        with suppress(Unavailable):
+            open_one(owner)
+    assert opener.tried_count == 6
+    assert len(caplog.records) == 3, "told when it changes"
+    await owner.close(Unavailable("done"))
+
+
+async def test_no_connection_is_left_once_those_to_an_owner_are_closed(monkeypatch: pytest.MonkeyPatch):
+    opener = Opener()
+    owner = OwnerConnections(opener, 1 << 20)
+    open_one(owner)
+    monkeypatch.setattr(forward, "CONNECTION_SECONDS", 0.0)
+    open_one(owner)  # both are old now, and begin to close
+    assert opener.open_count == 2
+    await owner.close(Unavailable("done"))
+    assert opener.open_count == 0
 
 
 # -- bounds --------------------------------------------------------------------------------------------------
