@@ -18,6 +18,7 @@ from broker.errors import InvalidRequest, LimitReached, Refused
 from broker.folder.broker import Broker
 from broker.policy import SubscriptionPolicy
 from broker.rpc.audit import CONTEXT, note_created
+from broker.rpc.batch_room import batch_rooms
 from broker.rpc.caller import check_request
 from broker.rpc.calls import END_OF_STREAM, Handler, answering, parse, refuse, refuse_as_owner, unary
 from broker.rpc.encode import encode_deliveries
@@ -69,6 +70,7 @@ class ConsumerService:
         self._epoch = epoch
         self._sessions: set[Session] = set()
         self._unread = UnreadRooms(broker.clock)
+        self._batch_rooms = batch_rooms(broker.clock)
         self._consumer_numbers = itertools.count(1)
         self._attempts_bytes = 0
         self._attempts: OrderedDict[tuple[str, str, str], _Received] = OrderedDict()
@@ -119,7 +121,9 @@ class ConsumerService:
         consumer = self._consumer(opening.consumer_name, lease_ms)
         consumer.grant(opening.permits.messages, opening.permits.bytes)
         topic.subscriptions.attach(subscription, consumer)
-        session = Session(self._broker, topic, subscription, consumer, context, self._unread, self._epoch)
+        session = Session(
+            self._broker, topic, subscription, consumer, context, self._unread, self._batch_rooms, self._epoch
+        )
         self._sessions.add(session)
         try:
             await session.run()

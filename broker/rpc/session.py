@@ -12,6 +12,7 @@ from broker.errors import InvalidRequest, LimitReached
 from broker.folder.broker import Broker
 from broker.model import Entries
 from broker.observe.logs import get_logger
+from broker.rpc.batch_room import StreamRoom
 from broker.rpc.calls import END_OF_STREAM, parse, refuse_unread
 from broker.rpc.delays import check_delay_ms
 from broker.rpc.encode import encode_batch_response
@@ -72,6 +73,7 @@ class Session:
         consumer: Consumer,
         context: Context,
         rooms: UnreadRooms,
+        batch_rooms: UnreadRooms,
         epoch: int = 0,
     ) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -85,6 +87,7 @@ class Session:
         self._answers: deque[tuple[bytes, FrameRoom | None]] = deque()
         self._claims: deque[tuple[bytes, FrameRoom | None]] = deque()  # told only while the state is owned
         self._unread = Unread(rooms, context.peer, self._stall)
+        self._room = StreamRoom(batch_rooms, context.peer, self._stall, consumer, subscription.work)
         self._owns = broker.ownership.holds
         self._stalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._in_flight: set[asyncio.Task[None]] = set()
@@ -100,8 +103,10 @@ class Session:
             opened = self._opened().SerializeToString()
             self._broker.ownership.check()
             await self._context.write(opened)
+            self._room.begin()
             await self._serve()
         finally:
+            self._room.close()
             self._unread.close()
 
     async def _serve(self) -> None:
@@ -137,7 +142,8 @@ class Session:
     async def _end_unread(self) -> None:
         """End the stream although an answer is still being written; returns when it no longer is."""
         error = LimitReached(
-            "The client does not read the answers to its acks, nacks and extensions, and other streams need the memory",
+            "The client does not read its messages or the answers to its acks, nacks and extensions, and other streams "
+            "need the memory",
             reason="ANSWERS_NOT_READ",
         )
         await refuse_unread(self._broker, self._context, error)
@@ -281,7 +287,9 @@ class Session:
                 continue
             if self._owns() and (batch := consumer.next_nowait()) is not None:
                 self._subscription.work.set()  # the next batch may gather while this one is sent
-                await self._context.write(encode_batch_response(batch))
+                place, frame = self._room.leave(), encode_batch_response(batch)
+                del batch  # or its messages would be held beside the frame
+                await self._write(frame, place)
                 continue
             finished = self._finished_reading or consumer.ended or self._holds_nothing_more()
             if finished and not (self._in_flight or self._answers or self._claims):

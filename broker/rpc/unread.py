@@ -55,13 +55,14 @@ class _WaitingFrame:
 class UnreadRoom:
     """Room of all streams for frames of one kind."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.bytes_max = ALL_BYTES_MAX
+    def __init__(self, clock: Clock, bytes_max: int | None = None, round_bytes: int | None = None) -> None:
+        self.bytes_max = ALL_BYTES_MAX if bytes_max is None else bytes_max
+        self.round_bytes = ROUND_BYTES if round_bytes is None else round_bytes
         self.held = 0
         self.streams: set[Unread] = set()
         self._clock = clock
         self._queue = FairQueue[_WaitingFrame]()
-        self._left = ROUND_BYTES  # of this round
+        self._left = self.round_bytes
         self._is_counting = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -113,7 +114,7 @@ class UnreadRoom:
 
     def _begin_round(self) -> None:
         self._is_counting = False
-        self._left = ROUND_BYTES
+        self._left = self.round_bytes
         self.give(0)
 
     def _watch(self) -> None:
@@ -147,9 +148,17 @@ class UnreadRoom:
 class UnreadRooms:
     """The two rooms."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.large = UnreadRoom(clock)
-        self.small = UnreadRoom(clock)
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        bytes_max: int | None = None,
+        stream_bytes_max: int = STREAM_BYTES_MAX,
+        round_bytes: int | None = None,
+    ) -> None:
+        self.large = UnreadRoom(clock, bytes_max, round_bytes)
+        self.small = UnreadRoom(clock, None, round_bytes)
+        self.stream_bytes_max = stream_bytes_max
         self._calls_bytes = 0  # of requests that wait
 
     def __iter__(self) -> Iterator[UnreadRoom]:
@@ -173,12 +182,12 @@ class UnreadRooms:
 class FrameRoom:
     """The room of one frame."""
 
-    __slots__ = ("_bytes", "_room", "_stream")
+    __slots__ = ("_room", "_stream", "bytes")
 
     def __init__(self, stream: Unread, room: UnreadRoom, bytes_: int) -> None:
         self._stream = stream
         self._room = room
-        self._bytes = bytes_
+        self.bytes = bytes_
 
     def answered(self, bytes_: int) -> None:
         """The answer is there, waits to be written, and takes no more than this."""
@@ -192,9 +201,9 @@ class FrameRoom:
 
     def shrink(self, bytes_: int) -> None:
         """It takes no more than this."""
-        if bytes_ < self._bytes:
-            self._stream.give(self._room, self._bytes - bytes_)
-            self._bytes = bytes_
+        if bytes_ < self.bytes:
+            self._stream.give(self._room, self.bytes - bytes_)
+            self.bytes = bytes_
 
 
 class Unread:
@@ -241,7 +250,7 @@ class Unread:
     def _is_full(self, bytes_: int) -> bool:
         if not self._places:
             return False
-        return len(self) >= FRAMES_MAX or self._bytes.total() + bytes_ > STREAM_BYTES_MAX
+        return len(self) >= FRAMES_MAX or self._bytes.total() + bytes_ > self._rooms.stream_bytes_max
 
     def _room_for(self, bytes_: int) -> UnreadRoom:
         return self._rooms.large if self._places or bytes_ > SMALL_BYTES else self._rooms.small

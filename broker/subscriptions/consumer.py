@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -34,6 +35,16 @@ class DeliveryBatch:
         }
 
 
+class BatchRoom(Protocol):
+    """Room for batches on their way to a consumer, of which all consumers have so much together."""
+
+    def fitting(self, lengths: Array) -> int:
+        """Take room for the first messages, and return for how many; if 0, the consumer lacks room until it comes."""
+
+    def give_up(self) -> None:
+        """Give back room that was taken for a batch that was not handed out."""
+
+
 class Consumer:
     """A consumer attached to a subscription.
 
@@ -57,6 +68,9 @@ class Consumer:
         self.paused = False  # as its subscription is
         self.ended = False  # its subscription begins elsewhere or has another rule: its client opens anew
         self.starved = False  # of permits in bytes: the next message does not fit, and it holds something
+        self.room: BatchRoom | None = None  # None: it is not bounded
+        self.lacks_room = False  # and asked for some
+        self.reserves_room = False  # which came, and no batch has it yet
         self.polls = False  # wants to know when there is nothing for it
         self.found_nothing = False
         self.closed_because: PostdateError | None = None
@@ -72,6 +86,7 @@ class Consumer:
             and not self.draining
             and not self.paused
             and not self.starved
+            and not self.lacks_room
             and self.closed_because is None
             and self._waiting is None
             and (not self.counts_bytes or self.permit_bytes > 0)
@@ -120,7 +135,13 @@ class Consumer:
         if (batch := self.next_nowait()) is not None:
             self.permits += len(batch)
             self.permit_bytes += self._charged_bytes
+            self.give_up_room()
         return batch
+
+    def give_up_room(self) -> None:
+        """Nothing is handed to it for now: others may need the room."""
+        if self.room is not None and self._waiting is None:
+            self.room.give_up()
 
     def waits_with(self, entries: Entries) -> bool:
         """Return whether any of these is on its way to it and not sent yet."""

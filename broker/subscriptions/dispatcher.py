@@ -85,6 +85,8 @@ class Dispatcher:
                 for consumer in self._subscription.consumers:
                     if consumer.polls:
                         consumer.tell_nothing_found()
+                    if consumer.reserves_room:
+                        consumer.give_up_room()
                 timer = asyncio.get_running_loop().call_later(self._idle_seconds(), work.set)
                 try:
                     await work.wait()
@@ -200,6 +202,8 @@ class TakeTurns:
         count = min(limit, len(window.taken.entry_ids))
         left = self._hand_out(consumer, *window.first(count))
         self._windows.rest = window.after(int(left[0]) if len(left) else count)
+        if consumer.lacks_room:
+            self._windows.put_back()
 
     def _put_back(self, taken: Taken, at: Array | slice) -> None:
         self._out.put_back(taken, at)

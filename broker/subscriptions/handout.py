@@ -262,13 +262,16 @@ class HandOut:
             self._subscription.states.put_back(time_ms, entries_in(taken, at))
 
     def fitting(self, consumer: Consumer, lengths: Array) -> int:
-        """Count the messages that fit the consumer's permits; a larger one is sent when it holds nothing."""
+        """Count the messages that fit the consumer's permits; a larger one is sent when it holds nothing. They must be
+        delivered now, as the room for them is taken."""
         fitting = min(len(lengths), max(0, consumer.permits))
         if fitting and consumer.counts_bytes:
             fitting = min(fitting, prefix_within(lengths, consumer.permit_bytes))
             if not fitting and not self._subscription.states.leases.held(consumer.consumer_id):
                 fitting = 1
             consumer.starved = not fitting  # until it grants more, or is done with something
+        if fitting and consumer.room is not None:
+            return consumer.room.fitting(lengths[:fitting])
         return fitting
 
     def deliver(self, consumer: Consumer, taken: Taken, read: Read, chosen: Array, now_ms: int) -> None:
@@ -329,6 +332,12 @@ class DueWindows:
         self.rest: Window | None = None
         self._subscription = subscription
         self._hand_out = hand_out
+
+    def put_back(self) -> None:
+        """Forget the bytes of what is left: it is read again when there is room for it."""
+        window, self.rest = self.rest, None
+        if window is not None and window.clears == self._subscription.replay.clears:
+            self._hand_out.put_back(window.taken, slice(None))
 
     async def next(self) -> Window | None:
         """Due entries that were read: what is left of the last window, or the next one; None if nothing is due."""

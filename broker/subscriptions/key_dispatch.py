@@ -164,6 +164,8 @@ class KeyDispatch:
         count = min(limit, len(window.taken.entry_ids))
         self._windows.rest = window.after(count)
         self._hand_out(*window.first(count))
+        if any(consumer.lacks_room for consumer in self._by_seat.values()):
+            self._windows.put_back()
 
     def _hand_out(self, taken: Taken, read: Read) -> None:
         """The last look, and the hand-out; what cannot go is parked. No await in here (HANDOUT-1)."""

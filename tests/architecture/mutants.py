@@ -272,7 +272,7 @@ MUTANTS = {
     ),
     "a stream holds any number of bytes": Mutant(
         "broker/rpc/unread.py",
-        "        return len(self) >= FRAMES_MAX or self._bytes.total() + bytes_ > STREAM_BYTES_MAX",
+        "        return len(self) >= FRAMES_MAX or self._bytes.total() + bytes_ > self._rooms.stream_bytes_max",
         "        return len(self) >= FRAMES_MAX",
         "tests/wire/test_unread_answers.py::test_answers_that_are_not_read_are_bounded",
     ),
@@ -311,6 +311,18 @@ MUTANTS = {
         "        if self._calls_bytes + request_bytes > CALLS_BYTES_MAX:",
         "        if request_bytes > CALLS_BYTES_MAX:",
         "tests/unit/rpc/test_unread.py::test_requests_of_calls_that_wait_are_bounded",
+    ),
+    "batches that wait for their client take no room": Mutant(
+        "broker/subscriptions/handout.py",
+        "        if fitting and consumer.room is not None:",
+        "        if fitting and consumer.room is None:",
+        "tests/wire/test_unread_deliveries.py::test_messages_that_are_not_read_are_bounded",
+    ),
+    "room that no batch takes is kept": Mutant(
+        "broker/rpc/batch_room.py",
+        "            place.release()",
+        "            place.shrink(1 << 62)",
+        "tests/unit/rpc/test_batch_room.py::test_room_that_nobody_uses_is_given_up",
     ),
     "clients need no certificate": Mutant(
         "broker/rpc/tls.py",
