@@ -72,7 +72,7 @@ def serve(config_path: str | None, **flags: str | None) -> None:
         if config.shards > 1:
             from broker.shards.supervisor import ShardSupervisor, shard_command  # noqa: PLC0415
 
-            command = shard_command(config_path, given, os.getpid())
+            command = shard_command(config, config_path, given, os.getpid())
             return await ShardSupervisor(config, command, notifier=notifier, read_config=read_config).run()
         check_shards(LocalVfs(), config.data_dir, 1)
         if config.cluster_store:

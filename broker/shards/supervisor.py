@@ -12,7 +12,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from broker.config import BrokerConfig
@@ -204,17 +204,24 @@ class ShardSupervisor:
 
 
 def shard_command(
-    config_path: str | None, flags: dict[str, str], supervisor_pid: int
+    config: BrokerConfig, config_path: str | None, flags: Mapping[str, str], supervisor_pid: int
 ) -> Callable[[int], list[str]]:
-    """Return what makes the command that starts the process of a shard, with the settings given to this one."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    module = "broker" if spec is None else spec.name.removesuffix(".__main__")
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    """Return what makes the command that starts the process of a shard, with the settings given to this one.
+
+    A shard that is started again reads the file of settings anew. How many shards there are, and where, stays as it is.
+    """
+    fixed = {**flags, "shards": str(config.shards), "data_dir": config.data_dir}
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in fixed.items()]
     if config_path is not None:
         given.append(f"--config={config_path}")
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = "broker" if spec is None else spec.name.removesuffix(".__main__")
+    # A command that was installed looks for no code in the working directory; `python -m` would. Who started this one
+    # by `python -m` may have the code there.
+    path = ["-P"] if spec is None or sys.flags.safe_path else []
 
     def command(number: int) -> list[str]:
         internal = [f"--number={number}", f"--supervisor={supervisor_pid}"]
-        return [sys.executable, "-m", module, "serve-shard", *internal, *given]
+        return [sys.executable, *path, "-m", module, "serve-shard", *internal, *given]
 
     return command
