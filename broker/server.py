@@ -31,6 +31,7 @@ from broker.rpc.access import AccessInterceptor
 from broker.rpc.hand_over import HandOver
 from broker.rpc.port import GrpcPort
 from broker.rpc.reflection import add_reflection
+from broker.rpc.unread_marks import ready_line
 from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
@@ -173,6 +174,7 @@ class Server:
             collector.render,
             lambda: self.broker.not_ready_because,
             pages=pages,
+            ready_line=ready_line,
             connections_max=config.tuning.http_connections_max,
         )
         self.grpc_address = ""

@@ -14,7 +14,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import itertools
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
@@ -22,15 +23,14 @@ import grpc
 
 from broker.errors import LimitReached, PostdateError, Unavailable
 from broker.observe.logs import get_logger
-from broker.rpc.calls import END_OF_STREAM, CallHost, refuse, refuse_unread
+from broker.rpc.calls import DIRECT, END_OF_STREAM, CallHost, refuse, refuse_unread
 from broker.rpc.status import DETAILS_KEY, Context
 from broker.rpc.tls import OpenChannel
 from broker.settings import ConfigError
 
 log = get_logger(__name__)
 
-DIRECT = "postdate-direct"
-"""Key of the metadata by which a client asks for the owner alone: any value but an empty one."""
+_MARKS = itertools.count(1)
 _CALLS_A_CONNECTION = 200
 """Less than `grpc.max_concurrent_streams` of the owner's port."""
 CONNECTION_SECONDS = 600.0
@@ -66,6 +66,8 @@ class ForwardedCall:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
+        self.mark = str(next(_MARKS))
+        """Names it to the owner."""
         self.ended_because: PostdateError | None = None
 
     def end(self, error: PostdateError) -> None:
@@ -169,6 +171,11 @@ class OwnerConnections:
             closing = asyncio.create_task(connection.channel.close(None), name="old connection to the owner")
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
+
+    def end_marked(self, marks: Collection[str], error: PostdateError) -> None:
+        """End the calls that have one of these marks."""
+        for call in [each for each in self._forwarded if each.mark in marks]:
+            call.end(error)
 
     async def close(self, error: PostdateError) -> None:
         """End all calls, and the connections (FORWARD-2)."""
@@ -285,7 +292,7 @@ async def _converse(
     take: Take,
 ) -> None:
     call: Any = channel.stream_stream(path, None, None)(  # type: ignore[call-arg]  # it is written to, and needs no iterator
-        timeout=context.time_remaining(), metadata=forwarded_metadata(context)
+        timeout=context.time_remaining(), metadata=forwarded_metadata(context, forwarded)
     )
     sending = asyncio.ensure_future(_send(send, call, forwarded))
     try:
@@ -311,11 +318,11 @@ async def _send(send: Send, call: Any, forwarded: ForwardedCall) -> None:
         forwarded.end(Unavailable("The call could not be passed on; the log says why"))
 
 
-def forwarded_metadata(context: Context) -> tuple[tuple[str, Any], ...]:
+def forwarded_metadata(context: Context, call: ForwardedCall) -> tuple[tuple[str, Any], ...]:
     """Return the metadata of a call as the owner gets it: all but what belongs to the connection (FORWARD-3)."""
     given: Any = context.invocation_metadata() or ()
     kept = [(key, value) for key, value in given if not key.startswith(_OWN_METADATA)]
-    return (*kept, (DIRECT, "1"))
+    return (*kept, (DIRECT, call.mark))
 
 
 async def _fail_alike(host: CallHost, context: Context, error: grpc.aio.AioRpcError) -> None:

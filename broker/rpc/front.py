@@ -26,9 +26,9 @@ from broker.observe.metrics import BrokerCounters
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessControl
 from broker.rpc.access_rules import RULES
-from broker.rpc.calls import Handler, refuse
+from broker.rpc.calls import DIRECT, Handler, refuse
 from broker.rpc.cluster import describe_cluster
-from broker.rpc.forward import DIRECT, MessageRoom, OwnerConnections, forward_stream, forward_unary
+from broker.rpc.forward import MessageRoom, OwnerConnections, forward_stream, forward_unary
 from broker.rpc.port import GrpcPort
 from broker.rpc.reception import window_bytes
 from broker.rpc.status import Context

@@ -108,7 +108,7 @@ class ProduceFanOut:
     def _open(self, shard: int, context: Context, forwarded: ForwardedCall, connections: ExitStack) -> Any:
         channel = connections.enter_context(self._shards[shard].channel(forwarded))
         call: Any = channel.stream_stream(self._path, None, None)(  # type: ignore[call-arg]  # it is written to, and needs no iterator
-            timeout=context.time_remaining(), metadata=forwarded_metadata(context)
+            timeout=context.time_remaining(), metadata=forwarded_metadata(context, forwarded)
         )
         self._calls[shard] = call
         call.add_done_callback(lambda _: self._note_end(shard))

@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import _async as health_aio  # its public name, health.aio, is made at run time
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from broker.errors import InvalidRequest, Unavailable, Unsupported
+from broker.errors import InvalidRequest, LimitReached, Unavailable, Unsupported
 from broker.observe.logs import get_logger
 from broker.rpc import admin, compaction, schedule
 from broker.rpc.access_rules import RULES
@@ -129,6 +129,15 @@ class ShardFront:
     def look_now(self) -> None:
         """Read the security files without waiting for the next look."""
         self._port.look_now()
+
+    def end_unread(self, number: int, marks: Collection[str]) -> None:
+        """End calls that a shard names, whose clients do not read (`unread_marks.py`)."""
+        if marks:
+            error = LimitReached(
+                "The client does not read the answers to its requests, and others need the memory",
+                reason="ANSWERS_NOT_READ",
+            )
+            self._shards[number].end_marked(marks, error)
 
     def handler(self, path: str) -> Handler | None:
         """Return what serves a method; None for one that nobody knows."""
@@ -281,7 +290,7 @@ class ShardFront:
         call = ForwardedCall()
         with self._shards[number].channel(call) as channel:
             answer: bytes = await channel.unary_unary(path, None, None)(
-                message, timeout=context.time_remaining(), metadata=forwarded_metadata(context)
+                message, timeout=context.time_remaining(), metadata=forwarded_metadata(context, call)
             )
         return answer
 

@@ -22,6 +22,7 @@ from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapsh
 from broker.observe.shard_metrics import merge_metrics
 from broker.rpc.front import FrontHost
 from broker.rpc.shard_front import ShardFront
+from broker.rpc.unread_marks import marks_in
 from broker.runtime.clock import SystemClock
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
@@ -143,7 +144,9 @@ class ShardSupervisor:
     async def _watch(self, number: int) -> None:
         """Look whether a shard is ready, until cancelled."""
         while True:
-            reason = await self._https[number].not_ready_because(_ANSWER_SECONDS)
+            readiness = await self._https[number].readiness(_ANSWER_SECONDS)
+            self._front.end_unread(number, marks_in(readiness.line))
+            reason = readiness.not_ready_because
             if reason is None:
                 self._not_ready.pop(number, None)
             else:

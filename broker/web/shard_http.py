@@ -3,38 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
 
 import aiohttp
 
 _URL = "http://localhost"
 
 
+class ShardReadiness(NamedTuple):
+    """Answer of a shard to /readyz."""
+
+    not_ready_because: str | None
+    line: str
+
+
 class ShardHttp:
     """Asks one shard whether it is ready, and for its metrics. An answer that does not come in time is none."""
 
     def __init__(self, path: str) -> None:
-        self._connector = aiohttp.UnixConnector(path, limit=4)
-        self._session = aiohttp.ClientSession(connector=self._connector)
+        # One for each kind: scrapes of large pages keep no probe waiting.
+        self._probes, self._scrapes = (
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(path, limit=2)) for _ in range(2)
+        )
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._probes.close()
+        await self._scrapes.close()
 
-    async def not_ready_because(self, seconds: float) -> str | None:
-        """Return why the shard is not ready; None: it is."""
-        status, body = await self._get("/readyz", seconds)
-        if not status:
-            return "does not answer"
-        return None if status == 200 else body.decode(errors="replace").strip()
+    async def readiness(self, seconds: float) -> ShardReadiness:
+        status, body = await self._get(self._probes, "/readyz", seconds)
+        line = body.decode(errors="replace").strip() if status else "does not answer"
+        return ShardReadiness(None if status == 200 else line, line)
 
     async def metrics(self, seconds: float) -> bytes | None:
         """Return the page of metrics; None if there is no answer."""
-        status, body = await self._get("/metrics", seconds)
+        status, body = await self._get(self._scrapes, "/metrics", seconds)
         return body if status == 200 else None
 
-    async def _get(self, path: str, seconds: float) -> tuple[int, bytes]:
+    async def _get(self, session: aiohttp.ClientSession, path: str, seconds: float) -> tuple[int, bytes]:
         """Return the status and the body; 0 without an answer."""
         try:
-            async with asyncio.timeout(seconds), self._session.get(_URL + path) as response:
+            async with asyncio.timeout(seconds), session.get(_URL + path) as response:
                 return response.status, await response.read()
         except (OSError, TimeoutError, aiohttp.ClientError):
             return 0, b""

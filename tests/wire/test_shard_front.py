@@ -66,20 +66,20 @@ class Shards:
         os.mkdir(f"{self._folder.name}/run")
         self.servers = [Server(shard_config(self.config, number)) for number in range(SHARDS)]
         addresses = [UNIX + server.config.grpc_socket for server in self.servers]
-        self._front = ShardFront(FrontHost(self.config, SystemClock(), BrokerCounters()), addresses)
+        self.front = ShardFront(FrontHost(self.config, SystemClock(), BrokerCounters()), addresses)
         self._stopped: set[int] = set()
         self.broker = None  # it has none; a `Wire` asks
         self.wire: Wire
 
     @property
     def grpc_address(self) -> str:
-        return self._front.address
+        return self.front.address
 
     async def start(self) -> None:
         for server in self.servers:
             await server.start()
-        self._front.bind()
-        await self._front.start()
+        self.front.bind()
+        await self.front.start()
         self.wire = Wire(cast(Server, self))
 
     async def stop_shard(self, number: int) -> None:
@@ -89,7 +89,7 @@ class Shards:
 
     async def stop(self) -> None:
         await self.wire.disconnect()
-        await within(self._front.stop())
+        await within(self.front.stop())
         for number in range(SHARDS):
             await self.stop_shard(number)
         self._folder.cleanup()
