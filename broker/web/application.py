@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from broker.web.source import PageSource
 
 _FORM_BYTES_MAX = 64 << 10
+_HEADERS_MAX = 64
 _FOREIGN = "This broker is not known by that host name: see the setting http_hosts"
 
 
@@ -71,6 +72,7 @@ def make_runner(
         access_log=None,
         handle_signals=False,
         handler_cancellation=True,
+        max_headers=_HEADERS_MAX,
         shutdown_timeout=stop_ms / 1000,
     )
 

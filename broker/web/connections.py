@@ -4,6 +4,8 @@ aiohttp waits for a request for as long as it takes. Here a connection has a dea
 it is whole, its body included, and again after the answer, the connection waits. Beyond the limit the one that has
 waited longest gives its place to a new one, so that who sends nothing, or half, cannot shut out a probe; while whole
 requests of all of them are being answered, a new one is closed.
+
+The head of a request, its line and headers, is bounded here too, before aiohttp keeps any of it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,15 @@ from dataclasses import dataclass
 from typing import cast
 
 from aiohttp import web
+
+from broker.observe.logs import Notice, get_logger
+from broker.runtime.clock import SystemClock
+from broker.settings import KIB
+
+log = get_logger(__name__)
+
+HEAD_BYTES_MAX = 32 * KIB
+_HEAD_END = b"\r\n\r\n"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -39,6 +50,7 @@ class Connections:
     def __init__(self, limit: int, timeouts: Timeouts | None = None) -> None:
         self._limit = limit
         self._timeouts = timeouts or Timeouts()
+        self._notice = Notice(SystemClock())
         self._all: dict[asyncio.BaseTransport, _TimedConnection] = {}
         self._waiting: OrderedDict[_TimedConnection, None] = OrderedDict()
 
@@ -68,6 +80,7 @@ class Connections:
             return await handler(request)
         finally:
             is_over = True
+            connection.expect_head()
             self._wait(connection, self._timeouts.idle_seconds)
 
     def begin(self, connection: _TimedConnection, transport: asyncio.Transport) -> bool:
@@ -87,6 +100,15 @@ class Connections:
         if connection.transport is not None:
             self._all.pop(connection.transport, None)
 
+    def cut_long_head(self, connection: _TimedConnection) -> None:
+        """End a connection whose request has a head that is too long."""
+        if self._notice.is_time():
+            log.warning(
+                "Closed an HTTP connection whose request has too long headers", bytes_max=HEAD_BYTES_MAX
+            )
+        self.end(connection)
+        connection.cut()
+
     def _wait(self, connection: _TimedConnection, seconds: float) -> None:
         if connection.transport in self._all:
             self._waiting.pop(connection, None)
@@ -103,6 +125,13 @@ class _TimedConnection(asyncio.Protocol):
         self._inner = inner
         self._timer: asyncio.TimerHandle | None = None
         self._is_served = False
+        self.expect_head()
+
+    def expect_head(self) -> None:
+        """The head of a request comes now."""
+        self._is_in_head = True
+        self._head_bytes = 0
+        self._head_rest = b""  # in which its end may have begun
 
     def expect(self, seconds: float) -> None:
         """Something must happen within this time."""
@@ -130,8 +159,22 @@ class _TimedConnection(asyncio.Protocol):
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_served:
-            self._inner.data_received(data)
+        if not self._is_served:
+            return
+        if self._is_in_head and not self._head_fits(data):
+            self._is_served = False
+            self._connections.cut_long_head(self)
+            self._inner.connection_lost(None)
+            return
+        self._inner.data_received(data)
+
+    def _head_fits(self, data: bytes) -> bool:
+        seen = self._head_rest + data
+        end = seen.find(_HEAD_END)
+        self._is_in_head = end < 0
+        head_bytes = self._head_bytes - len(self._head_rest) + (len(seen) if end < 0 else end)
+        self._head_bytes, self._head_rest = head_bytes, seen[1 - len(_HEAD_END) :]
+        return head_bytes <= HEAD_BYTES_MAX
 
     def eof_received(self) -> bool | None:
         return self._inner.eof_received() if self._is_served else None

@@ -324,6 +324,12 @@ MUTANTS = {
         "            place.shrink(1 << 62)",
         "tests/unit/rpc/test_batch_room.py::test_room_that_nobody_uses_is_given_up",
     ),
+    "the head of a request has no end": Mutant(
+        "broker/web/connections.py",
+        "        return head_bytes <= HEAD_BYTES_MAX",
+        "        return True",
+        "tests/unit/web/test_connections.py::test_a_head_without_end_is_cut",
+    ),
     "clients need no certificate": Mutant(
         "broker/rpc/tls.py",
         "            require_client_authentication=bool(self._config.tls_client_ca_file),",

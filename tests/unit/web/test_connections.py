@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from broker.web.connections import Timeouts
+from broker.web.connections import HEAD_BYTES_MAX, Timeouts
 from broker.web.server import HttpServer
 
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -88,6 +88,52 @@ async def test_who_drips_headers_is_cut_all_the_same():
         with suppress(ConnectionResetError):  # what came behind the end of the connection was never read
             await client.until_closed()
         dripping.cancel()
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "second"])
+@pytest.mark.parametrize("piece", [b"X: y\r\n", b"X: " + b"y" * 8_000 + b"\r\n", b"y" * 70_000])
+async def test_a_head_without_end_is_cut(piece: bytes, is_first: bool, caplog: pytest.LogCaptureFixture):
+    """aiohttp does not see it, and it is logged once a minute."""
+    page = Page()
+    page.may_answer.set()
+    async with port(page) as server:
+        for _ in range(3):
+            client = await connect(server)
+            if not is_first:
+                assert b"200" in await client.ask()
+                await client.reader.readexactly(await length_of_answer(client))
+            with suppress(ConnectionError):
+                client.writer.write(REQUEST[:-2] + piece * (1 + HEAD_BYTES_MAX // len(piece)))
+                assert await client.until_closed() == b"", "cut without a word"
+        assert b"200" in await (await connect(server)).ask()
+    assert [(record.name, record.exc_info) for record in caplog.records] == [("broker.web.connections", None)]
+
+
+async def test_very_many_headers_are_refused():
+    async with port(Page()) as server:
+        client = await connect(server)
+        assert b" 400 " in await client.ask(REQUEST[:-2] + b"X: y\r\n" * 64 + b"\r\n")
+
+
+async def length_of_answer(client: Client) -> int:
+    """Read the rest of its headers; the length of its body."""
+    head = (await client.reader.readuntil(b"\r\n\r\n")).lower()
+    return int(head.partition(b"content-length:")[2].split()[0])
+
+
+async def test_a_head_up_to_its_bound_and_a_body_beyond_are_taken():
+    """However they are cut into pieces."""
+    page = Page()
+    page.may_answer.set()
+    head = REQUEST[:-2] + b"X: " + b"y" * 8_000 + b"\r\nContent-Length: 60000\r\n\r\n"
+    async with port(page) as server:
+        client = await connect(server)
+        for _ in range(2):
+            for at in range(0, len(head), 997):
+                client.writer.write(head[at : at + 997])
+                await client.writer.drain()
+            assert b"200" in await client.ask(b"z" * 60_000)
+            await client.reader.readexactly(await length_of_answer(client))
 
 
 async def test_who_asks_nothing_more_is_cut():
