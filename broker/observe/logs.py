@@ -18,18 +18,24 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import PurePath
 from typing import TextIO
 
 from broker.model import Position
-from broker.runtime.clock import Clock
+from broker.runtime.clock import Clock, SystemClock
 
 TEXT_CHARACTERS_MAX = 1_000
 LIST_ITEMS_MAX = 20
 
-_NOTICE_NS = 60_000_000_000
+LIBRARY_LINES_MAX = 10
+"""Lines that a library may log in a minute."""
+
+_MINUTE_NS = 60_000_000_000
+_LIBRARIES = frozenset(("aiohttp", "asyncio", "grpc"))
+"""Those that log what strangers send, each with a traceback."""
 
 Scalar = str | int | float | bool | None
 Shown = Scalar | list[Scalar]
@@ -80,7 +86,7 @@ class Notice:
         now_ns = self._clock.monotonic_ns()
         if self._again_ns is not None and now_ns < self._again_ns:
             return False
-        self._again_ns = now_ns + _NOTICE_NS
+        self._again_ns = now_ns + _MINUTE_NS
         return True
 
 
@@ -98,6 +104,7 @@ def configure_logging(
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    handler.addFilter(LibraryLines(SystemClock()))
     if shard is not None:
         handler.addFilter(_ShardOfLines(shard))
     logging.basicConfig(level=_LEVELS[log_level], handlers=[handler], force=True)
@@ -106,6 +113,39 @@ def configure_logging(
 def set_log_level(log_level: str) -> None:
     """Log from this level on. Values as in `BrokerConfig`."""
     logging.getLogger().setLevel(_LEVELS[log_level])
+
+
+@dataclass(slots=True)
+class _Minute:
+    began_ns: int
+    lines: int = 0
+    left_out: int = 0
+
+
+class LibraryLines(logging.Filter):
+    """Bounds the lines of a library in a minute; the first one after that tells how many were left out."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._minutes: dict[str, _Minute] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        library = record.name.partition(".")[0]
+        if library not in _LIBRARIES:
+            return True
+        now_ns = self._clock.monotonic_ns()
+        minute = self._minutes.setdefault(library, _Minute(now_ns))
+        if now_ns - minute.began_ns >= _MINUTE_NS:
+            minute.began_ns, minute.lines = now_ns, 0
+        if minute.lines >= LIBRARY_LINES_MAX:
+            minute.left_out += 1
+            return False
+        minute.lines += 1
+        if minute.left_out:
+            setattr(record, _FIELDS, {**_fields(record), "left_out": minute.left_out})
+            minute.left_out = 0
+        return True
 
 
 class _ShardOfLines(logging.Filter):

@@ -330,6 +330,12 @@ MUTANTS = {
         "        return True",
         "tests/unit/web/test_connections.py::test_a_head_without_end_is_cut",
     ),
+    "libraries log all that strangers send": Mutant(
+        "broker/observe/logs.py",
+        "        if minute.lines >= LIBRARY_LINES_MAX:",
+        "        if minute.lines >= 1 << 62:",
+        "tests/unit/observe/test_logs.py::test_a_library_that_logs_what_strangers_send_is_bounded",
+    ),
     "clients need no certificate": Mutant(
         "broker/rpc/tls.py",
         "            require_client_authentication=bool(self._config.tls_client_ca_file),",

@@ -15,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.model import Position
-from broker.observe.logs import TEXT_CHARACTERS_MAX, configure_logging, get_logger, show
+from broker.observe.logs import (
+    LIBRARY_LINES_MAX,
+    TEXT_CHARACTERS_MAX,
+    LibraryLines,
+    configure_logging,
+    get_logger,
+    show,
+)
+from tests.unit.rpc.test_unread import HandClock
 
 
 @pytest.fixture(autouse=True)
@@ -146,3 +154,28 @@ def test_libraries_log_in_the_same_form() -> None:
 
 def test_a_sentence_with_a_percent_sign_is_taken_as_it_is() -> None:
     assert json.loads(written("json", "Disk is 100% full"))["message"] == "Disk is 100% full"
+
+
+@pytest.mark.parametrize("name", ["grpc._cython.cygrpc", "asyncio", "aiohttp.server"])
+def test_a_library_that_logs_what_strangers_send_is_bounded(name: str) -> None:
+    """Per minute; what was left out is counted, and our own lines are not among it."""
+    clock, stream = HandClock(), io.StringIO()
+    configure_logging("json", "info", stream)
+    (handler,) = logging.getLogger().handlers
+    (bound,) = handler.filters
+    assert isinstance(bound, LibraryLines)
+    bound._clock = clock
+    for _ in range(1_000):
+        logging.getLogger(name).error("Unexpected", exc_info=ValueError("x"))
+    for _ in range(20):
+        get_logger("broker.test").info("Topic created")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["logger"] for line in lines] == [name] * LIBRARY_LINES_MAX + ["broker.test"] * 20
+    clock.seconds += 60
+    stream.truncate(0)
+    stream.seek(0)
+    for _ in range(2):
+        logging.getLogger(name).error("Unexpected")
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert first["left_out"] == 1_000 - LIBRARY_LINES_MAX
+    assert "left_out" not in second
