@@ -69,6 +69,8 @@ UNSUPPORTED = frozenset(
 """Methods that work on one shard alone."""
 _SHARD_SECONDS = 2.0
 """Time for a shard to say what it is; one that does not is left out."""
+_SOCKET_OPTIONS = {"grpc.max_reconnect_backoff_ms": 200}
+"""A try to connect to a socket of this machine costs next to nothing, and a shard that is back is to be found soon."""
 
 Answer = Callable[[bytes, Context], Awaitable[Message]]
 
@@ -235,7 +237,11 @@ class ShardFront:
         try:
             async with asyncio.timeout(_SHARD_SECONDS):
                 answer = await self._ask(_GET_CLUSTER, number, b"", context)
-        except (TimeoutError, grpc.aio.AioRpcError):
+        except TimeoutError:
+            return described
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise
             return described
         own = admin_pb2.GetClusterResponse.FromString(answer).shards[0]
         described.applied_lsn, described.applied_time_ms = own.applied_lsn, own.applied_time_ms
@@ -311,4 +317,8 @@ class _ShardMethods(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
 def _opening(address: str) -> OpenChannel:
     target = UNIX + quote(address.removeprefix(UNIX))
-    return lambda options: grpc.aio.insecure_channel(target, options=options)
+
+    def open_channel(options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(target, options=[*{**dict(options), **_SOCKET_OPTIONS}.items()])
+
+    return open_channel

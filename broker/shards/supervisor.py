@@ -70,7 +70,9 @@ class ShardSupervisor:
             ShardChild(number, command(number), environ, on_ended=self._note_ended) for number in numbers
         ]
         self._not_ready: dict[int, str] = dict.fromkeys(numbers, "starting")
+        self._ready_start: dict[int, int] = {}  # by shard: the start that was ready once
         self._is_serving = False
+        self._page: asyncio.Task[bytes] | None = None
         self._counters = BrokerCounters()
         fitted, lowered = fit_descriptors(config, raise_descriptor_limit())
         for setting in lowered:
@@ -81,7 +83,7 @@ class ShardSupervisor:
         self._own_metrics = BrokerCollector(self._take_snapshot, version=self._version)
         self._http = HttpServer(
             config.http_address,
-            self._render_metrics,
+            self._share_metrics,
             self._not_ready_because,
             connections_max=config.tuning.http_connections_max,
         )
@@ -129,9 +131,10 @@ class ShardSupervisor:
             for child in self._children:
                 child.kill()
             await asyncio.wait(children)
-        for watch in watches:
-            watch.cancel()
-        await asyncio.gather(*watches, return_exceptions=True)
+        ending = [*watches, *([self._page] if self._page is not None else [])]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         await self._front.stop()
         await self._http.stop()
         for http in self._https:
@@ -143,11 +146,14 @@ class ShardSupervisor:
 
     async def _watch(self, number: int) -> None:
         """Look whether a shard is ready, until cancelled."""
+        child = self._children[number]
         while True:
+            start = child.starts
             readiness = await self._https[number].readiness(_ANSWER_SECONDS)
             self._front.end_unread(number, marks_in(readiness.line))
             reason = readiness.not_ready_because
             if reason is None:
+                self._ready_start[number] = start
                 self._not_ready.pop(number, None)
             else:
                 self._not_ready[number] = reason
@@ -174,9 +180,15 @@ class ShardSupervisor:
             return "draining"
         return "; ".join(f"shard {number}: {why}" for number, why in sorted(self._not_ready.items())) or None
 
+    async def _share_metrics(self) -> bytes:
+        """Return the page that is being made, or make one: scrapes at the same time share it."""
+        if self._page is None or self._page.done():
+            self._page = asyncio.create_task(self._render_metrics(), name="page of metrics")
+        return await asyncio.shield(self._page)
+
     async def _render_metrics(self) -> bytes:
         """Return the metrics of all processes that answer."""
-        looked_at = [number for number in range(len(self._https)) if number not in self._not_ready]
+        looked_at = [child.number for child in self._children if child.pid]
         answers = await asyncio.gather(
             *(self._https[number].metrics(_ANSWER_SECONDS) for number in looked_at)
         )
@@ -184,7 +196,7 @@ class ShardSupervisor:
         for number, page in zip(looked_at, answers, strict=True):
             if page is not None:
                 pages[str(number)] = page
-        return merge_metrics(pages)
+        return await merge_metrics(pages)
 
     def _take_snapshot(self) -> BrokerSnapshot:
         return BrokerSnapshot(
@@ -197,9 +209,9 @@ class ShardSupervisor:
         )
 
     def _reload(self) -> None:
-        """Pass SIGHUP on to shards that are there to hear it, and read anew what the front itself has read."""
+        """Pass SIGHUP on to processes that were ready once, and so listen to it; read anew what the front has read."""
         for child in self._children:
-            if child.number not in self._not_ready:
+            if self._ready_start.get(child.number) == child.starts:
                 child.send(signal.SIGHUP)
         self._front.look_now()
         with suppress(ConfigError):  # the shards say what is wrong

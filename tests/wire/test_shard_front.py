@@ -289,6 +289,34 @@ async def test_a_shard_that_is_down_keeps_its_own_calls_and_no_others(shards: Sh
     assert status == health_pb2.HealthCheckResponse.SERVING
 
 
+async def test_what_shards_refuse_to_tell_of_themselves_is_refused(
+    shards: Shards, wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    """Only a shard that is down is shown as one without records."""
+
+    async def refuse(*_: Any) -> bytes:
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.PERMISSION_DENIED, nothing, nothing, "not allowed")
+
+    monkeypatch.setattr(shards.front, "_ask", refuse)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await within(wire.admin.GetCluster(admin_pb2.GetClusterRequest()))
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_a_shard_that_is_back_is_looked_for_often(shards: Shards, monkeypatch: pytest.MonkeyPatch):
+    opened: list[dict[str, Any]] = []
+    open_channel = grpc.aio.insecure_channel
+
+    def note(target: str, options: Any) -> grpc.aio.Channel:
+        opened.append(dict(options))
+        return open_channel(target, options=options)
+
+    monkeypatch.setattr(grpc.aio, "insecure_channel", note)
+    await shards.wire.produce(A, b"x")
+    assert [options["grpc.max_reconnect_backoff_ms"] for options in opened] == [200]
+
+
 async def test_rights_are_asked_for_by_the_front_and_by_the_shard(tmp_path: Path):
     Files(tmp_path).access(ACCESS.replace('"orders"', f'"orders", "{A}", "{B}"'))
     started = Shards(access_file=str(tmp_path / "access.toml"), tokens_file=str(tmp_path / "tokens.toml"))

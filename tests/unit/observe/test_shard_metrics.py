@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,9 +19,9 @@ def page(value: float) -> bytes:
     return generate_latest(registry)
 
 
-def test_every_sample_keeps_its_labels_and_value_and_gains_its_shard() -> None:
+async def test_every_sample_keeps_its_labels_and_value_and_gains_its_shard() -> None:
     pages = {"front": page(3), "0": page(1), "1": page(2)}
-    merged = list(text_string_to_metric_families(merge_metrics(pages).decode()))
+    merged = list(text_string_to_metric_families((await merge_metrics(pages)).decode()))
     expected = set()
     for shard, text in pages.items():
         for family in text_string_to_metric_families(text.decode()):
@@ -36,8 +38,8 @@ def test_every_sample_keeps_its_labels_and_value_and_gains_its_shard() -> None:
     assert len(found) == len(expected)
 
 
-def test_each_family_stands_together_with_its_comments_once() -> None:
-    lines = merge_metrics({"0": page(1), "1": page(2)}).splitlines()
+async def test_each_family_stands_together_with_its_comments_once() -> None:
+    lines = (await merge_metrics({"0": page(1), "1": page(2)})).splitlines()
     comments = [line for line in lines if line.startswith(b"# ")]
     assert len(comments) == len(set(comments))
     names = [line.split(b"{")[0] for line in lines if line.startswith((b"plain", b"labelled_total"))]
@@ -45,5 +47,15 @@ def test_each_family_stands_together_with_its_comments_once() -> None:
     assert names.count(b"plain") == 2
 
 
-def test_no_pages_are_an_empty_page() -> None:
-    assert merge_metrics({}) == b""
+async def test_no_pages_are_an_empty_page() -> None:
+    assert await merge_metrics({}) == b""
+
+
+async def test_a_large_page_lets_the_loop_run_meanwhile() -> None:
+    merging = asyncio.create_task(merge_metrics({"0": b"plain 1\n" * 10_000}))
+    turns = 0
+    while not merging.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 10
+    assert (await merging).count(b"\n") == 10_000

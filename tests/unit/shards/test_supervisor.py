@@ -1,16 +1,151 @@
-"""The command that starts the process of a shard."""
+"""The supervisor of shards: how it starts their processes, and whom it asks and tells what."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from broker.config import load_config
-from broker.shards.supervisor import shard_command
+from broker.runtime.notify import ServiceNotifier
+from broker.settings import UNIX
+from broker.shards import supervisor
+from broker.shards.child import ShardChild
+from broker.shards.shard_process import http_socket
+from broker.shards.supervisor import ShardSupervisor, shard_command
+from broker.web.server import HttpServer
+from broker.web.shard_http import ShardHttp
+from tests.configs import broker_config
+
+SECONDS = 20.0
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+class Supervised:
+    """A supervisor of two processes that only sleep; what shards answer over HTTP is answered here."""
+
+    def __init__(self, folder: str) -> None:
+        self.reasons: list[str | None] = ["starting", None]
+        self.scrapes = 0
+        self.may_answer = asyncio.Event()
+        config = broker_config(
+            data_dir=folder,
+            shards=2,
+            grpc_address="127.0.0.1:0",
+            http_address="127.0.0.1:0",
+            drain_grace_ms=0,
+        )
+        os.mkdir(f"{folder}/run")
+        self.https = [self._http(UNIX + http_socket(config, number), number) for number in range(2)]
+        self.supervisor = ShardSupervisor(
+            config, lambda _: ["sleep", "100"], notifier=ServiceNotifier({}), read_config=lambda: config
+        )
+
+    def _http(self, address: str, number: int) -> HttpServer:
+        async def metrics() -> bytes:
+            self.scrapes += 1
+            await self.may_answer.wait()
+            return b"up 1\n"
+
+        http = HttpServer(address, metrics, lambda: self.reasons[number])
+        http.listen()
+        return http
+
+    def line(self) -> str | None:
+        return self.supervisor._not_ready_because()
+
+
+@pytest.fixture
+async def supervised(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Supervised]:
+    monkeypatch.setattr(supervisor, "_ANSWER_SECONDS", SECONDS)  # on a busy machine
+    with tempfile.TemporaryDirectory(prefix="shards-") as folder:
+        made = Supervised(folder)
+        for http in made.https:
+            await http.start()
+        running = asyncio.create_task(made.supervisor.run())
+        await eventually(lambda: made.line() == "shard 0: starting")
+        yield made
+        made.may_answer.set()
+        made.supervisor._stop.set()
+        async with asyncio.timeout(SECONDS):
+            await running
+        for http in made.https:
+            await http.stop()
+
+
+async def test_metrics_are_those_of_all_processes_also_of_one_that_is_not_ready(
+    supervised: Supervised,
+) -> None:
+    supervised.may_answer.set()
+    page = await supervised.supervisor._share_metrics()
+    assert b'up{shard="0"} 1\n' in page
+    assert b'up{shard="1"} 1\n' in page
+
+
+async def test_scrapes_at_the_same_time_share_one_page(supervised: Supervised) -> None:
+    scrapes = [asyncio.create_task(supervised.supervisor._share_metrics()) for _ in range(5)]
+    await eventually(lambda: supervised.scrapes >= 2)
+    scrapes.pop().cancel()  # whoever leaves takes nothing from the others
+    supervised.may_answer.set()
+    async with asyncio.timeout(SECONDS):
+        pages = await asyncio.gather(*scrapes)
+    assert len(set(pages)) == 1
+    assert supervised.scrapes == 2, "one of each shard"
+
+
+async def test_scrapes_that_wait_keep_no_probe_waiting(supervised: Supervised) -> None:
+    http = ShardHttp(supervised.https[1].address.removeprefix(UNIX))
+    scrapes = [asyncio.create_task(http.metrics(SECONDS)) for _ in range(8)]
+    try:
+        await eventually(lambda: supervised.scrapes >= 2)
+        assert (await http.readiness(SECONDS / 4)).line == "ok"
+        supervised.may_answer.set()
+        assert await asyncio.gather(*scrapes) == [b"up 1\n"] * 8
+    finally:
+        await http.close()
+
+
+async def test_a_process_hears_sighup_once_it_was_ready_and_until_it_ends(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+
+    def note(child: ShardChild, number: signal.Signals) -> None:
+        if number is signal.SIGHUP:
+            told.append(child.number)
+        else:
+            sent(child, number)
+
+    sent = ShardChild.send
+    monkeypatch.setattr(ShardChild, "send", note)
+
+    def reload() -> list[int]:
+        told.clear()
+        supervised.supervisor._reload()
+        return list(told)
+
+    assert reload() == [1]  # the other one may not listen yet, and would end
+    supervised.reasons[0] = None
+    await eventually(lambda: supervised.line() is None)
+    supervised.reasons[:] = ["disk full", "disk full"]
+    await eventually(lambda: supervised.line() == "shard 0: disk full; shard 1: disk full")
+    assert reload() == [0, 1]
+    child = supervised.supervisor._children[0]
+    os.kill(child.pid, signal.SIGKILL)
+    await eventually(lambda: child.starts == 2)
+    assert reload() == [1]
 
 
 def test_a_shard_of_an_installed_command_takes_no_code_from_the_working_directory(
