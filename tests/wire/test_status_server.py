@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -391,7 +392,10 @@ async def reflected(
         reflection_pb2.ServerReflectionRequest.SerializeToString,
         reflection_pb2.ServerReflectionResponse.FromString,
     )()
-    await within(call.write(reflection_pb2.ServerReflectionRequest(**request)))
+    with suppress(
+        grpc.aio.AioRpcError
+    ):  # a call that is refused meanwhile takes no message, and reading tells why
+        await within(call.write(reflection_pb2.ServerReflectionRequest(**request)))
     answer = await within(call.read())
     call.cancel()
     return answer
