@@ -62,6 +62,7 @@ async def test_a_process_that_does_not_hear_is_killed():
     child.kill()
     async with asyncio.timeout(SECONDS):
         await running
+    assert (child.starts, child.pid) == (1, 0)
 
 
 async def test_a_command_that_is_not_there_is_tried_again(caplog: pytest.LogCaptureFixture):

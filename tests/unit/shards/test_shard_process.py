@@ -49,8 +49,8 @@ def test_what_does_not_work_with_shards_yet_is_refused(values: dict[str, str], t
 
 
 def test_tokens_and_encryption_work_with_shards() -> None:
-    load_config({"shards": "2", **RIGHTS}, {})
-    load_config({"shards": "2", **CERTIFICATES}, {})
+    assert load_config({"shards": "2", **RIGHTS}, {}).shards == 2
+    assert load_config({"shards": "2", **CERTIFICATES}, {}).shards == 2
 
 
 def test_systemd_is_told_by_the_supervisor_alone() -> None:
