@@ -215,7 +215,7 @@ class FakeBroker:
                         consumers = {
                             consumer.consumer_id: consumer.lease_ms for consumer in subscription.consumers
                         }
-                        lease_ms = consumers.get(consumer_id) or subscription.policy.lease_ms or 0
+                        lease_ms = consumers.get(consumer_id) or subscription.policy.lease_ms
                         extend(subscription, consumer_id, entries_of(ids), by_ms + lease_ms)
 
 

@@ -392,7 +392,6 @@ class Broker:
         self.registry.next_topic_id = root.next_topic_id
         self.registry.next_ledger_id = root.next_ledger_id
         policy = default_topic_policy(self.config)
-        assert policy.min_index_count is not None and policy.seal_after_ms is not None
         services = TopicServices(
             config=self.config,
             clock=self.clock,

@@ -81,7 +81,7 @@ def _present_count(ledger: Ledger) -> int:
 
 def _retained(topic: Topic, now_ms: int) -> set[int]:
     """Ledgers that retention may hold: the youngest, as long and as many bytes as policy says."""
-    retention_ms, retention_bytes = topic.policy.retention_ms or 0, topic.policy.retention_bytes or 0
+    retention_ms, retention_bytes = topic.policy.retention_ms, topic.policy.retention_bytes
     retained: set[int] = set()
     held_bytes = 0
     for ledger in reversed(list(topic.log)) if retention_ms or retention_bytes else ():

@@ -268,7 +268,7 @@ class Reclaimer:
         if not topic.subscriptions.had_any:
             return []  # what is there waits for the first subscription
         policy = topic.policy
-        rule = ReclaimRule(policy.retention_ms or 0, policy.retention_bytes or 0, self._interval_ms)
+        rule = ReclaimRule(policy.retention_ms, policy.retention_bytes, self._interval_ms)
         return plan_reclaim(self._states(topic), rule, now_ms, topic.index.spent_through_ms())
 
     def _visit(self, topic: Topic) -> None:

@@ -23,6 +23,4 @@ def check_lease_ms(lease_ms: int, field: str, config: BrokerConfig, *, is_policy
 
 def default_lease_ms(subscription: Subscription) -> int:
     """Return the lease of a consumer of this subscription that asks for none."""
-    lease_ms = subscription.policy.lease_ms
-    assert lease_ms is not None
-    return lease_ms
+    return subscription.policy.lease_ms

@@ -11,7 +11,14 @@ from google.protobuf.message import Message
 
 from broker.config import BrokerConfig, check_name
 from broker.errors import InvalidRequest, Refused
-from broker.policy import POLICY_SPECS, SubscriptionPolicy, TopicPolicy
+from broker.policy import (
+    POLICY_SPECS,
+    EffectiveTopicPolicy,
+    PolicyKind,
+    SubscriptionPolicy,
+    TopicPolicy,
+    set_values,
+)
 from broker.rpc.entries import api_type, one_of
 from broker.rpc.lease_lengths import check_lease_ms
 from broker.settings import SettingKind, Spec
@@ -69,15 +76,11 @@ def _check_range(field: str, value: float, spec: Spec) -> None:
         )
 
 
-def _set_fields(message: Message, kind: type[TopicPolicy] | type[SubscriptionPolicy]) -> dict[str, Any]:
+def _set_fields(message: Message, kind: PolicyKind) -> dict[str, Any]:
     known = message.DESCRIPTOR.fields_by_name
     return {
         f.name: getattr(message, f.name) for f in fields(kind) if f.name in known and message.HasField(f.name)
     }
-
-
-def _values(policy: TopicPolicy | SubscriptionPolicy) -> dict[str, Any]:
-    return {f.name: value for f in fields(policy) if (value := getattr(policy, f.name)) is not None}
 
 
 def masked_topic_fields(paths: Sequence[str]) -> set[str]:
@@ -114,8 +117,8 @@ def _why_not(path: str, kind: type[Message]) -> str:
     return "is no field of a policy"
 
 
-def topic_policy_message(policy: TopicPolicy) -> admin_pb2.TopicPolicy:
-    values = _values(policy)
+def topic_policy_message(policy: TopicPolicy | EffectiveTopicPolicy) -> admin_pb2.TopicPolicy:
+    values = set_values(policy)
     buckets = {name: values.pop(name) for name in _BUCKET_FIELDS & values.keys()}
     return admin_pb2.TopicPolicy(**values, buckets=admin_pb2.BucketPolicy(**buckets) if buckets else None)
 
@@ -130,16 +133,16 @@ def describe_topic(topic: Topic) -> admin_pb2.Topic:
 
 
 def describe_subscription(topic: Topic, subscription: Subscription) -> admin_pb2.Subscription:
-    in_force = replace(subscription.policy, honor_delay=subscription.honors_delay)
+    policy = replace(subscription.policy, honor_delay=subscription.honors_delay)
     with contextlib.suppress(Refused):  # the names are too long for one of their own
-        place = dead_letter_topic_name(topic.name, subscription.name, in_force)
-        in_force = replace(in_force, dead_letter_topic=place)
+        place = dead_letter_topic_name(topic.name, subscription.name, policy)
+        policy = replace(policy, dead_letter_topic=place)
     return admin_pb2.Subscription(
         topic=topic.name,
         name=subscription.name,
         type=api_type(subscription),
-        policy=admin_pb2.SubscriptionPolicy(**_values(subscription.image.policy)),
-        effective_policy=admin_pb2.SubscriptionPolicy(**_values(in_force)),
+        policy=admin_pb2.SubscriptionPolicy(**set_values(subscription.image.policy)),
+        effective_policy=admin_pb2.SubscriptionPolicy(**set_values(policy)),
         create_time_ms=subscription.image.create_time_ms,
         paused=subscription.paused,
     )

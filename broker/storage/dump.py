@@ -18,7 +18,7 @@ from pyroaring import BitMap
 
 from broker.errors import Corrupt
 from broker.model import Entries
-from broker.policy import SubscriptionPolicy, TopicPolicy
+from broker.policy import SubscriptionPolicy, TopicPolicy, set_values
 from broker.runtime.vfs import Vfs, read_file
 from broker.storage.alive import MAGIC as MAGIC_ALIVE
 from broker.storage.alive import decode_alive
@@ -365,7 +365,7 @@ def _subscription(image: SubscriptionImage) -> Line:
 
 def _policy(policy: TopicPolicy | SubscriptionPolicy) -> Line:
     """Return the fields that are set; the others have the broker's default."""
-    return {name: value for name, value in dataclasses.asdict(policy).items() if value is not None}
+    return set_values(policy)
 
 
 def _entries(entries: Entries) -> list[Line]:

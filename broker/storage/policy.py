@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from broker.errors import InvalidRequest
-from broker.policy import POLICY_SPECS, SubscriptionPolicy, TopicPolicy
+from broker.policy import POLICY_SPECS, PolicyKind, SubscriptionPolicy, TopicPolicy, set_values
 from broker.storage.v1 import manifest_pb2 as pb
 
 
@@ -28,7 +28,7 @@ def subscription_policy_to_record(policy: SubscriptionPolicy) -> pb.Subscription
     return pb.SubscriptionPolicyRecord(**_values(policy))
 
 
-def _set_fields(record: Any, kind: type[TopicPolicy] | type[SubscriptionPolicy]) -> dict[str, Any]:
+def _set_fields(record: Any, kind: PolicyKind) -> dict[str, Any]:
     values = {f.name: getattr(record, f.name) for f in fields(kind) if record.HasField(f.name)}
     for name, value in values.items():
         if not POLICY_SPECS[name].is_in_range(value):
@@ -37,7 +37,7 @@ def _set_fields(record: Any, kind: type[TopicPolicy] | type[SubscriptionPolicy])
 
 
 def _values(policy: TopicPolicy | SubscriptionPolicy) -> dict[str, Any]:
-    values = {f.name: value for f in fields(policy) if (value := getattr(policy, f.name)) is not None}
+    values = set_values(policy)
     for name, value in values.items():
         if not POLICY_SPECS[name].is_in_range(value):
             raise InvalidRequest(

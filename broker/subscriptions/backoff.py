@@ -6,12 +6,12 @@ import random
 from collections.abc import Iterable
 
 from broker.model import Entries, bitmap_of, ids_of
-from broker.policy import SubscriptionPolicy
+from broker.policy import EffectiveSubscriptionPolicy
 from broker.subscriptions.attempts import Attempts
 
 
 def delays(
-    held: Entries, asked_ms: int, attempts: Attempts, policy: SubscriptionPolicy, rng: random.Random
+    held: Entries, asked_ms: int, attempts: Attempts, policy: EffectiveSubscriptionPolicy, rng: random.Random
 ) -> Iterable[tuple[int, Entries]]:
     """Return how long each part waits: as asked, or the back-off for how often it was sent."""
     if not held:
@@ -29,9 +29,7 @@ def delays(
         yield _backoff_ms(count, policy, rng), part
 
 
-def _backoff_ms(sent_before: int, policy: SubscriptionPolicy, rng: random.Random) -> int:
-    assert policy.initial_backoff_ms is not None and policy.max_backoff_ms is not None
-    assert policy.backoff_multiplier is not None
+def _backoff_ms(sent_before: int, policy: EffectiveSubscriptionPolicy, rng: random.Random) -> int:
     growth = min(policy.backoff_multiplier ** min(sent_before, 64), 2.0**40)
     delay_ms = min(policy.initial_backoff_ms * growth, policy.max_backoff_ms)
     # Jitter takes off at most one half, so that what failed together does not come back together.

@@ -74,7 +74,7 @@ def _set_aside(subscription: Subscription, ledger_id: int, ids: UInt32Column, ca
 
 
 def _put_off(subscription: Subscription, ledger_id: int, ids: UInt32Column, cause: Corrupt | None) -> None:
-    wait_ms = max(subscription.policy.max_backoff_ms or 0, _AGAIN_MS_MIN)
+    wait_ms = max(subscription.policy.max_backoff_ms, _AGAIN_MS_MIN)
     again_ms = subscription.clock.now_ms() + wait_ms
     log.error(
         "Messages cannot be read; they stay pending and are retried",

@@ -12,7 +12,7 @@ import contextlib
 from broker.errors import Unavailable
 from broker.model import Entries, count_entries, without_entries
 from broker.observe.metrics import SubscriptionCounters
-from broker.policy import SubscriptionPolicy
+from broker.policy import EffectiveSubscriptionPolicy
 from broker.runtime.signal import Signal
 from broker.runtime.supervise import forget_result
 from broker.storage.records import GivenBack, ReturnReason, Settled, SettleReason
@@ -38,7 +38,7 @@ class Decisions:
         services: SubscriptionServices,
         *,
         by_key: bool,
-        policy: SubscriptionPolicy,
+        policy: EffectiveSubscriptionPolicy,
     ) -> None:
         self.policy = policy
         """In force; its subscription sets it."""
@@ -175,4 +175,4 @@ class Decisions:
         return self.give_up(entries, reason, last_reason, consumer_id=consumer_id)
 
     def _worn_out(self, held: Entries) -> Entries:
-        return worn_out(held, self._attempts, self.policy.max_delivery_attempts or 0)
+        return worn_out(held, self._attempts, self.policy.max_delivery_attempts)

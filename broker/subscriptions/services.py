@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from broker.model import Entries, Int64Column, Position, RowColumn, UInt32Column
-from broker.policy import SubscriptionPolicy
+from broker.policy import EffectiveSubscriptionPolicy
 from broker.runtime.clock import Clock
 from broker.runtime.ownership import Ownership
 from broker.storage.records import Record
@@ -68,7 +68,7 @@ class DeliveryLimits:
 class SubscriptionServices:
     """Services that the subscriptions of a topic share."""
 
-    defaults: SubscriptionPolicy
+    defaults: EffectiveSubscriptionPolicy
     limits: DeliveryLimits
     clock: Clock
     ownership: Ownership

@@ -33,7 +33,7 @@ from broker.model import (
     common_entries,
     members,
 )
-from broker.policy import TopicPolicy
+from broker.policy import EffectiveTopicPolicy
 from broker.runtime.clock import Clock
 from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.log import TopicLog
@@ -72,7 +72,7 @@ class ChangingTopic(Protocol):
     subscriptions: Subscriptions
 
     @property
-    def policy(self) -> TopicPolicy: ...
+    def policy(self) -> EffectiveTopicPolicy: ...
 
     @property
     def index(self) -> IndexPump: ...

@@ -57,7 +57,7 @@ async def update_policy(
     _check_there(topic, subscription)
     decided = _decided(topic, subscription)
     policy = replace(decided.policy, **{name: getattr(given, name) for name in named})
-    check_subscription_policy(subscription.type, policy, topic.subscriptions.in_force(policy))
+    check_subscription_policy(subscription.type, policy, topic.subscriptions.effective(policy))
     if named & {"max_delivery_attempts", "dead_letter_topic"}:
         topic.subscriptions.check_dead_letters(subscription.name, policy)
     await topic.subscriptions.change(replace(decided, policy=policy))

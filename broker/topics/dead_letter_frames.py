@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker.errors import Refused
-from broker.policy import SubscriptionPolicy
+from broker.policy import EffectiveSubscriptionPolicy
 from broker.settings import is_name
 from broker.storage.message_fields import (
     FRAME_HEAD,
@@ -55,7 +55,7 @@ _NAME_HEAD = bytes((PROPERTY_NAME_TAG,))
 _VALUE_HEAD = bytes((PROPERTY_VALUE_TAG,))
 
 
-def dead_letter_topic_name(topic: str, subscription: str, policy: SubscriptionPolicy) -> str:
+def dead_letter_topic_name(topic: str, subscription: str, policy: EffectiveSubscriptionPolicy) -> str:
     """Return where a subscription's dead letters go; Refused if that cannot be."""
     # With a "~" in one of the names only the length says where the first one ends: "a" and "b~c" are not "a~b" and "c".
     length = f"{len(topic)}~" if "~" in topic or "~" in subscription else ""
@@ -77,17 +77,16 @@ def dead_letter_topic_name(topic: str, subscription: str, policy: SubscriptionPo
 def check_dead_letter_topic(
     topic: str,
     subscription: str,
-    own: SubscriptionPolicy,
-    in_force: SubscriptionPolicy,
+    policy: EffectiveSubscriptionPolicy,
     topic_shard: TopicShard,
 ) -> None:
     """Refuse settings under which messages are given up, or a topic is named for them, where there is no place.
 
     A topic of another shard is none: a message that moves is one record of two topics, in one log.
     """
-    if not (in_force.max_delivery_attempts or own.dead_letter_topic):
+    if not (policy.max_delivery_attempts or policy.dead_letter_topic):
         return
-    name = dead_letter_topic_name(topic, subscription, in_force)
+    name = dead_letter_topic_name(topic, subscription, policy)
     if not topic_shard.holds(name):
         beside = f"{topic.partition('~')[0]}~{name}"
         suggested = beside if is_name(beside) else ""

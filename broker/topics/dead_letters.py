@@ -40,7 +40,7 @@ from broker.model import (
     without_entries,
 )
 from broker.observe.logs import get_logger
-from broker.policy import DELAYED_ENABLED, SubscriptionPolicy, TopicPolicy
+from broker.policy import DELAYED_ENABLED, EffectiveTopicPolicy, SubscriptionPolicy
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import Spawn, YieldBudget
 from broker.settings import MIB
@@ -203,7 +203,7 @@ class DeadLetters:
                 messages=count_entries(left),
                 error=error,
             )
-            longest_ms = subscription.policy.max_backoff_ms or 0
+            longest_ms = subscription.policy.max_backoff_ms
             not_before_ms = self._clock.now_ms() + longest_ms
             kept = subscription.decisions.keep_given_up(
                 left, not_before_ms, cause.last_reason, was_sent=cause.was_sent
@@ -400,7 +400,7 @@ class DeadLetters:
         return len(some)
 
     def _submit(
-        self, into: Topic, batch: Batch, policy: TopicPolicy, settled: Settled, subscription_id: int
+        self, into: Topic, batch: Batch, policy: EffectiveTopicPolicy, settled: Settled, subscription_id: int
     ) -> asyncio.Future[None]:
         record = Transferred(into.plan(batch, policy), settled, subscription_id)
         durable = into.submit_record(record, lambda lsn: self._registry.apply(record, lsn))
@@ -436,7 +436,7 @@ def _slices(entries: Entries) -> list[tuple[int, UInt32Column]]:
     ]
 
 
-def _unlimited(policy: TopicPolicy) -> TopicPolicy:
+def _unlimited(policy: EffectiveTopicPolicy) -> EffectiveTopicPolicy:
     """Return a policy without the limits of producers: they do not limit a transfer."""
     return replace(policy, max_delay_ms=0, delayed_delivery=DELAYED_ENABLED)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from broker.errors import InvalidRequest, LimitReached, Refused
 from broker.model import Batch, IdRange, Int64Column, UInt64Column
-from broker.policy import TopicPolicy
+from broker.policy import EffectiveTopicPolicy
 from broker.storage.records import Produced, Sequences
 from broker.topics.plan import LedgerEnd, plan_produced
 from broker.topics.producers import (
@@ -90,7 +90,7 @@ class Look:
         end: LedgerEnd,
         new_ledger_id: Callable[[], int],
         now_ms: int,
-        policy: TopicPolicy,
+        policy: EffectiveTopicPolicy,
     ) -> Produced:
         """The record of what is new of the batch that was looked at; see `plan_produced`."""
         fresh, fresh_at = self.fresh, self.fresh_at
@@ -103,7 +103,7 @@ class Look:
             raise
 
 
-def is_sequenced(batch: Batch, policy: TopicPolicy) -> bool:
+def is_sequenced(batch: Batch, policy: EffectiveTopicPolicy) -> bool:
     """Return whether a topic has an eye on a batch's sequence ids."""
     return batch.sequence_ids is not None and bool(policy.dedup_window_ms)
 
@@ -136,9 +136,8 @@ class Deduplication:
         self._held_bytes = 0  # of what the memory counts
         self._ahead: OrderedDict[str, _Ahead] | None = None  # who sent last comes last
 
-    def look(self, batch: Batch, now_ms: int, policy: TopicPolicy) -> Look:
+    def look(self, batch: Batch, now_ms: int, policy: EffectiveTopicPolicy) -> Look:
         """Find the new part of a batch. Raises the refusal; changes nothing."""
-        assert policy.dedup_window_ms is not None and policy.dedup_entries is not None
         given = check_rising(batch)
         name = batch.producer_name
         ahead = self._known().get(name) or _Ahead(ProducerHistory())
@@ -200,11 +199,10 @@ class Deduplication:
         self._held_bytes += growth_bytes
         self._memory.used_bytes += growth_bytes
 
-    def forget_expired(self, now_ms: int, policy: TopicPolicy) -> None:
+    def forget_expired(self, now_ms: int, policy: EffectiveTopicPolicy) -> None:
         """Forget what no answer is made from any more, where memory is short. Called periodically."""
         if not self._memory.is_short:
             return
-        assert policy.dedup_window_ms is not None and policy.dedup_entries is not None
         for name, ahead in self._known().items():
             if ahead.durable is not None and not ahead.durable.done():
                 continue
@@ -236,7 +234,7 @@ class Deduplication:
             self._ahead = OrderedDict((name, _Ahead(producer)) for name, producer in by_age)
         return self._ahead
 
-    def _gives_way_to(self, sequences: Sequences, now_ms: int, policy: TopicPolicy) -> str:
+    def _gives_way_to(self, sequences: Sequences, now_ms: int, policy: EffectiveTopicPolicy) -> str:
         """Return the producer to forget for a batch, empty if there is room. Raises LimitReached."""
         known, name, limits = self._known(), sequences.producer_name, self._memory
         window_ms, entries_max = policy.dedup_window_ms, policy.dedup_entries
@@ -274,9 +272,8 @@ class Deduplication:
         )
 
 
-def _find(producer: ProducerHistory, batch: Batch, now_ms: int, policy: TopicPolicy) -> KnownIds:
+def _find(producer: ProducerHistory, batch: Batch, now_ms: int, policy: EffectiveTopicPolicy) -> KnownIds:
     """Find each message of a batch among the remembered; Refused if one is too old to tell."""
-    assert policy.dedup_window_ms is not None and policy.dedup_entries is not None
     sequence_ids = batch.sequence_ids
     assert sequence_ids is not None
     places = np.flatnonzero(sequence_ids)

@@ -10,7 +10,7 @@ import numpy as np
 
 from broker.errors import InvalidRequest
 from broker.model import Batch, IdRange, Position
-from broker.policy import TopicPolicy
+from broker.policy import EffectiveTopicPolicy
 from broker.runtime.clock import Clock
 from broker.storage.log import TopicLog
 from broker.storage.records import Produced
@@ -52,7 +52,7 @@ class Intake:
         self._deduplication = Deduplication(producers, memory)
         self._quota = Quota(clock, lambda lsn: measure_backlog(log, subscriptions, lsn))
 
-    def look(self, batch: Batch, now_ms: int, policy: TopicPolicy, applied_lsn: int) -> Look | None:
+    def look(self, batch: Batch, now_ms: int, policy: EffectiveTopicPolicy, applied_lsn: int) -> Look | None:
         """Find the new part of a batch; None if it has no sequence ids. Raises the refusal."""
         look, fresh = None, batch
         if is_sequenced(batch, policy):
@@ -64,7 +64,7 @@ class Intake:
             self._quota.check(policy, fresh.count, len(fresh.frames), applied_lsn)
         return look
 
-    def reserve(self, record: Produced, policy: TopicPolicy, durable: asyncio.Future[None]) -> None:
+    def reserve(self, record: Produced, policy: EffectiveTopicPolicy, durable: asyncio.Future[None]) -> None:
         """Reserve what a submitted batch takes."""
         count = len(record.times)
         if has_quota(policy):
@@ -80,7 +80,7 @@ class Intake:
         """The topic is deleted."""
         self._deduplication.close()
 
-    def forget_expired(self, now_ms: int, policy: TopicPolicy) -> None:
+    def forget_expired(self, now_ms: int, policy: EffectiveTopicPolicy) -> None:
         """Make room where the memory of sequence ids is short."""
         self._deduplication.forget_expired(now_ms, policy)
 
@@ -89,12 +89,12 @@ class Intake:
         self._deduplication.let_go()
 
 
-def is_examined(batch: Batch, policy: TopicPolicy) -> bool:
+def is_examined(batch: Batch, policy: EffectiveTopicPolicy) -> bool:
     """Return whether there is anything to look at; nearly always there is not."""
     return is_sequenced(batch, policy) or has_quota(policy)
 
 
-def check_first(batch: Batch, now_ms: int, policy: TopicPolicy) -> None:
+def check_first(batch: Batch, now_ms: int, policy: EffectiveTopicPolicy) -> None:
     """Raise what a topic that has nothing yet would refuse a batch with."""
     check_times(batch, now_ms, policy)
     check_alone(policy, batch.count, len(batch.frames))

@@ -9,7 +9,7 @@ import numpy as np
 
 from broker.errors import InvalidRequest, Refused
 from broker.model import DELIVER_AT_MS_MAX, FLAG_DELAYED, ROW, TIME_MS_MAX, Batch, Int64Column
-from broker.policy import DELAYED_DISABLED, TopicPolicy
+from broker.policy import DELAYED_DISABLED, EffectiveTopicPolicy
 from broker.storage.records import Produced, Sequences
 from broker.topics.refusals import check_max_delay
 
@@ -31,7 +31,7 @@ def plan_produced(
     end: LedgerEnd,
     new_ledger_id: Callable[[], int],
     now_ms: int,
-    policy: TopicPolicy,
+    policy: EffectiveTopicPolicy,
     sequences: Sequences | None = None,
 ) -> Produced:
     """The record of a batch accepted at `now_ms`: ids, ledger roll, effective times and expiry are decided here.
@@ -63,16 +63,14 @@ def plan_produced(
     )
 
 
-def must_roll(batch: Batch, end: LedgerEnd, now_ms: int, policy: TopicPolicy) -> bool:
+def must_roll(batch: Batch, end: LedgerEnd, now_ms: int, policy: EffectiveTopicPolicy) -> bool:
     """Return whether a batch begins a new ledger: a batch never spans two."""
-    assert policy.ledger_max_entries is not None and policy.ledger_max_bytes is not None
     if end.ledger_id == 0 or end.is_sealed:
         return True
     if end.entry_count == 0:
         return False
-    too_old = bool(policy.ledger_max_age_ms) and now_ms - end.first_publish_ms >= (
-        policy.ledger_max_age_ms or 0
-    )
+    age_max_ms = policy.ledger_max_age_ms
+    too_old = age_max_ms > 0 and now_ms - end.first_publish_ms >= age_max_ms
     return (
         too_old
         or end.entry_count + batch.count > policy.ledger_max_entries
@@ -80,12 +78,12 @@ def must_roll(batch: Batch, end: LedgerEnd, now_ms: int, policy: TopicPolicy) ->
     )
 
 
-def check_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> None:
+def check_times(batch: Batch, now_ms: int, policy: EffectiveTopicPolicy) -> None:
     """Raise what `plan_produced` would raise."""
     _expiry(batch, effective_times(batch, now_ms, policy), now_ms, policy)
 
 
-def effective_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> Int64Column:
+def effective_times(batch: Batch, now_ms: int, policy: EffectiveTopicPolicy) -> Int64Column:
     """Return the due time of each message; 0 for at once. Errors name `messages[i]`."""
     at_ms, after_ms = batch.deliver_at_ms, batch.deliver_after_ms
     after_ms_max = DELIVER_AT_MS_MAX - now_ms
@@ -107,7 +105,9 @@ def effective_times(batch: Batch, now_ms: int, policy: TopicPolicy) -> Int64Colu
     return _checked_delays(batch, np.where(times > now_ms, times, 0), now_ms, policy)  # past due: at once
 
 
-def _checked_delays(batch: Batch, times: Int64Column, now_ms: int, policy: TopicPolicy) -> Int64Column:
+def _checked_delays(
+    batch: Batch, times: Int64Column, now_ms: int, policy: EffectiveTopicPolicy
+) -> Int64Column:
     """The times, unless one is too far away, or none may be given."""
     if policy.delayed_delivery == DELAYED_DISABLED:
         _check_none_timed(batch)
@@ -130,14 +130,14 @@ def _check_none_timed(batch: Batch) -> None:
         )
 
 
-def _expiry(batch: Batch, times: Int64Column, now_ms: int, policy: TopicPolicy) -> Int64Column:
+def _expiry(batch: Batch, times: Int64Column, now_ms: int, policy: EffectiveTopicPolicy) -> Int64Column:
     """Return the expiry of each message, counted from its effective time (P3); 0 for never."""
     ttl_ms = batch.ttl_ms
     if not (policy.default_ttl_ms or np.count_nonzero(ttl_ms)):
         return ttl_ms  # all zero
     _refuse(ttl_ms < 0, "ttl_ms", "is negative")
     _refuse(ttl_ms > TIME_MS_MAX, "ttl_ms", "overflows")
-    ttl_ms = np.where(ttl_ms == 0, policy.default_ttl_ms or 0, ttl_ms)
+    ttl_ms = np.where(ttl_ms == 0, policy.default_ttl_ms, ttl_ms)
     return np.where(ttl_ms == 0, 0, np.maximum(times, now_ms) + ttl_ms)
 
 

@@ -11,7 +11,16 @@ from typing import Any
 from broker.config import BrokerConfig
 from broker.delayed.bucket_values import BucketPolicyValues
 from broker.errors import InvalidRequest
-from broker.policy import POLICY_SPECS, P, SubscriptionPolicy, TopicPolicy, effective, policy_value
+from broker.policy import (
+    POLICY_SPECS,
+    EffectiveSubscriptionPolicy,
+    EffectiveTopicPolicy,
+    PolicyKind,
+    SubscriptionPolicy,
+    TopicPolicy,
+    effective,
+    policy_value,
+)
 from broker.runtime.clock import Clock
 from broker.runtime.ownership import Ownership
 from broker.storage.records import Record
@@ -20,37 +29,40 @@ from broker.subscriptions.services import DeliveryLimits, SubscriptionServices
 from broker.subscriptions.types import SubscriptionType
 
 
-def default_topic_policy(config: BrokerConfig) -> TopicPolicy:
-    """The broker's own policy of topics, every field set."""
-    return _default(TopicPolicy, config.tuning.topic, config)
+def default_topic_policy(config: BrokerConfig) -> EffectiveTopicPolicy:
+    """The broker's own policy of topics."""
+    declared = EffectiveTopicPolicy(**_declared(TopicPolicy, config))
+    return effective(config.tuning.topic, declared)
 
 
-def bucket_policy(policy: TopicPolicy) -> BucketPolicyValues:
-    """Return the bucket policy of a policy in force."""
+def bucket_policy(policy: EffectiveTopicPolicy) -> BucketPolicyValues:
+    """Return the bucket policy of an effective one."""
     return BucketPolicyValues(**{f.name: getattr(policy, f.name) for f in fields(BucketPolicyValues)})
 
 
-def default_subscription_policy(config: BrokerConfig) -> SubscriptionPolicy:
-    """The broker's own policy of subscriptions; every field set but the dead-letter topic, which has their names."""
-    return _default(SubscriptionPolicy, config.tuning.subscription, config)
+def default_subscription_policy(config: BrokerConfig) -> EffectiveSubscriptionPolicy:
+    """The broker's own policy of subscriptions."""
+    declared = EffectiveSubscriptionPolicy(**_declared(SubscriptionPolicy, config))
+    return effective(config.tuning.subscription, declared)
 
 
-def _default(kind: type[P], tuned: P, config: BrokerConfig) -> P:
-    """Each field from its setting, or, where there is none, as it is declared."""
-    values: dict[str, Any] = {
+def _declared(kind: PolicyKind, config: BrokerConfig) -> dict[str, Any]:
+    """Return the value of each field from its setting, or, where there is none, as it is declared."""
+    return {
         field_.name: policy_value(
             POLICY_SPECS[field_.name], getattr(config, field_.name, field_.metadata["default"])
         )
         for field_ in fields(kind)
     }
-    return effective(tuned, kind(**values))
 
 
-def check_subscription_policy(type_: int, given: SubscriptionPolicy, in_force: SubscriptionPolicy) -> None:
+def check_subscription_policy(
+    type_: int, own: SubscriptionPolicy, effective: EffectiveSubscriptionPolicy
+) -> None:
     """Refuse settings that do not go together, or that a subscription of that type cannot have."""
-    SubscriptionType(type_).check_honor_delay(given.honor_delay)
-    initial_ms, max_ms = in_force.initial_backoff_ms, in_force.max_backoff_ms
-    if initial_ms is not None and max_ms is not None and initial_ms > max_ms:
+    SubscriptionType(type_).check_honor_delay(own.honor_delay)
+    initial_ms, max_ms = effective.initial_backoff_ms, effective.max_backoff_ms
+    if initial_ms > max_ms:
         raise InvalidRequest(
             f"initial_backoff_ms would be {initial_ms}, and max_backoff_ms {max_ms}",
             field="policy.initial_backoff_ms",

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from broker.errors import LimitReached, OutOfRange
 from broker.model import Position
-from broker.policy import TopicPolicy
+from broker.policy import EffectiveTopicPolicy
 from broker.runtime.clock import Clock
 
 _MEASURE_INTERVAL_NS = 100_000_000
@@ -74,11 +74,11 @@ class _InFlight(NamedTuple):
     bytes: int
 
 
-def has_quota(policy: TopicPolicy) -> bool:
+def has_quota(policy: EffectiveTopicPolicy) -> bool:
     return bool(policy.max_pending_messages or policy.max_pending_bytes or policy.max_produce_rate)
 
 
-def check_alone(policy: TopicPolicy, messages: int, bytes_: int) -> None:
+def check_alone(policy: EffectiveTopicPolicy, messages: int, bytes_: int) -> None:
     """Refuse a batch that would be too much for an empty topic: to try again would never help."""
     for name, asked in (("max_pending_messages", messages), ("max_pending_bytes", bytes_)):
         limit = getattr(policy, name)
@@ -107,7 +107,7 @@ class Quota:
         self._tokens = 0.0
         self._filled_ns: int | None = None  # None: the bucket is full
 
-    def check(self, policy: TopicPolicy, messages: int, bytes_: int, lsn: int) -> None:
+    def check(self, policy: EffectiveTopicPolicy, messages: int, bytes_: int, lsn: int) -> None:
         """Raise LimitReached if a batch cannot be taken now. `lsn` is what is applied."""
         if policy.max_pending_messages or policy.max_pending_bytes:
             check_alone(policy, messages, bytes_)
@@ -123,7 +123,12 @@ class Quota:
             self._check_rate(rate, messages)
 
     def take(
-        self, policy: TopicPolicy, messages: int, bytes_: int, end: Position, durable: asyncio.Future[None]
+        self,
+        policy: EffectiveTopicPolicy,
+        messages: int,
+        bytes_: int,
+        end: Position,
+        durable: asyncio.Future[None],
     ) -> None:
         """A batch was submitted that ends at `end`."""
         if policy.max_pending_messages or policy.max_pending_bytes:
@@ -170,7 +175,7 @@ class Quota:
             )
 
 
-def _check_pending(policy: TopicPolicy, messages: int, bytes_: int) -> None:
+def _check_pending(policy: EffectiveTopicPolicy, messages: int, bytes_: int) -> None:
     """Refuse a batch with which so much would be pending."""
     if policy.max_pending_messages and messages > policy.max_pending_messages:
         raise LimitReached(

@@ -8,7 +8,7 @@ import numpy as np
 
 from broker.errors import InvalidRequest, NotFound, OutOfRange
 from broker.model import DELIVER_AT_MS_MIN, Int64Column
-from broker.policy import TopicPolicy
+from broker.policy import EffectiveTopicPolicy
 
 
 def topic_not_found(name: str) -> NotFound:
@@ -36,7 +36,7 @@ def wrong_unit(deliver_at_ms: int, field: str) -> InvalidRequest:
 
 
 def check_max_delay(
-    times: Int64Column, now_ms: int, policy: TopicPolicy, field: Callable[[int], str]
+    times: Int64Column, now_ms: int, policy: EffectiveTopicPolicy, field: Callable[[int], str]
 ) -> None:
     """Raise OutOfRange for the first time beyond the topic's longest delay; `field` names it by its index."""
     max_delay_ms = policy.max_delay_ms

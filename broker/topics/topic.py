@@ -26,7 +26,7 @@ from broker.delayed.due_rows import DueRows
 from broker.delayed.index_pump import IndexPump
 from broker.model import Batch, IdRange, Int64Column, Position
 from broker.observe.metrics import TopicCounters
-from broker.policy import TopicPolicy
+from broker.policy import EffectiveTopicPolicy, TopicPolicy
 from broker.runtime.clock import Clock
 from broker.runtime.ownership import Ownership
 from broker.runtime.supervise import Spawn
@@ -307,7 +307,7 @@ class Topic:
         look = self.intake.look(batch, self._services.clock.now_ms(), self.policy, self.applied_lsn)
         return (batch, None) if look is None else (look.fresh, look.fresh_at)
 
-    def plan(self, batch: Batch, policy: TopicPolicy) -> Produced:
+    def plan(self, batch: Batch, policy: EffectiveTopicPolicy) -> Produced:
         """Plan a batch without a producer. Whoever submits it calls `ledgers.reserve` in the same step."""
         services = self._services
         now_ms = services.clock.now_ms()
@@ -372,9 +372,9 @@ class Topic:
     # -- facts -----------------------------------------------------------------------------------------------
 
     @property
-    def policy(self) -> TopicPolicy:
+    def policy(self) -> EffectiveTopicPolicy:
         """In force; every field set."""
-        return self.policies.in_force
+        return self.policies.effective
 
     @property
     def counters(self) -> TopicCounters:

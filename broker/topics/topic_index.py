@@ -88,7 +88,7 @@ class TopicIndex:
 
         `on_discarded`: the index held something of ledgers that are gone.
         """
-        services, policy = self._services, self._policies.in_force
+        services, policy = self._services, self._policies.effective
         self._on_discarded = on_discarded
         now_ms = services.clock.now_ms()
         # Was the clock far ahead when the manifest was written? What buckets left out as taken is still to come then,
@@ -100,7 +100,7 @@ class TopicIndex:
         tracker: DelayedDeliveryTracker
         upkeep: BucketUpkeep | None = None
         if policy.tracker == TRACKER_MEMORY:
-            tracker = MemoryTracker(self._read_times, frontier, tick_ms=policy.tick_ms or 1)
+            tracker = MemoryTracker(self._read_times, frontier, tick_ms=policy.tick_ms)
         else:
             storage = services.bucket_storage(self._topic_id)
             tracker = BucketTracker(
@@ -159,7 +159,7 @@ class TopicIndex:
             case TopicPolicyChanged():
                 # Other limits of buckets count from the next seal, merge or cut on.
                 if self.pump is not None and self.pump.upkeep is not None:
-                    self.pump.upkeep.set_policy(bucket_policy(self._policies.in_force))
+                    self.pump.upkeep.set_policy(bucket_policy(self._policies.effective))
             case _:
                 not_applied(self, record)
 

@@ -1,4 +1,4 @@
-"""The policy of one topic: what was set for it, and what is in force."""
+"""Own and effective policy of one topic."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class TopicPolicies:
         """Set for the topic, as applied."""
         self.decided = image.policy
         """Set for the topic, as the last record says that was submitted."""
-        self.in_force = effective(image.policy, default_topic_policy(config))
+        self.effective = effective(image.policy, default_topic_policy(config))
 
     def apply(self, record: Record, lsn: int) -> None:
         """See `Applier`."""
         match record:
             case TopicPolicyChanged():
                 self.own = record.policy
-                self.in_force = effective(record.policy, default_topic_policy(self._config))
+                self.effective = effective(record.policy, default_topic_policy(self._config))
             case _:
                 not_applied(self, record)
 

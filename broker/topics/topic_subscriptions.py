@@ -17,7 +17,7 @@ from broker.config import BrokerConfig
 from broker.delayed.due_rows import DueRows
 from broker.errors import AlreadyExists, LimitReached, NotFound
 from broker.model import Entries, Position
-from broker.policy import SubscriptionPolicy, effective
+from broker.policy import EffectiveSubscriptionPolicy, SubscriptionPolicy, effective
 from broker.runtime.supervise import Spawn
 from broker.storage.changes import Cancelled, Moved
 from broker.storage.log import TopicLog
@@ -282,14 +282,12 @@ class Subscriptions(Mapping[int, Subscription]):
         """Return whether there ever was one: what is there waits for the first."""
         return self._next_id > 1
 
-    def in_force(self, policy: SubscriptionPolicy) -> SubscriptionPolicy:
+    def effective(self, policy: SubscriptionPolicy) -> EffectiveSubscriptionPolicy:
         return effective(policy, self._services.defaults)
 
     def check_dead_letters(self, name: str, policy: SubscriptionPolicy) -> None:
         """Refuse settings with which a subscription of that name would have no place for its dead letters."""
-        check_dead_letter_topic(
-            self._topic.name, name, policy, self.in_force(policy), self._services.topic_shard
-        )
+        check_dead_letter_topic(self._topic.name, name, self.effective(policy), self._services.topic_shard)
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -311,7 +309,7 @@ class Subscriptions(Mapping[int, Subscription]):
         if len(taken) >= self._config.subscriptions_per_topic_max:
             told = f"Topic {topic.name!r} has as many subscriptions as are allowed"
             raise LimitReached(told, reason="TOO_MANY_SUBSCRIPTIONS")
-        check_subscription_policy(type_, policy, self.in_force(policy))
+        check_subscription_policy(type_, policy, self.effective(policy))
         self.check_dead_letters(name, policy)
         start = self._start_position(initial_position)
         image = SubscriptionImage(

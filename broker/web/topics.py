@@ -13,7 +13,13 @@ from aiohttp import web
 from broker.errors import Refused
 from broker.folder.broker import Broker
 from broker.model import count_entries
-from broker.policy import POLICY_SPECS, SubscriptionPolicy, TopicPolicy
+from broker.policy import (
+    POLICY_SPECS,
+    EffectiveSubscriptionPolicy,
+    EffectiveTopicPolicy,
+    SubscriptionPolicy,
+    TopicPolicy,
+)
 from broker.settings import SettingKind, Spec, Value, show
 from broker.subscriptions.subscription import Subscription
 from broker.topics import control
@@ -169,10 +175,10 @@ def _topic_row(topic: Topic) -> TopicRow:
 def _subscription_row(broker: Broker, topic: Topic, subscription: Subscription) -> SubscriptionRow:
     subscription.consumers.expire_leases()  # without consumers nobody does it
     counts = topic.subscription_counts(subscription)
-    in_force = subscription.policy
+    effective = subscription.policy
     with contextlib.suppress(Refused):  # the names are too long for one of their own
-        place = dead_letter_topic_name(topic.name, subscription.name, in_force)
-        in_force = replace(in_force, dead_letter_topic=place)
+        place = dead_letter_topic_name(topic.name, subscription.name, effective)
+        effective = replace(effective, dead_letter_topic=place)
     consumers = list(subscription.consumers)
     held = {
         consumer.consumer_id: count_entries(subscription.states.leases.held(consumer.consumer_id))
@@ -202,7 +208,7 @@ def _subscription_row(broker: Broker, topic: Topic, subscription: Subscription) 
         ],
         consumer_count=len(consumers),
         permits=sum(consumer.permits for consumer in consumers),
-        settings=_settings(in_force, subscription.image.policy),
+        settings=_settings(effective, subscription.image.policy),
     )
 
 
@@ -213,16 +219,16 @@ def _state(draining: bool, silent: bool, permits: int) -> str:
 
 
 def _settings(
-    in_force: TopicPolicy | SubscriptionPolicy, own: TopicPolicy | SubscriptionPolicy
+    effective: EffectiveTopicPolicy | EffectiveSubscriptionPolicy, own: TopicPolicy | SubscriptionPolicy
 ) -> list[tuple[str, str, bool]]:
-    """Each setting in force: its name, its value, and whether it was set here rather than inherited."""
+    """Each effective setting: its name, its value, and whether it was set here rather than inherited."""
     return [
         (
             field.name,
-            _shown(POLICY_SPECS[field.name], getattr(in_force, field.name)),
+            _shown(POLICY_SPECS[field.name], getattr(effective, field.name)),
             getattr(own, field.name) is not None,
         )
-        for field in fields(in_force)
+        for field in fields(effective)
     ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import InvalidRequest
-from broker.policy import SubscriptionPolicy, TopicPolicy, effective
+from broker.policy import EffectiveSubscriptionPolicy, SubscriptionPolicy, TopicPolicy, effective
 from broker.storage.policy import (
     subscription_policy_from_record,
     subscription_policy_to_record,
@@ -98,7 +98,7 @@ def test_subscription_settings_out_of_range_are_refused_in_both_directions(name:
 
 
 def test_only_what_is_unset_is_taken_from_the_defaults() -> None:
-    defaults = SubscriptionPolicy(
+    defaults = EffectiveSubscriptionPolicy(
         lease_ms=1, initial_backoff_ms=2, max_backoff_ms=3, backoff_multiplier=4.0, honor_delay=True
     )
     policy = SubscriptionPolicy(max_backoff_ms=0, honor_delay=False)

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from broker.policy import SubscriptionPolicy
+from broker.policy import EffectiveSubscriptionPolicy
 from broker.subscriptions.attempts import Attempts
 from broker.subscriptions.backoff import delays
 
-POLICY = SubscriptionPolicy(initial_backoff_ms=1_000, max_backoff_ms=60_000, backoff_multiplier=2.0)
+POLICY = EffectiveSubscriptionPolicy(initial_backoff_ms=1_000, max_backoff_ms=60_000, backoff_multiplier=2.0)
 
 
 class FixedRandom(random.Random):
@@ -33,7 +33,9 @@ def attempts_of(count: int, entries: BitMap) -> Attempts:
     return attempts
 
 
-def wait_ms(count: int, policy: SubscriptionPolicy = POLICY, jitter: float = 0.0, asked_ms: int = 0) -> int:
+def wait_ms(
+    count: int, policy: EffectiveSubscriptionPolicy = POLICY, jitter: float = 0.0, asked_ms: int = 0
+) -> int:
     """Wait of an entry that was sent and counted so often before."""
     held = BitMap([7])
     [(delay_ms, part)] = delays({1: held}, asked_ms, attempts_of(count, held), policy, FixedRandom(jitter))
@@ -60,7 +62,9 @@ def test_a_wait_that_was_asked_for_is_taken_as_it_is() -> None:
 
 
 def test_a_multiplier_of_one_does_not_grow() -> None:
-    policy = SubscriptionPolicy(initial_backoff_ms=500, max_backoff_ms=60_000, backoff_multiplier=1.0)
+    policy = EffectiveSubscriptionPolicy(
+        initial_backoff_ms=500, max_backoff_ms=60_000, backoff_multiplier=1.0
+    )
     assert [wait_ms(count, policy) for count in (0, 1, 30)] == [500, 500, 500]
 
 
@@ -85,7 +89,7 @@ def test_nothing_waits_for_nothing() -> None:
 def test_no_wait_is_longer_than_the_maximum(
     count: int, initial_ms: int, max_ms: int, multiplier: float, jitter: float
 ) -> None:
-    policy = SubscriptionPolicy(
+    policy = EffectiveSubscriptionPolicy(
         initial_backoff_ms=initial_ms, max_backoff_ms=max_ms, backoff_multiplier=multiplier
     )
     assert 0 <= wait_ms(count, policy, jitter) <= max_ms

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from broker.errors import Corrupt, Refused
-from broker.policy import SubscriptionPolicy
+from broker.policy import EffectiveSubscriptionPolicy, SubscriptionPolicy
 from broker.rpc.decode import ProduceEnvelope
 from broker.topic_shards import ALL_TOPICS, TopicShard, shard_of
 from broker.topics import dead_letter_frames as frames
@@ -117,7 +117,9 @@ def test_any_bytes_give_a_frame_or_corrupt():
 
 def test_where_dead_letters_go():
     def name(topic: str, subscription: str, given: str | None = None) -> str:
-        return frames.dead_letter_topic_name(topic, subscription, SubscriptionPolicy(dead_letter_topic=given))
+        return frames.dead_letter_topic_name(
+            topic, subscription, EffectiveSubscriptionPolicy(dead_letter_topic=given)
+        )
 
     assert name("t", "s") == "t~s~dead-letters"
     assert name("t", "s", "elsewhere") == "elsewhere"
@@ -142,30 +144,32 @@ def test_where_dead_letters_go():
 )
 def test_settings_without_a_place_are_refused(own, default_attempts, is_refused):
     attempts = default_attempts if own.max_delivery_attempts is None else own.max_delivery_attempts
-    in_force = SubscriptionPolicy(max_delivery_attempts=attempts, dead_letter_topic=own.dead_letter_topic)
+    effective = EffectiveSubscriptionPolicy(
+        max_delivery_attempts=attempts, dead_letter_topic=own.dead_letter_topic
+    )
     if is_refused:
         with pytest.raises(Refused):
-            frames.check_dead_letter_topic("t" * 255, "s", own, in_force, ALL_TOPICS)
+            frames.check_dead_letter_topic("t" * 255, "s", effective, ALL_TOPICS)
     else:
-        frames.check_dead_letter_topic("t" * 255, "s", own, in_force, ALL_TOPICS)
+        frames.check_dead_letter_topic("t" * 255, "s", effective, ALL_TOPICS)
 
 
 def test_a_place_on_another_shard_is_refused_with_a_name_that_would_do():
-    own = SubscriptionPolicy(dead_letter_topic="topic9")  # on shard 0 of 2
+    policy = EffectiveSubscriptionPolicy(dead_letter_topic="topic9")  # on shard 0 of 2
     with pytest.raises(Refused) as caught:
-        frames.check_dead_letter_topic("orders~x", "s", own, own, TopicShard(1, 2))
+        frames.check_dead_letter_topic("orders~x", "s", policy, TopicShard(1, 2))
     assert caught.value.reason == "DEAD_LETTER_TOPIC_ELSEWHERE"
-    beside = replace(own, dead_letter_topic=str(caught.value.facts["suggested"]))
+    beside = replace(policy, dead_letter_topic=str(caught.value.facts["suggested"]))
     assert beside.dead_letter_topic == "orders~topic9"
-    frames.check_dead_letter_topic("orders~x", "s", beside, beside, TopicShard(1, 2))
-    too_long = replace(own, dead_letter_topic="topic9~" + "x" * 248)
+    frames.check_dead_letter_topic("orders~x", "s", beside, TopicShard(1, 2))
+    too_long = replace(policy, dead_letter_topic="topic9~" + "x" * 248)
     with pytest.raises(Refused, match="begin its name with that of the topic") as caught:
-        frames.check_dead_letter_topic("orders~x", "s", too_long, too_long, TopicShard(1, 2))
+        frames.check_dead_letter_topic("orders~x", "s", too_long, TopicShard(1, 2))
     assert caught.value.facts["suggested"] == ""
 
 
 def test_a_place_named_after_the_topic_lies_on_its_shard():
-    own = SubscriptionPolicy(max_delivery_attempts=3)
+    policy = EffectiveSubscriptionPolicy(max_delivery_attempts=3)
     for topic in ("orders", "topic9", "topic9~x"):
         number = shard_of(topic, 2)
-        frames.check_dead_letter_topic(topic, "s", own, own, TopicShard(number, 2))
+        frames.check_dead_letter_topic(topic, "s", policy, TopicShard(number, 2))

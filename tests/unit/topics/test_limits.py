@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.errors import LimitReached
-from broker.policy import TRACKER_MEMORY, SubscriptionPolicy, TopicPolicy
+from broker.policy import TRACKER_MEMORY, EffectiveSubscriptionPolicy, SubscriptionPolicy, TopicPolicy
 from broker.testing.mem_vfs import MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -121,9 +121,14 @@ def test_what_was_accepted_and_is_not_on_the_disk_yet_counts(
 
 def test_no_two_subscriptions_have_one_dead_letter_topic() -> None:
     parts = ["a", "b", "c", "a~b", "b~c", "a~", "a~~b", "1", "a~1", "1~b", "b~3"]
-    found = [dead_letter_topic_name(one, two, SubscriptionPolicy()) for one in parts for two in parts]
+    found = [
+        dead_letter_topic_name(one, two, EffectiveSubscriptionPolicy()) for one in parts for two in parts
+    ]
     assert len(set(found)) == len(found)
-    assert dead_letter_topic_name("orders", "billing", SubscriptionPolicy()) == "orders~billing~dead-letters"
+    assert (
+        dead_letter_topic_name("orders", "billing", EffectiveSubscriptionPolicy())
+        == "orders~billing~dead-letters"
+    )
 
 
 @pytest.mark.slow

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from broker.errors import InvalidRequest, OutOfRange, Refused
 from broker.model import DELIVER_AT_MS_MAX, FLAG_DELAYED, TIME_MS_MAX, Batch
-from broker.policy import DELAYED_DISABLED, DELAYED_ENABLED, TopicPolicy
+from broker.policy import DELAYED_DISABLED, DELAYED_ENABLED, EffectiveTopicPolicy
 from broker.storage.records import Produced
 from broker.topics.plan import LedgerEnd, check_times, effective_times, must_roll, plan_produced
 
 NOW = 1_000
-OPEN = TopicPolicy(
+OPEN = EffectiveTopicPolicy(
     max_delay_ms=0,
     default_ttl_ms=0,
     ledger_max_age_ms=0,
@@ -51,11 +51,13 @@ def batch_of(messages: Sequence[Asked]) -> Batch:
     )
 
 
-def times_of(*messages: Asked, policy: TopicPolicy = OPEN) -> list[int]:
+def times_of(*messages: Asked, policy: EffectiveTopicPolicy = OPEN) -> list[int]:
     return [int(time) for time in effective_times(batch_of(messages), NOW, policy)]
 
 
-def plan(*messages: Asked, policy: TopicPolicy = OPEN, end: LedgerEnd = END, now_ms: int = NOW) -> Produced:
+def plan(
+    *messages: Asked, policy: EffectiveTopicPolicy = OPEN, end: LedgerEnd = END, now_ms: int = NOW
+) -> Produced:
     return plan_produced(batch_of(messages), 3, end, lambda: 9, now_ms, policy)
 
 
@@ -218,7 +220,7 @@ asked = st.builds(
     length=st.integers(2, 40),
 )
 policies = st.builds(
-    TopicPolicy,
+    EffectiveTopicPolicy,
     max_delay_ms=st.sampled_from([0, 20, 1 << 53]),
     default_ttl_ms=st.sampled_from([0, 7]),
     ledger_max_age_ms=st.sampled_from([0, 500, 501]),
@@ -227,7 +229,7 @@ policies = st.builds(
 )
 
 
-def wrong(each: Asked, policy: TopicPolicy) -> bool:
+def wrong(each: Asked, policy: EffectiveTopicPolicy) -> bool:
     """Return whether a message alone makes its batch invalid."""
     times = (each.at_ms, each.after_ms, each.ttl_ms)
     return (
@@ -245,7 +247,9 @@ def effective(each: Asked) -> int:
 
 
 @given(messages=st.lists(asked, min_size=1, max_size=6), policy=policies)
-def test_a_batch_becomes_what_one_message_at_a_time_would(messages: list[Asked], policy: TopicPolicy):
+def test_a_batch_becomes_what_one_message_at_a_time_would(
+    messages: list[Asked], policy: EffectiveTopicPolicy
+):
     too_far = [policy.max_delay_ms and effective(each) - NOW > policy.max_delay_ms for each in messages]
     if any(wrong(each, policy) for each in messages) or any(too_far):
         with pytest.raises(InvalidRequest):

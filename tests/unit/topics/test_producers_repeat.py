@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from broker.config import BrokerConfig
 from broker.errors import InvalidRequest, LimitReached, OutOfRange, Refused
 from broker.model import Batch, IdRange
-from broker.policy import TopicPolicy
+from broker.policy import EffectiveTopicPolicy
 from broker.rpc.decode import ProduceEnvelope
 from broker.storage.records import Produced, decode_record
 from broker.topics.deduplication import Deduplication, check_rising
@@ -23,7 +23,7 @@ from broker.topics.producers import DedupMemory, Producers
 from tests.harness import Outgoing, batch_of
 
 CONFIG = BrokerConfig()
-POLICY = TopicPolicy(
+POLICY = EffectiveTopicPolicy(
     max_delay_ms=1_000,
     default_ttl_ms=0,
     ledger_max_age_ms=0,
@@ -46,7 +46,7 @@ def batch(*sequence_ids: int, producer: str = "p") -> Batch:
 class Desk:
     """A topic's produce path without its disk: what is submitted is applied when the test says so."""
 
-    def __init__(self, *, producers_max: int = 3, policy: TopicPolicy = POLICY) -> None:
+    def __init__(self, *, producers_max: int = 3, policy: EffectiveTopicPolicy = POLICY) -> None:
         self.policy = policy
         self.loop = asyncio.new_event_loop()
         self.in_flight: deque[tuple[Produced, asyncio.Future[None]]] = deque()

@@ -10,11 +10,11 @@ import pytest
 
 from broker.errors import LimitReached, OutOfRange
 from broker.model import Position
-from broker.policy import TopicPolicy
+from broker.policy import EffectiveTopicPolicy
 from broker.topics.quota import Backlog, Quota, check_alone, has_quota, measure_backlog
 
-MESSAGES_10 = TopicPolicy(max_pending_messages=10)
-BYTES_1000 = TopicPolicy(max_pending_bytes=1_000)
+MESSAGES_10 = EffectiveTopicPolicy(max_pending_messages=10)
+BYTES_1000 = EffectiveTopicPolicy(max_pending_bytes=1_000)
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Topic:
         self.measured += 1
         return Backlog(self.owed, self.owed * 100, Position(1, self.stored), lsn, self.steps)
 
-    def send(self, count: int, policy: TopicPolicy = MESSAGES_10) -> None:
+    def send(self, count: int, policy: EffectiveTopicPolicy = MESSAGES_10) -> None:
         self.quota.check(policy, count, count * 100, self.lsn)
         self.submitted += count
         durable = self.loop.create_future()
@@ -63,7 +63,7 @@ class Topic:
         self.owed -= count
         self.lsn += 1
 
-    def is_refused(self, count: int, policy: TopicPolicy = MESSAGES_10) -> LimitReached | None:
+    def is_refused(self, count: int, policy: EffectiveTopicPolicy = MESSAGES_10) -> LimitReached | None:
         try:
             self.quota.check(policy, count, count * 100, self.lsn)
         except LimitReached as refusal:
@@ -158,18 +158,24 @@ def test_a_batch_larger_than_a_limit_is_never_taken():
         with pytest.raises(OutOfRange) as refused:
             check_alone(policy, messages, bytes_)
         assert refused.value.reason == "BATCH_OVER_QUOTA"
-    check_alone(TopicPolicy(max_produce_rate=1), 1_000, 1)
+    check_alone(EffectiveTopicPolicy(max_produce_rate=1), 1_000, 1)
 
 
 def test_no_limit_is_no_quota():
-    assert not has_quota(TopicPolicy())
-    assert not has_quota(TopicPolicy(max_pending_messages=0, max_pending_bytes=0, max_produce_rate=0))
-    assert has_quota(MESSAGES_10) and has_quota(BYTES_1000) and has_quota(TopicPolicy(max_produce_rate=1))
+    assert not has_quota(EffectiveTopicPolicy())
+    assert not has_quota(
+        EffectiveTopicPolicy(max_pending_messages=0, max_pending_bytes=0, max_produce_rate=0)
+    )
+    assert (
+        has_quota(MESSAGES_10)
+        and has_quota(BYTES_1000)
+        and has_quota(EffectiveTopicPolicy(max_produce_rate=1))
+    )
 
 
 # -- the rate ----------------------------------------------------------------------------------------------------------
 
-RATE_100 = TopicPolicy(max_produce_rate=100)
+RATE_100 = EffectiveTopicPolicy(max_produce_rate=100)
 
 
 def test_a_second_s_worth_is_taken_at_once_and_then_the_rate_holds(topic):
@@ -227,10 +233,10 @@ def test_another_rate_counts_at_once(topic):
     topic.send(100, RATE_100)
     topic.clock.ns += 1_000_000_000
     assert (
-        topic.is_refused(2, TopicPolicy(max_produce_rate=1)) is None
+        topic.is_refused(2, EffectiveTopicPolicy(max_produce_rate=1)) is None
     )  # the bucket is full: one second's worth
-    topic.send(2, TopicPolicy(max_produce_rate=1))
-    refusal = topic.is_refused(1, TopicPolicy(max_produce_rate=1))
+    topic.send(2, EffectiveTopicPolicy(max_produce_rate=1))
+    refusal = topic.is_refused(1, EffectiveTopicPolicy(max_produce_rate=1))
     assert refusal is not None and refusal.retry_after_ms == 2_000
 
 
