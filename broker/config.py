@@ -75,6 +75,7 @@ TRACEPARENT_BYTES_MAX = 256
 PROPERTY_OVERHEAD_BYTES = 16
 """Bytes that framing adds to the name and the value of one property, at most."""
 NODE_CHARACTERS_MAX = 32
+_PORT_MAX = 65_535
 MESSAGE_OVERHEAD_BYTES = 4 * KIB
 """Bytes that ids, times and framing add to the texts and the payload of one message, generously."""
 
@@ -236,6 +237,12 @@ class BrokerConfig:
             "Number of shards without a cluster, each a process with a log of its own; fixed for a data_dir.",
         ),
     )
+    shard_ports: bool = setting(
+        True,
+        switch(
+            "Let each shard listen on a port of its own too: that of grpc_address + 1 + the number of the shard."
+        ),
+    )
 
     tuning: Tuning = field(default_factory=Tuning)
     # No settings: what the process of a shard is told by its supervisor.
@@ -244,6 +251,8 @@ class BrokerConfig:
     """Path of a socket to listen on instead of grpc_address."""
     http_socket: str = ""
     """The same for http_address."""
+    shard_address: str = ""
+    """Address on which clients reach this shard, beside its socket. Empty: through the front alone."""
 
     def __post_init__(self) -> None:
         for own_setting in SETTINGS:
@@ -290,7 +299,7 @@ _GROUPS = {
     "Schedule": ("max_delay_ms", "dedup_memory_bytes_max"),
     "Delivery": ("lease_ms", "max_delivery_attempts"),
     "Security": ("allow_plaintext", "jwt_audience"),
-    "Cluster": ("cluster_store", "shards"),
+    "Cluster": ("cluster_store", "shard_ports"),
 }
 """The first and the last setting of each group. One declared between two groups belongs to neither, and is an error."""
 
@@ -412,6 +421,12 @@ def _check_shards(config: BrokerConfig) -> None:
         raise ConfigError(
             "shards is set, and cluster_store too: a cluster has one shard so far, and a broker with several has local "
             "journals"
+        )
+    port = split_address(config.grpc_address)[1]
+    if config.shard_ports and port + config.shards > _PORT_MAX:
+        raise ConfigError(
+            f"grpc_address: the ports of {config.shards} shards follow {port}, and there are none beyond {_PORT_MAX}: "
+            "choose a lower one, or set shard_ports to false"
         )
     if config.access_file and config.tls_client_ca_file:
         raise ConfigError(

@@ -159,7 +159,7 @@ class Server:
         cluster = None
         if shard is not None:
             cluster = admin.OwnedCluster(shard.view, HandOver(self.broker, shard.view, shard.resign_to))
-        self._admin = admin.AdminService(self.broker, self._version, cluster)
+        self._admin = admin.AdminService(self.broker, self._version, cluster, lambda: self._port.shard_port)
         self._schedule = schedule.ScheduleService(self.broker)
         self._compaction = compaction.CompactionService(self.broker)
         self._health = health_aio.HealthServicer()

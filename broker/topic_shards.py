@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from google_crc32c import value
 
+from broker.errors import Unavailable
+
+_RETRY_MS = 200
+"""Time after which a caller may ask another shard."""
 _SLOTS = 4096
 """Names fall into so many slots, and shards take ranges of them: of N and 2 N shards, two of the latter share one."""
 
@@ -38,9 +42,31 @@ class TopicShard:
 
     number: int
     shards: int
+    first_port: int = 0
+    """Port of the first shard; those of the others follow. 0: nobody knows them beforehand, or there are none."""
 
     def holds(self, topic: str) -> bool:
         return self.shards == 1 or shard_of(topic, self.shards) == self.number
+
+    def check(self, topic: str) -> None:
+        """Raise NOT_OWNER for a topic of another shard, with the address of that one."""
+        if self.holds(topic):
+            return
+        number = shard_of(topic, self.shards)
+        address = port_address(self.first_port + number) if self.first_port else ""
+        raise Unavailable(
+            f"Topic {topic!r} belongs to shard {number} of {self.shards}, and this is shard {self.number}",
+            reason="NOT_OWNER",
+            retry_after_ms=_RETRY_MS,
+            owner_address=address,
+            shard=number,
+            shards=self.shards,
+        )
+
+
+def port_address(port: int) -> str:
+    """Return the address of a shard as clients are told it: on the host by which they reach the front."""
+    return f":{port}"
 
 
 ALL_TOPICS = TopicShard(0, 1)

@@ -50,9 +50,17 @@ class OwnedCluster(NamedTuple):
 class AdminService:
     """See the module's description."""
 
-    def __init__(self, broker: Broker, version: str, cluster: OwnedCluster | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        version: str,
+        cluster: OwnedCluster | None = None,
+        shard_port: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`shard_port` returns the port on which clients reach this shard, or 0."""
         self._broker = broker
         self._cluster = cluster
+        self._shard_port = shard_port
         self._version = version
         self._answers = Answers(broker.clock)
         self._control = ControlCalls(broker, self._answers)
@@ -239,9 +247,9 @@ class AdminService:
 
     async def _get_cluster(self, _: admin_pb2.GetClusterRequest) -> Message:
         tell_freely()  # whoever asks looks for the owner
-        return (
-            describe_alone(self._broker) if self._cluster is None else describe_cluster(self._cluster.view())
-        )
+        if self._cluster is None:
+            return describe_alone(self._broker, self._shard_port())
+        return describe_cluster(self._cluster.view())
 
     async def _move_shard(self, request: admin_pb2.MoveShardRequest) -> Message:
         if not request.to:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker.folder.broker import Broker
 from broker.observe.cluster_view import ClusterView
+from broker.topic_shards import port_address
 from postdate_api.v1 import admin_pb2
 
 FOLLOWED_WITHIN_MS = 5_000
@@ -29,9 +30,17 @@ def describe_cluster(view: ClusterView) -> admin_pb2.GetClusterResponse:
     )
 
 
-def describe_alone(broker: Broker) -> admin_pb2.GetClusterResponse:
-    """Return the answer of a broker that is in no cluster: it owns all there is."""
+def describe_alone(broker: Broker, shard_port: int) -> admin_pb2.GetClusterResponse:
+    """Return the answer of a broker that is in no cluster: it owns all there is, or one of several shards.
+
+    `shard_port`: that of a shard, where clients reach it; 0: none.
+    """
+    held = broker.config.topic_shard
     shard = admin_pb2.ClusterShard(
-        applied_lsn=broker.journal.durable_lsn, applied_time_ms=broker.clock.now_ms()
+        number=held.number, applied_lsn=broker.journal.durable_lsn, applied_time_ms=broker.clock.now_ms()
     )
-    return admin_pb2.GetClusterResponse(shards=[shard])
+    if held.shards == 1:
+        return admin_pb2.GetClusterResponse(shards=[shard])
+    shard.owner = broker.broker_id
+    shard.owner_address = port_address(shard_port) if shard_port else ""
+    return admin_pb2.GetClusterResponse(shards=[shard], node=broker.broker_id)

@@ -86,13 +86,25 @@ class GrpcPort:
         self.interceptors.append(Reception(host, self._silent, self._unfinished))
         self.server = grpc.aio.server(options=options, interceptors=self.interceptors)
         self.address = ""
+        self.shard_port = 0
+        """Port on which clients reach a shard beside its socket; 0: none."""
 
     def bind(self) -> None:
         """Take the address. Raises Fenced if that cannot be."""
-        if self._config.grpc_socket:
-            self._bind_socket(self._config.grpc_socket)
+        config = self._config
+        if not config.grpc_socket:
+            self.address = self._bind_address(config.grpc_address)
             return
-        address = self._config.grpc_address
+        self._bind_socket(config.grpc_socket)
+        if config.shard_address:
+            try:
+                self.shard_port = split_address(self._bind_address(config.shard_address))[1]
+            except Fenced as error:
+                # Clients may take some time to notice, and no more than that: the front passes their calls on.
+                log.warning("Clients reach this shard through the front alone", because=error)
+
+    def _bind_address(self, address: str) -> str:
+        """Take an address, and return it with its port. Raises Fenced if that cannot be."""
         host, _ = split_address(address)
         if not is_loopback(host) and not self._config.tls_cert_file:
             log.warning("gRPC accepts connections from other machines without encryption", address=address)
@@ -110,7 +122,7 @@ class GrpcPort:
                 "address is not this machine's. Stop it, or choose another --grpc-address",
                 reason="ADDRESS_IN_USE",
             ) from cause
-        self.address = f"{host}:{port}"
+        return f"{host}:{port}"
 
     def _bind_socket(self, path: str) -> None:
         """Take a socket that this user alone can reach: it needs no certificate, and no limits for strangers."""
@@ -126,9 +138,9 @@ class GrpcPort:
         """Return what must run for as long as the port is open, each with its name. Bind it before."""
         if self._access is not None or self._tls is not None:
             yield "security files", self._watch_security()
-        if self._config.grpc_socket:
+        port = self.shard_port if self._config.grpc_socket else split_address(self.address)[1]
+        if not port:
             return
-        port = split_address(self.address)[1]
         yield "silent connections", self._silent.watch(port)
         yield "unfinished messages", self._unfinished.watch(port)
 

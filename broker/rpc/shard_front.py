@@ -243,9 +243,7 @@ class ShardFront:
             if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise
             return described
-        own = admin_pb2.GetClusterResponse.FromString(answer).shards[0]
-        described.applied_lsn, described.applied_time_ms = own.applied_lsn, own.applied_time_ms
-        return described
+        return admin_pb2.GetClusterResponse.FromString(answer).shards[0]
 
     async def _get_server_info(self, message: bytes, context: Context) -> Message:
         """Return what the first shard tells that answers: all have the same version and limits."""

@@ -17,7 +17,7 @@ from broker.errors import Fenced
 from broker.folder.shard_folders import shard_folder
 from broker.runtime.notify import ServiceNotifier
 from broker.server import Server
-from broker.settings import ConfigError
+from broker.settings import ConfigError, split_address
 from broker.topic_shards import TopicShard
 
 _PR_SET_PDEATHSIG = 1
@@ -50,19 +50,23 @@ def check_sockets(config: BrokerConfig) -> None:
 
 
 def shard_config(config: BrokerConfig, number: int) -> BrokerConfig:
-    """Return the settings of a shard's process. Encryption and the limits of connections are the front's."""
+    """Return the settings of a shard's process. Encryption and the limits of connections hold for its port."""
     backup_dir = config.backup_dir
+    host, port = split_address(config.grpc_address)
+    first_port = port + 1 if config.shard_ports and port else 0
     return replace(
         config,
         data_dir=shard_folder(config.data_dir, number),
         backup_dir=backup_dir if backup_dir == "auto" else shard_folder(backup_dir, number),
         grpc_socket=grpc_socket(config, number),
         http_socket=http_socket(config, number),
-        tls_cert_file="",
-        tls_key_file="",
-        tls_client_ca_file="",
-        topic_shard=TopicShard(number, config.shards),
+        shard_address=_join(host, first_port + number if first_port else 0) if config.shard_ports else "",
+        topic_shard=TopicShard(number, config.shards, first_port),
     )
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def serve_shard(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from broker.config import BrokerConfig
-from broker.errors import AlreadyExists, LimitReached, Refused
+from broker.errors import AlreadyExists, LimitReached
 from broker.policy import TopicPolicy
 from broker.runtime.clock import Clock
 from broker.storage.manifest import TopicImage
@@ -137,9 +137,10 @@ class Registry:
     # -- calls -----------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> Topic:
-        """The topic of that name, or NotFound."""
+        """The topic of that name, or NotFound; NOT_OWNER for one of another shard."""
         topic = self.by_name.get(name)
         if topic is None:
+            self._config.topic_shard.check(name)
             raise topic_not_found(name)
         return topic
 
@@ -149,6 +150,7 @@ class Registry:
             if topic := self.by_name.get(name):
                 return topic
             if not (always or self._config.auto_create_topics):
+                self._config.topic_shard.check(name)
                 raise topic_not_found(name)
             if creating := self._creating.get(name):
                 await asyncio.wait([creating])
@@ -161,8 +163,7 @@ class Registry:
         assert self._services is not None
         if name in self.by_name or name in self._creating:
             raise AlreadyExists(f"There is a topic {name!r}", reason="TOPIC_ALREADY_EXISTS", topic=name)
-        if not self._config.topic_shard.holds(name):
-            raise Refused(f"Topic {name!r} belongs to another shard", reason="TOPIC_ELSEWHERE", topic=name)
+        self._config.topic_shard.check(name)
         under_way = sum(creating not in self.by_name for creating in self._creating)
         if len(self.topics) + under_way >= self._config.topics_max:
             raise LimitReached(

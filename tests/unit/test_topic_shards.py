@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from broker.errors import Unavailable
 from broker.topic_shards import ALL_TOPICS, TopicShard, shard_of
 
 
@@ -72,3 +73,26 @@ def test_one_shard_holds_all_and_of_several_exactly_one_holds_a_topic() -> None:
     assert ALL_TOPICS.holds("anything")
     for name in ("orders", "invoices", "a", "b~c"):
         assert [TopicShard(number, 3).holds(name) for number in range(3)].count(True) == 1
+
+
+def test_a_topic_of_another_shard_is_refused_with_the_address_of_that_one() -> None:
+    shards = [TopicShard(number, 3, 7651) for number in range(3)]
+    for name in ("orders", "invoices", "a", "b~c"):
+        number = shard_of(name, 3)
+        for shard in shards:
+            if shard.number == number:
+                shard.check(name)
+                continue
+            with pytest.raises(Unavailable) as caught:
+                shard.check(name)
+            assert caught.value.reason == "NOT_OWNER"
+            facts = caught.value.facts
+            assert (facts["owner_address"], facts["shard"], facts["shards"]) == (
+                f":{7651 + number}",
+                number,
+                3,
+            )
+    with pytest.raises(Unavailable) as unknown:
+        TopicShard(1 - shard_of("orders", 2), 2).check("orders")
+    assert unknown.value.facts["owner_address"] == ""
+    ALL_TOPICS.check("anything")

@@ -219,7 +219,7 @@ async def test_a_topic_is_made_on_no_other_shard_than_its_own(shards: Shards, wi
     # A request that names two topics reaches the shard of the first, and means the last.
     request = producer_pb2.ProduceRequest(topic=A).SerializeToString() + batch(B, b"x").SerializeToString()
     refusal = await refused(wire.raw("/postdate.v1.ProducerService/Produce")(request))
-    assert (refusal.code, refusal.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "TOPIC_ELSEWHERE")
+    assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "NOT_OWNER")
     assert [topics_of(server) for server in shards.servers] == [[], []]
 
 

@@ -20,12 +20,19 @@ def test_a_shard_has_its_folder_its_sockets_and_its_topics() -> None:
     shard = shard_config(config, 2)
     assert (shard.data_dir, shard.backup_dir) == ("d/shard-0002", "/b/shard-0002")
     assert (shard.grpc_socket, shard.http_socket) == ("d/run/2.grpc", "d/run/2.http")
-    assert shard.topic_shard == TopicShard(2, 3)
+    assert (shard.shard_address, shard.topic_shard) == ("127.0.0.1:7653", TopicShard(2, 3, 7651))
     assert shard.lease_ms == 77
     assert shard.access_file == "a", "the shard judges tokens again"
-    assert not (shard.tls_cert_file or shard.tls_key_file or shard.tls_client_ca_file)
+    assert (shard.tls_cert_file, shard.tls_client_ca_file) == ("c", "ca"), "its port is as that of the front"
     assert not shard.reflection_enabled
     assert shard_config(broker_config(shards=2), 0).backup_dir == "auto"
+
+
+def test_ports_of_shards_follow_that_of_the_front() -> None:
+    free = shard_config(broker_config(shards=2, grpc_address="[::1]:0"), 1)
+    assert (free.shard_address, free.topic_shard) == ("[::1]:0", TopicShard(1, 2))
+    without = shard_config(broker_config(shards=2, shard_ports=False), 1)
+    assert (without.shard_address, without.topic_shard) == ("", TopicShard(1, 2))
 
 
 def test_paths_that_no_socket_can_have_are_refused_before_anything_is_made() -> None:
@@ -41,6 +48,7 @@ def test_paths_that_no_socket_can_have_are_refused_before_anything_is_made() -> 
         ({"shards": "2", **RIGHTS, **CERTIFICATES}, "tls_client_ca_file"),
         ({"shards": "0"}, "shards"),
         ({"shards": "65"}, "shards"),
+        ({"shards": "2", "grpc_address": "127.0.0.1:65534"}, "none beyond 65535"),
     ],
 )
 def test_what_does_not_work_with_shards_yet_is_refused(values: dict[str, str], told: str) -> None:
@@ -51,6 +59,12 @@ def test_what_does_not_work_with_shards_yet_is_refused(values: dict[str, str], t
 def test_tokens_and_encryption_work_with_shards() -> None:
     assert load_config({"shards": "2", **RIGHTS}, {}).shards == 2
     assert load_config({"shards": "2", **CERTIFICATES}, {}).shards == 2
+
+
+def test_the_last_ports_are_taken_or_not_needed() -> None:
+    assert load_config({"shards": "2", "grpc_address": "127.0.0.1:65533"}, {}).shards == 2
+    last = {"shards": "2", "grpc_address": "127.0.0.1:65535", "shard_ports": "false"}
+    assert load_config(last, {}).shards == 2
 
 
 def test_systemd_is_told_by_the_supervisor_alone() -> None:
