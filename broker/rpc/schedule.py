@@ -19,11 +19,13 @@ from broker.rpc.entries import is_full_view
 from broker.rpc.paging import check_page_size
 from broker.rpc.schedule_answers import (
     encode_outcomes,
+    encode_returned,
     encode_scheduled,
 )
 from broker.rpc.schedule_requests import Filter, Limits, Named, due_range, is_possible, move_of
 from broker.rpc.schedule_tokens import decode_mark, decode_place, encode_mark, encode_place, fingerprint
 from broker.rpc.telling import tell_freely
+from broker.topics.message_look import returned_message, returned_to
 from broker.topics.schedule_values import Cancel, Change, ChangeResult, DueRange, Outcome, OutcomeColumns
 from broker.topics.topic import Topic
 from postdate_api.v1 import schedule_pb2
@@ -33,6 +35,8 @@ SERVICE = "postdate.v1.ScheduleService"
 _TOPICS_MAX = 1_000
 _BARS_MAX = 10_000
 _PAGE_SIZE = 1_000
+RETURNED_SHOWN = 100
+"""Subscriptions that got a message back, of which an answer tells."""
 
 ChangeRequest = schedule_pb2.CancelScheduledRequest | schedule_pb2.RescheduleRequest
 
@@ -69,8 +73,16 @@ class ScheduleService:
         topic = self._topic(request.topic)
         if not is_possible(name):
             raise NotFound("No message has this id", reason="SCHEDULED_NOT_FOUND")
-        message = await topic.schedule.get(name)
-        return encode_scheduled([message], self._broker.config.frame_bytes_max, is_full=is_full)[0]
+        try:
+            message = await topic.schedule.get(name)
+        except NotFound:
+            found = await returned_message(topic, name) if isinstance(name, Position) else None
+            if found is None:
+                raise
+            message = found
+        returned = returned_to(topic, message.position, RETURNED_SHOWN)
+        encoded, _ = encode_scheduled([message], self._broker.config.frame_bytes_max, is_full=is_full)
+        return encode_returned(encoded, returned) if returned else encoded
 
     async def _list(self, request: schedule_pb2.ListScheduledRequest) -> bytes:
         count = check_page_size(request.page_size)

@@ -14,6 +14,7 @@ from broker.rpc.decode import ProduceEnvelope
 from broker.rpc.encode import ENTRY_ID, LEDGER_ID, put_varints, varint_width
 from broker.storage.message_fields import tag_of, tags_of
 from broker.storage.varint import encode_varint
+from broker.topics.message_look import OwedMessage
 from broker.topics.schedule_values import Outcome, OutcomeColumns, Scheduled
 from postdate_api.v1 import message_pb2, schedule_pb2
 
@@ -157,6 +158,16 @@ def encode_scheduled(
             return b"".join(parts), (entry.deliver_at_ms, *entry.position)
         parts += (_SCHEDULED_HEAD, encode_varint(len(encoded)), encoded)
     return b"".join(parts), None
+
+
+def encode_returned(response: bytes, returned: Sequence[OwedMessage]) -> bytes:
+    """Return the answer about one message, with the subscriptions that got it back."""
+    told = schedule_pb2.GetScheduledResponse.FromString(response)
+    for owed in returned:
+        told.scheduled.returned.add(
+            subscription=owed.subscription, attempts=owed.attempts, last_reason=owed.last_reason
+        )
+    return bytes(told.SerializeToString())
 
 
 def _fitting(names: Sequence[str], room: int) -> Sequence[str]:

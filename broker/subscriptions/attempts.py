@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pyroaring import BitMap
 
-from broker.model import Entries, UInt32Column, members
+from broker.model import Entries, Position, UInt32Column, members
 
 
 class Attempts:
@@ -47,6 +47,11 @@ class Attempts:
 
     def clear(self) -> None:
         self.digits.clear()
+
+    def count(self, position: Position) -> int:
+        """The count of one entry."""
+        digits = self.digits.get(position.ledger_id, ())
+        return sum((position.entry_id in digit) << k for k, digit in enumerate(digits))
 
     def counts(self, ledger_id: int, entry_ids: UInt32Column) -> UInt32Column:
         """The count of each entry, aligned."""

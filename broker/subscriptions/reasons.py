@@ -1,4 +1,4 @@
-"""Reasons of the last nacks, kept for dead letters. Pure."""
+"""Reasons of nacks: the last one of each message is kept, and some are logged."""
 
 from __future__ import annotations
 
@@ -7,8 +7,19 @@ from collections.abc import Mapping
 
 from pyroaring import BitMap
 
-from broker.model import Entries, Position, common_entries, merge_entries, remove_entries
+from broker.model import (
+    Entries,
+    Position,
+    common_entries,
+    count_entries,
+    merge_entries,
+    remove_entries,
+)
+from broker.observe.logs import Notice, get_logger
+from broker.runtime.clock import Clock
 from broker.settings import MIB
+
+log = get_logger(__name__)
 
 REASONS_BYTES_MAX = MIB
 """Of one subscription; the oldest reasons are forgotten first."""
@@ -59,6 +70,34 @@ class Reasons:
     def of(self, position: Position) -> str:
         """Return the reason of a message's last nack; empty if there was none or it was forgotten."""
         return self.texts.get(position, "")
+
+
+class NackLog:
+    """Logs nacks of one subscription that give a reason: one at once, then one a minute."""
+
+    __slots__ = ("_messages", "_notice", "_subscription", "_topic")
+
+    def __init__(self, topic: str, subscription: str, clock: Clock) -> None:
+        self._topic = topic
+        self._subscription = subscription
+        self._notice = Notice(clock)
+        self._messages = 0  # since the last line
+
+    def note(self, entries: Entries, reason: str) -> None:
+        """Messages were nacked for this reason."""
+        self._messages += count_entries(entries)
+        if not self._notice.is_time():
+            return
+        first = min(Position(ledger_id, bitmap.min()) for ledger_id, bitmap in entries.items())
+        log.info(
+            "Messages were nacked",
+            topic=self._topic,
+            subscription=self._subscription,
+            messages=self._messages,
+            first=first,
+            reason=reason,
+        )
+        self._messages = 0
 
 
 def _size_of(text: str) -> int:

@@ -95,6 +95,8 @@ async def give_back(
         waits = decisions.nack(consumer_id, held, redeliver_after_ms, reason)
     for done in waits:
         await done
+    if held and reason and not dead_letter:  # of dead letters a line of their own tells
+        subscription.nack_log.note(held, reason)
     return Confirmation(failures, is_recorded=bool(held) and not failures)
 
 

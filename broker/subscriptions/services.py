@@ -68,6 +68,7 @@ class DeliveryLimits:
 class SubscriptionServices:
     """Services that the subscriptions of a topic share."""
 
+    topic_name: str
     defaults: EffectiveSubscriptionPolicy
     limits: DeliveryLimits
     clock: Clock

@@ -1,4 +1,4 @@
-"""One message, whatever became of it, for an operator: what is stored, and where it stands for each subscription.
+"""One message, whatever became of it: what is stored, and where it stands for each subscription.
 
 Nothing is decided here; what is said was so at the moment after the message was read.
 """
@@ -15,6 +15,8 @@ from broker.model import CANCELLED_MS, Position
 from broker.storage.sparse_files import GONE_FRAME
 from broker.subscriptions.entry_states import PROMISED, State
 from broker.subscriptions.subscription import Subscription
+from broker.topics.schedule_frames import schedule_key_of
+from broker.topics.schedule_values import Scheduled, ScheduledState
 from broker.topics.topic import Topic
 
 
@@ -96,6 +98,36 @@ async def look_at(topic: Topic, position: Position, subscriptions_max: int) -> L
     )
 
 
+async def returned_message(topic: Topic, position: Position) -> Scheduled | None:
+    """Describe a message that came back to a subscription and is not settled; None for all others."""
+    try:
+        looked = await look_at(topic, position, 0)
+    except NotFound:
+        return None
+    if not returned_to(topic, position, 1):
+        return None
+    return Scheduled(
+        position=position,
+        schedule_key=schedule_key_of(looked.frame),
+        deliver_at_ms=looked.deliver_at_ms or looked.publish_time_ms,
+        publish_time_ms=looked.publish_time_ms,
+        state=ScheduledState.RETURNED,
+        revision=looked.revision,
+        frame=looked.frame,
+    )
+
+
+def returned_to(topic: Topic, position: Position, subscriptions_max: int) -> list[OwedMessage]:
+    """Return those subscriptions, the first by name, that got a message back and have not settled it."""
+    returned = [
+        _owed(subscription, position, is_waiting=False)
+        for subscription in topic.subscriptions.values()
+        if subscription.attempts.count(position)
+    ]
+    returned.sort(key=lambda owed: owed.subscription)
+    return [owed for owed in returned if owed.state is not OwedState.SETTLED][:subscriptions_max]
+
+
 def _owed(subscription: Subscription, position: Position, *, is_waiting: bool) -> OwedMessage:
     entry_state = subscription.states.state_of(position)
     if position < subscription.cursor.start:
@@ -110,8 +142,7 @@ def _owed(subscription: Subscription, position: Position, *, is_waiting: bool) -
         state = OwedState.RETURNED
     else:
         state = OwedState.READY
-    ids = np.array([position.entry_id], dtype=np.uint32)
-    attempts = int(subscription.attempts.counts(position.ledger_id, ids)[0])
+    attempts = subscription.attempts.count(position)
     return OwedMessage(subscription.name, state, attempts, subscription.reasons.of(position))
 
 

@@ -71,6 +71,7 @@ def check_subscription_policy(
 
 
 def subscription_services(
+    topic_name: str,
     config: BrokerConfig,
     clock: Clock,
     ownership: Ownership,
@@ -80,6 +81,7 @@ def subscription_services(
 ) -> SubscriptionServices:
     """Return the services that the subscriptions of a topic share."""
     return SubscriptionServices(
+        topic_name=topic_name,
         defaults=default_subscription_policy(config),
         limits=DeliveryLimits(
             batch_entries=config.tuning.read_batch_entries,

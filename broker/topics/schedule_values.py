@@ -27,6 +27,7 @@ class ScheduledState(IntEnum):
 
     WAITING = 1  # its time has not come
     DUE = 2  # it has, and no subscription was sent the message yet
+    RETURNED = 3  # not pending: a subscription was sent it, got it back and has not settled it
 
 
 class DueRange(NamedTuple):

@@ -115,10 +115,12 @@ class TopicServices:
     keys: KeyServices
     dedup_memory: DedupMemory
 
-    def of_subscriptions(self, submit: Callable[[Record], asyncio.Future[None]]) -> SubscriptionServices:
+    def of_subscriptions(
+        self, topic_name: str, submit: Callable[[Record], asyncio.Future[None]]
+    ) -> SubscriptionServices:
         """Return those that the subscriptions of a topic share."""
         return subscription_services(
-            self.config, self.clock, self.ownership, self.rng, submit, self.dead_letter_sink
+            topic_name, self.config, self.clock, self.ownership, self.rng, submit, self.dead_letter_sink
         )
 
 
@@ -162,7 +164,7 @@ class Topic:
             image,
             cursors,
             log=self.log,
-            services=services.of_subscriptions(self.submit_record),
+            services=services.of_subscriptions(self.name, self.submit_record),
             config=services.config,
             spawn=services.spawn,
         )

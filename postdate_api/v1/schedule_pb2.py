@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from postdate_api.v1 import message_pb2 as postdate_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apostdate/v1/schedule.proto\x12\x0bpostdate.v1\x1a\x19postdate/v1/message.proto\"-\n\tTimeRange\x12\x10\n\x08start_ms\x18\x01 \x01(\x03\x12\x0e\n\x06\x65nd_ms\x18\x02 \x01(\x03\"I\n\x0eScheduleFilter\x12#\n\x03\x64ue\x18\x01 \x01(\x0b\x32\x16.postdate.v1.TimeRange\x12\x12\n\nkey_prefix\x18\x02 \x01(\t\"v\n\x08Selector\x12&\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x15.postdate.v1.EntrySet\x12\x15\n\rschedule_keys\x18\x02 \x03(\t\x12+\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x1b.postdate.v1.ScheduleFilter\"\xf5\x01\n\x10ScheduledMessage\x12\"\n\x02id\x18\x01 \x01(\x0b\x32\x16.postdate.v1.MessageId\x12\x14\n\x0cschedule_key\x18\x02 \x01(\t\x12\x15\n\rdeliver_at_ms\x18\x03 \x01(\x03\x12\x17\n\x0fpublish_time_ms\x18\x04 \x01(\x03\x12*\n\x05state\x18\x05 \x01(\x0e\x32\x1b.postdate.v1.ScheduledState\x12\x10\n\x08revision\x18\x06 \x01(\x04\x12\x12\n\nsize_bytes\x18\x07 \x01(\x04\x12%\n\x07message\x18\x08 \x01(\x0b\x32\x14.postdate.v1.Message\"\x92\x01\n\x13GetScheduledRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12$\n\x02id\x18\x02 \x01(\x0b\x32\x16.postdate.v1.MessageIdH\x00\x12\x16\n\x0cschedule_key\x18\x03 \x01(\tH\x00\x12&\n\x04view\x18\x04 \x01(\x0e\x32\x18.postdate.v1.MessageViewB\x06\n\x04name\"H\n\x14GetScheduledResponse\x12\x30\n\tscheduled\x18\x01 \x01(\x0b\x32\x1d.postdate.v1.ScheduledMessage\"\xad\x01\n\x14ListScheduledRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12#\n\x03\x64ue\x18\x02 \x01(\x0b\x32\x16.postdate.v1.TimeRange\x12\x12\n\nkey_prefix\x18\x03 \x01(\t\x12&\n\x04view\x18\x04 \x01(\x0e\x32\x18.postdate.v1.MessageView\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x12\n\npage_token\x18\x06 \x01(\t\"b\n\x15ListScheduledResponse\x12\x30\n\tscheduled\x18\x01 \x03(\x0b\x32\x1d.postdate.v1.ScheduledMessage\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"^\n\x15\x43ountScheduledRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12#\n\x03\x64ue\x18\x02 \x01(\x0b\x32\x16.postdate.v1.TimeRange\x12\x10\n\x08width_ms\x18\x03 \x01(\x03\"t\n\x16\x43ountScheduledResponse\x12,\n\x07\x62uckets\x18\x01 \x03(\x0b\x32\x1b.postdate.v1.ScheduledCount\x12\x0e\n\x06\x62\x65\x66ore\x18\x02 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\x12\r\n\x05\x65xact\x18\x04 \x01(\x08\"C\n\x0eScheduledCount\x12\x10\n\x08start_ms\x18\x01 \x01(\x03\x12\x10\n\x08messages\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"\x9c\x01\n\x16\x43\x61ncelScheduledRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\'\n\x08selector\x18\x02 \x01(\x0b\x32\x15.postdate.v1.Selector\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x12\n\npage_token\x18\x06 \x01(\t\"q\n\x17\x43\x61ncelScheduledResponse\x12,\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1a.postdate.v1.ChangeOutcome\x12\x0f\n\x07matched\x18\x02 \x01(\x04\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\xe8\x01\n\x11RescheduleRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\'\n\x08selector\x18\x02 \x01(\x0b\x32\x15.postdate.v1.Selector\x12\x17\n\rdeliver_at_ms\x18\x03 \x01(\x03H\x00\x12\x1a\n\x10\x64\x65liver_after_ms\x18\x04 \x01(\x03H\x00\x12\x12\n\x08shift_ms\x18\x05 \x01(\x03H\x00\x12\x0f\n\x07\x64ry_run\x18\x06 \x01(\x08\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x11\n\tpage_size\x18\x08 \x01(\x05\x12\x12\n\npage_token\x18\t \x01(\tB\x06\n\x04time\"l\n\x12RescheduleResponse\x12,\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1a.postdate.v1.ChangeOutcome\x12\x0f\n\x07matched\x18\x02 \x01(\x04\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\xa1\x01\n\rChangeOutcome\x12\"\n\x02id\x18\x01 \x01(\x0b\x32\x16.postdate.v1.MessageId\x12\x14\n\x0cschedule_key\x18\x02 \x01(\t\x12)\n\x06result\x18\x03 \x01(\x0e\x32\x19.postdate.v1.ChangeResult\x12\x15\n\rdeliver_at_ms\x18\x04 \x01(\x03\x12\x14\n\x0c\x64\x65livered_to\x18\x05 \x03(\t*\xac\x01\n\x0c\x43hangeResult\x12\x1d\n\x19\x43HANGE_RESULT_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43HANGE_RESULT_DONE\x10\x01\x12#\n\x1f\x43HANGE_RESULT_ALREADY_DELIVERED\x10\x02\x12\x1b\n\x17\x43HANGE_RESULT_NOT_FOUND\x10\x03\x12#\n\x1f\x43HANGE_RESULT_ALREADY_CANCELLED\x10\x04*g\n\x0eScheduledState\x12\x1f\n\x1bSCHEDULED_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17SCHEDULED_STATE_WAITING\x10\x01\x12\x17\n\x13SCHEDULED_STATE_DUE\x10\x02\x32\xc6\x03\n\x0fScheduleService\x12S\n\x0cGetScheduled\x12 .postdate.v1.GetScheduledRequest\x1a!.postdate.v1.GetScheduledResponse\x12V\n\rListScheduled\x12!.postdate.v1.ListScheduledRequest\x1a\".postdate.v1.ListScheduledResponse\x12Y\n\x0e\x43ountScheduled\x12\".postdate.v1.CountScheduledRequest\x1a#.postdate.v1.CountScheduledResponse\x12\\\n\x0f\x43\x61ncelScheduled\x12#.postdate.v1.CancelScheduledRequest\x1a$.postdate.v1.CancelScheduledResponse\x12M\n\nReschedule\x12\x1e.postdate.v1.RescheduleRequest\x1a\x1f.postdate.v1.RescheduleResponseBO\n\x0f\x64\x65v.postdate.v1B\rScheduleProtoP\x01Z\x1dpostdate.dev/go/v1;postdatev1\xaa\x02\x0bPostdate.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apostdate/v1/schedule.proto\x12\x0bpostdate.v1\x1a\x19postdate/v1/message.proto\"-\n\tTimeRange\x12\x10\n\x08start_ms\x18\x01 \x01(\x03\x12\x0e\n\x06\x65nd_ms\x18\x02 \x01(\x03\"I\n\x0eScheduleFilter\x12#\n\x03\x64ue\x18\x01 \x01(\x0b\x32\x16.postdate.v1.TimeRange\x12\x12\n\nkey_prefix\x18\x02 \x01(\t\"v\n\x08Selector\x12&\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x15.postdate.v1.EntrySet\x12\x15\n\rschedule_keys\x18\x02 \x03(\t\x12+\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x1b.postdate.v1.ScheduleFilter\"\xa5\x02\n\x10ScheduledMessage\x12\"\n\x02id\x18\x01 \x01(\x0b\x32\x16.postdate.v1.MessageId\x12\x14\n\x0cschedule_key\x18\x02 \x01(\t\x12\x15\n\rdeliver_at_ms\x18\x03 \x01(\x03\x12\x17\n\x0fpublish_time_ms\x18\x04 \x01(\x03\x12*\n\x05state\x18\x05 \x01(\x0e\x32\x1b.postdate.v1.ScheduledState\x12\x10\n\x08revision\x18\x06 \x01(\x04\x12\x12\n\nsize_bytes\x18\x07 \x01(\x04\x12%\n\x07message\x18\x08 \x01(\x0b\x32\x14.postdate.v1.Message\x12.\n\x08returned\x18\t \x03(\x0b\x32\x1c.postdate.v1.ReturnedMessage\"N\n\x0fReturnedMessage\x12\x14\n\x0csubscription\x18\x01 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x02 \x01(\r\x12\x13\n\x0blast_reason\x18\x03 \x01(\t\"\x92\x01\n\x13GetScheduledRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12$\n\x02id\x18\x02 \x01(\x0b\x32\x16.postdate.v1.MessageIdH\x00\x12\x16\n\x0cschedule_key\x18\x03 \x01(\tH\x00\x12&\n\x04view\x18\x04 \x01(\x0e\x32\x18.postdate.v1.MessageViewB\x06\n\x04name\"H\n\x14GetScheduledResponse\x12\x30\n\tscheduled\x18\x01 \x01(\x0b\x32\x1d.postdate.v1.ScheduledMessage\"\xad\x01\n\x14ListScheduledRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12#\n\x03\x64ue\x18\x02 \x01(\x0b\x32\x16.postdate.v1.TimeRange\x12\x12\n\nkey_prefix\x18\x03 \x01(\t\x12&\n\x04view\x18\x04 \x01(\x0e\x32\x18.postdate.v1.MessageView\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x12\n\npage_token\x18\x06 \x01(\t\"b\n\x15ListScheduledResponse\x12\x30\n\tscheduled\x18\x01 \x03(\x0b\x32\x1d.postdate.v1.ScheduledMessage\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"^\n\x15\x43ountScheduledRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12#\n\x03\x64ue\x18\x02 \x01(\x0b\x32\x16.postdate.v1.TimeRange\x12\x10\n\x08width_ms\x18\x03 \x01(\x03\"t\n\x16\x43ountScheduledResponse\x12,\n\x07\x62uckets\x18\x01 \x03(\x0b\x32\x1b.postdate.v1.ScheduledCount\x12\x0e\n\x06\x62\x65\x66ore\x18\x02 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\x12\r\n\x05\x65xact\x18\x04 \x01(\x08\"C\n\x0eScheduledCount\x12\x10\n\x08start_ms\x18\x01 \x01(\x03\x12\x10\n\x08messages\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"\x9c\x01\n\x16\x43\x61ncelScheduledRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\'\n\x08selector\x18\x02 \x01(\x0b\x32\x15.postdate.v1.Selector\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x12\n\npage_token\x18\x06 \x01(\t\"q\n\x17\x43\x61ncelScheduledResponse\x12,\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1a.postdate.v1.ChangeOutcome\x12\x0f\n\x07matched\x18\x02 \x01(\x04\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\xe8\x01\n\x11RescheduleRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\'\n\x08selector\x18\x02 \x01(\x0b\x32\x15.postdate.v1.Selector\x12\x17\n\rdeliver_at_ms\x18\x03 \x01(\x03H\x00\x12\x1a\n\x10\x64\x65liver_after_ms\x18\x04 \x01(\x03H\x00\x12\x12\n\x08shift_ms\x18\x05 \x01(\x03H\x00\x12\x0f\n\x07\x64ry_run\x18\x06 \x01(\x08\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x11\n\tpage_size\x18\x08 \x01(\x05\x12\x12\n\npage_token\x18\t \x01(\tB\x06\n\x04time\"l\n\x12RescheduleResponse\x12,\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1a.postdate.v1.ChangeOutcome\x12\x0f\n\x07matched\x18\x02 \x01(\x04\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\xa1\x01\n\rChangeOutcome\x12\"\n\x02id\x18\x01 \x01(\x0b\x32\x16.postdate.v1.MessageId\x12\x14\n\x0cschedule_key\x18\x02 \x01(\t\x12)\n\x06result\x18\x03 \x01(\x0e\x32\x19.postdate.v1.ChangeResult\x12\x15\n\rdeliver_at_ms\x18\x04 \x01(\x03\x12\x14\n\x0c\x64\x65livered_to\x18\x05 \x03(\t*\xac\x01\n\x0c\x43hangeResult\x12\x1d\n\x19\x43HANGE_RESULT_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43HANGE_RESULT_DONE\x10\x01\x12#\n\x1f\x43HANGE_RESULT_ALREADY_DELIVERED\x10\x02\x12\x1b\n\x17\x43HANGE_RESULT_NOT_FOUND\x10\x03\x12#\n\x1f\x43HANGE_RESULT_ALREADY_CANCELLED\x10\x04*\x85\x01\n\x0eScheduledState\x12\x1f\n\x1bSCHEDULED_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17SCHEDULED_STATE_WAITING\x10\x01\x12\x17\n\x13SCHEDULED_STATE_DUE\x10\x02\x12\x1c\n\x18SCHEDULED_STATE_RETURNED\x10\x03\x32\xc6\x03\n\x0fScheduleService\x12S\n\x0cGetScheduled\x12 .postdate.v1.GetScheduledRequest\x1a!.postdate.v1.GetScheduledResponse\x12V\n\rListScheduled\x12!.postdate.v1.ListScheduledRequest\x1a\".postdate.v1.ListScheduledResponse\x12Y\n\x0e\x43ountScheduled\x12\".postdate.v1.CountScheduledRequest\x1a#.postdate.v1.CountScheduledResponse\x12\\\n\x0f\x43\x61ncelScheduled\x12#.postdate.v1.CancelScheduledRequest\x1a$.postdate.v1.CancelScheduledResponse\x12M\n\nReschedule\x12\x1e.postdate.v1.RescheduleRequest\x1a\x1f.postdate.v1.RescheduleResponseBO\n\x0f\x64\x65v.postdate.v1B\rScheduleProtoP\x01Z\x1dpostdate.dev/go/v1;postdatev1\xaa\x02\x0bPostdate.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'postdate_api.v1.schedule_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\017dev.postdate.v1B\rScheduleProtoP\001Z\035postdate.dev/go/v1;postdatev1\252\002\013Postdate.V1'
-  _globals['_CHANGERESULT']._serialized_start=2126
-  _globals['_CHANGERESULT']._serialized_end=2298
-  _globals['_SCHEDULEDSTATE']._serialized_start=2300
-  _globals['_SCHEDULEDSTATE']._serialized_end=2403
+  _globals['_CHANGERESULT']._serialized_start=2254
+  _globals['_CHANGERESULT']._serialized_end=2426
+  _globals['_SCHEDULEDSTATE']._serialized_start=2429
+  _globals['_SCHEDULEDSTATE']._serialized_end=2562
   _globals['_TIMERANGE']._serialized_start=70
   _globals['_TIMERANGE']._serialized_end=115
   _globals['_SCHEDULEFILTER']._serialized_start=117
@@ -44,31 +44,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SELECTOR']._serialized_start=192
   _globals['_SELECTOR']._serialized_end=310
   _globals['_SCHEDULEDMESSAGE']._serialized_start=313
-  _globals['_SCHEDULEDMESSAGE']._serialized_end=558
-  _globals['_GETSCHEDULEDREQUEST']._serialized_start=561
-  _globals['_GETSCHEDULEDREQUEST']._serialized_end=707
-  _globals['_GETSCHEDULEDRESPONSE']._serialized_start=709
-  _globals['_GETSCHEDULEDRESPONSE']._serialized_end=781
-  _globals['_LISTSCHEDULEDREQUEST']._serialized_start=784
-  _globals['_LISTSCHEDULEDREQUEST']._serialized_end=957
-  _globals['_LISTSCHEDULEDRESPONSE']._serialized_start=959
-  _globals['_LISTSCHEDULEDRESPONSE']._serialized_end=1057
-  _globals['_COUNTSCHEDULEDREQUEST']._serialized_start=1059
-  _globals['_COUNTSCHEDULEDREQUEST']._serialized_end=1153
-  _globals['_COUNTSCHEDULEDRESPONSE']._serialized_start=1155
-  _globals['_COUNTSCHEDULEDRESPONSE']._serialized_end=1271
-  _globals['_SCHEDULEDCOUNT']._serialized_start=1273
-  _globals['_SCHEDULEDCOUNT']._serialized_end=1340
-  _globals['_CANCELSCHEDULEDREQUEST']._serialized_start=1343
-  _globals['_CANCELSCHEDULEDREQUEST']._serialized_end=1499
-  _globals['_CANCELSCHEDULEDRESPONSE']._serialized_start=1501
-  _globals['_CANCELSCHEDULEDRESPONSE']._serialized_end=1614
-  _globals['_RESCHEDULEREQUEST']._serialized_start=1617
-  _globals['_RESCHEDULEREQUEST']._serialized_end=1849
-  _globals['_RESCHEDULERESPONSE']._serialized_start=1851
-  _globals['_RESCHEDULERESPONSE']._serialized_end=1959
-  _globals['_CHANGEOUTCOME']._serialized_start=1962
-  _globals['_CHANGEOUTCOME']._serialized_end=2123
-  _globals['_SCHEDULESERVICE']._serialized_start=2406
-  _globals['_SCHEDULESERVICE']._serialized_end=2860
+  _globals['_SCHEDULEDMESSAGE']._serialized_end=606
+  _globals['_RETURNEDMESSAGE']._serialized_start=608
+  _globals['_RETURNEDMESSAGE']._serialized_end=686
+  _globals['_GETSCHEDULEDREQUEST']._serialized_start=689
+  _globals['_GETSCHEDULEDREQUEST']._serialized_end=835
+  _globals['_GETSCHEDULEDRESPONSE']._serialized_start=837
+  _globals['_GETSCHEDULEDRESPONSE']._serialized_end=909
+  _globals['_LISTSCHEDULEDREQUEST']._serialized_start=912
+  _globals['_LISTSCHEDULEDREQUEST']._serialized_end=1085
+  _globals['_LISTSCHEDULEDRESPONSE']._serialized_start=1087
+  _globals['_LISTSCHEDULEDRESPONSE']._serialized_end=1185
+  _globals['_COUNTSCHEDULEDREQUEST']._serialized_start=1187
+  _globals['_COUNTSCHEDULEDREQUEST']._serialized_end=1281
+  _globals['_COUNTSCHEDULEDRESPONSE']._serialized_start=1283
+  _globals['_COUNTSCHEDULEDRESPONSE']._serialized_end=1399
+  _globals['_SCHEDULEDCOUNT']._serialized_start=1401
+  _globals['_SCHEDULEDCOUNT']._serialized_end=1468
+  _globals['_CANCELSCHEDULEDREQUEST']._serialized_start=1471
+  _globals['_CANCELSCHEDULEDREQUEST']._serialized_end=1627
+  _globals['_CANCELSCHEDULEDRESPONSE']._serialized_start=1629
+  _globals['_CANCELSCHEDULEDRESPONSE']._serialized_end=1742
+  _globals['_RESCHEDULEREQUEST']._serialized_start=1745
+  _globals['_RESCHEDULEREQUEST']._serialized_end=1977
+  _globals['_RESCHEDULERESPONSE']._serialized_start=1979
+  _globals['_RESCHEDULERESPONSE']._serialized_end=2087
+  _globals['_CHANGEOUTCOME']._serialized_start=2090
+  _globals['_CHANGEOUTCOME']._serialized_end=2251
+  _globals['_SCHEDULESERVICE']._serialized_start=2565
+  _globals['_SCHEDULESERVICE']._serialized_end=3019
 # @@protoc_insertion_point(module_scope)

@@ -21,6 +21,7 @@ class ScheduledState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SCHEDULED_STATE_UNSPECIFIED: _ClassVar[ScheduledState]
     SCHEDULED_STATE_WAITING: _ClassVar[ScheduledState]
     SCHEDULED_STATE_DUE: _ClassVar[ScheduledState]
+    SCHEDULED_STATE_RETURNED: _ClassVar[ScheduledState]
 CHANGE_RESULT_UNSPECIFIED: ChangeResult
 CHANGE_RESULT_DONE: ChangeResult
 CHANGE_RESULT_ALREADY_DELIVERED: ChangeResult
@@ -29,6 +30,7 @@ CHANGE_RESULT_ALREADY_CANCELLED: ChangeResult
 SCHEDULED_STATE_UNSPECIFIED: ScheduledState
 SCHEDULED_STATE_WAITING: ScheduledState
 SCHEDULED_STATE_DUE: ScheduledState
+SCHEDULED_STATE_RETURNED: ScheduledState
 
 class TimeRange(_message.Message):
     __slots__ = ("start_ms", "end_ms")
@@ -57,7 +59,7 @@ class Selector(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[_message_pb2.EntrySet, _Mapping[str, object]]]] = ..., schedule_keys: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[ScheduleFilter, _Mapping[str, object]]] = ...) -> None: ...
 
 class ScheduledMessage(_message.Message):
-    __slots__ = ("id", "schedule_key", "deliver_at_ms", "publish_time_ms", "state", "revision", "size_bytes", "message")
+    __slots__ = ("id", "schedule_key", "deliver_at_ms", "publish_time_ms", "state", "revision", "size_bytes", "message", "returned")
     ID_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_KEY_FIELD_NUMBER: _ClassVar[int]
     DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +68,7 @@ class ScheduledMessage(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
     id: _message_pb2.MessageId
     schedule_key: str
     deliver_at_ms: int
@@ -74,7 +77,18 @@ class ScheduledMessage(_message.Message):
     revision: int
     size_bytes: int
     message: _message_pb2.Message
-    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., schedule_key: _Optional[str] = ..., deliver_at_ms: _Optional[int] = ..., publish_time_ms: _Optional[int] = ..., state: _Optional[_Union[ScheduledState, str]] = ..., revision: _Optional[int] = ..., size_bytes: _Optional[int] = ..., message: _Optional[_Union[_message_pb2.Message, _Mapping[str, object]]] = ...) -> None: ...
+    returned: _containers.RepeatedCompositeFieldContainer[ReturnedMessage]
+    def __init__(self, id: _Optional[_Union[_message_pb2.MessageId, _Mapping[str, object]]] = ..., schedule_key: _Optional[str] = ..., deliver_at_ms: _Optional[int] = ..., publish_time_ms: _Optional[int] = ..., state: _Optional[_Union[ScheduledState, str]] = ..., revision: _Optional[int] = ..., size_bytes: _Optional[int] = ..., message: _Optional[_Union[_message_pb2.Message, _Mapping[str, object]]] = ..., returned: _Optional[_Iterable[_Union[ReturnedMessage, _Mapping[str, object]]]] = ...) -> None: ...
+
+class ReturnedMessage(_message.Message):
+    __slots__ = ("subscription", "attempts", "last_reason")
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_REASON_FIELD_NUMBER: _ClassVar[int]
+    subscription: str
+    attempts: int
+    last_reason: str
+    def __init__(self, subscription: _Optional[str] = ..., attempts: _Optional[int] = ..., last_reason: _Optional[str] = ...) -> None: ...
 
 class GetScheduledRequest(_message.Message):
     __slots__ = ("topic", "id", "schedule_key", "view")

@@ -67,7 +67,7 @@ class ScheduleServiceServicer(object):
     """
 
     def GetScheduled(self, request, context):
-        """Shows one pending message. NOT_FOUND for what is not pending.
+        """Shows one message that is pending, or came back from a consumer and is not settled. NOT_FOUND for all others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -18,6 +18,24 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
+    "the reason of a nack is not kept": Mutant(
+        "broker/subscriptions/decisions.py",
+        "                waits.append(self._give_back(consumer_id, some, ReturnReason.NACKED, until_ms, reason))",
+        "                waits.append(self._give_back(consumer_id, some, ReturnReason.NACKED, until_ms))",
+        "tests/wire/test_dead_letters.py::test_the_last_reason_is_kept_with_the_attempts_and_over_a_restart",
+    ),
+    "the reason of a nack is not told where a message is shown": Mutant(
+        "broker/rpc/schedule.py",
+        "        return encode_returned(encoded, returned) if returned else encoded",
+        "        return encoded",
+        "tests/wire/test_schedule.py::test_what_came_back_is_shown_by_id_until_it_is_settled",
+    ),
+    "the reason of a nack is not logged": Mutant(
+        "broker/subscriptions/requests.py",
+        "        subscription.nack_log.note(held, reason)",
+        "        pass",
+        "tests/wire/test_sdk_schedule.py::test_get_shows_the_reason_of_the_last_nack",
+    ),
     "a short write goes on at the wrong offset": Mutant(
         "broker/runtime/vfs.py",
         "                        done += os.pwrite(self._fd, rest[done:], offset + done)",

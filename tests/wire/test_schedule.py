@@ -8,8 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
+from broker.rpc.schedule import RETURNED_SHOWN
 from postdate_api.v1 import admin_pb2, consumer_pb2, schedule_pb2
-from tests.wire.conftest import Ahead, Serve, Wire, ids_of, now_ms, refused, within
+from tests.wire.conftest import Ahead, Serve, Wire, ids_of, now_ms, refused, sets, within
 from tests.wire.schedule_calls import (
     CANCELLED,
     DELIVERED,
@@ -73,6 +74,73 @@ async def test_what_is_due_and_was_sent_to_nobody_is_shown_as_due(wire: Wire):
     [outcome] = (await cancel(wire, by_keys("a"))).outcomes
     assert (outcome.result, outcome.id) == (NOT_FOUND, name_of(id_))  # which can be cancelled by its id
     assert await listed(wire) == []
+
+
+async def test_what_came_back_is_shown_by_id_until_it_is_settled(wire: Wire):
+    stream = await wire.subscribe("t", "b")
+    other = await wire.subscribe("t", "a")
+    ids = await wire.produce("t", b"now", after(1, b"payload", schedule_key="k"))
+    await stream.deliveries(2)
+    await other.deliveries(2)
+    for id_ in ids:  # what is held for the first time came back to nobody
+        assert (await refused(get(wire, id=name_of(id_)))).reason == "SCHEDULED_NOT_FOUND"
+    assert await stream.nack(ids, reason="boom", redeliver_after_ms=HOUR_MS) == []
+    now, delayed = [await get(wire, id=name_of(id_), view=FULL) for id_ in ids]
+    for shown in (now, delayed):
+        assert shown.state == schedule_pb2.SCHEDULED_STATE_RETURNED
+        assert list(shown.returned) == [
+            schedule_pb2.ReturnedMessage(subscription="b", attempts=1, last_reason="boom")
+        ]
+    assert (now.message.payload, now.deliver_at_ms) == (b"now", now.publish_time_ms)
+    assert (delayed.message.payload, delayed.schedule_key) == (b"payload", "k")
+    assert delayed.deliver_at_ms == delayed.publish_time_ms + 1
+    assert (await get(wire, id=name_of(ids[0]))).message.payload == b""
+    assert (await refused(get(wire, schedule_key="k"))).reason == "SCHEDULED_NOT_FOUND"  # its key is free
+    assert await other.nack(ids[:1], reason="broken", redeliver_after_ms=1) == []
+    await other.deliveries(1)  # also while it is out once more
+    assert [
+        (each.subscription, each.attempts, each.last_reason)
+        for each in (await get(wire, id=name_of(ids[0]))).returned
+    ] == [("a", 1, "broken"), ("b", 1, "boom")]
+    assert await other.ack(ids) == []
+    assert [each.subscription for each in (await get(wire, id=name_of(ids[0]))).returned] == ["b"]
+    await wire.ack("t", ids, "b")
+    for id_ in ids:
+        assert (await refused(get(wire, id=name_of(id_)))).reason == "SCHEDULED_NOT_FOUND"
+
+
+async def test_what_came_back_to_one_that_ignores_delays_is_shown_with_its_reason_while_it_waits(wire: Wire):
+    policy = admin_pb2.SubscriptionPolicy(honor_delay=False)
+    exclusive = consumer_pb2.SUBSCRIPTION_TYPE_EXCLUSIVE
+    await wire.create_subscription("t", "eager", type=exclusive, policy=policy)
+    stream = await wire.subscribe("t", "eager", type=exclusive)
+    [id_] = await wire.produce("t", after(schedule_key="k"))
+    await stream.deliveries(1)
+    assert await stream.nack([id_], reason="boom", redeliver_after_ms=HOUR_MS) == []
+    for shown in (await get(wire, id=name_of(id_)), await get(wire, schedule_key="k")):
+        assert shown.state == schedule_pb2.SCHEDULED_STATE_WAITING
+        assert [(each.subscription, each.last_reason) for each in shown.returned] == [("eager", "boom")]
+
+
+async def test_of_many_subscriptions_to_which_a_message_came_back_the_first_hundred_are_told(wire: Wire):
+    names = [f"s{number:03}" for number in range(RETURNED_SHOWN + 1)]
+    for name in names:
+        await wire.create_subscription("t", name)
+    [id_] = await wire.produce("t", b"x")
+    for name in reversed(names):
+        received = await wire.receive("t", name, max_messages=1)
+        request = consumer_pb2.NackRequest(
+            topic="t",
+            subscription=name,
+            consumer_id=received.consumer_id,
+            entries=sets([id_]),
+            redeliver_after_ms=HOUR_MS,
+            reason="é" * 512,
+        )
+        assert not (await within(wire.consumer.Nack(request))).failures
+    shown = await get(wire, id=name_of(id_))
+    assert [each.subscription for each in shown.returned] == names[:RETURNED_SHOWN]
+    assert {each.last_reason for each in shown.returned} == {"é" * 512}
 
 
 async def test_lists_are_in_due_order_page_by_page(wire: Wire):

@@ -43,6 +43,38 @@ async def produce(
         return (await producer.send_many(messages)).ids()
 
 
+async def test_get_shows_the_reason_of_the_last_nack(
+    client: postdate.Client, wire: Wire, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
+    async with client.producer("t") as producer, client.subscribe("t", "s") as subscription:
+        receipt = await producer.send(b"close")
+        message = await within(anext(subscription))
+        await message.nack(HOUR, reason="card \x1b[31mdeclined")
+        shown = await client.schedule.get("t", receipt.id, payload=True)
+        assert (shown.state, shown.payload) == (postdate.ScheduledState.RETURNED, b"close")
+        assert shown.deliver_at == shown.publish_time
+        assert shown.returned == (postdate.ReturnedMessage("s", 1, "card \x1b[31mdeclined"),)
+    [line] = [each for each in caplog.records if each.getMessage() == "Messages were nacked"]
+    assert line.__dict__["fields"] == {
+        "topic": "t",
+        "subscription": "s",
+        "messages": 1,
+        "first": tuple(receipt.id),
+        "reason": "card \x1b[31mdeclined",
+    }
+    arguments = ["--address", wire.server.grpc_address, "schedule", "get", "t", str(receipt.id)]
+    assert await asyncio.to_thread(cli.run, arguments) == 0
+    text = capfd.readouterr().out
+    assert "s: 1 attempts, last reason card \\x1b[31mdeclined" in " ".join(text.split())
+    assert await asyncio.to_thread(cli.run, [*arguments, "-o", "json"]) == 0
+    fields = json.loads(capfd.readouterr().out)
+    assert fields["state"] == "RETURNED"
+    assert fields["returned"] == [
+        {"subscription": "s", "attempts": 1, "last_reason": "card \x1b[31mdeclined"}
+    ]
+
+
 async def test_the_way_of_one_message(client: postdate.Client):
     start = soon()
     async with client.producer("t") as producer, client.subscribe("t", "s") as subscription:

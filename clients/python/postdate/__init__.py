@@ -67,6 +67,7 @@ from postdate.pull import Received
 from postdate.scheduled import (
     ChangeOutcome,
     ChangeResult,
+    ReturnedMessage,
     ScheduleChange,
     ScheduledBar,
     ScheduledCounts,
@@ -117,6 +118,7 @@ __all__ = [
     "Receipt",
     "Receipts",
     "Received",
+    "ReturnedMessage",
     "ScheduleChange",
     "ScheduledBar",
     "ScheduledCounts",

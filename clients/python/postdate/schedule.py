@@ -52,7 +52,10 @@ class Schedule:
     async def get(
         self, topic: str, id: MessageId | None = None, *, schedule_key: str = "", payload: bool = False
     ) -> ScheduledMessage:
-        """One pending message, by id or by schedule_key; `NotFound` if it is not pending."""
+        """One pending message, by id or by schedule_key; or by id one that came back and is not settled.
+
+        `returned` tells which subscriptions got it back, how often and why. `NotFound` for all others.
+        """
         _check_one(id, schedule_key)
         request = schedule_pb2.GetScheduledRequest(topic=topic, view=_view(payload))
         if id is not None:

@@ -14,12 +14,14 @@ from postdate_api.v1 import schedule_pb2
 
 
 class ScheduledState(enum.Enum):
-    """The state of a pending message."""
+    """The state of a message of the schedule."""
 
     WAITING = 1
     """Its time has not come."""
     DUE = 2
     """Its time has come, and no subscription was sent it yet."""
+    RETURNED = 3
+    """It is not pending: a subscription was sent it, got it back, and has not settled it."""
 
 
 class ChangeResult(enum.Enum):
@@ -35,8 +37,21 @@ class ChangeResult(enum.Enum):
     """It was cancelled before."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReturnedMessage:
+    """A message as a subscription has it that got it back and has not settled it.
+
+    `attempts` is how often it came back; `last_reason` is what the last nack said that gave a reason, most often an
+    error; empty if none did.
+    """
+
+    subscription: str
+    attempts: int
+    last_reason: str
+
+
 class ScheduledMessage:
-    """A pending message, as it was when it was asked for.
+    """A pending message, or one that came back, as it was when it was asked for.
 
     What a page of a list holds is decoded when it is looked at.
     """
@@ -59,6 +74,7 @@ class ScheduledMessage:
 
     @property
     def deliver_at(self) -> datetime:
+        """Time at which it is due; of a message that was not delayed its publish time."""
         return moment(self._scheduled.deliver_at_ms)
 
     @property
@@ -74,6 +90,14 @@ class ScheduledMessage:
     def revision(self) -> int:
         """Number of times that it was moved."""
         return self._scheduled.revision
+
+    @property
+    def returned(self) -> tuple[ReturnedMessage, ...]:
+        """The subscriptions that got it back, by name, at most 100. Only of a message that was asked for by `get`."""
+        return tuple(
+            ReturnedMessage(each.subscription, each.attempts, each.last_reason)
+            for each in self._scheduled.returned
+        )
 
     @property
     def size_bytes(self) -> int:

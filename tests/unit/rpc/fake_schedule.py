@@ -204,8 +204,10 @@ class Edge:
         self._handlers: Any = schedule.ScheduleService(broker).handlers()
 
     def add_topic(self, name: str, held: FakeSchedule, data_bytes: int = 0, entry_total: int = 0) -> None:
-        log = SimpleNamespace(data_bytes=data_bytes, entry_total=entry_total)
-        self.registry.topics[name] = SimpleNamespace(schedule=held, log=log)
+        log = SimpleNamespace(
+            data_bytes=data_bytes, entry_total=entry_total, entry_count=lambda ledger_id: None
+        )
+        self.registry.topics[name] = SimpleNamespace(name=name, schedule=held, log=log, subscriptions={})
 
     async def call(self, method: str, request: Message | bytes) -> Any:
         raw = request if isinstance(request, bytes) else request.SerializeToString()

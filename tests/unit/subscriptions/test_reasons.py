@@ -1,12 +1,15 @@
-"""Reasons of nacks: within a bound, and nothing of what is settled."""
+"""Reasons of nacks: within a bound, and nothing of what is settled; lines of the log within a bound."""
 
 from __future__ import annotations
 
+import pytest
 from pyroaring import BitMap
 
 from broker.model import Position
 from broker.subscriptions import reasons
-from broker.subscriptions.reasons import Reasons
+from broker.subscriptions.reasons import NackLog, Reasons
+from broker.testing.sim_clock import SimClock
+from tests.unit.rpc.fake_schedule import HandTime
 
 
 def test_the_last_reason_counts_until_the_message_is_settled():
@@ -45,3 +48,29 @@ def test_a_nack_of_more_messages_than_fit_is_noted_of_as_many_as_do():
     ]
     kept.forget({each: BitMap(range(1 << 20)) for each in (2, 3, 4)})
     assert (kept.texts, kept._bytes, kept._noted) == ({}, 0, {})
+
+
+def test_one_nack_a_minute_is_logged_and_tells_of_the_messages_since_the_last_line(
+    caplog: pytest.LogCaptureFixture,
+):
+    caplog.set_level("INFO")
+    time = HandTime()
+    nacks = NackLog("orders", "billing", SimClock(time))
+
+    def lines() -> list[object]:
+        fields = [record.__dict__["fields"] for record in caplog.records]
+        caplog.clear()
+        return [(each["messages"], each["first"], each["reason"]) for each in fields]
+
+    nacks.note({3: BitMap([5]), 1: BitMap([7, 9])}, "boom")
+    assert (
+        caplog.records[0].__dict__["fields"].items() >= {"topic": "orders", "subscription": "billing"}.items()
+    )
+    assert lines() == [(3, Position(1, 7), "boom")]
+    for _ in range(1_000):
+        nacks.note({1: BitMap([7])}, "other")
+    assert lines() == []
+    time.advance(60_000)
+    nacks.note({1: BitMap([8])}, "later")
+    nacks.note({1: BitMap([8])}, "later")
+    assert lines() == [(1_001, Position(1, 8), "later")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -146,19 +146,26 @@ def list_scheduled(
 def get_scheduled(
     settings: Settings, topic: str, id: postdate.MessageId | None, key: str, payload: bool
 ) -> None:
-    """Show one pending message of TOPIC, by ID or by --schedule-key."""
+    """Show one pending message of TOPIC, by ID or by --schedule-key.
+
+    By ID, a message that came back from a consumer is shown, too, with the reason of the last nack.
+    """
     if (id is None) == (not key):
         raise click.UsageError("give an ID or --schedule-key, one of the two")
 
     async def work() -> None:
         async with settings.client() as client:
             message = await client.schedule.get(topic, id, schedule_key=key, payload=payload)
-        fields = _record(message)
+        fields = _record(message) | {"returned": [asdict(each) for each in message.returned]}
         if settings.output == "table":
             now = datetime.now(UTC)
             fields |= {
                 "deliver_at": f"{_local(message.deliver_at)}, {_until(message.deliver_at, now)}",
                 "publish_time": _local(message.publish_time),
+                "returned": [
+                    f"{each.subscription}: {each.attempts} attempts, last reason {each.last_reason or 'not given'}"
+                    for each in message.returned
+                ],
             }
         emit_one(settings, fields)
 

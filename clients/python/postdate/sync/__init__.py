@@ -68,6 +68,7 @@ from postdate.policies import (
 from postdate.scheduled import (
     ChangeOutcome,
     ChangeResult,
+    ReturnedMessage,
     ScheduleChange,
     ScheduledBar,
     ScheduledCounts,
@@ -122,6 +123,7 @@ __all__ = [
     "Receipt",
     "Receipts",
     "Received",
+    "ReturnedMessage",
     "ScheduleChange",
     "ScheduledBar",
     "ScheduledCounts",

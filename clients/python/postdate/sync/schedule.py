@@ -31,7 +31,10 @@ class Schedule:
     def get(
         self, topic: str, id: MessageId | None = None, *, schedule_key: str = "", payload: bool = False
     ) -> ScheduledMessage:
-        """One pending message, by id or by schedule_key; `NotFound` if it is not pending."""
+        """One pending message, by id or by schedule_key; or by id one that came back and is not settled.
+
+        `returned` tells which subscriptions got it back, how often and why. `NotFound` for all others.
+        """
         return self._portal.run(self._inner.get(topic, id, schedule_key=schedule_key, payload=payload))
 
     def list(
