@@ -131,10 +131,11 @@ def _run(serving: Coroutine[Any, Any, int]) -> int:
     import uvloop  # noqa: PLC0415 - only a serving broker needs it, and gRPC's server beside it
 
     import broker.server  # noqa: F401, PLC0415 - what is about to run needs it
+    from broker.rpc.event_loop import GrpcLoop  # noqa: PLC0415 - with uvloop
 
     gc.freeze()
     gc.enable()
-    return int(uvloop.run(serving))
+    return int(uvloop.run(serving, loop_factory=GrpcLoop))
 
 
 @main.command()
