@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from broker.model import Int64Column, UInt32Column
-from broker.storage.bucket_snapshot import entries_checksum
+from broker.runs.tally import Tally
 
 NOW_MS = 1_800_000_000_000
 """The clock of these rows stands still here while they load."""
@@ -20,7 +20,6 @@ _MONTH_MS = 30 * 86_400_000
 _HOUR_MS = 3_600_000
 _BATCH_PAUSE_MS = 10
 _SEED = 7
-_CHECKSUM_END = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +29,6 @@ class Block:
     ledger_id: int
     entry_ids: UInt32Column
     times: Int64Column
-
-
-@dataclass(slots=True)
-class Minute:
-    """Entries due within the first minute: their count and order-free checksum."""
-
-    count: int = 0
-    checksum: int = 0
-
-    def add(self, times: Int64Column, ledger_ids: Int64Column, entry_ids: UInt32Column) -> None:
-        self.count += len(times)
-        self.checksum = (self.checksum + entries_checksum(times, ledger_ids, entry_ids)) % _CHECKSUM_END
 
 
 def blocks(delay: str, count: int, ledger_entries: int) -> Iterator[Block]:
@@ -72,7 +59,7 @@ def blocks(delay: str, count: int, ledger_entries: int) -> Iterator[Block]:
             ledger_id, first = ledger_id + 1, 0
 
 
-def note_minute(minute: Minute, block: Block) -> None:
+def note_minute(minute: Tally, block: Block) -> None:
     at = np.flatnonzero(block.times <= NOW_MS + MINUTE_MS)
     if len(at):
         ledger_ids = np.full(len(at), block.ledger_id, dtype=np.int64)

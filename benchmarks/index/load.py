@@ -11,11 +11,12 @@ from typing import Any
 
 from benchmarks.client.control import check, phase, say
 from benchmarks.index.engine import Engine, memory_bytes
-from benchmarks.index.entries import BATCH, NOW_MS, Block, Minute, blocks, note_minute
+from benchmarks.index.entries import BATCH, NOW_MS, Block, blocks, note_minute
 from benchmarks.index.files import disk_bytes
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.tracker import ENTRY_AFTER_ALL, Frontier
 from broker.model import ROW, START, Position
+from broker.runs.tally import Tally
 from broker.runtime.supervise import YieldBudget
 
 _UNSEALED_MAX = 100_000
@@ -92,7 +93,7 @@ class Filler:
     """Adds blocks of entries, in batches; every block is one step of the pump."""
 
     def __init__(self, engine: Engine, delay: str, count: int, ledger_entries: int) -> None:
-        self.minute = Minute()
+        self.minute = Tally()  # of what is due within the first minute
         self.add_seconds = 0.0
         self.unsealed_max = 0
         self.end = START

@@ -10,8 +10,9 @@ import numpy as np
 
 from benchmarks.client.control import check
 from benchmarks.index.engine import Engine, memory_bytes, read_image
-from benchmarks.index.entries import MINUTE_MS, NOW_MS, Minute
+from benchmarks.index.entries import MINUTE_MS, NOW_MS
 from broker.delayed.due_rows import DueRows
+from broker.runs.tally import Tally
 
 _DUE_ENTRIES = 65_536
 
@@ -23,7 +24,7 @@ async def reopen(task: dict[str, Any]) -> dict[str, Any]:
     engine = Engine(folder, read_image(folder))
     check(await engine.upkeep.restore(), "the buckets cannot be used")
     restored = time.monotonic()
-    tracker, minute = engine.tracker, Minute()
+    tracker, minute = engine.tracker, Tally()
     check(tracker.count() == task["count"], f"{tracker.count()} entries are held, expected {task['count']}")
     now_ms, first_at, last_ms, loads = NOW_MS + MINUTE_MS, 0.0, 0, 0
     while True:

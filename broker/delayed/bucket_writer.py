@@ -39,6 +39,7 @@ from broker.delayed.stale import is_current
 from broker.errors import Corrupt
 from broker.model import Int64Column, Position, UInt32Column
 from broker.runs.merging import MergeRuns
+from broker.runs.tally import Tally
 from broker.runtime.steps import run_step
 from broker.storage.amendments import Amendments
 from broker.storage.bucket_builder import SnapshotBuilder
@@ -52,7 +53,6 @@ from broker.storage.bucket_files import (
 from broker.storage.bucket_snapshot import (
     BucketMetadata,
     LedgerSpan,
-    entries_checksum,
     merge_spans,
 )
 
@@ -62,7 +62,6 @@ RUN_ROWS = 65_536
 _KEY_BITS = 63
 _STEP_ROWS = 8_192
 _CHECKED_SEGMENTS = 8  # read back at a time
-_CHECKSUM_END = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,7 @@ class BucketWriter:
             await self._in_thread(lambda: work.open(self._storage, self._into, new.bucket_id))
             while not work.is_done:
                 await self._in_thread(work.step)
-            if not builder.count:
+            if not builder.tally.count:
                 return None
             metadata = await self._in_thread(lambda: work.finish(new))
         finally:
@@ -270,22 +269,6 @@ def merged_rows(runs: MergeRuns[Rows]) -> SortedRows:
     return SortedRows(parts[0]) if len(parts) == 1 else sort_rows(join_rows(parts))
 
 
-@dataclass(slots=True)
-class Tally:
-    """Count and order-free checksum of entries."""
-
-    count: int = 0
-    checksum: int = 0
-
-    def add(self, columns: DueRows) -> None:
-        self.count += len(columns)
-        self.checksum = (self.checksum + _checksum(columns)) % _CHECKSUM_END
-
-    def remove(self, columns: DueRows) -> None:
-        self.count -= len(columns)
-        self.checksum = (self.checksum - _checksum(columns)) % _CHECKSUM_END
-
-
 class _Merge:
     """A merge between its steps. Every method blocks."""
 
@@ -331,7 +314,7 @@ class _Merge:
         taken = merged_rows(self._runs)
         if taken.doubles is not None:
             doubles = _columns(taken.doubles, self._builder)
-            self.kept.remove(doubles)
+            self.kept.remove(*doubles.columns)
             self._not_needed.doubles.append(doubles)
         for segment in self._builder.add(taken.rows.times, taken.rows.ordinals):
             self._writer.append(segment)
@@ -355,7 +338,7 @@ class _Merge:
         parts: list[Rows] = []
         for segment, data in enumerate(segments, first):
             columns = kept_rows(source.decode(segment, data), self._not_needed)
-            self.kept.add(columns)
+            self.kept.add(*columns.columns)
             ordinals = self._builder.ordinals.to_ordinals(columns.ledger_ids, columns.entry_ids)
             parts.append(Rows(columns.deliver_at_ms, ordinals))
             _let_go()
@@ -365,12 +348,8 @@ class _Merge:
 
 def _add_segments(tally: Tally, bucket: SealedBucket, first: int, segments: Sequence[bytes]) -> None:
     for segment, data in enumerate(segments, first):
-        tally.add(bucket.decode(segment, data))
+        tally.add(*bucket.decode(segment, data).columns)
         _let_go()
-
-
-def _checksum(columns: DueRows) -> int:
-    return entries_checksum(columns.deliver_at_ms, columns.ledger_ids, columns.entry_ids)
 
 
 def _groups(blocks: Sequence[DueRows]) -> Iterator[list[DueRows]]:

@@ -29,6 +29,10 @@ class DueRows:
     def __len__(self) -> int:
         return len(self.deliver_at_ms)
 
+    @property
+    def columns(self) -> tuple[Int64Column, Int64Column, UInt32Column]:
+        return self.deliver_at_ms, self.ledger_ids, self.entry_ids
+
     def part(self, rows: slice | Array) -> DueRows:
         return DueRows(self.deliver_at_ms[rows], self.ledger_ids[rows], self.entry_ids[rows])
 

@@ -25,7 +25,6 @@ from broker.delayed.bucket_writer import (
     NewBucket,
     NotNeeded,
     SegmentLimits,
-    Tally,
     entries_by_ledger,
     kept_rows,
 )
@@ -33,6 +32,7 @@ from broker.delayed.due_rows import DueRows, Key, key_after, rises
 from broker.delayed.sealed_bucket import SealedBucket
 from broker.errors import Corrupt
 from broker.model import bitmap_of, ids_of
+from broker.runs.tally import Tally
 from broker.storage.amendments import GONE
 from broker.storage.bucket_files import BucketStorage, SnapshotReader
 from broker.storage.bucket_snapshot import BucketMetadata
@@ -155,7 +155,7 @@ class _RowSet:
         if is_double.any():
             doubles.append(columns.part(is_double))
             columns = columns.part(~is_double)
-        self.tally.add(columns)
+        self.tally.add(*columns.columns)
 
 
 def _decoded(reader: SnapshotReader, bucket: SealedBucket, segment: int) -> DueRows:

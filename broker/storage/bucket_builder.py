@@ -15,6 +15,7 @@ from google_crc32c import value
 from pyroaring import BitMap
 
 from broker.model import Int64Column, Position, bitmap_of
+from broker.runs.tally import Tally
 from broker.storage.bucket_segment import (
     SEGMENT_ENTRIES_MAX,
     SEGMENT_ENTRIES_MIN,
@@ -27,7 +28,6 @@ from broker.storage.bucket_snapshot import (
     LedgerSpan,
     Ordinals,
     SegmentColumns,
-    entries_checksum,
     metadata_bytes_max,
 )
 
@@ -37,7 +37,7 @@ _BITMAP_ROWS = 65_536  # gathered before bitmaps are changed: few rows at a time
 class SnapshotBuilder:
     """A snapshot in the making. `spans` hold every position that will be added; each row is added once.
 
-    `count` and `checksum` are those of the rows so far; `bitmaps` are complete after `end`.
+    `tally` is that of the rows so far; `bitmaps` are complete after `end`.
     """
 
     def __init__(
@@ -49,8 +49,7 @@ class SnapshotBuilder:
         min_entries: int = SEGMENT_ENTRIES_MIN,
     ) -> None:
         self.ordinals = Ordinals(spans)
-        self.count = 0
-        self.checksum = 0
+        self.tally = Tally()
         self.bitmaps: dict[int, BitMap] = {span.ledger_id: BitMap() for span in spans}
         self._spans = tuple(spans)
         self._time_step_ms = time_step_ms
@@ -68,9 +67,8 @@ class SnapshotBuilder:
         if not len(times):
             return []
         assert int(ordinals.min()) >= 0 and int(ordinals.max()) < self.ordinals.end
-        self.count += len(times)
         ledger_ids, entry_ids = self.ordinals.to_positions(ordinals)
-        self.checksum = (self.checksum + entries_checksum(times, ledger_ids, entry_ids)) % (1 << 64)
+        self.tally.add(times, ledger_ids, entry_ids)
         self._unmarked.append(ordinals)
         self._unmarked_count += len(ordinals)
         if self._unmarked_count >= _BITMAP_ROWS:
@@ -88,10 +86,10 @@ class SnapshotBuilder:
 
     def metadata(self, topic_id: int, bucket_id: int, start: Position, end: Position) -> BucketMetadata:
         """Return the metadata of the file, after `end`. There must have been a row."""
-        assert self.count and not len(self._times)
+        assert self.tally.count and not len(self._times)
         segments = SegmentColumns.of(self._columns)
         return BucketMetadata(
-            topic_id, bucket_id, start, end, self.count, self.checksum, self._spans, segments
+            topic_id, bucket_id, start, end, self.tally.count, self.tally.checksum, self._spans, segments
         )
 
     def reserve_bytes(self, count: int) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from broker.errors import Corrupt
 from broker.model import members
+from broker.runs.tally import Tally
 from broker.runtime.vfs import File, Vfs, read_file
 from broker.storage.amendments import HEADER_BYTES as AMENDMENTS_HEADER_BYTES
 from broker.storage.amendments import decode_amendments
@@ -22,7 +23,6 @@ from broker.storage.bucket_snapshot import (
     decode_entries,
     decode_header,
     decode_metadata,
-    entries_checksum,
 )
 
 Line = dict[str, Any]
@@ -92,7 +92,7 @@ def _bitmap_lines(file: File, beginning: bytes, damages: list[Corrupt]) -> Itera
 
 def _segment_lines(file: File, metadata: BucketMetadata, damages: list[Corrupt]) -> Iterator[Line]:
     segments, ordinals = metadata.segments, Ordinals(metadata.spans)
-    checksum = 0
+    tally = Tally()
     is_whole = True
     for index in range(len(segments)):
         offset, length = metadata.segments_at + int(segments.offsets[index]), int(segments.lengths[index])
@@ -114,14 +114,14 @@ def _segment_lines(file: File, metadata: BucketMetadata, damages: list[Corrupt])
             is_whole = False
             yield {**line, "ok": False}
             continue
-        checksum = (checksum + entries_checksum(times, ledger_ids, entry_ids)) % (1 << 64)
+        tally.add(times, ledger_ids, entry_ids)
         yield {
             **line,
             "ok": True,
             "first_position": [int(ledger_ids[0]), int(entry_ids[0])],
             "last_position": [int(ledger_ids[-1]), int(entry_ids[-1])],
         }
-    if is_whole and checksum != metadata.checksum:
+    if is_whole and tally.checksum != metadata.checksum:
         what = "The checksum of a snapshot's entries does not match"
         damages.append(Corrupt(what, path=file.path, offset=HEADER_BYTES))
 

@@ -71,7 +71,6 @@ __all__ = [  # with what is defined in bucket_segment: together they are the for
     "decode_segment",
     "encode_metadata",
     "encode_segment",
-    "entries_checksum",
     "merge_spans",
     "metadata_bytes_max",
 ]
@@ -180,7 +179,7 @@ class BucketMetadata:
     start: Position
     end: Position
     count: int
-    checksum: int  # `entries_checksum` of all entries
+    checksum: int  # of all entries, as a `Tally` has it
     spans: tuple[LedgerSpan, ...]
     segments: SegmentColumns
     segments_at: int = 0  # where segments begin in the file, bytes; 0: not written yet
@@ -247,27 +246,6 @@ def merge_spans(several: Iterable[Sequence[LedgerSpan]]) -> tuple[LedgerSpan, ..
             span.ledger_id, min(held.first, span.first), max(held.end, span.end)
         )
     return tuple(merged[ledger_id] for ledger_id in sorted(merged))
-
-
-_TIME_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_LEDGER_FACTOR = np.uint64(0xD1B54A32D192ED03)
-_ENTRY_FACTOR = np.uint64(0x8CB92BA72F3D8DD7)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-
-
-def entries_checksum(times: Int64Column, ledger_ids: Int64Column, entry_ids: UInt32Column) -> int:
-    """Sum modulo 2**64 of a hash of each entry: the same in any order, and additive over parts."""
-    mixed = times.astype(np.uint64)
-    mixed *= _TIME_FACTOR
-    mixed += ledger_ids.astype(np.uint64) * _LEDGER_FACTOR
-    mixed += entry_ids.astype(np.uint64) * _ENTRY_FACTOR
-    mixed ^= mixed >> np.uint64(30)  # the finish of splitmix64
-    mixed *= _MIX_1
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= _MIX_2
-    mixed ^= mixed >> np.uint64(31)
-    return int(mixed.sum(dtype=np.uint64))
 
 
 def metadata_bytes_max(spans: Sequence[LedgerSpan], segment_count: int) -> int:

@@ -17,7 +17,7 @@ delivered, or waits for nobody any more (1), or of what was cancelled (2).
 
 Integers are little-endian. `first_ledger_id` and `last_ledger_id` of the header bound those of all entries.
 `settled_ms` is when the youngest of settled entries were written first, milliseconds since the Unix epoch; 0 of kind 0.
-`checksum` is the sum modulo 2**64 of a hash of each entry: `entries_checksum` with the hash in the place of the time.
+`checksum` is that of a `Tally` of the entries, each with the hash of its key as its number.
 
 Invariants:
   KEYRUN-1  Entries (hash, ledger_id, entry_id) rise strictly within a block and from block to block, so fences and
@@ -39,7 +39,6 @@ from google_crc32c import value
 
 from broker.errors import Corrupt
 from broker.model import LEDGER_ID_MAX, TIME_MS_MAX, Array, Int64Column, UInt32Column, UInt64Column
-from broker.storage.bucket_snapshot import entries_checksum
 from broker.storage.key_filter import (
     FILTER_BLOCK_BYTES,
     FILTER_BLOCKS_MAX,
@@ -105,8 +104,9 @@ class KeyColumns:
         last = low + int(np.searchsorted(ledger_ids, ledger_id, side="right"))
         return first + int(np.searchsorted(self.entry_ids[first:last], np.uint32(entry_id), side="right"))
 
-    def checksum(self) -> int:
-        return entries_checksum(self.hashes.view(np.int64), self.ledger_ids, self.entry_ids)
+    @property
+    def columns(self) -> tuple[UInt64Column, Int64Column, UInt32Column]:
+        return self.hashes, self.ledger_ids, self.entry_ids
 
 
 NO_KEYS = KeyColumns(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.uint32))

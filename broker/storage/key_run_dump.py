@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from broker.errors import Corrupt
+from broker.runs.tally import Tally
 from broker.runtime.vfs import Vfs
 from broker.storage.key_filter import Probe
 from broker.storage.key_run import HEADER_BYTES, VERSION, KeyColumns, decode_header
@@ -15,7 +16,6 @@ from broker.storage.key_run_files import KEY_RUNS
 Line = dict[str, Any]
 
 _BLOCKS_AT_ONCE = 64
-_CHECKSUM_END = 1 << 64
 
 
 def read_key_run(vfs: Vfs, path: str, topic_id: int, run_id: int) -> Iterator[KeyColumns]:
@@ -23,17 +23,16 @@ def read_key_run(vfs: Vfs, path: str, topic_id: int, run_id: int) -> Iterator[Ke
     with contextlib.closing(KEY_RUNS.open(vfs, path, topic_id, run_id)) as reader:
         header = reader.read_header()
         fences, key_filter = reader.read_fences(header), reader.read_filter(header)
-        count = checksum = 0
+        tally = Tally()
         for first in range(0, len(fences), _BLOCKS_AT_ONCE):
             keys = reader.read_blocks(header, fences, first, min(first + _BLOCKS_AT_ONCE, len(fences)))
-            count += len(keys)
-            checksum = (checksum + keys.checksum()) % _CHECKSUM_END
+            tally.add(*keys.columns)
             if not key_filter.maybe(Probe(keys.hashes)).all():
                 raise Corrupt(
                     "The filter of a key run leaves out an entry", path=path, offset=header.filter_at
                 )
             yield keys
-        if (count, checksum) != (header.count, header.checksum):
+        if tally != Tally(header.count, header.checksum):
             raise Corrupt("A key run does not hold the entries that its header says", path=path, offset=0)
 
 

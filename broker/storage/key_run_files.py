@@ -17,6 +17,7 @@ from google_crc32c import extend, value
 from broker.errors import Corrupt
 from broker.model import LEDGER_ID_MAX, UInt64Column
 from broker.runs.storage import RunFile, RunKind, RunStorage, RunWriter
+from broker.runs.tally import Tally
 from broker.runtime.vfs import Vfs
 from broker.storage.key_filter import KeyFilter, KeyFilterBuilder
 from broker.storage.key_run import (
@@ -40,20 +41,7 @@ from broker.storage.key_run import (
 
 _CHECKED_BLOCKS = 16  # read back in one step: about a millisecond
 _FILTER_READ_BYTES = 1 << 20
-_CHECKSUM_END = 1 << 64
 _OF_HOLDERS = Stamp()
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Count and order-free checksum of entries."""
-
-    count: int = 0
-    checksum: int = 0
-
-    def add(self, keys: KeyColumns) -> None:
-        self.count += len(keys)
-        self.checksum = (self.checksum + keys.checksum()) % _CHECKSUM_END
 
 
 class KeyRunWriter:
@@ -65,7 +53,7 @@ class KeyRunWriter:
         self._topic_id = topic_id
         self._run_id = run_id
         self._stamp = stamp
-        self._given, self._found = _Tally(), _Tally()
+        self._given, self._found = Tally(), Tally()
         self._first_ledger_id, self._last_ledger_id = LEDGER_ID_MAX, 0
         self._uncut = NO_KEYS  # less than a block
         self._first_hashes, self._lengths, self._crcs = array("Q"), array("I"), array("I")
@@ -77,7 +65,7 @@ class KeyRunWriter:
         """Write the entries that follow, in order, each once."""
         if not len(keys):
             return
-        self._given.add(keys)
+        self._given.add(*keys.columns)
         self._first_ledger_id = min(self._first_ledger_id, int(keys.ledger_ids.min()))
         self._last_ledger_id = max(self._last_ledger_id, int(keys.ledger_ids.max()))
         keys = join_keys([self._uncut, keys])
@@ -94,7 +82,7 @@ class KeyRunWriter:
             reading = self._reading = self._end_blocks()
         first, end = self._checked, min(self._checked + _CHECKED_BLOCKS, len(reading.fences))
         keys = reading.read(first, end)
-        self._found.add(keys)
+        self._found.add(*keys.columns)
         self._add_filter(reading.builder.add(keys.hashes))
         self._checked = end
         return end < len(reading.fences)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from broker.model import CANCELLED_MS, Position
+from broker.runs.tally import rows_checksum
 from broker.storage.amendments import decode_amendments
 from broker.storage.blocks import KINDS, LedgerCapture, LedgerName
 from broker.storage.bucket_snapshot import (
@@ -18,7 +19,6 @@ from broker.storage.bucket_snapshot import (
     decode_bitmaps,
     decode_entries,
     decode_metadata,
-    entries_checksum,
 )
 from broker.storage.dump import dump_file
 from broker.storage.group_log import records_from
@@ -211,7 +211,7 @@ def test_bucket(name: str, counts: list[int], segments_at: int, checksum: int) -
         entries = decode_entries(metadata, ordinals, index, segment)
         assert entries[0].tolist() == times[row : row + count].tolist()
         assert ordinals.to_ordinals(*entries[1:]).tolist() == positions[row : row + count].tolist()
-        sum_of_entries += entries_checksum(*entries)
+        sum_of_entries += rows_checksum(*entries)
         row += count
     assert (row, sum_of_entries % (1 << 64)) == (1000, checksum)
 

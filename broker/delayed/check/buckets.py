@@ -19,7 +19,8 @@ from broker.delayed.check.findings import NAMED_MAX, Finding, Kind, Suspect, int
 from broker.delayed.check.ledgers import IndexedEntries, Mask
 from broker.delayed.due_rows import Key, stable_order
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Array, Int64Column, UInt32Column, ids_of
-from broker.storage.bucket_snapshot import BucketMetadata, entries_checksum
+from broker.runs.tally import Tally
+from broker.storage.bucket_snapshot import BucketMetadata
 
 _GATHERED_ENTRIES = 262_144
 _SPARSE = 64  # a mask is made while it has at most so many bytes for each entry in it
@@ -63,8 +64,7 @@ class BucketCheck:
         self._next_segment = 0
         self._last: Key | None = None
         self._whole = True  # no segment was skipped
-        self._count = 0
-        self._checksum = 0
+        self._tally = Tally()
         self._gathered: list[tuple[Int64Column, Int64Column, UInt32Column]] = []
         self._gathered_count = 0
         self._pieces: dict[int, list[IndexedEntries]] = {}
@@ -88,7 +88,6 @@ class BucketCheck:
             findings.append(self._segment_finding(index, what, len(outside)))
             times, ledgers, wide = times[known], ledgers[known], wide[known]
         entries = wide.astype(np.uint32)
-        self._count += len(times)
         if self._structure:
             findings += self._check_segment(index, times, ledgers, entries)
         else:
@@ -128,7 +127,7 @@ class BucketCheck:
     def _check_segment(
         self, index: int, times: Int64Column, ledgers: Int64Column, entries: UInt32Column
     ) -> Iterator[Finding]:
-        self._checksum += entries_checksum(times, ledgers, entries)
+        self._tally.add(times, ledgers, entries)
         if index >= len(self._named_segments):
             yield self._segment_finding(index, "the metadata does not name it")
         if not len(times):
@@ -157,11 +156,11 @@ class BucketCheck:
             yield self._bucket_finding("the spans of its ledgers are out of order")
         if not self._whole:
             return
-        if self._count != self._metadata.count:
+        if self._tally.count != self._metadata.count:
             yield self._bucket_finding(
-                f"it holds {self._count} entries, the metadata says {self._metadata.count}"
+                f"it holds {self._tally.count} entries, the metadata says {self._metadata.count}"
             )
-        if (self._checksum - self._metadata.checksum) % (1 << 64):
+        if self._tally.checksum != self._metadata.checksum:
             yield self._bucket_finding("its entries are not those that its checksum was made of")
 
     def _ordinal(self, key: Key) -> tuple[int, int | None]:

@@ -12,8 +12,9 @@ from pyroaring import BitMap
 
 from broker.delayed.check import CursorView, Finding, IndexCheck, IndexState, Kind, LedgerRows, settled_by_all
 from broker.model import Position, bitmap_of
+from broker.runs.tally import rows_checksum
 from broker.storage.amendments import Amendments
-from broker.storage.bucket_snapshot import BucketMetadata, LedgerSpan, SegmentColumns, entries_checksum
+from broker.storage.bucket_snapshot import BucketMetadata, LedgerSpan, SegmentColumns
 
 Key = tuple[int, int, int]  # (deliver_at_ms, ledger_id, entry_id)
 Entry = tuple[int, int]
@@ -148,7 +149,7 @@ def feed_of(bucket_id: int, keys: Iterable[Key]) -> Fed:
         start=Position(0, 0),
         end=Position(0, 0),
         count=len(held),
-        checksum=entries_checksum(times, ledgers, entries),
+        checksum=rows_checksum(times, ledgers, entries),
         spans=spans,
         segments=columns,
     )

@@ -19,6 +19,7 @@ from pyroaring import BitMap
 
 from broker.errors import Corrupt
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, TIME_MS_MAX, Int64Column, Position
+from broker.runs.tally import rows_checksum
 from broker.storage.bucket_builder import SnapshotBuilder
 from broker.storage.bucket_snapshot import (
     HEADER_BYTES,
@@ -33,7 +34,6 @@ from broker.storage.bucket_snapshot import (
     decode_header,
     decode_metadata,
     encode_metadata,
-    entries_checksum,
     merge_spans,
     metadata_bytes_max,
 )
@@ -79,7 +79,7 @@ def read(beginning: bytes, segments: list[bytes]) -> tuple[BucketMetadata, list[
     checksum = 0
     for index, segment in enumerate(segments):
         entries = decode_entries(metadata, ordinals, index, segment, "x")
-        checksum += entries_checksum(*entries)
+        checksum += rows_checksum(*entries)
         keys += zip(*(column.tolist() for column in entries), strict=True)
     assert keys == sorted(set(keys)) and len(keys) == metadata.count
     assert checksum % (1 << 64) == metadata.checksum
@@ -226,8 +226,8 @@ def test_a_checksum_is_the_documented_one() -> None:
         return mixed ^ mixed >> 31
 
     keys = CASES["least and greatest"] + CASES["many ledgers"]
-    assert entries_checksum(*columns(keys)) == sum(mix(*key) for key in keys) % (1 << 64)
-    assert entries_checksum(*columns(keys)) == entries_checksum(*columns(keys[::-1]))
+    assert rows_checksum(*columns(keys)) == sum(mix(*key) for key in keys) % (1 << 64)
+    assert rows_checksum(*columns(keys)) == rows_checksum(*columns(keys[::-1]))
 
 
 @given(KEYS, st.data())
@@ -236,7 +236,7 @@ def test_a_checksum_tells_changed_entries(keys: list[Key], data: st.DataObject) 
     column = data.draw(st.integers(0, 2))
     changed = columns(keys)
     changed[column][index] ^= 1 << data.draw(st.integers(0, 31))
-    assert entries_checksum(*changed) != entries_checksum(*columns(keys))
+    assert rows_checksum(*changed) != rows_checksum(*columns(keys))
 
 
 # Damage

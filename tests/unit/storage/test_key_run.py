@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from broker.errors import Corrupt
 from broker.model import LEDGER_ID_MAX
-from broker.storage.bucket_snapshot import entries_checksum
+from broker.runs.tally import rows_checksum
 from broker.storage.key_filter import (
     BITS_PER_KEY,
     FILTER_BLOCK_BYTES,
@@ -84,7 +84,7 @@ def test_the_file_is_laid_out_as_the_docstring_says() -> None:
     assert crc == value(data[:88])
     assert (block_count, filter_count) == (3, filter_blocks(COUNT))
     keys = columns(expected)
-    assert checksum == entries_checksum(keys.hashes.view(np.int64), keys.ledger_ids, keys.entry_ids)
+    assert checksum == rows_checksum(keys.hashes.view(np.int64), keys.ledger_ids, keys.entry_ids)
     fences = data[filter_at + 64 * filter_count :]
     assert len(fences) == 16 * block_count and value(fences) == fences_crc
     assert value(data[filter_at : filter_at + 64 * filter_count]) == filter_crc
