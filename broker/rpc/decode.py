@@ -2,13 +2,15 @@
 
 The request is parsed with `messages` as bytes, which is wire-compatible with `repeated Message`; the messages
 themselves are read in bulk (`wire.py`). The typed parser is asked where only it can tell: for messages with text
-(invalid UTF-8 must not reach a consumer's parser) and for messages that are not in plain form, which it rewrites.
+(invalid UTF-8 must not reach a consumer's parser) and for messages that are not in plain form, which it rewrites. It is
+also asked where it costs less: for few messages, which are plain if it writes them as they came.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import google_crc32c
@@ -29,6 +31,7 @@ from broker.model import (
 )
 from broker.rpc.field_counts import CHEAP_BYTES, OTHERS_MAX, has_more_fields, inside, too_many_fields
 from broker.rpc.wire import Fields, find_frames, scan_messages
+from broker.settings import KIB
 from broker.storage import schedule_hash
 from broker.storage.message_fields import FRAME_HEAD, tag_of
 from broker.storage.octets import Octets
@@ -39,11 +42,20 @@ from postdate_api.v1 import message_pb2, producer_pb2
 PRODUCER_NAME_BYTES_MAX = 255
 
 _FEW = 16
-"""Up to so many messages, reading them one by one costs less than the NumPy calls that many share."""
+"""Up to so many messages, the typed parser costs less than the NumPy calls that many share."""
+_FEW_PLAIN = 128
+_FEW_PLAIN_BYTES = 128 * KIB
+"""Up to so many in so many bytes, it costs less if they turn out to be plain, and need not be written anew."""
 _NOT_ASCII = np.uint64(0x8080808080808080)
 _PLAIN_FIELDS = len(message_pb2.Message.DESCRIPTOR.fields) - 1  # apart from properties
 _OF_PROPERTY = 3  # the property, its name, its value
 _INSIDE_MESSAGE = inside(message_pb2.Message.DESCRIPTOR)
+_DELIVER_AT_MS, _DELIVER_AFTER_MS, _TTL_MS = map(attrgetter, ("deliver_at_ms", "deliver_after_ms", "ttl_ms"))
+_NAMES = frozenset(message_pb2.Message.DESCRIPTOR.fields_by_name)
+_WITHOUT_LIMIT = frozenset(
+    ("payload", "deliver_at_ms", "deliver_after_ms", "ttl_ms", "sequence_id", "event_time_ms")
+)
+"""Fields without a limit of their own; a payload that fits with the rest of its message fits, too."""
 _TOPIC_HEAD = bytes((tag_of("topic", producer_pb2.ProduceRequest),))
 
 
@@ -114,29 +126,35 @@ def decode_produce(raw: bytes, config: BrokerConfig, envelope: Any = None) -> De
 
 def _decode_messages(raw: bytes, envelope: Any, producer_name: str, config: BrokerConfig) -> Batch:
     messages = list(envelope.messages)
-    plain = _read_plain(raw, envelope.topic, messages, config) if len(messages) > _FEW else None
-    if plain is not None:
-        frames, fields = plain
-        if fields.has_text or not _is_ascii(fields.schedule_keys, config.tuning.schedule_key_bytes_max):
-            _parse_typed(raw)  # only it can tell whether texts are UTF-8
-        _check_limits(fields, config)
-        sizes = _lengths(messages)
-        longest = int(sizes.max())
-        lengths, crcs = (_head_bytes(sizes) + sizes).astype(np.uint32), _crcs(messages, sizes)
-    else:
-        if len(raw) > CHEAP_BYTES:
-            _check_field_counts(messages, config)
+    request, is_plain = None, False
+    if len(messages) <= _FEW_PLAIN and len(raw) <= _FEW_PLAIN_BYTES:
         request = _parse_typed(raw)
         request.DiscardUnknownFields()
-        fields = _read_typed(request)
-        if not _is_payload(request.messages, config):
-            _check_limits(fields, config)  # before it is written anew: what is refused shall cost little
-        messages = [message.SerializeToString() for message in request.messages]
-        longest = max(map(len, messages))
-        few = [_head_of(len(message)) + message for message in messages]
-        frames = b"".join(few)
-        lengths = np.array(list(map(len, few)), dtype=np.uint32)
-        crcs = np.array(list(map(google_crc32c.value, few)), dtype=np.uint32)
+        is_plain = request.SerializeToString() == raw
+    many = None if is_plain or len(messages) <= _FEW else _read_plain(raw, envelope.topic, messages, config)
+    if many is not None:
+        frames, fields = many
+        key_bytes_max = config.tuning.schedule_key_bytes_max
+        if request is None and (fields.has_text or not _is_ascii(fields.schedule_keys, key_bytes_max)):
+            _parse_typed(raw)  # only it can tell whether texts are UTF-8
+        _check_limits(fields, config)
+    else:
+        if request is None:
+            if len(raw) > CHEAP_BYTES:
+                _check_field_counts(messages, config)
+            request = _parse_typed(raw)
+            request.DiscardUnknownFields()
+        messages, fields = _read_typed(request.messages, messages if is_plain else None, config)
+        frames = _write_frames(messages)
+    longest = max(map(len, messages))
+    if len(messages) <= _FEW:
+        each = [_head_of(len(message)) + message for message in messages]
+        lengths = np.array(list(map(len, each)), dtype=np.uint32)
+        crcs = np.array(list(map(google_crc32c.value, each)), dtype=np.uint32)
+    else:
+        sizes = _lengths(messages)
+        lengths = (_head_bytes(sizes, longest) + sizes).astype(np.uint32)
+        crcs = _crcs(messages, sizes, longest)
     _check_unit(fields.deliver_at_ms)
     # What fits the limits and is in plain form fits; the other form was rewritten. A message that did not would be
     # stored for ever and delivered never: no client could read the frame.
@@ -171,7 +189,8 @@ def _read_plain(
 ) -> tuple[bytes, Fields] | None:
     """Frames and fields of many messages, read in bulk; None if one of them is not plain, or perhaps too large."""
     lengths = _lengths(messages)
-    heads = _head_bytes(lengths)
+    longest = int(lengths.max())
+    heads = _head_bytes(lengths, longest)
     # Where every library puts them: behind the topic. Copying them out is much cheaper than writing them anew. What
     # follows a whole field is a field; behind anything else it may only look like the messages.
     topic_bytes = topic.encode()
@@ -182,7 +201,7 @@ def _read_plain(
     ends = (heads + lengths).cumsum()
     fields = scan_messages(frames, ends - lengths, ends, _PLAIN_FIELDS + config.tuning.properties_count_max)
     # Longer than any message within the limits: fields come twice, and only the typed parser drops the first ones.
-    if fields is None or int(lengths.max()) > config.message_bytes_max:
+    if fields is None or longest > config.message_bytes_max:
         return None
     # A name may come twice, and the last one counts: only the typed parser can tell.
     over = fields.property_counts > config.tuning.properties_count_max
@@ -200,54 +219,58 @@ def _is_ascii(keys: KeySpans | None, size_max: int) -> bool:
     return not any(np.bitwise_or.reduce(words) & _NOT_ASCII for _, words in parts)
 
 
-def _read_typed(request: producer_pb2.ProduceRequest) -> Fields:
-    """Fields of messages, one by one: for few messages, and for those that are not plain."""
-    messages = request.messages
-    schedule_keys = [message.schedule_key.encode() for message in messages]
-    # In one array: each call of NumPy costs as much as a few messages.
-    payload, at, after, ttl, counts, sizes, traceparents = np.array(
-        [
-            (
-                len(message.payload),
-                message.deliver_at_ms,
-                message.deliver_after_ms,
-                message.ttl_ms,
-                len(message.properties),
-                _properties_bytes(message) if message.properties else 0,
-                len(message.traceparent.encode()),
-            )
-            for message in messages
-        ],
-        dtype=np.int64,
-    ).T.copy()
-    return Fields(
-        payload_bytes=payload,
-        deliver_at_ms=at,
-        deliver_after_ms=after,
-        ttl_ms=ttl,
-        sequence_ids=np.array([message.sequence_id for message in messages], dtype=np.uint64).view(np.int64),
-        property_counts=counts,
-        property_bytes=sizes,
-        traceparent_bytes=traceparents,
-        keys={i: message.key.encode() for i, message in enumerate(messages) if message.key},
-        schedule_keys=KeySpans.of(schedule_keys) if any(schedule_keys) else None,
+def _read_typed(
+    typed: Sequence[message_pb2.Message], plain: list[bytes] | None, config: BrokerConfig
+) -> tuple[list[bytes], Fields]:
+    """Messages in plain form, and their fields, one by one. Raises InvalidRequest for a limit.
+
+    `plain`: their bytes, if that is how they came.
+    """
+    names = _NAMES if plain is None else _names_in(plain)
+    zeros = np.zeros(len(typed), dtype=np.int64)
+    zeros.flags.writeable = False  # one for all fields that no message has
+
+    def column(name: str, of: Callable[[Any], int]) -> Int64Column:
+        return np.fromiter(map(of, typed), np.int64, len(typed)) if name in names else zeros
+
+    fields = Fields(
+        payload_bytes=zeros,
+        deliver_at_ms=column("deliver_at_ms", _DELIVER_AT_MS),
+        deliver_after_ms=column("deliver_after_ms", _DELIVER_AFTER_MS),
+        ttl_ms=column("ttl_ms", _TTL_MS),
+        sequence_ids=zeros,
+        property_counts=zeros,
+        property_bytes=zeros,
+        traceparent_bytes=zeros,
     )
+    if "sequence_id" in names:
+        fields.sequence_ids = np.array([message.sequence_id for message in typed], np.uint64).view(np.int64)
+    # Nothing in a message is longer than all of it.
+    longest = max(map(len, plain)) if plain else config.request_bytes_max
+    if not names <= _WITHOUT_LIMIT or longest > config.payload_bytes_max:
+        fields.payload_bytes = column("payload", lambda message: len(message.payload))
+        fields.property_counts = column("properties", lambda message: len(message.properties))
+        if longest > config.tuning.properties_bytes_max:
+            fields.property_bytes = column("properties", _properties_bytes)
+        fields.traceparent_bytes = column("traceparent", lambda message: len(message.traceparent.encode()))
+        if "key" in names:
+            fields.keys = {i: message.key.encode() for i, message in enumerate(typed) if message.key}
+        if "schedule_key" in names:
+            keys = [message.schedule_key.encode() for message in typed]
+            fields.schedule_keys = KeySpans.of(keys) if any(keys) else None
+        _check_limits(fields, config)  # before anything is written anew: what is refused shall cost little
+    return plain or [message.SerializeToString() for message in typed], fields
+
+
+def _names_in(messages: Sequence[bytes]) -> Set[str]:
+    """The fields that any of the messages has; they are plain, so none of them is there with its default."""
+    # Messages side by side are one message with the fields of all of them.
+    merged = message_pb2.Message.FromString(b"".join(messages))
+    return {found.name for found, _ in merged.ListFields()}
 
 
 def _properties_bytes(message: message_pb2.Message) -> int:
     return sum(len(name.encode()) + len(value.encode()) for name, value in message.properties.items())
-
-
-def _is_payload(messages: Iterable[message_pb2.Message], config: BrokerConfig) -> bool:
-    """Return whether nothing of any message has a limit but its payload, and none is over that."""
-    return not any(
-        message.properties
-        or message.key
-        or message.schedule_key
-        or message.traceparent
-        or len(message.payload) > config.payload_bytes_max
-        for message in messages
-    )
 
 
 def _lengths(messages: Sequence[bytes]) -> Int64Column:
@@ -259,10 +282,10 @@ def _write_frames(messages: Sequence[bytes]) -> bytes:
     return bytes(ProduceEnvelope(messages=messages).SerializeToString())
 
 
-def _head_bytes(lengths: Int64Column) -> Int64Column:
+def _head_bytes(lengths: Int64Column, longest: int) -> Int64Column:
     """Bytes of tag and length before each message."""
     heads = 2 + (lengths >= 1 << 7)
-    if int(lengths.max()) >= 1 << 14:
+    if longest >= 1 << 14:
         heads += (lengths >= 1 << 14).astype(np.int64) + (lengths >= 1 << 21) + (lengths >= 1 << 28)
     return heads
 
@@ -318,9 +341,9 @@ def _too_large(name: str, index: int, size: int, limit: int, unit: str) -> Inval
     )
 
 
-def _crcs(messages: Sequence[bytes], lengths: Int64Column) -> UInt32Column:
+def _crcs(messages: Sequence[bytes], lengths: Int64Column, longest: int) -> UInt32Column:
     """The crc32c of each frame: of its tag and length, then of the message."""
-    if int(lengths.max()) < len(_HEAD_CRCS):
+    if longest < len(_HEAD_CRCS):
         heads = _HEAD_CRCS[lengths].tolist()
     else:
         heads = [_head_crc(length) for length in lengths.tolist()]

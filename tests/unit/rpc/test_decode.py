@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -30,7 +31,15 @@ CONFIG = broker_config(
 )
 PLENTY = BrokerConfig()
 MANY = 17
-"""So many messages are read in bulk; fewer, one by one."""
+"""So many messages are read in bulk if they are not plain; fewer, one by one."""
+
+
+@pytest.fixture(autouse=True, scope="module", params=[0, 128], ids=["bulk", "typed"])
+def _few_plain(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both ways to read many plain messages."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "_FEW_PLAIN", request.param)
+        yield
 
 
 BEFORE_THE_MESSAGES = {*("INVALID_NAME", "EMPTY_BATCH", "TOO_MANY_MESSAGES", "PRODUCER_NAME_TOO_LARGE")}
@@ -347,6 +356,31 @@ def test_what_is_over_a_limit_is_named(count: int, message: bytes, reason: str):
 
 
 @pytest.mark.parametrize("count", [1, MANY])
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (text(0x12, bytes(1025)), "KEY_TOO_LARGE"),
+        (text(0x32, bytes(1025)), "SCHEDULE_KEY_TOO_LARGE"),
+        (text(0x1A, text(0x0A, b"a") + text(0x12, bytes(17_000))), "PROPERTIES_TOO_LARGE"),
+        (b"".join(text(0x1A, text(0x0A, b"%02d" % i)) for i in range(65)), "PROPERTIES_TOO_LARGE"),
+        (text(0x52, bytes(257)), "TRACEPARENT_TOO_LARGE"),
+    ],
+    ids=["key", "schedule_key", "property", "properties", "traceparent"],
+)
+def test_other_fields_are_bounded_where_payloads_may_be_longer(count: int, message: bytes, reason: str):
+    with pytest.raises(InvalidRequest) as caught:
+        decode_produce(request_of(*[text(0x0A, b"x")] * (count - 1), message), PLENTY)
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("count", [1, MANY])
+def test_fields_that_nobody_knows_are_not_stored(count: int):
+    message = message_pb2.Message(payload=b"x", deliver_after_ms=5).SerializeToString()
+    batch = decode_produce(request_of(*[message + b"\x98\x06\x01"] * count), PLENTY).batch
+    assert batch.frames == text(0x12, message) * count
+
+
+@pytest.mark.parametrize("count", [1, MANY])
 def test_a_limit_itself_is_not_over_it(count: int):
     entries = text(0x1A, text(0x0A, b"a") + text(0x12, bytes(7))) + text(
         0x1A, text(0x0A, b"b") + text(0x12, bytes(7))
@@ -462,7 +496,7 @@ def test_as_many_properties_as_a_message_may_have_pass():
 
 
 def test_a_message_that_is_too_large_is_refused_before_it_is_written_anew(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("broker.rpc.decode._head_of", lambda _: pytest.fail("it is written anew"))
+    monkeypatch.setattr("broker.rpc.decode._write_frames", lambda _: pytest.fail("it is written anew"))
     message = message_pb2.Message(payload=bytes(CONFIG.payload_bytes_max + 1))
     with pytest.raises(InvalidRequest) as refused:
         decode_produce(request_of(message.SerializeToString()), CONFIG)
