@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from broker.cluster.stores import is_store_url
-from broker.config import SETTINGS, BrokerConfig, load_config
+from broker.config import SETTINGS, SHARDS_MAX, BrokerConfig, load_config
 from broker.errors import NotFound, PostdateError
-from broker.folder.shard_folders import check_shards
+from broker.folder.shard_folders import prepare_folder
 from broker.observe.logs import configure_logging
 from broker.runtime.vfs import LocalVfs
 from broker.settings import ConfigError, SettingKind, show
@@ -74,7 +74,7 @@ def serve(config_path: str | None, **flags: str | None) -> None:
 
             command = shard_command(config, config_path, given, os.getpid())
             return await ShardSupervisor(config, command, notifier=notifier, read_config=read_config).run()
-        check_shards(LocalVfs(), config.data_dir, 1)
+        prepare_folder(LocalVfs(), config.data_dir)
         if config.cluster_store:
             from broker.node.node import Node  # noqa: PLC0415 - a broker alone needs none of it
 
@@ -554,6 +554,34 @@ def restore(backup: str, data_dir: str, to: str | None, shard: int) -> None:
     except OSError as error:
         raise click.ClickException(f"The backup cannot be restored: {error}") from error
     click.echo(f"{data_dir} holds {_topics(topics)} as of lsn {lsn}: start a broker on it")
+
+
+@main.command()
+@click.argument("data_dir")
+@click.option(
+    "--shards", type=click.IntRange(1, SHARDS_MAX), required=True, help="Number of shards there are to be."
+)
+@click.option(
+    "--to",
+    metavar="FOLDER",
+    help="Folder to make, empty or not there; DATA_DIR stays as it is.  [default: DATA_DIR]",
+)
+def reshard(data_dir: str, shards: int, to: str | None) -> None:
+    """Spread the topics of a stopped broker's data directory over another number of shards; 1: none.
+
+    Messages are not copied: files that never change get second names. A topic's last ledger, and what is small, is
+    copied. A crash leaves the directory as it was, or as it is to be.
+
+    With --to on another file system all is copied. A broker on each of the two folders would deliver everything twice.
+    """
+    from broker.jobs.reshard import reshard_folder  # noqa: PLC0415
+
+    try:
+        click.echo(asyncio.run(reshard_folder(LocalVfs(), data_dir, shards, to)))
+    except PostdateError as error:
+        raise click.ClickException(error.message) from error
+    except OSError as error:
+        raise click.ClickException(f"The folder cannot be resharded: {error}") from error
 
 
 def _restore_folder(folder: str, data_dir: str) -> tuple[int, int]:

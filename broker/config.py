@@ -80,6 +80,9 @@ MESSAGE_OVERHEAD_BYTES = 4 * KIB
 """Bytes that ids, times and framing add to the texts and the payload of one message, generously."""
 
 
+SHARDS_MAX = 64
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """All settings, each in range; `check_consistent` checks that they fit together."""
@@ -233,8 +236,9 @@ class BrokerConfig:
         1,
         count(
             1,
-            64,
-            "Number of shards without a cluster, each a process with a log of its own; fixed for a data_dir.",
+            SHARDS_MAX,
+            "Number of shards without a cluster, each a process with a log of its own. A data_dir is made for a "
+            "number; `postdate-broker reshard` changes it.",
         ),
     )
     shard_ports: bool = setting(

@@ -36,6 +36,11 @@ def _mix(checksum: int) -> int:
     return checksum ^ checksum >> 16
 
 
+ID_STRIDE = 1 << 32
+"""Shards give ids of topics and ledgers from ranges of this length, one above the other: no two give the same one, so
+that their topics can be put together in one folder, where files carry these ids."""
+
+
 @dataclass(frozen=True, slots=True)
 class TopicShard:
     """The part of all topics that a broker holds."""
@@ -44,6 +49,11 @@ class TopicShard:
     shards: int
     first_port: int = 0
     """Port of the first shard; those of the others follow. 0: nobody knows them beforehand, or there are none."""
+
+    @property
+    def first_id(self) -> int:
+        """Return the first id of a topic and of a ledger that the shard gives in a new folder."""
+        return self.number * ID_STRIDE + 1
 
     def holds(self, topic: str) -> bool:
         return self.shards == 1 or shard_of(topic, self.shards) == self.number

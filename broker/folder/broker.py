@@ -203,7 +203,8 @@ class Broker:
                 f"Another broker holds the data directory {self.config.data_dir!r}: stop it, or choose another one",
                 reason="DATA_DIR_LOCKED",
             )
-        return open_manifests(self._vfs, self._layout, self.clock.now_ms(), shard)
+        first_id = self.config.topic_shard.first_id
+        return open_manifests(self._vfs, self._layout, self.clock.now_ms(), shard, first_id=first_id)
 
     def _take_up(self, manifests: Manifests, group_log: GroupLog) -> None:
         """Make the parts of a broker from its manifests and its log. Blocks."""

@@ -58,8 +58,10 @@ class Manifests:
         return max([self.root.checkpoint_lsn, *(topic.applied_lsn for topic in self.topics)])
 
 
-def open_manifests(vfs: Vfs, layout: Layout, now_ms: int, shard: ShardName = NO_SHARD) -> Manifests:
-    """Read all manifests; in an empty data directory, make the root. Blocks."""
+def open_manifests(
+    vfs: Vfs, layout: Layout, now_ms: int, shard: ShardName = NO_SHARD, *, first_id: int = 1
+) -> Manifests:
+    """Read all manifests; in an empty data directory, make the root, whose ids begin with `first_id`. Blocks."""
     _refuse_copies(vfs, layout)
     vfs.make_dir(layout.root)
     if not vfs.exists(layout.manifest):
@@ -69,7 +71,9 @@ def open_manifests(vfs: Vfs, layout: Layout, now_ms: int, shard: ShardName = NO_
         vfs.make_dir(layout.topics)
         vfs.sync_dir(layout.root)
         alive_ms = 0 if shard.text else now_ms
-        root = BrokerImage(shard.broker_id or str(uuid.uuid4()), 0, {}, 1, 1, alive_ms, shard.text)
+        root = BrokerImage(
+            shard.broker_id or str(uuid.uuid4()), 0, {}, first_id, first_id, alive_ms, shard.text
+        )
         replace_file(vfs, layout.manifest, [encode_broker(root)])
     manifests = Manifests(decode_broker(read_named(vfs, layout.manifest, _ADVICE), layout.manifest))
     _refuse_other_shards(layout, manifests.root, shard)

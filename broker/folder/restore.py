@@ -13,21 +13,26 @@ restore into a folder whose restore was cut begins anew.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from broker.errors import Corrupt, Fenced, Refused
 from broker.folder.backup import read_marker
+from broker.folder.shard_folders import lock_folder, remove_names, shard_folder, write_shards
 from broker.folder.tree_copy import Steps, TreeCopy
 from broker.runtime.vfs import File, Vfs, replace_file
 from broker.storage.backup_marker import Backup
-from broker.storage.layout import Layout, remove_tree
+from broker.storage.layout import Layout
 from broker.storage.local_group_log import SEGMENT_NAME
 from broker.storage.manifest import BrokerImage, decode_broker, encode_broker
 from broker.storage.named_files import read_named
 
 _MAY_BE_THERE = frozenset({"lock", "lost+found", "backups"})
-_OF_A_RESTORE = ("journal", "topics", "alive", "alive.new", "broker.manifest", "broker.manifest.new")
+
+_OF_A_RESTORE = re.compile(
+    r"journal|topics|alive(\.new)?|broker\.manifest(\.new)?|shard-[0-9]{4}|shards\.json(\.new)?"
+)
 
 
 class NewDataDir:
@@ -57,22 +62,42 @@ class NewDataDir:
 
     def _begin(self) -> None:
         vfs, target = self._vfs, self.layout
-        _check_empty(vfs, target)  # again: nobody else changes it now
-        if not vfs.exists(target.unfinished):
-            file = vfs.open(target.unfinished, create=True)
-            file.sync()
-            file.close()
-        vfs.sync_dir(target.root)
-        for name in _OF_A_RESTORE:  # of one that was cut
-            path = f"{target.root}/{name}"
-            if vfs.exists(path):
-                try:
-                    vfs.remove(path)
-                except (IsADirectoryError, PermissionError):
-                    remove_tree(vfs, path)
-        vfs.make_dir(target.journal)
-        vfs.make_dir(target.topics)
-        vfs.sync_dir(target.root)
+        _mark_unfinished(vfs, target)
+        make_folders(vfs, target)
+
+
+class NewShardFolders:
+    """An empty folder on its way to the data directory of a broker with several shards."""
+
+    def __init__(self, vfs: Vfs, data_dir: str, shards: int) -> None:
+        self._vfs = vfs
+        self._target = Layout(data_dir.rstrip("/"))
+        self._shards = shards
+        self.folders = [shard_folder(self._target.root, number) for number in range(shards)]
+
+    @contextlib.contextmanager
+    def being_made(self) -> Iterator[None]:
+        """As of `NewDataDir`; the folders of the shards are not there yet."""
+        vfs, target = self._vfs, self._target
+        _check_empty(vfs, target)
+        lock = lock_folder(vfs, target.root)
+        try:
+            _mark_unfinished(vfs, target)
+            yield
+        finally:
+            lock.close()
+
+    def finish(self) -> None:
+        """Say how many shards there are, all of them being whole and durable: from here on a broker starts here."""
+        write_shards(self._vfs, self._target.root, self._shards)
+        remove_names(self._vfs, self._target.root, ["unfinished"])
+
+
+def make_folders(vfs: Vfs, target: Layout) -> None:
+    """Make the folders in a data directory that is there."""
+    vfs.make_dir(target.journal)
+    vfs.make_dir(target.topics)
+    vfs.sync_dir(target.root)
 
 
 class Restore:
@@ -120,6 +145,19 @@ def _locked(vfs: Vfs, target: Layout) -> Iterator[None]:
         yield
     finally:
         lock.close()
+
+
+def _mark_unfinished(vfs: Vfs, target: Layout) -> None:
+    """Say that a folder is not whole, and remove what an attempt that was cut has left in it."""
+    _check_empty(vfs, target)  # again: nobody else changes it now
+    if not vfs.exists(target.unfinished):
+        file = vfs.open(target.unfinished, create=True)
+        file.sync()
+        file.close()
+    vfs.sync_dir(target.root)
+    remove_names(
+        vfs, target.root, [name for name in vfs.list_dir(target.root) if _OF_A_RESTORE.fullmatch(name)]
+    )
 
 
 def _check_empty(vfs: Vfs, target: Layout) -> None:

@@ -1,33 +1,63 @@
 """The data directory of a broker with several shards: a folder a shard, and a marker that says how many there are.
 
-shards.json       how many; written once
+shards.json       how many; replaced by `reshard` alone
 shard-0000/ ...   a data directory each, of one process
+shard-0000.new    made by `reshard`, and not in use yet
 run/              sockets of the processes
 lock              held by their supervisor
+
+Invariants:
+  RESHARD-1  The marker alone says which of the files are in use. All others that `reshard` makes or leaves have
+      other names, and whoever opens the folder to serve removes them (`settle_shard_folders`).
+  RESHARD-2  A marker that says "moving" is written once all that it promises is durable. From then on names are
+      moved to it, which whoever opens the folder goes on with. Names change within this folder only: elsewhere a crash
+      could keep one half of a rename.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass
 
 from broker.errors import Corrupt, Fenced, Refused
-from broker.runtime.vfs import File, Vfs, read_file, replace_file
-from broker.storage.layout import Layout
+from broker.runtime.vfs import File, Vfs, list_if_there, read_file, replace_file
+from broker.storage.layout import Layout, remove_tree
 
 _MARKER = "shards.json"
 _MARKER_BYTES_MAX = 4_096
 _FORMAT = 1
+_NEW = ".new"
+_SHARD = re.compile(r"shard-([0-9]{4})(\.new)?")
+_OF_ONE_SHARD = (
+    "broker.manifest",
+    "broker.manifest.new",
+    "alive",
+    "alive.new",
+    "journal",
+    "topics",
+    "staging",
+)
+"""Names of a data directory without shards that belong to its broker. Backups in it stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Marker:
+    shards: int
+    is_moving: bool = False
 
 
 def shard_folder(data_dir: str, number: int) -> str:
     return f"{data_dir.rstrip('/')}/shard-{number:04}"
 
 
-def open_shard_folders(vfs: Vfs, data_dir: str, shards: int) -> File:
-    """Lock a data directory for so many shards, made if it is empty; return what holds the lock.
+def new_shard_folder(data_dir: str, number: int) -> str:
+    """Return the path of a shard's folder that is not in use yet."""
+    return shard_folder(data_dir, number) + _NEW
 
-    Raises Fenced if another process holds it, Refused if it was made for another number of shards.
-    """
+
+def lock_folder(vfs: Vfs, data_dir: str) -> File:
+    """Lock a data directory, made if it is not there; Fenced if another process holds it."""
     layout = Layout(data_dir.rstrip("/"))
     vfs.make_dir(layout.root)
     vfs.sync_dir(layout.root.rpartition("/")[0] or ".")
@@ -37,18 +67,40 @@ def open_shard_folders(vfs: Vfs, data_dir: str, shards: int) -> File:
             f"Another broker holds the data directory {data_dir!r}: stop it, or choose another one",
             reason="DATA_DIR_LOCKED",
         )
+    return lock
+
+
+def open_shard_folders(vfs: Vfs, data_dir: str, shards: int) -> File:
+    """Lock a data directory for so many shards, made if it is empty; return what holds the lock.
+
+    Raises Fenced if another process holds it, Refused if it was made for another number of shards.
+    """
+    root = data_dir.rstrip("/")
+    lock = lock_folder(vfs, data_dir)
     try:
+        settle_shard_folders(vfs, data_dir)
         check_shards(vfs, data_dir, shards)
         if not read_shards(vfs, data_dir):
-            marker = json.dumps({"format": _FORMAT, "shards": shards}).encode()
-            replace_file(vfs, f"{layout.root}/{_MARKER}", [marker + b"\n"])
+            write_shards(vfs, data_dir, shards)
         for number in range(shards):
             vfs.make_dir(shard_folder(data_dir, number))
-        vfs.sync_dir(layout.root)
+        vfs.sync_dir(root)
     except BaseException:
         lock.close()
         raise
     return lock
+
+
+def prepare_folder(vfs: Vfs, data_dir: str) -> None:
+    """Prepare a data directory for a broker without shards. Raises as `open_shard_folders` does."""
+    names = list_if_there(vfs, data_dir)
+    if _MARKER in names or any(map(_SHARD.fullmatch, names)):
+        lock = lock_folder(vfs, data_dir)
+        try:
+            settle_shard_folders(vfs, data_dir)
+        finally:
+            lock.close()
+    check_shards(vfs, data_dir, 1)
 
 
 def check_shards(vfs: Vfs, data_dir: str, shards: int) -> None:
@@ -57,11 +109,17 @@ def check_shards(vfs: Vfs, data_dir: str, shards: int) -> None:
     made_for = read_shards(vfs, data_dir)
     if not made_for and any(map(vfs.exists, (layout.manifest, layout.journal, layout.topics))):
         made_for = 1
+    if vfs.exists(layout.unfinished):
+        raise Fenced(
+            f"{layout.root!r} is not whole: a restore or a reshard did not come to its end here. Run the command again",
+            reason="COPY_UNFINISHED",
+        )
     if made_for in (0, shards):  # an empty folder may become anything
         return
     raise Refused(
         f"The data directory {data_dir!r} was made with --shards {made_for}, and --shards is {shards}: start with "
-        f"--shards {made_for}, or choose another folder. The number cannot be changed: there is no `reshard` yet",
+        f"--shards {made_for}, choose another folder, or change this one: postdate-broker reshard {data_dir} "
+        f"--shards {shards}",
         reason="OTHER_SHARD_COUNT",
     )
 
@@ -78,15 +136,75 @@ def refuse_shard_folders(vfs: Vfs, folder: str) -> None:
 
 
 def read_shards(vfs: Vfs, data_dir: str) -> int:
-    """Return how many shards a data directory has by its marker; 0 without one. Raises Corrupt."""
+    """Return how many shards a data directory has by its marker; 0 without one.
+
+    Raises Corrupt, and Refused while `reshard` has not come to its end.
+    """
+    marker = _read_marker(vfs, data_dir)
+    if marker is not None and marker.is_moving:
+        raise Refused(
+            f"`postdate-broker reshard` was cut short in {data_dir!r}, and all that it made is there: start the broker "
+            f"with --shards {marker.shards}, or run the command again, and it is finished",
+            reason="RESHARD_UNFINISHED",
+        )
+    return marker.shards if marker is not None else 0
+
+
+def write_shards(vfs: Vfs, data_dir: str, shards: int, *, is_moving: bool = False) -> None:
+    """Say durably how many shards there are. With `is_moving`, `settle_shard_folders` has to follow."""
+    marker = {"format": _FORMAT, "shards": shards, **({"moving": True} if is_moving else {})}
+    replace_file(vfs, f"{data_dir.rstrip('/')}/{_MARKER}", [json.dumps(marker).encode() + b"\n"])
+
+
+def settle_shard_folders(vfs: Vfs, data_dir: str) -> None:
+    """Leave nothing but what the marker says, and finish what a `reshard` has begun to move. Needs the lock."""
+    root = data_dir.rstrip("/")
+    marker = _read_marker(vfs, root)
+    found = [match for match in map(_SHARD.fullmatch, vfs.list_dir(root)) if match]
+    remove_names(vfs, root, [_MARKER + _NEW])
+    if marker is None or not marker.is_moving:
+        remove_names(vfs, root, [match[0] for match in found if match[2]])
+        if marker is not None:
+            remove_names(vfs, root, _OF_ONE_SHARD)
+        return
+    if marker.shards == 1:
+        remove_names(vfs, root, [match[0] for match in found])
+        remove_names(vfs, root, [_MARKER])
+        return
+    remove_names(vfs, root, _OF_ONE_SHARD)
+    new = {int(match[1]) for match in found if match[2]}
+    # A number below `shards` without a new folder was moved before.
+    old = {int(match[1]) for match in found if not match[2]} & (new | set(range(marker.shards, 10_000)))
+    remove_names(vfs, root, [f"shard-{number:04}" for number in sorted(old)])
+    for number in sorted(new):
+        vfs.rename(new_shard_folder(root, number), shard_folder(root, number))
+    vfs.sync_dir(root)
+    write_shards(vfs, root, marker.shards)
+
+
+def remove_names(vfs: Vfs, folder: str, names: list[str] | tuple[str, ...]) -> None:
+    """Remove files and trees in a folder that are there, durably."""
+    present = [name for name in names if vfs.exists(f"{folder}/{name}")]
+    for name in present:
+        path = f"{folder}/{name}"
+        try:
+            vfs.remove(path)
+        except (IsADirectoryError, PermissionError):
+            remove_tree(vfs, path)
+    if present:
+        vfs.sync_dir(folder)
+
+
+def _read_marker(vfs: Vfs, data_dir: str) -> _Marker | None:
     path = f"{data_dir.rstrip('/')}/{_MARKER}"
     if not vfs.exists(path):
-        return 0
+        return None
     try:
-        marker = json.loads(read_file(vfs, path, _MARKER_BYTES_MAX))
-        shards = marker["shards"] if marker["format"] == _FORMAT else 0
-    except (ValueError, LookupError, TypeError):
-        shards = 0
-    if type(shards) is not int or shards < 2:
-        raise Corrupt(f"{path}: does not say how many shards there are, or this version cannot read it")
-    return shards
+        content = json.loads(read_file(vfs, path, _MARKER_BYTES_MAX))
+        shards, is_moving = content["shards"], content.get("moving", False)
+        known = content["format"] == _FORMAT and type(shards) is int and type(is_moving) is bool
+        if known and shards >= (1 if is_moving else 2):
+            return _Marker(shards, is_moving)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        pass
+    raise Corrupt(f"{path}: does not say how many shards there are, or this version cannot read it")

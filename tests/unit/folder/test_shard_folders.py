@@ -33,7 +33,7 @@ def test_a_folder_is_made_for_a_number_of_shards_and_opened_for_no_other(folder:
     assert all(Path(shard_folder(folder, number)).is_dir() for number in range(3))
     open_shard_folders(VFS, folder, 3).close()
     for number in (1, 2, 4):
-        with pytest.raises(Refused, match=r"--shards 3.*`reshard`") as caught:
+        with pytest.raises(Refused, match=r"--shards 3.*postdate-broker reshard") as caught:
             check_shards(VFS, folder, number)
         assert caught.value.reason == "OTHER_SHARD_COUNT"
     with pytest.raises(Refused):

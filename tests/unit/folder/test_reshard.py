@@ -1,0 +1,211 @@
+"""Resharding: what is refused before anything is done, ids that no two shards give, and real files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from broker.cli import main
+from broker.errors import NotFound, PostdateError
+from broker.folder.recovery import Manifests, open_manifests
+from broker.folder.reshard import Reshard, common_absences, plan_reshard
+from broker.folder.shard_folders import open_shard_folders, read_shards, shard_folder
+from broker.jobs.reshard import reshard_folder
+from broker.jobs.verify import verify_data_dir
+from broker.policy import SubscriptionPolicy
+from broker.runtime.vfs import LocalVfs
+from broker.storage.alive import Absence, Alive
+from broker.storage.layout import Layout
+from broker.testing.sim_clock import SimClock
+from broker.testing.sim_loop import SimLoop, run_sim
+from broker.topic_shards import ALL_TOPICS, ID_STRIDE, TopicShard, shard_of
+from broker.topics import control
+from tests.harness import EARLIEST, Node, Outgoing, small_config
+
+VFS = LocalVfs()
+POLICY = SubscriptionPolicy(max_delivery_attempts=1)
+
+
+def made(
+    tmp_path: Path, *topics: str, policy: SubscriptionPolicy = POLICY, shard: TopicShard | None = None
+) -> str:
+    """Return the folder of a broker that was stopped, with these topics and some messages in each."""
+    folder = str(tmp_path / "d") if shard is None else shard_folder(str(tmp_path / "d"), shard.number)
+
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        config = replace(small_config(data_dir=folder), topic_shard=shard or ALL_TOPICS)
+        node = Node(VFS, clock, config).open()  # type: ignore[arg-type]
+        for topic in topics:
+            await node.create_subscription(topic, "s", position=EARLIEST, policy=policy)
+            for index in range(3):
+                await node.produce(topic, [Outgoing(b"%d" % index)] * 7)
+        await node.stop()
+
+    run_sim(scenario, seed=1)
+    return folder
+
+
+def manifests(folder: str) -> Manifests:
+    return open_manifests(VFS, Layout(folder), 0)
+
+
+def reason_of(folder: str, shards: int, to: str | None = None) -> str:
+    with pytest.raises(PostdateError) as caught:
+        asyncio.run(reshard_folder(VFS, folder, shards, to))
+    return caught.value.reason
+
+
+def tree(folder: str) -> list[str]:
+    return sorted(
+        str(path) for path in Path(folder).rglob("*") if path.name != "lock" and "journal" not in str(path)
+    )
+
+
+def test_sealed_ledgers_are_linked_and_a_folder_goes_to_several_shards_and_back(tmp_path: Path) -> None:
+    folder = made(tmp_path, "orders", "b", "topic9")
+    inodes = {path.stat().st_ino for path in Path(folder).rglob("*.data")}
+    for shards in (4, 2, 3, 1):
+        done = CliRunner().invoke(main, ["reshard", folder, f"--shards={shards}"])
+        assert done.exit_code == 0, done.output
+        assert f"{folder} has {shards} shard" in done.output and "3 topics" in done.output
+        files = list(Path(folder).rglob("*.data"))
+        linked = [path for path in files if path.stat().st_ino in inodes]
+        assert len(files) == 9 and len(linked) == 6  # the last ledger of each topic still grows
+        assert all(path.stat().st_nlink == 1 for path in files)
+        folders = [shard_folder(folder, number) for number in range(shards)] if shards > 1 else [folder]
+        assert not any(verify_data_dir(VFS, each).problems for each in folders)
+        for number, each in enumerate(folders):
+            topics = manifests(each).root.topics.values()
+            assert shards == 1 or all(shard_of(topic, shards) == number for topic in topics)
+
+
+def test_another_folder_is_made_and_the_first_one_stays(tmp_path: Path) -> None:
+    folder = made(tmp_path, "orders", "b", "topic9")
+    before, to = tree(folder), str(tmp_path / "new")
+    for shards, source, target in ((3, folder, to), (1, to, str(tmp_path / "back"))):
+        asyncio.run(reshard_folder(VFS, source, shards, target))
+        assert (read_shards(VFS, target) or 1) == shards
+    assert [each for each in tree(folder) if each not in before] == []
+    assert not verify_data_dir(VFS, str(tmp_path / "back")).problems
+    assert reason_of(folder, 3, to) == "RESTORE_NOT_EMPTY"
+
+
+def test_what_cannot_be_resharded_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    folder = made(tmp_path, "orders", "b", "topic9")
+    assert reason_of(folder, 1) == "SAME_SHARD_COUNT"
+    lock = VFS.lock(f"{folder}/lock")
+    assert lock is not None
+    assert reason_of(folder, 2) == "DATA_DIR_LOCKED"
+    lock.close()
+    asyncio.run(reshard_folder(VFS, folder, 2))
+    assert reason_of(folder, 2) == "SAME_SHARD_COUNT"
+    supervisor = open_shard_folders(VFS, folder, 2)
+    assert reason_of(folder, 3) == "DATA_DIR_LOCKED"
+    supervisor.close()
+    backup = Path(shard_folder(folder, 1), "backups", "20261121T205812345Z")
+    backup.mkdir(parents=True)
+    before = tree(folder)
+    assert reason_of(folder, 3) == "BACKUPS_IN_THE_WAY"
+    assert tree(folder) == before
+    for empty in (tmp_path / "nothing", tmp_path / "empty"):
+        with pytest.raises(NotFound):
+            asyncio.run(reshard_folder(VFS, str(empty), 2))
+        (tmp_path / "empty").mkdir(exist_ok=True)
+    (tmp_path / "node" / "shards").mkdir(parents=True)
+    assert reason_of(str(tmp_path / "node"), 2) == "CLUSTER_FOLDER"
+
+
+def test_dead_letters_that_would_part_from_their_topic_are_named(tmp_path: Path) -> None:
+    place = next(name for name in ("x", "y", "z") if shard_of(name, 2) != shard_of("orders", 2))
+    folder = made(
+        tmp_path, "orders", policy=SubscriptionPolicy(max_delivery_attempts=1, dead_letter_topic=place)
+    )
+    before = tree(folder)
+    with pytest.raises(PostdateError, match=f"'{place}' of 'orders'") as caught:
+        asyncio.run(reshard_folder(VFS, folder, 2))
+    assert caught.value.reason == "DEAD_LETTER_TOPIC_ELSEWHERE"
+    assert tree(folder) == before
+
+
+def test_dead_letters_that_lie_elsewhere_since_before_the_name_changed_are_named_too(tmp_path: Path) -> None:
+    place = next(name for name in ("x", "y", "z") if shard_of(name, 2) != shard_of("orders", 2))
+    folder = str(tmp_path / "d")
+
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        node = Node(VFS, clock, small_config(data_dir=folder)).open()  # type: ignore[arg-type]
+        policy = SubscriptionPolicy(max_delivery_attempts=1, dead_letter_topic=place)
+        subscription = await node.create_subscription("orders", "s", policy=policy)
+        inbox = await node.subscribe("orders", "s")
+        await node.produce("orders", [Outgoing(b"1")])
+        await inbox.nack([(await inbox.wait(1))[0].position])
+        await asyncio.sleep(1)
+        assert subscription.dead_letters
+        named = {"dead_letter_topic"}
+        await control.update_policy(node.topic("orders"), subscription, SubscriptionPolicy(), named)
+        await node.stop()
+
+    run_sim(scenario, seed=1)
+    assert reason_of(folder, 2) == "DEAD_LETTER_TOPIC_ELSEWHERE"
+
+
+def test_no_two_shards_give_the_same_ids_from_the_first_start_on(tmp_path: Path) -> None:
+    names = {number: next(name for name in "abcdefgh" if shard_of(name, 2) == number) for number in (0, 1)}
+    open_shard_folders(VFS, str(tmp_path / "d"), 2).close()
+    folders = [made(tmp_path, names[number], shard=TopicShard(number, 2)) for number in (0, 1)]
+    asyncio.run(reshard_folder(VFS, str(tmp_path / "d"), 1))
+    assert sorted(manifests(str(tmp_path / "d")).root.topics.values()) == sorted(names.values())
+    assert not any(map(os.path.exists, folders))
+
+
+def test_shards_that_gave_the_same_ids_are_refused(tmp_path: Path) -> None:
+    open_shard_folders(VFS, str(tmp_path / "d"), 2).close()
+    for number in (0, 1):
+        (tmp_path / "d" / f"shard-{number:04}").rmdir()
+        (tmp_path / str(number)).mkdir()
+        Path(made(tmp_path / str(number), f"topic{number}")).rename(tmp_path / "d" / f"shard-{number:04}")
+    assert reason_of(str(tmp_path / "d"), 3) == "SHARDS_SHARE_IDS"
+
+
+def test_each_new_shard_goes_on_above_all_ids_and_apart_from_the_others(tmp_path: Path) -> None:
+    source = manifests(made(tmp_path, "orders", "b"))
+    plans = plan_reshard([source], 3)
+    assert [plan.root.next_ledger_id for plan in plans] == [number * ID_STRIDE + 1 for number in (1, 2, 3)]
+    assert {plan.root.checkpoint_lsn for plan in plans} == {source.root.checkpoint_lsn}
+    assert plan_reshard([source], 1)[0].root.next_ledger_id == source.root.next_ledger_id
+    source.root = type(source.root)("", 1, {}, 1, (1 << 48) - ID_STRIDE, 1)
+    with pytest.raises(PostdateError) as caught:
+        plan_reshard([source], 2)
+    assert caught.value.reason == "LEDGER_IDS_EXHAUSTED"
+
+
+def test_only_a_time_in_which_no_shard_was_there_is_an_absence_of_all() -> None:
+    one = Alive(50, (Absence(10, 20), Absence(30, 40)))
+    assert common_absences([one]) == one
+    assert common_absences([one, Alive(60, (Absence(15, 35),))]) == Alive(
+        60, (Absence(15, 20), Absence(30, 35))
+    )
+    assert common_absences([one, Alive(0)]) == Alive(50)
+
+
+def test_a_folder_that_holds_more_than_its_checkpoint_is_not_resharded(tmp_path: Path) -> None:
+    folder = str(tmp_path / "d")
+
+    async def scenario(_: SimLoop, clock: SimClock) -> None:
+        node = Node(VFS, clock, small_config(data_dir=folder)).open()  # type: ignore[arg-type]
+        await node.produce("orders", [Outgoing(b"1")])
+        node.abandon()
+        node.broker._let_go()
+
+    run_sim(scenario, seed=1)
+    work = Reshard(VFS, folder, 2)
+    work.begin()
+    with pytest.raises(PostdateError, match="checkpoint"):
+        work.run()
+    work.close()
+    asyncio.run(reshard_folder(VFS, folder, 2))  # which writes one
+    assert read_shards(VFS, folder) == 2
