@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
-from tests.certificates import Authority
+from tests.certificates import Authority, Pair
 from tests.process.conftest import BrokerProcess, Start
 from tests.wire.access_files import ACCESS, Files
 
@@ -97,19 +97,23 @@ async def test_hangup_reads_again_what_can_change_and_ends_nothing(start: Start,
     assert broker.process.returncode is None
 
 
-async def test_hangup_takes_changed_rights_and_certificates_at_once(start: Start, tmp_path: Path):
-    files = Files(tmp_path)
-    authority = Authority(tmp_path)
+async def secured(start: Start, folder: Path) -> tuple[BrokerProcess, Files, Authority, Pair]:
+    """Start a broker with access control and TLS, whose files it looks at again in a minute at the earliest."""
+    files, authority = Files(folder), Authority(folder)
     pair = authority.issue("server", is_local=True)
-    settings = {name: str(files.settings[name]) for name in ("access_file", "tokens_file")}
     broker = await start(
-        data_dir=str(tmp_path / "d"),
+        data_dir=str(folder / "d"),
         security_recheck_ms="1m",
         tls_cert_file=pair.cert_file,
         tls_key_file=pair.key_file,
-        **settings,
+        access_file=str(files.settings["access_file"]),
+        tokens_file=str(files.settings["tokens_file"]),
     )
-    await broker.serving()
+    return await broker.serving(), files, authority, pair
+
+
+async def test_hangup_takes_changed_rights_and_certificates_at_once(start: Start, tmp_path: Path):
+    broker, files, authority, pair = await secured(start, tmp_path)
     files.access(ACCESS + "\n# changed\n")
     fresh = authority.issue("other", is_local=True)
     for old, new in ((pair.cert_file, fresh.cert_file), (pair.key_file, fresh.key_file)):
@@ -132,18 +136,7 @@ async def test_hangup_where_nothing_can_be_read_again_ends_nothing(start: Start,
 
 async def test_hangup_with_files_that_cannot_be_used_keeps_the_old_ones(start: Start, tmp_path: Path):
     """One bad file keeps none of the others back."""
-    files = Files(tmp_path)
-    settings = {name: str(files.settings[name]) for name in ("access_file", "tokens_file")}
-    authority = Authority(tmp_path)
-    pair = authority.issue("server", is_local=True)
-    broker = await start(
-        data_dir=str(tmp_path / "d"),
-        security_recheck_ms="1m",
-        tls_cert_file=pair.cert_file,
-        tls_key_file=pair.key_file,
-        **settings,
-    )
-    await broker.serving()
+    broker, files, authority, pair = await secured(start, tmp_path)
     client = ssl.create_default_context(cafile=authority.ca_file)
     client.set_alpn_protocols(["h2"])
     host, port = broker.grpc_address.rsplit(":", 1)

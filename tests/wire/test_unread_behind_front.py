@@ -17,16 +17,10 @@ from broker.settings import MIB
 from broker.web.shard_http import ShardHttp
 from postdate_api.v1 import consumer_pb2, consumer_pb2_grpc
 from tests.wire.conftest import LIMIT_SECONDS, Stream, eventually
-from tests.wire.test_shard_front import A, B, Shards
+from tests.wire.test_shard_front import A, B, Shards, shards
 from tests.wire.test_unread_answers import IDS, UNKNOWN, flood
 
-
-@pytest.fixture
-async def shards() -> AsyncIterator[Shards]:
-    started = Shards()
-    await started.start()
-    yield started
-    await started.stop()
+__all__ = ["shards"]
 
 
 def room_of(server: Server) -> unread.UnreadRoom:

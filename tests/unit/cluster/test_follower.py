@@ -69,9 +69,13 @@ class Standby:
             while not self.applied or self.applied[-1] < index - 1:
                 await asyncio.sleep(0.001)
 
-    async def looks_again(self, reads: int = 5) -> None:
-        """Let it read the log a few times."""
-        await asyncio.sleep(0.001 * 3 * reads)
+    async def looks_again(self) -> None:
+        """Let it find nothing more in the log and decide about it, twice; or take over."""
+        assert self._running is not None
+        decided = len(self.ends) + 2
+        async with asyncio.timeout(10):
+            while len(self.ends) < decided and not self._running.done():
+                await asyncio.sleep(0.001)
 
     async def _apply(self, entry: LogEntry) -> None:
         self.applied.append(entry.head.first_lsn)
