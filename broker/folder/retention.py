@@ -117,7 +117,7 @@ def ledger_states(topic: Topic) -> list[LedgerState]:
             is_indexed=topic.index.position >= (ledger_id, ledger.entry_count)
             and not topic.index.is_rebuilding,
             takes_entries=not ledger.sealed,
-            awaits_entries=ledger_id in topic.log.changing
+            awaits_entries=ledger_id in topic.log.under_way.changing
             or (not ledger.sealed and not topic.ledgers.is_idle),
         )
         for ledger in topic.log

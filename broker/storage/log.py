@@ -56,88 +56,50 @@ class LogChanges(NamedTuple):
     dropped: list[DroppedLedger]
 
 
-class TopicLog:
-    """The ledgers of one topic.
+class UndelayedRuns:
+    """Ranges of positions in which all entries lie that are not DELAYED, from `floor` on (LOG-2).
 
-    Invariants:
-      LOG-1  Ledger ids rise; only the last ledger takes entries, all others are sealed. So is the last one, if those
-          after it were dropped.
-      LOG-2  Every entry that is not DELAYED, from `_runs_floor` on, lies in one of `_runs`.
-      LOG-3  `end` never moves back: positions of ledgers that were dropped stay before it.
-      LOG-4  A dropped ledger's files stay until a manifest is durable that does not name it, and while `keep_files`.
+    At most `_RUNS_MAX` of them: the oldest give way, and nothing is known of what lies before the floor.
     """
 
-    def __init__(self, open_ledger: Callable[[int], Ledger], live_ids: BitMap64 | None = None) -> None:
-        """`live_ids` holds the ids of all ledgers of all topics; shared, and kept up to date by each."""
-        self._open_ledger = open_ledger
-        self._live_ids = BitMap64() if live_ids is None else live_ids
-        self._ledgers: dict[int, Ledger] = {}
-        self._order: list[int] = []
-        self._runs: deque[tuple[Position, Position]] = (
-            deque()
-        )  # [first, end) holds entries that are not DELAYED
-        self._runs_floor = Position(0, 0)
-        self.amendments: dict[int, Amendments] = {}
-        self.dirty: dict[int, Ledger] = {}
-        """Ledgers changed since they were captured last."""
-        self.dropped: list[DroppedLedger] = []
-        """Their files wait to be removed (LOG-4)."""
-        self._gone_end = Position(0, 0)  # of the last ledger that was dropped from the end
-        self._keepers = 0
-        self.changing: Entries = {}
-        """Entries that are named by a record to cancel or move them that is on its way: nobody is sent them."""
-        self.going: set[int] = set()
-        """Ledgers that a record on its way lets go: nothing in them is changed any more."""
-        self._released: list[asyncio.Future[None]] = []
-        self.changes = 0
-        """Number of records that have cancelled or moved entries: times that were read before may be others by now."""
-        self.amended: set[int] = set()
-        """Ledgers with other amendments than when they were captured last."""
-
-    def restore(
-        self, ledgers: list[Ledger], amendments: dict[int, Amendments], gone_end: Position = START
-    ) -> None:
-        """Take in the ledgers that the manifest names, and what was cancelled or moved of them.
-
-        `gone_end` is where the log ended, if its last ledger is gone.
-        """
-        self.amendments = amendments
-        self._gone_end = gone_end
-        self._order = [ledger.name.ledger_id for ledger in ledgers]
-        self._ledgers = {ledger.name.ledger_id: ledger for ledger in ledgers}
-        self._runs_floor = self.end
-        self._live_ids.update(self._order)
-
-    # -- changes: called by the topic's apply ----------------------------------------------------------------
+    def __init__(self) -> None:
+        self.floor = START
+        self._runs: deque[tuple[Position, Position]] = deque()  # first and end
 
     def append(self, record: Produced) -> None:
-        """Store a batch. A ledger id that is new seals the ledger before it."""
-        ledger = self._ledgers.get(record.ledger_id)
-        if ledger is None:
-            if self._order:
-                last = self._ledgers[self._order[-1]]
-                if not last.sealed:
-                    last.seal()
-                    self.dirty[last.name.ledger_id] = last
-            ledger = self._open_ledger(record.ledger_id)
-            self._ledgers[record.ledger_id] = ledger
-            self._order.append(record.ledger_id)
-            self._live_ids.add(record.ledger_id)
-        if not record.times.all():
-            self._note_undelayed(record)
-        ledger.append(record.first_entry_id, record.times, record.rows, bytes(record.frames))
-        self.dirty[ledger.name.ledger_id] = ledger
+        """A batch was stored, some of whose entries are not DELAYED."""
+        undelayed = np.flatnonzero(record.times == 0)
+        first = Position(record.ledger_id, record.first_entry_id + int(undelayed[0]))
+        end = Position(record.ledger_id, record.first_entry_id + int(undelayed[-1]) + 1)
+        if self._runs and self._runs[-1][1] == first:
+            self._runs[-1] = (self._runs[-1][0], end)
+            return
+        self._runs.append((first, end))
+        if len(self._runs) > _RUNS_MAX:
+            self.floor = self._runs.popleft()[1]
 
-    def cancel(self, entries: Entries) -> None:
-        """Entries are cancelled; those of ledgers that are gone are nobody's."""
-        for ledger_id, bitmap in entries.items():
-            if ledger_id in self._ledgers:
-                self._amend(ledger_id, self.amendments.get(ledger_id, NONE).cancel(bitmap))
+    def drop(self, ledger_id: int) -> None:
+        self._runs = deque(run for run in self._runs if run[0].ledger_id != ledger_id)
 
-    def move(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column, lsn: int) -> None:
-        """Entries (ids rising) of a ledger that is there are due at other times."""
-        amendments = self.amendments.get(ledger_id, NONE)
-        self._amend(ledger_id, amendments.move(entry_ids, deliver_at_ms, lsn))
+    def next(self, position: Position) -> Position | None:
+        """Return where the next such entry may be, at or after `position`; None if there is none."""
+        if position < self.floor:
+            return position
+        for first, end in self._runs:
+            if end > position:
+                return max(first, position)
+        return None
+
+
+class RecordsUnderWay:
+    """Entries and ledgers that records name which are on their way to the journal: from `submit` to `apply`."""
+
+    def __init__(self) -> None:
+        self.changing: Entries = {}
+        """Entries that are being cancelled or moved: nobody is sent them, and no other record changes them."""
+        self.going: set[int] = set()
+        """Ledgers that are being let go: nothing in them is changed any more."""
+        self._released: list[asyncio.Future[None]] = []
 
     def hold(self, entries: Entries) -> None:
         """A record that cancels or moves entries was submitted."""
@@ -158,6 +120,83 @@ class TopicLog:
             self._released.append(waiter)
             await waiter
 
+
+class TopicLog:
+    """The ledgers of one topic.
+
+    Invariants:
+      LOG-1  Ledger ids rise; only the last ledger takes entries, all others are sealed. So is the last one, if those
+          after it were dropped.
+      LOG-2  No entry from the floor of `UndelayedRuns` on that is not DELAYED lies outside of them.
+      LOG-3  `end` never moves back: positions of ledgers that were dropped stay before it.
+      LOG-4  A dropped ledger's files stay until a manifest is durable that does not name it, and while `keep_files`.
+    """
+
+    def __init__(self, open_ledger: Callable[[int], Ledger], live_ids: BitMap64 | None = None) -> None:
+        """`live_ids` holds the ids of all ledgers of all topics; shared, and kept up to date by each."""
+        self._open_ledger = open_ledger
+        self._live_ids = BitMap64() if live_ids is None else live_ids
+        self._ledgers: dict[int, Ledger] = {}
+        self._order: list[int] = []
+        self._undelayed = UndelayedRuns()
+        self.amendments: dict[int, Amendments] = {}
+        self.dirty: dict[int, Ledger] = {}
+        """Ledgers changed since they were captured last."""
+        self.dropped: list[DroppedLedger] = []
+        """Their files wait to be removed (LOG-4)."""
+        self._gone_end = Position(0, 0)  # of the last ledger that was dropped from the end
+        self._keepers = 0
+        self.under_way = RecordsUnderWay()
+        self.changes = 0
+        """Number of records that have cancelled or moved entries: times that were read before may be others by now."""
+        self.amended: set[int] = set()
+        """Ledgers with other amendments than when they were captured last."""
+
+    def restore(
+        self, ledgers: list[Ledger], amendments: dict[int, Amendments], gone_end: Position = START
+    ) -> None:
+        """Take in the ledgers that the manifest names, and what was cancelled or moved of them.
+
+        `gone_end` is where the log ended, if its last ledger is gone.
+        """
+        self.amendments = amendments
+        self._gone_end = gone_end
+        self._order = [ledger.name.ledger_id for ledger in ledgers]
+        self._ledgers = {ledger.name.ledger_id: ledger for ledger in ledgers}
+        self._undelayed.floor = self.end
+        self._live_ids.update(self._order)
+
+    # -- changes: called by the topic's apply ----------------------------------------------------------------
+
+    def append(self, record: Produced) -> None:
+        """Store a batch. A ledger id that is new seals the ledger before it."""
+        ledger = self._ledgers.get(record.ledger_id)
+        if ledger is None:
+            if self._order:
+                last = self._ledgers[self._order[-1]]
+                if not last.sealed:
+                    last.seal()
+                    self.dirty[last.name.ledger_id] = last
+            ledger = self._open_ledger(record.ledger_id)
+            self._ledgers[record.ledger_id] = ledger
+            self._order.append(record.ledger_id)
+            self._live_ids.add(record.ledger_id)
+        if not record.times.all():
+            self._undelayed.append(record)
+        ledger.append(record.first_entry_id, record.times, record.rows, bytes(record.frames))
+        self.dirty[ledger.name.ledger_id] = ledger
+
+    def cancel(self, entries: Entries) -> None:
+        """Entries are cancelled; those of ledgers that are gone are nobody's."""
+        for ledger_id, bitmap in entries.items():
+            if ledger_id in self._ledgers:
+                self._amend(ledger_id, self.amendments.get(ledger_id, NONE).cancel(bitmap))
+
+    def move(self, ledger_id: int, entry_ids: UInt32Column, deliver_at_ms: Int64Column, lsn: int) -> None:
+        """Entries (ids rising) of a ledger that is there are due at other times."""
+        amendments = self.amendments.get(ledger_id, NONE)
+        self._amend(ledger_id, amendments.move(entry_ids, deliver_at_ms, lsn))
+
     def _amend(self, ledger_id: int, amendments: Amendments) -> None:
         self.amendments[ledger_id] = amendments
         self.amended.add(ledger_id)
@@ -169,7 +208,7 @@ class TopicLog:
         if ledger_id == self._order[-1]:
             self._gone_end = max(self._gone_end, Position(ledger_id, ledger.entry_count))
         del self._order[bisect_right(self._order, ledger_id) - 1]
-        self._runs = deque(run for run in self._runs if run[0].ledger_id != ledger_id)
+        self._undelayed.drop(ledger_id)
         self.dirty.pop(ledger_id, None)
         self.amendments.pop(ledger_id, None)
         self.amended.discard(ledger_id)
@@ -308,12 +347,7 @@ class TopicLog:
 
     def next_undelayed(self, position: Position) -> Position | None:
         """Return where the next entry that is not DELAYED may be, at or after `position`; None if there is none."""
-        if position < self._runs_floor:
-            return position
-        for first, end in self._runs:
-            if end > position:
-                return max(first, position)
-        return None
+        return self._undelayed.next(position)
 
     # -- reads -----------------------------------------------------------------------------------------------
 
@@ -407,17 +441,6 @@ class TopicLog:
         if ledger is None:
             raise NotFound(f"Ledger {ledger_id} was deleted")
         return ledger
-
-    def _note_undelayed(self, record: Produced) -> None:
-        undelayed = np.flatnonzero(record.times == 0)
-        first = Position(record.ledger_id, record.first_entry_id + int(undelayed[0]))
-        end = Position(record.ledger_id, record.first_entry_id + int(undelayed[-1]) + 1)
-        if self._runs and self._runs[-1][1] == first:
-            self._runs[-1] = (self._runs[-1][0], end)
-            return
-        self._runs.append((first, end))
-        if len(self._runs) > _RUNS_MAX:
-            self._runs_floor = self._runs.popleft()[1]
 
 
 def _read_all(readers: Sequence[Callable[[int], Messages]], bytes_max: int) -> list[Messages | None]:

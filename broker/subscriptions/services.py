@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from broker.model import Entries, Int64Column, Position, RowColumn, UInt32Column
+from broker.model import Int64Column, Position, RowColumn, UInt32Column
 from broker.policy import EffectiveSubscriptionPolicy
 from broker.runtime.clock import Clock
 from broker.runtime.ownership import Ownership
+from broker.storage.log import RecordsUnderWay
 from broker.storage.records import Record
 from broker.subscriptions.giving_up import DeadLetterSink
 from broker.subscriptions.reader import ReadableLog
@@ -37,8 +38,8 @@ class SubscriptionLog(ReadableLog, Protocol):
         """Return how many records have cancelled or moved entries."""
 
     @property
-    def changing(self) -> Entries:
-        """Entries that a record on its way cancels or moves: nobody is sent them."""
+    def under_way(self) -> RecordsUnderWay:
+        """Entries that records on their way cancel or move: nobody is sent them."""
 
     def effective_now(self, ledger_id: int, entry_ids: UInt32Column, times: Int64Column) -> Int64Column:
         """Effective times that were read some time ago, as they are by now."""

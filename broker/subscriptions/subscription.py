@@ -299,7 +299,7 @@ class Subscription:
     ) -> Mask:
         """For each entry, whether it is not to be sent now: in one of the states, or about to be cancelled or moved."""
         refused = self.not_owed(ledger_id, entry_ids, states)
-        changing = self.log.changing.get(ledger_id)
+        changing = self.log.under_way.changing.get(ledger_id)
         if (
             changing is not None and self.honors_delay
         ):  # else it reads each once, and would not come back to it

@@ -4,7 +4,7 @@
 
 Invariants:
   CHANGE-1  From the last look at times, subscriptions and other changes to the submission there is no await: what is
-      decided is so when the record is submitted, and from then on nobody is sent the entries (`log.changing`).
+      decided is so when the record is submitted, and from then on nobody is sent the entries (`RecordsUnderWay`).
   CHANGE-2  All or nothing over subscriptions: an entry changes only if no subscription that honours delays was sent
       it, or may have been; then none will be under the old schedule (P5).
   CHANGE-3  A new time lies after the index's frontier, so that a move cannot fall between catch-up and index.
@@ -106,9 +106,9 @@ class Changing:
         asked = _by_ledger(ledger_ids, entry_ids)
         entries = {part.ledger_id: bitmap_of(part.entry_ids) for part in asked}
         while True:
-            await self._topic.log.wait_unchanged(entries)
+            await self._topic.log.under_way.wait_unchanged(entries)
             await self._read(asked, around_damage=expected_ms is not None)
-            if not common_entries(entries, self._topic.log.changing):
+            if not common_entries(entries, self._topic.log.under_way.changing):
                 break
         for part in asked:
             self._find_results(part, waiting_only=waiting_only)
@@ -124,7 +124,7 @@ class Changing:
     def is_due(self, position: Position, deliver_at_ms: int) -> bool:
         """Return whether a message whose time has come can still be held back from everybody."""
         ledger_id, entry_id = position
-        if ledger_id in self._topic.log.going:
+        if ledger_id in self._topic.log.under_way.going:
             return False
         times = np.array([deliver_at_ms], dtype=np.int64)
         return not self._sent_to(ledger_id, np.array([entry_id], dtype=np.uint32), times)
@@ -176,7 +176,7 @@ class Changing:
     def _find_results(self, asked: _Asked, *, waiting_only: bool) -> None:
         """Decide the outcome of each entry (CHANGE-2)."""
         log = self._topic.log
-        if log.entry_count(asked.ledger_id) is None or asked.ledger_id in log.going:
+        if log.entry_count(asked.ledger_id) is None or asked.ledger_id in log.under_way.going:
             asked.times[:] = 0
         asked.times = times = log.effective_now(asked.ledger_id, asked.entry_ids, asked.times)
         asked.results = np.full(len(times), _DONE)

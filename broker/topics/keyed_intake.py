@@ -132,7 +132,7 @@ class KeyedIntake:
                 elif (looked := await self._look(batch, wanted, known)) is not known:
                     known = looked  # there was an await
                 elif (changing := self._changing(known)) is not None:
-                    await self._topic.log.wait_unchanged(changing)
+                    await self._topic.log.under_way.wait_unchanged(changing)
                 else:
                     return self._decide(batch, wanted, known, replace)
 
@@ -165,7 +165,7 @@ class KeyedIntake:
 
     def _changing(self, known: _Known | None) -> Entries | None:
         """Holders that are being cancelled or moved; None: none is."""
-        changing = self._topic.log.changing
+        changing = self._topic.log.under_way.changing
         if known is None or not changing:
             return None
         held = {holder.ledger_id: bitmap_of(holder.entry_ids) for holder in known.holders}

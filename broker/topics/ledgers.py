@@ -90,7 +90,7 @@ class Ledgers:
 
     def reserve_drop(self, ledger_ids: Sequence[int]) -> None:
         """A record that lets ledgers go was submitted; the last one only while `is_idle`."""
-        self.log.going.update(ledger_ids)
+        self.log.under_way.going.update(ledger_ids)
         if self.end.ledger_id in ledger_ids:
             self.end = replace(self.end, is_sealed=True)
 
@@ -148,7 +148,7 @@ class Ledgers:
     def _cancel(self, record: Cancelled) -> None:
         entries = record.entries
         self.log.cancel(entries)
-        self.log.release(entries)
+        self.log.under_way.release(entries)
         self.counters.cancelled_messages += count_entries(entries)
 
     def _move(self, record: Moved, lsn: int) -> None:
@@ -159,12 +159,12 @@ class Ledgers:
                 self.log.move(ledger_id, changed.entry_ids, changed.new_ms, lsn)
                 self.facts[ledger_id] = facts.moved(changed.old_ms, changed.new_ms)
                 self.counters.moved_messages += len(changed.entry_ids)
-        self.log.release(record.entries)
+        self.log.under_way.release(record.entries)
 
     def _drop(self, record: LedgersDropped) -> None:
         """Forget ledgers, but for those that a record before this one made owed again: a seek, a new subscription."""
         cursors = self._readers.cursors()
-        self.log.going.difference_update(record.ledger_ids)
+        self.log.under_way.going.difference_update(record.ledger_ids)
         for ledger_id in record.ledger_ids:
             count = self.log.entry_count(ledger_id)
             if count is None or not all(cursor.has_settled(ledger_id, count) for cursor in cursors):

@@ -347,7 +347,7 @@ class Topic:
     def submit_change(self, record: Cancelled | Moved | Replaced) -> asyncio.Future[None]:
         """Hand a record to the journal that cancels or moves entries: from now on nobody is sent them."""
         durable = self.submit_record(record)
-        self.log.hold(record.cancelled.entries if isinstance(record, Replaced) else record.entries)
+        self.log.under_way.hold(record.cancelled.entries if isinstance(record, Replaced) else record.entries)
         return durable
 
     def drop_ledgers(self, ledger_ids: Sequence[int], came_due_ms: int) -> asyncio.Future[None]:

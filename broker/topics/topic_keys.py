@@ -287,7 +287,7 @@ class TopicKeys:
     async def _has_row(self, position: Position) -> bool:
         """Return whether the row of a message with a key exists: not dropped with its ledger, nor by a compaction."""
         ledger = self._topic.log.find(position.ledger_id)
-        if ledger is None or position.ledger_id in self._topic.log.going:
+        if ledger is None or position.ledger_id in self._topic.log.under_way.going:
             return False
         if ledger.sparse is None:
             return True

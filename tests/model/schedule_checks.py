@@ -157,7 +157,7 @@ class ScheduleChecks:
     async def _check_gets(self, certain: set[Position], possible: set[Position]) -> None:
         schedule = self.topic.schedule
         for position, message in sorted(self.messages.items())[-20:]:
-            was_going = position.ledger_id in self.topic.log.going
+            was_going = position.ledger_id in self.topic.log.under_way.going
             try:
                 found = await schedule.get(position)
             except NotFound:
@@ -165,7 +165,7 @@ class ScheduleChecks:
                 is_certain = position in certain and message.due_ms > self.highest_ms
                 assert not is_certain, f"{position} waits, and is not found"
                 is_owed = message.due_ms and message.cancelled_ns is None and position in self._stored()
-                if is_owed and not was_going and position.ledger_id not in self.topic.log.going:
+                if is_owed and not was_going and position.ledger_id not in self.topic.log.under_way.going:
                     evidence = any(self._may_have_been_sent(m, position, set()) for m in self.subscriptions)
                     assert evidence, f"{position} is due, nobody was sent it, and it is not found"
                 continue
@@ -178,7 +178,7 @@ class ScheduleChecks:
             if dry[0].result is ChangeResult.NOT_FOUND:  # its ledger went, or is about to, since it was shown
                 log = self.topic.log
                 is_there = log.entry_count(position.ledger_id) is not None
-                assert was_going or position.ledger_id in log.going or not is_there
+                assert was_going or position.ledger_id in log.under_way.going or not is_there
                 continue
             if dry[0].result is ChangeResult.ALREADY_DELIVERED:  # since it was shown
                 self.collect()

@@ -361,7 +361,8 @@ class ScheduleMachine(ScheduleChecks):
         message = self.messages[outcome.position]
         log = self.topic.log
         is_gone = (
-            outcome.position.ledger_id in log.going or log.entry_count(outcome.position.ledger_id) is None
+            outcome.position.ledger_id in log.under_way.going
+            or log.entry_count(outcome.position.ledger_id) is None
         )
         is_cancelled = message.cancelled_ns is not None
         assert is_cancelled == (outcome.result is CANCELLED), outcome
@@ -458,7 +459,7 @@ class ScheduleMachine(ScheduleChecks):
         position = outcome.position
         assert position is not None
         log = self.topic.log
-        is_gone = position.ledger_id in log.going or log.entry_count(position.ledger_id) is None
+        is_gone = position.ledger_id in log.under_way.going or log.entry_count(position.ledger_id) is None
         evidence = {m.name for m in self.subscriptions if self._may_have_been_sent(m, position, sent_now)}
         match outcome.result:
             case ChangeResult.DONE:

@@ -125,6 +125,19 @@ def test_undelayed_entries_are_found_behind_ledgers_that_went():
     assert log.next_undelayed(START) is None
 
 
+def test_no_undelayed_entry_is_stepped_over_where_there_are_more_ranges_than_are_remembered():
+    log, count = make_log(), 600
+    for _ in range(count // 2):
+        append(log, 1, 1)
+        append(log, 1, 1, due_ms=50)
+    for entry_id in range(count):
+        next_undelayed = entry_id + entry_id % 2
+        expected = Position(1, next_undelayed) if next_undelayed < count else None
+        # Where nothing is remembered, each position may be one.
+        assert log.next_undelayed(Position(1, entry_id)) in (expected, Position(1, entry_id))
+    assert log.next_undelayed(Position(1, count - 11)) == Position(1, count - 10)
+
+
 def test_who_reads_keeps_files():
     log = make_log()
     assert not log.keeps_files

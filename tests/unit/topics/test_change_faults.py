@@ -355,7 +355,7 @@ def test_a_subscription_that_ignores_times_gets_what_is_moved_while_it_is_read(
             found = await read(*arguments)
             if not moving:
                 moving.append(asyncio.ensure_future(move(topic, [position], deliver_after_ms=2 * HOUR_MS)))
-                while not topic.log.changing:
+                while not topic.log.under_way.changing:
                     await asyncio.sleep(0)
             return found
 

@@ -49,7 +49,7 @@ def test_two_changes_of_one_message_at_once(kinds: tuple[str, str]):
         results = await asyncio.gather(*(apply(topic, positions, kind) for kind in kinds))
         second = [CANCELLED] * 2 if kinds[0] == "cancel" else [DONE] * 2
         assert results == [[DONE] * 2, second]
-        assert topic.log.changing == {}
+        assert topic.log.under_way.changing == {}
         await check_came(node, inbox, positions, "cancel" if "cancel" in kinds else "now")
         return node
 
@@ -171,7 +171,7 @@ def test_a_change_and_the_drop_of_its_ledger(kind: str, monkeypatch: pytest.Monk
 
         after(monkeypatch, topic.log, "times_of", drop)
         assert await apply(topic, positions + kept, kind) == [MISSING] * 4 + [DONE]
-        assert topic.log.changing == {}
+        assert topic.log.under_way.changing == {}
         return node
 
     run(scenario)
@@ -196,7 +196,7 @@ def test_a_change_whose_ledger_goes_before_it_is_durable(kind: str):
         await dropped
         await asyncio.sleep(3)
         assert topic.log.entry_count(ledger_id) is None
-        assert topic.log.changing == {}
+        assert topic.log.under_way.changing == {}
         assert await counted(topic) == 0
         node = node.crash(CrashPolicy.LOSE_UNSYNCED).open()
         await asyncio.sleep(1)

@@ -15,7 +15,7 @@ from broker.delayed import index_pump
 from broker.delayed.bucket_tracker import BucketTracker
 from broker.delayed.bucket_upkeep import BucketUpkeep
 from broker.model import Position
-from broker.storage.log import TopicLog
+from broker.storage.log import RecordsUnderWay
 from broker.subscriptions.handout import HandOut
 from broker.subscriptions.key_shared import Parked
 from broker.subscriptions.types import SubscriptionType
@@ -119,7 +119,7 @@ def test_what_is_on_its_way_is_held_back(
 ):
     """A consumer comes between the decision and the moment at which it is durable."""
     if is_mutant:
-        monkeypatch.setattr(TopicLog, "hold", lambda self, entries: None)
+        monkeypatch.setattr(RecordsUnderWay, "hold", lambda self, entries: None)
 
     async def scenario(node: Node) -> Node:
         topic = node.topic(TOPIC)

@@ -231,7 +231,7 @@ def test_a_holder_that_is_being_changed_is_waited_for() -> None:
         changed = Changed(entry_ids, await topic.log.times_of(old.ledger_id, entry_ids))
         record = Cancelled(topic.topic_id, {old.ledger_id: changed})
         done = topic.submit_record(record)
-        topic.log.hold(record.entries)
+        topic.log.under_way.hold(record.entries)
         (new,) = await send(node, "a")  # refused, if it had not waited
         assert done.done() and await find(node, "a") == [new]
 
@@ -290,7 +290,7 @@ def test_of_a_key_the_newest_that_waits_is_found_before_a_newer_one_that_is_due(
         entry_ids = np.array([first.entry_id], dtype=np.uint32)
         times = await topic.log.times_of(first.ledger_id, entry_ids)
         record = Moved(topic.topic_id, {first.ledger_id: Changed(entry_ids, times, times + MINUTE_MS)})
-        topic.log.hold(record.entries)
+        topic.log.under_way.hold(record.entries)
         await topic.submit_record(record)
         assert await find(node, "a") == [first]  # it waits again, and is older
         assert await find(node, "a", "b", "a") == [first, None, first]
@@ -524,7 +524,7 @@ def test_a_due_message_that_is_moved_holds_its_key_again(is_restarted: bool) -> 
         times = await topic.log.times_of(old.ledger_id, entry_ids)
         changed = Changed(entry_ids, times, times + 10 * MINUTE_MS)
         record = Moved(topic.topic_id, {old.ledger_id: changed})
-        topic.log.hold(record.entries)
+        topic.log.under_way.hold(record.entries)
         await topic.submit_record(record)
         if is_restarted:
             await node.checkpoint()
