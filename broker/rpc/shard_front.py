@@ -67,7 +67,7 @@ UNSUPPORTED = frozenset(
     }
 )
 """Methods that work on one shard alone."""
-_SHARD_SECONDS = 2.0
+_SHARD_SECONDS = 1.0
 """Time for a shard to say what it is; one that does not is left out."""
 _SOCKET_OPTIONS = {"grpc.max_reconnect_backoff_ms": 200}
 """A try to connect to a socket of this machine costs next to nothing, and a shard that is back is to be found soon."""

@@ -27,7 +27,7 @@ from broker.rpc.front import Front, FrontHost
 from broker.runtime.clock import SystemClock
 from broker.runtime.ownership import AlwaysOwner
 from broker.server import OwnedShard, Server
-from postdate import _link, _pipeline, _rpc
+from postdate import _link, _owner, _pipeline, _rpc
 from tests.configs import broker_config
 from tests.wire.conftest import eventually, within
 
@@ -131,7 +131,7 @@ async def test_a_client_talks_to_the_owner_whatever_comes_first(nodes: Nodes):
     last_first = ",".join(reversed(nodes.addresses.values()))
     async with connected(last_first) as client:
         await within(client.topics.create("t"))
-        assert client._rpc.connection.address == nodes.addresses["a"]
+        assert client._rpc.front.connection.address == nodes.addresses["a"]
         info = await client.cluster()
         assert (info.node, info.shards[0].owner, info.shards[0].epoch) == ("a", "a", 1)
         assert [node.address for node in info.nodes] == list(nodes.addresses.values())
@@ -141,7 +141,7 @@ async def test_a_client_of_one_node_is_passed_on(nodes: Nodes):
     async with connected(nodes.addresses["b"]) as client, client.producer("t") as producer:
         await within(producer.send(b"x"))
         assert not client._rpc.is_routed
-        assert client._rpc.connection.address == nodes.addresses["b"]
+        assert client._rpc.front.connection.address == nodes.addresses["b"]
 
 
 async def test_producer_and_consumer_never_notice_that_the_owner_changes(nodes: Nodes):
@@ -221,8 +221,8 @@ async def test_a_batch_that_met_no_owner_is_sent_again_without_a_name(nodes: Nod
         await within(producer.send(b"one"))
         nodes.believes["b"] = OwnerRoute(9, "c", nodes.addresses["c"])  # who does not own it either
         nodes.believes["a"] = nodes.believes["b"]
-        client._rpc._in_doubt = True
-        client._rpc.connection.leave()
+        client._rpc.front._in_doubt = True
+        client._rpc.front.connection.leave("another node owns the shard now")
         # What goes into a stream that is just ending is in doubt, and not sent again without a name.
         await eventually(lambda: producer._pipeline is not None and producer._pipeline._call is None)
         sending = asyncio.ensure_future(producer.send(b"two"))
@@ -236,7 +236,7 @@ async def test_a_batch_that_met_no_owner_is_sent_again_without_a_name(nodes: Nod
 async def test_a_stream_of_an_older_epoch_is_not_believed(nodes: Nodes):
     async with connected(nodes.address) as client:
         await client.topics.create("t")
-        client._rpc._routes.epoch = 5  # somebody has told of a later owner
+        client._rpc.front.routes.epoch = 5  # somebody has told of a later owner
         async with client.producer("t") as producer, asyncio.TaskGroup() as group:
             subscription = client.subscribe("t", "s")
             opening = group.create_task(subscription.open())
@@ -247,8 +247,8 @@ async def test_a_stream_of_an_older_epoch_is_not_believed(nodes: Nodes):
             await within(opening)
             await producer.send(b"x")
         assert [message.payload for message in await subscription.receive_many(1, SOON)] == [b"x"]
-        assert client._rpc.epoch == 6
-        client._rpc._routes.epoch = 7
+        assert client._rpc.front.epoch == 6
+        client._rpc.front.routes.epoch = 7
         before = subscription.connection
         async with client.producer("t") as producer:
             nodes.epoch = nodes.server._consumer._epoch = 7
@@ -262,7 +262,7 @@ async def test_a_stream_of_an_older_epoch_is_not_believed(nodes: Nodes):
 async def test_an_owner_of_another_cluster_is_not_talked_to(nodes: Nodes):
     async with postdate.connect(nodes.address, retry_for=timedelta(milliseconds=500)) as client:
         await client.topics.create("t")
-        client._rpc._routes.epoch = 5
+        client._rpc.front.routes.epoch = 5
         nodes.cluster_id = "another"
         with pytest.raises(postdate.Unavailable, match="of cluster another"):
             async with client.subscribe("t", "s"):
@@ -352,7 +352,7 @@ async def frozen(nodes: Nodes) -> AsyncIterator[Callable[[], Awaitable[Frozen]]]
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask others often."""
-    for module in (_rpc, _pipeline, _link):
+    for module in (_owner, _pipeline, _link):
         monkeypatch.setattr(module, "_LOOK_S", 0.1)
     monkeypatch.setattr(_rpc, "_ASK_S", 0.5)
 

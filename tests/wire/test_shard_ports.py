@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -203,4 +204,25 @@ async def test_connections_are_bounded_at_the_port_and_the_front_is_not_kept_out
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         await shards.wire.produce(A, b"x")
         for client in clients:
+            await client.channel.close()
+
+
+async def test_idle_connections_to_the_port_give_way():
+    async with started(connections_max=4) as shards:
+        idle = [Direct(shards.servers[0]) for _ in range(4)]
+        for client in idle:
+            await within(client.channel.channel_ready())
+        newcomer = Direct(shards.servers[0])
+
+        async def is_let_in() -> bool:
+            try:
+                await newcomer.producer.Produce(batch(A, b"x"))
+            except grpc.aio.AioRpcError:
+                return False
+            return True
+
+        async with asyncio.timeout(60):
+            while not await is_let_in():
+                await asyncio.sleep(0.05)
+        for client in (newcomer, *idle):
             await client.channel.close()

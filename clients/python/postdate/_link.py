@@ -13,7 +13,8 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from postdate._rpc import Rpc, Stream
+from postdate._connection import Stream
+from postdate._rpc import Rpc
 from postdate._status import connection_broke
 from postdate.errors import (
     Closed,
@@ -68,8 +69,9 @@ class Peer(Protocol):
 class Link:
     """Runs one connection after another until it is closed or told that it is no use."""
 
-    def __init__(self, rpc: Rpc, peer: Peer) -> None:
+    def __init__(self, rpc: Rpc, topic: str, peer: Peer) -> None:
         self._rpc = rpc
+        self._topic = topic
         self._peer = peer
         self._backoff = rpc.backoff()
         self._loop = asyncio.get_running_loop()
@@ -109,13 +111,13 @@ class Link:
         while not self._closing:
             error: PostdateError = Unavailable("the broker ended the stream")
             try:
-                self._call = await self._rpc.open_subscribe()
+                self._call = await self._rpc.open_subscribe(self._topic)
                 await self._converse(self._call)
             except PostdateError as raised:
                 error = raised
             finally:
                 self._call = None
-            self._rpc.doubt(error)
+            self._rpc.owner(self._topic).doubt(error)
             if self._closing:
                 return
             if self._draining:
@@ -147,13 +149,13 @@ class Link:
     async def _converse(self, call: SubscribeCall) -> None:
         self._draining = self._was_opened = False
         self._last_frame_at = self._loop.time()
-        if self._rpc.is_routed:
+        if self._rpc.owner(self._topic).is_watched:
             call.accompany(self._look_around(), "postdate-subscribe-look")
         try:
             await self._open(call)
             while (response := await call.read()) is not None:
                 self._last_frame_at = self._loop.time()
-                if self._epoch and self._epoch < self._rpc.epoch:
+                if self._epoch and self._epoch < self._rpc.owner(self._topic).epoch:
                     raise Disconnected(_OLD_EPOCH)  # what is on its way from there does not count
                 self._dispatch(response)
         finally:
@@ -166,7 +168,7 @@ class Link:
         first = await call.read()
         if first is None or not first.HasField("opened"):
             raise Internal("the broker's first frame is not `opened`")
-        if not self._rpc.believes(first.opened.epoch):
+        if not self._rpc.owner(self._topic).believes(first.opened.epoch):
             raise Disconnected(_OLD_EPOCH)
         self._epoch = first.opened.epoch
         self._last_frame_at = self._loop.time()
@@ -215,7 +217,7 @@ class Link:
         while True:
             await asyncio.sleep(_LOOK_S)
             if self._last_frame_at + _LOOK_S <= self._loop.time():
-                await self._rpc.look()
+                await self._rpc.owner(self._topic).look()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():

@@ -25,7 +25,8 @@ from collections.abc import Callable, Sequence
 
 from postdate._backoff import Backoff
 from postdate._batch import Batch
-from postdate._rpc import Rpc, Stream
+from postdate._connection import Stream
+from postdate._rpc import Rpc
 from postdate._status import connection_broke, error_from_status
 from postdate._time import moment
 from postdate.errors import (
@@ -52,8 +53,9 @@ ProduceCall = Stream[producer_pb2.ProduceRequest, producer_pb2.ProduceResponse]
 class Pipeline:
     """Carries batches while there is a connection, and keeps them while there is none."""
 
-    def __init__(self, rpc: Rpc, *, in_flight_max: int, on_settled: Callable[[], None]) -> None:
+    def __init__(self, rpc: Rpc, topic: str, *, in_flight_max: int, on_settled: Callable[[], None]) -> None:
         self._rpc = rpc
+        self._topic = topic
         self._in_flight_max = in_flight_max
         self._backoff: Backoff = rpc.backoff()
         self._on_settled = on_settled
@@ -115,7 +117,7 @@ class Pipeline:
                     return
                 await self._wait_work()
             try:
-                self._call = await self._rpc.open_produce()
+                self._call = await self._rpc.open_produce(self._topic)
                 await self._carry(self._call)
             except PostdateError as error:
                 await self._recover(error)
@@ -126,9 +128,9 @@ class Pipeline:
         """Write and read until the call ends; raises what ended it unless that was `close`."""
         await call.wait_connected()
         if self._queue and self._queue[0].unsure:
-            await self._check_remembered(self._queue[0].request.topic)
+            await self._check_remembered()
         call.accompany(self._write(call), "postdate-produce-writer")
-        if self._rpc.is_routed:
+        if self._rpc.owner(self._topic).is_watched:
             call.accompany(self._watch(), "postdate-produce-watch")
         try:
             while (response := await call.read()) is not None:
@@ -140,10 +142,12 @@ class Pipeline:
         if not self._closing:
             raise Unavailable("the broker ended the stream")
 
-    async def _check_remembered(self, topic: str) -> None:
+    async def _check_remembered(self) -> None:
         """Fail what may not be sent again: its topic would not know the repeat (PIPELINE-3)."""
         try:
-            response = await self._rpc.call(self._rpc.admin.GetTopic, admin_pb2.GetTopicRequest(name=topic))
+            response = await self._rpc.call(
+                self._rpc.admin.GetTopic, admin_pb2.GetTopicRequest(name=self._topic)
+            )
         except NotFound:
             return  # and nothing of this is stored in a topic that there is not
         if not response.topic.effective_policy.dedup_window_ms:
@@ -172,7 +176,7 @@ class Pipeline:
             oldest = self._in_flight[0] if self._in_flight else None
             await asyncio.sleep(_LOOK_S)
             if oldest is not None and self._in_flight and self._in_flight[0] is oldest:
-                await self._rpc.look()
+                await self._rpc.owner(self._topic).look()
 
     def _may_write(self) -> bool:
         if not self._queue or len(self._in_flight) >= self._in_flight_max:
@@ -213,7 +217,10 @@ class Pipeline:
         if not isinstance(error, Unavailable):
             self._queue.extendleft(reversed(batch.refused(error)))
             return
-        self._rpc.doubt(error)
+        if error.reason == "NOT_OWNER":  # nor does it own what else is on its way
+            self._in_flight.appendleft(batch)
+            raise error
+        self._rpc.owner(self._topic).doubt(error)
         pause_s = self._backoff.next_within(batch.deadline - self._loop.time(), error.retry_after)
         if pause_s is None:
             batch.failed(_unsure(error) if batch.unsure else error)
@@ -229,7 +236,7 @@ class Pipeline:
     async def _recover(self, error: PostdateError) -> None:
         cause = f"{error.message} ({self._rpc.address})"
         if connection_broke(error):
-            self._rpc.doubt(error)
+            self._rpc.owner(self._topic).doubt(error)
             self._take_back(is_sure=error.reason == "NOT_OWNER")
             self._fail_in_flight(Disconnected(f"the connection broke before the answer came: {cause}"))
             now = self._loop.time()

@@ -1,4 +1,4 @@
-"""The way to the owner of a cluster's shard: its nodes are asked, and the highest epoch is right.
+"""The way to the owner of a shard: the nodes of its cluster are asked, or its front, and the highest epoch is right.
 
 Invariants:
   ROUTES-1  The epoch never falls: who was replaced is not believed any more. Once a cluster with an owner was seen,
@@ -22,6 +22,7 @@ _log = logging.getLogger("postdate")
 _OTHERS_S = 0.3
 _NODES_MAX = 64
 """Nodes of a cluster that are remembered beside the addresses that were given."""
+_SHARDS_MAX = 4096
 
 Ask: TypeAlias = Callable[[str], Awaitable[admin_pb2.GetClusterResponse]]
 """Asks the node at an address for its cluster; raises PostdateError if it does not answer in time."""
@@ -34,12 +35,15 @@ class Route(NamedTuple):
     epoch: int
     is_own: bool  # the owner says so itself
     nodes: tuple[str, ...]
+    owner: str = ""  # its name
 
 
 class Routes:
     """See the module's description."""
 
-    def __init__(self, addresses: Sequence[str], ask: Ask) -> None:
+    def __init__(self, addresses: Sequence[str], ask: Ask, number: int = 0) -> None:
+        """`number` is that of the shard."""
+        self._number = number
         self._given = tuple(addresses)
         self._nodes: tuple[str, ...] = ()
         self._ask = ask
@@ -48,6 +52,8 @@ class Routes:
         self._next = 0
         self.epoch: int = 0
         """The highest that was seen; 0 without a cluster."""
+        self.shards: int = 0
+        """Shards that there are; 0 as long as nobody has told."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -119,13 +125,16 @@ class Routes:
         response = await self._ask(address)
         nodes = tuple(node.address for node in response.nodes)
         self._check_cluster(address, response.cluster_id)
-        if not response.cluster_id or not response.shards:
+        self.shards = max(self.shards, count_shards(response))
+        if not response.shards or (not response.cluster_id and len(response.shards) == 1):
             return Route(address, 0, is_own=True, nodes=())
-        shard = max(response.shards, key=lambda shard: shard.epoch)
+        shard = next((shard for shard in response.shards if shard.number == self._number), None)
+        if shard is None:
+            return Route("", 0, is_own=False, nodes=nodes)
         if shard.epoch:
             self._cluster_id = response.cluster_id
         is_own = bool(shard.owner) and shard.owner == response.node
-        return Route(shard.owner_address, shard.epoch, is_own, nodes)
+        return Route(_with_host(shard.owner_address, address), shard.epoch, is_own, nodes, shard.owner)
 
     def _check_cluster(self, address: str, cluster_id: str) -> None:
         """Raise Unavailable if a node is not of the cluster that was seen."""
@@ -138,6 +147,19 @@ class Routes:
             self._strangers.add(address)
             _log.warning("%s: it is not believed", message)
         raise Unavailable(message, code="UNAVAILABLE")
+
+
+def count_shards(response: admin_pb2.GetClusterResponse) -> int:
+    """Return how many shards there are whose owners clients can go to; 1 where it makes no difference."""
+    numbers = sorted(shard.number for shard in response.shards)
+    is_whole = numbers == list(range(len(numbers))) and len(numbers) <= _SHARDS_MAX
+    is_open = any(shard.owner_address for shard in response.shards)
+    return len(numbers) if numbers and is_whole and is_open else 1
+
+
+def _with_host(address: str, asked: str) -> str:
+    """Return an address that was told, on the host that was asked if it has none."""
+    return asked.rpartition(":")[0] + address if address.startswith(":") else address
 
 
 def _failure(failures: Sequence[PostdateError], addresses: Sequence[str]) -> PostdateError:

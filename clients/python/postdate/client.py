@@ -36,7 +36,8 @@ def connect(
     """A client of the broker at `address` (`host:port`), to be used as an async context manager.
 
     Of a cluster, give several nodes: `"a:7650,b:7650,c:7650"`. The client finds the one that owns the shard, and
-    follows it to another node.
+    follows it to another node. Of a broker with several shards give the one address: the client goes to the port of
+    each shard by itself, where it can reach that.
 
     No connection is made before the first call needs one. `retry_for` is how long calls, sends and
     the first connection of a subscription keep trying while the broker is away; a subscription
@@ -51,7 +52,7 @@ def connect(
 
 
 class Client:
-    """One connection to a broker, shared by everything that is made from it."""
+    """A connection to a broker, and to each of its shards if it has several, shared by everything made from it."""
 
     def __init__(
         self,

@@ -22,8 +22,10 @@ class ClusterNode:
 class ClusterShard:
     """A part of the topics: who owns it, and how far the node has come that tells of it.
 
-    `owner` and `owner_address` are empty where nobody is known. `applied_time` is when the owner wrote what was applied
-    last, `base_time` when the newest complete copy in the object store was made; None: nothing yet.
+    `owner` and `owner_address` are empty where nobody is known; an address without a host, as in ":7651", is on
+    the host that was asked. Of a broker with several shards `owner` is the id of the shard. `applied_time` is when the
+    owner wrote what was applied last, `base_time` when the newest complete copy in the object store was made; None:
+    nothing yet.
     """
 
     number: int
@@ -39,7 +41,7 @@ class ClusterShard:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """A cluster. Without one `cluster_id` and `node` are empty, and the broker that was asked owns the one shard."""
+    """A cluster. Without one `cluster_id` and `node` are empty, and the broker that was asked owns all shards."""
 
     cluster_id: str
     node: str

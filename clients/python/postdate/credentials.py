@@ -71,6 +71,11 @@ class Credentials:
     def is_encrypted(self) -> bool:
         return self._tls is not None
 
+    @property
+    def may_go_elsewhere(self) -> bool:
+        """Tell whether the token may be shown to whoever listens at an address that was told and not given."""
+        return self._token is None or self._tls is not None or self._allows_plaintext
+
     def open_channel(self, options: Sequence[tuple[str, Any]], address: str = "") -> grpc.aio.Channel:
         """A new channel to an address, or to the first one of those given.
 

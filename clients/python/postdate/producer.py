@@ -199,7 +199,9 @@ class Producer:
         if self._pipeline is not None:
             raise RuntimeError("a producer is opened once")
         self._loop = asyncio.get_running_loop()
-        self._pipeline = Pipeline(self._rpc, in_flight_max=self._in_flight_max, on_settled=self._on_settled)
+        self._pipeline = Pipeline(
+            self._rpc, self.topic, in_flight_max=self._in_flight_max, on_settled=self._on_settled
+        )
 
     async def close(self) -> None:
         """Send what has gathered, wait until all is settled, and end the stream."""

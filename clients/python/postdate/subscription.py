@@ -148,7 +148,7 @@ class Subscription:
         """
         if self.loop is not None:
             raise RuntimeError("a subscription is opened once")
-        self._link = Link(self._rpc, self)
+        self._link = Link(self._rpc, self.topic, self)
         self.loop = asyncio.get_running_loop()
         entered.add(self)
         add_consumer(self, self._terminated)

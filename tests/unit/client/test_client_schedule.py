@@ -31,7 +31,7 @@ def asked(broker: FakeBroker, kind: type[Any]) -> list[Any]:
 
 def broken(client: postdate.Client) -> bool:
     """Return whether the client has found out that nobody is there."""
-    channel = client._rpc.connection.channel
+    channel = client._rpc.front.connection.channel
     return channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
 
