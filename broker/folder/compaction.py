@@ -218,7 +218,10 @@ class Compactions:
         await self._staging.remove(lease.folder)
         for ledger_id, refusal in refused.items():
             log.warning(
-                "A rewritten ledger was refused", topic=lease.topic, ledger_id=ledger_id, why=refusal.value
+                "A ledger that a compaction job rewrote was refused; the old one stays",
+                topic=lease.topic,
+                ledger_id=ledger_id,
+                why=refusal.value,
             )
         return committed
 

@@ -115,7 +115,7 @@ class UnfinishedMessages:
         now = asyncio.get_running_loop().time()
         if now >= self._log_at:
             log.warning(
-                "Closed connections because messages that are not whole take too much memory",
+                "Closed connections because incomplete messages take too much memory",
                 connections=self._ended,
             )
             self._ended, self._log_at = 0, now + _LOG_SECONDS

@@ -48,7 +48,7 @@ class SpareDescriptors:
         if len(self._spares) == self._count > 0:
             fields = {"spares": self._count, "path": path, "error": error}
             _log.warning(
-                "Out of file descriptors: files are opened with the spare ones", extra={"fields": fields}
+                "Out of file descriptors; files are opened with the reserved ones", extra={"fields": fields}
             )
         # A connection that comes in between can take what was given up: there are as many attempts as spares.
         while self._give_up():

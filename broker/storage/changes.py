@@ -35,10 +35,9 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
-    """Entries that no subscription gets. Nobody that honours delays was sent them."""
+class _Changes:
+    """Entries of one topic that are changed. Nobody that honours delays was sent them."""
 
-    type: ClassVar[RecordType] = RecordType.CANCELLED
     topic_id: int
     ledgers: dict[int, Changed]
 
@@ -47,28 +46,21 @@ class Cancelled:
 
     @property
     def entries(self) -> Entries:
-        return entries_of_changes(self.ledgers)
+        return {ledger_id: bitmap_of(changed.entry_ids) for ledger_id, changed in self.ledgers.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """Entries that are due at another time. Nobody that honours delays was sent them."""
+class Cancelled(_Changes):
+    """Entries that no subscription gets."""
+
+    type: ClassVar[RecordType] = RecordType.CANCELLED
+
+
+@dataclass(frozen=True, slots=True)
+class Moved(_Changes):
+    """Entries that are due at another time."""
 
     type: ClassVar[RecordType] = RecordType.MOVED
-    topic_id: int
-    ledgers: dict[int, Changed]
-
-    def encode(self) -> list[bytes]:
-        return _encode(self.topic_id, self.ledgers)
-
-    @property
-    def entries(self) -> Entries:
-        return entries_of_changes(self.ledgers)
-
-
-def entries_of_changes(ledgers: dict[int, Changed]) -> Entries:
-    """The set of what is changed."""
-    return {ledger_id: bitmap_of(changed.entry_ids) for ledger_id, changed in ledgers.items()}
 
 
 def decode_cancelled(body: memoryview) -> Cancelled:

@@ -417,7 +417,7 @@ class TopicLog:
     def _effective(
         self, ledger_id: int, entry_ids: Callable[[], UInt32Column], times: Int64Column
     ) -> Int64Column:
-        """The effective times of rows: the one place where amendments meet rows (architecture, section 4)."""
+        """The effective times of rows: the one place where amendments meet rows."""
         amendments = self.amendments.get(ledger_id)
         if amendments is None:
             return times

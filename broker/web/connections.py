@@ -104,7 +104,7 @@ class Connections:
         """End a connection whose request has a head that is too long."""
         if self._notice.is_time():
             log.warning(
-                "Closed an HTTP connection whose request has too long headers", bytes_max=HEAD_BYTES_MAX
+                "Closed an HTTP connection: the headers of its request are too long", bytes_max=HEAD_BYTES_MAX
             )
         self.end(connection)
         connection.cut()

@@ -344,12 +344,12 @@ CHECKPOINT = ("topics/1/manifest.new", "topics/1/ledgers")
     ("error", "count", "files", "remedy"),
     [
         pytest.param("ENOMEM", 4, (JOURNAL, LEDGER, *CHECKPOINT), "is retried", marks=pytest.mark.deep),
-        ("EMFILE", 4, (JOURNAL, LEDGER, *CHECKPOINT), "files are opened with the spare ones"),
+        ("EMFILE", 4, (JOURNAL, LEDGER, *CHECKPOINT), "files are opened with the reserved ones"),
         pytest.param(
             "ENFILE",
             4,
             (JOURNAL, LEDGER, *CHECKPOINT),
-            "files are opened with the spare ones",
+            "files are opened with the reserved ones",
             marks=pytest.mark.deep,
         ),
         # More than there are spares; they belong to all threads, and each thread counts its errors for itself.
