@@ -4,6 +4,7 @@ Invariants:
   SUPERVISOR-1  A shard that ends is started again, after a pause that grows; no other one notices.
   SUPERVISOR-2  The supervisor decides nothing about a message, and holds none longer than a call. It may die at any
       time: its children die with it, and come back as after a crash.
+  SUPERVISOR-3  A shard that was ready and does not answer any more is killed, after a bound, and so started again.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ _LOOK_SECONDS = 1.0
 _FIRST_LOOK_SECONDS = 0.1
 """Between looks at a shard that is not ready."""
 _ANSWER_SECONDS = 2.0
+_SILENT_LOOKS_MAX = 15
+"""So many looks in a row that a shard leaves without an answer: it is frozen, and killed. Looks count, not the time, in
+which this process may itself have been stopped."""
 _KILL_AFTER_SECONDS = 30.0
 """Time for a shard to write its checkpoint, after the grace that its consumers have."""
 
@@ -147,9 +151,14 @@ class ShardSupervisor:
     async def _watch(self, number: int) -> None:
         """Look whether a shard is ready, until cancelled."""
         child = self._children[number]
+        silent_looks = 0
         while True:
             start = child.starts
             readiness = await self._https[number].readiness(_ANSWER_SECONDS)
+            silent_looks = silent_looks + 1 if readiness.is_silent else 0
+            if silent_looks >= _SILENT_LOOKS_MAX:
+                silent_looks = 0
+                self._kill_frozen(child, start)
             self._front.end_unread(number, marks_in(readiness.line))
             reason = readiness.not_ready_because
             if reason is None:
@@ -161,6 +170,14 @@ class ShardSupervisor:
                 self._is_serving = not self._not_ready
                 self._tell_state()
             await asyncio.sleep(_FIRST_LOOK_SECONDS if reason is not None else _LOOK_SECONDS)
+
+    def _kill_frozen(self, child: ShardChild, start: int) -> None:
+        """Kill a process that was ready and does not answer any more; one that starts or recovers takes its time."""
+        if self._ready_start.get(child.number) == start == child.starts and not self._stop.is_set():
+            log.error(
+                "The process of a shard does not answer and is killed", shard=child.number, pid=child.pid
+            )
+            child.send(signal.SIGKILL)
 
     def _tell_state(self) -> None:
         """Say that all shards serve, or that one does not any more."""

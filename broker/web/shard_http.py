@@ -8,6 +8,7 @@ from typing import NamedTuple
 import aiohttp
 
 _URL = "http://localhost"
+_SILENT = -1
 
 
 class ShardReadiness(NamedTuple):
@@ -15,6 +16,8 @@ class ShardReadiness(NamedTuple):
 
     not_ready_because: str | None
     line: str
+    is_silent: bool = False
+    """No answer came in time; not so where nobody listens."""
 
 
 class ShardHttp:
@@ -32,8 +35,8 @@ class ShardHttp:
 
     async def readiness(self, seconds: float) -> ShardReadiness:
         status, body = await self._get(self._probes, "/readyz", seconds)
-        line = body.decode(errors="replace").strip() if status else "does not answer"
-        return ShardReadiness(None if status == 200 else line, line)
+        line = body.decode(errors="replace").strip() if status > 0 else "does not answer"
+        return ShardReadiness(None if status == 200 else line, line, status == _SILENT)
 
     async def metrics(self, seconds: float) -> bytes | None:
         """Return the page of metrics; None if there is no answer."""
@@ -41,9 +44,11 @@ class ShardHttp:
         return body if status == 200 else None
 
     async def _get(self, session: aiohttp.ClientSession, path: str, seconds: float) -> tuple[int, bytes]:
-        """Return the status and the body; 0 without an answer."""
+        """Return the status and the body; _SILENT if no answer came in time, 0 without one for another reason."""
         try:
             async with asyncio.timeout(seconds), session.get(_URL + path) as response:
                 return response.status, await response.read()
-        except (OSError, TimeoutError, aiohttp.ClientError):
+        except TimeoutError:
+            return _SILENT, b""
+        except (OSError, aiohttp.ClientError):
             return 0, b""

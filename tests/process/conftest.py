@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 20.0
 
 
-async def until(holds: Callable[[], Awaitable[bool]], what: str) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], what: str, *, seconds: float = LIMIT_SECONDS) -> None:
     """Wait for what no line of a log and no answer tells of; `what` says that it did not come."""
-    deadline = time.monotonic() + LIMIT_SECONDS
+    deadline = time.monotonic() + seconds
     while not await holds():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(0.05)

@@ -24,6 +24,8 @@ SHARDS = 2
 LOADED = shard_of(TOPIC, SHARDS)
 """The shard that has the load."""
 ELSEWHERE = next(name for name in ("a", "topic9") if shard_of(name, SHARDS) != LOADED)
+KILLED_SECONDS = 90.0
+"""Time for a frozen shard to be killed, half a minute, and to be back, on a busy machine."""
 CALL_SECONDS = 8.0
 """Time for a call that waits for nobody, on a busy machine."""
 
@@ -104,6 +106,30 @@ async def test_a_shard_that_dies_or_freezes_keeps_only_its_own_topics(start: Sta
     with contextlib.suppress(grpc.aio.AioRpcError):  # it may have taken too long
         await waiting
     assert took < CALL_SECONDS
+    broker.process.send_signal(signal.SIGTERM)
+    assert await broker.wait() == 0, broker.lines[-20:]
+    for number in range(SHARDS):
+        verify(tmp_path / "d" / f"shard-{number:04}")
+
+
+async def test_a_shard_that_stays_frozen_is_killed_and_started_again(start: Start, tmp_path: Path):
+    broker = await start_shards(start, tmp_path / "d")
+    for topic in (TOPIC, ELSEWHERE):
+        await produce(broker, topic, b"x")
+    before = children(broker)
+    os.kill(before[LOADED], signal.SIGSTOP)
+
+    async def is_back() -> bool:
+        return children(broker).get(LOADED, before[LOADED]) != before[LOADED] and (
+            await readiness(broker) == (200, "ok\n")
+        )
+
+    await until(is_back, "the frozen shard was not started again", seconds=KILLED_SECONDS)
+    assert broker.logged("does not answer and is killed")["shard"] == LOADED
+    await produce(broker, TOPIC, b"y")
+    assert {number: pid for number, pid in children(broker).items() if number != LOADED} == {
+        number: pid for number, pid in before.items() if number != LOADED
+    }
     broker.process.send_signal(signal.SIGTERM)
     assert await broker.wait() == 0, broker.lines[-20:]
     for number in range(SHARDS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from broker.shards.child import ShardChild
 from broker.shards.shard_process import http_socket
 from broker.shards.supervisor import ShardSupervisor, shard_command
 from broker.web.server import HttpServer
-from broker.web.shard_http import ShardHttp
+from broker.web.shard_http import ShardHttp, ShardReadiness
 from tests.configs import broker_config
 
 SECONDS = 20.0
@@ -164,6 +165,67 @@ async def test_a_process_hears_sighup_once_it_was_ready_and_until_it_ends(
     os.kill(child.pid, signal.SIGKILL)
     await eventually(lambda: child.starts == 2)
     assert reload() == [1]
+
+
+class Frozen:
+    """A listening socket behind which nobody answers, in the place of a shard's HTTP."""
+
+    def __init__(self, path: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        os.unlink(path)
+        self.socket.bind(path)
+        self.socket.listen(128)
+
+
+async def test_only_a_shard_that_was_ready_is_killed_for_its_silence(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shard 0 is in recovery, and its port is taken already; shard 1 serves."""
+    await eventually(lambda: supervised.line() == "shard 0: starting")
+    monkeypatch.setattr(supervisor, "_ANSWER_SECONDS", 0.05)
+    frozen = []
+    children = supervised.supervisor._children
+    for number, http in enumerate(supervised.https):
+        await http.stop()
+        frozen.append(Frozen(http_socket(supervised.supervisor._config, number)))
+    first = [child.pid for child in children]
+    await eventually(lambda: children[1].starts == 2)
+    assert children[1].pid != first[1]
+    looks = 0
+
+    async def count(*_: object) -> ShardReadiness:
+        nonlocal looks
+        looks += 1
+        await asyncio.sleep(0)
+        return ShardReadiness("does not answer", "does not answer", is_silent=True)
+
+    monkeypatch.setattr(ShardHttp, "readiness", count)
+    monkeypatch.setattr(supervisor, "_FIRST_LOOK_SECONDS", 0.0)
+    await eventually(lambda: looks > 8 * supervisor._SILENT_LOOKS_MAX)
+    # Neither the one that was never ready, nor the other one before it was ready again.
+    assert [child.starts for child in children] == [1, 2]
+    for each in frozen:
+        each.socket.close()
+
+
+async def test_a_shard_whose_port_is_closed_is_not_killed(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is about to end: perhaps it writes its last checkpoint."""
+    http = supervised.https[1]
+    await http.stop()
+    monkeypatch.setattr(supervisor, "_FIRST_LOOK_SECONDS", 0.0)
+    looks = 0
+    ask = ShardHttp.readiness
+
+    async def count(asked: ShardHttp, seconds: float) -> ShardReadiness:
+        nonlocal looks
+        looks += 1
+        return await ask(asked, seconds)
+
+    monkeypatch.setattr(ShardHttp, "readiness", count)
+    await eventually(lambda: looks > 4 * supervisor._SILENT_LOOKS_MAX)
+    assert supervised.supervisor._children[1].starts == 1
 
 
 def test_a_shard_of_an_installed_command_takes_no_code_from_the_working_directory(
