@@ -19,7 +19,7 @@ import click
 from broker.cluster.stores import is_store_url
 from broker.config import SETTINGS, SHARDS_MAX, BrokerConfig, load_config
 from broker.errors import NotFound, PostdateError
-from broker.folder.shard_folders import prepare_folder
+from broker.folder.shard_folders import prepare_folder, read_shards, shard_folder
 from broker.observe.logs import configure_logging
 from broker.runtime.vfs import LocalVfs
 from broker.settings import ConfigError, SettingKind, show
@@ -163,16 +163,20 @@ def dump(path: str) -> None:
 def verify(data_dir: str, output: str) -> None:
     """Check every file of a stopped broker's data directory, or of a backup: manifests, journal, ledgers, cursors.
 
-    A backup in an object store is named by its URL, as for `audit`.
+    Of a broker with several shards each is checked, and what is reported begins with the shard. A backup in an object
+    store is named by its URL, as for `audit`.
 
     Exit code 0: all is well; 2: there are problems; 1: the check could not be made.
     """
     from broker.jobs.folder import pin_folder, reading_vfs  # noqa: PLC0415
-    from broker.jobs.verify import verify_data_dir  # noqa: PLC0415
+    from broker.jobs.verify import verify_data_dir, verify_folder  # noqa: PLC0415
 
     try:
-        folder = pin_folder(data_dir)
-        report = verify_data_dir(reading_vfs(folder) if is_store_url(folder) else LocalVfs(), folder)
+        if is_store_url(data_dir):
+            folder = pin_folder(data_dir)
+            report = verify_data_dir(reading_vfs(folder), folder)
+        else:
+            report = verify_folder(LocalVfs(), data_dir)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     except PostdateError as error:
@@ -237,6 +241,7 @@ class _AuditCommand(click.Command):
 def audit(**options: Any) -> None:
     """Prove that the delayed index of FOLDER, a backup or a stopped broker's data, is what the log says.
 
+    Of a broker with several shards all are audited, in one report.
     A backup in an object store is read where it lies: s3://bucket/prefix#NAME, or s3://bucket/prefix for the newest.
 
     \b
@@ -542,18 +547,20 @@ def restore(backup: str, data_dir: str, to: str | None, shard: int) -> None:
     With --to, BACKUP is the URL of a cluster. The newest of its bases before TIME is restored, with what its log holds
     up to TIME; a broker without a cluster starts from that. Other stores keep no log, only backups.
 
+    A backup of a broker with several shards is restored as a whole, for as many shards.
+
     What was acknowledged after the backup was made is delivered again, and what was produced after it is not there.
     """
     try:
         if to is not None:
             click.echo(_restore_point(backup, data_dir, _time_ms(to), shard))
             return
-        topics, lsn = (_restore_base if is_store_url(backup) else _restore_folder)(backup, data_dir)
+        held = (_restore_base if is_store_url(backup) else _restore_folder)(backup, data_dir)
     except PostdateError as error:
         raise click.ClickException(error.message) from error
     except OSError as error:
         raise click.ClickException(f"The backup cannot be restored: {error}") from error
-    click.echo(f"{data_dir} holds {_topics(topics)} as of lsn {lsn}: start a broker on it")
+    click.echo(f"{data_dir} holds {held}")
 
 
 @main.command()
@@ -584,7 +591,27 @@ def reshard(data_dir: str, shards: int, to: str | None) -> None:
         raise click.ClickException(f"The folder cannot be resharded: {error}") from error
 
 
-def _restore_folder(folder: str, data_dir: str) -> tuple[int, int]:
+def _restore_folder(folder: str, data_dir: str) -> str:
+    from broker.folder.backup import read_marker  # noqa: PLC0415
+    from broker.folder.restore import NewShardFolders  # noqa: PLC0415
+
+    vfs = LocalVfs()
+    shards = read_shards(vfs, folder)
+    if not shards:
+        topics, lsn = _restore_one(folder, data_dir)
+        return f"{_topics(topics)} as of lsn {lsn}: start a broker on it"
+    for number in range(shards):  # before anything is made
+        read_marker(vfs, shard_folder(folder, number))
+    new = NewShardFolders(vfs, data_dir, shards)
+    with new.being_made():
+        parts = [
+            _restore_one(shard_folder(folder, number), made)[0] for number, made in enumerate(new.folders)
+        ]
+        new.finish()
+    return f"{_topics(sum(parts))} in {shards} shards: start a broker on it with --shards {shards}"
+
+
+def _restore_one(folder: str, data_dir: str) -> tuple[int, int]:
     from broker.folder.restore import Restore  # noqa: PLC0415
 
     work = Restore(LocalVfs(), folder, data_dir, str(uuid.uuid4()), 0)
@@ -594,7 +621,7 @@ def _restore_folder(folder: str, data_dir: str) -> tuple[int, int]:
     return work.backup.topics, work.backup.lsn
 
 
-def _restore_base(url: str, data_dir: str) -> tuple[int, int]:
+def _restore_base(url: str, data_dir: str) -> str:
     from broker.cluster.base_plan import choose_base  # noqa: PLC0415
     from broker.cluster.base_store import ATTEMPT  # noqa: PLC0415
     from broker.cluster.stores import open_store  # noqa: PLC0415
@@ -614,7 +641,7 @@ def _restore_base(url: str, data_dir: str) -> tuple[int, int]:
         return base
 
     base = asyncio.run(work())
-    return base.topics, base.lsn
+    return f"{_topics(base.topics)} as of lsn {base.lsn}: start a broker on it"
 
 
 def _time_ms(text: str) -> int:

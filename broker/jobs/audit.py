@@ -14,18 +14,18 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from broker.cluster.stores import is_store_url
 from broker.errors import NotFound
 from broker.jobs.engine import Engine, Tell
-from broker.jobs.folder import Folder, open_folder
+from broker.jobs.folder import Folder, open_folders
 from broker.jobs.journal import JournalResult, check_journal
 from broker.jobs.page import render_page
-from broker.jobs.plan import plan_audit
+from broker.jobs.plan import Plan, plan_audit
 from broker.jobs.report import (
     AuditOutcome,
     RunFacts,
@@ -37,6 +37,7 @@ from broker.jobs.report import (
 from broker.jobs.units import AUDIT
 from broker.jobs.values import Level
 from broker.jobs.work import Line
+from broker.topic_shards import TopicShard, shard_of
 
 REPORT, FINDINGS_FILE, PAGE = "report.json", "findings.parquet", "report.html"
 
@@ -67,19 +68,20 @@ def run_audit(request: AuditRequest, engine: Engine, tell: Tell = lambda done, t
     with contextlib.ExitStack() as held:
         if request.report_dir is not None:
             held.enter_context(_sole_writer(Path(request.report_dir)))
-        folder = held.enter_context(open_folder(_absolute(request.folder)))
+        path = _absolute(request.folder)
+        folders = held.enter_context(open_folders(path))
         started_ms = time.time_ns() // 1_000_000
         begun = time.monotonic()
         held.callback(engine.stop)
         engine.start()
         ready = time.monotonic()
-        outcome = _check(request, folder, engine, tell)
+        outcome = _check(request, folders, engine, tell)
         done = time.monotonic()
     run = RunFacts(
         run_id=secrets.token_hex(8),
         version=_version(),
-        folder=folder.path,
-        folder_kind=folder.kind,
+        folder=folders[0].path if len(folders) == 1 else path,
+        folder_kind=folders[0].kind,
         level=request.level.value,
         sample=request.sample,
         engine=engine.name,
@@ -97,18 +99,57 @@ def _absolute(folder: str) -> str:
     return folder if is_store_url(folder) else os.path.abspath(folder)
 
 
-def _check(request: AuditRequest, folder: Folder, engine: Engine, tell: Tell) -> AuditOutcome:
+def _check(request: AuditRequest, folders: Sequence[Folder], engine: Engine, tell: Tell) -> AuditOutcome:
     seed = secrets.randbits(32)  # another sample each night
-    plan = plan_audit(folder, request.topics, request.level, request.sample, seed)
+    parts = [
+        _plan(request, folder, TopicShard(number, len(folders)), seed)
+        for number, folder in enumerate(folders)
+    ]
+    outcome = _merge_parts([part for part in parts if part is not None])
+    for results in engine.run(AUDIT, outcome.plan.units, tell):
+        outcome.results += results
+    if len(folders) > 1:
+        for result in outcome.results:
+            path = folders[shard_of(result.topic, len(folders))].path
+            result.findings = [
+                finding if finding.path else replace(finding, path=path) for finding in result.findings
+            ]
+    outcome.results.sort(key=lambda result: result.topic)
+    return outcome
+
+
+def _plan(request: AuditRequest, folder: Folder, shard: TopicShard, seed: int) -> AuditOutcome | None:
+    """Return what is known of a folder before its units are checked; None if nothing of it is asked for."""
+    topics = [topic for topic in request.topics if shard.holds(topic)]
+    if request.topics and not topics:
+        return None
+    plan = plan_audit(folder, topics, request.level, request.sample, seed)
     journal = JournalResult()
     # Records of a topic that is not looked at would seem to continue nothing.
     if plan.root is not None and len(plan.images) == len(plan.root.topics):
         journal = check_journal(folder, plan.root, plan.images)
-    outcome = AuditOutcome(plan, journal)
-    for results in engine.run(AUDIT, plan.units, tell):
-        outcome.results += results
-    outcome.results.sort(key=lambda result: result.topic)
-    return outcome
+    return AuditOutcome(plan, journal)
+
+
+def _merge_parts(parts: Sequence[AuditOutcome]) -> AuditOutcome:
+    """Return what is known of all shards; the path of a finding says which one it is of."""
+    if len(parts) == 1:
+        return parts[0]
+    plans, journals = [part.plan for part in parts], [part.journal for part in parts]
+    plan = Plan(
+        None,
+        [image for plan in plans for image in plan.images],
+        [unit for plan in plans for unit in plan.units],
+        [finding for plan in plans for finding in plan.findings],
+    )
+    journal = JournalResult(
+        checked=all(journal.checked for journal in journals),
+        records=sum(journal.records for journal in journals),
+        messages=sum(journal.messages for journal in journals),
+        findings=[finding for journal in journals for finding in journal.findings],
+        left_out=sum(journal.left_out for journal in journals),
+    )
+    return AuditOutcome(plan, journal)
 
 
 def _write(folder: Path, report: Line, outcome: AuditOutcome) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 
 from broker.errors import Fenced, PostdateError
-from broker.jobs.compact import CompactRequest, Desk, Tell, TopicResult, run_compact
+from broker.folder.shard_folders import lock_folder, read_shards, shard_folder
+from broker.jobs.compact import CompactRequest, Tell, TopicResult, run_compact
 from broker.jobs.compact_offline import open_offline
 from broker.jobs.compact_plan import CompactLimits, TopicPlan
 from broker.jobs.engine import Engine
@@ -22,6 +22,7 @@ from broker.jobs.spark_session import SparkMissing
 from broker.rpc.compaction_client import RemoteDesk
 from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalVfs
+from broker.topic_shards import shard_of
 
 DONE, PARTLY, FAILED, ALREADY_RUNNING = 0, 1, 3, 4
 
@@ -79,13 +80,32 @@ def compact_command(options: CompactOptions) -> int:
 async def _run(
     options: CompactOptions, request: CompactRequest, engine: Engine, shown: _Shown
 ) -> list[TopicResult]:
-    async with AsyncExitStack() as opened:
-        desk: Desk
-        if options.offline is not None:
-            folder = options.offline.rstrip("/") or "/"
-            desk = await opened.enter_async_context(open_offline(LocalVfs(), SystemClock(), folder))
-        else:
-            desk = await opened.enter_async_context(options.connect(options.data_dir or ""))
+    if options.offline is None:
+        async with options.connect(options.data_dir or "") as desk:
+            return await run_compact(desk, engine, request, shown.tell())
+    vfs, folder = LocalVfs(), options.offline.rstrip("/") or "/"
+    shards = read_shards(vfs, folder)
+    if not shards:
+        return await _run_offline(vfs, folder, engine, request, shown)
+    results: list[TopicResult] = []
+    lock = lock_folder(vfs, folder)
+    try:
+        for number in range(shards):
+            topics = tuple(topic for topic in request.topics if shard_of(topic, shards) == number)
+            if request.topics and not topics:
+                continue
+            click.echo(f"Shard {number}:")
+            part = replace(request, topics=topics)
+            results += await _run_offline(vfs, shard_folder(folder, number), engine, part, shown)
+    finally:
+        lock.close()
+    return results
+
+
+async def _run_offline(
+    vfs: LocalVfs, folder: str, engine: Engine, request: CompactRequest, shown: _Shown
+) -> list[TopicResult]:
+    async with open_offline(vfs, SystemClock(), folder) as desk:
         return await run_compact(desk, engine, request, shown.tell())
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from broker.cluster.base_vfs import open_base_vfs, pin_base
 from broker.cluster.stores import is_store_url
 from broker.errors import Fenced, NotFound
-from broker.folder.shard_folders import refuse_shard_folders
+from broker.folder.shard_folders import read_shards, refuse_shard_folders, shard_folder
 from broker.runtime.vfs import LocalFile, LocalVfs, Vfs
 from broker.storage.layout import Layout
 
@@ -63,6 +63,20 @@ def reading_vfs(root: str, *, anew: bool = False) -> Vfs:
     if anew:
         vfs.forget()
     return vfs
+
+
+@contextlib.contextmanager
+def open_folders(path: str) -> Iterator[list[Folder]]:
+    """Hold a folder still as `open_folder` does; of a broker with several shards each of theirs, in order.
+
+    Also raises Refused and Corrupt, if it cannot be told which they are.
+    """
+    shards = 0 if is_store_url(path) else read_shards(ReadOnlyVfs(), path)
+    with contextlib.ExitStack() as held:
+        if not shards:
+            yield [held.enter_context(open_folder(path))]
+            return
+        yield [held.enter_context(open_folder(shard_folder(path, number))) for number in range(shards)]
 
 
 @contextlib.contextmanager

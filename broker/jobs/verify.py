@@ -7,11 +7,13 @@ cleans up: torn tails, files that nobody names. Nothing is changed, but the lock
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from broker.delayed.check import Kind, Severity
-from broker.errors import Fenced, NotFound, Unavailable
+from broker.errors import Corrupt, Fenced, NotFound, Unavailable
+from broker.folder.shard_folders import read_shards, shard_folder
 from broker.jobs.folder import DATA_DIR, Folder
 from broker.jobs.journal import JournalResult, check_journal
 from broker.jobs.plan import Plan, plan_audit
@@ -20,7 +22,9 @@ from broker.jobs.values import Level
 from broker.runtime.vfs import Vfs, list_if_there, size_if_there
 from broker.storage.blocks import file_lengths
 from broker.storage.layout import Layout
-from broker.storage.named_files import ledger_capture
+from broker.storage.manifest import decode_broker
+from broker.storage.named_files import ledger_capture, read_named
+from broker.topic_shards import TopicShard, shard_of
 
 LINES_MAX = 1000
 """Problems and notes beyond so many are counted and not listed."""
@@ -52,6 +56,52 @@ def verify_data_dir(vfs: Vfs, data_dir: str) -> Report:
         return _verify(Folder(layout.root, DATA_DIR, vfs))
     finally:
         lock.close()
+
+
+def verify_folder(vfs: Vfs, data_dir: str) -> Report:
+    """Check a data directory as `verify_data_dir` does, or that of a broker with several shards: each of theirs.
+
+    Also raises Refused and Corrupt, if it cannot be told which they are.
+    """
+    shards = read_shards(vfs, data_dir)
+    if not shards:
+        return verify_data_dir(vfs, data_dir)
+    lock = vfs.lock(Layout(data_dir.rstrip("/")).lock)
+    if lock is None:
+        raise Fenced(f"A broker is running on {data_dir!r}: stop it first", reason="DATA_DIR_LOCKED")
+    try:
+        reports = [_verify_shard(vfs, data_dir, number, shards) for number in range(shards)]
+    finally:
+        lock.close()
+    return Report(
+        [problem for report in reports for problem in report.problems],
+        [note for report in reports for note in report.notes],
+        "\n".join(report.summary for report in reports),
+    )
+
+
+def _verify_shard(vfs: Vfs, data_dir: str, number: int, shards: int) -> Report:
+    """Check one shard; what is reported begins with its name."""
+    folder, name = shard_folder(data_dir, number), f"shard {number}"
+    try:
+        report = verify_data_dir(vfs, folder)
+    except NotFound:  # its process was never started
+        return Report([], [f"{name}: Nothing was ever stored here"], f"{name}: nothing")
+    problems = [*report.problems, *_misplaced(vfs, folder, TopicShard(number, shards))]
+    return Report(
+        [f"{name}: {problem}" for problem in problems],
+        [f"{name}: {note}" for note in report.notes],
+        f"{name}: {report.summary}",
+    )
+
+
+def _misplaced(vfs: Vfs, folder: str, shard: TopicShard) -> Iterator[str]:
+    """Report topics that no call would find here."""
+    path = Layout(folder).manifest
+    with contextlib.suppress(Corrupt):  # which has been reported
+        for topic in decode_broker(read_named(vfs, path), path).topics.values():
+            if not shard.holds(topic):
+                yield f"Topic {topic!r} belongs to shard {shard_of(topic, shard.shards)} ({folder})"
 
 
 def _verify(folder: Folder) -> Report:

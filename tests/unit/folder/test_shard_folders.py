@@ -83,15 +83,9 @@ def test_commands_on_the_folder_around_name_the_folders_within(
     with pytest.raises(Refused, match=r"shard-0000 to .*shard-0001"):
         refuse_shard_folders(VFS, folder)
     refuse_shard_folders(VFS, shard_folder(folder, 0))
-    for command, code in (
-        (["verify", folder], 1),
-        (["audit", folder, "--engine=inline"], 3),
-        (["compact", f"--offline={folder}", "--engine=inline"], 3),
-        (["serve", f"--data-dir={folder}"], 1),
-    ):
-        done = CliRunner().invoke(main, command)
-        assert done.exit_code == code, (command, done.output)
-        assert "shard" in done.output and "Traceback" not in done.output, done.output
+    done = CliRunner().invoke(main, ["serve", f"--data-dir={folder}"])
+    assert done.exit_code == 1, done.output
+    assert "shard" in done.output and "Traceback" not in done.output, done.output
 
 
 def test_the_marker_is_what_it_says(folder: str) -> None:

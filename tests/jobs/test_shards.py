@@ -1,0 +1,151 @@
+"""verify, audit and compact on the data directory of a broker with shards: all of them, and whose each finding is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from broker.cli import main
+from broker.errors import Fenced
+from broker.folder.shard_folders import open_shard_folders, shard_folder
+from broker.jobs.reshard import reshard_folder
+from broker.jobs.verify import verify_folder
+from broker.runtime.vfs import LocalVfs
+from broker.storage.manifest import decode_broker
+from broker.topic_shards import shard_of
+from tests.jobs.folders import write_pinned_folder
+
+VFS = LocalVfs()
+SHARDS = 3
+
+
+def run(*command: str) -> Result:
+    return CliRunner().invoke(main, command)
+
+
+def audited(data: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    done = run("audit", str(data), "--engine=inline", "--output=json", "--level=deep", *options)
+    assert done.exit_code < 3, done.output
+    return done.exit_code, json.loads(done.stdout)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Three shards with four topics, of which much is worth compacting."""
+    write_pinned_folder(tmp_path / "data", topics=4)
+    asyncio.run(reshard_folder(VFS, str(tmp_path / "data"), SHARDS))
+    return tmp_path / "data"
+
+
+def topics_of(data: Path) -> dict[str, int]:
+    shards = {}
+    for number in range(SHARDS):
+        path = f"{shard_folder(str(data), number)}/broker.manifest"
+        shards.update(dict.fromkeys(decode_broker(Path(path).read_bytes(), path).topics.values(), number))
+    return shards
+
+
+def damage(data: Path) -> tuple[str, int]:
+    """Damage a message; return the topic and its shard."""
+    path = sorted(data.rglob("*.data"))[-1]
+    content = bytearray(path.read_bytes())
+    content[40] ^= 1
+    path.write_bytes(content)
+    shard, _, topic_id, *_ = path.relative_to(data).parts
+    manifest = str(data / shard / "broker.manifest")
+    topics = decode_broker(Path(manifest).read_bytes(), manifest).topics
+    return topics[int(topic_id)], int(shard.removeprefix("shard-"))
+
+
+def test_verify_checks_all_shards_and_names_the_one_that_is_wrong(data: Path) -> None:
+    done = run("verify", str(data))
+    assert done.exit_code == 0, done.output
+    for number in range(SHARDS):
+        assert f"shard {number}: " in done.output
+    _, number = damage(data)
+    done = run("verify", str(data))
+    assert done.exit_code == 2, done.output
+    problems = [line for line in done.output.splitlines() if line.startswith("problem: ")]
+    assert problems and all(line.startswith(f"problem: shard {number}: ") for line in problems)
+
+
+def test_verify_reports_a_topic_in_the_wrong_shard_and_a_shard_that_was_never_started(data: Path) -> None:
+    one, other = shard_folder(str(data), 0), shard_folder(str(data), 1)
+    Path(one).rename(data / "aside")
+    Path(other).rename(one)
+    (data / "aside").rename(other)
+    problems = verify_folder(VFS, str(data)).problems
+    assert len(problems) == sum(number < 2 for number in topics_of(data).values())
+    assert all("belongs to shard" in problem for problem in problems)
+    new = str(data.parent / "new")
+    open_shard_folders(VFS, new, 2).close()
+    report = verify_folder(VFS, new)
+    assert report.problems == [] and len(report.notes) == 2
+
+
+def test_nothing_is_read_beside_a_broker(data: Path) -> None:
+    supervisor = open_shard_folders(VFS, str(data), SHARDS)
+    try:
+        with pytest.raises(Fenced):
+            verify_folder(VFS, str(data))
+        assert run("compact", f"--offline={data}", "--engine=inline", "--apply").exit_code == 4
+    finally:
+        supervisor.close()
+    lock = VFS.lock(f"{shard_folder(str(data), 1)}/lock")
+    assert lock is not None
+    assert run("audit", str(data), "--engine=inline").exit_code == 4
+    lock.close()
+
+
+def test_an_audit_is_one_report_of_all_shards(data: Path) -> None:
+    code, report = audited(data)
+    topics = topics_of(data)
+    assert code < 2
+    assert [line["topic"] for line in report["topics"]] == sorted(topics)
+    assert report["folder"] == str(data)
+    assert len(set(topics.values())) > 1
+    for finding in report["findings"]:  # ledgers that are worth compacting
+        assert finding["path"].startswith(shard_folder(str(data), topics[finding["topic"]]))
+    topic, number = damage(data)
+    code, report = audited(data)
+    assert code == 2
+    wrong = [finding for finding in report["findings"] if finding["severity"] == "error"]
+    assert {finding["topic"] for finding in wrong} == {topic}
+    assert all(finding["path"].startswith(shard_folder(str(data), number)) for finding in wrong)
+
+
+def test_an_audit_of_some_topics_asks_their_shards_alone(data: Path) -> None:
+    topic = sorted(topics_of(data))[0]
+    _, report = audited(data, f"--topic={topic}")
+    assert [line["topic"] for line in report["topics"]] == [topic]
+    assert run("audit", str(data), "--engine=inline", "--topic=nobody").exit_code == 3
+
+
+def test_a_compaction_of_a_stopped_broker_goes_through_all_shards(data: Path) -> None:
+    def compacted(*options: str) -> str:
+        done = run(
+            "compact", f"--offline={data}", "--engine=inline", "--live-ratio=0.9", "--reclaim-mib=0", *options
+        )
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    planned = compacted()
+    topics = topics_of(data)
+    for number in range(SHARDS):
+        assert f"Shard {number}:" in planned
+    assert [topic for topic in topics if f"{topic}: rewrite" in planned] == list(topics)
+    one = sorted(topics)[0]
+    assert "0 refused" in compacted("--apply", f"--topic={one}")
+    assert f"Shard {shard_of(one, SHARDS)}:" in planned
+    left = compacted()
+    assert [topic for topic in topics if f"{topic}: rewrite" in left] == [
+        each for each in topics if each != one
+    ]
+    compacted("--apply")
+    assert verify_folder(VFS, str(data)).problems == []
+    assert "rewrite" not in compacted()
