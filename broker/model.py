@@ -6,6 +6,7 @@ fixed-width header. Times are milliseconds since the Unix epoch; 0 means unset.
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -67,6 +68,11 @@ ROW = np.dtype(
     ]
 )
 """One index row, 44 bytes. Rows never change once stored."""
+ROW_STRUCT = struct.Struct("<qqQIIIIHH")
+"""The same for one row."""
+
+FEW_ROWS = 16
+"""Up to so many rows, a look at each of them costs less than the NumPy calls that many share."""
 
 FLAG_DELAYED = 1
 """The message's time had not come when its batch was accepted. Equivalent to a nonzero entry in `times`."""
@@ -166,6 +172,24 @@ class EntryColumns:
     times: Int64Column  # deliver_at_ms of the rows; 0 where the row is not DELAYED
     rows: RowColumn  # dtype ROW
     frames: list[bytes]  # the stored frames of the first entries, checksums verified
+
+
+class DueSpan(NamedTuple):
+    """The times of messages that are DELAYED: how many, the earliest and the latest; all 0 if none is."""
+
+    row_count: int
+    first_ms: int
+    last_ms: int
+
+    @classmethod
+    def of(cls, times: Int64Column) -> DueSpan:
+        """Of due times, 0 where a message is not DELAYED."""
+        if len(times) <= FEW_ROWS:
+            few = [time for time in times.tolist() if time]
+            return cls(len(few), min(few), max(few)) if few else cls(0, 0, 0)
+        count = int(np.count_nonzero(times))
+        first_ms = int((times if count == len(times) else times[times > 0]).min()) if count else 0
+        return cls(count, first_ms, int(times.max()))
 
 
 def bitmap_of(entry_ids: UInt32Column) -> BitMap:

@@ -26,7 +26,7 @@ from broker.delayed.due_rows import DueRows
 from broker.delayed.tracker import ENTRY_AFTER_ALL, DelayedDeliveryTracker, Frontier
 from broker.delayed.unindexed import NEVER_MS, AppendedRows, LedgerMove, MovedEntries
 from broker.errors import Corrupt, NotFound, PostdateError, Unavailable
-from broker.model import CANCELLED_MS, Int64Column, Position, UInt32Column
+from broker.model import CANCELLED_MS, DueSpan, Int64Column, Position, UInt32Column
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock
 from broker.runtime.signal import Signal
@@ -159,13 +159,13 @@ class IndexPump:
             self._built.clear()
             await self._built.wait()
 
-    def appended(self, delayed_times: Int64Column) -> None:
-        """Rows were appended; `delayed_times` are the times of those that are DELAYED, at least one.
+    def appended(self, due: DueSpan) -> None:
+        """Rows were appended, at least one of which is DELAYED.
 
         Rows that have time are indexed a little later, many at once: a thousand random times touch a thousand
         buckets, and so do sixty thousand.
         """
-        self._appended.add(delayed_times)
+        self._appended.add(due)
         # The earliest of all that is not indexed yet: these rows may have time, and those before them none.
         if self._must_hurry():
             if self._gathering is not None:  # what has time gathers no longer
@@ -195,7 +195,7 @@ class IndexPump:
             # A rebuild leaves out what lies at or before the frontier that it began with.
             is_left_out = changed.new_ms[passed:old] <= self._rebuild_frontier.deliver_at_ms
             first = np.concatenate((np.arange(passed), passed + np.flatnonzero(is_left_out)))
-            self._appended.may_lie_at(changed.new_ms[passed:])
+            self._appended.may_lie_at(DueSpan.of(changed.new_ms[passed:]))
             moved = Changed(changed.entry_ids[first], changed.old_ms[first], changed.new_ms[first])
             self._moved.append(LedgerMove(ledger_id, moved, lsn))
         self._looked_ms = 0

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker.model import Int64Column, UInt32Column
+from broker.model import DueSpan, Int64Column, UInt32Column
 from broker.storage.changes import Changed
 from broker.storage.key_filter import BoolColumn
 
@@ -24,15 +24,16 @@ class AppendedRows:
         self._earliest_ms = NEVER_MS
         self._latest_ms = 0
 
-    def add(self, times: Int64Column) -> None:
+    def add(self, due: DueSpan) -> None:
         """Rows were appended."""
-        self.count += len(times)
-        self.may_lie_at(times)
+        self.count += due.row_count
+        self.may_lie_at(due)
 
-    def may_lie_at(self, times: Int64Column) -> None:
+    def may_lie_at(self, due: DueSpan) -> None:
         """Rows that are counted have other times by now."""
-        self._earliest_ms = min(self._earliest_ms, int(times.min(initial=NEVER_MS)))
-        self._latest_ms = max(self._latest_ms, int(times.max(initial=0)))
+        if due.row_count:
+            self._earliest_ms = min(self._earliest_ms, due.first_ms)
+            self._latest_ms = max(self._latest_ms, due.last_ms)
 
     def all_passed(self) -> None:
         """The cursor has come to the end of the log."""

@@ -17,20 +17,22 @@ class LedgerFacts:
     last_publish_ms: int = 0
 
     @classmethod
-    def first(cls, publish_time_ms: int, times: Int64Column, rows: RowColumn) -> LedgerFacts:
-        """The facts of a ledger that begins with a batch."""
+    def first(cls, publish_time_ms: int, last_due_ms: int, rows: RowColumn) -> LedgerFacts:
+        """The facts of a ledger that begins with a batch, whose messages are due by a time."""
         expire_at_ms = rows["expire_at_ms"]
         last_expire_ms = int(expire_at_ms.max()) if expire_at_ms.all() else 0
-        return cls(publish_time_ms, int(times.max()), last_expire_ms, publish_time_ms)
+        return cls(publish_time_ms, last_due_ms, last_expire_ms, publish_time_ms)
 
-    def after(self, publish_time_ms: int, times: Int64Column, rows: RowColumn) -> LedgerFacts:
+    def after(self, publish_time_ms: int, last_due_ms: int, rows: RowColumn) -> LedgerFacts:
         """The facts once a batch was appended."""
-        expire_at_ms = rows["expire_at_ms"]
-        keeps = self.last_expire_ms and expire_at_ms.all()
-        return replace(
-            self,
-            last_due_ms=max(self.last_due_ms, int(times.max())),
-            last_expire_ms=max(self.last_expire_ms, int(expire_at_ms.max())) if keeps else 0,
+        last_expire_ms = self.last_expire_ms
+        if last_expire_ms:  # not all messages of most ledgers expire
+            expire_at_ms = rows["expire_at_ms"]
+            last_expire_ms = max(last_expire_ms, int(expire_at_ms.max())) if expire_at_ms.all() else 0
+        return LedgerFacts(
+            first_publish_ms=self.first_publish_ms,
+            last_due_ms=max(self.last_due_ms, last_due_ms),
+            last_expire_ms=last_expire_ms,
             last_publish_ms=max(self.last_publish_ms, publish_time_ms),  # the clock may step back
         )
 

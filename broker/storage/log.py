@@ -181,7 +181,7 @@ class TopicLog:
             self._ledgers[record.ledger_id] = ledger
             self._order.append(record.ledger_id)
             self._live_ids.add(record.ledger_id)
-        if not record.times.all():
+        if record.due.row_count < len(record.times):
             self._undelayed.append(record)
         ledger.append(record.first_entry_id, record.times, record.rows, bytes(record.frames))
         self.dirty[ledger.name.ledger_id] = ledger

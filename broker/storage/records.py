@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import ClassVar
 
@@ -41,6 +41,7 @@ from broker.model import (
     EXPIRE_MS_MAX,
     ROW,
     TIME_MS_MAX,
+    DueSpan,
     Entries,
     Int64Column,
     Position,
@@ -138,6 +139,10 @@ class Produced:
     rows: RowColumn
     frames: bytes | memoryview
     sequences: Sequences | None = None
+    due: DueSpan = field(init=False, compare=False)  # of `times`
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "due", DueSpan.of(self.times))
 
     def encode(self) -> list[Part]:
         producer = self.sequences.encode() if self.sequences else b""

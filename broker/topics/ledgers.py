@@ -84,7 +84,7 @@ class Ledgers:
         self.end = LedgerEnd(
             ledger_id=record.ledger_id,
             entry_count=record.first_entry_id + len(record.times),
-            data_bytes=int(record.rows["offset"][-1]) + int(record.rows["length"][-1]),
+            data_bytes=(0 if begins else self.end.data_bytes) + len(record.frames),
             first_publish_ms=record.publish_time_ms if begins else self.end.first_publish_ms,
         )
 
@@ -137,8 +137,8 @@ class Ledgers:
     def _append(self, record: Produced) -> None:
         self.log.append(record)
         facts = self.facts.get(record.ledger_id)
-        columns = record.publish_time_ms, record.times, record.rows
-        self.facts[record.ledger_id] = facts.after(*columns) if facts else LedgerFacts.first(*columns)
+        batch = record.publish_time_ms, record.due.last_ms, record.rows
+        self.facts[record.ledger_id] = facts.after(*batch) if facts else LedgerFacts.first(*batch)
         byte_count, counters = len(record.frames), self.counters
         counters.produced_messages += len(record.times)
         counters.produced_bytes += byte_count

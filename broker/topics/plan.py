@@ -8,7 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from broker.errors import InvalidRequest, Refused
-from broker.model import DELIVER_AT_MS_MAX, FLAG_DELAYED, ROW, TIME_MS_MAX, Batch, Int64Column
+from broker.model import (
+    DELIVER_AT_MS_MAX,
+    FEW_ROWS,
+    FLAG_DELAYED,
+    ROW,
+    ROW_STRUCT,
+    TIME_MS_MAX,
+    Batch,
+    Int64Column,
+    RowColumn,
+)
 from broker.policy import DELAYED_DISABLED, EffectiveTopicPolicy
 from broker.storage.records import Produced, Sequences
 from broker.topics.refusals import check_max_delay
@@ -42,15 +52,7 @@ def plan_produced(
     expire_at_ms = _expiry(batch, times, now_ms, policy)
     if must_roll(batch, end, now_ms, policy):
         end = LedgerEnd(new_ledger_id(), 0, 0, now_ms)
-    rows = np.zeros(batch.count, dtype=ROW)
-    rows["publish_time_ms"] = now_ms
-    rows["expire_at_ms"] = expire_at_ms
-    rows["schedule_hash"] = batch.schedule_hashes
-    rows["offset"] = batch.lengths.cumsum(dtype=np.int64) - batch.lengths + end.data_bytes
-    rows["length"] = batch.lengths
-    rows["crc"] = batch.crcs
-    rows["key_hash"] = batch.key_hashes
-    rows["flags"] = np.where(times > 0, FLAG_DELAYED, 0)
+    rows = _rows(batch, times, expire_at_ms, end.data_bytes, now_ms)
     return Produced(
         topic_id=topic_id,
         ledger_id=end.ledger_id,
@@ -61,6 +63,39 @@ def plan_produced(
         frames=batch.frames,
         sequences=sequences,
     )
+
+
+def _rows(
+    batch: Batch, times: Int64Column, expire_at_ms: Int64Column, data_bytes: int, now_ms: int
+) -> RowColumn:
+    """Return the rows of a batch whose frames begin at `data_bytes`."""
+    if batch.count <= FEW_ROWS:
+        packed = bytearray()
+        for time, expire_ms, schedule_hash, length, crc, key_hash in zip(
+            times.tolist(),
+            expire_at_ms.tolist(),
+            batch.schedule_hashes.tolist(),
+            batch.lengths.tolist(),
+            batch.crcs.tolist(),
+            batch.key_hashes.tolist(),
+            strict=True,
+        ):
+            flags = FLAG_DELAYED if time else 0
+            packed += ROW_STRUCT.pack(
+                now_ms, expire_ms, schedule_hash, data_bytes, length, crc, key_hash, flags, 0
+            )
+            data_bytes += length
+        return np.frombuffer(packed, dtype=ROW)
+    rows = np.zeros(batch.count, dtype=ROW)
+    rows["publish_time_ms"] = now_ms
+    rows["expire_at_ms"] = expire_at_ms
+    rows["schedule_hash"] = batch.schedule_hashes
+    rows["offset"] = batch.lengths.cumsum(dtype=np.int64) - batch.lengths + data_bytes
+    rows["length"] = batch.lengths
+    rows["crc"] = batch.crcs
+    rows["key_hash"] = batch.key_hashes
+    rows["flags"] = np.where(times > 0, FLAG_DELAYED, 0)
+    return rows
 
 
 def must_roll(batch: Batch, end: LedgerEnd, now_ms: int, policy: EffectiveTopicPolicy) -> bool:
@@ -86,6 +121,11 @@ def check_times(batch: Batch, now_ms: int, policy: EffectiveTopicPolicy) -> None
 def effective_times(batch: Batch, now_ms: int, policy: EffectiveTopicPolicy) -> Int64Column:
     """Return the due time of each message; 0 for at once. Errors name `messages[i]`."""
     at_ms, after_ms = batch.deliver_at_ms, batch.deliver_after_ms
+    if (
+        batch.count <= FEW_ROWS
+        and (few := _times_of_few(at_ms.tolist(), after_ms.tolist(), now_ms)) is not None
+    ):
+        return _checked_delays(batch, np.array(few, dtype=np.int64), now_ms, policy)
     after_ms_max = DELIVER_AT_MS_MAX - now_ms
     is_sound = int(at_ms.min()) >= 0 and int(at_ms.max()) <= DELIVER_AT_MS_MAX
     if is_sound and not np.count_nonzero(after_ms):  # one of the two, nearly always
@@ -103,6 +143,17 @@ def effective_times(batch: Batch, now_ms: int, policy: EffectiveTopicPolicy) -> 
         )
     times = np.where(after_ms > 0, after_ms + now_ms, at_ms)
     return _checked_delays(batch, np.where(times > now_ms, times, 0), now_ms, policy)  # past due: at once
+
+
+def _times_of_few(at_ms: list[int], after_ms: list[int], now_ms: int) -> list[int] | None:
+    """As `effective_times`; None if one of them must be refused."""
+    times = []
+    for at, after in zip(at_ms, after_ms, strict=True):
+        if (at and after) or at < 0 or after < 0 or max(at, after + now_ms) > DELIVER_AT_MS_MAX:
+            return None
+        time = after + now_ms if after else at
+        times.append(time if time > now_ms else 0)
+    return times
 
 
 def _checked_delays(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from broker.errors import InvalidRequest, NotFound, OutOfRange
-from broker.model import DELIVER_AT_MS_MIN, Int64Column
+from broker.model import DELIVER_AT_MS_MIN, FEW_ROWS, Int64Column
 from broker.policy import EffectiveTopicPolicy
 
 
@@ -40,7 +40,10 @@ def check_max_delay(
 ) -> None:
     """Raise OutOfRange for the first time beyond the topic's longest delay; `field` names it by its index."""
     max_delay_ms = policy.max_delay_ms
-    if max_delay_ms and int(times.max(initial=0)) > now_ms + max_delay_ms:
+    if not max_delay_ms:
+        return
+    last_ms = max(times.tolist(), default=0) if len(times) <= FEW_ROWS else int(times.max())
+    if last_ms > now_ms + max_delay_ms:
         raise OutOfRange(
             f"The delay exceeds the topic's max_delay_ms of {max_delay_ms}",
             field=field(int(np.flatnonzero(times > now_ms + max_delay_ms)[0])),

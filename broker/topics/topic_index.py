@@ -167,10 +167,8 @@ class TopicIndex:
         pump = self.pump
         if pump is None:
             return
-        times = record.times
-        delayed = times if times.all() else times[times > 0]
-        if len(delayed):
-            pump.appended(delayed)
+        if record.due.row_count:
+            pump.appended(record.due)
         else:
             pump.appended_undelayed()
 

@@ -101,7 +101,7 @@ class TopicKeys:
         hashes = record.rows["schedule_hash"]
         live = self._live
         if live is None:
-            if not hashes.any():  # nearly always so
+            if not np.count_nonzero(hashes):  # nearly always so
                 return
             live = self._begin(Position(record.ledger_id, record.first_entry_id))
         live.applied(record, hashes)

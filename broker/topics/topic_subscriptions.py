@@ -181,7 +181,7 @@ class Subscriptions(Mapping[int, Subscription]):
         """Rows that are not delayed are read by position."""
         attached = [subscription for subscription in self._by_id.values() if subscription.consumers]
         if attached:
-            undelayed = not record.times.all()
+            undelayed = record.due.row_count < len(record.times)
             for subscription in attached:
                 if undelayed or not subscription.honors_delay:
                     subscription.work.set()

@@ -10,7 +10,7 @@ from broker.delayed.due_rows import DueRows
 from broker.delayed.index_pump import IndexPump
 from broker.delayed.memory_tracker import MemoryTracker
 from broker.delayed.tracker import ENTRY_AFTER_ALL, Frontier
-from broker.model import Int64Column, Position, UInt32Column
+from broker.model import DueSpan, Int64Column, Position, UInt32Column
 from broker.storage.amendments import Amendments
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -78,7 +78,7 @@ def test_rows_that_can_wait_do_not_hold_up_one_that_is_due_soon_and_lies_before_
         running = asyncio.create_task(pump.run())
         due_ms = clock.now_ms() + 100
         for _ in range(3):
-            pump.appended(np.array([log.times[log.append(due_ms) - 1]], dtype=np.int64))
+            pump.appended(DueSpan(1, log.times[log.append(due_ms) - 1], due_ms))
         await asyncio.sleep(0.01)
         log.answers[1].set()
         await asyncio.sleep(0.01)  # it is at the second ledger now

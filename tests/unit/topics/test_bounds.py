@@ -386,7 +386,7 @@ def variants(value: Any, name: str) -> Variants:
         case TopicPolicy() | SubscriptionPolicy():
             return _settings(value, name)
     assert dataclasses.is_dataclass(value), f"{name} is of a type that nothing is known of: {type(value)}"
-    names = tuple(field.name for field in dataclasses.fields(value))
+    names = tuple(field.name for field in dataclasses.fields(value) if field.init)
     return _fields(value, names, functools.partial(dataclasses.replace, value), name)  # type: ignore[type-var]
 
 

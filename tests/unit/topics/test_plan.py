@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import InvalidRequest, OutOfRange, Refused
-from broker.model import DELIVER_AT_MS_MAX, FLAG_DELAYED, TIME_MS_MAX, Batch
+from broker.model import DELIVER_AT_MS_MAX, FEW_ROWS, FLAG_DELAYED, TIME_MS_MAX, Batch, DueSpan
 from broker.policy import DELAYED_DISABLED, DELAYED_ENABLED, EffectiveTopicPolicy
 from broker.storage.records import Produced
 from broker.topics.plan import LedgerEnd, check_times, effective_times, must_roll, plan_produced
@@ -26,6 +26,15 @@ OPEN = EffectiveTopicPolicy(
     ledger_max_entries=(1 << 32) - 1,
 )
 END = LedgerEnd(ledger_id=4, entry_count=7, data_bytes=100, first_publish_ms=500)
+
+
+@pytest.fixture(autouse=True, scope="module", params=[0, FEW_ROWS], ids=["columns", "few"])
+def _few_rows(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both ways to plan few messages."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("broker.model", "broker.topics.plan", "broker.topics.refusals"):
+            patch.setattr(f"{module}.FEW_ROWS", request.param)
+        yield
 
 
 class Asked(NamedTuple):
@@ -275,6 +284,13 @@ def test_a_batch_becomes_what_one_message_at_a_time_would(
     assert rows["schedule_hash"].tolist() == list(range(70, 70 + len(messages)))
     assert not rows["zero"].any()
     assert len(produced.frames) == int(rows["length"].sum())
+
+
+@given(times=st.lists(st.sampled_from([0, 0, 1, NOW, NOW + 1, 1 << 52]), max_size=FEW_ROWS + 2))
+def test_a_span_is_that_of_the_delayed_messages(times: list[int]):
+    delayed = [time for time in times if time]
+    span = DueSpan.of(np.array(times, dtype=np.int64))
+    assert span == (len(delayed), min(delayed, default=0), max(delayed, default=0))
 
 
 # -- delayed delivery switched off -----------------------------------------------------------------------------
