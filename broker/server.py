@@ -37,6 +37,7 @@ from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
 from broker.runtime.ownership import Ownership
 from broker.runtime.spare_files import SpareDescriptors
+from broker.runtime.steps import StepThread
 from broker.runtime.vfs import LocalVfs, Vfs
 from broker.settings import UNIX, ConfigError
 from broker.web.server import HttpServer
@@ -75,8 +76,9 @@ class BrokerThreads:
     """The threads of one broker, and the descriptors that are kept for its files."""
 
     def __init__(self) -> None:
+        self._journal = StepThread("journal")
         self._executors = [
-            ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("journal", "files", "reads", "index")
+            ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("files", "reads", "index")
         ]
         self._executors.append(ThreadPoolExecutor(TOPICS_AT_ONCE, thread_name_prefix="syncs"))
         self._spares = SpareDescriptors(SPARE_DESCRIPTORS)
@@ -95,17 +97,18 @@ class BrokerThreads:
             vfs=vfs or LocalVfs(self._spares),
             clock=clock,
             rng=random.Random(),
-            journal_executor=self._executors[0],
-            file_executor=self._executors[1],
-            read_executor=self._executors[2],
-            index_executor=self._executors[3],
-            sync_executor=self._executors[4],
+            journal_executor=self._journal,
+            file_executor=self._executors[0],
+            read_executor=self._executors[1],
+            index_executor=self._executors[2],
+            sync_executor=self._executors[3],
             on_failure=on_failure,
             ownership=ownership,
         )
 
     def close(self) -> None:
         """End them; the broker has stopped."""
+        self._journal.shutdown()
         for executor in self._executors:
             executor.shutdown()
         self._spares.close()

@@ -40,7 +40,7 @@ from broker.observe.metrics import BrokerCounters
 from broker.runtime.clock import Clock
 from broker.runtime.ownership import AlwaysOwner, Ownership
 from broker.runtime.patience import Patience
-from broker.runtime.steps import run_step
+from broker.runtime.steps import StepThread, run_step
 from broker.runtime.supervise import Supervisor, YieldBudget
 from broker.runtime.vfs import File, Vfs
 from broker.settings import KIB
@@ -85,7 +85,7 @@ class Broker:
         vfs: Vfs,
         clock: Clock,
         rng: random.Random,
-        journal_executor: Executor,
+        journal_executor: StepThread | Executor,
         file_executor: Executor,
         read_executor: Executor,
         index_executor: Executor,

@@ -33,7 +33,7 @@ from typing import NamedTuple
 from broker.errors import Corrupt, Fenced
 from broker.observe.logs import get_logger
 from broker.runtime.clock import Clock, SystemClock
-from broker.runtime.steps import run_step
+from broker.runtime.steps import StepThread, begin_step, run_step
 from broker.runtime.vfs import File, Vfs, WriteFailed, list_if_there, read_file
 from broker.settings import KIB, MIB
 from broker.storage.frame import encode_group
@@ -231,7 +231,7 @@ class LocalGroupLog:
         segment_bytes: int = 64 * MIB,
         spare_segments_max: int = 4,
         clock: Clock | None = None,
-        executor: Executor | None = None,
+        executor: StepThread | Executor | None = None,
         upkeep_executor: Executor | None = None,
     ) -> None:
         self._vfs = vfs
@@ -287,7 +287,7 @@ class LocalGroupLog:
         return sum(self.segments.counts()) * self._segment_bytes
 
     def append(self, index: int, records: Sequence[NewRecord]) -> asyncio.Future[StoredGroup]:
-        return asyncio.get_running_loop().run_in_executor(self._executor, self._store, index, records)
+        return begin_step(self._executor, self._store, index, records)
 
     def read(self, index: int) -> Iterator[Group]:
         return self.segments.read(index, self._next_index)
@@ -314,7 +314,7 @@ class LocalGroupLog:
         )
 
     async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._executor, self._close)
+        await begin_step(self._executor, self._close)
 
     def _store(self, index: int, records: Sequence[NewRecord]) -> StoredGroup:
         """Write one group and sync it; before that, roll if the segment is full."""

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from broker.runtime.steps import run_step
+import pytest
+
+from broker.runtime.steps import StepThread, begin_step, run_step
 from tests.unit.storage.held_executor import HeldExecutor
 
 
@@ -31,3 +37,98 @@ async def test_a_step_whose_caller_was_cancelled_comes_to_its_end_and_its_error_
     del caller
     gc.collect()
     assert ended and told == []
+
+
+# -- a thread of its own ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def thread() -> Iterator[StepThread]:
+    thread = StepThread("steps-of-a-test")
+    yield thread
+    thread.shutdown()
+
+
+async def test_steps_run_in_their_order_in_one_thread(thread: StepThread):
+    names: list[tuple[int, str]] = []
+
+    def step(number: int) -> int:
+        names.append((number, threading.current_thread().name))
+        return number
+
+    begun = [begin_step(thread, step, number) for number in range(50)]
+    assert await asyncio.gather(*begun) == list(range(50))
+    assert names == [(number, "steps-of-a-test") for number in range(50)]
+
+
+async def test_who_waits_for_a_step_that_fails_is_told_and_the_next_one_runs(thread: StepThread):
+    def fail() -> None:
+        raise OSError(5, "no disk")
+
+    with pytest.raises(OSError, match="no disk"):
+        await begin_step(thread, fail)
+    assert await begin_step(thread, int) == 0
+
+
+async def test_a_step_runs_although_it_was_cancelled(thread: StepThread):
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    may_end = threading.Event()
+    ran: list[int] = []
+    first = begin_step(thread, may_end.wait)
+    second = begin_step(thread, ran.append, 2)
+    first.cancel()
+    second.cancel()
+    may_end.set()
+    assert await begin_step(thread, len, ran) == 1
+    assert told == []
+
+
+def test_a_thread_outlives_the_loop_that_asked(thread: StepThread):
+    may_end = threading.Event()
+
+    async def ask() -> None:
+        begin_step(thread, may_end.wait)
+
+    async def ask_again() -> int:
+        return await begin_step(thread, int)
+
+    asyncio.run(ask())
+    may_end.set()
+    assert asyncio.run(ask_again()) == 0
+
+
+async def test_shutdown_waits_for_the_steps_that_were_begun():
+    thread, may_end = StepThread("steps-of-a-test"), threading.Event()
+    ran: list[int] = []
+    begin_step(thread, may_end.wait)
+    begin_step(thread, ran.append, 2)
+    may_end.set()
+    thread.shutdown()
+    assert ran == [2]
+    await asyncio.sleep(0)  # what the loop is told finds who waits
+
+
+async def test_nothing_of_a_step_is_held_after_it(thread: StepThread):
+    class Large:
+        pass
+
+    async def run(work: Callable[[Large], object]) -> None:
+        large = Large()
+        held.append(weakref.ref(large, lambda _: gone.set()))
+        with contextlib.suppress(OSError):
+            await begin_step(thread, work, large)
+
+    def fail(_: Large) -> None:
+        raise OSError(5, "no disk")
+
+    gone = threading.Event()
+    held: list[weakref.ref[Large]] = []
+    gc.disable()
+    try:
+        for work in (id, fail):
+            gone, held = threading.Event(), []
+            await run(work)
+            assert await asyncio.to_thread(gone.wait, 10)
+    finally:
+        gc.enable()
