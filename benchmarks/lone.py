@@ -54,6 +54,9 @@ STEPS = {
 }
 _GROUP_BYTES = 270  # what the journal writes for a message of 100 B
 _COUNTED = 300
+_BARE = "append, fdatasync"
+_BARE_PACED = "the same, one a millisecond"
+"""As a broker's syncs come: one that follows another at once finds caches, disk and core awake."""
 
 
 def main() -> int:
@@ -152,7 +155,8 @@ def _report(
         if any(value is not None for value in row):
             print(f"{what:58}" + "".join("        -" if value is None else f"{value:9.0f}" for value in row))
     bare = {name: statistics.median(values) for name, values in disk.items()}
-    limit = {way: bare["append, fdatasync"] + took[TRIPS[way]] for way in WAYS}
+    limit = {way: bare[_BARE] + took[TRIPS[way]] for way in WAYS}
+    paced = {way: bare[_BARE_PACED] + took[TRIPS[way]] for way in WAYS}
     tasks = {way: _between(trace["tasks"], result["stamps"][way]) / sent for way in WAYS}
     rows: list[tuple[str, Callable[[str], float], str]] = [
         ("in all", lambda way: took[way], "9.0f"),
@@ -160,6 +164,8 @@ def _report(
         ("the same call to a server that does nothing", lambda way: took[TRIPS[way]], "9.0f"),
         ("bare append and fdatasync, plus that", lambda way: limit[way], "9.0f"),
         ("of that", lambda way: took[way] / limit[way], "9.2f"),
+        ("with a sync each millisecond, plus that", lambda way: paced[way], "9.0f"),
+        ("of that", lambda way: took[way] / paced[way], "9.2f"),
         ("CPU of the broker, a message", lambda way: cpu[way], "9.0f"),
         ("CPU of the client, a message", lambda way: result["cpu_us"][way] / sent, "9.0f"),
         ("tasks of the broker, a message", lambda way: tasks[way], "9.2f"),
@@ -190,10 +196,11 @@ def _disk_us(folder: Path, count: int) -> dict[str, list[float]]:
         os.pwritev(file, [block], offset, os.RWF_DSYNC)
 
     took: dict[str, list[float]] = {}
-    for name, length, write in (
-        ("append, fdatasync", 0, appended),
-        ("within the file, fdatasync", 1 << 20, appended),
-        ("within the file, RWF_DSYNC", 1 << 20, dsync),
+    for name, length, pause_seconds, write in (
+        (_BARE, 0, 0.0, appended),
+        (_BARE_PACED, 0, 0.001, appended),
+        ("within the file, fdatasync", 1 << 20, 0.0, appended),
+        ("within the file, RWF_DSYNC", 1 << 20, 0.0, dsync),
     ):
         path = folder / "disk-probe"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -202,6 +209,7 @@ def _disk_us(folder: Path, count: int) -> dict[str, list[float]]:
             os.fsync(file)
             took[name] = []
             for number in range(count):
+                time.sleep(pause_seconds)
                 begin = time.perf_counter_ns()
                 write(file, number * _GROUP_BYTES)
                 took[name].append((time.perf_counter_ns() - begin) / 1000)
