@@ -33,7 +33,6 @@ GRPC_OPTIONS = {
     "grpc.max_metadata_size": 16_384,
     "grpc.absolute_max_metadata_size": 16_384,
     "grpc.max_concurrent_streams": 250,  # of one connection
-    "grpc.http2.write_buffer_size": 16_384,  # of a stream: what was written, and its client does not read
     # Calls that the loop has not seen yet. Beyond it gRPC refuses at random, whoever calls.
     "grpc.server.max_pending_requests": 10_000,
     "grpc.server.max_pending_requests_hard_limit": 10_000,

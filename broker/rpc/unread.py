@@ -13,8 +13,8 @@ is about the work that it makes, and a call of somebody else needs several round
 While somebody waits for room, streams are ended whose oldest answer has waited too long to be written, the oldest first
 and no more of them than those in the queue need. How long one write takes does not count: a client that reads a
 little now and then keeps its answers waiting too. A stream that is ended keeps its room until its last write is over,
-so that what gRPC still holds of it is counted. Written means that gRPC has taken an answer but for the last 16 KiB that
-it may hold back for each stream (`grpc.http2.write_buffer_size`); these are bounded by the number of streams.
+so that what gRPC still holds of it is counted. Written means that gRPC has taken an answer, which it does when the
+client's window and the kernel's buffer of the connection have room for it.
 """
 
 from __future__ import annotations

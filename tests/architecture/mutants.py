@@ -30,11 +30,44 @@ MUTANTS = {
         "        return encoded",
         "tests/wire/test_schedule.py::test_what_came_back_is_shown_by_id_until_it_is_settled",
     ),
+    "an extended lease costs what all the others do": Mutant(
+        "broker/subscriptions/leases.py",
+        "        self._deadlines.put(deadline_ns, entries)\n        self._none_before_ns",
+        "        all_of = [without_entries(each, entries) for each in getattr(self, '_all', [])]\n"
+        "        self._all = [*(each for each in all_of if each), entries]\n"
+        "        self._deadlines.put(deadline_ns, entries)\n        self._none_before_ns",
+        "tests/wire/test_subscribe.py"
+        "::test_another_topic_s_produce_is_as_quick_beside_ten_thousand_leases_extended_one_by_one_as_beside_few",
+    ),
     "the reason of a nack is not logged": Mutant(
         "broker/subscriptions/requests.py",
         "        subscription.nack_log.note(held, reason)",
         "        pass",
         "tests/wire/test_sdk_schedule.py::test_get_shows_the_reason_of_the_last_nack",
+    ),
+    "calls that only begin keep their places": Mutant(
+        "broker/rpc/reception.py",
+        "            oldest = self._beginning.oldest_of_most()\n            if oldest is None:\n",
+        "            oldest = None\n            if oldest is None:\n",
+        "tests/wire/test_reception.py::test_calls_that_only_begin_give_way",
+    ),
+    "who is refused takes a place": Mutant(
+        "broker/rpc/port.py",
+        "        self.interceptors.append(Reception(host, self._silent, self._unfinished))",
+        "        self.interceptors.insert(0, Reception(host, self._silent, self._unfinished))",
+        "tests/wire/test_reception.py::test_strangers_are_refused_by_their_headers_and_take_no_place",
+    ),
+    "calls take the places of probes": Mutant(
+        "broker/rpc/reception.py",
+        "                kind = CallKind.PROBE if rule.is_public else CallKind.LONG",
+        "                kind = CallKind.SHORT if rule.is_public else CallKind.LONG",
+        "tests/wire/test_reception.py::test_calls_take_no_place_of_probes_and_are_bounded",
+    ),
+    "streams take the places of probes": Mutant(
+        "broker/rpc/reception.py",
+        "                kind = CallKind.PROBE if rule.is_public else CallKind.LONG",
+        "                kind = CallKind.LONG",
+        "tests/wire/test_reception.py::test_streams_take_no_place_of_calls_and_are_bounded",
     ),
     "a short write goes on at the wrong offset": Mutant(
         "broker/runtime/vfs.py",

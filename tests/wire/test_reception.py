@@ -26,8 +26,11 @@ from benchmarks.http2 import (
     prefixed,
 )
 from broker.config import BrokerConfig
+from broker.model import Entries
 from broker.rpc import decode, reception
 from broker.rpc.access_rules import RULES, Right
+from broker.subscriptions import requests
+from broker.subscriptions.subscription import Subscription
 from postdate_api.v1 import consumer_pb2, producer_pb2
 from tests.configs import broker_config
 from tests.wire.access_files import Files, bearer
@@ -217,6 +220,31 @@ async def test_streams_take_no_place_of_calls_and_are_bounded(serve: Serve):
                 if error.code() != EXHAUSTED:
                     raise
     await again.close()
+
+
+async def test_calls_take_no_place_of_probes_and_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reception, "_SHORT_MAX", 2)
+    wire = await serve()
+    [id_] = await wire.produce("t", b"x")
+    stream = await wire.subscribe("t", "s")
+    synced = asyncio.Event()
+    begun = 0
+
+    async def slowly(subscription: Subscription, entries: Entries) -> requests.Confirmation:
+        nonlocal begun
+        begun += 1
+        await synced.wait()
+        return requests.Confirmation([], is_recorded=True)
+
+    monkeypatch.setattr(requests, "acknowledge", slowly)
+    acks = [asyncio.create_task(wire.ack("t", [id_])) for _ in range(2)]
+    await eventually(lambda: begun == 2)
+    refusal = await refused(wire.ack("t", [id_]))
+    assert (refusal.code, refusal.reason) == (EXHAUSTED, "TOO_MANY_CALLS")
+    await healthy(wire)
+    assert await stream.delivery()
+    synced.set()
+    await asyncio.gather(*acks)
 
 
 async def test_no_more_messages_arrive_at_once_than_fit(serve: Serve):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import statistics
 import time
 
 import grpc
@@ -16,6 +18,7 @@ from postdate_api.v1 import admin_pb2, consumer_pb2
 from tests.starvation import starved_seconds
 from tests.wire.conftest import (
     QUIET_SECONDS,
+    Id,
     Message,
     Serve,
     Stream,
@@ -30,6 +33,7 @@ from tests.wire.conftest import (
 
 SHARED, EXCLUSIVE, FAILOVER = 1, 3, 4
 LATEST, EARLIEST = 1, 2
+LONG_MS = 600_000
 ORDERED = pytest.mark.parametrize("type_", [EXCLUSIVE, FAILOVER], ids=["EXCLUSIVE", "FAILOVER"])
 
 
@@ -254,6 +258,43 @@ async def test_extend_by_0_is_the_consumer_s_own_lease_and_by_call_works_too(wir
     assert await stream.extend(ids, 0) == []
     await asyncio.sleep(0.1)
     assert await stream.extend(ids, 0) == []
+
+
+async def seconds_beside_extensions(wire: Wire, stream: Stream, ids: list[Id], seconds_max: float) -> float:
+    """The median time of the processor after which another topic's message is stored and fifty leases are extended."""
+    together, steps = 50, max(len(ids) // 50, 40)
+    seconds: list[float] = []
+    for step in range(steps):
+        began = time.thread_time()  # the broker runs in this thread, too
+        for number in range(together * step, together * (step + 1)):
+            entries = sets([ids[number % len(ids)]])
+            await stream.send(extend=consumer_pb2.Extend(request_id=1, entries=entries, lease_ms=LONG_MS))
+        await wire.produce("other", b"x")
+        for _ in range(together):
+            assert not (await stream.frame("confirmed")).failures
+        seconds.append(time.thread_time() - began)
+        if statistics.median(seconds[-10:]) > seconds_max:
+            return statistics.median(seconds[-10:])
+    return statistics.median(seconds[-steps // 2 :])
+
+
+@pytest.mark.slow
+async def test_another_topic_s_produce_is_as_quick_beside_ten_thousand_leases_extended_one_by_one_as_beside_few(
+    wire: Wire,
+):
+    """Ten thousand extensions took a minute once, and a Produce waited for 260 ms meanwhile."""
+    ratios: list[float] = []
+    while not ratios or (2 < min(ratios) < 8 and len(ratios) < 3):  # others take the processor's cache
+        medians = [math.inf]
+        for count in (100, 10_000):
+            name = f"t{len(ratios)}-{count}"
+            stream = await wire.subscribe(name, permits=count, lease_ms=LONG_MS)
+            for begin in range(0, count, 5_000):
+                await wire.produce(name, *[b"x"] * min(count - begin, 5_000))
+            ids = ids_of(await stream.deliveries(count))
+            medians.append(await seconds_beside_extensions(wire, stream, ids, 8 * medians[-1]))
+        ratios.append(medians[2] / medians[1])
+    assert min(ratios) <= 2, ratios
 
 
 # -- types -------------------------------------------------------------------------------------------------------------

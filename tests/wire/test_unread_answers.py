@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from benchmarks.http2 import END_HEADERS, HEADERS, connected, frame, message
+from benchmarks.http2 import END_HEADERS, HEADERS, WINDOW_BYTES, connected, frame, message
 from benchmarks.http2 import call as http2_call
 from broker.rpc import calls as rpc_calls
 from broker.rpc import unread
@@ -170,6 +170,43 @@ async def test_streams_that_are_ended_for_not_reading_leave_nothing(
     for channel in channels:
         await channel.close(None)
     await eventually(lambda: room_of(wire).held == 0 and places._count == 0)
+
+
+async def test_grpc_takes_no_answer_for_which_its_client_gave_no_window(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    """Answers that it has taken count as written: no room bounds their memory."""
+    count, entries = 64, [message_pb2.EntrySet(ledger_id=1 << 40, entry_ids=range(30))]
+    asked = [
+        consumer_pb2.SubscribeRequest(ack=consumer_pb2.Ack(request_id=100 + number, entries=entries))
+        for number in range(count)
+    ]
+    await wire.produce("t", b"x")
+    reading = await wire.subscribe("t", permits=0)
+    await reading.call.write(asked[0])
+    answer_bytes = consumer_pb2.SubscribeResponse(confirmed=await reading.frame("confirmed")).ByteSize()
+    answered = 0
+    note_answered = unread.FrameRoom.answered
+
+    def count_answered(place: unread.FrameRoom, length: int) -> None:
+        nonlocal answered
+        answered += 1
+        note_answered(place, length)
+
+    monkeypatch.setattr(unread.FrameRoom, "answered", count_answered)
+    rooms = wire.server._consumer._unread
+    opened = consumer_pb2.Open(topic="t", subscription="s", type="SUBSCRIPTION_TYPE_SHARED")
+    async with connected(wire.server.grpc_address) as raw:
+        await raw.send(
+            frame(HEADERS, END_HEADERS, 1, http2_call("/postdate.v1.ConsumerService/Subscribe")),
+            message(1, consumer_pb2.SubscribeRequest(open=opened).SerializeToString()),
+            *(message(1, each.SerializeToString()) for each in asked),
+        )
+        await eventually(lambda: answered == count)
+        for _ in range(3):  # what gRPC takes, it takes meanwhile
+            await wire.produce("t", b"x")
+        written = count * answer_bytes - rooms.large.held - rooms.small.held
+        assert 0 < written <= WINDOW_BYTES
 
 
 @pytest.mark.parametrize("call", ["Acknowledge", "Nack", "ExtendLease"])
