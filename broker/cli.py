@@ -76,9 +76,18 @@ def serve(config_path: str | None, **flags: str | None) -> None:
             return await ShardSupervisor(config, command, notifier=notifier, read_config=read_config).run()
         prepare_folder(LocalVfs(), config.data_dir)
         if config.cluster_store:
-            from broker.node.node import Node  # noqa: PLC0415 - a broker alone needs none of it
+            from broker.node.node import Node, wait_cluster  # noqa: PLC0415 - a broker alone needs none of it
 
-            return await Node(config, notifier=notifier, read_config=read_config).run()
+            if (cluster := await wait_cluster(config, notifier)) is None:
+                return 0
+            if cluster.shards == 1:
+                return await Node(config, cluster, notifier=notifier, read_config=read_config).run()
+            from broker.shards.node_supervisor import NodeSupervisor  # noqa: PLC0415
+            from broker.shards.supervisor import shard_command  # noqa: PLC0415
+
+            command = shard_command(config, config_path, given, os.getpid())
+            node = NodeSupervisor(config, cluster, command, notifier=notifier, read_config=read_config)
+            return await node.run()
         from broker.server import Server  # noqa: PLC0415
 
         return await Server(config, notifier=notifier, read_config=read_config).run()
@@ -97,6 +106,10 @@ def serve_shard(number: int, supervisor: int, config_path: str | None, **flags: 
     read_config = partial(load_config, given, os.environ, config_path)
 
     async def run(config: BrokerConfig) -> int:
+        if config.cluster_store:
+            from broker.shards.member_process import serve_member  # noqa: PLC0415
+
+            return await serve_member(config, read_config, number, supervisor)
         from broker.shards import shard_process  # noqa: PLC0415
 
         return await shard_process.serve_shard(config, read_config, number, supervisor)
@@ -704,7 +717,11 @@ def check_store(urls: tuple[str, ...]) -> None:
 @cluster.command("create")
 @click.argument("url")
 @click.option(
-    "--shards", type=click.IntRange(1, 4096), default=1, show_default=True, help="Number of shards, for life."
+    "--shards",
+    type=click.IntRange(1, SHARDS_MAX),
+    default=1,
+    show_default=True,
+    help="Number of shards, for life.",
 )
 @click.option(
     "--owner-lease-ms",

@@ -423,8 +423,8 @@ def _check_shards(config: BrokerConfig) -> None:
         return
     if config.cluster_store:
         raise ConfigError(
-            "shards is set, and cluster_store too: a cluster has one shard so far, and a broker with several has local "
-            "journals"
+            "shards is set, and cluster_store too: how many shards a cluster has is in its store, by `cluster create "
+            "--shards`. Leave out shards"
         )
     port = split_address(config.grpc_address)[1]
     if config.shard_ports and port + config.shards > _PORT_MAX:

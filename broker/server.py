@@ -28,6 +28,7 @@ from broker.observe.logs import get_logger, set_log_level
 from broker.observe.metrics import BrokerCollector, BrokerSnapshot, ClusterSnapshot
 from broker.rpc import admin, compaction, consumer, producer, schedule
 from broker.rpc.access import AccessInterceptor
+from broker.rpc.cluster import encode_view
 from broker.rpc.hand_over import HandOver
 from broker.rpc.port import GrpcPort
 from broker.rpc.reflection import add_reflection
@@ -177,6 +178,7 @@ class Server:
             collector.render,
             lambda: self.broker.not_ready_because,
             pages=pages,
+            shard_view=None if shard is None else lambda: encode_view(shard.view()),
             ready_line=ready_line,
             connections_max=config.tuning.http_connections_max,
         )

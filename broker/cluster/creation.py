@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from broker.cluster.group_head import NONCE_BYTES, GroupKind, Head, Shard, blank, encode_entry
 from broker.cluster.group_objects import entry_name
 from broker.cluster.object_store import ObjectStore
+from broker.config import SHARDS_MAX
 from broker.errors import AlreadyExists, Corrupt, NotFound, Refused
 
 FORMAT = 1
-SHARDS_MAX = 4096
 LEASE_MS_MIN = 1_000
 LEASE_MS_MAX = 60_000
 

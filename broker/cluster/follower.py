@@ -128,6 +128,7 @@ class Follower:
             self._rank,
             rests=self.competes_last or self._clock.boottime_ns() < self._rests_until_ns,
             resigned_to_us=self._resigned_to_us,
+            is_fresh=not self._log.epoch,
         )
 
     async def _take_over(self) -> TakenOver | None:

@@ -11,7 +11,7 @@ from broker.cluster.object_group_log import ObjectGroupLog
 from broker.folder.scrape import take_snapshot
 from broker.node.member import Member
 from broker.node.standby import Standby
-from broker.observe.cluster_view import ClusterView, OwnerRoute
+from broker.observe.cluster_view import ClusterView, NodeProgress, OwnerRoute
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters, BrokerSnapshot, ClusterSnapshot
 from broker.rpc.cluster import FOLLOWED_WITHIN_MS
@@ -144,6 +144,8 @@ class Following:
         """Return what this node knows of the cluster."""
         member, standby = self._member, self._standby
         owner = standby.owner if standby is not None and not self._is_silent else ""
+        lsn, base = self._log.next_index - 1, member.bases.newest
+        lag_ms = standby.lag_ms if standby is not None else 0
         return ClusterView(
             cluster_id=member.cluster.id,
             node=member.name,
@@ -151,9 +153,11 @@ class Following:
             shard=member.shard.number,
             route=OwnerRoute(self._log.epoch, owner, member.nodes.get(owner, "")),
             standbys=tuple(node for node in member.ranks if node != owner),
-            applied_lsn=self._log.next_index - 1,
+            applied_lsn=lsn,
             applied_time_ms=standby.applied_wall_ms if standby is not None else 0,
-            **member.bases.facts(),
+            base_lsn=base.lsn if base is not None else 0,
+            base_time_ms=base.create_time_ms if base is not None else 0,
+            progress=(NodeProgress(member.name, lsn, self._log.unread, lag_ms),),
         )
 
     @property

@@ -20,9 +20,7 @@ from broker.node.rest import Rest
 from broker.node.shard_bases import ShardBases
 from broker.runtime.vfs import Vfs
 from broker.settings import ConfigError
-
-SHARD_NUMBER = 0
-"""A process serves one shard, and a cluster has one so far."""
+from broker.topic_shards import TopicShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +64,24 @@ def node_name(config: BrokerConfig) -> str:
     return name
 
 
+def member_config(config: BrokerConfig, cluster: Cluster, number: int) -> BrokerConfig:
+    """Return the settings of the process of a shard, from those of its node."""
+    return replace(
+        config,
+        data_dir=f"{config.data_dir.rstrip('/')}/shards/{number}",
+        topic_shard=TopicShard(number, cluster.shards),
+    )
+
+
 def make_member(
-    config: BrokerConfig, cluster: Cluster, store: ObjectStore, clock: LeaseClock, vfs: Vfs
+    config: BrokerConfig, cluster: Cluster, number: int, store: ObjectStore, clock: LeaseClock, vfs: Vfs
 ) -> Member:
-    """Return this node's member. Raises ConfigError."""
-    if cluster.shards != 1:
-        raise ConfigError(
-            f"The cluster has {cluster.shards} shards; this version serves clusters of one shard"
-        )
+    """Return this node's member for a shard. Raises ConfigError."""
     name, nodes = node_name(config), parse_nodes(config.cluster_nodes)
-    shard = cluster.shard(SHARD_NUMBER)
-    data_dir = f"{config.data_dir.rstrip('/')}/shards/{SHARD_NUMBER}"
-    bases = BaseStore(ShardStore(open_store(config.cluster_store, ATTEMPT), SHARD_NUMBER), clock)
+    shard, own_config = cluster.shard(number), member_config(config, cluster, number)
+    bases = BaseStore(ShardStore(open_store(config.cluster_store, ATTEMPT), number), clock)
     return Member(
-        config=replace(config, data_dir=data_dir),
+        config=own_config,
         cluster=cluster,
         shard=shard,
         name=name,
@@ -87,7 +89,7 @@ def make_member(
         ranks=rank_nodes(shard, nodes),
         store=store,
         bases=ShardBases(bases, shard, vfs, clock, name, interval_ms=config.tuning.base_interval_ms),
-        rest=Rest(vfs, f"{data_dir}.rest", clock),
+        rest=Rest(vfs, f"{own_config.data_dir}.rest", clock),
         clock=clock,
         vfs=vfs,
         group_gap_ms=config.tuning.journal_group_gap_ms if costs_money(config.cluster_store) else 0,

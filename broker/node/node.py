@@ -16,7 +16,6 @@ import asyncio
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 
 from broker.cluster.creation import Cluster, read_cluster
 from broker.cluster.follower import CutOff
@@ -27,11 +26,12 @@ from broker.cluster.stores import open_store
 from broker.config import BrokerConfig
 from broker.errors import StorageFailed, Unavailable
 from broker.node.following import Following, Won
-from broker.node.member import Member, make_member, node_name
+from broker.node.member import Member, make_member, member_config, node_name
 from broker.node.owning import Owning
 from broker.node.seeding import Seeding
 from broker.node.standby_face import StandbyFace
 from broker.observe.logs import get_logger
+from broker.rpc.peers import Peers
 from broker.runtime.notify import ServiceNotifier
 from broker.runtime.vfs import LocalVfs
 
@@ -46,13 +46,16 @@ class Node:
     def __init__(
         self,
         config: BrokerConfig,
+        cluster: Cluster,
         *,
+        shard: int = 0,
         notifier: ServiceNotifier,
         read_config: Callable[[], BrokerConfig] | None = None,
     ) -> None:
-        """Raises ConfigError."""
-        node_name(config)
+        """`config`: the node's settings. Raises ConfigError."""
         self._config = config
+        self._cluster = cluster
+        self._shard = shard
         self._notifier = notifier
         self._read_config = read_config
         self._store = open_store(config.cluster_store, LOG_ATTEMPT)
@@ -69,12 +72,20 @@ class Node:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        self._notifier.tell("STATUS=Waiting for the object store")
-        cluster = await self._read_cluster()
-        if cluster is None:
-            return 0
-        member = make_member(self._config, cluster, self._store, SystemLeaseClock(), LocalVfs())
-        self._face = face = StandbyFace(member)
+        clock = SystemLeaseClock()
+        member = make_member(self._config, self._cluster, self._shard, self._store, clock, LocalVfs())
+        # The process of one shard of several has a supervisor that asks other nodes.
+        others = {} if self._config.grpc_socket else {name: member.nodes[name] for name in member.others}
+        peers = Peers(self._config, member.cluster.id, others)
+        peers.start()
+        try:
+            return await self._take_part(member, peers)
+        finally:
+            await peers.stop()
+
+    async def _take_part(self, member: Member, peers: Peers) -> int:
+        loop = asyncio.get_running_loop()
+        self._face = face = StandbyFace(member, peers.complete)
         await face.start()
         self._notifier.tell("READY=1", f"STATUS=Standby of shard {member.shard.number}")
         watchdog = loop.create_task(self._notifier.keep_alive(lambda: True))
@@ -84,20 +95,9 @@ class Node:
             await face.stop()
         if won is None:
             return 0
-        self._owning = Owning(member, won, self._notifier, self._adapted_config)
+        self._owning = Owning(member, won, self._notifier, self._adapted_config, peers.complete)
         watchdog.cancel()
         return await self._owning.run(self._stop)
-
-    async def _read_cluster(self) -> Cluster | None:
-        """Return the cluster, once the store answers; None if this process is to stop."""
-        while not self._stop.is_set():
-            try:
-                return await read_cluster(self._store)
-            except StoreRefused:
-                raise
-            except StoreFailed as error:
-                await self._wait_store(error)
-        return None
 
     async def _follow(self, member: Member, face: StandbyFace) -> Won | None:
         """Follow until this node owns the shard; None if it is to stop before."""
@@ -117,13 +117,8 @@ class Node:
                 raise
             except (StoreFailed, Unavailable) as error:
                 face.following, face.state = None, "waiting for the object store"
-                await self._wait_store(error)
+                await _wait_store(self._store.url, error, self._stop)
         return None
-
-    async def _wait_store(self, error: Exception) -> None:
-        log.warning("The object store cannot be used yet", url=self._store.url, error=str(error))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), _STORE_PAUSE_SECONDS)
 
     def _reload(self) -> None:
         if self._owning is not None:
@@ -134,4 +129,34 @@ class Node:
     def _adapted_config(self) -> BrokerConfig:
         """Read the settings anew, as the shard's server has them."""
         fresh = self._config if self._read_config is None else self._read_config()
-        return replace(fresh, data_dir=f"{fresh.data_dir.rstrip('/')}/shards/0")
+        return member_config(fresh, self._cluster, self._shard)
+
+
+async def wait_cluster(config: BrokerConfig, notifier: ServiceNotifier) -> Cluster | None:
+    """Return the cluster of a node, once its store answers; None if this process is to stop.
+
+    Raises ConfigError, NotFound or Corrupt.
+    """
+    node_name(config)
+    store, stop = open_store(config.cluster_store, LOG_ATTEMPT), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # what there is to read is read afterwards
+    notifier.tell("STATUS=Waiting for the object store")
+    while not stop.is_set():
+        try:
+            cluster = await read_cluster(store)
+        except StoreRefused:
+            raise
+        except StoreFailed as error:
+            await _wait_store(store.url, error, stop)
+        else:
+            return None if stop.is_set() else cluster
+    return None
+
+
+async def _wait_store(url: str, error: Exception, stop: asyncio.Event) -> None:
+    log.warning("The object store cannot be used yet", url=url, error=str(error))
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), _STORE_PAUSE_SECONDS)

@@ -27,7 +27,7 @@ from broker.errors import Fenced, PostdateError
 from broker.folder.broker import Broker
 from broker.node.following import Won
 from broker.node.member import Member
-from broker.observe.cluster_view import ClusterView, OwnerRoute
+from broker.observe.cluster_view import ClusterView, NodeProgress, OwnerRoute
 from broker.observe.logs import get_logger
 from broker.observe.metrics import ClusterSnapshot
 from broker.runtime.notify import ServiceNotifier
@@ -51,8 +51,11 @@ class Owning:
         won: Won,
         notifier: ServiceNotifier,
         read_config: Callable[[], BrokerConfig] | None,
+        complete: Callable[[ClusterView], ClusterView],
     ) -> None:
+        """`complete` adds to a view what other nodes have told."""
         self._member = member
+        self._complete = complete
         self._won = won
         self._log = won.group_log
         self._lease = won.lease
@@ -178,11 +181,15 @@ class Owning:
         member, route = self._member, OwnerRoute(self._won.taken.epoch)
         if self._lease.holds():
             route = OwnerRoute(self._won.taken.epoch, member.name, member.nodes[member.name])
-        return self._won.following.view()._replace(
-            route=route,
-            standbys=member.others,
-            applied_lsn=self._log.next_index - 1,
-            applied_time_ms=member.clock.now_ms(),
+        lsn = self._log.next_index - 1
+        return self._complete(
+            self._won.following.view()._replace(
+                route=route,
+                standbys=member.others,
+                applied_lsn=lsn,
+                applied_time_ms=member.clock.now_ms(),
+                progress=(NodeProgress(member.name, lsn),),
+            )
         )
 
     def _take_snapshot(self) -> ClusterSnapshot:

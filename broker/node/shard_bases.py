@@ -57,14 +57,6 @@ class ShardBases:
         """Return the age of the newest base; 0 if none is known."""
         return max(self._clock.now_ms() - self.newest.create_time_ms, 0) if self.newest is not None else 0
 
-    def facts(self) -> dict[str, int]:
-        """Return lsn and time of the newest base, 0 if none is known."""
-        base = self.newest
-        return {
-            "base_lsn": 0 if base is None else base.lsn,
-            "base_time_ms": 0 if base is None else base.create_time_ms,
-        }
-
     async def newest_index(self) -> int:
         """Return the index from which on a node needs the log that begins with the newest base; 0: there is none.
 

@@ -3,14 +3,18 @@ behind its gRPC port."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from broker.node.following import Following
 from broker.node.member import Member
 from broker.observe.audit import AuditTrail
 from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot, ClusterSnapshot
+from broker.rpc.cluster import encode_view
 from broker.rpc.front import Front, FrontHost
 from broker.server import broker_version
+from broker.settings import UNIX
 from broker.web.server import HttpServer
 from broker.web.source import ClusterSource, PageSource
 
@@ -20,7 +24,9 @@ log = get_logger(__name__)
 class StandbyFace:
     """The ports of a standby."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, complete: Callable[[ClusterView], ClusterView]) -> None:
+        """`complete` adds to a view what other nodes have told."""
+        self._complete = complete
         self.following: Following | None = None  # while there is a folder to follow with
         self.state: str = ""  # else what is waited for
         self._member = member
@@ -30,9 +36,10 @@ class StandbyFace:
         version = broker_version()
         cluster = ClusterSource(self._view, self._take_cluster_snapshot, self._describe_state)
         self._http = HttpServer(
-            config.http_address,
+            UNIX + config.http_socket if config.http_socket else config.http_address,
             BrokerCollector(self._take_snapshot, version=version).render,
             self._not_ready_because,
+            shard_view=lambda: encode_view(self._view()),
             pages=PageSource(config, member.clock, version, self._audit, cluster=cluster),
             ready_line=self._ready_line,
             connections_max=config.tuning.http_connections_max,
@@ -70,10 +77,11 @@ class StandbyFace:
 
     def _view(self) -> ClusterView:
         if self.following is not None:
-            return self.following.view().of_standby()
+            return self._complete(self.following.view().of_standby())
         member = self._member
         nodes = tuple(member.nodes.items())
-        return ClusterView(member.cluster.id, member.name, nodes, member.shard.number, OwnerRoute())
+        own = ClusterView(member.cluster.id, member.name, nodes, member.shard.number, OwnerRoute())
+        return self._complete(own)
 
     def _take_cluster_snapshot(self) -> ClusterSnapshot | None:
         return None if self.following is None else self.following.cluster_snapshot()

@@ -249,7 +249,7 @@ class AdminService:
         tell_freely()  # whoever asks looks for the owner
         if self._cluster is None:
             return describe_alone(self._broker, self._shard_port())
-        return describe_cluster(self._cluster.view())
+        return describe_cluster([self._cluster.view()])
 
     async def _move_shard(self, request: admin_pb2.MoveShardRequest) -> Message:
         if not request.to:
@@ -258,5 +258,5 @@ class AdminService:
             raise NotFound(
                 f"This broker is in no cluster with a node {request.to!r}", reason="NODE_NOT_FOUND"
             )
-        await self._cluster.hand_over.move(request.to)
+        await self._cluster.hand_over.move(request.to, request.shard)
         return admin_pb2.MoveShardResponse()

@@ -30,6 +30,8 @@ from broker.settings import ConfigError
 
 log = get_logger(__name__)
 
+SHARD = "postdate-shard"
+"""Key of the metadata by which one front names a shard to another: the call is for it, whatever it asks for."""
 _MARKS = itertools.count(1)
 _CALLS_A_CONNECTION = 200
 """Less than `grpc.max_concurrent_streams` of the owner's port."""
@@ -48,8 +50,8 @@ _OPTIONS = {
     "grpc.min_reconnect_backoff_ms": 2_000,  # in truth the time that one attempt may take
     "grpc.max_reconnect_backoff_ms": 1_000,
 }
-_OWN_METADATA = ("grpc-", ":", "user-agent", DIRECT)
-"""Beginnings of the names of metadata that belong to a connection."""
+_OWN_METADATA = ("grpc-", ":", "user-agent", DIRECT, SHARD)
+"""Beginnings of the names of metadata that belong to a connection, or to a front."""
 
 Send: TypeAlias = Callable[[Any], Awaitable[None]]
 """Writes what the caller sends to the owner's call."""
@@ -125,8 +127,10 @@ class _Connection:
 class OwnerConnections:
     """Connections to one owner: as many as the calls under way need, and one."""
 
-    def __init__(self, open_channel: OpenChannel, window_bytes: int) -> None:
+    def __init__(self, open_channel: OpenChannel, window_bytes: int, shard: int | None = None) -> None:
+        """`shard`: the one that calls are for, where the owner has several."""
         self._open_channel = open_channel
+        self._shard = () if shard is None else ((SHARD, str(shard)),)
         self._options = (*_OPTIONS.items(), ("grpc.http2.lookahead_bytes", window_bytes))
         self._connections: list[_Connection] = []
         self._closing: set[asyncio.Task[None]] = set()
@@ -148,6 +152,12 @@ class OwnerConnections:
             self._forwarded.discard(call)
             connection.calls -= 1
             self._close_old()
+
+    def metadata_for(self, context: Context, call: ForwardedCall) -> tuple[tuple[str, Any], ...]:
+        """Return the metadata of a call as the owner gets it: all but what belongs to the connection (FORWARD-3)."""
+        given: Any = context.invocation_metadata() or ()
+        kept = [(key, value) for key, value in given if not key.startswith(_OWN_METADATA)]
+        return (*kept, (DIRECT, call.mark), *self._shard)
 
     def _open(self) -> _Connection:
         now = asyncio.get_running_loop().time()
@@ -259,7 +269,8 @@ async def _forward(
 ) -> None:
     async def work() -> None:
         with owner.channel(forwarded) as channel:
-            await _converse(channel, path, context, forwarded, send, take)
+            metadata = owner.metadata_for(context, forwarded)
+            await _converse(channel, path, context, forwarded, metadata, send, take)
 
     await end_alike(host, context, forwarded, work(), end)
 
@@ -288,11 +299,12 @@ async def _converse(
     path: str,
     context: Context,
     forwarded: ForwardedCall,
+    metadata: tuple[tuple[str, Any], ...],
     send: Send,
     take: Take,
 ) -> None:
     call: Any = channel.stream_stream(path, None, None)(  # type: ignore[call-arg]  # it is written to, and needs no iterator
-        timeout=context.time_remaining(), metadata=forwarded_metadata(context, forwarded)
+        timeout=context.time_remaining(), metadata=metadata
     )
     sending = asyncio.ensure_future(_send(send, call, forwarded))
     try:
@@ -316,13 +328,6 @@ async def _send(send: Send, call: Any, forwarded: ForwardedCall) -> None:
     except Exception as error:
         log.error("A call could not be passed on", exc_info=error)
         forwarded.end(Unavailable("The call could not be passed on; the log says why"))
-
-
-def forwarded_metadata(context: Context, call: ForwardedCall) -> tuple[tuple[str, Any], ...]:
-    """Return the metadata of a call as the owner gets it: all but what belongs to the connection (FORWARD-3)."""
-    given: Any = context.invocation_metadata() or ()
-    kept = [(key, value) for key, value in given if not key.startswith(_OWN_METADATA)]
-    return (*kept, (DIRECT, call.mark))
 
 
 async def _fail_alike(host: CallHost, context: Context, error: grpc.aio.AioRpcError) -> None:

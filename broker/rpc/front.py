@@ -19,8 +19,8 @@ from grpc_health.v1 import _async as health_aio  # its public name, health.aio, 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker.config import BrokerConfig
-from broker.errors import PostdateError, Unavailable
-from broker.observe.cluster_view import ClusterView, OwnerRoute, ViewCluster
+from broker.errors import PostdateError
+from broker.observe.cluster_view import ClusterView, ViewCluster
 from broker.observe.logs import get_logger
 from broker.observe.metrics import BrokerCounters
 from broker.rpc import admin, compaction, consumer, producer, schedule
@@ -28,6 +28,7 @@ from broker.rpc.access import AccessControl
 from broker.rpc.access_rules import RULES
 from broker.rpc.calls import DIRECT, Handler, refuse
 from broker.rpc.cluster import describe_cluster
+from broker.rpc.followed_owner import FollowedOwner, not_owner
 from broker.rpc.forward import MessageRoom, OwnerConnections, forward_stream, forward_unary
 from broker.rpc.port import GrpcPort
 from broker.rpc.reception import window_bytes
@@ -39,8 +40,6 @@ from postdate_api.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb
 log = get_logger(__name__)
 
 _LOOK_SECONDS = 0.2
-_RETRY_MS = 200
-"""Time after which a caller may ask again who the owner is."""
 SERVICES = (producer, consumer, admin, schedule, compaction)
 _GET_CLUSTER = f"/{admin.SERVICE}/GetCluster"
 UNARY = frozenset(
@@ -100,8 +99,11 @@ class Front:
         self._host = host
         self._view = view
         self._room = MessageRoom(host.config.receiving_bytes_max)
-        self._route = OwnerRoute()
-        self._owner: OwnerConnections | None = None
+        self._owner = FollowedOwner(
+            lambda: self._seen().route,
+            lambda route: channel_to_node(host.config, route.owner_address),
+            window_bytes(host.config),
+        )
         self._health = health_aio.HealthServicer()
         self._port = GrpcPort(host, broker=None, guard=FrontGuard)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._port.server)
@@ -116,12 +118,12 @@ class Front:
     async def start(self) -> None:
         """Open the port. Raises Fenced if that cannot be."""
         self._port.bind()
-        self._follow_route()
+        self._owner.follow()
         await self._set_health()
         await self._port.server.start()
         watches = [("route of the front", self._watch_route()), *self._port.watches()]
         self._tasks |= {asyncio.create_task(watch, name=name) for name, watch in watches}
-        log.info("Passing calls on to the owner", grpc=self.address, owner=self._route.owner_address)
+        log.info("Passing calls on to the owner", grpc=self.address, owner=self._owner.route.owner_address)
 
     async def stop(self) -> None:
         """Close the port and end all calls."""
@@ -129,15 +131,14 @@ class Front:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._port.server.stop(None)
-        if self._owner is not None:
-            await self._owner.close(_lost_owner())
+        await self._owner.close()
 
     def look_now(self) -> None:
         """Read the security files without waiting for the next look."""
         self._port.look_now()
 
     async def get_cluster(self, _: bytes, __: Context) -> bytes:
-        return bytes(describe_cluster(self._seen()).SerializeToString())
+        return bytes(describe_cluster([self._seen()]).SerializeToString())
 
     async def pass_unary(self, path: str, message: bytes, context: Context) -> bytes:
         owner = await self._owner_for(context)
@@ -153,44 +154,30 @@ class Front:
 
     async def _owner_for(self, context: Context) -> OwnerConnections:
         """Return the owner, for a call that may be passed on; others are refused."""
-        self._follow_route()
+        owner = self._owner.follow()
         metadata: Any = context.invocation_metadata() or ()
         shown = {key for key, value in metadata if value}
         config = self._host.config
         by_certificate = config.access_file and config.tls_client_ca_file and "authorization" not in shown
-        if self._owner is None or DIRECT in shown or by_certificate:
-            error = not_owner(self._route)
+        if owner is None or DIRECT in shown or by_certificate:
+            error = not_owner(self._owner.route)
             await refuse(self._host, context, error)
             raise error
-        return self._owner
-
-    def _follow_route(self) -> None:
-        """Take the route that is known now, and end all calls of the one before (FORWARD-2)."""
-        route = self._seen().route
-        if route == self._route:
-            return
-        former, self._route, self._owner = self._owner, route, None
-        if route.owner_address:
-            opening = channel_to_node(self._host.config, route.owner_address)
-            self._owner = OwnerConnections(opening, window_bytes(self._host.config))
-        if former is not None:
-            closing = asyncio.create_task(former.close(_lost_owner()), name="former owner of the front")
-            self._tasks.add(closing)
-            closing.add_done_callback(self._tasks.discard)
+        return owner
 
     async def _watch_route(self) -> None:
-        known = self._route
+        known = self._owner.route
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            self._follow_route()
-            if known != self._route:
-                known = self._route
+            self._owner.follow()
+            if known != self._owner.route:
+                known = self._owner.route
                 await self._set_health()
 
     async def _set_health(self) -> None:
         """Say whether calls can be passed on."""
         statuses = health_pb2.HealthCheckResponse
-        status = statuses.SERVING if self._owner is not None else statuses.NOT_SERVING
+        status = statuses.SERVING if self._owner.connections is not None else statuses.NOT_SERVING
         for name in ("", *(service.SERVICE for service in SERVICES)):
             await self._health.set(name, status)
 
@@ -212,26 +199,3 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]
                 lambda message, context: front.pass_unary(path, message, context)
             )
         return grpc.stream_stream_rpc_method_handler(lambda _, context: front.pass_stream(path, context))
-
-
-def not_owner(route: OwnerRoute) -> Unavailable:
-    """Return the refusal of a call that only the owner can answer."""
-    where = (
-        f"its owner is at {route.owner_address}" if route.owner_address else "and nobody is known who does"
-    )
-    return Unavailable(
-        f"This node does not own the shard; {where}",
-        reason="NOT_OWNER",
-        retry_after_ms=_RETRY_MS,
-        owner_address=route.owner_address,
-        epoch=route.epoch,
-    )
-
-
-def _lost_owner() -> Unavailable:
-    """Return the end of a call that was passed on to somebody who owns the shard no more."""
-    return Unavailable(
-        "The shard has another owner now, or this node owns it itself: the call may have had its effect or not",
-        reason="OWNER_UNREACHABLE",
-        retry_after_ms=_RETRY_MS,
-    )

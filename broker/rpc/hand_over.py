@@ -27,10 +27,12 @@ class HandOver:
         self._view = view
         self._resign_to = resign_to
 
-    async def move(self, to: str) -> None:
+    async def move(self, to: str, shard: int = 0) -> None:
         """Begin to hand the shard over, unless the node owns it already. Raises NotFound, Refused or Unavailable."""
         broker, view = self._broker, self._view()
         broker.check_serving()
+        if shard != view.shard:
+            raise NotFound(f"The cluster has no shard {shard}", reason="SHARD_NOT_FOUND")
         address = dict(view.nodes).get(to)
         if address is None:
             names = ", ".join(name for name, _ in view.nodes)
@@ -64,7 +66,7 @@ class HandOver:
             raise _not_following(
                 node, f"at its address answers node {answer.node!r} of cluster {answer.cluster_id!r}"
             )
-        (shard,) = answer.shards
+        shard = next((each for each in answer.shards if each.number == view.shard), admin_pb2.ClusterShard())
         if shard.epoch != view.route.epoch:
             raise _not_following(node, f"it has read up to epoch {shard.epoch} of {view.route.epoch}")
         # Both times are of this clock: the owner stores at least a heartbeat every quarter of a lease.

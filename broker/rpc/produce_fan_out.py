@@ -21,7 +21,6 @@ from broker.rpc.forward import (
     MessageRoom,
     OwnerConnections,
     end_alike,
-    forwarded_metadata,
 )
 from broker.rpc.status import Context
 
@@ -37,14 +36,17 @@ class ProduceFanOut:
         self,
         host: CallHost,
         room: MessageRoom,
-        shards: tuple[OwnerConnections, ...],
+        find: Callable[[int], OwnerConnections],
         path: str,
         shard_for: Callable[[bytes], int],
     ) -> None:
-        """`shard_for` finds the shard of a request; one that names no topic is refused by whichever gets it."""
+        """`find` returns the owner of a shard, or raises PostdateError.
+
+        `shard_for` finds the shard of a request; one that names no topic is refused by whichever gets it.
+        """
         self._host = host
         self._room = room
-        self._shards = shards
+        self._find = find
         self._path = path
         self._shard_for = shard_for
         self._calls: dict[int, Any] = {}  # by shard
@@ -106,9 +108,10 @@ class ProduceFanOut:
             forwarded.end(Unavailable("The call could not be passed on; the log says why"))
 
     def _open(self, shard: int, context: Context, forwarded: ForwardedCall, connections: ExitStack) -> Any:
-        channel = connections.enter_context(self._shards[shard].channel(forwarded))
+        owner = self._find(shard)
+        channel = connections.enter_context(owner.channel(forwarded))
         call: Any = channel.stream_stream(self._path, None, None)(  # type: ignore[call-arg]  # it is written to, and needs no iterator
-            timeout=context.time_remaining(), metadata=forwarded_metadata(context, forwarded)
+            timeout=context.time_remaining(), metadata=owner.metadata_for(context, forwarded)
         )
         self._calls[shard] = call
         call.add_done_callback(lambda _: self._note_end(shard))

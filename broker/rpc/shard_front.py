@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any
-from urllib.parse import quote
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
@@ -24,10 +23,12 @@ from grpc_health.v1 import _async as health_aio  # its public name, health.aio, 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from broker.errors import InvalidRequest, LimitReached, Unavailable, Unsupported
+from broker.observe.cluster_view import ClusterView
 from broker.observe.logs import get_logger
 from broker.rpc import admin, compaction, schedule
 from broker.rpc.access_rules import RULES
-from broker.rpc.calls import END_OF_STREAM, Handler, parse, refuse
+from broker.rpc.calls import END_OF_STREAM, Handler, direct_mark, parse, refuse
+from broker.rpc.cluster import describe_cluster
 from broker.rpc.forward import (
     ForwardedCall,
     MessageRoom,
@@ -35,19 +36,16 @@ from broker.rpc.forward import (
     end_alike,
     forward_stream,
     forward_unary,
-    forwarded_metadata,
 )
 from broker.rpc.front import SERVICES, UNARY, FrontGuard, FrontHost
 from broker.rpc.port import GrpcPort
 from broker.rpc.produce_fan_out import ProduceFanOut
-from broker.rpc.reception import window_bytes
 from broker.rpc.reflection import add_reflection
 from broker.rpc.shard_lists import merge_counts, merge_stats, merge_topics
+from broker.rpc.shard_owners import ShardOwners
 from broker.rpc.stats import TOPICS_MAX
 from broker.rpc.status import Context
-from broker.rpc.tls import OpenChannel
 from broker.rpc.topic_of import SUBSCRIBE, TOPIC_METHODS, topic_of, topic_of_open
-from broker.settings import UNIX
 from broker.topic_shards import shard_of
 from postdate_api.v1 import admin_pb2, schedule_pb2
 
@@ -57,6 +55,7 @@ _PRODUCE_STREAM = "/postdate.v1.ProducerService/ProduceStream"
 _LIST_TOPICS, _GET_STATS, _GET_CLUSTER, _GET_SERVER_INFO = (
     f"/{admin.SERVICE}/{method}" for method in ("ListTopics", "GetStats", "GetCluster", "GetServerInfo")
 )
+_MOVE_SHARD = f"/{admin.SERVICE}/MoveShard"
 _COUNT_SCHEDULED = f"/{schedule.SERVICE}/CountScheduled"
 ASKED_OF_ALL = frozenset({_LIST_TOPICS, _GET_STATS, _GET_CLUSTER, _GET_SERVER_INFO, _COUNT_SCHEDULED})
 """Methods about all topics, or several."""
@@ -69,21 +68,21 @@ UNSUPPORTED = frozenset(
 """Methods that work on one shard alone."""
 _SHARD_SECONDS = 1.0
 """Time for a shard to say what it is; one that does not is left out."""
-_SOCKET_OPTIONS = {"grpc.max_reconnect_backoff_ms": 200}
-"""A try to connect to a socket of this machine costs next to nothing, and a shard that is back is to be found soon."""
 
 Answer = Callable[[bytes, Context], Awaitable[Message]]
+ViewShards: TypeAlias = Callable[[bool], Sequence[ClusterView]]
+"""Returns what a node of a cluster knows of each shard; True: by itself, and not from other nodes."""
 
 
 class ShardFront:
     """See the module's description."""
 
-    def __init__(self, host: FrontHost, addresses: Sequence[str]) -> None:
-        """`addresses`: the sockets of the shards, in order. Raises ConfigError."""
+    def __init__(self, host: FrontHost, owners: ShardOwners, view: ViewShards | None = None) -> None:
+        """`view`: in a cluster. Raises ConfigError."""
         self._host = host
         self._room = MessageRoom(host.config.receiving_bytes_max)
-        window = window_bytes(host.config)
-        self._shards = tuple(OwnerConnections(_opening(address), window) for address in addresses)
+        self._owners = owners
+        self._view = view
         self._health = health_aio.HealthServicer()
         self._port = GrpcPort(host, broker=None, guard=FrontGuard)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._port.server)
@@ -125,8 +124,7 @@ class ShardFront:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
         await self._port.server.stop(None)
-        for shard in self._shards:
-            await shard.close(Unavailable("The broker stops"))
+        await self._owners.close()
 
     def look_now(self) -> None:
         """Read the security files without waiting for the next look."""
@@ -139,7 +137,7 @@ class ShardFront:
                 "The client does not read the answers to its requests, and others need the memory",
                 reason="ANSWERS_NOT_READ",
             )
-            self._shards[number].end_marked(marks, error)
+            self._owners.end_marked(number, marks, error)
 
     def handler(self, path: str) -> Handler | None:
         """Return what serves a method; None for one that nobody knows."""
@@ -165,34 +163,58 @@ class ShardFront:
                 reason="NOT_WITH_SHARDS",
             )
             await refuse(self._host, context, error)
-        if path in self._answers:
-            return await self._answer(self._answers[path], message, context)
-        # What is about no topic is asked of the first shard.
-        number = self._shard_for(path, message) if path in TOPIC_METHODS else 0
-        return await forward_unary(self._host, self._room, self._shards[number], path, message, context)
+        number = self._owners.named(context)
+        if number is None:
+            if path in self._answers:
+                return await self._answer(self._answers[path], message, context)
+            number = self._shard_for(path, message)
+        owner = await self._owner(number, context)
+        return await forward_unary(self._host, self._room, owner, path, message, context)
 
     async def _produce(self, context: Context) -> None:
+        if (number := self._owners.named(context)) is not None:
+            owner = await self._owner(number, context)
+            await forward_stream(self._host, self._room, owner, _PRODUCE_STREAM, context)
+            return
+
         def shard_for(message: bytes) -> int:
             return self._shard_for(_PRODUCE_STREAM, message)
 
-        await ProduceFanOut(self._host, self._room, self._shards, _PRODUCE_STREAM, shard_for).run(context)
+        def find(number: int) -> OwnerConnections:
+            return self._owners.find(number, context)
+
+        await ProduceFanOut(self._host, self._room, find, _PRODUCE_STREAM, shard_for).run(context)
 
     async def _subscribe(self, context: Context) -> None:
         first: Any = await context.read()
         if first is END_OF_STREAM:
             first = b""  # which the first shard refuses, as it refuses a stream without a frame
-        try:
-            number = shard_of(topic_of_open(first, self._host.config), len(self._shards))
-        except InvalidRequest:
-            number = 0
-        await forward_stream(self._host, self._room, self._shards[number], SUBSCRIBE, context, first)
+        if (number := self._owners.named(context)) is None:
+            try:
+                number = shard_of(topic_of_open(first, self._host.config), self._owners.count)
+            except InvalidRequest:
+                number = 0
+        owner = await self._owner(number, context)
+        await forward_stream(self._host, self._room, owner, SUBSCRIBE, context, first)
 
     def _shard_for(self, path: str, message: bytes) -> int:
-        """Return the shard of a request; the first one is to refuse what is none."""
+        """Return the shard of a request; the first one is for what is about no topic, and is to refuse what is none."""
+        config, count = self._host.config, self._owners.count
         try:
-            return shard_of(topic_of(path, message, self._host.config), len(self._shards))
+            if path == _MOVE_SHARD:
+                number: int = parse(admin_pb2.MoveShardRequest, message, config).shard
+                return number if number < count else 0
+            return shard_of(topic_of(path, message, config), count) if path in TOPIC_METHODS else 0
         except InvalidRequest:
             return 0
+
+    async def _owner(self, number: int, context: Context) -> OwnerConnections:
+        """Return the owner of a shard; a call that may not be passed on to it is refused."""
+        try:
+            return self._owners.find(number, context)
+        except Unavailable as error:
+            await refuse(self._host, context, error)
+            raise
 
     # -- calls of all shards -----------------------------------------------------------------------------------
 
@@ -207,7 +229,8 @@ class ShardFront:
 
     async def _list_topics(self, message: bytes, context: Context) -> Message:
         request = parse(admin_pb2.ListTopicsRequest, message, self._host.config)
-        answers = await self._ask_all(_LIST_TOPICS, dict.fromkeys(range(len(self._shards)), message), context)
+        asked = dict.fromkeys(range(self._owners.count), message)
+        answers = await self._ask_all(_LIST_TOPICS, asked, context)
         return merge_topics(
             [admin_pb2.ListTopicsResponse.FromString(answer) for answer in answers], request.page_size
         )
@@ -227,8 +250,10 @@ class ShardFront:
         return merge_counts([schedule_pb2.CountScheduledResponse.FromString(answer) for answer in answers])
 
     async def _get_cluster(self, _: bytes, context: Context) -> Message:
+        if self._view is not None:
+            return describe_cluster(self._view(bool(direct_mark(context))))
         shards = await asyncio.gather(
-            *(self._describe_shard(number, context) for number in range(len(self._shards)))
+            *(self._describe_shard(number, context) for number in range(self._owners.count))
         )
         return admin_pb2.GetClusterResponse(shards=shards)
 
@@ -247,11 +272,11 @@ class ShardFront:
 
     async def _get_server_info(self, message: bytes, context: Context) -> Message:
         """Return what the first shard tells that answers: all have the same version and limits."""
-        for number in range(len(self._shards)):
+        for number in range(self._owners.count):
             try:
                 async with asyncio.timeout(_SHARD_SECONDS):
                     answer = await self._ask(_GET_SERVER_INFO, number, message, context)
-            except TimeoutError:
+            except (TimeoutError, Unavailable):
                 continue
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
@@ -262,7 +287,7 @@ class ShardFront:
 
     def _by_shard(self, request: Any, message: bytes) -> dict[int, bytes]:
         """Return the requests to shards for one that names topics, or none for all of them."""
-        count = len(self._shards)
+        count = self._owners.count
         if not request.topics:
             return dict.fromkeys(range(count), message)
         if len(request.topics) > TOPICS_MAX:
@@ -291,10 +316,10 @@ class ShardFront:
                 task.cancel()
 
     async def _ask(self, path: str, number: int, message: bytes, context: Context) -> bytes:
-        call = ForwardedCall()
-        with self._shards[number].channel(call) as channel:
+        call, owner = ForwardedCall(), self._owners.find(number, None)
+        with owner.channel(call) as channel:
             answer: bytes = await channel.unary_unary(path, None, None)(
-                message, timeout=context.time_remaining(), metadata=forwarded_metadata(context, call)
+                message, timeout=context.time_remaining(), metadata=owner.metadata_for(context, call)
             )
         return answer
 
@@ -311,12 +336,3 @@ class _ShardMethods(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         return self._front.handler(handler_call_details.method)
-
-
-def _opening(address: str) -> OpenChannel:
-    target = UNIX + quote(address.removeprefix(UNIX))
-
-    def open_channel(options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(target, options=[*{**dict(options), **_SOCKET_OPTIONS}.items()])
-
-    return open_channel

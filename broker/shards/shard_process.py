@@ -39,9 +39,9 @@ def http_socket(config: BrokerConfig, number: int) -> str:
     return f"{sockets_folder(config)}/{number}.http"
 
 
-def check_sockets(config: BrokerConfig) -> None:
+def check_sockets(config: BrokerConfig, shards: int) -> None:
     """Raise ConfigError where the path of a socket would be too long for the system."""
-    longest = len(os.fsencode(grpc_socket(config, config.shards - 1)))
+    longest = len(os.fsencode(grpc_socket(config, shards - 1)))
     if longest > _SOCKET_PATH_BYTES_MAX:
         raise ConfigError(
             f"data_dir: the sockets of shards would have paths of {longest} bytes, and the system allows "
@@ -73,7 +73,7 @@ async def serve_shard(
     config: BrokerConfig, read_config: Callable[[], BrokerConfig], number: int, supervisor_pid: int
 ) -> int:
     """Serve one shard until a signal, a failure or the end of the supervisor; returns the exit status."""
-    _end_with(supervisor_pid)
+    end_with(supervisor_pid)
     return await Server(
         shard_config(config, number),
         notifier=ServiceNotifier({}),
@@ -81,7 +81,7 @@ async def serve_shard(
     ).run()
 
 
-def _end_with(supervisor_pid: int) -> None:
+def end_with(supervisor_pid: int) -> None:
     """Have the kernel kill this process once its supervisor has ended."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")

@@ -13,8 +13,9 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from broker.config import BrokerConfig
 from broker.folder.shard_folders import open_shard_folders
@@ -23,17 +24,19 @@ from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapsh
 from broker.observe.shard_metrics import merge_metrics
 from broker.rpc.front import FrontHost
 from broker.rpc.shard_front import ShardFront
+from broker.rpc.shard_owners import LocalShards
 from broker.rpc.unread_marks import marks_in
 from broker.runtime.clock import SystemClock
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
-from broker.runtime.vfs import LocalVfs
+from broker.runtime.vfs import File, LocalVfs
 from broker.server import broker_version
 from broker.settings import UNIX, ConfigError
 from broker.shards.child import ShardChild, child_environ
 from broker.shards.shard_process import check_sockets, grpc_socket, http_socket, sockets_folder
 from broker.web.server import HttpServer
 from broker.web.shard_http import ShardHttp
+from broker.web.source import PageSource
 
 log = get_logger(__name__)
 
@@ -60,16 +63,18 @@ class ShardSupervisor:
         *,
         notifier: ServiceNotifier,
         read_config: Callable[[], BrokerConfig],
+        shards: int = 0,
     ) -> None:
-        """`command` starts the process of a shard. Raises ConfigError."""
-        check_sockets(config)
+        """`command` starts the process of a shard. `shards`: how many, if not by the settings. Raises ConfigError."""
+        shards = shards or config.shards
+        check_sockets(config, shards)
         self._config = config
         self._notifier = notifier
         self._read_config = read_config
         self._stop = asyncio.Event()
         self._version = broker_version()
         environ = child_environ(os.environ)
-        numbers = range(config.shards)
+        numbers = range(shards)
         self._children = [
             ShardChild(number, command(number), environ, on_ended=self._note_ended) for number in numbers
         ]
@@ -82,15 +87,42 @@ class ShardSupervisor:
         for setting in lowered:
             log.warning("A setting of the front was lowered to fit the limit of open files", setting=setting)
         host = FrontHost(fitted, SystemClock(), self._counters)
-        self._front = ShardFront(host, [UNIX + grpc_socket(config, number) for number in numbers])
+        self._front = self._make_front(host, [UNIX + grpc_socket(config, number) for number in numbers])
         self._https: list[ShardHttp] = []
         self._own_metrics = BrokerCollector(self._take_snapshot, version=self._version)
         self._http = HttpServer(
             config.http_address,
             self._share_metrics,
             self._not_ready_because,
+            pages=self._make_pages(),
+            ready_line=self._ready_line,
             connections_max=config.tuning.http_connections_max,
         )
+
+    def _make_front(self, host: FrontHost, addresses: Sequence[str]) -> ShardFront:
+        """Return the front of shards whose processes listen on these sockets."""
+        return ShardFront(host, LocalShards(host.config, addresses))
+
+    def _make_pages(self) -> PageSource | None:
+        """Return what the pages show; None: there are none."""
+        return None
+
+    def _ready_line(self) -> str:
+        """Return what /readyz says where all is well."""
+        return "ok"
+
+    def _open_folder(self) -> File:
+        """Return what holds the lock of the data directory, made if need be. Raises Fenced or Refused."""
+        return open_shard_folders(LocalVfs(), self._config.data_dir, self._config.shards)
+
+    def _watches(self) -> list[Coroutine[Any, Any, None]]:
+        """Return what runs for as long as the shards do."""
+        return [self._watch(child.number) for child in self._children]
+
+    async def _stop_children(self, running: Sequence[asyncio.Task[None]]) -> None:
+        """Have the processes drain. `running`: by number, what keeps each running."""
+        for child in self._children:
+            child.stop()
 
     async def run(self) -> int:
         """Serve until a signal; returns the exit status. Raises Fenced, Refused, ConfigError or OSError."""
@@ -99,7 +131,7 @@ class ShardSupervisor:
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._notifier.tell("STATUS=Starting shards")
-        lock = open_shard_folders(LocalVfs(), self._config.data_dir, self._config.shards)
+        lock = self._open_folder()
         folder = sockets_folder(self._config)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         os.chmod(folder, 0o700)  # whoever may connect is let in
@@ -111,7 +143,7 @@ class ShardSupervisor:
             await self._http.start()
             await self._front.start()
             self._https = [ShardHttp(http_socket(self._config, child.number)) for child in self._children]
-            watches = [loop.create_task(self._watch(child.number)) for child in self._children]
+            watches = [loop.create_task(watch) for watch in self._watches()]
             watches.append(loop.create_task(self._notifier.keep_alive(lambda: True)))
             await self._stop.wait()
         finally:
@@ -125,11 +157,9 @@ class ShardSupervisor:
         log.info("Stopping")
         self._notifier.tell("STOPPING=1", "STATUS=Draining")
         await self._front.drain()
-        for child in self._children:
-            child.stop()
+        await self._stop_children(children)
         # Calls under way are passed on until their shard has ended them.
-        seconds = self._config.drain_grace_ms / 1000 + _KILL_AFTER_SECONDS
-        _, late = await asyncio.wait(children, timeout=seconds)
+        _, late = await asyncio.wait(children, timeout=self._end_seconds)
         if late:
             log.error("Shards did not end in time and are killed", shards=len(late))
             for child in self._children:
@@ -144,6 +174,11 @@ class ShardSupervisor:
         for http in self._https:
             await http.close()
         log.info("Stopped")
+
+    @property
+    def _end_seconds(self) -> float:
+        """Time for a process to drain and end."""
+        return self._config.drain_grace_ms / 1000 + _KILL_AFTER_SECONDS
 
     def _note_ended(self, number: int) -> None:
         self._not_ready[number] = "its process has ended"
@@ -187,9 +222,9 @@ class ShardSupervisor:
             log.warning("Not all shards serve", because=self._not_ready_because())
             return
         grpc, http = self._front.address, self._http.address
-        log.info("Serving", version=self._version, grpc=grpc, http=http, shards=self._config.shards)
+        log.info("Serving", version=self._version, grpc=grpc, http=http, shards=len(self._children))
         self._notifier.tell(
-            "READY=1", f"STATUS=Serving gRPC on {grpc}, HTTP on {http}, with {self._config.shards} shards"
+            "READY=1", f"STATUS=Serving gRPC on {grpc}, HTTP on {http}, with {len(self._children)} shards"
         )
 
     def _not_ready_because(self) -> str | None:

@@ -15,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from broker.web.connections import Connections
 from broker.web.guard import Hosts
+from broker.web.server import SHARD_VIEW
 
 if TYPE_CHECKING:
     from broker.web.site import Site
@@ -34,10 +35,11 @@ def make_runner(
     listen_host: str,
     stop_ms: int,
     connections: Connections,
+    shard_view: Callable[[], bytes] | None = None,
 ) -> web.AppRunner:
     """Make what answers requests; `readiness` returns None when the broker is ready, else why it is not, in a line.
 
-    `pages`: what they show; None: there are none.
+    `pages`: what they show; None: there are none. `shard_view`: what the process of a shard tells its supervisor.
     """
 
     hosts = Hosts(pages.config.http_hosts if pages is not None else "", listen_host)
@@ -64,6 +66,12 @@ def make_runner(
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/livez", livez)
     app.router.add_get("/readyz", readyz)
+    if shard_view is not None:
+
+        async def view(_request: web.Request) -> web.Response:
+            return web.Response(body=shard_view())
+
+        app.router.add_get(SHARD_VIEW, view)
     if pages is not None:
         app.router.add_route("*", "/{path:.*}", _LatePages(pages, listen_host).answer)
     app.on_response_prepare.append(_hide_versions)

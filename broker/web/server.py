@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from broker.web.source import PageSource
 
 _BACKLOG = 128
+SHARD_VIEW = "/shard-view"
+"""Path at which the process of a shard in a cluster tells its supervisor what it knows: an answer to GetCluster."""
 
 
 class HttpServer:
@@ -38,17 +40,20 @@ class HttpServer:
         readiness: Callable[[], str | None],
         *,
         pages: PageSource | None = None,
+        shard_view: Callable[[], bytes] | None = None,
         ready_line: Callable[[], str] = lambda: "ok",
         stop_ms: int = 500,
         connections_max: int = 256,
         timeouts: Timeouts | None = None,
     ) -> None:
-        """`pages`: what they show. `ready_line`: what /readyz says where all is well."""
+        """`pages`: what they show. `shard_view`: the body of `SHARD_VIEW`, on the socket of a process that has a
+        supervisor. `ready_line`: what /readyz says where all is well."""
         self._ready_line = ready_line
         self._connections_max = connections_max
         self._timeouts = timeouts
         self._servers: list[asyncio.Server] = []
         self._pages = pages
+        self._shard_view = shard_view if address.startswith(UNIX) else None
         self._stop_ms = stop_ms
         self._path = address.removeprefix(UNIX) if address.startswith(UNIX) else ""
         # Whoever may open the socket is on this machine, and asks for localhost.
@@ -117,6 +122,7 @@ class HttpServer:
             listen_host=self._host,
             stop_ms=self._stop_ms,
             connections=connections,
+            shard_view=self._shard_view,
         )
         await runner.setup()
         self._runner = runner

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import aiohttp
 
+from broker.web.server import SHARD_VIEW
+
 _URL = "http://localhost"
 _SILENT = -1
 
@@ -41,6 +43,11 @@ class ShardHttp:
     async def metrics(self, seconds: float) -> bytes | None:
         """Return the page of metrics; None if there is no answer."""
         status, body = await self._get(self._scrapes, "/metrics", seconds)
+        return body if status == 200 else None
+
+    async def view(self, seconds: float) -> bytes | None:
+        """Return what a shard in a cluster knows of it; None if there is no answer."""
+        status, body = await self._get(self._probes, SHARD_VIEW, seconds)
         return body if status == 200 else None
 
     async def _get(self, session: aiohttp.ClientSession, path: str, seconds: float) -> tuple[int, bytes]:

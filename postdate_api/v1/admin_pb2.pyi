@@ -696,17 +696,19 @@ class GetClusterResponse(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ClusterShard, _Mapping[str, object]]]] = ..., nodes: _Optional[_Iterable[_Union[ClusterNode, _Mapping[str, object]]]] = ..., node: _Optional[str] = ...) -> None: ...
 
 class MoveShardRequest(_message.Message):
-    __slots__ = ("to",)
+    __slots__ = ("to", "shard")
     TO_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     to: str
-    def __init__(self, to: _Optional[str] = ...) -> None: ...
+    shard: int
+    def __init__(self, to: _Optional[str] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class MoveShardResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ClusterShard(_message.Message):
-    __slots__ = ("number", "epoch", "owner", "owner_address", "standbys", "applied_lsn", "applied_time_ms", "base_lsn", "base_time_ms")
+    __slots__ = ("number", "epoch", "owner", "owner_address", "standbys", "applied_lsn", "applied_time_ms", "base_lsn", "base_time_ms", "progress")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -716,6 +718,7 @@ class ClusterShard(_message.Message):
     APPLIED_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     BASE_LSN_FIELD_NUMBER: _ClassVar[int]
     BASE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     number: int
     epoch: int
     owner: str
@@ -725,7 +728,20 @@ class ClusterShard(_message.Message):
     applied_time_ms: int
     base_lsn: int
     base_time_ms: int
-    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., owner_address: _Optional[str] = ..., standbys: _Optional[_Iterable[str]] = ..., applied_lsn: _Optional[int] = ..., applied_time_ms: _Optional[int] = ..., base_lsn: _Optional[int] = ..., base_time_ms: _Optional[int] = ...) -> None: ...
+    progress: _containers.RepeatedCompositeFieldContainer[ShardProgress]
+    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., owner_address: _Optional[str] = ..., standbys: _Optional[_Iterable[str]] = ..., applied_lsn: _Optional[int] = ..., applied_time_ms: _Optional[int] = ..., base_lsn: _Optional[int] = ..., base_time_ms: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[ShardProgress, _Mapping[str, object]]]] = ...) -> None: ...
+
+class ShardProgress(_message.Message):
+    __slots__ = ("node", "applied_lsn", "behind_records", "behind_ms")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_LSN_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_MS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    applied_lsn: int
+    behind_records: int
+    behind_ms: int
+    def __init__(self, node: _Optional[str] = ..., applied_lsn: _Optional[int] = ..., behind_records: _Optional[int] = ..., behind_ms: _Optional[int] = ...) -> None: ...
 
 class ClusterNode(_message.Message):
     __slots__ = ("name", "address")

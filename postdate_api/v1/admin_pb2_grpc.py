@@ -344,7 +344,7 @@ class AdminServiceServicer(object):
     def MoveShard(self, request, context):
         """Hands the shard over to a node that follows it. The answer says that the hand-over has begun, or that the node owns the
         shard already: the owner ends its streams, resigns, and ends its process, to be started again as a standby. NOT_FOUND
-        with NODE_NOT_FOUND: there is no such node. FAILED_PRECONDITION with NODE_NOT_FOLLOWING: the node does not answer,
+        with NODE_NOT_FOUND or SHARD_NOT_FOUND: there is no such node or shard. FAILED_PRECONDITION with NODE_NOT_FOLLOWING: the node does not answer,
         or is more than five seconds behind.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

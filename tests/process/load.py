@@ -36,8 +36,11 @@ def entry_sets(ids: list[Id]) -> list[message_pb2.EntrySet]:
 class Load:
     """Log of answers, arrivals and confirmations; complaints gather in `violations`."""
 
-    def __init__(self, seed: int, *, delay_ms_max: int = 800, pause_ms: int = PAUSE_MS) -> None:
+    def __init__(
+        self, seed: int, *, delay_ms_max: int = 800, pause_ms: int = PAUSE_MS, topic: str = TOPIC
+    ) -> None:
         self.rng = random.Random(seed)
+        self.topic = topic
         self.delay_ms_max = delay_ms_max
         self.pause_ms = pause_ms  # of a producer between two batches, at most
         self.answered: dict[Id, bytes] = {}
@@ -82,7 +85,7 @@ class Load:
                 sent[number] = [b"%d.%d" % (number, i) for i in range(count)]
                 messages = [self._message(payload) for payload in sent[number]]
                 await call.write(
-                    producer_pb2.ProduceRequest(topic=TOPIC, request_id=number, messages=messages)
+                    producer_pb2.ProduceRequest(topic=self.topic, request_id=number, messages=messages)
                 )
                 await asyncio.sleep(self.rng.random() * self.pause_ms / 1000)
 
@@ -118,7 +121,7 @@ class Load:
         leaving = False
         with contextlib.suppress(grpc.aio.AioRpcError):
             opening = consumer_pb2.Open(
-                topic=TOPIC,
+                topic=self.topic,
                 subscription=name,
                 initial_position=EARLIEST,
                 permits=consumer_pb2.Permits(messages=1_000_000),

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from broker.cluster.creation import Cluster
 from broker.cluster.follower import CutOff
 from broker.errors import Corrupt
 from broker.node.member import Member
@@ -190,7 +191,7 @@ def test_a_node_whose_folder_is_cut_off_after_its_seed_follows_again_with_anothe
 
         monkeypatch.setattr("broker.node.node.Following", Following)
         config = broker_config(cluster_store="file:///nowhere", cluster_nodes="b=127.0.0.1:1", node="b")
-        process = Node(config, notifier=cast(Any, None))
+        process = Node(config, Cluster("0" * 32, 1, 4_000), notifier=cast(Any, None))
         face = SimpleNamespace()
         following = asyncio.create_task(process._follow(standby.member, cast(Any, face)))
         await asyncio.sleep(3 * PAUSE_SECONDS)

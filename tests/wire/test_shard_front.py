@@ -17,6 +17,7 @@ from broker.errors import Fenced
 from broker.observe.metrics import BrokerCounters
 from broker.rpc.front import FrontHost
 from broker.rpc.shard_front import ShardFront
+from broker.rpc.shard_owners import LocalShards
 from broker.runtime.clock import SystemClock
 from broker.server import Server
 from broker.settings import UNIX
@@ -66,7 +67,8 @@ class Shards:
         os.mkdir(f"{self._folder.name}/run")
         self.servers = [Server(shard_config(self.config, number)) for number in range(SHARDS)]
         addresses = [UNIX + server.config.grpc_socket for server in self.servers]
-        self.front = ShardFront(FrontHost(self.config, SystemClock(), BrokerCounters()), addresses)
+        owners = LocalShards(self.config, addresses)
+        self.front = ShardFront(FrontHost(self.config, SystemClock(), BrokerCounters()), owners)
         self._stopped: set[int] = set()
         self.broker = None  # it has none; a `Wire` asks
         self.wire: Wire

@@ -112,10 +112,25 @@ async def test_it_takes_over_after_a_lease_of_silence_and_not_before(store: Faul
 
 
 async def test_the_second_in_rank_waits_a_quarter_longer(store: FaultyStore) -> None:
+    owner = await open_object_log(store, "a")
+    await owner.take_over(2, epoch=1)
+    standby = Standby(store, rank=1)
+    running = await standby.start()
+    await standby.reach(3)
+    standby.clocks.move(LEASE_MS + LEASE_MS // 4 - 1)
+    await standby.looks_again()
+    assert not running.done()
+    standby.clocks.move(1)
+    assert (await running).at_index == 3
+
+
+async def test_the_second_in_rank_leaves_a_shard_that_nobody_has_owned_to_the_first_for_a_lease_more(
+    store: FaultyStore,
+) -> None:
     standby = Standby(store, rank=1)
     running = await standby.start()
     await standby.reach(2)
-    standby.clocks.move(LEASE_MS + LEASE_MS // 4 - 1)
+    standby.clocks.move(2 * LEASE_MS - 1)
     await standby.looks_again()
     assert not running.done()
     standby.clocks.move(1)

@@ -53,6 +53,8 @@ def test_epochs_rise() -> None:
 
 def test_a_standby_waits_for_a_lease_and_a_quarter_for_each_rank() -> None:
     assert [silence_ms_needed(4000, rank) for rank in range(3)] == [4000, 5000, 6000]
+    assert [silence_ms_needed(4000, rank, is_fresh=True) for rank in range(3)] == [4000, 8000, 12000]
+    assert not may_take_over(7_999, 4000, 1, is_fresh=True) and may_take_over(8_000, 4000, 1, is_fresh=True)
     assert not may_take_over(3999, 4000, 0) and may_take_over(4000, 4000, 0)
     assert not may_take_over(4999, 4000, 1) and may_take_over(5000, 4000, 1)
     assert may_take_over(0, 4000, 1, resigned_to_us=True)

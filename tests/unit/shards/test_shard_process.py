@@ -36,9 +36,9 @@ def test_ports_of_shards_follow_that_of_the_front() -> None:
 
 
 def test_paths_that_no_socket_can_have_are_refused_before_anything_is_made() -> None:
-    check_sockets(broker_config(data_dir="d" * 95, shards=10))
+    check_sockets(broker_config(data_dir="d" * 95), 10)
     with pytest.raises(ConfigError, match="108 bytes"):
-        check_sockets(broker_config(data_dir="d" * 96, shards=11))
+        check_sockets(broker_config(data_dir="d" * 96), 11)
 
 
 @pytest.mark.parametrize(

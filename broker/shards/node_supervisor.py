@@ -1,0 +1,160 @@
+"""A node of a cluster with several shards: a process for each of them, owner or standby, and one front.
+
+The front passes each call on to the shard's owner: to a process of this node, or to the front of the node that has it.
+What it knows of owners comes from its own processes, which follow every shard's log, and from other nodes
+(`rpc/peers.py`); the highest epoch is right.
+
+Invariants:
+  NODE-1  A node that stops hands over one shard after the other, each once the one before has another owner, or a lease
+      has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from broker.cluster.creation import Cluster
+from broker.config import BrokerConfig, parse_nodes
+from broker.errors import Fenced
+from broker.node.member import node_name
+from broker.node.placement import rank_nodes
+from broker.observe.cluster_view import ClusterView, OwnerRoute, merge_views
+from broker.rpc.cluster import decode_view
+from broker.rpc.front import FrontHost
+from broker.rpc.peers import Peers
+from broker.rpc.shard_front import ShardFront
+from broker.rpc.shard_owners import ClusterShards
+from broker.runtime.notify import ServiceNotifier
+from broker.runtime.vfs import File, LocalVfs
+from broker.settings import ConfigError
+from broker.shards.supervisor import Command, ShardSupervisor
+from broker.storage.layout import Layout
+
+_VIEW_SECONDS = 0.2
+"""Between questions to a process: for so long a hand-over may go unnoticed."""
+_ANSWER_SECONDS = 2.0
+
+
+class NodeSupervisor(ShardSupervisor):
+    """See the module's description."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        cluster: Cluster,
+        command: Command,
+        *,
+        notifier: ServiceNotifier,
+        read_config: Callable[[], BrokerConfig],
+    ) -> None:
+        """`command` starts the process of a shard. Raises ConfigError."""
+        if config.access_file and config.tls_client_ca_file:
+            raise ConfigError(
+                f"The cluster has {cluster.shards} shards, and access_file and tls_client_ca_file are set: an identity "
+                "from a client's certificate does not reach a shard. Use tokens without tls_client_ca_file"
+            )
+        name, nodes = node_name(config), parse_nodes(config.cluster_nodes)
+        self._node = name
+        self._owner_lease_ms = cluster.owner_lease_ms
+        self._views = [
+            ClusterView(
+                cluster.id,
+                name,
+                tuple(nodes.items()),
+                number,
+                OwnerRoute(),
+                standbys=rank_nodes(cluster.shard(number), nodes),
+            )
+            for number in range(cluster.shards)
+        ]
+        others = {node: address for node, address in nodes.items() if node != name}
+        self._peers = Peers(config, cluster.id, others, self._misses_owner, self._note_told)
+        self._told = asyncio.Event()
+        self._owners: ClusterShards
+        super().__init__(config, command, notifier=notifier, read_config=read_config, shards=cluster.shards)
+
+    async def run(self) -> int:
+        self._peers.start()
+        try:
+            return await super().run()
+        finally:
+            await self._peers.stop()
+
+    def _open_folder(self) -> File:
+        vfs, layout = LocalVfs(), Layout(self._config.data_dir.rstrip("/"))
+        vfs.make_dir(layout.root)
+        lock = vfs.lock(layout.lock)
+        if lock is None:
+            raise Fenced(
+                f"Another node holds the data directory {layout.root!r}: stop it, or choose another one",
+                reason="DATA_DIR_LOCKED",
+            )
+        return lock
+
+    def _make_front(self, host: FrontHost, addresses: Sequence[str]) -> ShardFront:
+        self._owners = ClusterShards(
+            host.config, self._node, addresses, lambda number: self._view(number).route
+        )
+        return ShardFront(host, self._owners, self._describe)
+
+    def _ready_line(self) -> str:
+        owned = [str(view.shard) for view in self._views if self._owns(view.shard)]
+        return f"ok, owns {', '.join(owned) or 'nothing'}"
+
+    def _watches(self) -> list[Coroutine[Any, Any, None]]:
+        return [*super()._watches(), *(self._watch_view(child.number) for child in self._children)]
+
+    async def _stop_children(self, running: Sequence[asyncio.Task[None]]) -> None:
+        for child in self._children:
+            if self._owns(child.number):
+                child.stop()
+                await asyncio.wait([running[child.number]], timeout=self._end_seconds)
+                await self._wait_owner(child.number)
+        await super()._stop_children(running)
+
+    async def _wait_owner(self, number: int) -> None:
+        """Return when another node owns a shard; or a lease has passed, and it may never be."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._owner_lease_ms / 1e3):
+                while not self._view(number).route.owner_address:
+                    self._told.clear()
+                    await self._told.wait()
+
+    # -- what is known of the shards ---------------------------------------------------------------------------
+
+    def _owns(self, number: int) -> bool:
+        return self._views[number].route.owner_node == self._node
+
+    def _view(self, number: int) -> ClusterView:
+        return merge_views(self._views[number], self._peers.views(number))
+
+    def _describe(self, is_alone: bool) -> Sequence[ClusterView]:
+        return self._views if is_alone else [self._view(view.shard) for view in self._views]
+
+    def _misses_owner(self) -> bool:
+        return any(not self._view(view.shard).route.owner_address for view in self._views)
+
+    async def _watch_view(self, number: int) -> None:
+        """Ask a process what it knows of its shard, until cancelled. While it does not answer, what it said holds."""
+        child, http = self._children[number], self._https[number]
+        ranks = self._views[number].standbys
+        while True:
+            start = child.starts
+            answer = await http.view(_ANSWER_SECONDS)
+            if answer is not None and child.starts == start and child.pid:
+                self._views[number] = decode_view(answer)._replace(standbys=ranks)
+                self._note_told()
+            await asyncio.sleep(_VIEW_SECONDS)
+
+    def _note_told(self) -> None:
+        """Take what a process or another node has told."""
+        self._owners.follow()
+        self._told.set()
+
+    def _note_ended(self, number: int) -> None:
+        super()._note_ended(number)
+        self._views[number] = self._views[number].of_standby()._replace(progress=())
+        self._owners.follow()
