@@ -19,6 +19,7 @@ from broker.topic_shards import shard_of
 from postdate import InitialPosition, _owner
 from postdate._connection import Connection
 from tests.certificates import Authority
+from tests.configs import broker_config
 from tests.wire.access_files import ACCESS, Files
 from tests.wire.conftest import Serve, eventually, within
 from tests.wire.test_shard_front import A, B, Shards, names_on, topics_of
@@ -127,7 +128,8 @@ async def test_nobody_waits_for_a_second_attempt(
             monkeypatch.setattr(_owner, "_PATIENCE_S", 1_000.0)
             monkeypatch.setattr(_owner, "_REACH_S", 1_000.0)
             async with client.producer(A) as producer:
-                await within(producer.send(b"x"))  # although it is being tried
+                await within(producer.send(b"x"))
+                assert client._rpc.owner(A)._finding is not None, "it is being tried meanwhile"
             assert len(attempts) == 2
     async with connected(shards) as client:
         lead_to(shards, 0, right)
@@ -168,6 +170,27 @@ async def test_another_broker_at_the_address_of_a_shard_gets_nothing(shards: Sha
                 await within(client.topics.get(topic))
     assert topics_of(other.server) == []
     assert [topics_of(server) for server in shards.servers] == [[A], [B]]
+
+
+async def test_a_broker_that_comes_to_the_port_of_a_shard_gets_nothing(shards: Shards, tmp_path: Path):
+    """Also where nobody has called meanwhile, and so nothing has failed."""
+    async with connected(shards) as client:
+        async with client.producer(A) as producer:
+            await within(producer.send(b"one"))
+        port = place(client, A)
+        connection = client._rpc.owner(A).connection
+        await shards.stop_shard(0)
+        await eventually(lambda: not connection.is_ready)
+        config = {"grpc_address": f"127.0.0.1:{port}", "http_address": "127.0.0.1:0", "disk_reserve_bytes": 0}
+        other = Server(broker_config(data_dir=str(tmp_path), **config))
+        await other.start()
+        await restart(shards, 0)
+        async with client.producer(A) as producer:
+            await within(producer.send(b"two"))
+        await within(client.topics.get(A))
+        assert place(client, A) == port_of(shards.servers[0]) != port
+    assert topics_of(other) == []
+    await within(other.stop())
 
 
 async def restart(shards: Shards, number: int) -> None:
