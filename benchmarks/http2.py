@@ -9,7 +9,17 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    6,
+    7,
+    8,
+    9,
+)
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 WINDOW_BYTES = 65_535
 """A window until somebody says otherwise."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from benchmarks import machine
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.processes import Broker, Setup
-from benchmarks.strangers.floods import FLOODS, Flood
-from benchmarks.strangers.measure import HEADER, Figures, access_flags, measure
+from benchmarks.strangers.floods import FLOODS, OVER_TLS, Flood
+from benchmarks.strangers.measure import CERTIFICATE, HEADER, Figures, access_flags, measure, tls_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,13 +46,23 @@ def main() -> int:
 
 def _run(folder: Path, name: str, *, guarded: bool, seconds: float) -> Figures:
     flags = access_flags(folder) if guarded else ()
+    if name in OVER_TLS:
+        flags += tls_flags(folder)
     setup = Setup(ROOT, folder, 0, 1, quick=False, broker_flags=tuple(flags))
     folder_name = f"{'guarded' if guarded else 'open'}-{name.replace(' ', '-')}"
     env = {"TUNING": '{"first_message_ms": "5s"}'}
     with Broker(setup, folder_name, script=ROOT / "tests/tuned_broker.py", env=env) as broker:
         command = [sys.executable, "-m", "benchmarks.strangers", "--flood"]
         return asyncio.run(
-            measure(command, broker.address, broker.http_address, broker.pid, name, seconds=seconds)
+            measure(
+                command,
+                broker.address,
+                broker.http_address,
+                broker.pid,
+                name,
+                seconds=seconds,
+                certificate=folder / CERTIFICATE if name in OVER_TLS else None,
+            )
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -10,14 +11,20 @@ from itertools import count
 from operator import ge
 
 from benchmarks.http2 import (
+    CONTINUATION,
+    DATA,
     END_HEADERS,
     HEADERS,
     PING,
     PREFACE,
+    PRIORITY,
     RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
     Raw,
     call,
     frame,
+    literal,
     message,
     prefixed,
 )
@@ -69,11 +76,14 @@ class Flood:
     def sent_bytes(self) -> int:
         return sum(raw.sent_bytes for raw in self.raws)
 
-    async def connect(self, *, http: bool = False, greet: bool = True, reads: bool = False) -> Raw | None:
+    async def connect(
+        self, *, http: bool = False, greet: bool = True, reads: bool = False, tls: bool = False
+    ) -> Raw | None:
         """One more connection, of somebody who reads or does not; None if the broker takes no more."""
         host, _, port = (self.http_address if http else self.grpc_address).rpartition(":")
+        context = _tls() if tls else None
         try:
-            raw = Raw(*await asyncio.open_connection(host, int(port)), is_honest=reads)
+            raw = Raw(*await asyncio.open_connection(host, int(port), ssl=context), is_honest=reads)
             self.stack.callback(raw.writer.close)
             self.raws.append(raw)
             if greet and not http:
@@ -94,6 +104,19 @@ class Flood:
                     await work(raw)
 
         await asyncio.gather(*(one() for _ in range(self.sized(count))))
+
+    async def again(self, count: int, work: Callable[[Raw], Awaitable[None]], **how: bool) -> None:
+        """As `many`, and on a new connection whenever one is closed."""
+
+        async def repeat(first: Raw) -> None:
+            raw: Raw | None = first
+            while raw is not None:
+                with suppress(*_GONE):
+                    await work(raw)
+                raw.writer.close()
+                raw = await self.connect(**how)
+
+        await self.many(count, repeat, **how)
 
     async def begin(self, raw: Raw, headers: bytes, number: int) -> None:
         """A call that has sent its headers and no message."""
@@ -131,6 +154,14 @@ class Flood:
                     flooding.cancel()
 
 
+def _tls() -> ssl.SSLContext:
+    """Make a context that takes any certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
 async def _nothing(_: Raw) -> None:
     return
 
@@ -145,6 +176,29 @@ async def idle_http(flood: Flood) -> None:
 
 async def half_handshakes(flood: Flood) -> None:
     await flood.many(1_000, lambda raw: raw.send(PREFACE[:20]), greet=False)
+
+
+async def half_tls_handshakes(flood: Flood) -> None:
+    """Handshakes of which the first message comes byte by byte, and such that end after it."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        _tls().wrap_bio(incoming, outgoing).do_handshake()
+    hello = outgoing.read()
+
+    async def work(raw: Raw) -> None:
+        if flood.connections % 2:
+            await raw.send(hello)
+            await raw.until_closed()
+        for at in range(len(hello)):
+            await raw.send(hello[at : at + 1])
+            await asyncio.sleep(0.2)
+
+    await flood.again(1_000, work, greet=False)
+
+
+async def tls_handshakes(flood: Flood) -> None:
+    """Handshakes of connections that are closed and opened again."""
+    await flood.again(50, _nothing, greet=False, tls=True)
 
 
 async def greeted(flood: Flood) -> None:
@@ -234,6 +288,61 @@ async def pings(flood: Flood) -> None:
 
     for _ in range(flood.sized(50)):
         await flood.many(4, work)
+
+
+async def headers_without_end(flood: Flood) -> None:
+    """Calls whose headers go on, frame by frame."""
+    more = frame(CONTINUATION, 0, 1, b"".join(literal(b"a%d" % i, b"b" * 16) for i in range(40)))
+
+    async def work(raw: Raw) -> None:
+        await raw.send(frame(HEADERS, 0, 1, PRODUCE))
+        flood.calls += 1
+        while True:
+            await raw.send(*[more] * 20)
+
+    await flood.again(8, work, reads=True)
+
+
+async def large_headers(flood: Flood) -> None:
+    """Calls with as many headers as are allowed, which change the table that both sides keep with each field."""
+    resize = b"\x20\x3f\xe1\x1f"  # to nothing, and back to 4,096 bytes
+    fields = b"".join(b"\x40" + literal(b"n%d" % i, b"v" * 100)[1:] for i in range(100))
+
+    async def work(raw: Raw) -> None:
+        for number in range(1, 2 * CALLS_OF_CONNECTION, 2):
+            headers = resize + PRODUCE + fields
+            await flood.begin(raw, headers, number)
+
+    await flood.many(40, work, reads=True)
+
+
+async def settings(flood: Flood) -> None:
+    """Settings that change the windows of many calls each time, and whose confirmations are not read."""
+    changes = [frame(SETTINGS, body=b"\0\x04" + size.to_bytes(4, "big")) for size in (0, (1 << 31) - 1)]
+
+    async def work(raw: Raw) -> None:
+        await flood.squat(raw, STREAM)
+        while True:
+            await raw.send(*changes * 50)
+
+    await flood.again(8, work)
+
+
+async def empty_frames(flood: Flood) -> None:
+    """Frames that carry nothing."""
+    frames = (
+        frame(DATA, stream=1),
+        frame(PRIORITY, stream=1, body=bytes(5)),
+        frame(0xFA, stream=1),  # of a kind that nobody knows
+        frame(WINDOW_UPDATE, body=(1).to_bytes(4, "big")),
+    )
+
+    async def work(raw: Raw) -> None:
+        await flood.begin(raw, STREAM, 1)
+        while True:
+            await raw.send(*frames * 250)
+
+    await flood.again(8, work, reads=True)
 
 
 async def oversize(flood: Flood) -> None:
@@ -326,6 +435,8 @@ FLOODS: dict[str, Callable[[Flood], Coroutine[None, None, None]]] = {
     "idle connections, gRPC": idle_grpc,
     "idle connections, HTTP": idle_http,
     "half handshakes": half_handshakes,
+    "half TLS handshakes": half_tls_handshakes,
+    "TLS handshakes": tls_handshakes,
     "handshakes and no call": greeted,
     "calls without a message": squatted_calls,
     "streams without a message": squatted_streams,
@@ -337,6 +448,10 @@ FLOODS: dict[str, Callable[[Flood], Coroutine[None, None, None]]] = {
     "messages byte by byte": slow_bytes,
     "calls reset at once": resets,
     "pings": pings,
+    "headers without end": headers_without_end,
+    "large headers": large_headers,
+    "settings": settings,
+    "empty frames": empty_frames,
     "oversize messages": oversize,
     "whole calls": whole_calls,
     "large calls without a right": without_right,
@@ -344,3 +459,5 @@ FLOODS: dict[str, Callable[[Flood], Coroutine[None, None, None]]] = {
     "half-sent HTTP forms": half_forms,
     "slow HTTP headers": slow_http,
 }
+OVER_TLS = {"half TLS handshakes", "TLS handshakes"}
+"""Floods of a broker with a certificate."""

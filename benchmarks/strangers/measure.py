@@ -9,10 +9,16 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from grpc_health.v1 import health_pb2
 
 from benchmarks.strangers.floods import TOKEN_WITHOUT_RIGHT
@@ -22,6 +28,7 @@ HEADER = (
     "| flood | access control | connections | calls | sent (MiB) | Produce p50, max (ms) | failed | probe max (ms) | "
     "memory peak, after (MiB) |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 )
+CERTIFICATE = "broker.pem"
 _TOKEN = "a-token-of-the-benchmark"
 _CALL_SECONDS_MAX = 10.0
 _REST_SECONDS = 8.0
@@ -67,6 +74,29 @@ def access_flags(folder: Path) -> tuple[str, ...]:
     return ("--access-file", str(access), "--tokens-file", str(tokens))
 
 
+def tls_flags(folder: Path) -> tuple[str, ...]:
+    """A certificate for this machine, which vouches for itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "broker")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    cert_file, key_file = folder / CERTIFICATE, folder / "broker.key"
+    cert_file.write_bytes(certificate.public_bytes(Encoding.PEM))
+    key_file.touch(mode=0o600)
+    key_file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return ("--tls-cert-file", str(cert_file), "--tls-key-file", str(key_file))
+
+
 def resident_bytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
@@ -82,11 +112,10 @@ async def measure(
     seconds: float,
     scale: float = 1.0,
     least: tuple[int, int, int] = (0, 0, 0),
+    certificate: Path | None = None,
 ) -> Figures:
-    """Run one flood in a process of its own (`command` and its task) and look on."""
-    async with grpc.aio.insecure_channel(
-        grpc_address, options=[("grpc.use_local_subchannel_pool", 1)]
-    ) as channel:
+    """Run one flood in a process of its own (`command` and its task) and look on, over TLS with a `certificate`."""
+    async with _channel(grpc_address, certificate) as channel:
         caller = _Caller(channel)
         await caller.produce()
         before = resident_bytes(pid)
@@ -128,6 +157,14 @@ async def measure(
             peak - before,
             max(0, resident_bytes(pid) - before),
         )
+
+
+def _channel(address: str, certificate: Path | None) -> grpc.aio.Channel:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    if certificate is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 class _Caller:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.strangers.floods import FLOODS
-from benchmarks.strangers.measure import HEADER, access_flags, measure
+from benchmarks.strangers.floods import FLOODS, OVER_TLS
+from benchmarks.strangers.measure import CERTIFICATE, HEADER, access_flags, measure, tls_flags
 from tests.depth import DAY, at_depth, deep_but
 from tests.process.conftest import ROOT, Start
 
@@ -37,6 +37,8 @@ LEAST = {
     "idle connections, gRPC": Least(150),
     "idle connections, HTTP": Least(150),
     "half handshakes": Least(100, 0, 1),
+    "half TLS handshakes": Least(100, 0, 10),
+    "TLS handshakes": Least(50),
     "handshakes and no call": Least(100, 0, 4),
     "calls without a message": Least(2, 500),
     "streams without a message": Least(2, 500),
@@ -48,6 +50,10 @@ LEAST = {
     "messages byte by byte": Least(5, 50, 10),
     "calls reset at once": Least(1, 1_000, 100),
     "pings": Least(1, 0, 100),
+    "headers without end": Least(1, 1, 4 << 10),
+    "large headers": Least(4, 1_000, 8 << 10),
+    "settings": Least(1, 200, 100),
+    "empty frames": Least(1, 1, 4 << 10),
     "oversize messages": Least(1, 50, 500),
     "whole calls": Least(1, 500, 50),
     "large calls without a right": Least(1, 20, 32 << 10, has_token=True),
@@ -59,12 +65,13 @@ LEAST = {
 
 KINDS = (
     ("idle connections, gRPC", "idle connections, HTTP", "slow HTTP headers", "half-sent HTTP forms"),
-    ("half handshakes", "handshakes and no call"),
+    ("half handshakes", "handshakes and no call", "half TLS handshakes", "TLS handshakes"),
     ("calls without a message", "streams without a message", "probes without a message"),
     ("half-sent messages of 15 MiB", "half-sent later messages of 15 MiB"),
     ("a window of each message", "messages byte by byte"),
     ("streams of large messages", "large calls without a right", "oversize messages"),
-    ("calls reset at once", "whole calls", "pings"),
+    ("calls reset at once", "whole calls", "pings", "settings"),
+    ("headers without end", "large headers", "empty frames"),
     ("acks whose answers are not read",),
 )
 """Floods that take the same of a broker."""
@@ -92,6 +99,8 @@ def test_the_document_has_a_row_for_each_flood():
 )
 async def test_a_flood_keeps_nobody_out(start: Start, tmp_path: Path, name: str, access: str):
     flags = access_flags(tmp_path) if access == "guarded" else ()
+    if name in OVER_TLS:
+        flags += tls_flags(tmp_path)
     # Few places, so that a flood in small meets all limits.
     broker = await start(
         *flags,
@@ -114,6 +123,7 @@ async def test_a_flood_keeps_nobody_out(start: Start, tmp_path: Path, name: str,
         seconds=SECONDS,
         scale=SCALE,
         least=least,
+        certificate=tmp_path / CERTIFICATE if name in OVER_TLS else None,
     )
     did = (figures.connections, figures.calls, figures.sent_bytes)
     assert all(map(ge, did, least)), f"there was no flood: {did}"

@@ -17,6 +17,7 @@ import pytest
 from cryptography import x509
 
 import postdate
+from broker.rpc.port import GRPC_OPTIONS
 from broker.settings import ConfigError
 from tests.certificates import DAY, Authority, Pair
 from tests.moving import moves
@@ -163,6 +164,22 @@ async def test_client_certificates_are_asked_for_and_checked(
     good = authority.issue("client", common_name="billing")
     tls = postdate.Tls(ca_file=authority.ca_file, cert_file=good.cert_file, key_file=good.key_file)
     await call(connect(wire, tls))
+
+
+@pytest.mark.parametrize(
+    "begun", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"], ids=["silent", "half"]
+)
+async def test_a_handshake_that_does_not_end_is_closed(
+    serve: Serve, server_pair: Pair, monkeypatch: pytest.MonkeyPatch, begun: bytes
+):
+    option = "grpc.server_handshake_timeout_ms"
+    monkeypatch.setitem(GRPC_OPTIONS, option, GRPC_OPTIONS[option] // 20)
+    wire = await served(serve, server_pair)
+    host, _, port = wire.server.grpc_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(begun)
+    assert await within(reader.read()) == b""
+    writer.close()
 
 
 # -- rotation ----------------------------------------------------------------------------------------------------------
