@@ -18,9 +18,9 @@ from broker.errors import InvalidRequest, LimitReached, Refused
 from broker.folder.broker import Broker
 from broker.policy import SubscriptionPolicy
 from broker.rpc.audit import CONTEXT, note_created
-from broker.rpc.batch_room import batch_rooms
+from broker.rpc.batch_room import StreamRoom, batch_rooms
 from broker.rpc.caller import check_request
-from broker.rpc.calls import END_OF_STREAM, Handler, answering, parse, refuse, refuse_as_owner, unary
+from broker.rpc.calls import END_OF_STREAM, Handler, answering, parse, refuse, refuse_as_owner
 from broker.rpc.encode import encode_deliveries
 from broker.rpc.entries import check_initial_position, check_size, check_type, entries_of, ids_at_most, ids_in
 from broker.rpc.lease_lengths import check_lease_ms, default_lease_ms
@@ -28,7 +28,7 @@ from broker.rpc.session import Session, check_nack
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.telling import tell_freely
 from broker.rpc.unread import FrameRoom, UnreadRooms
-from broker.rpc.unread_calls import answer_within
+from broker.rpc.unread_calls import answer_within, cut_client, hold_until_read, when_over
 from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
 from broker.subscriptions.leases import lease_end_ns
@@ -78,7 +78,7 @@ class ConsumerService:
     def handlers(self) -> dict[str, Handler]:
         return {
             "Subscribe": grpc.stream_stream_rpc_method_handler(self._subscribe),
-            "Receive": unary(self._broker, consumer_pb2.ReceiveRequest, self._receive),
+            "Receive": grpc.unary_unary_rpc_method_handler(self._handle_receive),
             "Acknowledge": self._settling(consumer_pb2.AcknowledgeRequest, self._acknowledge),
             "Nack": self._settling(consumer_pb2.NackRequest, self._nack),
             "ExtendLease": self._settling(consumer_pb2.ExtendLeaseRequest, self._extend),
@@ -202,7 +202,11 @@ class ConsumerService:
 
     # -- single calls ----------------------------------------------------------------------------------------
 
-    async def _receive(self, request: consumer_pb2.ReceiveRequest) -> bytes:
+    async def _handle_receive(self, raw: bytes, context: Context) -> bytes:
+        receive = partial(self._receive, context)
+        return await answering(self._broker, consumer_pb2.ReceiveRequest, receive)(raw, context)
+
+    async def _receive(self, context: Context, request: consumer_pb2.ReceiveRequest) -> bytes:
         self._broker.check_serving()
         check_name("topic", request.topic, "topic")
         check_name("subscription", request.subscription, "subscription")
@@ -230,20 +234,30 @@ class ConsumerService:
         lease_ms = request.lease_ms or default_lease_ms(subscription)
         attempt = (request.topic, request.subscription, request.attempt_id)
         if request.attempt_id and (repeated := self._repeated(attempt, subscription)):
+            await hold_until_read(self._batch_rooms, context, repeated)
             return repeated
-        response, delivered = await self._receive_batch(topic, subscription, request, lease_ms)
+        response, delivered = await self._receive_batch(context, topic, subscription, request, lease_ms)
         if request.attempt_id and delivered:
             deadline_ns = lease_end_ns(self._broker.clock.monotonic_ns(), lease_ms)
             self._remember(attempt, _Received(deadline_ns, subscription, response))
         return response
 
     async def _receive_batch(
-        self, topic: Topic, subscription: Subscription, request: consumer_pb2.ReceiveRequest, lease_ms: int
+        self,
+        context: Context,
+        topic: Topic,
+        subscription: Subscription,
+        request: consumer_pb2.ReceiveRequest,
+        lease_ms: int,
     ) -> tuple[bytes, bool]:
-        """The response, and whether there are messages in it."""
+        """The response, and whether there are messages in it. They have room until the call is over."""
         consumer = self._consumer("receive", lease_ms)
         consumer.grant(request.max_messages or 1, 0)
         consumer.polls = not request.wait_ms
+        end = partial(cut_client, context)
+        room = StreamRoom(self._batch_rooms, context.peer, end, consumer, subscription.work)
+        when_over(context, room.close)
+        room.begin()
         topic.subscriptions.attach(subscription, consumer)
         batch = None
         try:
@@ -255,6 +269,7 @@ class ConsumerService:
             batch = self._batch_for(consumer)
         finally:
             if batch is None:  # also when the caller has gone: what was handed out meanwhile goes to others
+                room.close()
                 topic.subscriptions.detach(subscription, consumer)
             else:
                 topic.subscriptions.detach(subscription, consumer, keep_leases=True)

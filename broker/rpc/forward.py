@@ -5,7 +5,8 @@ when the one before has been written, so that each side is as slow as the other 
 
 Invariants:
   FORWARD-1  Messages that were read and are not written yet take at most `receiving_bytes_max` of memory, but for one.
-      Where they would take more, the call ends whose message has waited for longest.
+      Where they would take more, the call ends whose message has waited for longest. The answer of a unary call counts
+      until its client has read it; then the connection is cut, as gRPC cannot take an answer back.
   FORWARD-2  A call ends with its route: once another owner or a higher epoch is known, nothing of the former is
       passed on any more.
   FORWARD-3  A call is passed on once: it carries the mark that asks for the owner alone.
@@ -17,6 +18,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -26,6 +28,7 @@ from broker.observe.logs import get_logger
 from broker.rpc.calls import DIRECT, END_OF_STREAM, CallHost, refuse, refuse_unread
 from broker.rpc.status import DETAILS_KEY, Context
 from broker.rpc.tls import OpenChannel
+from broker.rpc.unread_calls import cut_client, when_over
 from broker.settings import ConfigError
 
 log = get_logger(__name__)
@@ -84,31 +87,40 @@ class MessageRoom:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._held: dict[object, tuple[ForwardedCall, int]] = {}  # the oldest first
+        self._held: dict[object, tuple[Callable[[], None], int]] = {}  # what ends the call; the oldest first
         self.held_bytes: int = 0
 
     @contextmanager
     def hold(self, call: ForwardedCall, size: int) -> Iterator[None]:
-        key = object()
-        self._held[key] = call, size
-        self.held_bytes += size
+        key = self._enter(partial(call.end, _crowded()), size)
         try:
-            while self.held_bytes > self._bytes_max and len(self._held) > 1:
-                oldest = self._let_go(next(iter(self._held)))
-                oldest.end(
-                    LimitReached(
-                        "Messages wait to be passed on, this one for longest", reason="TOO_MANY_CALLS"
-                    )
-                )
+            self._end_oldest()
             yield
         finally:
-            if key in self._held:
-                self._let_go(key)
+            self._let_go(key)
 
-    def _let_go(self, key: object) -> ForwardedCall:
-        call, size = self._held.pop(key)
+    def hold_until_read(self, context: Context, answer: bytes) -> None:
+        """Hold the answer of a call, which gRPC keeps until the call is over. Nothing but a cut ends that."""
+        key = self._enter(partial(cut_client, context), len(answer))
+        when_over(context, partial(self._let_go, key))
+        self._end_oldest()
+
+    def _enter(self, end: Callable[[], None], size: int) -> object:
+        key = object()
+        self._held[key] = end, size
+        self.held_bytes += size
+        return key
+
+    def _end_oldest(self) -> None:
+        while self.held_bytes > self._bytes_max and len(self._held) > 1:
+            oldest = next(iter(self._held))
+            end, _ = self._held[oldest]
+            self._let_go(oldest)
+            end()
+
+    def _let_go(self, key: object) -> None:
+        _, size = self._held.pop(key, (None, 0))
         self.held_bytes -= size
-        return call
 
 
 class _Connection:
@@ -197,6 +209,10 @@ class OwnerConnections:
         await asyncio.gather(*self._closing)
 
 
+def _crowded() -> LimitReached:
+    return LimitReached("Messages wait to be passed on, this one for longest", reason="TOO_MANY_CALLS")
+
+
 def _unreadable() -> Unavailable:
     return Unavailable("The node's certificate cannot be read: its log says why")
 
@@ -221,6 +237,7 @@ async def forward_unary(
         await _forward(host, owner, path, context, forwarded, send, take, refuse)
     if not answers:
         await refuse(host, context, Unavailable("The owner ended the call without an answer"))
+    room.hold_until_read(context, answers[0])
     return answers[0]
 
 

@@ -225,6 +225,7 @@ class ShardFront:
             answers.append((await answer(message, context)).SerializeToString())
 
         await end_alike(self._host, context, ForwardedCall(), work(), refuse)
+        self._room.hold_until_read(context, answers[0])
         return answers[0]
 
     async def _list_topics(self, message: bytes, context: Context) -> Message:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from broker.observe.logs import get_logger
@@ -17,6 +18,27 @@ from broker.rpc.unread import FrameRoom, Unread, UnreadRooms
 from broker.runtime.connections import cut_connection
 
 log = get_logger(__name__)
+
+
+def when_over(context: Context, do: Callable[[], None]) -> None:
+    """Do something once a call is over: its client has read the answer, or never will."""
+    over: Any = lambda _: do()  # noqa: E731 - the type of its argument is gRPC's own
+    context.add_done_callback(over)
+
+
+def cut_client(context: Context) -> None:
+    """Close the connection of a call whose answer is not read."""
+    peer = context.peer()
+    log.warning("Closed the connection of a client that does not read responses", peer=peer)
+    asyncio.get_running_loop().run_in_executor(None, cut_connection, peer)
+
+
+async def hold_until_read(rooms: UnreadRooms, context: Context, answer: bytes) -> None:
+    """Wait for room for an answer that is there already, and hold it until the call is over."""
+    unread = Unread(rooms, context.peer, partial(cut_client, context))
+    when_over(context, unread.close)
+    place = await unread.take(len(answer))
+    place.answered(len(answer))
 
 
 async def answer_within(
@@ -31,21 +53,14 @@ async def answer_within(
     `work` may shrink the room once it knows more.
     Raises LimitReached, before the work, if too much waits for room already.
     """
-    peer = context.peer()
-
-    def cut() -> None:
-        log.warning("Closed the connection of a client that does not read responses", peer=peer)
-        asyncio.get_running_loop().run_in_executor(None, cut_connection, peer)
-
-    unread = Unread(rooms, context.peer, cut)
-    over: Any = lambda _: unread.close()  # noqa: E731 - the type of its argument is gRPC's own
+    unread = Unread(rooms, context.peer, partial(cut_client, context))
     is_answered = False
     try:
         if (place := unread.take_nowait(bytes_max)) is None:
             with rooms.waiting_call(request_bytes):
                 place = await unread.take(bytes_max)
         answer = await work(place)
-        context.add_done_callback(over)
+        when_over(context, unread.close)
         place.answered(len(answer))
         is_answered = True
         return answer

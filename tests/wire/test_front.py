@@ -15,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from benchmarks.http2 import END_HEADERS, HEADERS, connected, frame, message
+from benchmarks.http2 import call as http2_call
 from broker.cli import main
 from broker.errors import Unavailable
 from broker.observe.cluster_view import ClusterView, OwnerRoute
@@ -33,6 +35,7 @@ from tests.wire.access_files import Files, bearer
 from tests.wire.conftest import Serve, Wire, batch, eventually, ids_of, refused, within
 
 DIRECT = ((calls.DIRECT, "1"),)
+RECEIVE = http2_call("/postdate.v1.ConsumerService/Receive")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -536,3 +539,27 @@ async def test_a_caller_that_does_not_read_gives_way_to_others(
     for channel in channels:
         await channel.close(None)
     await eventually(lambda: room.held_bytes == 0)
+
+
+async def test_answers_of_calls_that_a_caller_does_not_read_are_bounded(wire: Wire, face: Face):
+    """gRPC keeps them: the connection is cut once they take more than the room."""
+    node = await face(wire, receiving_bytes_max=4 << 20)
+    for _ in range(8):
+        await wire.produce("t", bytes(900_000))
+    await wire.create_subscription("t", initial_position="INITIAL_POSITION_EARLIEST")
+    request = consumer_pb2.ReceiveRequest(topic="t", subscription="s", wait_ms=60_000).SerializeToString()
+    room, most_held = node.front._room, 0
+    async with connected(node.grpc_address) as raw:
+        reading = asyncio.create_task(raw.live())
+        for number in range(1, 17, 2):
+            await raw.send(frame(HEADERS, END_HEADERS, number, RECEIVE), message(number, request, ends=True))
+
+        def is_cut() -> bool:
+            nonlocal most_held
+            most_held = max(most_held, room.held_bytes)
+            return reading.done()
+
+        await eventually(is_cut)
+    assert 2 << 20 < most_held <= 4 << 20
+    await eventually(lambda: room.held_bytes == 0)
+    await node.wire.produce("t", b"more")  # others go on

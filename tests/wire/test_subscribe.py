@@ -6,6 +6,8 @@ import asyncio
 import math
 import statistics
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
@@ -534,7 +536,9 @@ async def test_receive_that_is_cancelled_as_its_messages_come_gives_them_back(
     await wire.create_subscription("t")
     subscription = wire.broker.registry.topic("t").subscription("s")
     request = consumer_pb2.ReceiveRequest(topic="t", subscription="s", wait_ms=60_000)
-    receiving = asyncio.ensure_future(wire.server._consumer._receive(request))
+    service = wire.server._consumer
+    context: Any = SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1", add_done_callback=lambda _: None)
+    receiving = asyncio.ensure_future(service._receive(context, request))
     await eventually(lambda: bool(subscription.consumers))
     deliver = Consumer.deliver
 
@@ -547,6 +551,7 @@ async def test_receive_that_is_cancelled_as_its_messages_come_gives_them_back(
     await eventually(receiving.done)
     monkeypatch.undo()
     assert receiving.cancelled()
+    assert sum(room.held + room.waiting_bytes for room in service._batch_rooms) == 0
     assert ids_of((await wire.receive("t", wait_ms=2_000)).deliveries) == ids
 
 

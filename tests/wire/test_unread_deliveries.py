@@ -8,16 +8,18 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from benchmarks.http2 import END_HEADERS, HEADERS, call, connected, frame, message
 from broker.rpc import unread
 from broker.settings import KIB, MIB
-from postdate_api.v1 import consumer_pb2_grpc
-from tests.wire.conftest import LIMIT_SECONDS, Stream, Wire, eventually
+from postdate_api.v1 import consumer_pb2, consumer_pb2_grpc
+from tests.wire.conftest import LIMIT_SECONDS, Stream, Wire, eventually, within
 
 MESSAGE = bytes(512 * KIB)
 COUNT = 4
 STREAMS = 12
 BOUND = 4 * MIB
 """Three messages that are being written take more: so most of the streams wait."""
+RECEIVE = call("/postdate.v1.ConsumerService/Receive")
 Stub = consumer_pb2_grpc.ConsumerServiceStub
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 NARROW = [
@@ -131,3 +133,43 @@ async def test_room_that_came_for_a_message_that_another_consumer_took_is_given_
     for task in reading:
         task.cancel()
     await asyncio.wait(reading)
+
+
+async def test_answers_to_receive_that_are_not_read_are_bounded(wire: Wire, monkeypatch: pytest.MonkeyPatch):
+    """Many calls on a connection that gives no window; others get their messages, and it is cut for them."""
+    await wire.produce("t", b"")
+    await wire.create_subscription("t")
+    for _ in range(STREAMS):
+        await wire.produce("t", MESSAGE)
+    request = consumer_pb2.ReceiveRequest(topic="t", subscription="s", wait_ms=60_000)
+    async with connected(wire.server.grpc_address) as raw:
+        reading = asyncio.create_task(raw.live())
+        for number in range(1, 2 * STREAMS, 2):
+            await raw.send(frame(HEADERS, END_HEADERS, number, RECEIVE))
+            await raw.send(message(number, request.SerializeToString(), ends=True))
+        await eventually(lambda: room_of(wire).waiting_bytes > 0)
+        assert 0 < room_of(wire).held <= BOUND
+        (counts,) = (await wire.stats("t")).subscriptions
+        assert counts.leased_messages * len(MESSAGE) <= BOUND, "what lacks room is with its subscription"
+        monkeypatch.setattr(unread, "STALLED_SECONDS", 0.5)
+        answer = await within(wire.consumer.Receive(request))
+        assert [len(each.message.payload) for each in answer.deliveries] == [len(MESSAGE)]
+        await within(reading)  # it was cut
+    await eventually(lambda: room_of(wire).held == 0 and not room_of(wire).streams)
+
+
+async def test_repeated_answers_to_receive_that_are_not_read_are_bounded(wire: Wire):
+    await wire.produce("t", MESSAGE)
+    await wire.create_subscription("t", initial_position="INITIAL_POSITION_EARLIEST")
+    request = consumer_pb2.ReceiveRequest(topic="t", subscription="s", wait_ms=60_000, attempt_id="a")
+    assert (await within(wire.consumer.Receive(request))).deliveries
+    async with connected(wire.server.grpc_address) as raw:
+        reading = asyncio.create_task(raw.live())
+        for number in range(1, 2 * STREAMS, 2):
+            await raw.send(frame(HEADERS, END_HEADERS, number, RECEIVE))
+            await raw.send(message(number, request.SerializeToString(), ends=True))
+        await eventually(lambda: room_of(wire).waiting_bytes > 0)
+        assert 0 < room_of(wire).held <= BOUND
+        raw.writer.close()
+        await within(reading)
+    await eventually(lambda: room_of(wire).held == 0 and not room_of(wire).streams)
