@@ -33,11 +33,15 @@ class Source(Protocol):
 
     connection: int
     """Counts up."""
-    permits_max: int
     is_stopped: bool
     """No more is handed out."""
     stop_asked: bool
     """By `stop`, and not because the limit was reached."""
+
+    @property
+    def permits_max(self) -> int:
+        """Return how many messages the broker sends ahead of what was taken."""
+        ...
 
     def holds(self, message: Message) -> bool:
         """Tell whether its lease holds, as far as one can know here."""

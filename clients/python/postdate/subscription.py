@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from postdate._held import Held
 from postdate._link import Link
+from postdate._permits import Permits
 from postdate._rpc import Rpc
 from postdate._runner import Handler, Runner
 from postdate._settlement import ACK, RELEASE, Done, Settlements, Verb
@@ -56,12 +57,6 @@ class Subscription:
 
     The leases of messages that were not taken yet, and of those inside `Message.processing`, are kept
     as long as the connection lives. A message that lost its lease all the same is not handed out.
-
-    Invariants:
-      PERMITS-1  Permits granted on this connection are those taken and those outstanding: what the broker
-          may still send plus `_ready` is at most `permits`. What was lost counts as taken.
-      PERMITS-2  With a limit, no more than `limit` messages are taken, whatever breaks in between. What was lost
-          does not count.
     """
 
     def __init__(
@@ -79,16 +74,12 @@ class Subscription:
         limit: int | None,
         on_connection: Callable[[PostdateError | None], object] | None = None,
     ) -> None:
-        if (permits is not None and permits < 1) or (limit is not None and limit < 1):
-            raise ValueError("permits and limit are at least 1")
         self.topic = topic
         self.name = name
         self._rpc = rpc
-        self.permits_max: int = permits or 0  # 0: not known before it is known how messages are taken
+        self._permits = Permits(permits, limit)
         self._on_connection = on_connection
         self._broken_at: float | None = None
-        self._left = limit  # messages that may still be taken; None is any number
-        self._ungranted: int | None = None  # of those, what no connection's permits cover yet
         self._open = consumer_pb2.Open(topic=topic, subscription=name, consumer_name=consumer_name)
         if kind is not None:
             self._open.type = cast(consumer_pb2.SubscriptionType, kind.value)
@@ -98,9 +89,6 @@ class Subscription:
             self._open.lease_ms = duration_ms(lease, "lease")
         if honor_delay is not None:
             self._open.honor_delay = honor_delay
-        self._taken = 0  # since the last Permits frame
-        self._grant = 0  # permits to send
-        self._grant_held = 0  # permits to send once the acks of the connection before are settled
         self.connection: int = 0  # counts up
         self._drain = False
         self._yield_due = False
@@ -121,6 +109,11 @@ class Subscription:
         self._held = Held(self._extend, monotonic)
         self._ready = self._held.ready
         self._settlements = Settlements(self._wake, self._held.extended)
+
+    @property
+    def permits_max(self) -> int:
+        """For `Runner`: how many messages the broker sends ahead of what was taken; 0: not known yet."""
+        return self._permits.most
 
     @property
     def lease(self) -> timedelta:
@@ -206,12 +199,12 @@ class Subscription:
                 if self._error is not None:
                     raise self._error
                 await self.wait_change()
-        message = self._ready.popleft()
-        self._taken += 1
-        if self._left is not None:
+        message, permits = self._ready.popleft(), self._permits
+        permits.taken += 1
+        if permits.left is not None:
             self._spend(1)
-        if self._taken * 2 >= self.permits_max:
-            self._replenish()
+        if permits.taken * 2 >= permits.most:
+            self._give_back()
             self._yield_due = True
         return message
 
@@ -263,11 +256,12 @@ class Subscription:
                 return []
         ready = self._ready
         messages = [ready.popleft() for _ in range(min(max_messages, len(ready)))]
-        self._taken += len(messages)
-        if self._left is not None:
+        permits = self._permits
+        permits.taken += len(messages)
+        if permits.left is not None:
             self._spend(len(messages))
-        if self._taken * 2 >= self.permits_max:
-            self._replenish()
+        if permits.taken * 2 >= permits.most:
+            self._give_back()
         return messages
 
     async def ack_many(self, messages: Iterable[Message]) -> None:
@@ -396,14 +390,10 @@ class Subscription:
 
     def open_frame(self) -> consumer_pb2.SubscribeRequest:
         self.connection += 1
-        self._taken = self._grant = 0
-        permits = self.permits_max if self._left is None else min(self.permits_max, self._left)
-        self._ungranted = None if self._left is None else self._left - permits
         # Acks from the connection before are settled first, or what they are about would be given
         # out once more. `opened` sees to the permits then.
         waits = self.is_stopped or not self._settlements.empty
-        self._open.permits.messages = 0 if waits else permits
-        self._grant_held = permits if waits else 0
+        self._open.permits.messages = self._permits.connect(held=waits)
         return consumer_pb2.SubscribeRequest(open=self._open)
 
     def _terminated(self) -> None:
@@ -415,13 +405,7 @@ class Subscription:
 
     def _begin(self, permits: int) -> None:
         """Ask for messages, if that was left to how they are taken."""
-        if self.permits_max:
-            return
-        self.permits_max = permits
-        if self._connected and not self.is_stopped:
-            granted = permits if self._left is None else min(permits, self._left)
-            self._ungranted = None if self._left is None else self._left - granted
-            self._grant += granted
+        if self._permits.begin(permits, is_connected=self._connected and not self.is_stopped):
             self._wake()
 
     def next_frame(self) -> consumer_pb2.SubscribeRequest | None:
@@ -430,10 +414,8 @@ class Subscription:
             return consumer_pb2.SubscribeRequest(drain=consumer_pb2.Drain())
         if (frame := self._settlements.next_frame()) is not None:
             return frame
-        if self._grant and not self.is_stopped:
-            permits = consumer_pb2.Permits(messages=self._grant)
-            self._grant = 0
-            return consumer_pb2.SubscribeRequest(permits=permits)
+        if not self.is_stopped and (unsent := self._permits.take_unsent()):
+            return consumer_pb2.SubscribeRequest(permits=consumer_pb2.Permits(messages=unsent))
         return None
 
     def opened(self, opened: consumer_pb2.Opened) -> None:
@@ -449,7 +431,7 @@ class Subscription:
             away_s = monotonic() - self._broken_at
             self._broken_at = None
             self._tell(None, f"connected again after {away_s:.1f} s")
-        if self._grant_held:
+        if self._permits.are_held:
             barriers = self._settlements.barriers(asyncio.get_running_loop().create_future)
             connection = self.connection
             settled = asyncio.gather(*barriers)
@@ -498,19 +480,14 @@ class Subscription:
 
     def _release(self, connection: int) -> None:
         """The acks of an earlier connection are settled: now messages may come."""
-        if connection == self.connection and self._connected:
-            self._grant += self._grant_held
-            self._grant_held = 0
+        if connection == self.connection and self._connected and self._permits.release():
             self._wake()
 
     def _has_ready(self) -> bool:
         """Tell whether there is a message whose lease holds; what has lost it is dropped and paid back."""
         if self._ready and self._held.clock() >= self._held.sound_until:
-            lost = self._held.drop_lost()
-            self._taken += lost
-            if self._ungranted is not None:
-                self._ungranted += lost
-            self._replenish()
+            self._permits.lose(self._held.drop_lost())
+            self._give_back()
         return bool(self._ready)
 
     async def kept(self) -> list[MessageId]:
@@ -533,21 +510,16 @@ class Subscription:
     def _extend(self, ids: Sequence[MessageId]) -> None:
         self._settlements.add(_KEEP, ids)
 
-    def _replenish(self) -> None:
-        """Give back permits for what was taken (PERMITS-1), within the limit (PERMITS-2)."""
-        taken, self._taken = self._taken, 0
-        if self._ungranted is not None:
-            taken = min(taken, self._ungranted)
-            self._ungranted -= taken
-        if taken:
-            self._grant += taken
+    def _give_back(self) -> None:
+        if self._permits.give_back():
             self._wake()
 
     def _spend(self, count: int) -> None:
         """Count what was taken against the limit; the last of it ends the iteration (PERMITS-2)."""
-        assert self._left is not None
-        self._left -= count
-        if self._left <= 0:
+        permits = self._permits
+        assert permits.left is not None
+        permits.left -= count
+        if permits.left <= 0:
             self._stop()
 
     def note_change(self) -> None:
