@@ -159,7 +159,7 @@ def policy(default: Value | None, spec: Spec) -> Any:
 
 
 def inherited(kind: type[Any], name: str) -> Any:
-    """Declare the setting that policies without a value of their own inherit."""
+    """Declare a field as a policy declares it: the setting that policies inherit, or a part of a policy."""
     declared = kind.__dataclass_fields__[name].metadata
     return setting(declared["default"], declared["spec"])
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from broker.delayed.due_rows import Key
 from broker.delayed.tracker import Frontier
 from broker.model import Position
+from broker.policy import TopicPolicy
+from broker.settings import inherited
 
 
 @dataclass(slots=True)
@@ -20,14 +22,14 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class BucketPolicyValues:
-    """A topic's policy for its buckets; may be replaced at any time."""
+    """A topic's policy for its buckets; may be replaced at any time. See `TopicPolicy`."""
 
-    min_index_count: int = 50_000  # entries that are sealed together, and the unit of the size classes
-    ledgers_per_bucket: int = 50  # a seal at the latest after so many ledgers
-    seal_after_ms: int = 60_000  # a seal at the latest when the first entry has waited so long
-    max_buckets: int = 64
-    segment_time_step_ms: int = 300_000
-    max_segment_entries: int = 5_000
+    min_index_count: int = inherited(TopicPolicy, "min_index_count")  # also the unit of the size classes
+    ledgers_per_bucket: int = inherited(TopicPolicy, "ledgers_per_bucket")
+    seal_after_ms: int = inherited(TopicPolicy, "seal_after_ms")
+    max_buckets: int = inherited(TopicPolicy, "max_buckets")
+    segment_time_step_ms: int = inherited(TopicPolicy, "segment_time_step_ms")
+    max_segment_entries: int = inherited(TopicPolicy, "max_segment_entries")
 
 
 @dataclass(frozen=True, slots=True)
