@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
@@ -66,6 +67,7 @@ def _fitted(config: BrokerConfig, limit: int) -> BrokerConfig:
     return fitted
 
 
+@cache
 def broker_version() -> str:
     try:
         return version("postdate")

@@ -29,12 +29,14 @@ from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
 from broker.topics.schedule_values import Cancel
 from tests.crash.interrupted import ANY_FILE, BUGS, ERRORS, READ, Interrupted, Interruption, Kind, is_on
-from tests.depth import DAY
+from tests.depth import DAY, at_depth
 from tests.harness import DATA_DIR, EARLIEST, Node, Outgoing, small_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
 HOUR_MS = 3_600_000
+TURNS = at_depth(change=7, deep=9)
+"""Of a broker at work: enough for every await that a row names."""
 LASTS, ENDS = "lasts", "ends by itself"
 
 
@@ -213,7 +215,7 @@ class World:
     def failed(self) -> bool:
         return bool(self.node.failures) or self.node.broker.supervisor.failure is not None
 
-    async def work(self, turns: int = 9) -> None:
+    async def work(self, turns: int = TURNS) -> None:
         """Ask for everything that any task does; TimeoutError says that something was not done."""
         node = self.node
         broker, topic = node.broker, node.topic("orders")

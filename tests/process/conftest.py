@@ -15,7 +15,9 @@ from typing import Any
 
 import grpc
 import pytest
+from click.testing import CliRunner
 
+from broker.cli import main
 from postdate_api.v1 import consumer_pb2_grpc, producer_pb2_grpc
 from tests import tuned_broker
 
@@ -29,6 +31,12 @@ async def until(holds: Callable[[], Awaitable[bool]], what: str, *, seconds: flo
     while not await holds():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(0.05)
+
+
+async def command_here(*arguments: str) -> tuple[int, str]:
+    """`postdate-broker` in this process: status and output. A process of its own spends half a second on imports."""
+    done = await asyncio.to_thread(CliRunner().invoke, main, arguments)
+    return done.exit_code, done.output
 
 
 # Small files and frequent checkpoints, so that a kill meets all of them.

@@ -17,7 +17,7 @@ from tests.process.conftest import LIMIT_SECONDS, BrokerProcess
 
 TOPIC = "load"
 SUBSCRIPTIONS = ("all", "half")
-PAUSE_MS = at_depth(change=12, deep=4)
+PAUSE_MS = at_depth(change=24, deep=4)
 UNDER_WAY = at_depth(change=600, deep=1_000)
 """With so many answers, and a delivery, a life of a broker is worth being ended."""
 EARLIEST = consumer_pb2.INITIAL_POSITION_EARLIEST

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from postdate_api.v1 import message_pb2, producer_pb2
 from tests.depth import at_depth
-from tests.process.conftest import ROOT, SMALL, BrokerProcess, Start, until
+from tests.process.conftest import ROOT, SMALL, BrokerProcess, Start, command_here, until
 from tests.process.load import SUBSCRIPTIONS, Load, run_for
 from tests.process.test_crash import verify
 
@@ -74,7 +74,8 @@ async def test_kill_9_of_an_upload_under_load(start: Start, tmp_path: Path) -> N
     assert left and not load.violations, load.violations[:5]
 
     target = tmp_path / "restored"
-    await output("restore", f"file://{store}", "--data-dir", str(target))
+    status, told = await command_here("restore", f"file://{store}", "--data-dir", str(target))
+    assert status == 0, told
     again = await (await start(**SMALL, data_dir=str(target))).serving()
     after = Load(seed=5)
     after.answered, after.confirmed, after.payloads = answered, confirmed, load.payloads
@@ -89,4 +90,5 @@ async def test_kill_9_of_an_upload_under_load(start: Start, tmp_path: Path) -> N
     await again.kill()
     await asyncio.gather(*tasks)
     verify(target)
-    await output("verify", url)
+    status, told = await command_here("verify", url)
+    assert status == 0, told

@@ -17,7 +17,7 @@ import postdate
 from broker.storage.blocks import KINDS
 from postdate_api.v1 import admin_pb2, admin_pb2_grpc
 from tests.depth import DEPTH, at_depth
-from tests.process.conftest import ROOT, SMALL, BrokerProcess, Start
+from tests.process.conftest import ROOT, SMALL, BrokerProcess, Start, command_here
 from tests.process.load import Load
 from tests.process.test_crash import verify
 
@@ -295,9 +295,10 @@ async def test_a_stopped_brokers_folder_is_compacted_offline(start: Start, tmp_p
     broker.process.terminate()
     assert await broker.wait() == 0
     before = ledger_bytes(data_dir)
-    status, output = await compact("--offline", str(data_dir), "--reclaim-mib", "0")
+    offline = ("compact", "--engine", "inline", "--offline", str(data_dir), "--reclaim-mib", "0")
+    status, output = await command_here(*offline)
     assert (status, ledger_bytes(data_dir)) == (0, before), output
-    status, output = await compact("--offline", str(data_dir), "--apply", "--reclaim-mib", "0")
+    status, output = await command_here(*offline, "--apply")
     assert status == 0, output
     assert "3 ledgers were rewritten, 0 refused" in output
     assert ledger_bytes(data_dir) < before / 20
@@ -310,7 +311,7 @@ async def test_a_stopped_brokers_folder_is_compacted_offline(start: Start, tmp_p
 
 @pytest.mark.parametrize("folder", ["nothing", "."])
 async def test_what_is_no_data_directory_is_refused(tmp_path: Path, folder: str):
-    status, output = await compact("--offline", str(tmp_path / folder))
+    status, output = await command_here("compact", "--engine", "inline", "--offline", str(tmp_path / folder))
     assert status == 3
     assert "broker.manifest" in output
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from broker.cluster.creation import create_cluster
 from broker.cluster.file_store import FileStore
 from postdate_api.v1 import admin_pb2, admin_pb2_grpc, message_pb2, producer_pb2
-from tests.process.conftest import ROOT, SMALL, BrokerProcess, Start
+from tests.process.conftest import SMALL, BrokerProcess, Start, command_here
 from tests.process.test_cluster import free_ports
 
 BATCHES = 30
@@ -30,12 +29,7 @@ async def scheduled(broker: BrokerProcess) -> int:
 
 
 async def restore(url: str, data_dir: Path, *options: str) -> tuple[int, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "broker", "restore", url, "--data-dir", str(data_dir), *options,
-        cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    output, _ = await process.communicate()
-    return process.returncode or 0, output.decode()
+    return await command_here("restore", url, "--data-dir", str(data_dir), *options)
 
 
 @pytest.mark.slow

@@ -19,7 +19,9 @@ from broker.subscriptions.subscription import Subscription
 from postdate_api.v1 import admin_pb2, consumer_pb2
 from tests.starvation import starved_seconds
 from tests.wire.conftest import (
+    LIMIT_SECONDS,
     QUIET_SECONDS,
+    Ahead,
     Id,
     Message,
     Serve,
@@ -37,6 +39,13 @@ SHARED, EXCLUSIVE, FAILOVER = 1, 3, 4
 LATEST, EARLIEST = 1, 2
 LONG_MS = 600_000
 ORDERED = pytest.mark.parametrize("type_", [EXCLUSIVE, FAILOVER], ids=["EXCLUSIVE", "FAILOVER"])
+
+
+async def all_are_due(wire: Wire, topic: str) -> None:
+    """Wait until a topic has no message that is scheduled."""
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while (await wire.stats(topic)).scheduled_messages:
+            await asyncio.sleep(0.005)
 
 
 async def payloads(stream: Stream, count: int) -> list[bytes]:
@@ -250,16 +259,17 @@ async def test_extended_lease_holds_and_ends_later(wire: Wire):
 
 
 async def test_extend_by_0_is_the_consumer_s_own_lease_and_by_call_works_too(wire: Wire):
-    ids = await wire.produce("t", b"x")
-    stream = await wire.subscribe("t", permits=1, lease_ms=60_000)
-    await stream.delivery()
+    ids = await wire.produce("t", b"extended", b"left")
+    stream = await wire.subscribe("t", permits=2, lease_ms=60_000)
+    await stream.deliveries(2)
     request = consumer_pb2.ExtendLeaseRequest(
-        topic="t", subscription="s", consumer_id=stream.consumer_id, entries=sets(ids), lease_ms=50
+        topic="t", subscription="s", consumer_id=stream.consumer_id, entries=sets(ids), lease_ms=500
     )
     assert not (await within(wire.consumer.ExtendLease(request))).failures
-    assert await stream.extend(ids, 0) == []
-    await asyncio.sleep(0.1)
-    assert await stream.extend(ids, 0) == []
+    assert await stream.extend(ids[:1], 0) == []
+    leases = wire.broker.registry.topic("t").subscription("s").states.leases
+    await eventually(lambda: leases.count() == 1)  # the other one's has ended
+    assert await stream.extend(ids[:1], 0) == []
 
 
 async def seconds_beside_extensions(wire: Wire, stream: Stream, ids: list[Id], seconds_max: float) -> float:
@@ -449,11 +459,15 @@ async def test_receive_without_waiting_finds_what_is_ready(wire: Wire):
     assert time.monotonic() - begun < 0.5 + starved_seconds() - starved
 
 
-async def test_receive_without_waiting_finds_delayed_messages_that_have_become_due_meanwhile(wire: Wire):
+async def test_receive_without_waiting_finds_delayed_messages_that_have_become_due_meanwhile(
+    timed: Wire, ahead: Ahead
+):
+    wire = timed
     await wire.create_subscription("t")
-    ids = await wire.produce("t", *[Message(deliver_after_ms=400)] * 5)
+    ids = await wire.produce("t", *[Message(deliver_after_ms=3_600_000)] * 5)
     assert not (await wire.receive("t", max_messages=10)).deliveries
-    await asyncio.sleep(0.45)
+    ahead.step(3_600_000)
+    await all_are_due(wire, "t")
     assert ids_of((await wire.receive("t", max_messages=10)).deliveries) == ids
 
 
@@ -509,7 +523,7 @@ async def test_receive_never_leases_what_it_does_not_return(wire: Wire, monkeypa
     )
     await within(wire.consumer.Nack(nack))
     new = await wire.produce("t", b"new", b"new", Message(deliver_after_ms=1))
-    await asyncio.sleep(0.05)
+    await all_are_due(wire, "t")
     got = []
     for _ in range(4):
         got += ids_of((await wire.receive("t", max_messages=10)).deliveries)

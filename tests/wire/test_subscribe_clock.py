@@ -8,7 +8,7 @@ import time
 import pytest
 
 from broker.runtime.clock import SystemClock
-from tests.wire.conftest import Message, Serve
+from tests.wire.conftest import LIMIT_SECONDS, Message, Serve
 
 HOUR_MS = 3_600_000
 
@@ -50,7 +50,9 @@ async def test_step_back_between_due_and_hand_out_waits_again(serve: Serve, monk
     wire = await serve(clock_recheck_ms=50)
     await wire.subscribe("t", permits=0)
     await wire.produce("t", Message(payload=b"due", deliver_after_ms=50))
-    await asyncio.sleep(0.15)  # it is due, and nobody may take it
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while (await wire.stats("t")).scheduled_messages:  # until it is due; nobody may take it
+            await asyncio.sleep(0.005)
     steps.offset_ms = -HOUR_MS
     other = await wire.subscribe("t")
     await other.stays_quiet()
