@@ -19,7 +19,7 @@ from broker.rpc.status import Context, to_status
 from broker.rpc.telling import tellable
 from broker.runtime.ownership import ownership_lost
 from broker.topics.intake import Accepted
-from postdate_api.v1 import message_pb2, producer_pb2
+from postdate_api.v1 import producer_pb2
 
 SERVICE = "postdate.v1.ProducerService"
 
@@ -178,16 +178,14 @@ def _answer(pending: _Pending) -> bytes:
         )
         return response.SerializeToString()
     assert pending.accepted is not None
-    return producer_pb2.ProduceResponse(
-        request_id=pending.request_id,
-        ids=[
-            message_pb2.IdRange(
-                ledger_id=ids.ledger_id,
-                first_entry_id=ids.first_entry_id,
-                count=ids.count,
-                duplicate=ids.duplicate,
-            )
-            for ids in pending.accepted.ids
-        ],
-        publish_time_ms=pending.accepted.publish_time_ms,
-    ).SerializeToString()
+    answer = producer_pb2.ProduceResponse(
+        request_id=pending.request_id, publish_time_ms=pending.accepted.publish_time_ms
+    )
+    for ids in pending.accepted.ids:  # to copy them from a list costs several times as much
+        answer.ids.add(
+            ledger_id=ids.ledger_id,
+            first_entry_id=ids.first_entry_id,
+            count=ids.count,
+            duplicate=ids.duplicate,
+        )
+    return answer.SerializeToString()

@@ -90,11 +90,12 @@ def _rows(
     rows["publish_time_ms"] = now_ms
     rows["expire_at_ms"] = expire_at_ms
     rows["schedule_hash"] = batch.schedule_hashes
-    rows["offset"] = batch.lengths.cumsum(dtype=np.int64) - batch.lengths + data_bytes
+    ends = batch.lengths.cumsum(dtype=np.uint32)  # a ledger's bytes fit, as `must_roll` sees to
+    rows["offset"] = ends - batch.lengths + np.uint32(data_bytes)
     rows["length"] = batch.lengths
     rows["crc"] = batch.crcs
     rows["key_hash"] = batch.key_hashes
-    rows["flags"] = np.where(times > 0, FLAG_DELAYED, 0)
+    rows["flags"] = (times > 0) * np.uint16(FLAG_DELAYED)
     return rows
 
 
@@ -127,10 +128,10 @@ def effective_times(batch: Batch, now_ms: int, policy: EffectiveTopicPolicy) -> 
     ):
         return _checked_delays(batch, np.array(few, dtype=np.int64), now_ms, policy)
     after_ms_max = DELIVER_AT_MS_MAX - now_ms
-    is_sound = int(at_ms.min()) >= 0 and int(at_ms.max()) <= DELIVER_AT_MS_MAX
-    if is_sound and not np.count_nonzero(after_ms):  # one of the two, nearly always
-        return _checked_delays(batch, np.where(at_ms > now_ms, at_ms, 0), now_ms, policy)
-    if not np.count_nonzero(at_ms) and int(after_ms.min()) >= 0 and int(after_ms.max()) <= after_ms_max:
+    if not np.count_nonzero(after_ms):  # one of the two, nearly always
+        if int(at_ms.min()) >= 0 and int(at_ms.max()) <= DELIVER_AT_MS_MAX:
+            return _checked_delays(batch, np.where(at_ms > now_ms, at_ms, 0), now_ms, policy)
+    elif not np.count_nonzero(at_ms) and int(after_ms.min()) >= 0 and int(after_ms.max()) <= after_ms_max:
         return _checked_delays(batch, np.where(after_ms > 0, after_ms + now_ms, 0), now_ms, policy)
     sound = ((at_ms == 0) | (after_ms == 0)) & (at_ms >= 0) & (after_ms >= 0)
     if not (sound & (at_ms <= DELIVER_AT_MS_MAX) & (after_ms <= after_ms_max)).all():
