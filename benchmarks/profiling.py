@@ -21,7 +21,12 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _LINE = re.compile(r":\d+$")
 _THREAD = re.compile(r"^thread \((\d+)\): ([^;]*)", re.MULTILINE)
 # py-spy takes these for threads at work, but they wait: for a task, for gRPC.
-_WAITING = ("_worker (concurrent/futures/thread.py)", "Thread.run (threading.py)", "run (threading.py)")
+_WAITING = (
+    "_worker (concurrent/futures/thread.py)",
+    "StepThread._run (broker/runtime/steps.py)",
+    "Thread.run (threading.py)",
+    "run (threading.py)",
+)
 _LOOPS = ("Runner.run (asyncio/runners.py)", "run (asyncio/runners.py)")
 _LOOP = "(the loop itself: gRPC, uvloop, and waiting)"
 
