@@ -42,7 +42,6 @@ GRPC_OPTIONS = {
     "grpc.keepalive_time_ms": 20_000,
     "grpc.keepalive_timeout_ms": 10_000,
     "grpc.keepalive_permit_without_calls": 1,
-    "grpc.http2.max_pings_without_data": 0,
     "grpc.http2.ping_timeout_ms": 10_000,
     "grpc.http2.min_ping_interval_without_data_ms": 5_000,
     "grpc.http2.max_ping_strikes": 2,

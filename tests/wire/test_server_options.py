@@ -173,13 +173,16 @@ async def test_who_pings_too_often_is_cut_and_who_pings_in_time_is_not(
             await asyncio.sleep(0.02)  # longer than the interval: that is what is tested
 
 
-async def test_frozen_peers_are_noticed(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("answered", [0, 4])
+async def test_frozen_peers_are_noticed(serve: Serve, monkeypatch: pytest.MonkeyPatch, answered: int):
     option(monkeypatch, "grpc.keepalive_time_ms", 100)
     option(monkeypatch, "grpc.keepalive_timeout_ms", 100)
     option(monkeypatch, "grpc.http2.ping_timeout_ms", 100)
     wire = await serve()
-    async with raw(wire) as frozen:  # it reads, but answers no ping
-        await frozen.until(PING)
+    async with raw(wire) as frozen:
+        for _ in range(answered):
+            await frozen.send(frame(PING, ACK, body=await frozen.until(PING)))
+        await frozen.until(PING)  # it reads, but answers no more
         await frozen.until_closed()
     await serves(wire)
 

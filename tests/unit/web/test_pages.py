@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 from jinja2 import Environment
 from pyroaring import BitMap
@@ -554,6 +555,21 @@ async def test_what_nobody_takes_is_the_headline(make_pages, monkeypatch):
     monkeypatch.setattr(overview, "_WAITING_MS", -1)
     shown = await pages.get("/")
     assert re.search(r"<h1>3 messages ready, the oldest for [^<]+, with nobody to take them</h1>", shown)
+
+
+async def test_what_is_delivered_late_is_the_headline(make_pages):
+    pages = await make_pages()
+    await pages.produce("orders", Outgoing(b"x"))
+    topic = pages.broker.registry.by_name["orders"]
+    subscription = await topic.subscriptions.create(
+        "billing", SubscriptionType.SHARED, EARLIEST, SubscriptionPolicy()
+    )
+    lateness = subscription.counters.lateness
+    lateness.observe_many(np.full(300, 400))
+    lateness.observe_many(np.full(2, 4_000))
+    assert "<h1>On time</h1>" in await pages.get("/")
+    lateness.observe_many(np.full(3, 4_000))
+    assert re.search(r"<h1>Late: one in a hundred by up to [^<]+</h1>", await pages.get("/"))
 
 
 def test_templates_are_compiled_once_in_a_process(monkeypatch: pytest.MonkeyPatch):
