@@ -146,7 +146,7 @@ class Backups:
 
     async def list(self) -> list[Backup]:
         """All complete backups in the folder, the oldest first."""
-        return await self._in_thread(lambda: _read_markers(self._vfs, self._folder))
+        return await self._in_thread(lambda: read_markers(self._vfs, self._folder))
 
     async def delete(self, name: str) -> None:
         """Delete a backup."""
@@ -166,7 +166,7 @@ class Backups:
         """Do what nothing else may be done beside, to its end: a caller who goes away neither stops it nor takes the
         folder's lock along."""
         if self._busy:
-            raise _running()
+            raise backup_running()
         self._busy = True
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_look_at)
@@ -225,7 +225,7 @@ class Backups:
 
     async def _make_alone(self, label: str, started_ns: int) -> Backup:
         now_ms = self._clock.now_ms()
-        name = await self._in_thread(lambda: _free_name(self._vfs, self._folder, now_ms, label))
+        name = await self._in_thread(lambda: free_name(self._vfs, self._folder, now_ms, label))
         partial_ = Layout(self.path(name) + PARTIAL)
         pins = Layout(self._layout.pins)
         try:
@@ -278,7 +278,7 @@ class Backups:
         """Pin all files; False where files cannot have second names."""
         try:
             await self._steps(pin_topics(self._vfs, self._layout, pins, root))
-        except _BackupFailed as error:
+        except BackupFailed as error:
             if isinstance(error.__cause__, OSError) and is_linkless(error.__cause__):
                 return False
             raise
@@ -351,9 +351,9 @@ class Backups:
         """Hold the folder's lock: brokers may share it, and nobody may take what another one makes for left over."""
         if self._tidying is not None and self._tidying is not asyncio.current_task():
             await asyncio.wait([self._tidying])
-        lock = await self._in_thread(lambda: _lock(self._vfs, self._folder))
+        lock = await self._in_thread(lambda: lock_backups(self._vfs, self._folder))
         if lock is None:
-            raise _running()
+            raise backup_running()
         try:
             yield
         finally:
@@ -369,9 +369,9 @@ class Backups:
             except FileNotFoundError as error:
                 if missing_ok:
                     return total
-                raise _BackupFailed(error) from error
+                raise BackupFailed(error) from error
             except OSError as error:
-                raise _BackupFailed(error) from error
+                raise BackupFailed(error) from error
             total += byte_count
             if is_done:
                 return total
@@ -381,7 +381,7 @@ class Backups:
         try:
             return await run_step(self._executor, work)
         except OSError as error:
-            raise _BackupFailed(error) from error
+            raise BackupFailed(error) from error
 
     def _check_going_on(self) -> None:
         if self._stopping:
@@ -394,8 +394,8 @@ class Backups:
         counters.backup_last_bytes = backup.bytes
 
 
-class _BackupFailed(Unavailable):
-    """The disk said no."""
+class BackupFailed(Unavailable):
+    """An error of the disk that a backup met."""
 
     def __init__(self, error: OSError) -> None:
         log.warning("A file of the backups could not be read, written or removed", error=error)
@@ -421,7 +421,8 @@ def read_marker(vfs: Vfs, folder: str) -> Backup:
     return decode_marker(read_named(vfs, path), path)
 
 
-def _running() -> Refused:
+def backup_running() -> Refused:
+    """Return the error for a second backup or deletion at a time."""
     return Refused("A backup is being made or deleted; one at a time", reason="BACKUP_RUNNING")
 
 
@@ -436,14 +437,16 @@ def _look_at(done: asyncio.Future[T]) -> None:
         done.exception()
 
 
-def _lock(vfs: Vfs, folder: str) -> File | None:
+def lock_backups(vfs: Vfs, folder: str) -> File | None:
+    """Lock the folder of backups, made if it is not there; None if another one holds it."""
     if not vfs.exists(folder):
         vfs.make_dir(folder)
         vfs.sync_dir(folder.rpartition("/")[0] or ".")
     return vfs.lock(f"{folder}/lock")
 
 
-def _free_name(vfs: Vfs, folder: str, now_ms: int, label: str) -> str:
+def free_name(vfs: Vfs, folder: str, now_ms: int, label: str) -> str:
+    """Return a name that no backup in the folder has."""
     while vfs.exists(f"{folder}/{backup_name(now_ms, label)}"):
         now_ms += 1
     return backup_name(now_ms, label)
@@ -480,7 +483,8 @@ def _rename(vfs: Vfs, source: str, target: str) -> None:
     vfs.sync_dir(target.rpartition("/")[0])
 
 
-def _read_markers(vfs: Vfs, folder: str) -> list[Backup]:
+def read_markers(vfs: Vfs, folder: str) -> list[Backup]:
+    """Return the complete backups in a folder, the oldest first."""
     backups: list[Backup] = []
     for name in list_if_there(vfs, folder):
         if not is_backup_name(name):

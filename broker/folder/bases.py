@@ -10,6 +10,7 @@ from broker.cluster.base_store import BaseCut, BaseStore, Tell
 from broker.errors import Refused
 from broker.folder.backup import read_marker
 from broker.folder.restore import NewDataDir
+from broker.folder.shard_folders import refuse_shard_folders
 from broker.folder.tree_copy import check_room
 from broker.runtime.steps import run_step
 from broker.runtime.vfs import Vfs
@@ -30,6 +31,7 @@ async def upload_backup(
 ) -> Base:
     """Store a backup as a base. Raises NotFound or Corrupt unless it is one, Refused, Unavailable, OSError."""
     layout = Layout(folder.rstrip("/"))
+    await run_step(executor, lambda: refuse_shard_folders(vfs, layout.root))
     backup = await run_step(executor, lambda: read_marker(vfs, layout.root))
     cut = BaseCut(
         tag=backup.name,

@@ -37,7 +37,8 @@ class BackupCalls:
 
         async def create() -> Message:
             backup = await self._broker.backups.create(request.label)
-            return admin_pb2.CreateBackupResponse(backup=self._describe(backup))
+            path = self._broker.backups.path(backup.name)
+            return admin_pb2.CreateBackupResponse(backup=describe_backup(backup, path))
 
         return await self._answers.once(_NO_TOPIC, request, create)
 
@@ -46,7 +47,8 @@ class BackupCalls:
         backups = await self._broker.backups.list()
         page, token = page_by_name(backups, request.page_size, request.page_token)
         return admin_pb2.ListBackupsResponse(
-            backups=[self._describe(backup) for backup in page], next_page_token=token
+            backups=[describe_backup(backup, self._broker.backups.path(backup.name)) for backup in page],
+            next_page_token=token,
         )
 
     async def _delete(self, request: admin_pb2.DeleteBackupRequest) -> Message:
@@ -58,17 +60,19 @@ class BackupCalls:
 
         return await self._answers.once(_NO_TOPIC, request, delete)
 
-    def _describe(self, backup: Backup) -> admin_pb2.Backup:
-        return admin_pb2.Backup(
-            name=backup.name,
-            label=backup.label,
-            path=self._broker.backups.path(backup.name),
-            broker_id=backup.broker_id,
-            create_time_ms=backup.create_time_ms,
-            lsn=backup.lsn,
-            topics=backup.topics,
-            files=backup.files,
-            bytes=backup.bytes,
-            copied_bytes=backup.copied_bytes,
-            duration_ms=backup.duration_ms,
-        )
+
+def describe_backup(backup: Backup, path: str) -> admin_pb2.Backup:
+    """Return a backup as answers tell it."""
+    return admin_pb2.Backup(
+        name=backup.name,
+        label=backup.label,
+        path=path,
+        broker_id=backup.broker_id,
+        create_time_ms=backup.create_time_ms,
+        lsn=backup.lsn,
+        topics=backup.topics,
+        files=backup.files,
+        bytes=backup.bytes,
+        copied_bytes=backup.copied_bytes,
+        duration_ms=backup.duration_ms,
+    )

@@ -25,7 +25,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from broker.errors import InvalidRequest, LimitReached, Unavailable, Unsupported
 from broker.observe.cluster_view import ClusterView
 from broker.observe.logs import get_logger
-from broker.rpc import admin, compaction, schedule
+from broker.rpc import admin, compaction, schedule, shard_backups
 from broker.rpc.access_rules import RULES
 from broker.rpc.calls import END_OF_STREAM, Handler, direct_mark, parse, refuse
 from broker.rpc.cluster import describe_cluster
@@ -41,6 +41,7 @@ from broker.rpc.front import SERVICES, UNARY, FrontGuard, FrontHost
 from broker.rpc.port import GrpcPort
 from broker.rpc.produce_fan_out import ProduceFanOut
 from broker.rpc.reflection import add_reflection
+from broker.rpc.shard_backups import ShardBackupCalls
 from broker.rpc.shard_lists import merge_counts, merge_stats, merge_topics
 from broker.rpc.shard_owners import ShardOwners
 from broker.rpc.stats import TOPICS_MAX
@@ -57,11 +58,13 @@ _LIST_TOPICS, _GET_STATS, _GET_CLUSTER, _GET_SERVER_INFO = (
 )
 _MOVE_SHARD = f"/{admin.SERVICE}/MoveShard"
 _COUNT_SCHEDULED = f"/{schedule.SERVICE}/CountScheduled"
-ASKED_OF_ALL = frozenset({_LIST_TOPICS, _GET_STATS, _GET_CLUSTER, _GET_SERVER_INFO, _COUNT_SCHEDULED})
+_BACKUPS = shard_backups.CREATE, shard_backups.LIST, shard_backups.DELETE
+ASKED_OF_ALL = frozenset(
+    {*_BACKUPS, _LIST_TOPICS, _GET_STATS, _GET_CLUSTER, _GET_SERVER_INFO, _COUNT_SCHEDULED}
+)
 """Methods about all topics, or several."""
 UNSUPPORTED = frozenset(
     {
-        *(f"/{admin.SERVICE}/{method}" for method in ("CreateBackup", "ListBackups", "DeleteBackup")),
         *(path for path in UNARY if path.startswith(f"/{compaction.SERVICE}/")),
     }
 )
@@ -89,7 +92,11 @@ class ShardFront:
         names = [service.SERVICE for service in SERVICES]
         if host.config.reflection_enabled:
             add_reflection((*names, health.SERVICE_NAME), self._port.server)
+        self._backups = ShardBackupCalls(host, owners.count, self._ask)
         self._answers: dict[str, Answer] = {
+            shard_backups.CREATE: self._backups.create_backup,
+            shard_backups.LIST: self._backups.list_backups,
+            shard_backups.DELETE: self._backups.delete_backup,
             _LIST_TOPICS: self._list_topics,
             _GET_STATS: self._get_stats,
             _GET_CLUSTER: self._get_cluster,
@@ -124,6 +131,7 @@ class ShardFront:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
         await self._port.server.stop(None)
+        await self._backups.stop()
         await self._owners.close()
 
     def look_now(self) -> None:
@@ -316,11 +324,15 @@ class ShardFront:
             for task in tasks:
                 task.cancel()
 
-    async def _ask(self, path: str, number: int, message: bytes, context: Context) -> bytes:
+    async def _ask(
+        self, path: str, number: int, message: bytes, context: Context, *, seconds: float | None = None
+    ) -> bytes:
         call, owner = ForwardedCall(), self._owners.find(number, None)
         with owner.channel(call) as channel:
             answer: bytes = await channel.unary_unary(path, None, None)(
-                message, timeout=context.time_remaining(), metadata=owner.metadata_for(context, call)
+                message,
+                timeout=seconds or context.time_remaining(),
+                metadata=owner.metadata_for(context, call),
             )
         return answer
 

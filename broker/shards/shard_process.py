@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from broker.config import BrokerConfig
 from broker.errors import Fenced
+from broker.folder.backup import backup_folder
 from broker.folder.shard_folders import shard_folder
 from broker.runtime.notify import ServiceNotifier
 from broker.server import Server
@@ -51,13 +52,12 @@ def check_sockets(config: BrokerConfig, shards: int) -> None:
 
 def shard_config(config: BrokerConfig, number: int) -> BrokerConfig:
     """Return the settings of a shard's process. Encryption and the limits of connections hold for its port."""
-    backup_dir = config.backup_dir
     host, port = split_address(config.grpc_address)
     first_port = port + 1 if config.shard_ports and port else 0
     return replace(
         config,
         data_dir=shard_folder(config.data_dir, number),
-        backup_dir=backup_dir if backup_dir == "auto" else shard_folder(backup_dir, number),
+        backup_dir=shard_folder(backup_folder(config), number),
         grpc_socket=grpc_socket(config, number),
         http_socket=http_socket(config, number),
         shard_address=_join(host, first_port + number if first_port else 0) if config.shard_ports else "",

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from broker.config import BrokerConfig
+from broker.folder.backup import backup_folder
 from broker.folder.shard_folders import open_shard_folders
 from broker.observe.logs import get_logger, set_log_level
 from broker.observe.metrics import BrokerCollector, BrokerCounters, BrokerSnapshot
@@ -135,6 +136,8 @@ class ShardSupervisor:
         folder = sockets_folder(self._config)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         os.chmod(folder, 0o700)  # whoever may connect is let in
+        if self._config.backup_dir == "auto":  # shards make their own folders in it
+            os.makedirs(backup_folder(self._config), mode=0o700, exist_ok=True)
         self._front.bind()
         self._http.listen()
         children = [loop.create_task(child.run()) for child in self._children]

@@ -14,8 +14,10 @@ from typing import Any
 import aiohttp
 import grpc
 
+from broker.jobs.verify import verify_folder
+from broker.runtime.vfs import LocalVfs
 from broker.topic_shards import shard_of
-from postdate_api.v1 import message_pb2, producer_pb2
+from postdate_api.v1 import admin_pb2, admin_pb2_grpc, message_pb2, producer_pb2
 from tests.process.conftest import SMALL, BrokerProcess, Start, until
 from tests.process.load import TOPIC, Load, run_for
 from tests.process.test_crash import settle, verify
@@ -112,7 +114,9 @@ async def test_a_shard_that_dies_or_freezes_keeps_only_its_own_topics(start: Sta
         verify(tmp_path / "d" / f"shard-{number:04}")
 
 
-async def test_a_shard_that_stays_frozen_is_killed_and_started_again(start: Start, tmp_path: Path):
+async def test_a_shard_that_stays_frozen_is_killed_and_started_again_and_makes_its_part_of_a_backup(
+    start: Start, tmp_path: Path
+):
     broker = await start_shards(start, tmp_path / "d")
     for topic in (TOPIC, ELSEWHERE):
         await produce(broker, topic, b"x")
@@ -127,6 +131,17 @@ async def test_a_shard_that_stays_frozen_is_killed_and_started_again(start: Star
     await until(is_back, "the frozen shard was not started again", seconds=KILLED_SECONDS)
     assert broker.logged("does not answer and is killed")["shard"] == LOADED
     await produce(broker, TOPIC, b"y")
+    admin = admin_pb2_grpc.AdminServiceStub(broker.channel)
+    backup = (await admin.CreateBackup(admin_pb2.CreateBackupRequest(), timeout=CALL_SECONDS)).backup
+    assert backup.topics == 2
+    assert verify_folder(LocalVfs(), backup.path).problems == []
+    async with grpc.aio.insecure_channel(
+        f"unix:{tmp_path}/d/run/0.grpc"
+    ) as shard:  # before or after it, by itself
+        part = admin_pb2_grpc.AdminServiceStub(shard).CreateBackup(
+            admin_pb2.CreateBackupRequest(), timeout=CALL_SECONDS
+        )
+        assert (await part).backup.path.startswith(f"{tmp_path}/d/backups/shard-0000/")
     assert {number: pid for number, pid in children(broker).items() if number != LOADED} == {
         number: pid for number, pid in before.items() if number != LOADED
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator
@@ -11,17 +12,24 @@ from typing import Any, cast
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from broker.cli import main
 from broker.errors import Fenced
+from broker.folder.shard_backups import ShardBackups
+from broker.folder.shard_folders import open_shard_folders, shard_folder
+from broker.jobs.verify import verify_folder
 from broker.observe.metrics import BrokerCounters
 from broker.rpc.front import FrontHost
 from broker.rpc.shard_front import ShardFront
 from broker.rpc.shard_owners import LocalShards
 from broker.runtime.clock import SystemClock
+from broker.runtime.vfs import LocalVfs, read_file
 from broker.server import Server
 from broker.settings import UNIX
 from broker.shards.shard_process import shard_config
+from broker.storage.manifest import decode_broker
 from broker.topic_shards import TopicShard, shard_of
 from postdate_api.v1 import (
     admin_pb2,
@@ -261,9 +269,6 @@ async def test_dead_letters_stay_on_the_shard_of_their_topic(shards: Shards, wir
 async def test_what_works_on_one_shard_alone_says_so(wire: Wire):
     compaction = compaction_pb2_grpc.CompactionServiceStub(wire.channel)
     for call in (
-        wire.admin.CreateBackup(admin_pb2.CreateBackupRequest()),
-        wire.admin.ListBackups(admin_pb2.ListBackupsRequest()),
-        wire.admin.DeleteBackup(admin_pb2.DeleteBackupRequest()),
         compaction.BeginCompaction(compaction_pb2.BeginCompactionRequest()),
         compaction.CommitCompaction(compaction_pb2.CommitCompactionRequest()),
         compaction.AbortCompaction(compaction_pb2.AbortCompactionRequest()),
@@ -271,6 +276,83 @@ async def test_what_works_on_one_shard_alone_says_so(wire: Wire):
     ):
         refusal = await refused(call)
         assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_WITH_SHARDS")
+
+
+async def create_backup(wire: Wire, label: str = "", request_id: str = "") -> admin_pb2.Backup:
+    request = admin_pb2.CreateBackupRequest(label=label, request_id=request_id)
+    return (await within(wire.admin.CreateBackup(request))).backup
+
+
+async def backup_names(wire: Wire) -> list[str]:
+    answer = await within(wire.admin.ListBackups(admin_pb2.ListBackupsRequest()))
+    return [backup.name for backup in answer.backups]
+
+
+def parts_left(shards: Shards) -> list[Path]:
+    """Return what shards have in folders of their own."""
+    folders = Path(shards.config.data_dir, "backups").glob("shard-*")
+    return [path for folder in folders for path in folder.iterdir() if path.name != "lock"]
+
+
+async def test_a_backup_is_one_folder_of_all_shards_that_is_restored_as_a_whole(
+    shards: Shards, wire: Wire, tmp_path: Path
+):
+    for topic in ALL:
+        await wire.produce(topic, b"x")
+    first, repeated = await asyncio.gather(
+        create_backup(wire, "night", "id"), create_backup(wire, "night", "id")
+    )
+    assert first == repeated
+    assert first.name.endswith("Z-night") and first.path == f"{shards.config.data_dir}/backups/{first.name}"
+    assert (first.topics, first.lsn) == (len(ALL), 0)
+    assert first.bytes > 0 and parts_left(shards) == []
+    report = await asyncio.to_thread(verify_folder, LocalVfs(), first.path)
+    assert report.problems == []
+    done = await asyncio.to_thread(
+        CliRunner().invoke, main, ["restore", first.path, f"--data-dir={tmp_path / 'd'}"]
+    )
+    assert done.exit_code == 0 and f"{len(ALL)} topics in {SHARDS} shards" in done.output, done.output
+    assert verify_folder(LocalVfs(), str(tmp_path / "d")).problems == []
+    for number in range(SHARDS):
+        path = f"{shard_folder(str(tmp_path / 'd'), number)}/broker.manifest"
+        topics = decode_broker(read_file(LocalVfs(), path), path).topics.values()
+        assert sorted(topics) == topics_of(shards.servers[number])
+    open_shard_folders(LocalVfs(), str(tmp_path / "d"), SHARDS).close()
+    second = await create_backup(wire)
+    assert await backup_names(wire) == [first.name, second.name]
+    await within(wire.admin.DeleteBackup(admin_pb2.DeleteBackupRequest(name=first.name)))
+    assert await backup_names(wire) == [second.name]
+    assert not LocalVfs().exists(first.path)
+    gone = await refused(wire.admin.DeleteBackup(admin_pb2.DeleteBackupRequest(name=first.name)))
+    assert gone.reason == "BACKUP_NOT_FOUND"
+    unlabelled = await refused(wire.admin.CreateBackup(admin_pb2.CreateBackupRequest(label="/")))
+    assert unlabelled.reason == "INVALID_LABEL"
+
+
+async def test_old_backups_of_all_shards_are_deleted_by_number():
+    shards = Shards(backup_keep_count=2)
+    await shards.start()
+    try:
+        made = [(await create_backup(shards.wire)).name for _ in range(3)]
+        assert await backup_names(shards.wire) == made[1:]
+    finally:
+        await shards.stop()
+
+
+async def test_a_shard_that_makes_no_backup_leaves_none_of_the_others(shards: Shards, wire: Wire):
+    await wire.produce(A, b"x")
+    await shards.stop_shard(1)
+    refusal = await refused(wire.admin.CreateBackup(admin_pb2.CreateBackupRequest()))
+    assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "OWNER_UNREACHABLE")
+    assert await backup_names(wire) == []
+    assert parts_left(shards) == []
+
+
+async def test_one_backup_of_all_shards_is_made_at_a_time(shards: Shards, wire: Wire):
+    with ShardBackups(LocalVfs(), f"{shards.config.data_dir}/backups").hold():
+        refusal = await refused(wire.admin.CreateBackup(admin_pb2.CreateBackupRequest()))
+    assert refusal.reason == "BACKUP_RUNNING"
+    await create_backup(wire)
 
 
 async def test_a_shard_that_is_down_keeps_its_own_calls_and_no_others(shards: Shards, wire: Wire):
@@ -335,6 +417,31 @@ async def test_rights_are_asked_for_by_the_front_and_by_the_shard(tmp_path: Path
             wire.admin.ListTopics(admin_pb2.ListTopicsRequest(), metadata=bearer("shop-secret"))
         )
         assert [topic.name for topic in listed.topics] == sorted([A, B])
+    finally:
+        await started.stop()
+
+
+async def test_backups_need_the_right_to_manage(tmp_path: Path):
+    Files(tmp_path)
+    started = Shards(access_file=str(tmp_path / "access.toml"), tokens_file=str(tmp_path / "tokens.toml"))
+    await started.start()
+    try:
+        admin = started.wire.admin
+
+        def calls(token: str, name: str) -> list[Any]:
+            repeat = admin_pb2.CreateBackupRequest(request_id="id")
+            return [
+                admin.CreateBackup(repeat, metadata=bearer(token)),
+                admin.ListBackups(admin_pb2.ListBackupsRequest(), metadata=bearer(token)),
+                admin.DeleteBackup(admin_pb2.DeleteBackupRequest(name=name), metadata=bearer(token)),
+            ]
+
+        repeat = admin_pb2.CreateBackupRequest(request_id="id")
+        made = (await within(admin.CreateBackup(repeat, metadata=bearer("admin-secret")))).backup
+        for call in calls("shop-secret", made.name):
+            assert (await refused(call)).code is grpc.StatusCode.PERMISSION_DENIED
+        for call in calls("admin-secret", made.name):
+            await within(call)
     finally:
         await started.stop()
 

@@ -25,7 +25,7 @@ def test_a_shard_has_its_folder_its_sockets_and_its_topics() -> None:
     assert shard.access_file == "a", "the shard judges tokens again"
     assert (shard.tls_cert_file, shard.tls_client_ca_file) == ("c", "ca"), "its port is as that of the front"
     assert not shard.reflection_enabled
-    assert shard_config(broker_config(shards=2), 0).backup_dir == "auto"
+    assert shard_config(broker_config(shards=2), 0).backup_dir == "./data/backups/shard-0000"
 
 
 def test_ports_of_shards_follow_that_of_the_front() -> None:
