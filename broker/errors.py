@@ -93,12 +93,6 @@ class PermissionDenied(PostdateError):
     reason = "PERMISSION_DENIED"
 
 
-class Unsupported(PostdateError):
-    """This version of the broker cannot honour the request, and says so instead of doing half of it."""
-
-    reason = "NOT_SUPPORTED"
-
-
 class LimitReached(PostdateError):
     """Slow down and try again after `retry_after_ms`."""
 

@@ -109,8 +109,8 @@ class Compactions:
         self.rest = 4.0
         """Rest of the check of a bucket that was handed in, as a multiple of its work."""
 
-    @property
-    def data_dir(self) -> str:
+    def data_dir(self, _topic: str) -> str:
+        """The data directory that has a topic."""
         return self._layout.root
 
     async def topics(self) -> list[str]:

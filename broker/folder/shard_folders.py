@@ -28,6 +28,8 @@ _MARKER = "shards.json"
 _MARKER_BYTES_MAX = 4_096
 _FORMAT = 1
 _NEW = ".new"
+SHARD_NAME = re.compile(r"shard-[0-9]{4}")
+"""Name of the folder of a shard."""
 _SHARD = re.compile(r"shard-([0-9]{4})(\.new)?")
 _OF_ONE_SHARD = (
     "broker.manifest",

@@ -28,9 +28,8 @@ _MERGE_WEIGHT = 8  # merging an entry of the index costs as much as passing by s
 class Desk(Protocol):
     """The broker, as a job sees it. Calls raise PostdateError."""
 
-    @property
-    def data_dir(self) -> str:
-        """The data directory as seen from here; known after the first `candidates`."""
+    def data_dir(self, topic: str) -> str:
+        """The data directory that has a topic, as seen from here; known after `candidates` of it."""
 
     async def topics(self) -> list[str]: ...
 
@@ -191,7 +190,7 @@ class _Round:
         if lease is None:
             self._finish(TopicResult(plan.topic, plan))
             return
-        data_dir = self._desk.data_dir
+        data_dir = self._desk.data_dir(plan.topic)
         folder = f"{data_dir}/{lease.folder}"
         units = [
             RewriteUnit(data_dir, folder, ledger.ledger_id, ledger.present_count) for ledger in plan.ledgers

@@ -19,6 +19,7 @@ from broker.folder.compaction_values import (
     Lease,
     LedgerCandidate,
 )
+from broker.folder.shard_folders import SHARD_NAME
 from broker.rpc.status import DETAILS_KEY
 from broker.storage.compaction_inputs import Outputs
 from broker.topics.generations import Refusal
@@ -49,8 +50,12 @@ class RemoteDesk:
     """A `jobs.compact.Desk` over gRPC: calls, and what they answer, are those of the broker's own."""
 
     def __init__(self, credentials: Credentials, data_dir: str = "") -> None:
-        """`data_dir` is where the broker's data directory is seen here, if that is another place."""
-        self.data_dir = data_dir
+        """`data_dir` is where the broker's data directory is seen here, if that is another place.
+
+        Of a broker with several shards: the folder around theirs.
+        """
+        self._seen = data_dir
+        self._data_dirs: dict[str, str] = {}  # by topic
         self._credentials = credentials
         self._channel = credentials.open_channel(())
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
@@ -67,6 +72,9 @@ class RemoteDesk:
     ) -> None:
         await self._channel.close(grace=None)
 
+    def data_dir(self, topic: str) -> str:
+        return self._data_dirs[topic]
+
     async def topics(self) -> list[str]:
         names: list[str] = []
         token = ""
@@ -80,7 +88,7 @@ class RemoteDesk:
     async def candidates(self, topic: str) -> Candidates:
         request = pb.BeginCompactionRequest(topic=topic, dry_run=True)
         response = await self._call(self._compaction.BeginCompaction, request)
-        self.data_dir = self.data_dir or response.data_dir
+        self._data_dirs[topic] = seen_at(self._seen, response.data_dir)
         return Candidates(
             topic,
             tuple(_value(LedgerCandidate, ledger) for ledger in response.ledgers),
@@ -122,6 +130,17 @@ class RemoteDesk:
         except grpc.aio.AioRpcError as error:
             kind = _CLASSES.get(error.code(), PostdateError)
             raise kind(error.details() or error.code().name, reason=_reason(error)) from error
+
+
+def seen_at(seen: str, told: str) -> str:
+    """Return where a data directory is seen from here, of which a broker tells where it has it.
+
+    `seen` may be the folder around those of shards, one of which is told; empty: it is seen where the broker has it.
+    """
+    name = told.rpartition("/")[2]
+    if not seen or seen.rstrip("/").rpartition("/")[2] == name or SHARD_NAME.fullmatch(name) is None:
+        return seen or told
+    return f"{seen.rstrip('/')}/{name}"
 
 
 def _value(kind: type[T], message: Message) -> T:

@@ -41,7 +41,7 @@ CREATE, LIST, DELETE = (
 _REMOVAL_SECONDS = 30.0
 
 
-class Ask(Protocol):
+class AskShard(Protocol):
     """A call of a shard for the caller of the front, within a time or until that one's deadline."""
 
     def __call__(
@@ -52,7 +52,7 @@ class Ask(Protocol):
 class ShardBackupCalls:
     """See the module's description. Rights are judged by the shards, which are asked for every call."""
 
-    def __init__(self, host: FrontHost, shards: int, ask: Ask) -> None:
+    def __init__(self, host: FrontHost, shards: int, ask: AskShard) -> None:
         self._host = host
         self._shards = shards
         self._ask = ask

@@ -4,8 +4,7 @@ What a client sees is one broker. Calls about no topic, or about several, are as
 are made into one (`shard_lists.py`). Health is answered here: the front serves while it is up, and whether each shard
 does is told by /readyz.
 
-A token passes through, and the shard judges it again. What cannot be done over several shards yet is refused with
-NOT_WITH_SHARDS.
+A token passes through, and the shard judges it again.
 
 Invariants:
   FRONT-1  A call to one shard waits for no other shard.
@@ -22,7 +21,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import _async as health_aio  # its public name, health.aio, is made at run time
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from broker.errors import InvalidRequest, LimitReached, Unavailable, Unsupported
+from broker.errors import InvalidRequest, LimitReached, PostdateError, Unavailable
 from broker.observe.cluster_view import ClusterView
 from broker.observe.logs import get_logger
 from broker.rpc import admin, compaction, schedule, shard_backups
@@ -48,7 +47,7 @@ from broker.rpc.stats import TOPICS_MAX
 from broker.rpc.status import Context
 from broker.rpc.topic_of import SUBSCRIBE, TOPIC_METHODS, topic_of, topic_of_open
 from broker.topic_shards import shard_of
-from postdate_api.v1 import admin_pb2, schedule_pb2
+from postdate_api.v1 import admin_pb2, compaction_pb2, schedule_pb2
 
 log = get_logger(__name__)
 
@@ -58,17 +57,24 @@ _LIST_TOPICS, _GET_STATS, _GET_CLUSTER, _GET_SERVER_INFO = (
 )
 _MOVE_SHARD = f"/{admin.SERVICE}/MoveShard"
 _COUNT_SCHEDULED = f"/{schedule.SERVICE}/CountScheduled"
+_COMMIT_COMPACTION, _ABORT_COMPACTION, _LIST_COMPACTIONS = (
+    f"/{compaction.SERVICE}/{method}" for method in ("CommitCompaction", "AbortCompaction", "ListCompactions")
+)
 _BACKUPS = shard_backups.CREATE, shard_backups.LIST, shard_backups.DELETE
 ASKED_OF_ALL = frozenset(
-    {*_BACKUPS, _LIST_TOPICS, _GET_STATS, _GET_CLUSTER, _GET_SERVER_INFO, _COUNT_SCHEDULED}
-)
-"""Methods about all topics, or several."""
-UNSUPPORTED = frozenset(
     {
-        *(path for path in UNARY if path.startswith(f"/{compaction.SERVICE}/")),
+        *_BACKUPS,
+        _COMMIT_COMPACTION,
+        _ABORT_COMPACTION,
+        _LIST_COMPACTIONS,
+        _LIST_TOPICS,
+        _GET_STATS,
+        _GET_CLUSTER,
+        _GET_SERVER_INFO,
+        _COUNT_SCHEDULED,
     }
 )
-"""Methods that work on one shard alone."""
+"""Methods about all topics, or several."""
 _SHARD_SECONDS = 1.0
 """Time for a shard to say what it is; one that does not is left out."""
 
@@ -97,6 +103,9 @@ class ShardFront:
             shard_backups.CREATE: self._backups.create_backup,
             shard_backups.LIST: self._backups.list_backups,
             shard_backups.DELETE: self._backups.delete_backup,
+            _COMMIT_COMPACTION: self._commit_compaction,
+            _ABORT_COMPACTION: self._abort_compaction,
+            _LIST_COMPACTIONS: self._list_compactions,
             _LIST_TOPICS: self._list_topics,
             _GET_STATS: self._get_stats,
             _GET_CLUSTER: self._get_cluster,
@@ -164,13 +173,6 @@ class ShardFront:
     # -- calls of one shard ------------------------------------------------------------------------------------
 
     async def _unary(self, path: str, message: bytes, context: Context) -> bytes:
-        if path in UNSUPPORTED:
-            method = path.rpartition("/")[2]
-            error = Unsupported(
-                f"{method} is for one shard: call it on the socket of each, unix:<data_dir>/run/<shard>.grpc",
-                reason="NOT_WITH_SHARDS",
-            )
-            await refuse(self._host, context, error)
         number = self._owners.named(context)
         if number is None:
             if path in self._answers:
@@ -258,6 +260,24 @@ class ShardFront:
         answers = await self._ask_all(_COUNT_SCHEDULED, asked, context)
         return merge_counts([schedule_pb2.CountScheduledResponse.FromString(answer) for answer in answers])
 
+    async def _commit_compaction(self, message: bytes, context: Context) -> Message:
+        answer = await self._ask_whose(_COMMIT_COMPACTION, message, context)
+        return compaction_pb2.CommitCompactionResponse.FromString(answer)
+
+    async def _abort_compaction(self, message: bytes, context: Context) -> Message:
+        answer = await self._ask_whose(_ABORT_COMPACTION, message, context)
+        return compaction_pb2.AbortCompactionResponse.FromString(answer)
+
+    async def _list_compactions(self, message: bytes, context: Context) -> Message:
+        asked = dict.fromkeys(range(self._owners.count), message)
+        answers = map(
+            compaction_pb2.ListCompactionsResponse.FromString,
+            await self._ask_all(_LIST_COMPACTIONS, asked, context),
+        )
+        return compaction_pb2.ListCompactionsResponse(
+            compactions=[held for answer in answers for held in answer.compactions]
+        )
+
     async def _get_cluster(self, _: bytes, context: Context) -> Message:
         if self._view is not None:
             return describe_cluster(self._view(bool(direct_mark(context))))
@@ -312,6 +332,30 @@ class ShardFront:
             parts[number] = part.SerializeToString()
         return parts
 
+    async def _ask_whose(self, path: str, message: bytes, context: Context) -> bytes:
+        """Return the answer of the shard whose the compaction is: ids are random, and the others do not know it.
+
+        Raises what a shard says else than that, or that none knows it.
+        """
+        tasks = [
+            asyncio.ensure_future(self._ask(path, number, message, context))
+            for number in range(self._owners.count)
+        ]
+        failure: grpc.aio.AioRpcError | PostdateError | None = None
+        try:
+            for task in asyncio.as_completed(tasks):
+                try:
+                    return await task
+                except (grpc.aio.AioRpcError, PostdateError) as error:
+                    if failure is None or _is_not_found(failure):
+                        failure = error
+            assert failure is not None
+            raise failure
+        finally:
+            for other in tasks:
+                other.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _ask_all(self, path: str, asked: dict[int, bytes], context: Context) -> list[bytes]:
         """Return the answers of shards. Raises what the first of them answers that refuses."""
         tasks = [
@@ -339,6 +383,10 @@ class ShardFront:
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", *(service.SERVICE for service in SERVICES)):
             await self._health.set(name, status)
+
+
+def _is_not_found(error: grpc.aio.AioRpcError | PostdateError) -> bool:
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.NOT_FOUND
 
 
 class _ShardMethods(grpc.GenericRpcHandler):  # type: ignore[type-arg]

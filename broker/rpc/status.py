@@ -48,7 +48,6 @@ _CODES: tuple[tuple[type[errors.PostdateError], grpc.StatusCode], ...] = (
     (errors.Refused, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (errors.PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
-    (errors.Unsupported, grpc.StatusCode.UNIMPLEMENTED),
     (errors.LimitReached, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.Unavailable, grpc.StatusCode.UNAVAILABLE),
     (errors.Fenced, grpc.StatusCode.ABORTED),

@@ -12,14 +12,14 @@ from google.protobuf.descriptor import Descriptor
 
 from broker.config import BrokerConfig
 from broker.rpc.calls import parse
-from postdate_api.v1 import admin_pb2, consumer_pb2, producer_pb2, schedule_pb2
+from postdate_api.v1 import admin_pb2, compaction_pb2, consumer_pb2, producer_pb2, schedule_pb2
 
 _FIRST_FIELD = 0x0A
 """Tag of field 1 with a length and bytes."""
 _NAMED = ("topic", "name")
 _REQUESTS = {
     f"/{service.full_name}/{method.name}": method.input_type
-    for file in (producer_pb2, consumer_pb2, schedule_pb2, admin_pb2)
+    for file in (producer_pb2, consumer_pb2, schedule_pb2, admin_pb2, compaction_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }

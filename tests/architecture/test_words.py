@@ -40,7 +40,6 @@ SAME_THING = {
     "PostdateError",
     "Unauthenticated",
     "Unavailable",
-    "Unsupported",
     # Values of the API.
     "Backup",
     "ChangeResult",

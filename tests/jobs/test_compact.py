@@ -27,6 +27,7 @@ from broker.jobs.rewrite import rewrite
 from broker.jobs.spark_session import SparkMissing
 from broker.jobs.values import Level
 from broker.jobs.work import R, U, Work
+from broker.rpc.compaction_client import seen_at
 from broker.storage.compaction_inputs import Outputs
 from tests.harness import DATA_DIR, Node
 from tests.jobs.compacting import compact_offline
@@ -106,13 +107,29 @@ def test_small_and_delivered_neighbours_are_merged(waiting: list[int], chosen: l
     assert [each.bucket_id for each in plan.buckets] == chosen
 
 
+@pytest.mark.parametrize(
+    ("seen", "told", "here"),
+    [
+        ("", "/data", "/data"),
+        ("/mnt/x/", "/data", "/mnt/x/"),
+        ("", "/data/shard-0001", "/data/shard-0001"),
+        ("/mnt/x", "/data/shard-0001", "/mnt/x/shard-0001"),
+        ("/mnt/x/shard-0001", "/data/shard-0001", "/mnt/x/shard-0001"),
+        ("/mnt/x/shard-0001/", "/data/shard-0001", "/mnt/x/shard-0001/"),
+    ],
+)
+def test_the_folder_of_a_shard_is_seen_in_the_folder_around_it(seen: str, told: str, here: str) -> None:
+    assert seen_at(seen, told) == here
+
+
 class _Desk:
     """Topics that fail at each step, and one that does not."""
 
-    data_dir = "d"
-
     def __init__(self) -> None:
         self.calls: list[str] = []
+
+    def data_dir(self, topic: str) -> str:
+        return "d"
 
     async def topics(self) -> list[str]:
         return ["bad candidates", "bad begin", "bad work", "bad commit"]

@@ -19,8 +19,12 @@ from broker.cli import main
 from broker.errors import Fenced
 from broker.folder.shard_backups import ShardBackups
 from broker.folder.shard_folders import open_shard_folders, shard_folder
+from broker.jobs.compact import CompactRequest, Tell, run_compact
+from broker.jobs.compact_plan import CompactLimits
+from broker.jobs.engine import InlineEngine
 from broker.jobs.verify import verify_folder
 from broker.observe.metrics import BrokerCounters
+from broker.rpc.compaction_client import RemoteDesk
 from broker.rpc.front import FrontHost
 from broker.rpc.shard_front import ShardFront
 from broker.rpc.shard_owners import LocalShards
@@ -31,6 +35,7 @@ from broker.settings import UNIX
 from broker.shards.shard_process import shard_config
 from broker.storage.manifest import decode_broker
 from broker.topic_shards import TopicShard, shard_of
+from postdate.credentials import Credentials
 from postdate_api.v1 import (
     admin_pb2,
     compaction_pb2,
@@ -266,16 +271,60 @@ async def test_dead_letters_stay_on_the_shard_of_their_topic(shards: Shards, wir
     assert topics_of(shards.servers[1]) == []
 
 
-async def test_what_works_on_one_shard_alone_says_so(wire: Wire):
-    compaction = compaction_pb2_grpc.CompactionServiceStub(wire.channel)
-    for call in (
-        compaction.BeginCompaction(compaction_pb2.BeginCompactionRequest()),
-        compaction.CommitCompaction(compaction_pb2.CommitCompactionRequest()),
-        compaction.AbortCompaction(compaction_pb2.AbortCompactionRequest()),
-        compaction.ListCompactions(compaction_pb2.ListCompactionsRequest()),
-    ):
-        refusal = await refused(call)
-        assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_WITH_SHARDS")
+async def test_a_compaction_through_the_front_rewrites_ledgers_of_all_shards():
+    shards = Shards(ledger_max_entries=500, checkpoint_interval_ms=50, seal_after_ms=50)
+    await shards.start()
+    try:
+        wire, compaction = shards.wire, compaction_pb2_grpc.CompactionServiceStub(shards.wire.channel)
+        for topic in (A, B):
+            await wire.create_subscription(topic, initial_position=EARLIEST)
+            pending = message_pb2.Message(payload=b"!", deliver_after_ms=3_600_000)
+            await wire.produce(topic, *[b"."] * 499, pending)
+            await wire.produce(topic, b"next ledger")
+            done = 0
+            while done < 500:
+                receive = consumer_pb2.ReceiveRequest(
+                    topic=topic, subscription="s", max_messages=500, wait_ms=1_000
+                )
+                received = await within(wire.consumer.Receive(receive))
+                acknowledge = consumer_pb2.AcknowledgeRequest(
+                    topic=topic, subscription="s", entries=sets(ids_of(received.deliveries))
+                )
+                await within(wire.consumer.Acknowledge(acknowledge))
+                done += len(received.deliveries)
+        async with RemoteDesk(Credentials(shards.grpc_address), shards.config.data_dir) as desk:
+
+            async def are_sealed() -> bool:
+                return all([(await desk.candidates(topic)).ledgers for topic in (A, B)])
+
+            async with asyncio.timeout(20):
+                while not await are_sealed():
+                    await asyncio.sleep(0.02)
+            leases = []
+            for topic in (A, B):
+                (candidate,) = (await desk.candidates(topic)).ledgers
+                leases.append(await desk.begin(topic, [candidate.ledger_id], []))
+            listed = await within(compaction.ListCompactions(compaction_pb2.ListCompactionsRequest()))
+            assert [held.compaction_id for held in listed.compactions] == [
+                held.compaction_id for held in leases
+            ]
+            fenced = compaction_pb2.AbortCompactionRequest(compaction_id=leases[1].compaction_id, epoch=9)
+            assert (await refused(compaction.AbortCompaction(fenced))).reason == "COMPACTION_FENCED"
+            for lease in leases:
+                await desk.abort(lease.compaction_id, lease.epoch)
+            unknown = compaction_pb2.CommitCompactionRequest(compaction_id="x", epoch=1)
+            refusal = await refused(compaction.CommitCompaction(unknown))
+            assert (refusal.code, refusal.reason) == (grpc.StatusCode.NOT_FOUND, "COMPACTION_NOT_FOUND")
+            request = CompactRequest(apply=True, limits=CompactLimits(reclaim_bytes_min=0))
+            results = await run_compact(desk, InlineEngine(1), request, Tell())
+        assert sorted(result.topic for result in results if result.committed) == sorted([A, B])
+        assert all(result.committed and result.committed.ledger_ids for result in results)
+        assert [server.broker.counters.compactions["committed"] for server in shards.servers] == [1, 1]
+        await shards.stop_shard(0)
+        lost = await refused(compaction.CommitCompaction(unknown))
+        assert lost.code is grpc.StatusCode.UNAVAILABLE, "it may be of the shard that is down"
+    finally:
+        await shards.stop()
 
 
 async def create_backup(wire: Wire, label: str = "", request_id: str = "") -> admin_pb2.Backup:

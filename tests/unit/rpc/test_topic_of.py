@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from broker.errors import InvalidRequest
 from broker.rpc.access_rules import RULES
 from broker.rpc.front import UNARY
-from broker.rpc.shard_front import ASKED_OF_ALL, UNSUPPORTED
+from broker.rpc.shard_front import ASKED_OF_ALL
 from broker.rpc.topic_of import SUBSCRIBE, TOPIC_METHODS, topic_of, topic_of_open
 from postdate_api.v1 import consumer_pb2, message_pb2, producer_pb2
 from tests.configs import broker_config
@@ -25,7 +25,7 @@ NAMES = ["", "t", "orders~billing~dead-letters", "x" * 127, "x" * 128, "x" * 255
 
 
 def test_every_method_has_its_way() -> None:
-    ways = [set(TOPIC_METHODS), set(UNSUPPORTED), set(ASKED_OF_ALL), {SUBSCRIBE}, OF_NO_TOPIC]
+    ways = [set(TOPIC_METHODS), set(ASKED_OF_ALL), {SUBSCRIBE}, OF_NO_TOPIC]
     methods = {path for path in RULES if path.startswith("/postdate.")}
     assert sorted(methods) == sorted(path for way in ways for path in way), "none twice, and none forgotten"
     assert methods >= UNARY
