@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from functools import partial, wraps
@@ -695,7 +695,7 @@ _MOVE_LOOK_SECONDS = 0.2
 
 @main.group()
 def cluster() -> None:
-    """Make a cluster in an object store, see it, and move its shard. Experimental: see docs/clusters.md."""
+    """Make a cluster in an object store, see it, and move its shards. Experimental: see docs/clusters.md."""
 
 
 @cluster.command("check-store")
@@ -745,11 +745,11 @@ def create_cluster(url: str, shards: int, owner_lease_ms: int, if_missing: bool)
 @click.argument("url", required=False)
 @_with_connection
 def cluster_status(connection: Settings, url: str | None) -> None:
-    """Show who owns the shard, and how far behind each standby is. --address may be any node, or several: a,b,c.
+    """Show who owns each shard, and how far behind its standbys are. --address may be any node, or several: a,b,c.
 
     With URL, the object store of the cluster is read instead, and no node is asked.
 
-    Exit code 0: an owner is known, and all nodes answer; 1: not so.
+    Exit code 0: each shard has an owner, and all nodes answer; 1: not so.
     """
     import time  # noqa: PLC0415
 
@@ -758,42 +758,45 @@ def cluster_status(connection: Settings, url: str | None) -> None:
 
         sys.exit(store_status_command(url))
 
-    from broker.cluster.status import render_status  # noqa: PLC0415
+    from broker.cluster.status import is_owned, render_status  # noqa: PLC0415
 
     cluster_id, nodes = asyncio.run(_ask_nodes(connection))
     for line in render_status(cluster_id, nodes, time.time_ns() // 1_000_000):
         click.echo(line)
-    is_owned = not cluster_id or any(node.is_owner for node in nodes)
-    sys.exit(0 if is_owned and not any(node.problem for node in nodes) else 1)
+    is_whole = is_owned(nodes) and not any(node.problem for node in nodes)
+    sys.exit(0 if is_whole or not cluster_id else 1)
 
 
 @cluster.command("move")
 @_with_connection
+@click.option("--shard", type=click.IntRange(0), default=0, show_default=True, help="Number of the shard.")
 @click.option("--to", metavar="NODE", required=True, help="Node that is to own the shard, by its name.")
-def move_shard(connection: Settings, to: str) -> None:
-    """Hand the shard over to a node that follows it. --address may be any node, or several: a,b,c.
+def move_shard(connection: Settings, shard: int, to: str) -> None:
+    """Hand a shard over to a node that follows it. --address may be any node, or several: a,b,c.
 
     The former owner ends its process, with status 1; its supervisor starts it again as a standby.
 
     Exit code 0: the node owns the shard; 1: it was refused, or the node does not own it after a minute.
     """
-    asyncio.run(_move_shard(connection, to))
+    asyncio.run(_move_shard(connection, shard, to))
     click.echo(f"{to} owns the shard")
 
 
-async def _move_shard(connection: Settings, to: str) -> None:
+async def _move_shard(connection: Settings, shard: int, to: str) -> None:
     import postdate  # noqa: PLC0415
 
     try:
         async with connection.client() as client:
-            await client.move_shard(to)
+            await client.move_shard(to, shard=shard)
             address = next(node.address for node in (await client.cluster()).nodes if node.name == to)
     except postdate.PostdateError as error:
         raise click.ClickException(str(error)) from error
     try:
         async with asyncio.timeout(_MOVE_SECONDS):
             while True:
-                if (await _ask_node(connection, to, address)).is_owner:
+                if any(
+                    told.is_owner and told.shard == shard for told in await _ask_node(connection, to, address)
+                ):
                     return
                 await asyncio.sleep(_MOVE_LOOK_SECONDS)
     except TimeoutError:
@@ -811,29 +814,38 @@ async def _ask_nodes(connection: Settings) -> tuple[str, list[NodeStatus]]:
             asked = await client.cluster()
     except postdate.PostdateError as error:
         raise click.ClickException(str(error)) from error
-    nodes = (_ask_node(connection, node.name, node.address) for node in asked.nodes)
-    return asked.cluster_id, list(await asyncio.gather(*nodes))
+    numbers = [shard.number for shard in asked.shards]
+    nodes = (_ask_node(connection, node.name, node.address, numbers) for node in asked.nodes)
+    return asked.cluster_id, [told for node in await asyncio.gather(*nodes) for told in node]
 
 
-async def _ask_node(connection: Settings, name: str, address: str) -> NodeStatus:
+async def _ask_node(
+    connection: Settings, name: str, address: str, numbers: Sequence[int] = ()
+) -> list[NodeStatus]:
+    """Return what a node says of each shard. `numbers`: of those that it says nothing of if it does not answer."""
     import postdate  # noqa: PLC0415
     from broker.cluster.status import NodeStatus  # noqa: PLC0415
 
     try:
         async with replace(connection, address=address, retry_for=timedelta(0)).client() as client:
-            shard = (await client.cluster()).shards[0]
+            shards = (await client.cluster()).shards
     except postdate.PostdateError as error:
-        return NodeStatus(name, address, problem=" ".join(error.message.split()))
-    return NodeStatus(
-        name,
-        address,
-        epoch=shard.epoch,
-        owner=shard.owner,
-        applied_lsn=shard.applied_lsn,
-        applied_time_ms=_milliseconds(shard.applied_time),
-        base_lsn=shard.base_lsn,
-        base_time_ms=_milliseconds(shard.base_time),
-    )
+        problem = " ".join(error.message.split())
+        return [NodeStatus(name, address, number, problem=problem) for number in numbers]
+    return [
+        NodeStatus(
+            name,
+            address,
+            shard.number,
+            epoch=shard.epoch,
+            owner=shard.owner,
+            applied_lsn=shard.applied_lsn,
+            applied_time_ms=_milliseconds(shard.applied_time),
+            base_lsn=shard.base_lsn,
+            base_time_ms=_milliseconds(shard.base_time),
+        )
+        for shard in shards
+    ]
 
 
 def _milliseconds(time: datetime | None) -> int:

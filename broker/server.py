@@ -173,7 +173,9 @@ class Server:
         self._add_services()
         pages = PageSource(config, self._clock, self._version, self.broker.audit, self.broker)
         if shard is not None:
-            pages = replace(pages, cluster=ClusterSource(shard.view, shard.snapshot, self._describe_state))
+            pages = replace(
+                pages, cluster=ClusterSource(lambda: [shard.view()], shard.snapshot, self._describe_state)
+            )
         collector = BrokerCollector(self._take_snapshot, version=self._version)
         self._http = HttpServer(
             UNIX + config.http_socket if config.http_socket else config.http_address,

@@ -12,6 +12,7 @@ class NodeStatus:
 
     name: str
     address: str
+    shard: int = 0
     problem: str = ""
     epoch: int = 0
     owner: str = ""
@@ -26,27 +27,40 @@ class NodeStatus:
 
 
 def render_status(cluster_id: str, nodes: Sequence[NodeStatus], now_ms: int) -> Iterator[str]:
-    """Return the lines of a table: the owner's epoch, and how far each standby is behind it."""
-    answers = [node for node in nodes if not node.problem]
-    newest = max(answers, key=lambda node: node.epoch, default=None)
+    """Return the lines of a table for each shard: the owner's epoch, and how far each standby is behind it."""
     if not cluster_id:
         yield "no cluster: one broker, which owns all topics"
         return
-    yield f"cluster {cluster_id}"
+    numbers = sorted({node.shard for node in nodes})
+    yield f"cluster {cluster_id}" + (f", {len(numbers)} shards" if len(numbers) > 1 else "")
+    for number in numbers:
+        heading = f"shard {number}: " if len(numbers) > 1 else ""
+        yield from _render_shard(heading, [node for node in nodes if node.shard == number], now_ms)
+
+
+def is_owned(nodes: Sequence[NodeStatus]) -> bool:
+    """Return whether each shard has an owner that says so itself."""
+    return {node.shard for node in nodes} == {node.shard for node in nodes if node.is_owner}
+
+
+def _render_shard(heading: str, nodes: Sequence[NodeStatus], now_ms: int) -> Iterator[str]:
+    answers = [node for node in nodes if not node.problem]
+    newest = max(answers, key=lambda node: (node.epoch, node.is_owner), default=None)
     if newest is None:
-        yield "no node answers"
+        yield f"{heading}no node answers"
     elif newest.owner:
-        yield f"owner {newest.owner}, epoch {newest.epoch}"
+        yield f"{heading}owner {newest.owner}, epoch {newest.epoch}"
     else:
-        yield f"no owner is known; the last epoch was {newest.epoch}"
+        yield f"{heading}no owner is known; the last epoch was {newest.epoch}"
     owner = next((node for node in answers if newest is not None and node.name == newest.owner), None)
     for node in nodes:
         yield f"  {node.name}  {node.address}  {_describe(node, owner, now_ms)}"
     base = max(answers, key=lambda node: node.base_lsn, default=None)
+    indent = "  " if heading else ""
     if base is not None and base.base_lsn:
-        yield f"newest base: lsn {base.base_lsn}, {format_span(now_ms - base.base_time_ms)} old"
+        yield f"{indent}newest base: lsn {base.base_lsn}, {format_span(now_ms - base.base_time_ms)} old"
     else:
-        yield "newest base: none yet"
+        yield f"{indent}newest base: none yet"
 
 
 def _describe(node: NodeStatus, owner: NodeStatus | None, now_ms: int) -> str:

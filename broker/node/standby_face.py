@@ -34,7 +34,7 @@ class StandbyFace:
         self._audit = AuditTrail(member.clock)  # of the pages
         self._front = Front(FrontHost(config, member.clock, BrokerCounters()), self._view)
         version = broker_version()
-        cluster = ClusterSource(self._view, self._take_cluster_snapshot, self._describe_state)
+        cluster = ClusterSource(lambda: [self._view()], self._take_cluster_snapshot, self._describe_state)
         self._http = HttpServer(
             UNIX + config.http_socket if config.http_socket else config.http_address,
             BrokerCollector(self._take_snapshot, version=version).render,

@@ -21,17 +21,20 @@ from broker.config import BrokerConfig, parse_nodes
 from broker.errors import Fenced
 from broker.node.member import node_name
 from broker.node.placement import rank_nodes
+from broker.observe.audit import AuditTrail
 from broker.observe.cluster_view import ClusterView, OwnerRoute, merge_views
 from broker.rpc.cluster import decode_view
 from broker.rpc.front import FrontHost
 from broker.rpc.peers import Peers
 from broker.rpc.shard_front import ShardFront
 from broker.rpc.shard_owners import ClusterShards
+from broker.runtime.clock import SystemClock
 from broker.runtime.notify import ServiceNotifier
 from broker.runtime.vfs import File, LocalVfs
 from broker.settings import ConfigError
 from broker.shards.supervisor import Command, ShardSupervisor
 from broker.storage.layout import Layout
+from broker.web.source import ClusterSource, PageSource
 
 _VIEW_SECONDS = 0.2
 """Between questions to a process: for so long a hand-over may go unnoticed."""
@@ -99,6 +102,14 @@ class NodeSupervisor(ShardSupervisor):
             host.config, self._node, addresses, lambda number: self._view(number).route
         )
         return ShardFront(host, self._owners, self._describe)
+
+    def _make_pages(self) -> PageSource:
+        clock = SystemClock()
+        cluster = ClusterSource(lambda: self._describe(False), lambda: None, self._describe_state)
+        return PageSource(self._config, clock, self._version, AuditTrail(clock), cluster=cluster)
+
+    def _describe_state(self) -> str:
+        return self._not_ready_because() or self._ready_line()
 
     def _ready_line(self) -> str:
         owned = [str(view.shard) for view in self._views if self._owns(view.shard)]

@@ -261,7 +261,7 @@ class Site:
         if request.path.startswith("/static/"):
             return self._serve_static(request)
         if self._broker is None and self.cluster is not None and not self._has_page(request.path):
-            message = point_to_owner(self.cluster.view())
+            message = point_to_owner(self.cluster.views())
             return await visit.page("elsewhere.html", status=503, message=message)
         if not self.guard.may_read(request.headers.get("Host", ""), request.headers, session):
             if not self.guard.can_log_in:

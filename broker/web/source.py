@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from broker.config import BrokerConfig
 from broker.observe.audit import AuditTrail
-from broker.observe.cluster_view import ClusterView, ViewCluster
+from broker.observe.cluster_view import ClusterView
 from broker.observe.metrics import ClusterSnapshot
 from broker.runtime.clock import Clock
 from broker.settings import split_address
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 class ClusterSource:
     """A node's knowledge of its cluster, asked for with each page."""
 
-    view: ViewCluster
+    views: Callable[[], Sequence[ClusterView]]
+    """Of each shard."""
     snapshot: Callable[[], ClusterSnapshot | None]
-    """None: the node does not follow yet."""
+    """None: the node does not follow yet, or has several shards."""
     state: Callable[[], str]
     """The line of /readyz."""
 
@@ -40,8 +41,11 @@ class PageSource:
     cluster: ClusterSource | None = None
 
 
-def point_to_owner(view: ClusterView) -> str:
-    """Return what a standby says in the place of the pages that it does not have."""
+def point_to_owner(views: Sequence[ClusterView]) -> str:
+    """Return what a node without a broker says in the place of the pages that it does not have."""
+    view = views[0]
+    if len(views) > 1:
+        return f"Node {view.node} has {len(views)} shards, and here only the page of its cluster"
     standby = f"Node {view.node} is a standby, and has only the page of its cluster"
     if not view.route.owner_address:
         return f"{standby}; nobody is known who owns the shard"

@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import grpc
 import pytest
+from click.testing import CliRunner
 
 from benchmarks.processes import free_ports
+from broker.cli import main
 from broker.cluster.creation import create_cluster
 from broker.cluster.file_store import FileStore
 from broker.topic_shards import shard_of
@@ -98,6 +101,20 @@ class Nodes:
         answer = await stub.GetCluster(admin_pb2.GetClusterRequest(), timeout=10, wait_for_ready=True)
         shards: Sequence[admin_pb2.ClusterShard] = answer.shards
         return shards
+
+    async def following(self, name: str) -> None:
+        """Wait until a node says that all of its shards are ready."""
+        process = self.processes[name]
+        async with asyncio.timeout(SECONDS), aiohttp.ClientSession() as session:
+            while (await session.get(f"http://{process.http_address}/readyz")).status != 200:
+                await asyncio.sleep(0.05)
+
+    async def command(self, *words: str) -> str:
+        """Run a command of clusters at some node, and return what it prints."""
+        address = self.address(next(iter(self.processes)))
+        done = await asyncio.to_thread(CliRunner().invoke, main, ["cluster", *words, "--address", address])
+        assert done.exit_code == 0, (done.output, self.lines())
+        return done.output
 
     async def owned(self, name: str, *, not_by: str = "") -> list[str]:
         """Wait until a node knows owners of all shards, none of them a certain one; return them."""
@@ -190,6 +207,13 @@ async def test_nothing_is_lost_early_or_back_whatever_becomes_of_nodes_and_of_si
                 assert await nodes.end(name, signal.SIGTERM) == 0, nodes.lines()
                 await nodes.owned(next(iter(nodes.processes)), not_by=name)
                 await nodes.start_node(name)
+            owner = (await nodes.owned("a"))[1]
+            to = next(name for name in "abc" if name != owner)
+            await asyncio.gather(*(nodes.following(name) for name in "abc"))
+            await nodes.command("move", "--shard", "1", "--to", to)
+            async with asyncio.timeout(SECONDS):
+                while (await nodes.owned("a"))[1] != to:  # others hear of it within a second
+                    await asyncio.sleep(0.05)
             rolling = [client.gap_seconds for client in clients]
             await asyncio.gather(*(client.more() for client in clients))
             owners = await nodes.owned("a")
@@ -229,7 +253,13 @@ async def see_any_node_take_any_call(nodes: Nodes) -> None:
         for name in "abc":
             while any(len(shard.progress) != 3 for shard in await nodes.shards(name)):
                 await asyncio.sleep(0.1)
+    told = await nodes.command("status")
+    for number, owner in enumerate(await nodes.owned("a")):
+        assert f"shard {number}: owner {owner}, epoch " in told
     for name, process in nodes.processes.items():
+        async with aiohttp.ClientSession() as session:
+            page = await (await session.get(f"http://{process.http_address}/cluster")).text()
+        assert "All shards have an owner" in page and "does not answer" not in page
         for topic in TOPICS:
             request = producer_pb2.ProduceRequest(topic=topic, messages=[message_pb2.Message(payload=b"1")])
             await until_answered(lambda p=process, r=request: p.producer.Produce(r, timeout=10))

@@ -118,6 +118,12 @@ async def test_no_such_node_and_one_that_is_away_are_refused(pair: Pair, to: str
     assert pair.resigned_to == []
 
 
+async def test_a_shard_that_the_owner_does_not_have_is_refused(pair: Pair):
+    refusal = await refused(pair.wire.admin.MoveShard(admin_pb2.MoveShardRequest(to="b", shard=1)))
+    assert refusal.reason == "SHARD_NOT_FOUND"
+    assert pair.resigned_to == []
+
+
 async def test_a_node_that_is_behind_or_another_one_is_refused(pair: Pair):
     views = (
         pair.view("b", late_ms=FOLLOWED_WITHIN_MS + 1_000),

@@ -221,12 +221,12 @@ class Client:
         """Owners of the shards of the cluster, as the node knows them that is asked."""
         return await get_cluster(self._rpc)
 
-    async def move_shard(self, to: str) -> None:
-        """Have the owner of the cluster's shard hand it over to a node that follows it, by name.
+    async def move_shard(self, to: str, *, shard: int = 0) -> None:
+        """Have the owner of a shard of the cluster hand it over to a node that follows it, by name.
 
         Returns when that has begun, or the node owns the shard; `cluster` tells the new owner within seconds.
         """
-        await move_shard(self._rpc, to)
+        await move_shard(self._rpc, to, shard)
 
     @property
     def _rpc(self) -> Rpc:

@@ -53,9 +53,9 @@ async def get_cluster(rpc: Rpc) -> ClusterInfo:
     return cluster_info(await rpc.call(rpc.admin.GetCluster, admin_pb2.GetClusterRequest()))
 
 
-async def move_shard(rpc: Rpc, to: str) -> None:
+async def move_shard(rpc: Rpc, to: str, shard: int) -> None:
     # A repeat meets a node that owns the shard by then, or asks once more for what was wanted.
-    await rpc.call(rpc.admin.MoveShard, admin_pb2.MoveShardRequest(to=to))
+    await rpc.call(rpc.admin.MoveShard, admin_pb2.MoveShardRequest(to=to, shard=shard))
 
 
 def cluster_info(response: admin_pb2.GetClusterResponse) -> ClusterInfo:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.cluster.status import NodeStatus, render_status
+from broker.cluster.status import NodeStatus, is_owned, render_status
 
 NOW_MS = 1_000_000
 OWNER = NodeStatus("a", "h:1", epoch=7, owner="a", applied_lsn=120, applied_time_ms=NOW_MS)
@@ -31,6 +31,25 @@ def test_an_owner_a_standby_and_a_node_that_is_away():
         "  c  h:3  no answer: refused",
         "newest base: lsn 50, 10 min old",
     ]
+
+
+def test_each_shard_has_a_table_of_its_own():
+    first = NodeStatus("a", "h:1", 0, epoch=2, owner="a", applied_lsn=9, applied_time_ms=NOW_MS)
+    second = NodeStatus("a", "h:1", 1, epoch=3, owner="b", applied_lsn=4, applied_time_ms=NOW_MS)
+    away = [NodeStatus("b", "h:2", shard, problem="refused") for shard in (0, 1)]
+    assert lines(first, second, *away) == [
+        "cluster c, 2 shards",
+        "shard 0: owner a, epoch 2",
+        "  a  h:1  owner    lsn 9",
+        "  b  h:2  no answer: refused",
+        "  newest base: none yet",
+        "shard 1: owner b, epoch 3",
+        "  a  h:1  standby  lsn 4",
+        "  b  h:2  no answer: refused",
+        "  newest base: none yet",
+    ]
+    assert not is_owned([first, second, *away])
+    assert is_owned([first, second, NodeStatus("b", "h:2", 1, epoch=3, owner="b")])
 
 
 def test_the_higher_epoch_is_right():

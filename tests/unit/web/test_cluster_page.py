@@ -13,7 +13,7 @@ import pytest
 
 from broker.config import BrokerConfig
 from broker.observe.audit import AuditTrail
-from broker.observe.cluster_view import ClusterView, OwnerRoute
+from broker.observe.cluster_view import ClusterView, NodeProgress, OwnerRoute
 from broker.observe.metrics import ClusterSnapshot
 from broker.runtime.clock import SystemClock
 from broker.web.cluster import node_rows
@@ -46,7 +46,7 @@ class Node:
 
     @property
     def source(self) -> ClusterSource:
-        return ClusterSource(lambda: self.view, lambda: self.snapshot, lambda: self.state)
+        return ClusterSource(lambda: [self.view], lambda: self.snapshot, lambda: self.state)
 
 
 async def render_metrics() -> bytes:
@@ -54,12 +54,14 @@ async def render_metrics() -> bytes:
 
 
 @asynccontextmanager
-async def standby(node: Node, **settings: object) -> AsyncIterator[aiohttp.ClientSession]:
+async def standby(
+    node: Node, source: ClusterSource | None = None, **settings: object
+) -> AsyncIterator[aiohttp.ClientSession]:
     """A standby's HTTP edge, and a browser's session with it."""
     config: BrokerConfig = broker_config(http_address="127.0.0.1:0", **settings)
     clock = SystemClock()
-    source = PageSource(config, clock, "1.2.3", AuditTrail(clock), cluster=node.source)
-    server = HttpServer(config.http_address, render_metrics, lambda: None, pages=source)
+    pages = PageSource(config, clock, "1.2.3", AuditTrail(clock), cluster=source or node.source)
+    server = HttpServer(config.http_address, render_metrics, lambda: None, pages=pages)
     server.listen()
     await server.start()
     async with AsyncExitStack() as stack:
@@ -102,7 +104,7 @@ def test_a_node_tells_of_the_others_what_it_knows_and_no_more() -> None:
 
 def test_a_node_that_owns_nothing_now_does_not_name_itself() -> None:
     assert view_of("b", "b").of_standby().route == OwnerRoute(7)
-    assert "on node" not in point_to_owner(view_of("b", "b").of_standby())
+    assert "on node" not in point_to_owner([view_of("b", "b").of_standby()])
     assert view_of("b", "a").of_standby() == view_of("b", "a")
 
 
@@ -128,6 +130,42 @@ async def test_a_standby_shows_the_cluster_and_points_to_the_owner_for_the_rest(
         assert "nobody is known who owns the shard" in await text_of(session, "/", 503)
         node.view, node.snapshot = ClusterView("the-cluster", "b", ADDRESSES, 0, OwnerRoute()), None
         assert "not known yet" in await text_of(session, "/cluster")
+
+
+async def test_how_far_other_nodes_are_is_shown_once_they_told() -> None:
+    node = Node()
+    async with standby(node) as session:
+        assert "not known here" in await text_of(session, "/cluster")
+        node.view = node.view._replace(progress=(NodeProgress("a", 9), NodeProgress("c", 7, 34, 5_600)))
+        shown = await text_of(session, "/cluster")
+        assert "34 records, 5.6 s" in shown and "not known here" not in shown
+
+
+async def test_of_several_shards_each_has_a_row_with_its_owner_and_standbys() -> None:
+    progress = (NodeProgress("a", 9), NodeProgress("c", 7, 34, 5_600))
+    views = [
+        view_of("b", "a")._replace(progress=progress),
+        view_of("b", "b")._replace(shard=1, progress=(NodeProgress("b", 77),)),
+    ]
+    node = Node(snapshot=None, state="ok, owns 1")
+    several = replace(node.source, views=lambda: views)
+    async with standby(node, source=several) as session:
+        shown = " ".join((await text_of(session, "/cluster")).split())
+        for part in (
+            "All shards have an owner",
+            "c: 34 records, 5.6 s",
+            "does not answer",
+            "lsn 4,000",
+            "ok, owns 1",
+        ):
+            assert part in shown, part
+        assert "has 2 shards" in await text_of(session, "/topics", 503)
+        views[1] = views[1].of_standby()
+        shown = await text_of(session, "/cluster")
+        assert "1 of 2 shards have an owner" in shown and "nobody is known" in shown
+        views[0] = views[0]._replace(nodes=((NASTY, NASTY),), standbys=(NASTY,), node=NASTY, cluster_id=NASTY)
+        shown = await text_of(session, "/cluster")
+        assert "<script>alert" not in shown and "&lt;script&gt;" in shown
 
 
 async def test_a_standby_is_known_by_its_configured_names() -> None:

@@ -224,9 +224,9 @@ class Client:
         """Owners of the shards of the cluster, as the node knows them that is asked."""
         return self._portal.run(self._inner.cluster())
 
-    def move_shard(self, to: str) -> None:
-        """Have the owner of the cluster's shard hand it over to a node that follows it, by name.
+    def move_shard(self, to: str, *, shard: int = 0) -> None:
+        """Have the owner of a shard of the cluster hand it over to a node that follows it, by name.
 
         Returns when that has begun, or the node owns the shard; `cluster` tells the new owner within seconds.
         """
-        self._portal.run(self._inner.move_shard(to))
+        self._portal.run(self._inner.move_shard(to, shard=shard))
