@@ -33,6 +33,7 @@ from benchmarks import (
     pending,
     report,
     schedule,
+    shards,
 )
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.processes import Setup
@@ -49,7 +50,7 @@ ALL_SCENARIOS = (
     | backup.SCENARIOS
     | audit.SCENARIOS
 )
-ALL_SCENARIOS |= schedule.SCENARIOS | compaction.SCENARIOS | cluster.SCENARIOS
+ALL_SCENARIOS |= schedule.SCENARIOS | compaction.SCENARIOS | cluster.SCENARIOS | shards.SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "bench"

@@ -12,7 +12,19 @@ from typing import Any
 import grpc
 import uvloop
 
-from benchmarks.client import deliver, fairness, keyed, lone, paced, produce, restart, schedule, sdk, single
+from benchmarks.client import (
+    deliver,
+    fairness,
+    keyed,
+    lone,
+    paced,
+    produce,
+    restart,
+    schedule,
+    sdk,
+    shards,
+    single,
+)
 from benchmarks.client.control import say
 
 Work = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -34,6 +46,7 @@ WORKS: dict[str, Work] = {
     "produce_keys": keyed.produce_keys,
     "schedule_change": schedule.change,
     "schedule_look": schedule.look,
+    "shards": shards.shards,
     "sdk_send_many": sdk.send_many,
     "sdk_send": sdk.send,
     "sdk_deliver": sdk.deliver,

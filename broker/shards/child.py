@@ -83,9 +83,8 @@ class ShardChild:
         self.send(signal.SIGKILL)
 
     async def _run_once(self) -> int:
-        # A session of its own: the signals of a terminal are for the supervisor, which drains all of them.
         self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=DEVNULL, env=dict(self._environ), start_new_session=True
+            *self._command, stdin=DEVNULL, env=dict(self._environ)
         )
         self.starts += 1
         if self._stop.is_set():  # while it was started

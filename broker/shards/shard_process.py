@@ -82,7 +82,10 @@ async def serve_shard(
 
 
 def end_with(supervisor_pid: int) -> None:
-    """Have the kernel kill this process once its supervisor has ended."""
+    """Have the kernel kill this process once its supervisor has ended, and send it no signals of a terminal before."""
+    # Those are for the supervisor, which drains all shards. A group is enough: Linux shares out processors by sessions
+    # (sched_autogroup), and a shard with a session of its own would be woken later, for less each time.
+    os.setpgid(0, 0)
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != supervisor_pid:  # it ended before that

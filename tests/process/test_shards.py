@@ -157,6 +157,9 @@ async def test_children_end_with_their_supervisor_and_come_back_with_the_next(st
         await produce(broker, topic, b"x")
     processes = children(broker)
     assert sorted(processes) == list(range(SHARDS))
+    # The signals of a terminal are for the supervisor, and processors are shared out by sessions.
+    assert [os.getpgid(pid) for pid in processes.values()] == list(processes.values())
+    assert {os.getsid(pid) for pid in processes.values()} == {os.getsid(broker.process.pid)}
     os.kill(processes[0], signal.SIGSTOP)  # also one that could do nothing about it itself
     broker.process.send_signal(signal.SIGKILL)
 
