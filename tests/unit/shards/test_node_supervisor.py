@@ -1,0 +1,185 @@
+"""The supervisor of a node: in which order it hands its shards over when it stops, and that it ends frozen ones."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.cluster.creation import Cluster
+from broker.observe.cluster_view import ClusterView, OwnerRoute
+from broker.runtime.notify import ServiceNotifier
+from broker.shards import supervisor
+from broker.shards.node_supervisor import NodeSupervisor
+from broker.web.shard_http import ShardReadiness
+from tests.configs import broker_config
+
+NODES = {"a": "127.0.0.1:1", "b": "127.0.0.1:2"}
+SHARDS = 3
+SECONDS = 20.0
+NEVER_MS = 3_600_000
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+async def pause() -> None:
+    """Let everything run that can."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+class FakeChild:
+    """A process that ends when it is told, and notes what it hears."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.pid = 100 + number
+        self.starts = 1
+        self.is_stopped = False
+        self.heard: list[signal.Signals] = []
+        self.ended = asyncio.Event()
+
+    async def run(self) -> None:
+        await self.ended.wait()
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+    def send(self, number: signal.Signals) -> None:
+        self.heard.append(number)
+
+
+class Stopping:
+    """Node a, which owns the first shard and the last of three, on its way to stop."""
+
+    def __init__(self, folder: Path, owner_lease_ms: int = NEVER_MS) -> None:
+        config = broker_config(
+            data_dir=str(folder),
+            grpc_address=NODES["a"],
+            http_address="127.0.0.1:0",
+            cluster_nodes=",".join(f"{name}={address}" for name, address in NODES.items()),
+            node="a",
+            drain_grace_ms=0,
+        )
+        self.node = NodeSupervisor(
+            config,
+            Cluster("5" * 32, SHARDS, owner_lease_ms),
+            lambda _: ["false"],
+            notifier=ServiceNotifier({}),
+            read_config=lambda: config,
+        )
+        self.children = [FakeChild(number) for number in range(SHARDS)]
+        fake: Any = self.children
+        self.node._children = fake
+        for number, owner in enumerate("aba"):
+            self.node._views[number] = self.view(number, owner, 1)
+
+    def view(self, number: int, owner: str, epoch: int) -> ClusterView:
+        view = self.node._views[number]
+        return view._replace(route=OwnerRoute(epoch, owner, NODES.get(owner, "")))
+
+    def begin(self) -> asyncio.Task[None]:
+        running = [asyncio.create_task(child.run()) for child in self.children]
+        return asyncio.create_task(self.node._stop_children(running))
+
+    def end(self, number: int) -> None:
+        self.children[number].ended.set()
+        self.node._note_ended(number)
+
+    def tell(self, number: int, owner: str, epoch: int = 2) -> None:
+        """Have node b tell who owns a shard."""
+        self.node._peers._views.setdefault("b", {})[number] = self.view(number, owner, epoch)
+        self.node._note_told()
+
+    @property
+    def stopped(self) -> list[int]:
+        return [child.number for child in self.children if child.is_stopped]
+
+
+async def test_a_shard_is_handed_over_once_the_one_before_has_another_owner(tmp_path: Path) -> None:
+    stopping = Stopping(tmp_path)
+    done = stopping.begin()
+    await pause()
+    assert stopping.stopped == [0]
+    stopping.tell(0, "b")  # it takes over while the process drains
+    await pause()
+    assert stopping.stopped == [0], "its process has not ended"
+    stopping.end(0)
+    await eventually(lambda: stopping.stopped == [0, 2])
+    stopping.end(2)
+    await pause()
+    stopping.tell(2, "", 2)
+    stopping.tell(2, "a", 2)  # whoever says that it is still this node's is behind
+    stopping.tell(1, "b")
+    await pause()
+    assert not done.done() and stopping.stopped == [0, 2], "nobody owns it yet"
+    stopping.tell(2, "b", 3)
+    await asyncio.wait_for(done, SECONDS)
+    assert stopping.stopped == [0, 1, 2]
+
+
+async def test_a_lease_after_the_end_of_a_shard_the_next_one_is_handed_over_whoever_owns_it(
+    tmp_path: Path,
+) -> None:
+    stopping = Stopping(tmp_path, owner_lease_ms=200)
+    loop = asyncio.get_running_loop()
+    done = stopping.begin()
+    await pause()
+    began = loop.time()
+    stopping.end(0)
+    await eventually(lambda: stopping.stopped == [0, 2])
+    assert loop.time() - began >= 0.2
+    stopping.end(2)
+    await asyncio.wait_for(done, SECONDS)
+
+
+async def test_a_shard_that_does_not_end_keeps_the_others_for_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_KILL_AFTER_SECONDS", 0.1)
+    stopping = Stopping(tmp_path)
+    await asyncio.wait_for(stopping.begin(), SECONDS)
+    assert stopping.stopped == [0, 1, 2]
+
+
+class FakeHttp:
+    """The HTTP socket of a process that has stood by, if it was ready once, and is frozen since."""
+
+    def __init__(self, was_ready: bool) -> None:
+        self.looks = 0
+        self.was_ready = was_ready
+
+    async def readiness(self, _: float) -> ShardReadiness:
+        await asyncio.sleep(0)
+        self.looks += 1
+        if self.looks == 1 and self.was_ready:
+            return ShardReadiness(None, "standby, 0 records behind")
+        return ShardReadiness("does not answer", "does not answer", is_silent=True)
+
+    async def view(self, _: float) -> bytes | None:
+        return None
+
+
+async def test_a_process_of_a_node_that_was_ready_and_is_frozen_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "_FIRST_LOOK_SECONDS", 0.0)
+    stopping = Stopping(tmp_path)
+    frozen = [FakeHttp(was_ready=number != 1) for number in range(SHARDS)]
+    https: Any = frozen
+    stopping.node._https = https
+    watches = [asyncio.create_task(watch) for watch in stopping.node._watches()]
+    await eventually(lambda: all(http.looks > supervisor._SILENT_LOOKS_MAX + 1 for http in frozen))
+    for watch in watches:
+        watch.cancel()
+    await asyncio.gather(*watches, return_exceptions=True)
+    assert [child.heard[:1] for child in stopping.children] == [[signal.SIGKILL], [], [signal.SIGKILL]]
