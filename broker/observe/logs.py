@@ -90,6 +90,24 @@ class Notice:
         return True
 
 
+class CountedNotice:
+    """Keeps what clients can repeat from filling the log: it is told at once, and then once a minute how often."""
+
+    __slots__ = ("_count", "_notice")
+
+    def __init__(self, clock: Clock) -> None:
+        self._notice = Notice(clock)
+        self._count = 0
+
+    def note(self, count: int = 1) -> int:
+        """Count some more; return how many there were since the last line if it is time for one, else 0."""
+        self._count += count
+        if not self._notice.is_time():
+            return 0
+        told, self._count = self._count, 0
+        return told
+
+
 def get_logger(name: str) -> Log:
     """The log of a module; `name` is its `__name__`."""
     return Log(logging.getLogger(name))

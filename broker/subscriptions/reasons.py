@@ -1,9 +1,9 @@
-"""Reasons of nacks: the last one of each message is kept, and some are logged."""
+"""Reasons of nacks and of dead letters: the last one of each message is kept, and some are logged."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pyroaring import BitMap
 
@@ -15,7 +15,7 @@ from broker.model import (
     merge_entries,
     remove_entries,
 )
-from broker.observe.logs import Notice, get_logger
+from broker.observe.logs import CountedNotice, get_logger
 from broker.runtime.clock import Clock
 from broker.settings import MIB
 
@@ -72,32 +72,53 @@ class Reasons:
         return self.texts.get(position, "")
 
 
-class NackLog:
-    """Logs nacks of one subscription that give a reason: one at once, then one a minute."""
+class MessageLog:
+    """Line of the log about messages of one subscription: written at once, then once a minute with all since."""
 
-    __slots__ = ("_messages", "_notice", "_subscription", "_topic")
+    __slots__ = ("_notice", "_sentence", "_subscription", "_topic", "_write")
 
-    def __init__(self, topic: str, subscription: str, clock: Clock) -> None:
+    def __init__(
+        self, write: Callable[..., None], sentence: str, topic: str, subscription: str, clock: Clock
+    ) -> None:
+        self._write = write
+        self._sentence = sentence
         self._topic = topic
         self._subscription = subscription
-        self._notice = Notice(clock)
-        self._messages = 0  # since the last line
+        self._notice = CountedNotice(clock)
 
-    def note(self, entries: Entries, reason: str) -> None:
-        """Messages were nacked for this reason."""
-        self._messages += count_entries(entries)
-        if not self._notice.is_time():
+    def note(self, entries: Entries, **fields: object) -> None:
+        """It happened to some messages, for the reasons in `fields`."""
+        if not (messages := self._notice.note(count_entries(entries))):
             return
-        first = min(Position(ledger_id, bitmap.min()) for ledger_id, bitmap in entries.items())
-        log.info(
-            "Messages were nacked",
+        self._write(
+            self._sentence,
             topic=self._topic,
             subscription=self._subscription,
-            messages=self._messages,
-            first=first,
-            reason=reason,
+            messages=messages,
+            first=first_of(entries),
+            **fields,
         )
-        self._messages = 0
+
+
+class MessageLogs:
+    """Lines of the log that consumers of one subscription can cause with each message."""
+
+    __slots__ = ("dead_lettered", "kept", "nacked")
+
+    def __init__(self, topic: str, subscription: str, clock: Clock) -> None:
+        whose = topic, subscription, clock
+        self.nacked = MessageLog(log.info, "Messages were nacked", *whose)
+        self.dead_lettered = MessageLog(log.info, "Messages are moved to the dead letters", *whose)
+        self.kept = MessageLog(
+            log.error,
+            "Dead letters could not be stored; the messages stay in their subscription and are redelivered",
+            *whose,
+        )
+
+
+def first_of(entries: Entries) -> Position:
+    """Return the first position of some entries."""
+    return min(Position(ledger_id, bitmap.min()) for ledger_id, bitmap in entries.items())
 
 
 def _size_of(text: str) -> int:

@@ -96,7 +96,7 @@ async def give_back(
     for done in waits:
         await done
     if held and reason and not dead_letter:  # of dead letters a line of their own tells
-        subscription.nack_log.note(held, reason)
+        subscription.logs.nacked.note(held, reason=reason)
     return Confirmation(failures, is_recorded=bool(held) and not failures)
 
 

@@ -44,7 +44,7 @@ from broker.subscriptions.cursor import Cursor
 from broker.subscriptions.decisions import Decisions
 from broker.subscriptions.entry_states import NOT_UNSENT, EntryStates, State
 from broker.subscriptions.reader import Reader
-from broker.subscriptions.reasons import NackLog, Reasons
+from broker.subscriptions.reasons import MessageLogs, Reasons
 from broker.subscriptions.replay import ReplayQueue
 from broker.subscriptions.services import SubscriptionLog, SubscriptionServices
 from broker.subscriptions.types import SubscriptionType
@@ -103,7 +103,7 @@ class Subscription:
         self.consumers = Consumers(
             self.states, self.decisions, self.counters, self.work, self.clock, by_key=self.type.by_key
         )
-        self.nack_log = NackLog(services.topic_name, image.name, self.clock)
+        self.logs = MessageLogs(services.topic_name, image.name, self.clock)
         self.absences: tuple[Absence, ...] = ()
         """Spans of time: entries that came due in them are held back until it is known what becomes of them."""
         self.replay = ReplayQueue(services.limits.replay_entries_max)

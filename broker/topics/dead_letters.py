@@ -33,13 +33,11 @@ from broker.model import (
     UInt32Column,
     bitmap_of,
     common_entries,
-    count_entries,
     ids_of,
     members,
     merge_entries,
     without_entries,
 )
-from broker.observe.logs import get_logger
 from broker.policy import DELAYED_ENABLED, EffectiveTopicPolicy, SubscriptionPolicy
 from broker.runtime.clock import Clock
 from broker.runtime.supervise import Spawn, YieldBudget
@@ -48,6 +46,7 @@ from broker.storage.records import Settled, SettleReason, Transferred
 from broker.storage.salvage import NO_FRAME, read_marking_damage
 from broker.subscriptions import giving_up
 from broker.subscriptions.entry_states import PROMISED, State
+from broker.subscriptions.reasons import first_of
 from broker.subscriptions.subscription import Subscription
 from broker.subscriptions.types import SubscriptionType
 from broker.topics import dead_letter_frames as frames
@@ -55,8 +54,6 @@ from broker.topics.dead_letter_frames import HOLDER_NAME, dead_letter_topic_name
 from broker.topics.refusals import subscription_not_found
 from broker.topics.registry import Registry
 from broker.topics.topic import Topic
-
-log = get_logger(__name__)
 
 _MESSAGES_MAX = 500
 _BYTES_MAX = MIB
@@ -196,13 +193,7 @@ class DeadLetters:
             left = subscription.states.among({ledger_id: bitmap_of(ids)}, State.GIVING_UP)
             if subscription.deleted or not left:
                 return waits
-            log.error(
-                "Dead letters could not be stored; the messages stay in their subscription and are redelivered",
-                subscription=subscription.name,
-                topic_id=subscription.topic_id,
-                messages=count_entries(left),
-                error=error,
-            )
+            subscription.logs.kept.note(left, error=error)
             longest_ms = subscription.policy.max_backoff_ms
             not_before_ms = self._clock.now_ms() + longest_ms
             kept = subscription.decisions.keep_given_up(
@@ -243,21 +234,13 @@ class DeadLetters:
                 # It waits for somebody, not for its time to live to pass.
                 policy = replace(_unlimited(topic.policy), default_ttl_ms=0)
                 waits.append(self._submit(topic, batch, policy, settled, 0))
-                self._tell(subscription, source, ours, cause)
+                subscription.logs.dead_lettered.note(
+                    ours,
+                    reason=cause.reason,
+                    last_reason=cause.last_reason_of(subscription, first_of(ours)),
+                )
                 subscription.decisions.promise_settled(ours)
             ids = ids[len(stored) :]
-
-    def _tell(self, subscription: Subscription, source: Topic, entries: Entries, cause: _Cause) -> None:
-        first = min(Position(ledger_id, bitmap.min()) for ledger_id, bitmap in entries.items())
-        log.info(
-            "Messages are moved to the dead letters",
-            topic=source.name,
-            subscription=subscription.name,
-            messages=count_entries(entries),
-            first=first,
-            reason=cause.reason,
-            last_reason=cause.last_reason_of(subscription, first),
-        )
 
     async def _place(self, source: Topic, subscription: Subscription) -> tuple[Topic, Subscription]:
         """The dead-letter topic of a subscription and what holds the messages there; made if they are not there."""

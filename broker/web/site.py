@@ -22,7 +22,7 @@ from broker.config import is_loopback
 from broker.errors import InvalidRequest, LimitReached, NotFound, PostdateError, Refused, Unavailable
 from broker.folder.broker import Broker
 from broker.model import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
-from broker.observe.logs import get_logger
+from broker.observe.logs import CountedNotice, get_logger
 from broker.runtime.ownership import AlwaysOwner, Ownership, ownership_lost
 from broker.topics.topic import Topic
 from broker.web.due_counts import DueCountCache
@@ -210,6 +210,8 @@ class Site:
         self.hosts = Hosts(config.http_hosts, listen_host)
         self.jobs = Jobs(source.clock, self._spawn)
         self.due_counts = DueCountCache(source.clock)
+        self._refused_forms = CountedNotice(source.clock)
+        self._late_logins = CountedNotice(source.clock)
         self.menu = (_MENU if broker is not None else ()) + (
             _CLUSTER_MENU if self.cluster is not None else ()
         )
@@ -358,8 +360,14 @@ class Site:
         return None
 
     async def _refuse_form(self, visit: Visit, why: str) -> web.Response:
-        log.warning("A form was refused", path=visit.request.path, why=why)
+        if forms := self._refused_forms.note():
+            log.warning("A form was refused", path=visit.request.path, why=why, forms=forms)
         return await visit.page("error.html", status=403, message=f"The form was refused. {why}", code=403)
+
+    def log_failed_login(self, address: str, *, too_many: bool) -> None:
+        """Log a login that failed: each token that was looked at, but only some of what came too soon after."""
+        if attempts := self._late_logins.note() if too_many else 1:
+            log.warning("A login to the pages failed", address=address, too_many=too_many, attempts=attempts)
 
     async def _refuse_host(self, visit: Visit) -> web.Response:
         shown = host_name(visit.request.headers.get("Host", ""))[:100]
@@ -398,7 +406,7 @@ async def _log_in(visit: Visit) -> web.Response:
     wait = guard.retry_after_seconds(address)
     session_id = None if wait else guard.log_in(visit.form.get("token", ""), address)
     if session_id is None:
-        log.warning("A login to the pages failed", address=address, too_many=bool(wait))
+        visit.site.log_failed_login(address, too_many=bool(wait))
         response = see_other("/login?" + urlencode({"refused": wait or "token", "next": to}))
         if wait:
             response.headers["Retry-After"] = str(wait)

@@ -7,7 +7,7 @@ from pyroaring import BitMap
 
 from broker.model import Position
 from broker.subscriptions import reasons
-from broker.subscriptions.reasons import NackLog, Reasons
+from broker.subscriptions.reasons import MessageLogs, Reasons
 from broker.testing.sim_clock import SimClock
 from tests.unit.rpc.fake_schedule import HandTime
 
@@ -55,22 +55,22 @@ def test_one_nack_a_minute_is_logged_and_tells_of_the_messages_since_the_last_li
 ):
     caplog.set_level("INFO")
     time = HandTime()
-    nacks = NackLog("orders", "billing", SimClock(time))
+    nacks = MessageLogs("orders", "billing", SimClock(time)).nacked
 
     def lines() -> list[object]:
         fields = [record.__dict__["fields"] for record in caplog.records]
         caplog.clear()
         return [(each["messages"], each["first"], each["reason"]) for each in fields]
 
-    nacks.note({3: BitMap([5]), 1: BitMap([7, 9])}, "boom")
+    nacks.note({3: BitMap([5]), 1: BitMap([7, 9])}, reason="boom")
     assert (
         caplog.records[0].__dict__["fields"].items() >= {"topic": "orders", "subscription": "billing"}.items()
     )
     assert lines() == [(3, Position(1, 7), "boom")]
     for _ in range(1_000):
-        nacks.note({1: BitMap([7])}, "other")
+        nacks.note({1: BitMap([7])}, reason="other")
     assert lines() == []
     time.advance(60_000)
-    nacks.note({1: BitMap([8])}, "later")
-    nacks.note({1: BitMap([8])}, "later")
+    nacks.note({1: BitMap([8])}, reason="later")
+    nacks.note({1: BitMap([8])}, reason="later")
     assert lines() == [(1_001, Position(1, 8), "later")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -244,6 +245,38 @@ def test_what_cannot_become_a_dead_letter_waits_as_long_as_a_message_may():
         await scenario(node)
 
     on_node(with_filler, config=small_config(topics_max=2))
+
+
+@pytest.mark.parametrize(
+    ("topics_max", "sentence"),
+    [(10, "Messages are moved to the dead letters"), (2, "Dead letters could not be stored")],
+)
+def test_dead_letters_write_one_line_a_minute_with_the_messages_since(
+    caplog: pytest.LogCaptureFixture, topics_max: int, sentence: str
+):
+    caplog.set_level("INFO")
+
+    def counts() -> list[int]:
+        """The messages of each line since the last call."""
+        counted = [vars(each)["fields"]["messages"] for each in caplog.records if sentence in each.message]
+        caplog.clear()
+        return counted
+
+    async def scenario(node: Node) -> None:
+        await node.broker.registry.create_topic("filler", TopicPolicy())
+        inbox = await billing(node, replace(THREE, max_backoff_ms=600_000))
+        positions = await node.produce("orders", sent(*(b"%d" % each for each in range(22))))
+        await inbox.wait(22)
+        for position in positions[:20]:
+            await nack_dead(inbox, [position], "boom")
+            await node.broker.dead_letters.wait_idle()
+        assert counts() == [1]
+        await asyncio.sleep(60)
+        await nack_dead(inbox, positions[20:], "later")
+        await node.broker.dead_letters.wait_idle()
+        assert counts() == [21]
+
+    on_node(scenario, config=small_config(topics_max=topics_max))
 
 
 def test_a_limit_of_topics_is_a_refusal_only_to_those_who_ask():

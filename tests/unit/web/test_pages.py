@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -288,6 +289,21 @@ async def test_guessing_the_token_has_to_wait(make_pages):
         assert "not the admin token" in await pages.log_in("wrong")
     assert "Too many" in await pages.log_in()
     assert "Log out" not in await pages.get("/")
+
+
+async def test_logins_and_forms_that_are_refused_write_one_line_a_minute(make_pages, caplog):
+    def lines() -> list[dict[str, Any]]:
+        found = [vars(each)["fields"] for each in caplog.records if each.name == "broker.web.site"]
+        caplog.clear()
+        return found
+
+    pages = await filled(make_pages)
+    for _ in range(10):
+        await pages.log_in("wrong")
+    assert [each["too_many"] for each in lines()] == [False] * 5 + [True]
+    for _ in range(10):
+        await pages.post("/login", csrf="another", status=403)
+    assert [each["path"] for each in lines()] == ["/login"]
 
 
 @pytest.mark.slow
