@@ -81,6 +81,16 @@ class ForwardedCall:
             self.ended_because = error
             self._task.cancel()
 
+    @contextmanager
+    def telling_end(self) -> Iterator[None]:
+        """Raise why the call was ended, in place of the cancellation that ends it; another one is left alone."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.ended_because is None or self._task.uncancel():
+                raise
+            raise self.ended_because from None
+
 
 class MessageRoom:
     """Memory for messages that were read and are not written yet (FORWARD-1)."""

@@ -372,7 +372,7 @@ class ShardFront:
         self, path: str, number: int, message: bytes, context: Context, *, seconds: float | None = None
     ) -> bytes:
         call, owner = ForwardedCall(), self._owners.find(number, None)
-        with owner.channel(call) as channel:
+        with call.telling_end(), owner.channel(call) as channel:
             answer: bytes = await channel.unary_unary(path, None, None)(
                 message,
                 timeout=seconds or context.time_remaining(),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import grpc
@@ -21,7 +23,7 @@ from broker.runtime.clock import SystemClock
 from broker.server import Server
 from broker.settings import UNIX
 from broker.shards.shard_process import grpc_socket, shard_config
-from postdate_api.v1 import admin_pb2, consumer_pb2, schedule_pb2
+from postdate_api.v1 import admin_pb2, compaction_pb2, consumer_pb2, schedule_pb2
 from tests.configs import broker_config
 from tests.wire.conftest import Wire, batch, eventually, ids_of, refused, within
 from tests.wire.test_shard_front import ALL, SHARDS, A, B
@@ -176,6 +178,60 @@ async def test_calls_end_once_their_shard_has_another_owner(nodes: list[FrontOfN
     assert (await stream.refusal()).reason == "OWNER_UNREACHABLE"
     assert (await refused(a.wire.produce(B, b"two"))).reason == "NOT_OWNER"
     assert await b.wire.produce(B, b"three")
+
+
+class Silent(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """A node that answers no call."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+
+    def service(self, handler_call_details: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(self._wait)
+
+    async def _wait(self, message: bytes, context: Any) -> bytes:
+        self.asked.append(message)
+        await asyncio.Event().wait()
+        return b""
+
+
+@asynccontextmanager
+async def silent_node() -> AsyncIterator[tuple[Silent, str]]:
+    server, silent = grpc.aio.server(), Silent()
+    server.add_generic_rpc_handlers((silent,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield silent, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("path", "request_"),
+    [
+        ("AdminService/ListTopics", admin_pb2.ListTopicsRequest()),
+        ("AdminService/GetStats", admin_pb2.GetStatsRequest()),
+        ("AdminService/GetStats", admin_pb2.GetStatsRequest(topics=[A, B])),
+        ("ScheduleService/CountScheduled", schedule_pb2.CountScheduledRequest(topics=[B])),
+        ("CompactionService/ListCompactions", compaction_pb2.ListCompactionsRequest()),
+        ("CompactionService/AbortCompaction", compaction_pb2.AbortCompactionRequest(compaction_id="x")),
+    ],
+)
+async def test_a_list_under_way_ends_once_one_shard_has_another_owner(
+    nodes: list[FrontOfNode], path: str, request_: Any
+):
+    a, b = nodes
+    await a.wire.produce(A, b"x")
+    async with silent_node() as (silent, address):
+        a.routes[1] = OwnerRoute(2, "b", address)
+        listing = asyncio.ensure_future(
+            refused(a.wire.raw(f"/postdate.v1.{path}")(request_.SerializeToString()))
+        )
+        await eventually(lambda: len(silent.asked) == 1)
+        a.routes[1] = OwnerRoute(3, "b", b.grpc_address)
+        a.owners.follow()
+        assert (await listing).reason == "OWNER_UNREACHABLE"
 
 
 async def test_a_node_hears_of_others_what_they_know_by_themselves(nodes: list[FrontOfNode]):
