@@ -81,8 +81,9 @@ class ScheduleService:
                 raise
             message = found
         returned = returned_to(topic, message.position, RETURNED_SHOWN)
-        encoded, _ = encode_scheduled([message], self._broker.config.frame_bytes_max, is_full=is_full)
-        return encode_returned(encoded, returned) if returned else encoded
+        frame_bytes_max = self._broker.config.frame_bytes_max
+        encoded, _ = encode_scheduled([message], frame_bytes_max, is_full=is_full)
+        return encode_returned(encoded, returned, frame_bytes_max) if returned else encoded
 
     async def _list(self, request: schedule_pb2.ListScheduledRequest) -> bytes:
         count = check_page_size(request.page_size)

@@ -160,13 +160,18 @@ def encode_scheduled(
     return b"".join(parts), None
 
 
-def encode_returned(response: bytes, returned: Sequence[OwedMessage]) -> bytes:
-    """Return the answer about one message, with the subscriptions that got it back."""
+def encode_returned(response: bytes, returned: Sequence[OwedMessage], frame_bytes_max: int) -> bytes:
+    """Return the answer about one message, with the first of those subscriptions that got it back, as many as fit."""
     told = schedule_pb2.GetScheduledResponse.FromString(response)
+    room = frame_bytes_max - _REST_BYTES - len(response)
     for owed in returned:
-        told.scheduled.returned.add(
+        one = schedule_pb2.ReturnedMessage(
             subscription=owed.subscription, attempts=owed.attempts, last_reason=owed.last_reason
         )
+        room -= one.ByteSize() + _ITEM_HEAD_BYTES
+        if room < 0:
+            break
+        told.scheduled.returned.append(one)
     return bytes(told.SerializeToString())
 
 

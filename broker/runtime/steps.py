@@ -30,18 +30,22 @@ class StepThread:
 
     def __init__(self, name: str) -> None:
         self._steps: SimpleQueue[_Step | None] = SimpleQueue()
+        self._is_shut_down = False
         # Not waited for where a process ends without `shutdown`: that is a crash, as any other.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def begin(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """Begin a step; the future completes on the loop of the caller."""
+        """Begin a step; the future completes on the loop of the caller. Raises RuntimeError after `shutdown`."""
+        if self._is_shut_down:
+            raise RuntimeError("the thread has ended, and begins no step")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._steps.put(_Step(work, args, future))
         return future
 
     def shutdown(self) -> None:
         """End the thread, after the steps that were begun."""
+        self._is_shut_down = True
         self._steps.put(None)
         self._thread.join()
 
@@ -54,6 +58,8 @@ class StepThread:
     def _run_one(step: _Step) -> None:
         try:
             result = step.work(*step.args)
+        except StopIteration as error:  # which no future takes
+            _tell(step.future, step.future.set_exception, RuntimeError(f"a step raised {error!r}"))
         except BaseException as error:
             _tell(step.future, step.future.set_exception, error)
         else:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from heapq import nsmallest
+from operator import attrgetter
 
 import numpy as np
 
@@ -77,7 +79,7 @@ async def look_at(topic: Topic, position: Position, subscriptions_max: int) -> L
     time = int(topic.log.effective_now(ledger_id, ids, times)[0])
     amendments = topic.log.amendments.get(ledger_id)
     is_waiting = topic.frontier_ms < time < CANCELLED_MS
-    subscriptions = sorted(topic.subscriptions.values(), key=lambda subscription: subscription.name)
+    subscriptions = topic.subscriptions.values()
     return LookedMessage(
         position=position,
         state=MessageState.CANCELLED
@@ -92,7 +94,7 @@ async def look_at(topic: Topic, position: Position, subscriptions_max: int) -> L
         frame=frames[0],
         owed=tuple(
             _owed(subscription, position, is_waiting=is_waiting)
-            for subscription in subscriptions[:subscriptions_max]
+            for subscription in nsmallest(subscriptions_max, subscriptions, key=attrgetter("name"))
         ),
         more_subscriptions=max(0, len(subscriptions) - subscriptions_max),
     )
@@ -100,11 +102,11 @@ async def look_at(topic: Topic, position: Position, subscriptions_max: int) -> L
 
 async def returned_message(topic: Topic, position: Position) -> Scheduled | None:
     """Describe a message that came back to a subscription and is not settled; None for all others."""
+    if not returned_to(topic, position, 1):
+        return None
     try:
         looked = await look_at(topic, position, 0)
     except NotFound:
-        return None
-    if not returned_to(topic, position, 1):
         return None
     return Scheduled(
         position=position,

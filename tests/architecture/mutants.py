@@ -26,7 +26,7 @@ MUTANTS = {
     ),
     "the reason of a nack is not told where a message is shown": Mutant(
         "broker/rpc/schedule.py",
-        "        return encode_returned(encoded, returned) if returned else encoded",
+        "        return encode_returned(encoded, returned, frame_bytes_max) if returned else encoded",
         "        return encoded",
         "tests/wire/test_schedule.py::test_what_came_back_is_shown_by_id_until_it_is_settled",
     ),

@@ -109,6 +109,18 @@ async def test_shutdown_waits_for_the_steps_that_were_begun():
     await asyncio.sleep(0)  # what the loop is told finds who waits
 
 
+async def test_a_step_that_comes_after_the_shutdown_is_refused():
+    thread = StepThread("steps-of-a-test")
+    thread.shutdown()
+    with pytest.raises(RuntimeError, match="has ended"):
+        thread.begin(int)
+
+
+async def test_who_waits_is_told_of_an_error_that_no_future_takes(thread: StepThread):
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await asyncio.wait_for(begin_step(thread, next, iter(())), 10)
+
+
 async def test_nothing_of_a_step_is_held_after_it(thread: StepThread):
     class Large:
         pass
