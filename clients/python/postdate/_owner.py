@@ -10,7 +10,8 @@ Invariants:
       single address waits too, for `_PATIENCE_S` at most, and once: an owner that could not be reached is tried again
       beside the calls.
   OWNER-2  An address that was told by somebody else is used once it has said itself that it is the owner: it may be
-      nobody's, or another broker's, on this side of a network. So without TLS no token is shown there.
+      nobody's, or another broker's, on this side of a network. So without TLS no token is shown there, not even to
+      ask, unless `allow_plaintext_token` says that whoever listens there may see it: see `Credentials.open_channel`.
 """
 
 from __future__ import annotations
@@ -199,7 +200,8 @@ class Owner:
         now = asyncio.get_running_loop().time
         try:
             self._find_at = now() + _AGAIN_S
-            route = await self.routes.find()
+            learns_nodes = self._host.is_routed and self._host.credentials.may_go_elsewhere
+            route = await self.routes.find(learns_nodes=learns_nodes)
             if self._host.is_closed:
                 return
             await self._go(route)

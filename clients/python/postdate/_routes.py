@@ -65,11 +65,14 @@ class Routes:
         self._nodes = tuple(address for address in addresses if address)[:_NODES_MAX]
         self.epoch = max(self.epoch, epoch)
 
-    async def find(self) -> Route:
-        """Return the owner. Raises what most of the nodes say if there is none that can be used."""
+    async def find(self, *, learns_nodes: bool = True) -> Route:
+        """Return the owner. Raises what most of the nodes say if there is none that can be used.
+
+        Nodes that are told of are asked too, from the next time on, unless they are not to be learned.
+        """
         asking = {asyncio.ensure_future(self._ask_node(address)) for address in self.addresses}
         try:
-            return await self._choose(asking)
+            return await self._choose(asking, learns_nodes)
         finally:
             for task in asking:
                 task.cancel()
@@ -87,7 +90,7 @@ class Routes:
             return False
         return bool(route.address) and route.epoch > self.epoch
 
-    async def _choose(self, asking: set[asyncio.Task[Route]]) -> Route:
+    async def _choose(self, asking: set[asyncio.Task[Route]], learns_nodes: bool) -> Route:
         best: Route | None = None
         failures: list[PostdateError] = []
         waiting, give_up_at = asking, None
@@ -105,7 +108,7 @@ class Routes:
                 except PostdateError as error:
                     failures.append(error)
                     continue
-                self.learn(route.nodes, route.epoch)
+                self.learn(route.nodes if learns_nodes else (), route.epoch)
                 if self._is_usable(route) and (
                     best is None or (route.epoch, route.is_own) > (best.epoch, best.is_own)
                 ):

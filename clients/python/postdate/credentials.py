@@ -58,8 +58,8 @@ class Credentials:
         self._tls = tls
         self._token = token
         self._allows_plaintext = allow_plaintext_token
-        self._address, *others = split_addresses(address)
-        for node in (self._address, *others):
+        self._given = split_addresses(address)
+        for node in self._given:
             self._check(node)
 
     @property
@@ -81,8 +81,13 @@ class Credentials:
 
         Raises OSError where a file of certificates cannot be read, ValueError where the token must not be sent.
         """
-        address = address or self._address
-        self._check(address)
+        address = address or self._given[0]
+        check_address(address)
+        if address not in self._given and not self.may_go_elsewhere:
+            raise ValueError(
+                f"a token would be sent without encryption to {address}, which is none of the addresses given: give "
+                "it too, or tls=postdate.Tls(...), or allow_plaintext_token=True if the network between is trusted"
+            )
         if self._tls is None:
             return grpc.aio.insecure_channel(address, options=list(options))
         given = list(options)
@@ -96,9 +101,8 @@ class Credentials:
         return grpc.aio.secure_channel(address, credentials, options=given)
 
     def _check(self, address: str) -> None:
-        """Raise ValueError unless this is an address to which the token may be sent."""
-        check_address(address)
-        if self._token is None or self._tls is not None or self._allows_plaintext or _is_loopback(address):
+        """Raise ValueError unless this is an address to which the token may be sent if it is given."""
+        if self.may_go_elsewhere or _is_loopback(address):
             return
         raise ValueError(
             f"a token for {address} would be sent without encryption: give tls=postdate.Tls(...), "

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack, suppress
+from datetime import timedelta
+from typing import Any
+
 import pytest
 from google.protobuf import message_factory
 
+import postdate
 from broker.rpc import topic_of as broker_topic_of
 from broker.topic_shards import shard_of as broker_shard_of
+from postdate import _owner
 from postdate._routes import Routes, count_shards
 from postdate._topic_shards import shard_of, topic_of
 from postdate_api.v1 import admin_pb2
+from tests.unit.client.fake_server import FakeBroker
 
 NAMES = ["", "123456789", "a", "a~b", "~", "x" * 255, *(f"orders-{number:03}" for number in range(500))]
 
@@ -67,3 +74,43 @@ async def test_an_address_without_a_host_is_on_the_host_that_was_asked(asked: st
     assert (await Routes([asked], ask, 1).find()).address == f"{host}:7652"
     route = await Routes([asked], ask, 0).find()
     assert (route.address, route.owner, route.is_own) == ("other:1", "shard 0", False)
+
+
+@pytest.mark.parametrize("is_routed", [False, True])
+@pytest.mark.parametrize("is_trusted", [False, True])
+async def test_without_encryption_a_token_is_shown_to_given_addresses_alone(
+    is_routed: bool, is_trusted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on this machine, where a tunnel's broker tells addresses of another one, and not even to ask who it is."""
+    monkeypatch.setattr(_owner, "_UNREACHABLE_S", 0.0)
+    brokers = [FakeBroker() for _ in range(3)]
+    *given, elsewhere = [await broker.start() for broker in brokers]
+    elsewhere = elsewhere.replace("127.0.0.1", "localhost")
+    for broker in brokers:
+        broker.knobs.cluster = admin_pb2.GetClusterResponse(
+            cluster_id="c",
+            node="near",
+            nodes=[admin_pb2.ClusterNode(name="far", address=elsewhere)],
+            shards=[
+                admin_pb2.ClusterShard(number=number, epoch=1, owner="far", owner_address=elsewhere)
+                for number in range(2)
+            ],
+        )
+    topic = next(name for name in NAMES if shard_of(name, 2) == 1)
+    address = ",".join(given) if is_routed else given[0]
+    options: Any = {"token": "secret", "allow_plaintext_token": is_trusted, "retry_for": timedelta(0)}
+    async with AsyncExitStack() as stack:
+        for broker in brokers:
+            stack.push_async_callback(broker.stop)
+        client = await stack.enter_async_context(postdate.connect(address, **options))
+        for _ in range(3):
+            with suppress(postdate.Unavailable):
+                assert [topic async for topic in client.topics.list()] == []
+            await client._rpc._count_shards(is_stream=True)
+            owner = client._rpc.owner(topic)
+            assert owner is not client._rpc.front
+            with suppress(postdate.Unavailable):
+                await owner._begin_finding()
+    assert (elsewhere in owner.routes.addresses) is (is_routed and is_trusted), "one address needs no nodes"
+    assert brokers[0].authorizations
+    assert set(brokers[-1].authorizations) == ({"Bearer secret"} if is_trusted else set())
