@@ -125,12 +125,13 @@ async def test_nobody_waits_for_a_second_attempt(
         async with connected(shards) as client:
             async with client.producer(A) as producer:
                 await within(producer.send(b"x"))
+            await eventually(lambda: client._rpc.owner(A)._finding is None)  # the first one has ended
             monkeypatch.setattr(_owner, "_PATIENCE_S", 1_000.0)
             monkeypatch.setattr(_owner, "_REACH_S", 1_000.0)
             async with client.producer(A) as producer:
                 await within(producer.send(b"x"))
                 assert client._rpc.owner(A)._finding is not None, "it is being tried meanwhile"
-            assert len(attempts) == 2
+                await eventually(lambda: len(attempts) == 2)
     async with connected(shards) as client:
         lead_to(shards, 0, right)
         async with client.producer(A) as producer:
