@@ -26,6 +26,8 @@ CLASSES = {
     "Client": "client",
     "DeadLetters": "dead_letters",
     "Message": "message",
+    "PartitionedProducer": "partitions",
+    "PartitionedSubscription": "partitions",
     "Producer": "producer",
     "Received": "pull",
     "Schedule": "schedule",
@@ -36,7 +38,10 @@ used: set[str] = set()
 """The patterns of WORDS that were met; one that no longer is would let asyncio's words through."""
 # What these classes offer to each other, and to nobody else, is listed in these protocols.
 INTERNAL = {"message": "Holder", "_link": "Peer", "_runner": "Source"}
-HIDDEN = {"Subscription": {"address", "kept"}}
+HIDDEN = {
+    "Producer": {"prepare", "submit"},
+    "Subscription": {"address", "begin", "kept", "take_ready"},
+}
 """Others that are for the package's own use."""
 IMPORTS = {
     "contextmanager": "contextlib",

@@ -384,19 +384,24 @@ CLASSES = {
     "client": ("Client",),
     "dead_letters": ("DeadLetters",),
     "message": ("Message",),
+    "partitions": ("PartitionedProducer", "PartitionedSubscription"),
     "producer": ("Producer",),
     "pull": ("Received",),
     "schedule": ("Schedule",),
     "subscription": ("Subscription",),
     "testing": ("FakeBroker",),
 }
-# What the classes offer to each other: see `Holder`, `Peer` and `Source`; the rest is for `postdate.testing`.
+# What the classes offer to each other: see `Holder`, `Peer` and `Source`; the rest is for `postdate.testing` and partitions.
 INTERNAL = {
     *vars(postdate.message.Holder),
     *vars(postdate._link.Peer),
     *vars(postdate._runner.Source),
     "address",
+    "begin",
     "kept",
+    "prepare",
+    "submit",
+    "take_ready",
 }
 FOR_HOLDERS = {"delivery", "held_until", "holder", "is_settled"}
 

@@ -54,6 +54,13 @@ from postdate.model import (
     Receipts,
     SubscriptionType,
 )
+from postdate.partitions import (
+    PartitionedProducer,
+    PartitionedSubscription,
+    PartitionReceipt,
+    partition_of,
+    partition_topics,
+)
 from postdate.policies import (
     BucketPolicy,
     DelayedDelivery,
@@ -110,6 +117,11 @@ __all__ = [
     "OutgoingMessage",
     "OutOfRange",
     "OverdueAction",
+    "partition_of",
+    "partition_topics",
+    "PartitionedProducer",
+    "PartitionedSubscription",
+    "PartitionReceipt",
     "PartlyChanged",
     "PartlyStored",
     "PermissionDenied",

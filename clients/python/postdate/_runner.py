@@ -20,27 +20,35 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from typing import Protocol
 
-from postdate.message import Holder, Message
+from postdate.message import Message
 from postdate.model import MessageId, SubscriptionType
 
 _log = logging.getLogger("postdate")
 
 Handler = Callable[[Message], Awaitable[object]]
+_Name = tuple[str, MessageId]  # the topic's, because two topics may give the same id
 
 
 class Source(Protocol):
     """State of a subscription, and what may be done with messages that were not begun, for who runs handlers."""
 
-    connection: int
-    """Counts up."""
-    is_stopped: bool
-    """No more is handed out."""
-    stop_asked: bool
-    """By `stop`, and not because the limit was reached."""
+    @property
+    def is_stopped(self) -> bool:
+        """Tell whether no more is handed out."""
+        ...
+
+    @property
+    def stop_asked(self) -> bool:
+        """Tell whether that is by `stop`, and not because the limit was reached."""
+        ...
 
     @property
     def permits_max(self) -> int:
         """Return how many messages the broker sends ahead of what was taken."""
+        ...
+
+    def connection_of(self, message: Message) -> int:
+        """Return the number of the connection that there is now where the message came from; it counts up."""
         ...
 
     def holds(self, message: Message) -> bool:
@@ -57,7 +65,7 @@ class Source(Protocol):
         """Wake who waits for a change."""
 
 
-class RunSource(Source, Holder, Protocol):
+class RunSource(Source, Protocol):
     """A subscription whose messages are handled."""
 
     @property
@@ -83,14 +91,10 @@ class Runner:
         self._concurrency = concurrency
         self._grace_s = grace.total_seconds()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._running: dict[MessageId, Message] = {}
-        self._again: dict[
-            MessageId, Message
-        ] = {}  # came anew while their first delivery is being handled (RUNNER-3)
-        self._outlived: set[MessageId] = (
-            set()
-        )  # acked on a later connection than they came on: the latest one
-        self._outlived_connection = 0
+        self._running: dict[_Name, Message] = {}
+        self._again: dict[_Name, Message] = {}  # came anew while their first delivery is handled (RUNNER-3)
+        # Acked on a later connection than they came on, by topic: that connection, the latest one, and which.
+        self._outlived: dict[str, tuple[int, set[MessageId]]] = {}
         self._parked: dict[str, deque[tuple[Message, int]]] = {}  # by key, for each key that is being handled
         self._parked_count = 0
 
@@ -119,20 +123,22 @@ class Runner:
             await subscription.wait_change()
 
     def _begin(self, message: Message) -> None:
-        message_id = message.id
+        topic, message_id = name = (message.topic, message.id)
         subscription = self._subscription
-        if message_id in self._outlived and self._outlived_connection == subscription.connection:
-            subscription.ack_nowait(message)  # sent to us before the broker heard that it is done
-            return
-        running = self._running.get(message_id)
+        if (outlived := self._outlived.get(topic)) is not None:
+            connection, ids = outlived
+            if message_id in ids and connection == subscription.connection_of(message):
+                message.ack_nowait()  # sent to us before the broker heard that it is done
+                return
+        running = self._running.get(name)
         if running is not None and not running.is_settled:
-            self._again[message_id] = message
-            subscription.keep(message)
+            self._again[name] = message
+            message.holder.keep(message)
             return
         key = message.key if subscription.effective_type is SubscriptionType.KEY_SHARED else ""
         if key in self._parked:
-            subscription.keep(message)
-            self._parked[key].append((message, subscription.connection))
+            message.holder.keep(message)
+            self._parked[key].append((message, subscription.connection_of(message)))
             self._parked_count += 1
             return
         if key:
@@ -151,8 +157,8 @@ class Runner:
         finally:
             for left, connection in self._parked.pop(key, ()):
                 self._parked_count -= 1
-                self._subscription.let_go(left)
-                if connection == self._subscription.connection:
+                left.holder.let_go(left)
+                if connection == self._subscription.connection_of(left):
                     self._subscription.hand_back((left,))
 
     def _next_of(self, key: str) -> Message | None:
@@ -160,17 +166,17 @@ class Runner:
         while (parked := self._parked.get(key)) and not subscription.stop_asked:
             message, connection = parked.popleft()
             self._parked_count -= 1
-            subscription.let_go(message)
-            if connection == subscription.connection and subscription.holds(message):
+            message.holder.let_go(message)
+            if connection == subscription.connection_of(message) and subscription.holds(message):
                 return message
         return None
 
     async def _handle(self, message: Message) -> None:
         """Call the handler and settle the message; a failure of either is told to the log."""
-        message_id = message.id
-        connection = self._subscription.connection
+        name = (message.topic, message.id)
+        connection = self._subscription.connection_of(message)
         is_handled = False
-        self._running[message_id] = message
+        self._running[name] = message
         try:
             async with message.processing():
                 outcome = self._handler(message)
@@ -189,18 +195,20 @@ class Runner:
             else:
                 _log.warning("the handler of a message failed: %r", message, exc_info=error)
         finally:
-            del self._running[message_id]
-            again = self._again.pop(message_id, None)
+            del self._running[name]
+            again = self._again.pop(name, None)
             if again is not None:
-                self._subscription.let_go(again)
-            if is_handled and connection != self._subscription.connection:
-                self._note_outlived(message_id)
+                again.holder.let_go(again)
+            if is_handled and connection != self._subscription.connection_of(message):
+                self._note_outlived(message)
 
-    def _note_outlived(self, message_id: MessageId) -> None:
-        if self._outlived_connection != self._subscription.connection:
-            self._outlived_connection = self._subscription.connection
-            self._outlived.clear()
-        self._outlived.add(message_id)
+    def _note_outlived(self, message: Message) -> None:
+        latest = self._subscription.connection_of(message)
+        connection, ids = self._outlived.get(message.topic, (latest, set()))
+        if connection != latest:
+            ids = set()
+        ids.add(message.id)
+        self._outlived[message.topic] = (latest, ids)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

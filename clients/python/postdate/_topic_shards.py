@@ -21,8 +21,12 @@ _NAMED = ("topic", "name")
 @lru_cache(_NAMES_MAX)
 def shard_of(topic: str, shards: int) -> int:
     """Return the shard that a topic lies on, of so many."""
-    mixed = _mix(_crc32c(topic.partition("~")[0].encode()))
-    return mixed % _SLOTS * shards // _SLOTS
+    return key_hash(topic.partition("~")[0]) % _SLOTS * shards // _SLOTS
+
+
+def key_hash(text: str) -> int:
+    """Return the hash by which names fall on shards, and keys on partitions."""
+    return _mix(_crc32c(text.encode()))
 
 
 def topic_of(request: Any) -> str:

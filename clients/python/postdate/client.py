@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,6 +17,12 @@ from postdate.credentials import Credentials, Tls, Token
 from postdate.dead_letters import DeadLetters
 from postdate.errors import PostdateError
 from postdate.model import InitialPosition, SubscriptionType
+from postdate.partitions import (
+    PartitionedProducer,
+    PartitionedSubscription,
+    partition_topics,
+    share_of,
+)
 from postdate.producer import Producer
 from postdate.schedule import Schedule
 from postdate.stats import TopicStats, get_stats
@@ -187,6 +194,64 @@ class Client:
             limit=limit,
             on_connection=on_connection,
         )
+
+    def partitioned_producer(
+        self,
+        topic: str,
+        *,
+        partitions: int,
+        linger: timedelta = timedelta(milliseconds=5),
+        producer_name: str | None = None,
+    ) -> PartitionedProducer:
+        """A producer of a topic that is spread by key over several, such as `orders-000` to `orders-007`.
+
+        To be used as an async context manager. `linger` and `producer_name` are as for `producer`, each partition's
+        own. Producers and consumers of a topic have to agree on `partitions`.
+        """
+        return PartitionedProducer(
+            topic,
+            [
+                self.producer(each, linger=linger, producer_name=producer_name)
+                for each in partition_topics(topic, partitions)
+            ],
+        )
+
+    def subscribe_partitioned(
+        self,
+        topic: str,
+        name: str,
+        *,
+        partitions: int,
+        type: SubscriptionType | None = None,
+        initial_position: InitialPosition | None = None,
+        permits: int | None = None,
+        lease: timedelta | None = None,
+        honor_delay: bool | None = None,
+        consumer_name: str = "",
+    ) -> PartitionedSubscription:
+        """A consumer of a subscription on all partitions of a topic, to be iterated over as one.
+
+        To be used as an async context manager. Arguments are as for `subscribe`; `permits` is for all partitions
+        together, and each has one at least.
+        """
+        changed = asyncio.Event()
+        subscriptions = [
+            Subscription(
+                self._rpc,
+                each,
+                name,
+                kind=type,
+                initial_position=initial_position,
+                permits=None if permits is None else share_of(permits, partitions),
+                lease=lease,
+                honor_delay=honor_delay,
+                consumer_name=consumer_name,
+                limit=None,
+                changed=changed,
+            )
+            for each in partition_topics(topic, partitions)
+        ]
+        return PartitionedSubscription(topic, name, subscriptions, changed)
 
     async def receive(
         self,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
+from typing import Any
 
 from postdate import _trace
 from postdate._batch import (
@@ -163,10 +164,25 @@ class Producer:
         `PartlyStored` says how many messages were and why the others are not known to be.
         With `replace` messages that wait under the schedule keys of these give way to them.
         """
+        requests = self.prepare(messages, deliver_at=deliver_at, deliver_after=deliver_after, replace=replace)
+        if _trace.tracing is None:
+            return await self.submit(requests)
+        with _trace.tracing.sending_many(self.topic, requests):
+            return await self.submit(requests)
+
+    def prepare(
+        self,
+        messages: Sequence[bytes] | Sequence[OutgoingMessage] | Sequence[bytes | OutgoingMessage],
+        *,
+        deliver_at: datetime | None,
+        deliver_after: timedelta | None,
+        replace: bool,
+    ) -> Sequence[producer_pb2.ProduceRequest]:
+        """For `PartitionedProducer`: what `send_many` sends, checked and numbered. `submit` has to follow at once."""
         shared = message_pb2.Message()
         fill(shared, "", None, deliver_at, deliver_after, "", None, None, "")
-        pipeline, _ = self._started()
-        requests = list_requests(
+        self._started()
+        return list_requests(
             messages,
             self._replacing if replace else self._empty,
             shared,
@@ -174,14 +190,10 @@ class Producer:
             messages_max=self._messages_max,
             bytes_max=self._bytes_max,
         )
-        if _trace.tracing is None:
-            return await self._send_requests(pipeline, requests)
-        with _trace.tracing.sending_many(self.topic, requests):
-            return await self._send_requests(pipeline, requests)
 
-    async def _send_requests(
-        self, pipeline: Pipeline, requests: Sequence[producer_pb2.ProduceRequest]
-    ) -> Receipts:
+    def submit(self, requests: Sequence[producer_pb2.ProduceRequest]) -> Coroutine[Any, Any, Receipts]:
+        """For `PartitionedProducer`: send them; what it returns waits until they are stored."""
+        pipeline, _ = self._started()
         self._seal()  # what was sent before goes before
         batches: list[ListBatch] = []
         offset = 0
@@ -189,6 +201,9 @@ class Producer:
             batches.append(batch := ListBatch(request, offset))
             offset += len(request.messages)
             pipeline.submit(batch)
+        return self._stored(batches)
+
+    async def _stored(self, batches: Sequence[ListBatch]) -> Receipts:
         if len(batches) == 1:
             return Receipts(await batches[0].future)
         results = await asyncio.gather(*(batch.future for batch in batches), return_exceptions=True)

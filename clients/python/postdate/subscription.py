@@ -26,7 +26,7 @@ from postdate.model import InitialPosition, MessageId, SubscriptionType
 from postdate_api.v1 import consumer_pb2
 
 _KEEP = Verb("extend")  # by the consumer's own lease
-_PERMITS = 1000
+PERMITS = 1000
 _PERMITS_A_HANDLER = 4
 _LEAVE_S = 1.0
 """Seconds that a program that is cancelled waits for the broker to take back what was not begun."""
@@ -35,6 +35,12 @@ _log = logging.getLogger("postdate")
 
 entered: WeakSet[Subscription] = WeakSet()
 """Those of this process, for `postdate.testing`: it has to know what they hold."""
+
+
+def run_permits(kind: SubscriptionType, concurrency: int) -> int:
+    """Permits of a `run`, unless they were given."""
+    # More would starve other workers; but keys have one worker, and a hot one must not hold up the others.
+    return PERMITS if kind is SubscriptionType.KEY_SHARED else _PERMITS_A_HANDLER * concurrency
 
 
 class Subscription:
@@ -73,6 +79,7 @@ class Subscription:
         consumer_name: str,
         limit: int | None,
         on_connection: Callable[[PostdateError | None], object] | None = None,
+        changed: asyncio.Event | None = None,
     ) -> None:
         self.topic = topic
         self.name = name
@@ -91,7 +98,8 @@ class Subscription:
             self._open.honor_delay = honor_delay
         self.connection: int = 0  # counts up
         self._drain = False
-        self._yield_due = False
+        self.yield_due: bool = False
+        """Its taker must let the loop turn before it takes more."""
         self._lease = timedelta(0)
         self._type = kind or SubscriptionType.SHARED
         self._consumer_id = ""
@@ -102,7 +110,7 @@ class Subscription:
         self.stop_asked: bool = False  # by `stop`, and not because the limit was reached
         self._unbegun: list[MessageId] = []  # to be handed back when it leaves, all at once
         self._error: PostdateError | None = None
-        self._changed = asyncio.Event()  # messages arrived, or the state did change
+        self._changed = changed or asyncio.Event()  # messages arrived, or the state did change
         self._link: Link | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         """On which it was opened."""
@@ -186,13 +194,13 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Message:
-        if self._yield_due:
+        if self.yield_due:
             # A consumer that never waits must not keep the link from sending and receiving.
-            self._yield_due = False
+            self.yield_due = False
             await asyncio.sleep(0)
         held = self._held
         if not held.ready or held.clock() >= held.sound_until:  # looked at here first: a call costs more
-            self._begin(_PERMITS)
+            self.begin(PERMITS)
             while not self._has_ready():
                 if self.is_stopped:
                     raise StopAsyncIteration
@@ -205,7 +213,7 @@ class Subscription:
             self._spend(1)
         if permits.taken * 2 >= permits.most:
             self._give_back()
-            self._yield_due = True
+            self.yield_due = True
         return message
 
     async def run(
@@ -224,9 +232,7 @@ class Subscription:
         once. It raises what ends the subscription for good, such as `NotFound`.
         """
         runner = Runner(self, handler, concurrency=concurrency, grace=grace)
-        # More would starve other workers; but keys have one worker, and a hot one must not hold up the others.
-        is_shared_by_key = self._type is SubscriptionType.KEY_SHARED
-        self._begin(_PERMITS if is_shared_by_key else _PERMITS_A_HANDLER * concurrency)
+        self.begin(run_permits(self._type, concurrency))
         with returning_on_sigterm():
             await runner.run()
 
@@ -239,21 +245,27 @@ class Subscription:
         if max_messages < 1:
             raise ValueError("max_messages is at least 1")
         loop = asyncio.get_running_loop()
-        self._begin(_PERMITS)
+        self.begin(PERMITS)
         if self._is_terminated:
             await asyncio.sleep(0)  # `stop` comes first
             if self._was_told and timeout is not None:  # it takes the time to be up, and would ask for ever
                 raise Closed("SIGTERM stopped the subscription")
             self._was_told = True
         give_up_at = None if timeout is None else loop.time() + timeout.total_seconds()
-        while not self._has_ready() and not self.is_stopped:
-            if self._error is not None:
-                raise self._error
+        while not (messages := self.take_ready(max_messages)) and not self.is_stopped:
             try:
                 async with asyncio.timeout_at(give_up_at):
                     await self.wait_change()
             except TimeoutError:
                 return []
+        return messages
+
+    def take_ready(self, max_messages: int) -> list[Message]:
+        """For `PartitionedSubscription`: take what is there; raises what ended it for good, once there is nothing."""
+        if not self._has_ready():
+            if self._error is not None and not self.is_stopped:
+                raise self._error
+            return []
         ready = self._ready
         messages = [ready.popleft() for _ in range(min(max_messages, len(ready)))]
         permits = self._permits
@@ -262,6 +274,7 @@ class Subscription:
             self._spend(len(messages))
         if permits.taken * 2 >= permits.most:
             self._give_back()
+            self.yield_due = True
         return messages
 
     async def ack_many(self, messages: Iterable[Message]) -> None:
@@ -401,10 +414,10 @@ class Subscription:
         assert self.loop is not None
         self.loop.call_soon_threadsafe(self.stop)
         self._is_terminated = True
-        self._yield_due = True  # or a consumer that never waits would take more before the loop gets to it
+        self.yield_due = True  # or a consumer that never waits would take more before the loop gets to it
 
-    def _begin(self, permits: int) -> None:
-        """Ask for messages, if that was left to how they are taken."""
+    def begin(self, permits: int) -> None:
+        """For `PartitionedSubscription`: ask for messages, if that was left to how they are taken."""
         if self._permits.begin(permits, is_connected=self._connected and not self.is_stopped):
             self._wake()
 
@@ -494,7 +507,7 @@ class Subscription:
         """For `postdate.testing`: all whose leases are kept, once everything has arrived that the broker has sent."""
         if not self._connected:
             return []
-        self._begin(_PERMITS)  # what comes due while a test sets its clock forward has to arrive
+        self.begin(PERMITS)  # what comes due while a test sets its clock forward has to arrive
         done: Done = asyncio.get_running_loop().create_future()
         self._settlements.add(_KEEP, (), done)  # its answer comes behind what was sent before
         try:
@@ -502,6 +515,10 @@ class Subscription:
         except PostdateError:
             return []
         return self._held.kept()
+
+    def connection_of(self, message: Message) -> int:
+        """For `Runner`: the number of the connection that there is now."""
+        return self.connection
 
     def holds(self, message: Message) -> bool:
         """For `Runner`: tell whether its lease holds, as far as one can know here."""

@@ -99,7 +99,13 @@ async def test_topics_and_subscriptions_are_listed_up_to_a_limit(broker: FakeBro
 def test_everything_with_a_block_can_be_opened_and_closed_without(module: Any) -> None:
     begin = "__aenter__" if module is sdk else "__enter__"
     kinds = [kind for name in module.__all__ if hasattr(kind := getattr(module, name), begin)]
-    assert {kind.__name__ for kind in kinds} == {"Client", "Producer", "Subscription"}
+    assert {kind.__name__ for kind in kinds} == {
+        "Client",
+        "PartitionedProducer",
+        "PartitionedSubscription",
+        "Producer",
+        "Subscription",
+    }
     for kind in kinds:
         for name in ("open", "close"):
             assert hasattr(kind, name), (kind, name)

@@ -57,6 +57,7 @@ from postdate.model import (
     Receipts,
     SubscriptionType,
 )
+from postdate.partitions import PartitionReceipt, partition_of, partition_topics
 from postdate.policies import (
     BucketPolicy,
     DelayedDelivery,
@@ -78,6 +79,7 @@ from postdate.scheduled import (
 from postdate.stats import IndexStats, SubscriptionStats, TopicStats
 from postdate.sync.client import Client, connect
 from postdate.sync.message import Message
+from postdate.sync.partitions import PartitionedProducer, PartitionedSubscription
 from postdate.sync.producer import Producer
 from postdate.sync.pull import Received
 from postdate.sync.subscription import Subscription
@@ -115,6 +117,11 @@ __all__ = [
     "OutgoingMessage",
     "OutOfRange",
     "OverdueAction",
+    "partition_of",
+    "partition_topics",
+    "PartitionedProducer",
+    "PartitionedSubscription",
+    "PartitionReceipt",
     "PartlyChanged",
     "PartlyStored",
     "PermissionDenied",

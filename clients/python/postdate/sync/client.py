@@ -19,6 +19,7 @@ from postdate.sync._portal import Portal, portal
 from postdate.sync.admin import Subscriptions, Topics
 from postdate.sync.backups import Backups
 from postdate.sync.dead_letters import DeadLetters
+from postdate.sync.partitions import PartitionedProducer, PartitionedSubscription
 from postdate.sync.producer import Producer
 from postdate.sync.pull import Received
 from postdate.sync.schedule import Schedule
@@ -183,6 +184,59 @@ class Client:
                 consumer_name=consumer_name,
                 limit=limit,
                 on_connection=on_connection,
+            ),
+            self._portal,
+        )
+
+    def partitioned_producer(
+        self,
+        topic: str,
+        *,
+        partitions: int,
+        linger: timedelta = timedelta(milliseconds=5),
+        producer_name: str | None = None,
+    ) -> PartitionedProducer:
+        """A producer of a topic that is spread by key over several, such as `orders-000` to `orders-007`.
+
+        To be used as a context manager. `linger` and `producer_name` are as for `producer`, each partition's
+        own. Producers and consumers of a topic have to agree on `partitions`.
+        """
+        return PartitionedProducer(
+            self._inner.partitioned_producer(
+                topic, partitions=partitions, linger=linger, producer_name=producer_name
+            ),
+            self._portal,
+        )
+
+    def subscribe_partitioned(
+        self,
+        topic: str,
+        name: str,
+        *,
+        partitions: int,
+        type: SubscriptionType | None = None,
+        initial_position: InitialPosition | None = None,
+        permits: int | None = None,
+        lease: timedelta | None = None,
+        honor_delay: bool | None = None,
+        consumer_name: str = "",
+    ) -> PartitionedSubscription:
+        """A consumer of a subscription on all partitions of a topic, to be iterated over as one.
+
+        To be used as a context manager. Arguments are as for `subscribe`; `permits` is for all partitions
+        together, and each has one at least.
+        """
+        return PartitionedSubscription(
+            self._inner.subscribe_partitioned(
+                topic,
+                name,
+                partitions=partitions,
+                type=type,
+                initial_position=initial_position,
+                permits=permits,
+                lease=lease,
+                honor_delay=honor_delay,
+                consumer_name=consumer_name,
             ),
             self._portal,
         )

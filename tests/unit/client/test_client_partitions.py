@@ -1,0 +1,72 @@
+"""Handlers over a topic that is spread over several, where two partitions may give the same id."""
+
+from __future__ import annotations
+
+import asyncio
+
+import postdate
+from tests.unit.client.fake_server import FakeBroker
+
+
+def consuming(client: postdate.Client) -> postdate.PartitionedSubscription:
+    return client.subscribe_partitioned("t", "s", partitions=2)
+
+
+async def fill(client: postdate.Client) -> None:
+    async with client.partitioned_producer("t", partitions=2) as producer:
+        first, second = await producer.send(b"a"), await producer.send(b"b")
+    assert (first.id, first.topic, second.topic) == (second.id, "t-000", "t-001")
+
+
+def acked(broker: FakeBroker) -> list[int]:
+    return [len(broker.topic(topic).subscriptions["s"].acked) for topic in ("t-000", "t-001")]
+
+
+async def test_messages_with_the_same_id_are_handled_side_by_side(
+    broker: FakeBroker, client: postdate.Client
+) -> None:
+    both = asyncio.Barrier(2)
+    async with (
+        consuming(client) as subscription,
+        client.producer("t-000") as first,
+        client.producer("t-001") as second,
+    ):
+        ids = [(await first.send(b"a")).id]
+
+        async def handle(message: postdate.Message) -> None:
+            if message.payload == b"a":
+                ids.append((await second.send(b"b")).id)
+            await both.wait()
+            subscription.stop()
+
+        async with asyncio.timeout(10):
+            await subscription.run(handle)
+    assert ids[0] == ids[1]
+    assert acked(broker) == [1, 1]
+
+
+async def test_what_is_handled_over_a_broken_connection_is_begun_once_on_each_partition(
+    broker: FakeBroker, client: postdate.Client
+) -> None:
+    await fill(client)
+    begun: list[bytes] = []
+    both, again = asyncio.Barrier(3), asyncio.Event()
+    async with consuming(client) as subscription:
+
+        async def handle(message: postdate.Message) -> None:
+            begun.append(message.payload)
+            await both.wait()
+            await again.wait()
+
+        running = asyncio.ensure_future(subscription.run(handle))
+        async with asyncio.timeout(10):
+            await both.wait()
+            broker.cut()
+            while sum(open.topic in ("t-000", "t-001") for open in broker.opens) < 4:
+                await asyncio.sleep(0.01)
+            again.set()
+            while acked(broker) != [1, 1]:
+                await asyncio.sleep(0.01)
+            subscription.stop()
+            await running
+    assert sorted(begun) == [b"a", b"b"]
