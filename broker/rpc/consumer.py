@@ -100,26 +100,35 @@ class ConsumerService:
         CONTEXT.set(context)
         try:
             self._broker.check_serving()
-            first = await context.read()
-            if first is END_OF_STREAM:
-                raise InvalidRequest(
-                    "The stream ended before its first frame", field="open", reason="OPEN_EXPECTED"
-                )
-            frame = parse(consumer_pb2.SubscribeRequest, first, self._broker.config)
-            if frame.WhichOneof("frame") != "open":
-                raise InvalidRequest("The first frame must be open", field="open", reason="OPEN_EXPECTED")
-            check_request(frame.open)
-            await self._run_session(frame.open, context)
+            topic, subscription, consumer = await self._read_open(context)
+            await self._run_session(topic, subscription, consumer, context)
         except asyncio.CancelledError:
             raise
         except Exception as error:
             await refuse_as_owner(self._broker, context, error)
 
-    async def _run_session(self, opening: consumer_pb2.Open, context: Context) -> None:
+    async def _read_open(self, context: Context) -> tuple[Topic, Subscription, Consumer]:
+        """Read the first frame and do what it asks for; the frame, with whatever is in it, is not kept."""
+        first = await context.read()
+        if first is END_OF_STREAM:
+            raise InvalidRequest(
+                "The stream ended before its first frame", field="open", reason="OPEN_EXPECTED"
+            )
+        check_size(first, "frame", self._broker.config.tuning.ack_entries_max)
+        frame = parse(consumer_pb2.SubscribeRequest, first, self._broker.config)
+        if frame.WhichOneof("frame") != "open":
+            raise InvalidRequest("The first frame must be open", field="open", reason="OPEN_EXPECTED")
+        opening = frame.open
+        check_request(opening)
         topic, subscription = await self._resolve(opening)
         lease_ms = opening.lease_ms if opening.HasField("lease_ms") else default_lease_ms(subscription)
         consumer = self._consumer(opening.consumer_name, lease_ms)
         consumer.grant(opening.permits.messages, opening.permits.bytes)
+        return topic, subscription, consumer
+
+    async def _run_session(
+        self, topic: Topic, subscription: Subscription, consumer: Consumer, context: Context
+    ) -> None:
         topic.subscriptions.attach(subscription, consumer)
         session = Session(
             self._broker, topic, subscription, consumer, context, self._unread, self._batch_rooms, self._epoch

@@ -257,15 +257,13 @@ async def forward_stream(
     owner: OwnerConnections,
     path: str,
     context: Context,
-    first: bytes | None = None,
+    unsent: list[bytes] | None = None,
 ) -> None:
     """Pass on a stream, both ways, until the owner ends it or the caller goes away.
 
-    `first` is its first message, where that was read to find the owner.
+    `unsent` has its first message, where that was read to find the owner, and is emptied.
     """
     forwarded = ForwardedCall()
-    unsent = [] if first is None else [first]
-    del first
 
     async def send(call: Any) -> None:
         if unsent:

@@ -28,6 +28,7 @@ from broker.rpc import admin, compaction, schedule, shard_backups
 from broker.rpc.access_rules import RULES
 from broker.rpc.calls import END_OF_STREAM, Handler, direct_mark, parse, refuse
 from broker.rpc.cluster import describe_cluster
+from broker.rpc.entries import check_size
 from broker.rpc.forward import (
     ForwardedCall,
     MessageRoom,
@@ -196,16 +197,28 @@ class ShardFront:
         await ProduceFanOut(self._host, self._room, find, _PRODUCE_STREAM, shard_for).run(context)
 
     async def _subscribe(self, context: Context) -> None:
-        first: Any = await context.read()
-        if first is END_OF_STREAM:
-            first = b""  # which the first shard refuses, as it refuses a stream without a frame
-        if (number := self._owners.named(context)) is None:
-            try:
-                number = shard_of(topic_of_open(first, self._host.config), self._owners.count)
-            except InvalidRequest:
-                number = 0
+        unsent: list[bytes] = []  # nobody else may keep the first frame, as the stream goes on for long
+        number = await self._read_first(context, unsent)
         owner = await self._owner(number, context)
-        await forward_stream(self._host, self._room, owner, SUBSCRIBE, context, first)
+        await forward_stream(self._host, self._room, owner, SUBSCRIBE, context, unsent)
+
+    async def _read_first(self, context: Context, unsent: list[bytes]) -> int:
+        """Read the first frame of a Subscribe stream; returns the shard that it is for."""
+        try:
+            first: Any = await context.read()
+            if first is END_OF_STREAM:
+                first = b""  # which the first shard refuses, as it refuses a stream without a frame
+            check_size(first, "frame", self._host.config.tuning.ack_entries_max)
+        except (grpc.aio.BaseError, InvalidRequest) as error:
+            await refuse(self._host, context, error)
+            raise
+        unsent.append(first)
+        if (number := self._owners.named(context)) is not None:
+            return number
+        try:
+            return shard_of(topic_of_open(first, self._host.config), self._owners.count)
+        except InvalidRequest:
+            return 0
 
     def _shard_for(self, path: str, message: bytes) -> int:
         """Return the shard of a request; the first one is for what is about no topic, and is to refuse what is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import tracemalloc
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +29,14 @@ from broker.rpc.compaction_client import RemoteDesk
 from broker.rpc.front import FrontHost
 from broker.rpc.shard_front import ShardFront
 from broker.rpc.shard_owners import LocalShards
+from broker.rpc.topic_of import SUBSCRIBE
 from broker.runtime.clock import SystemClock
 from broker.runtime.vfs import LocalVfs, read_file
 from broker.server import Server
 from broker.settings import UNIX
 from broker.shards.shard_process import shard_config
 from broker.storage.manifest import decode_broker
+from broker.storage.varint import encode_varint
 from broker.topic_shards import TopicShard, shard_of
 from postdate.credentials import Credentials
 from postdate_api.v1 import (
@@ -228,6 +231,56 @@ async def test_what_no_shard_takes_is_refused_as_by_a_broker(serve: Any, wire: W
     for opened in (empty, alone_empty):
         await within(opened.call.done_writing())
     assert await within(empty.call.code()) is await within(alone_empty.call.code())
+
+
+def opening(topic: str, unknown_bytes: int) -> bytes:
+    """Return the first frame of a Subscribe stream, with a field that nobody knows."""
+    frame = consumer_pb2.SubscribeRequest(open=consumer_pb2.Open(topic=topic, subscription="s"))
+    known = frame.SerializeToString()
+    return known + bytes((0xFA, 0x7F)) + encode_varint(unknown_bytes) + bytes(unknown_bytes)
+
+
+async def test_the_first_frame_of_a_stream_is_not_kept(wire: Wire):
+    await wire.produce(A, b"x")
+    streams = [wire.raw_stream(SUBSCRIBE)() for _ in range(20)]
+    size = 300_000
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for stream in streams:
+            await within(stream.write(opening(A, size)))
+            assert consumer_pb2.SubscribeResponse.FromString(await within(stream.read())).HasField("opened")
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < len(streams) * size / 2
+    for stream in streams:
+        stream.cancel()
+
+
+async def test_a_first_frame_that_is_too_large_is_refused_by_front_and_shard(shards: Shards, wire: Wire):
+    async with grpc.aio.insecure_channel(UNIX + shards.servers[0].config.grpc_socket) as straight:
+        for channel in (wire.channel, straight):
+            stream: Any = channel.stream_stream(SUBSCRIBE, None, None)()
+            await within(stream.write(opening(A, 1 << 20)))
+            assert (await refused(stream.read())).reason == "TOO_MANY_ENTRIES"
+
+
+async def test_a_subscribe_stream_that_breaks_before_its_first_frame_ends_with_a_status(shards: Shards):
+    class Broken:
+        ended: grpc.StatusCode | None = None
+
+        async def read(self) -> bytes:
+            raise grpc.aio.InternalError("the stream broke")
+
+        async def abort(self, code: grpc.StatusCode, *_: Any, **__: Any) -> None:
+            self.ended = code
+            raise grpc.aio.AbortError
+
+    broken = Broken()
+    with pytest.raises(grpc.aio.AbortError):
+        await shards.front._subscribe(cast(Any, broken))
+    assert broken.ended is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_topic_is_made_on_no_other_shard_than_its_own(shards: Shards, wire: Wire):
