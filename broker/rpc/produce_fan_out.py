@@ -1,7 +1,8 @@
 """A stream of batches for topics of several shards, passed on as one stream to each of them.
 
 Answers come in the order of the requests, as one broker gives them. So an answer waits for those before it, and a shard
-that is slow delays the answers of streams that send to it, and of no others.
+that is slow delays the answers of streams that send to it, and of no others. A request that cannot be passed on ends
+the stream once those before it are answered.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class ProduceFanOut:
         self._calls: dict[int, Any] = {}  # by shard
         self._order: asyncio.Queue[int] = asyncio.Queue()  # shards whose answers are due
         self._has_ended = False  # nothing more is sent
+        self._refusal: PostdateError | None = None  # of a request; those before it are answered first
 
     async def run(self, context: Context) -> None:
         """Pass on the stream until its caller has ended it and all answers are given, or a shard ends it."""
@@ -64,6 +66,8 @@ class ProduceFanOut:
             try:
                 while (shard := await self._order.get()) != _END:
                     await self._take(shard, context, forwarded)
+                if self._refusal is not None:
+                    raise self._refusal
                 for call in self._calls.values():
                     if await call.read() is not END_OF_STREAM:
                         raise Unavailable("A shard sent more answers than there were requests")
@@ -76,11 +80,25 @@ class ProduceFanOut:
 
     async def _take(self, shard: int, context: Context, forwarded: ForwardedCall) -> None:
         """Pass on the next answer of a shard."""
-        answer = await self._calls[shard].read()
+        try:
+            answer = await self._calls[shard].read()
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and self._has_unanswered_beside(shard):
+                # What the shard says may be that nothing was done, and is true of its own requests alone.
+                raise Unavailable(
+                    "A shard has ended the stream: requests for others may have had their effect or not",
+                    reason="OWNER_UNREACHABLE",
+                ) from error
+            raise
         if answer is END_OF_STREAM:
             raise Unavailable("A shard has ended the stream")
         with self._room.hold(forwarded, len(answer)):
             await context.write(answer)
+
+    def _has_unanswered_beside(self, shard: int) -> bool:
+        """Return whether answers of other shards are due. Drops the order of answers: the stream is to end."""
+        due = [self._order.get_nowait() for _ in range(self._order.qsize())]
+        return any(other not in (shard, _END) for other in due)
 
     async def _send(self, context: Context, forwarded: ForwardedCall, connections: ExitStack) -> None:
         try:
@@ -100,7 +118,8 @@ class ProduceFanOut:
                     await call.done_writing()
             self._order.put_nowait(_END)
         except PostdateError as error:
-            forwarded.end(error)
+            self._refusal = error
+            self._order.put_nowait(_END)
         except grpc.aio.BaseError:
             forwarded.end(Unavailable("The caller's stream broke"))
         except Exception as error:

@@ -17,6 +17,7 @@ from broker.observe.metrics import BrokerCounters
 from broker.rpc import calls, forward
 from broker.rpc.front import FrontHost
 from broker.rpc.peers import Peers
+from broker.rpc.produce_fan_out import ProduceFanOut
 from broker.rpc.shard_front import ShardFront
 from broker.rpc.shard_owners import ClusterShards
 from broker.runtime.clock import SystemClock
@@ -121,6 +122,37 @@ async def test_a_produce_stream_serves_shards_of_both_nodes_in_order(nodes: list
     await within(call.done_writing())
     assert await within(call.read()) is grpc.aio.EOF  # type: ignore[attr-defined]
     assert await within(call.code()) is grpc.StatusCode.OK
+
+
+async def test_batches_before_one_whose_owner_is_unknown_are_answered(nodes: list[FrontOfNode]):
+    a = nodes[0]
+    await a.wire.produce(A, b"x")
+    a.routes[1] = OwnerRoute(2)
+    call = a.wire.producer.ProduceStream()
+    for number in range(1, 6):
+        await within(call.write(batch(A, b"x", request_id=number)))
+    await within(call.write(batch(B, b"x", request_id=6)))
+    for number in range(1, 6):
+        assert (await within(call.read())).request_id == number
+    assert (await refused(call.read())).reason == "NOT_OWNER"
+
+
+async def test_a_shard_that_refuses_a_stream_does_not_speak_for_another_one(
+    nodes: list[FrontOfNode], monkeypatch: pytest.MonkeyPatch
+):
+    a, b = nodes
+    b.routes[1] = OwnerRoute(2)
+    take = ProduceFanOut._take
+
+    async def take_late(fan_out: ProduceFanOut, shard: int, *rest: Any) -> None:
+        await eventually(lambda: shard == 0 or 0 in fan_out._order._queue)  # type: ignore[attr-defined]
+        await take(fan_out, shard, *rest)
+
+    monkeypatch.setattr(ProduceFanOut, "_take", take_late)
+    call = a.wire.producer.ProduceStream()
+    await within(call.write(batch(B, b"x", request_id=1)))
+    await within(call.write(batch(A, b"x", request_id=2)))
+    assert (await refused(call.read())).reason == "OWNER_UNREACHABLE"
 
 
 async def test_calls_about_all_shards_are_answered_by_either(nodes: list[FrontOfNode]):
