@@ -19,7 +19,7 @@ from broker.storage import schedule_hash
 from broker.storage.changes import Cancelled, Changed, Moved
 from broker.storage.dump import dump_file
 from broker.storage.layout import Layout
-from broker.storage.log import TopicLog
+from broker.storage.log import RecordsUnderWay, TopicLog
 from broker.storage.manifest import decode_topic, encode_topic
 from broker.storage.named_files import read_named
 from broker.storage.records import Replaced
@@ -244,7 +244,7 @@ def test_a_message_that_gives_way_is_not_handed_out_meanwhile(
 ) -> None:
     """Its time comes, and a consumer, between the submission of what replaces it and the moment that is applied."""
     if is_mutant:
-        monkeypatch.setattr(TopicLog, "hold", lambda self, entries: None)
+        monkeypatch.setattr(RecordsUnderWay, "hold", lambda self, entries: None)
 
     async def scenario(node: Node) -> None:
         inbox = await node.subscribe("t", "s")
