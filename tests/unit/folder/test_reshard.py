@@ -19,7 +19,7 @@ from broker.jobs.reshard import reshard_folder
 from broker.jobs.verify import verify_data_dir
 from broker.policy import SubscriptionPolicy
 from broker.runtime.vfs import LocalVfs
-from broker.storage.alive import Absence, Alive
+from broker.storage.alive import ABSENCES_MAX, Absence, Alive, read_alive, write_alive
 from broker.storage.layout import Layout
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -181,6 +181,11 @@ def test_each_new_shard_goes_on_above_all_ids_and_apart_from_the_others(tmp_path
     with pytest.raises(PostdateError) as caught:
         plan_reshard([source], 2)
     assert caught.value.reason == "LEDGER_IDS_EXHAUSTED"
+    for shards in (3, 4):  # the last one needs a whole range, too
+        source.root = type(source.root)("", 1, {}, 1, (1 << 48) - shards * ID_STRIDE + 1, 1)
+        plan_reshard([source], shards - 1)
+        with pytest.raises(PostdateError):
+            plan_reshard([source], shards)
 
 
 def test_only_a_time_in_which_no_shard_was_there_is_an_absence_of_all() -> None:
@@ -190,6 +195,47 @@ def test_only_a_time_in_which_no_shard_was_there_is_an_absence_of_all() -> None:
         60, (Absence(15, 20), Absence(30, 35))
     )
     assert common_absences([one, Alive(0)]) == Alive(50)
+    assert common_absences([one, Alive(0, (Absence(20, 30),))]) == Alive(50), "a moment is no absence"
+
+
+def test_the_newest_common_absences_are_kept_and_no_more() -> None:
+    """Each of two shards may have been away so often that there are more times without both."""
+    one = Alive(0, tuple(Absence(20 * n, 20 * n + 15) for n in range(ABSENCES_MAX)))
+    two = Alive(0, tuple(Absence(20 * n + 10, 20 * n + 25) for n in range(ABSENCES_MAX)))
+    kept = common_absences([one, two]).absences
+    assert len(kept) == ABSENCES_MAX and kept[-1] == Absence(20 * ABSENCES_MAX - 10, 20 * ABSENCES_MAX - 5)
+
+
+def test_what_was_known_of_absences_goes_to_each_new_shard(tmp_path: Path) -> None:
+    folder = made(tmp_path, "orders", "b", "topic9")
+    write_alive(VFS, Layout(folder).alive, Alive(50, (Absence(10, 20),)), durable=True)
+    work = Reshard(VFS, folder, 2)
+    work.begin()
+    work.run()
+    work.close()
+    for number in (0, 1):
+        found = read_alive(VFS, Layout(shard_folder(folder, number)).alive)
+        assert found == Alive(50, (Absence(10, 20),))
+
+
+def test_nobody_opens_a_folder_or_its_shards_during_a_reshard(tmp_path: Path) -> None:
+    folder = made(tmp_path, "orders", "b", "topic9")
+    asyncio.run(reshard_folder(VFS, folder, 2))
+    work = Reshard(VFS, folder, 3, str(tmp_path / "new"))
+    folders = work.begin()
+    assert VFS.lock(Layout(folder).lock) is None
+    work.run()
+    assert all(VFS.lock(Layout(each).lock) is None for each in (folder, *folders))
+    work.close()
+    open_shard_folders(VFS, folder, 2).close()
+
+
+def test_backups_of_a_shard_are_in_nobodys_way_where_its_folder_stays(tmp_path: Path) -> None:
+    folder = made(tmp_path, "orders", "b", "topic9")
+    asyncio.run(reshard_folder(VFS, folder, 2))
+    Path(shard_folder(folder, 1), "backups", "20261121T205812345Z").mkdir(parents=True)
+    asyncio.run(reshard_folder(VFS, folder, 3, str(tmp_path / "new")))
+    assert read_shards(VFS, str(tmp_path / "new")) == 3
 
 
 def test_a_folder_that_holds_more_than_its_checkpoint_is_not_resharded(tmp_path: Path) -> None:
