@@ -74,7 +74,7 @@ def serve(config_path: str | None, **flags: str | None) -> None:
 
             command = shard_command(config, config_path, given, os.getpid())
             return await ShardSupervisor(config, command, notifier=notifier, read_config=read_config).run()
-        prepare_folder(LocalVfs(), config.data_dir)
+        prepare_folder(LocalVfs(), config.data_dir, in_cluster=bool(config.cluster_store))
         if config.cluster_store:
             from broker.node.node import Node, wait_cluster  # noqa: PLC0415 - a broker alone needs none of it
 

@@ -31,6 +31,8 @@ _NEW = ".new"
 SHARD_NAME = re.compile(r"shard-[0-9]{4}")
 """Name of the folder of a shard."""
 _SHARD = re.compile(r"shard-([0-9]{4})(\.new)?")
+MEMBER_FOLDERS = "shards"
+"""Name of the folder that holds those of the shards of a node."""
 _OF_ONE_SHARD = (
     "broker.manifest",
     "broker.manifest.new",
@@ -75,11 +77,12 @@ def lock_folder(vfs: Vfs, data_dir: str) -> File:
 def open_shard_folders(vfs: Vfs, data_dir: str, shards: int) -> File:
     """Lock a data directory for so many shards, made if it is empty; return what holds the lock.
 
-    Raises Fenced if another process holds it, Refused if it was made for another number of shards.
+    Raises Fenced if another process holds it or it is a node's, Refused if it was made for another number of shards.
     """
     root = data_dir.rstrip("/")
     lock = lock_folder(vfs, data_dir)
     try:
+        check_cluster(vfs, data_dir, in_cluster=False)
         settle_shard_folders(vfs, data_dir)
         check_shards(vfs, data_dir, shards)
         if not read_shards(vfs, data_dir):
@@ -93,8 +96,9 @@ def open_shard_folders(vfs: Vfs, data_dir: str, shards: int) -> File:
     return lock
 
 
-def prepare_folder(vfs: Vfs, data_dir: str) -> None:
-    """Prepare a data directory for a broker without shards. Raises as `open_shard_folders` does."""
+def prepare_folder(vfs: Vfs, data_dir: str, *, in_cluster: bool = False) -> None:
+    """Prepare a data directory for a node, or a broker without shards. Raises as `open_shard_folders` does."""
+    check_cluster(vfs, data_dir, in_cluster=in_cluster)
     names = list_if_there(vfs, data_dir)
     if _MARKER in names or any(map(_SHARD.fullmatch, names)):
         lock = lock_folder(vfs, data_dir)
@@ -103,6 +107,28 @@ def prepare_folder(vfs: Vfs, data_dir: str) -> None:
         finally:
             lock.close()
     check_shards(vfs, data_dir, 1)
+
+
+def check_cluster(vfs: Vfs, data_dir: str, *, in_cluster: bool) -> None:
+    """Raise Fenced if a data directory is of a cluster and this process of none, or the other way.
+
+    Each would begin with an empty folder beside the messages of the other.
+    """
+    root = data_dir.rstrip("/")
+    layout = Layout(root)
+    own = layout.manifest, layout.journal, layout.topics, f"{root}/{_MARKER}"
+    if in_cluster and any(map(vfs.exists, own)):
+        raise Fenced(
+            f"The data directory {root!r} is of a broker without a cluster, and cluster_store is set: choose another "
+            "data_dir, or unset cluster_store",
+            reason="DATA_DIR_OF_ANOTHER_SHARD",
+        )
+    if not in_cluster and list_if_there(vfs, f"{root}/{MEMBER_FOLDERS}"):
+        raise Fenced(
+            f"The data directory {root!r} is of a node of a cluster, and cluster_store is not set: choose another "
+            "data_dir, or set cluster_store",
+            reason="DATA_DIR_OF_ANOTHER_SHARD",
+        )
 
 
 def check_shards(vfs: Vfs, data_dir: str, shards: int) -> None:
@@ -208,5 +234,5 @@ def _read_marker(vfs: Vfs, data_dir: str) -> _Marker | None:
         if known and shards >= (1 if is_moving else 2):
             return _Marker(shards, is_moving)
     except (ValueError, LookupError, TypeError, AttributeError):
-        pass
+        check_cluster(vfs, data_dir, in_cluster=False)
     raise Corrupt(f"{path}: does not say how many shards there are, or this version cannot read it")

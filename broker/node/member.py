@@ -15,6 +15,7 @@ from broker.cluster.read_ahead import AheadLimits
 from broker.cluster.shard_store import ShardStore
 from broker.cluster.stores import costs_money, open_store
 from broker.config import BrokerConfig, parse_nodes
+from broker.folder.shard_folders import MEMBER_FOLDERS
 from broker.node.placement import rank_nodes
 from broker.node.rest import Rest
 from broker.node.shard_bases import ShardBases
@@ -68,7 +69,7 @@ def member_config(config: BrokerConfig, cluster: Cluster, number: int) -> Broker
     """Return the settings of the process of a shard, from those of its node."""
     return replace(
         config,
-        data_dir=f"{config.data_dir.rstrip('/')}/shards/{number}",
+        data_dir=f"{config.data_dir.rstrip('/')}/{MEMBER_FOLDERS}/{number}",
         topic_shard=TopicShard(number, cluster.shards),
     )
 

@@ -9,15 +9,19 @@ import pytest
 from click.testing import CliRunner
 
 from broker.cli import main
+from broker.cluster.creation import Cluster
 from broker.errors import Corrupt, Fenced, Refused
 from broker.folder.shard_folders import (
     check_shards,
     open_shard_folders,
+    prepare_folder,
     read_shards,
     refuse_shard_folders,
     shard_folder,
 )
+from broker.node.member import member_config
 from broker.runtime.vfs import LocalVfs
+from tests.configs import broker_config
 
 VFS = LocalVfs()
 
@@ -47,6 +51,36 @@ def test_a_folder_of_a_broker_without_shards_is_not_taken_over(folder: str) -> N
         open_shard_folders(VFS, folder, 2)
     assert read_shards(VFS, folder) == 0
     check_shards(VFS, folder, 1)
+
+
+def refused_start(folder: str, *settings: str) -> str:
+    started = CliRunner().invoke(main, ["serve", f"--data-dir={folder}", *settings])
+    assert started.exit_code == 1
+    return started.stderr
+
+
+@pytest.mark.parametrize("made_of", ["broker.manifest", "journal", "topics", "shards.json"])
+def test_a_folder_of_a_broker_without_a_cluster_is_no_node_s(folder: str, made_of: str) -> None:
+    Path(folder, made_of).mkdir(parents=True)
+    with pytest.raises(Fenced) as caught:
+        prepare_folder(VFS, folder, in_cluster=True)
+    assert caught.value.reason == "DATA_DIR_OF_ANOTHER_SHARD"
+    # Before anything of the cluster is read or made.
+    cluster = f"--cluster-store=file://{folder}-store", "--cluster-nodes=a=127.0.0.1:1", "--node=a"
+    assert "of a broker without a cluster" in refused_start(folder, *cluster)
+    assert [path.name for path in Path(folder).iterdir()] == [made_of]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_folder_of_a_node_is_not_of_a_broker_without_a_cluster(folder: str, shards: int) -> None:
+    node = f"{folder}/shards/0"
+    assert member_config(broker_config(data_dir=folder), Cluster("0" * 32, 1, 10_000), 0).data_dir == node
+    Path(node).mkdir(parents=True)
+    prepare_folder(VFS, folder, in_cluster=True)
+    assert "of a node of a cluster" in refused_start(
+        folder, f"--shards={shards}", "--grpc-address=127.0.0.1:0", "--http-address=127.0.0.1:0"
+    )
+    assert {path.name for path in Path(folder).iterdir()} <= {"shards", "lock"}
 
 
 def test_two_supervisors_do_not_share_a_folder(folder: str) -> None:

@@ -251,6 +251,30 @@ def test_a_message_that_is_moved_back_holds_its_key_again():
     run(scenario)
 
 
+@pytest.mark.slow
+def test_keys_are_remembered_a_day_where_nothing_is_set():
+    async def scenario(node: Node) -> Node:
+        position = await acknowledged(node)
+        ended_s = asyncio.get_running_loop().time()
+        await wait_gone(node, position)
+        assert await by_key(node) == Outcome(position, KEY, DELIVERED, 0)
+        for hours, known in ((23.9, True), (24.2, False)):
+            await asyncio.sleep(ended_s + hours * 3_600 - asyncio.get_running_loop().time())
+            # What is too old goes when the lookup is written again.
+            await send(node, HOUR_MS, f"at {hours}")
+            await asyncio.sleep(60)
+            outcome = await by_key(node)
+            assert outcome == (Outcome(position, KEY, DELIVERED, 0) if known else FORGOTTEN)
+        return node
+
+    slow: dict[str, Any] = {
+        "reclaim_interval_ms": 10_000,
+        "checkpoint_interval_ms": 10_000,
+        "seal_after_ms": 5_000,
+    }
+    change_world.run(scenario, **slow)
+
+
 def test_where_keys_are_not_remembered_nothing_is_written():
     async def scenario(node: Node) -> Node:
         await wait_gone(node, await acknowledged(node))
