@@ -47,6 +47,7 @@ from broker.rpc.shard_owners import ShardOwners
 from broker.rpc.stats import TOPICS_MAX
 from broker.rpc.status import Context
 from broker.rpc.topic_of import SUBSCRIBE, TOPIC_METHODS, topic_of, topic_of_open
+from broker.runtime.supervise import Supervisor
 from broker.topic_shards import shard_of
 from postdate_api.v1 import admin_pb2, compaction_pb2, schedule_pb2
 
@@ -114,7 +115,6 @@ class ShardFront:
             _COUNT_SCHEDULED: self._count_scheduled,
         }
         self._port.server.add_generic_rpc_handlers((_ShardMethods(self),))
-        self._watches: set[asyncio.Task[None]] = set()
 
     @property
     def address(self) -> str:
@@ -125,11 +125,12 @@ class ShardFront:
         """Take the port. Raises Fenced if that cannot be."""
         self._port.bind()
 
-    async def start(self) -> None:
-        """Take calls."""
+    async def start(self, supervisor: Supervisor) -> None:
+        """Take calls. `supervisor` runs what lasts as long as the port is open, and is stopped before it."""
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         await self._port.server.start()
-        self._watches |= {asyncio.create_task(watch, name=name) for name, watch in self._port.watches()}
+        for name, watch in self._port.watches():
+            supervisor.spawn_lasting(name, watch)
 
     async def drain(self) -> None:
         """Say that it will stop; calls are passed on until then."""
@@ -137,9 +138,6 @@ class ShardFront:
 
     async def stop(self) -> None:
         """Close the port and end all calls."""
-        for watch in self._watches:
-            watch.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
         await self._port.server.stop(None)
         await self._backups.stop()
         await self._owners.close()

@@ -119,11 +119,13 @@ class NodeSupervisor(ShardSupervisor):
         return [*super()._watches(), *(self._watch_view(child.number) for child in self._children)]
 
     async def _stop_children(self, running: Sequence[asyncio.Task[None]]) -> None:
-        for child in self._children:
-            if self._owns(child.number):
-                child.stop()
-                await asyncio.wait([running[child.number]], timeout=self._end_seconds)
-                await self._wait_owner(child.number)
+        left = list(self._children)
+        # Looked at anew each time: meanwhile this node may take over a shard that it did not own.
+        while (child := next((each for each in left if self._owns(each.number)), None)) is not None:
+            left.remove(child)
+            child.stop()
+            await asyncio.wait([running[child.number]], timeout=self._end_seconds)
+            await self._wait_owner(child.number)
         await super()._stop_children(running)
 
     async def _wait_owner(self, number: int) -> None:

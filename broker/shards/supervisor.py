@@ -5,6 +5,7 @@ Invariants:
   SUPERVISOR-2  The supervisor decides nothing about a message, and holds none longer than a call. It may die at any
       time: its children die with it, and come back as after a crash.
   SUPERVISOR-3  A shard that was ready and does not answer any more is killed, after a bound, and so started again.
+  SUPERVISOR-4  Where a task fails that keeps these true, or security files in force, the broker ends with status 1.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from broker.rpc.unread_marks import marks_in
 from broker.runtime.clock import SystemClock
 from broker.runtime.descriptors import fit_descriptors, raise_descriptor_limit
 from broker.runtime.notify import ServiceNotifier
+from broker.runtime.supervise import Supervisor
 from broker.runtime.vfs import File, LocalVfs
 from broker.server import broker_version
 from broker.settings import UNIX, ConfigError
@@ -73,6 +75,7 @@ class ShardSupervisor:
         self._notifier = notifier
         self._read_config = read_config
         self._stop = asyncio.Event()
+        self._supervisor = Supervisor(lambda *_: self._stop.set())
         self._version = broker_version()
         environ = child_environ(os.environ)
         numbers = range(shards)
@@ -126,7 +129,10 @@ class ShardSupervisor:
             child.stop()
 
     async def run(self) -> int:
-        """Serve until a signal; returns the exit status. Raises Fenced, Refused, ConfigError or OSError."""
+        """Serve until a signal or a failure; returns the exit status.
+
+        Raises Fenced, Refused, ConfigError or OSError.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -140,23 +146,22 @@ class ShardSupervisor:
             os.makedirs(backup_folder(self._config), mode=0o700, exist_ok=True)
         self._front.bind()
         self._http.listen()
-        children = [loop.create_task(child.run()) for child in self._children]
-        watches = []
+        spawn = self._supervisor.spawn
+        children = [spawn(f"process of shard {child.number}", child.run()) for child in self._children]
         try:
             await self._http.start()
-            await self._front.start()
+            await self._front.start(self._supervisor)
             self._https = [ShardHttp(http_socket(self._config, child.number)) for child in self._children]
-            watches = [loop.create_task(watch) for watch in self._watches()]
-            watches.append(loop.create_task(self._notifier.keep_alive(lambda: True)))
+            for watch in self._watches():
+                self._supervisor.spawn_lasting("looks at a shard", watch)
+            spawn("watchdog", self._notifier.keep_alive(lambda: True))
             await self._stop.wait()
         finally:
-            await self._end(children, watches)
+            await self._end(children)
             lock.close()
-        return 0
+        return 0 if self._supervisor.failure is None else 1
 
-    async def _end(
-        self, children: Sequence[asyncio.Task[None]], watches: Sequence[asyncio.Task[None]]
-    ) -> None:
+    async def _end(self, children: Sequence[asyncio.Task[None]]) -> None:
         log.info("Stopping")
         self._notifier.tell("STOPPING=1", "STATUS=Draining")
         await self._front.drain()
@@ -168,10 +173,10 @@ class ShardSupervisor:
             for child in self._children:
                 child.kill()
             await asyncio.wait(children)
-        ending = [*watches, *([self._page] if self._page is not None else [])]
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await self._supervisor.stop()
+        if self._page is not None:
+            self._page.cancel()
+            await asyncio.gather(self._page, return_exceptions=True)
         await self._front.stop()
         await self._http.stop()
         for http in self._https:

@@ -21,6 +21,7 @@ from broker.rpc.produce_fan_out import ProduceFanOut
 from broker.rpc.shard_front import ShardFront
 from broker.rpc.shard_owners import ClusterShards
 from broker.runtime.clock import SystemClock
+from broker.runtime.supervise import Supervisor
 from broker.server import Server
 from broker.settings import UNIX
 from broker.shards.shard_process import grpc_socket, shard_config
@@ -58,6 +59,7 @@ class FrontOfNode:
         self.front = ShardFront(
             FrontHost(self.config, SystemClock(), BrokerCounters()), self.owners, self.views
         )
+        self.supervisor = Supervisor(lambda name, error: None)
         self.broker = None  # it has none; a `Wire` asks
         self.wire: Wire
 
@@ -74,11 +76,12 @@ class FrontOfNode:
     async def start(self) -> None:
         await self.server.start()
         self.front.bind()
-        await self.front.start()
+        await self.front.start(self.supervisor)
         self.wire = Wire(cast(Server, self))
 
     async def stop(self) -> None:
         await self.wire.disconnect()
+        await within(self.supervisor.stop())
         await within(self.front.stop())
         await within(self.server.stop())
 

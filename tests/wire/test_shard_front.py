@@ -31,6 +31,7 @@ from broker.rpc.shard_front import ShardFront
 from broker.rpc.shard_owners import LocalShards
 from broker.rpc.topic_of import SUBSCRIBE
 from broker.runtime.clock import SystemClock
+from broker.runtime.supervise import Supervisor
 from broker.runtime.vfs import LocalVfs, read_file
 from broker.server import Server
 from broker.settings import UNIX
@@ -85,6 +86,7 @@ class Shards:
         addresses = [UNIX + server.config.grpc_socket for server in self.servers]
         owners = LocalShards(self.config, addresses)
         self.front = ShardFront(FrontHost(self.config, SystemClock(), BrokerCounters()), owners)
+        self.supervisor = Supervisor(lambda name, error: None)
         self._stopped: set[int] = set()
         self.broker = None  # it has none; a `Wire` asks
         self.wire: Wire
@@ -97,7 +99,7 @@ class Shards:
         for server in self.servers:
             await server.start()
         self.front.bind()
-        await self.front.start()
+        await self.front.start(self.supervisor)
         self.wire = Wire(cast(Server, self))
 
     async def stop_shard(self, number: int) -> None:
@@ -107,6 +109,7 @@ class Shards:
 
     async def stop(self) -> None:
         await self.wire.disconnect()
+        await within(self.supervisor.stop())
         await within(self.front.stop())
         for number in range(SHARDS):
             await self.stop_shard(number)

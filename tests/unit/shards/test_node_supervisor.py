@@ -126,6 +126,24 @@ async def test_a_shard_is_handed_over_once_the_one_before_has_another_owner(tmp_
     assert stopping.stopped == [0, 1, 2]
 
 
+async def test_a_shard_that_is_taken_over_meanwhile_is_handed_over_as_well(tmp_path: Path) -> None:
+    stopping = Stopping(tmp_path)
+    stopping.node._views[0] = stopping.view(0, "b", 1)
+    done = stopping.begin()
+    await eventually(lambda: stopping.stopped == [2])
+    stopping.node._views[1] = stopping.view(1, "a", 2)
+    stopping.end(2)
+    stopping.tell(2, "b")
+    await eventually(lambda: 1 in stopping.stopped)
+    assert stopping.stopped == [1, 2], "the shard that it does not own waits for that one"
+    stopping.end(1)
+    await pause()
+    assert not done.done(), "nobody owns it yet"
+    stopping.tell(1, "b", 3)
+    await asyncio.wait_for(done, SECONDS)
+    assert stopping.stopped == [0, 1, 2]
+
+
 async def test_a_lease_after_the_end_of_a_shard_the_next_one_is_handed_over_whoever_owns_it(
     tmp_path: Path,
 ) -> None:

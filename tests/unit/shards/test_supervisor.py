@@ -11,10 +11,12 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.config import load_config
+from broker.rpc.port import GrpcPort
 from broker.rpc.unread_marks import marked_unread, ready_line
 from broker.runtime.notify import ServiceNotifier
 from broker.settings import UNIX
@@ -38,7 +40,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
 class Supervised:
     """A supervisor of two processes that only sleep; what shards answer over HTTP is answered here."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, **settings: Any) -> None:
         self.reasons: list[str | None] = ["starting", None]
         self.ready_line = "ok"
         self.scrapes = 0
@@ -49,6 +51,7 @@ class Supervised:
             grpc_address="127.0.0.1:0",
             http_address="127.0.0.1:0",
             drain_grace_ms=0,
+            **settings,
         )
         os.mkdir(f"{folder}/run")
         self.https = [self._http(UNIX + http_socket(config, number), number) for number in range(2)]
@@ -165,6 +168,25 @@ async def test_a_process_hears_sighup_once_it_was_ready_and_until_it_ends(
     os.kill(child.pid, signal.SIGKILL)
     await eventually(lambda: child.starts == 2)
     assert reload() == [1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [(ShardHttp, "readiness"), (ShardChild, "_run_once"), (GrpcPort, "_watch_security")],
+)
+async def test_a_task_that_fails_ends_the_whole_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, method: str
+) -> None:
+    async def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(kind, method, fail)
+    access_file = tmp_path / "access.toml"
+    access_file.write_text("")
+    with tempfile.TemporaryDirectory(prefix="shards-") as folder:
+        made = Supervised(folder, access_file=str(access_file))
+        async with asyncio.timeout(SECONDS):
+            assert await made.supervisor.run() == 1
 
 
 class Frozen:
