@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from broker.policy import SubscriptionPolicy, TopicPolicy
 from broker.settings import DAY_MS, HOUR_MS, KIB, MIB, MINUTE_MS, SECOND_MS
 
+SHARED_BYTES_MAX = 4 * KIB
+"""Bytes of a list's request that a front copies for every shard: numbers, and a page token."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:

@@ -26,7 +26,7 @@ from broker.observe.cluster_view import ClusterView
 from broker.observe.logs import get_logger
 from broker.rpc import admin, compaction, schedule, shard_backups
 from broker.rpc.access_rules import RULES
-from broker.rpc.calls import END_OF_STREAM, Handler, direct_mark, parse, refuse
+from broker.rpc.calls import END_OF_STREAM, Handler, Request, direct_mark, parse, refuse
 from broker.rpc.cluster import describe_cluster
 from broker.rpc.entries import check_size
 from broker.rpc.forward import (
@@ -49,6 +49,7 @@ from broker.rpc.status import Context
 from broker.rpc.topic_of import SUBSCRIBE, TOPIC_METHODS, topic_of, topic_of_open
 from broker.runtime.supervise import Supervisor
 from broker.topic_shards import shard_of
+from broker.tuning import SHARED_BYTES_MAX
 from postdate_api.v1 import admin_pb2, compaction_pb2, schedule_pb2
 
 log = get_logger(__name__)
@@ -241,46 +242,51 @@ class ShardFront:
 
     async def _answer(self, answer: Answer, message: bytes, context: Context) -> bytes:
         answers: list[bytes] = []
+        call = ForwardedCall()
 
         async def work() -> None:
-            answers.append((await answer(message, context)).SerializeToString())
+            with self._room.hold(call, len(message)):
+                answers.append((await answer(message, context)).SerializeToString())
 
-        await end_alike(self._host, context, ForwardedCall(), work(), refuse)
+        await end_alike(self._host, context, call, work(), refuse)
         self._room.hold_until_read(context, answers[0])
         return answers[0]
 
     async def _list_topics(self, message: bytes, context: Context) -> Message:
-        request = parse(admin_pb2.ListTopicsRequest, message, self._host.config)
-        asked = dict.fromkeys(range(self._owners.count), message)
+        request = self._parse(admin_pb2.ListTopicsRequest, message)
+        asked = dict.fromkeys(range(self._owners.count), self._for_all(request))
         answers = await self._ask_all(_LIST_TOPICS, asked, context)
         return merge_topics(
             [admin_pb2.ListTopicsResponse.FromString(answer) for answer in answers], request.page_size
         )
 
     async def _get_stats(self, message: bytes, context: Context) -> Message:
-        request = parse(admin_pb2.GetStatsRequest, message, self._host.config)
-        asked = self._by_shard(request, message)
-        answers = await self._ask_all(_GET_STATS, asked, context)
+        request = self._parse(admin_pb2.GetStatsRequest, message)
+        answers = await self._ask_all(_GET_STATS, self._by_shard(request), context)
         return merge_stats(
             [admin_pb2.GetStatsResponse.FromString(answer) for answer in answers], request.page_size
         )
 
     async def _count_scheduled(self, message: bytes, context: Context) -> Message:
-        request = parse(schedule_pb2.CountScheduledRequest, message, self._host.config)
-        asked = self._by_shard(request, message) if request.topics else {0: message}  # which refuses it
+        request = self._parse(schedule_pb2.CountScheduledRequest, message)
+        # Without topics it is no request, and the first shard refuses it.
+        asked = self._by_shard(request) if request.topics else {0: request.SerializeToString()}
         answers = await self._ask_all(_COUNT_SCHEDULED, asked, context)
         return merge_counts([schedule_pb2.CountScheduledResponse.FromString(answer) for answer in answers])
 
     async def _commit_compaction(self, message: bytes, context: Context) -> Message:
-        answer = await self._ask_whose(_COMMIT_COMPACTION, message, context)
+        request = self._parse(compaction_pb2.CommitCompactionRequest, message).SerializeToString()
+        answer = await self._ask_any(_COMMIT_COMPACTION, request, context)
         return compaction_pb2.CommitCompactionResponse.FromString(answer)
 
     async def _abort_compaction(self, message: bytes, context: Context) -> Message:
-        answer = await self._ask_whose(_ABORT_COMPACTION, message, context)
+        request = self._parse(compaction_pb2.AbortCompactionRequest, message).SerializeToString()
+        answer = await self._ask_any(_ABORT_COMPACTION, request, context)
         return compaction_pb2.AbortCompactionResponse.FromString(answer)
 
     async def _list_compactions(self, message: bytes, context: Context) -> Message:
-        asked = dict.fromkeys(range(self._owners.count), message)
+        request = self._parse(compaction_pb2.ListCompactionsRequest, message)
+        asked = dict.fromkeys(range(self._owners.count), self._for_all(request))
         answers = map(
             compaction_pb2.ListCompactionsResponse.FromString,
             await self._ask_all(_LIST_COMPACTIONS, asked, context),
@@ -311,42 +317,46 @@ class ShardFront:
         return admin_pb2.GetClusterResponse.FromString(answer).shards[0]
 
     async def _get_server_info(self, message: bytes, context: Context) -> Message:
-        """Return what the first shard tells that answers: all have the same version and limits."""
-        for number in range(self._owners.count):
-            try:
-                async with asyncio.timeout(_SHARD_SECONDS):
-                    answer = await self._ask(_GET_SERVER_INFO, number, message, context)
-            except (TimeoutError, Unavailable):
-                continue
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise
-            else:
-                return admin_pb2.GetServerInfoResponse.FromString(answer)
-        raise Unavailable("No shard answers")
+        """Return what the first shard tells that answers; all have the same version and limits."""
+        request = self._parse(admin_pb2.GetServerInfoRequest, message).SerializeToString()
+        try:
+            async with asyncio.timeout(_SHARD_SECONDS):
+                answer = await self._ask_any(_GET_SERVER_INFO, request, context)
+        except TimeoutError as error:
+            raise Unavailable("No shard answers") from error
+        return admin_pb2.GetServerInfoResponse.FromString(answer)
 
-    def _by_shard(self, request: Any, message: bytes) -> dict[int, bytes]:
+    def _parse(self, kind: type[Request], message: bytes) -> Request:
+        """Parse a request without the fields that nobody knows, as parts of it go to several shards."""
+        request = parse(kind, message, self._host.config)
+        request.DiscardUnknownFields()
+        return kind.FromString(request.SerializeToString())  # what was discarded keeps its memory
+
+    def _for_all(self, rest: Message) -> bytes:
+        """Return what all shards get. Raises InvalidRequest where that is too much to be copied for each."""
+        if rest.ByteSize() > SHARED_BYTES_MAX:  # nothing else that all get can be long
+            raise InvalidRequest("page_token is too long", field="page_token", reason="INVALID_PAGE_TOKEN")
+        return rest.SerializeToString()
+
+    def _by_shard(self, request: Any) -> dict[int, bytes]:
         """Return the requests to shards for one that names topics, or none for all of them."""
         count = self._owners.count
         if not request.topics:
-            return dict.fromkeys(range(count), message)
+            return dict.fromkeys(range(count), self._for_all(request))
         if len(request.topics) > TOPICS_MAX:
-            return {0: message}  # which refuses it
+            return {0: request.SerializeToString()}  # which refuses it
         named: dict[int, list[str]] = {}
         for topic in request.topics:
             named.setdefault(shard_of(topic, count), []).append(topic)
-        parts = {}
-        for number, topics in named.items():
-            part = type(request).FromString(message)
-            del part.topics[:]
-            part.topics.extend(topics)
-            parts[number] = part.SerializeToString()
-        return parts
+        del request.topics[:]
+        rest, kind = self._for_all(request), type(request)
+        # A message is the concatenation of its fields.
+        return {number: kind(topics=topics).SerializeToString() + rest for number, topics in named.items()}
 
-    async def _ask_whose(self, path: str, message: bytes, context: Context) -> bytes:
-        """Return the answer of the shard whose the compaction is: ids are random, and the others do not know it.
+    async def _ask_any(self, path: str, message: bytes, context: Context) -> bytes:
+        """Return the first answer: a compaction is known to one shard, and which one its random id does not tell.
 
-        Raises what a shard says else than that, or that none knows it.
+        Raises what a shard refuses for another reason than that it does not know it, or that none knows it.
         """
         tasks = [
             asyncio.ensure_future(self._ask(path, number, message, context))
@@ -383,7 +393,7 @@ class ShardFront:
         self, path: str, number: int, message: bytes, context: Context, *, seconds: float | None = None
     ) -> bytes:
         call, owner = ForwardedCall(), self._owners.find(number, None)
-        with call.telling_end(), owner.channel(call) as channel:
+        with call.telling_end(), self._room.hold(call, len(message)), owner.channel(call) as channel:
             answer: bytes = await channel.unary_unary(path, None, None)(
                 message,
                 timeout=seconds or context.time_remaining(),

@@ -14,7 +14,7 @@ import pytest
 
 from broker.observe.cluster_view import ClusterView, OwnerRoute
 from broker.observe.metrics import BrokerCounters
-from broker.rpc import calls, forward
+from broker.rpc import calls, forward, shard_front
 from broker.rpc.front import FrontHost
 from broker.rpc.peers import Peers
 from broker.rpc.produce_fan_out import ProduceFanOut
@@ -25,6 +25,7 @@ from broker.runtime.supervise import Supervisor
 from broker.server import Server
 from broker.settings import UNIX
 from broker.shards.shard_process import grpc_socket, shard_config
+from broker.storage.varint import encode_varint
 from postdate_api.v1 import admin_pb2, compaction_pb2, consumer_pb2, schedule_pb2
 from tests.configs import broker_config
 from tests.wire.conftest import Wire, batch, eventually, ids_of, refused, within
@@ -267,6 +268,58 @@ async def test_a_list_under_way_ends_once_one_shard_has_another_owner(
         a.routes[1] = OwnerRoute(3, "b", b.grpc_address)
         a.owners.follow()
         assert (await listing).reason == "OWNER_UNREACHABLE"
+
+
+@pytest.mark.parametrize(
+    ("path", "request_"),
+    [
+        ("AdminService/ListTopics", admin_pb2.ListTopicsRequest()),
+        ("AdminService/GetStats", admin_pb2.GetStatsRequest(topics=[A, B], page_token="dA==")),
+        ("ScheduleService/CountScheduled", schedule_pb2.CountScheduledRequest(topics=[A, B], width_ms=9)),
+        ("CompactionService/AbortCompaction", compaction_pb2.AbortCompactionRequest(compaction_id="x")),
+        ("AdminService/GetServerInfo", admin_pb2.GetServerInfoRequest()),
+    ],
+)
+async def test_what_nobody_knows_of_a_request_is_copied_for_no_shard(
+    nodes: list[FrontOfNode], path: str, request_: Any
+):
+    a, _ = nodes
+    room, unknown = a.front._room, bytes((0xFA, 0x7F)) + encode_varint(1 << 20) + bytes(1 << 20)
+    message = request_.SerializeToString() + unknown
+    async with silent_node() as (silent, address):
+        a.routes[:] = [OwnerRoute(2, "b", address)] * SHARDS
+        call = a.wire.raw(f"/postdate.v1.{path}")(message)
+        await eventually(lambda: len(silent.asked) == SHARDS)
+        parts = [type(request_).FromString(part) for part in silent.asked]
+        assert room.held_bytes == len(message) + sum(map(len, silent.asked))
+        assert all(len(part) <= len(request_.SerializeToString()) for part in silent.asked)
+        if hasattr(request_, "topics"):
+            assert sorted(topic for part in parts for topic in part.topics) == sorted([A, B])
+            for part in parts:
+                part.topics[:] = request_.topics
+        assert parts == [request_] * SHARDS
+        call.cancel()
+        await eventually(lambda: room.held_bytes == 0)
+
+
+async def test_a_page_token_that_is_too_long_goes_to_no_shard(nodes: list[FrontOfNode]):
+    admin: Any = nodes[0].wire.admin
+    token = "A" * 8_192
+    for call in (
+        admin.ListTopics(admin_pb2.ListTopicsRequest(page_token=token)),
+        admin.GetStats(admin_pb2.GetStatsRequest(topics=[A, B], page_token=token)),
+    ):
+        assert (await refused(call)).reason == "INVALID_PAGE_TOKEN"
+
+
+async def test_the_first_shard_that_answers_tells_what_the_server_is(
+    nodes: list[FrontOfNode], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shard_front, "_SHARD_SECONDS", 1_000.0)
+    a, _ = nodes
+    async with silent_node() as (_, address):
+        a.routes[:] = [OwnerRoute(2, "b", address), a.routes[1]]
+        assert (await within(a.wire.admin.GetServerInfo(admin_pb2.GetServerInfoRequest()))).version
 
 
 async def test_a_node_hears_of_others_what_they_know_by_themselves(nodes: list[FrontOfNode]):
