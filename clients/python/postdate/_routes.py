@@ -153,11 +153,17 @@ class Routes:
 
 
 def count_shards(response: admin_pb2.GetClusterResponse) -> int:
-    """Return how many shards there are whose owners clients can go to; 1 where it makes no difference."""
+    """Return how many shards there are whose owners clients can go to; 1 where it makes no difference.
+
+    0 where that cannot be told yet: owners are missing, and nobody can be gone to.
+    """
     numbers = sorted(shard.number for shard in response.shards)
     is_whole = numbers == list(range(len(numbers))) and len(numbers) <= _SHARDS_MAX
-    is_open = any(shard.owner_address for shard in response.shards)
-    return len(numbers) if numbers and is_whole and is_open else 1
+    if not is_whole or len(numbers) < 2:
+        return 1
+    if any(shard.owner_address for shard in response.shards):
+        return len(numbers)
+    return 1 if all(shard.owner for shard in response.shards) else 0
 
 
 def _with_host(address: str, asked: str) -> str:

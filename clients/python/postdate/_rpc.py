@@ -135,6 +135,9 @@ class Rpc:
         self._counting: asyncio.Task[None] | None = None
         # A socket is that of one broker, or of one shard, and no place from which others are known.
         self._is_counted = self._addresses[0].startswith("unix:")
+        self._count_backoff = Backoff(rng)
+        self._count_at = 0.0  # by the loop's clock: when that may be asked again
+        self._is_count_late = False  # a stream has waited for it in vain
         self._was_answered = False
         connection = Connection(self._addresses[0], self.credentials)
         self.front: Owner = Owner(self, Routes(self._addresses, self._ask), connection)
@@ -231,26 +234,37 @@ class Rpc:
             await connection.channel.close(None)
 
     async def _count_shards(self, *, is_stream: bool) -> None:
-        """Have it known how many shards there are. A stream waits a little for that; a call does not."""
+        """Have it known how many shards there are. A stream waits a little, in vain but once; a call does not."""
         if self.is_routed and not self.front.routes.shards:
             await self.front.follow()
         if self._is_counted or self.is_routed:
             return
         if self._counting is None:
+            if asyncio.get_running_loop().time() < self._count_at:
+                return
             self._counting = asyncio.ensure_future(self._ask_for_shards())
             self.keep(self._counting)
-        if is_stream:
-            await asyncio.wait({self._counting}, timeout=_COUNT_S)
+        if is_stream and not self._is_count_late:
+            _, late = await asyncio.wait({self._counting}, timeout=_COUNT_S)
+            self._is_count_late = self._is_count_late or bool(late)
 
     async def _ask_for_shards(self) -> None:
         try:
             shards = count_shards(await self.ask_over(self.front.connection))
         except Unavailable:
-            return  # and it is asked again with the next stream
+            shards = 0
         except PostdateError:
             shards = 1  # whoever may not ask is passed on
         finally:
             self._counting = None
+        if not shards:
+            if (
+                self.front.connection.is_ready
+            ):  # otherwise the question was not sent, and whoever calls waits himself
+                self._count_at = asyncio.get_running_loop().time() + self._count_backoff.next_s()
+            return
+        self._count_backoff.succeeded()
+        self._is_count_late = False
         self._is_counted = True
         if shards != self._shards:
             self._shards = shards

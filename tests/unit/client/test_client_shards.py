@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
+from random import Random
 from typing import Any
 
+import grpc
 import pytest
 from google.protobuf import message_factory
 
 import postdate
 from broker.rpc import topic_of as broker_topic_of
 from broker.topic_shards import shard_of as broker_shard_of
-from postdate import _owner
+from postdate import _owner, _rpc
+from postdate._backoff import Backoff
 from postdate._routes import Routes, count_shards
 from postdate._topic_shards import shard_of, topic_of
 from postdate_api.v1 import admin_pb2
@@ -47,6 +52,10 @@ def told(*addresses: str, numbers: range | None = None) -> admin_pb2.GetClusterR
     return admin_pb2.GetClusterResponse(shards=shards)
 
 
+NOBODY = admin_pb2.GetClusterResponse(shards=[admin_pb2.ClusterShard(number=number) for number in range(2)])
+"""Answer of a front none of whose shards is up."""
+
+
 @pytest.mark.parametrize(
     ("response", "count"),
     [
@@ -57,6 +66,7 @@ def told(*addresses: str, numbers: range | None = None) -> admin_pb2.GetClusterR
         (told("", ""), 1),  # nobody can be gone to
         (told(":1", ":2", numbers=range(1, 3)), 1),  # one is missing: a topic would be sought in vain
         (told(*[":1"] * 4097), 1),
+        (NOBODY, 0),  # not yet
     ],
 )
 def test_shards_count_where_clients_can_go_to_them(
@@ -114,3 +124,84 @@ async def test_without_encryption_a_token_is_shown_to_given_addresses_alone(
     assert (elsewhere in owner.routes.addresses) is (is_routed and is_trusted), "one address needs no nodes"
     assert brokers[0].authorizations
     assert set(brokers[-1].authorizations) == ({"Bearer secret"} if is_trusted else set())
+
+
+class Front(FakeBroker):
+    """Front that counts how often it is asked for its cluster."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.is_away = False  # it cannot answer
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    async def GetCluster(self, request: admin_pb2.GetClusterRequest, context: Any) -> Any:
+        self.asked += 1
+        await self.goes_on.wait()
+        if self.is_away:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "away")
+        return await super().GetCluster(request, context)
+
+
+@pytest.fixture
+async def front() -> AsyncIterator[Front]:
+    front = Front()
+    await front.start()
+    front.knobs.cluster = told(":1", ":1")
+    yield front
+    await front.stop()
+
+
+async def call_counted(client: postdate.Client) -> None:
+    """Make a call, and wait for the question that may have begun with it."""
+    assert len([topic async for topic in client.topics.list()]) < 2
+    if client._rpc._counting is not None:
+        await asyncio.wait({client._rpc._counting})
+
+
+async def test_a_front_that_cannot_tell_its_shards_is_not_asked_with_each_call(front: Front) -> None:
+    front.is_away = True
+    async with postdate.connect(f"127.0.0.1:{front.port}") as client:
+        client._rpc._count_backoff = Backoff(Random(1), first_s=1_000.0, longest_s=1_000.0)
+        for _ in range(10):
+            await call_counted(client)
+        assert front.asked == 1
+        front.is_away = False
+        client._rpc._count_at = 0.0  # the pause is over
+        for _ in range(10):
+            await call_counted(client)
+        assert (front.asked, client._rpc._shards) == (2, 2)
+
+
+@pytest.mark.parametrize("first", [NOBODY, None])
+async def test_shards_that_come_up_later_are_counted(
+    front: Front, first: admin_pb2.GetClusterResponse | None
+) -> None:
+    later, front.knobs.cluster = front.knobs.cluster, first
+    async with postdate.connect(f"127.0.0.1:{front.port}") as client:
+        client._rpc._count_backoff = Backoff(Random(1), first_s=0.0)
+        for _ in range(3):
+            await call_counted(client)
+        assert client._rpc._shards == 1
+        assert front.asked == (2 if first else 1)
+        front.knobs.cluster = later
+        await call_counted(client)
+        assert client._rpc._shards == (2 if first else 1), "a broker of one shard is asked once"
+
+
+async def test_streams_wait_in_vain_for_the_count_of_shards_but_once(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front.goes_on.clear()
+    monkeypatch.setattr(_rpc, "_ASK_S", 1_000.0)
+    monkeypatch.setattr(_rpc, "_COUNT_S", 0.05)
+    async with postdate.connect(f"127.0.0.1:{front.port}") as client, asyncio.timeout(20):
+        async with client.producer("t") as producer:
+            await producer.send(b"x")
+        monkeypatch.setattr(_rpc, "_COUNT_S", 1_000.0)
+        async with client.producer("t") as producer:
+            await producer.send(b"x")
+        front.goes_on.set()
+        await call_counted(client)
+        assert client._rpc._shards == 2
