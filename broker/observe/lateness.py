@@ -160,15 +160,20 @@ class LoopLagProbe:
 
     async def run(self) -> None:
         """Measure until cancelled."""
-        apart_ms = self._wall_less_monotonic_ms()
+        least_ms, most_ms = self._wall_less_monotonic_ms()
         while True:
             asked_ns = self._clock.monotonic_ns() + self._interval_ms * 1_000_000
             await asyncio.sleep(self._interval_ms / 1000)
             # A loop rounds its timers to its own resolution, so it may also be a little early.
             self._histogram.observe(max(0, self._clock.monotonic_ns() - asked_ns) / 1e9)
-            before_ms, apart_ms = apart_ms, self._wall_less_monotonic_ms()
-            if abs(apart_ms - before_ms) >= CLOCK_STEP_MS:
-                self._stepped(apart_ms - before_ms)
+            least_before_ms, most_before_ms = least_ms, most_ms
+            least_ms, most_ms = self._wall_less_monotonic_ms()
+            step_ms = max(0, least_ms - most_before_ms) or min(0, most_ms - least_before_ms)
+            if abs(step_ms) >= CLOCK_STEP_MS:
+                self._stepped(step_ms)
 
-    def _wall_less_monotonic_ms(self) -> int:
-        return self._clock.now_ms() - self._clock.monotonic_ns() // 1_000_000
+    def _wall_less_monotonic_ms(self) -> tuple[int, int]:
+        """Return the least and the most that it can be: a busy machine may stop this process between two looks."""
+        before_ms = self._clock.monotonic_ns() // 1_000_000
+        now_ms = self._clock.now_ms()
+        return now_ms - self._clock.monotonic_ns() // 1_000_000, now_ms - before_ms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -96,3 +97,37 @@ def test_the_probe_tells_of_a_clock_that_was_set() -> None:
         return steps
 
     assert run_sim(scenario, 1) == [-3_600_000, 250]
+
+
+def test_a_process_that_is_stopped_between_two_looks_at_clocks_is_no_clock_that_was_set() -> None:
+    class StoppedClock:
+        """Clock of a process that a busy machine stops before it looks again."""
+
+        def __init__(self, inner: SimClock) -> None:
+            self.inner = inner
+            self.stopped_ms = 0
+            self.stops: Iterator[int] = iter(())
+
+        def _stop(self) -> None:
+            self.stopped_ms += next(self.stops, 0)
+
+        def now_ms(self) -> int:
+            self._stop()
+            return self.inner.now_ms() + self.stopped_ms
+
+        def monotonic_ns(self) -> int:
+            self._stop()
+            return self.inner.monotonic_ns() + self.stopped_ms * 1_000_000
+
+    async def scenario(loop: SimLoop, clock: SimClock) -> list[int]:
+        steps: list[int] = []
+        stopped = StoppedClock(clock)
+        probe = asyncio.create_task(LoopLagProbe(stopped, DurationHistogram(), stepped=steps.append).run())
+        await asyncio.sleep(1.01)
+        for before in range(6):
+            stopped.stops = iter([0] * before + [CLOCK_STEP_MS])
+            await asyncio.sleep(1)
+        probe.cancel()
+        return steps
+
+    assert run_sim(scenario, 1) == []
