@@ -176,6 +176,7 @@ class Reshard:
         self._to = to
         self._locks = contextlib.ExitStack()
         self._folders: list[str] = []
+        self._old_shards = 0
         self.files = 0
         self.copied_bytes = 0
 
@@ -208,6 +209,7 @@ class Reshard:
                     )
             if shards:  # without shards, whoever writes the checkpoint holds this lock
                 self._locks = held.pop_all()
+        self._old_shards = shards
         # A process that was killed before it had begun leaves an empty folder.
         self._folders = [folder for folder in folders if any(map(vfs.exists, _parts(Layout(folder))))]
         if not self._folders:
@@ -245,6 +247,7 @@ class Reshard:
         vfs, root = self._vfs, self._root
         if self._shards == 1:
             layout = Layout(root)
+            write_shards(vfs, root, self._old_shards, is_joining=True)
             make_folders(vfs, layout)
             self._fill(layout, plans[0], sources)
             replace_file(vfs, layout.manifest, [encode_broker(plans[0].root)])

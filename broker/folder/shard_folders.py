@@ -12,17 +12,24 @@ Invariants:
   RESHARD-2  A marker that says "moving" is written once all that it promises is durable. From then on names are
       moved to it, which whoever opens the folder goes on with. Names change within this folder only: elsewhere a crash
       could keep one half of a rename.
+  RESHARD-3  Nothing is removed that `reshard` did not make or replace, and nothing by a start that is refused. Names of
+      a folder without shards are not its own: before it makes them, the marker says "joining". Where they lie beside
+      a marker that does not, somebody put them there, and the folder is refused.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.errors import Corrupt, Fenced, Refused
+from broker.observe.logs import get_logger
 from broker.runtime.vfs import File, Vfs, list_if_there, read_file, replace_file
 from broker.storage.layout import Layout, remove_tree
+
+log = get_logger(__name__)
 
 _MARKER = "shards.json"
 _MARKER_BYTES_MAX = 4_096
@@ -49,6 +56,7 @@ _OF_ONE_SHARD = (
 class _Marker:
     shards: int
     is_moving: bool = False
+    is_joining: bool = False
 
 
 def shard_folder(data_dir: str, number: int) -> str:
@@ -83,8 +91,8 @@ def open_shard_folders(vfs: Vfs, data_dir: str, shards: int) -> File:
     lock = lock_folder(vfs, data_dir)
     try:
         check_cluster(vfs, data_dir, in_cluster=False)
-        settle_shard_folders(vfs, data_dir)
         check_shards(vfs, data_dir, shards)
+        settle_shard_folders(vfs, data_dir)
         if not read_shards(vfs, data_dir):
             write_shards(vfs, data_dir, shards)
         for number in range(shards):
@@ -103,6 +111,7 @@ def prepare_folder(vfs: Vfs, data_dir: str, *, in_cluster: bool = False) -> None
     if _MARKER in names or any(map(_SHARD.fullmatch, names)):
         lock = lock_folder(vfs, data_dir)
         try:
+            check_shards(vfs, data_dir, 1)
             settle_shard_folders(vfs, data_dir)
         finally:
             lock.close()
@@ -132,9 +141,10 @@ def check_cluster(vfs: Vfs, data_dir: str, *, in_cluster: bool) -> None:
 
 
 def check_shards(vfs: Vfs, data_dir: str, shards: int) -> None:
-    """Raise Refused if a data directory was made for another number of shards."""
+    """Raise Refused if a data directory was made for another number of shards, or is on its way to another one."""
     layout = Layout(data_dir.rstrip("/"))
-    made_for = read_shards(vfs, data_dir)
+    marker = _read_marker(vfs, data_dir)
+    made_for = marker.shards if marker is not None else 0
     if not made_for and any(map(vfs.exists, (layout.manifest, layout.journal, layout.topics))):
         made_for = 1
     if vfs.exists(layout.unfinished):
@@ -178,39 +188,54 @@ def read_shards(vfs: Vfs, data_dir: str) -> int:
     return marker.shards if marker is not None else 0
 
 
-def write_shards(vfs: Vfs, data_dir: str, shards: int, *, is_moving: bool = False) -> None:
-    """Say durably how many shards there are. With `is_moving`, `settle_shard_folders` has to follow."""
-    marker = {"format": _FORMAT, "shards": shards, **({"moving": True} if is_moving else {})}
+def write_shards(
+    vfs: Vfs, data_dir: str, shards: int, *, is_moving: bool = False, is_joining: bool = False
+) -> None:
+    """Say durably how many shards there are. `settle_shard_folders` has to follow `is_moving` and `is_joining`."""
+    marker: dict[str, int | bool] = {"format": _FORMAT, "shards": shards}
+    marker |= {name: True for name, is_set in (("moving", is_moving), ("joining", is_joining)) if is_set}
     replace_file(vfs, f"{data_dir.rstrip('/')}/{_MARKER}", [json.dumps(marker).encode() + b"\n"])
 
 
 def settle_shard_folders(vfs: Vfs, data_dir: str) -> None:
-    """Leave nothing but what the marker says, and finish what a `reshard` has begun to move. Needs the lock."""
+    """Leave nothing of a `reshard` but what the marker says, and finish what it has begun to move. Needs the lock.
+
+    Raises Refused and Corrupt before anything is changed.
+    """
     root = data_dir.rstrip("/")
     marker = _read_marker(vfs, root)
     found = [match for match in map(_SHARD.fullmatch, vfs.list_dir(root)) if match]
     remove_names(vfs, root, [_MARKER + _NEW])
     if marker is None or not marker.is_moving:
-        remove_names(vfs, root, [match[0] for match in found if match[2]])
-        if marker is not None:
-            remove_names(vfs, root, _OF_ONE_SHARD)
+        _remove_old(vfs, root, [match[0] for match in found if match[2]])
+        if marker is not None and marker.is_joining:
+            _remove_old(vfs, root, _OF_ONE_SHARD)
+            write_shards(vfs, root, marker.shards)
         return
     if marker.shards == 1:
-        remove_names(vfs, root, [match[0] for match in found])
-        remove_names(vfs, root, [_MARKER])
+        _remove_old(vfs, root, [match[0] for match in found])
+        _remove_old(vfs, root, [_MARKER])
         return
-    remove_names(vfs, root, _OF_ONE_SHARD)
+    _remove_old(vfs, root, _OF_ONE_SHARD)
     new = {int(match[1]) for match in found if match[2]}
     # A number below `shards` without a new folder was moved before.
     old = {int(match[1]) for match in found if not match[2]} & (new | set(range(marker.shards, 10_000)))
-    remove_names(vfs, root, [f"shard-{number:04}" for number in sorted(old)])
+    _remove_old(vfs, root, [f"shard-{number:04}" for number in sorted(old)])
     for number in sorted(new):
         vfs.rename(new_shard_folder(root, number), shard_folder(root, number))
     vfs.sync_dir(root)
     write_shards(vfs, root, marker.shards)
 
 
-def remove_names(vfs: Vfs, folder: str, names: list[str] | tuple[str, ...]) -> None:
+def _remove_old(vfs: Vfs, root: str, names: Sequence[str]) -> None:
+    """Remove what a `reshard` replaced or left, and say so."""
+    for name in names:
+        if vfs.exists(f"{root}/{name}"):
+            log.info("Removing what a reshard replaced or left unfinished", path=f"{root}/{name}")
+    remove_names(vfs, root, names)
+
+
+def remove_names(vfs: Vfs, folder: str, names: Sequence[str]) -> None:
     """Remove files and trees in a folder that are there, durably."""
     present = [name for name in names if vfs.exists(f"{folder}/{name}")]
     for name in present:
@@ -224,15 +249,58 @@ def remove_names(vfs: Vfs, folder: str, names: list[str] | tuple[str, ...]) -> N
 
 
 def _read_marker(vfs: Vfs, data_dir: str) -> _Marker | None:
-    path = f"{data_dir.rstrip('/')}/{_MARKER}"
+    """Return what the marker says. Raises Corrupt and Refused where that is not what is in the folder."""
+    root = data_dir.rstrip("/")
+    path = f"{root}/{_MARKER}"
     if not vfs.exists(path):
         return None
+    marker = _decode_marker(read_file(vfs, path, _MARKER_BYTES_MAX))
+    if marker is None:
+        raise Corrupt(f"{path}: does not say how many shards there are, or this version cannot read it")
+    if marker.is_moving:
+        _check_moving(vfs, root, marker.shards)
+    elif not marker.is_joining:
+        _refuse_mixed(vfs, root, marker.shards)
+    return marker
+
+
+def _decode_marker(content: bytes) -> _Marker | None:
     try:
-        content = json.loads(read_file(vfs, path, _MARKER_BYTES_MAX))
-        shards, is_moving = content["shards"], content.get("moving", False)
-        known = content["format"] == _FORMAT and type(shards) is int and type(is_moving) is bool
-        if known and shards >= (1 if is_moving else 2):
-            return _Marker(shards, is_moving)
+        values = json.loads(content)
+        shards, flags = values["shards"], (values.get("moving", False), values.get("joining", False))
+        known = (
+            values["format"] == _FORMAT and type(shards) is int and all(type(flag) is bool for flag in flags)
+        )
+        if known and not all(flags) and shards >= (1 if flags[0] else 2):
+            return _Marker(shards, *flags)
     except (ValueError, LookupError, TypeError, AttributeError):
-        check_cluster(vfs, data_dir, in_cluster=False)
-    raise Corrupt(f"{path}: does not say how many shards there are, or this version cannot read it")
+        pass
+    return None
+
+
+def _check_moving(vfs: Vfs, root: str, shards: int) -> None:
+    """Raise Corrupt unless all is there that takes the place of what would be removed."""
+    if shards == 1:
+        missing = [] if vfs.exists(Layout(root).manifest) else [Layout(root).manifest]
+    else:
+        missing = [
+            shard_folder(root, number)
+            for number in range(shards)
+            if not vfs.exists(shard_folder(root, number)) and not vfs.exists(new_shard_folder(root, number))
+        ]
+    if missing:
+        raise Corrupt(
+            f"{root}/{_MARKER} says that a reshard to {shards} has made all, and {missing[0]} is not there",
+            path=missing[0],
+        )
+
+
+def _refuse_mixed(vfs: Vfs, root: str, shards: int) -> None:
+    """Raise Refused if a data directory without shards lies beside a marker that no reshard in progress has set."""
+    mixed = [name for name in _OF_ONE_SHARD if vfs.exists(f"{root}/{name}")]
+    if mixed:
+        raise Refused(
+            f"{root!r} holds {mixed[0]} of a broker without shards, and a {_MARKER} that says there are {shards}: move "
+            f"away what does not belong here. Nothing was changed",
+            reason="DATA_DIR_MIXED",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,13 @@ from broker.folder.shard_folders import (
     prepare_folder,
     read_shards,
     refuse_shard_folders,
+    settle_shard_folders,
     shard_folder,
+    write_shards,
 )
 from broker.node.member import member_config
 from broker.runtime.vfs import LocalVfs
+from broker.storage.layout import Layout
 from tests.configs import broker_config
 
 VFS = LocalVfs()
@@ -83,6 +87,91 @@ def test_a_folder_of_a_node_is_not_of_a_broker_without_a_cluster(folder: str, sh
     assert {path.name for path in Path(folder).iterdir()} <= {"shards", "lock"}
 
 
+def fill_one_shard(folder: str) -> None:
+    layout = Layout(folder)
+    for each in (layout.journal, layout.topics, layout.staging):
+        Path(each).mkdir(parents=True)
+        Path(each, "1").write_bytes(b"stored")
+    for each in (layout.manifest, layout.alive):
+        Path(each).write_bytes(b"stored")
+
+
+def tree(folder: str) -> dict[str, bytes]:
+    files = [path for path in Path(folder).rglob("*") if path.is_file() and path.name != "lock"]
+    return {str(path): path.read_bytes() for path in files}
+
+
+def open_as(folder: str, shards: int) -> None:
+    if shards == 1:
+        prepare_folder(VFS, folder)
+    else:
+        open_shard_folders(VFS, folder, shards).close()
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("part", ["broker.manifest", "journal", "topics", "alive", "staging"])
+def test_a_marker_that_was_copied_beside_a_broker_without_shards_removes_nothing(
+    folder: str, shards: int, part: str
+) -> None:
+    fill_one_shard(folder)
+    for each in Path(folder).iterdir():
+        if each.name != part:
+            each.rename(Path(folder).parent / f"aside-{each.name}")
+    write_shards(VFS, folder, 2)
+    before = tree(folder)
+    with pytest.raises(Refused, match="Nothing was changed") as caught:
+        open_as(folder, shards)
+    assert caught.value.reason == "DATA_DIR_MIXED"
+    done = CliRunner().invoke(main, ["reshard", folder, "--shards=3"])
+    assert done.exit_code == 1 and "shards.json" in done.output, done.output
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_marker_that_promises_what_is_not_there_removes_nothing(folder: str, shards: int) -> None:
+    Path(folder).mkdir()
+    for number in range(2):
+        fill_one_shard(shard_folder(folder, number))
+    write_shards(VFS, folder, shards, is_moving=True)
+    before = tree(folder)
+    with pytest.raises(Corrupt, match="not there"):
+        open_as(folder, shards)
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize("flags", [{}, {"is_joining": True}, {"is_moving": True}])
+def test_a_start_with_another_number_removes_nothing(folder: str, flags: dict[str, bool]) -> None:
+    open_shard_folders(VFS, folder, 2).close()
+    for name in ("shard-0000", "shard-0000.new", "shard-0001.new", "shard-0005"):
+        fill_one_shard(f"{folder}/{name}")
+    if flags:
+        fill_one_shard(folder)
+    write_shards(VFS, folder, 2, **flags)
+    before = tree(folder)
+    for shards in (1, 3):
+        with pytest.raises(Refused) as caught:
+            open_as(folder, shards)
+        assert caught.value.reason == "OTHER_SHARD_COUNT"
+        assert tree(folder) == before
+
+
+def test_what_a_reshard_left_is_removed_with_a_line_for_each(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_shard_folders(VFS, folder, 2).close()
+    fill_one_shard(folder)
+    fill_one_shard(f"{folder}/shard-0000.new")
+    write_shards(VFS, folder, 2, is_joining=True)
+    before = set(os.listdir(folder))
+    with caplog.at_level("INFO"):
+        settle_shard_folders(VFS, folder)
+    gone = before - set(os.listdir(folder))
+    assert gone == {"broker.manifest", "journal", "topics", "alive", "staging", "shard-0000.new"}
+    lines = [str(vars(record)) for record in caplog.records]
+    assert len(lines) == len(gone) and all(any(f"{folder}/{name}" in line for line in lines) for name in gone)
+    assert json.loads(Path(folder, "shards.json").read_text()) == {"format": 1, "shards": 2}
+
+
 def test_two_supervisors_do_not_share_a_folder(folder: str) -> None:
     lock = open_shard_folders(VFS, folder, 2)
     with pytest.raises(Fenced):
@@ -99,6 +188,9 @@ def test_two_supervisors_do_not_share_a_folder(folder: str) -> None:
         b'{"format": 2, "shards": 3}',
         b'{"format": 1, "shards": "3"}',
         b'{"format": 1, "shards": 1}',
+        b'{"format": 1, "shards": 1, "joining": true}',
+        b'{"format": 1, "shards": 2, "joining": 1}',
+        b'{"format": 1, "shards": 2, "moving": true, "joining": true}',
     ],
 )
 def test_a_marker_that_cannot_be_read_is_no_missing_one(folder: str, marker: bytes) -> None:
