@@ -67,15 +67,21 @@ def reading_vfs(root: str, *, anew: bool = False) -> Vfs:
 
 @contextlib.contextmanager
 def open_folders(path: str) -> Iterator[list[Folder]]:
-    """Hold a folder still as `open_folder` does; of a broker with several shards each of theirs, in order.
+    """Hold a folder still as `open_folder` does; of a broker with several shards the whole and each of them.
 
     Also raises Refused and Corrupt, if it cannot be told which they are.
     """
-    shards = 0 if is_store_url(path) else read_shards(ReadOnlyVfs(), path)
+    vfs, layout = ReadOnlyVfs(), Layout(path.rstrip("/") or "/")
+    shards = 0 if is_store_url(path) else read_shards(vfs, path)
     with contextlib.ExitStack() as held:
         if not shards:
             yield [held.enter_context(open_folder(path))]
             return
+        if not vfs.exists(layout.backup_marker):
+            # The lock of a shard alone is free while its process is down, and would keep it down.
+            held.enter_context(_locked(vfs, layout))
+            if read_shards(vfs, path) != shards:
+                raise _at_work(path)
         yield [held.enter_context(open_folder(shard_folder(path, number))) for number in range(shards)]
 
 
@@ -101,14 +107,24 @@ def open_folder(path: str, vfs: Vfs | None = None) -> Iterator[Folder]:
     if vfs.exists(layout.backup_marker):
         yield Folder(root, BACKUP, vfs)
         return
+    with _locked(vfs, layout):
+        yield Folder(root, DATA_DIR, vfs)
+
+
+@contextlib.contextmanager
+def _locked(vfs: Vfs, layout: Layout) -> Iterator[None]:
     lock = vfs.lock(layout.lock)
     if lock is None:
-        raise Fenced(
-            f"A broker, or another job, is at work on {path!r}: audit a backup of it (`postdate-broker backup "
-            f"create`), or stop it first",
-            reason="DATA_DIR_LOCKED",
-        )
+        raise _at_work(layout.root)
     try:
-        yield Folder(root, DATA_DIR, vfs)
+        yield
     finally:
         lock.close()
+
+
+def _at_work(path: str) -> Fenced:
+    return Fenced(
+        f"A broker, or another job, is at work on {path!r}: audit a backup of it (`postdate-broker backup create`), or "
+        "stop it first",
+        reason="DATA_DIR_LOCKED",
+    )

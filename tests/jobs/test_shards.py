@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from broker.cli import main
 from broker.errors import Fenced
 from broker.folder.shard_folders import open_shard_folders, shard_folder
+from broker.jobs.folder import open_folders
 from broker.jobs.reshard import reshard_folder
 from broker.jobs.verify import verify_folder
 from broker.runtime.vfs import LocalVfs
@@ -94,12 +95,40 @@ def test_nothing_is_read_beside_a_broker(data: Path) -> None:
         with pytest.raises(Fenced):
             verify_folder(VFS, str(data))
         assert run("compact", f"--offline={data}", "--engine=inline", "--apply").exit_code == 4
+        assert run("audit", str(data), "--engine=inline").exit_code == 4
     finally:
         supervisor.close()
     lock = VFS.lock(f"{shard_folder(str(data), 1)}/lock")
     assert lock is not None
     assert run("audit", str(data), "--engine=inline").exit_code == 4
     lock.close()
+
+
+def test_an_audit_keeps_a_broker_from_starting_and_no_shard_of_one_that_runs(data: Path) -> None:
+    with open_folders(str(data)) as folders:
+        assert [folder.path for folder in folders] == [
+            shard_folder(str(data), each) for each in range(SHARDS)
+        ]
+        with pytest.raises(Fenced):
+            open_shard_folders(VFS, str(data), SHARDS)
+    supervisor = open_shard_folders(VFS, str(data), SHARDS)
+    with pytest.raises(Fenced), open_folders(str(data)):
+        pass
+    lock = VFS.lock(f"{shard_folder(str(data), 0)}/lock")
+    assert lock is not None
+    lock.close()
+    supervisor.close()
+
+
+def test_an_audit_of_a_backup_takes_no_lock(data: Path) -> None:
+    (data / "backup.json").write_bytes(b"{}")
+    for number in range(SHARDS):
+        Path(shard_folder(str(data), number), "backup.json").write_bytes(b"{}")
+    for lock in data.rglob("lock"):
+        lock.unlink()
+    with open_folders(str(data)) as folders:
+        assert len(folders) == SHARDS
+    assert list(data.rglob("lock")) == []
 
 
 def test_an_audit_is_one_report_of_all_shards(data: Path) -> None:
