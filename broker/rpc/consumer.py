@@ -28,7 +28,7 @@ from broker.rpc.session import Session, check_nack
 from broker.rpc.status import FAILURE_BYTES_MAX, Context, encode_failures
 from broker.rpc.telling import tell_freely
 from broker.rpc.unread import FrameRoom, UnreadRooms
-from broker.rpc.unread_calls import answer_within, cut_client, hold_until_read, when_over
+from broker.rpc.unread_calls import answer_within, cut_client, when_over
 from broker.subscriptions import requests
 from broker.subscriptions.consumer import Consumer, DeliveryBatch
 from broker.subscriptions.leases import lease_end_ns
@@ -242,9 +242,14 @@ class ConsumerService:
             )
         lease_ms = request.lease_ms or default_lease_ms(subscription)
         attempt = (request.topic, request.subscription, request.attempt_id)
-        if request.attempt_id and (repeated := self._repeated(attempt, subscription)):
-            await hold_until_read(self._batch_rooms, context, repeated)
-            return repeated
+        if request.attempt_id and (known := self._known(attempt, subscription)):
+
+            async def repeat(_: FrameRoom) -> bytes:
+                return self._repeated(known)
+
+            size, bytes_max = request.ByteSize(), len(known.response)
+            if repeated := await answer_within(self._batch_rooms, context, size, bytes_max, repeat):
+                return repeated
         response, delivered = await self._receive_batch(context, topic, subscription, request, lease_ms)
         if request.attempt_id and delivered:
             deadline_ns = lease_end_ns(self._broker.clock.monotonic_ns(), lease_ms)
@@ -276,6 +281,11 @@ class ConsumerService:
                     await consumer.wakeup.wait()
         except TimeoutError:
             batch = self._batch_for(consumer)
+            if batch is None and consumer.lacks_room:
+                raise LimitReached(
+                    "There were messages, and no room for them: too much waits for clients that do not read",
+                    reason="TOO_MANY_CALLS",
+                ) from None
         finally:
             if batch is None:  # also when the caller has gone: what was handed out meanwhile goes to others
                 room.close()
@@ -295,15 +305,22 @@ class ConsumerService:
         """Return what was handed out, if it may be sent; there is no await from here to the answer (CLUSTER-10)."""
         return consumer.next_nowait() if self._broker.ownership.holds() else None
 
-    def _repeated(self, attempt: tuple[str, str, str], subscription: Subscription) -> bytes | None:
+    def _known(self, attempt: tuple[str, str, str], subscription: Subscription) -> _Received | None:
+        """Return what a request with the same attempt_id was answered, if it may be repeated."""
         known = self._attempts.get(attempt)
         if known is None or known.deadline_ns <= self._broker.clock.monotonic_ns():
             return None
-        if known.subscription is not subscription:
-            return None  # it was deleted, and made again
-        # What was settled, given back or lost since is not sent again; if that is all of it, the request is a new one.
+        return known if known.subscription is subscription else None  # it was deleted, and made again
+
+    def _repeated(self, known: _Received) -> bytes:
+        """Return the answer again, without what was settled, given back or lost since.
+
+        Empty if that is all of it: the request is a new one. There is no await from here to the answer.
+        """
+        if not self._broker.ownership.holds():
+            return b""
         answer = consumer_pb2.ReceiveResponse.FromString(known.response)
-        held = subscription.states.leases.held(answer.consumer_id)
+        held = known.subscription.states.leases.held(answer.consumer_id)
         kept = [
             delivery
             for delivery in answer.deliveries
@@ -313,7 +330,7 @@ class ConsumerService:
             return known.response
         del answer.deliveries[:]
         answer.deliveries.extend(kept)
-        return answer.SerializeToString() if kept else None
+        return answer.SerializeToString() if kept else b""
 
     def _remember(self, attempt: tuple[str, str, str], received: _Received) -> None:
         if old := self._attempts.pop(attempt, None):

@@ -33,14 +33,6 @@ def cut_client(context: Context) -> None:
     asyncio.get_running_loop().run_in_executor(None, cut_connection, peer)
 
 
-async def hold_until_read(rooms: UnreadRooms, context: Context, answer: bytes) -> None:
-    """Wait for room for an answer that is there already, and hold it until the call is over."""
-    unread = Unread(rooms, context.peer, partial(cut_client, context))
-    when_over(context, unread.close)
-    place = await unread.take(len(answer))
-    place.answered(len(answer))
-
-
 async def answer_within(
     rooms: UnreadRooms,
     context: Context,

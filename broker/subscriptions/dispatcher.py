@@ -83,7 +83,7 @@ class Dispatcher:
                 if not self._subscription.consumers and not self._subscription.states.leases.count():
                     return
                 for consumer in self._subscription.consumers:
-                    if consumer.polls:
+                    if consumer.polls and not consumer.lacks_room:
                         consumer.tell_nothing_found()
                     if consumer.reserves_room:
                         consumer.give_up_room()

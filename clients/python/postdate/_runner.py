@@ -204,11 +204,10 @@ class Runner:
 
     def _note_outlived(self, message: Message) -> None:
         latest = self._subscription.connection_of(message)
-        connection, ids = self._outlived.get(message.topic, (latest, set()))
-        if connection != latest:
-            ids = set()
-        ids.add(message.id)
-        self._outlived[message.topic] = (latest, ids)
+        outlived = self._outlived.get(message.topic)
+        if outlived is None or outlived[0] != latest:
+            outlived = self._outlived[message.topic] = (latest, set())
+        outlived[1].add(message.id)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
