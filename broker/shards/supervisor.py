@@ -146,15 +146,17 @@ class ShardSupervisor:
             os.makedirs(backup_folder(self._config), mode=0o700, exist_ok=True)
         self._front.bind()
         self._http.listen()
-        spawn = self._supervisor.spawn
-        children = [spawn(f"process of shard {child.number}", child.run()) for child in self._children]
+        children = [
+            self._supervisor.spawn(f"process of shard {child.number}", child.run())
+            for child in self._children
+        ]
         try:
             await self._http.start()
             await self._front.start(self._supervisor)
             self._https = [ShardHttp(http_socket(self._config, child.number)) for child in self._children]
             for watch in self._watches():
                 self._supervisor.spawn_lasting("looks at a shard", watch)
-            spawn("watchdog", self._notifier.keep_alive(lambda: True))
+            self._supervisor.spawn("service watchdog", self._notifier.keep_alive(lambda: True))
             await self._stop.wait()
         finally:
             await self._end(children)

@@ -40,7 +40,8 @@ READERS: dict[str, dict[str, tuple[str, ...]]] = {
         "schedule._name_of": ("ledger_id", "entry_id"),
         "control._start_of": ("ledger_id", "entry_id"),
     },
-    "Permits": {"session._take_frame": ("messages", "bytes"), "consumer._run_session": ("messages", "bytes")},
+    "Permits": {"session._take_frame": ("messages", "bytes"), "consumer._read_open": ("messages", "bytes")},
+    "Open": {"consumer._read_open": ("consumer_name", "permits")},
     "ProduceRequest": {
         "decode.decode_produce": ("topic", "producer_name", "request_id", "replace", "messages"),
     },
