@@ -24,7 +24,7 @@ from broker.storage.amendments import Amendments, decode_amendments
 from broker.storage.blocks import KINDS, LedgerName, file_lengths
 from broker.storage.group_log import NO_SHARD, ShardName, records_from
 from broker.storage.journal import Journal
-from broker.storage.layout import Layout, remove_tree
+from broker.storage.layout import Layout, is_unused, remove_tree
 from broker.storage.ledger_files import cut_ledger
 from broker.storage.manifest import (
     BrokerImage,
@@ -162,13 +162,12 @@ def _refuse_copies(vfs: Vfs, layout: Layout) -> None:
 
 def _refuse_rootless(vfs: Vfs, layout: Layout) -> None:
     """Without the root, a directory that holds a journal or topics is damaged, not new: never start empty."""
-    for folder in (layout.journal, layout.topics):
-        if vfs.exists(folder) and vfs.list_dir(folder):
-            raise Corrupt(
-                "broker.manifest is missing, but there is data beside it",
-                path=layout.manifest,
-                advice=_ADVICE,
-            )
+    if not is_unused(vfs, layout):
+        raise Corrupt(
+            "broker.manifest is missing, but there is data beside it",
+            path=layout.manifest,
+            advice=_ADVICE,
+        )
 
 
 def _read_topic(vfs: Vfs, layout: Layout, topic_id: int, name: str) -> TopicImage:

@@ -36,7 +36,7 @@ from broker.model import LEDGER_ID_MAX
 from broker.runtime.vfs import Vfs, list_if_there, replace_file
 from broker.storage.alive import ABSENCES_MAX, Absence, Alive, read_alive, write_alive
 from broker.storage.journal_copy import JournalCopy
-from broker.storage.layout import Layout
+from broker.storage.layout import Layout, is_unused
 from broker.storage.local_group_log import SegmentFolder
 from broker.storage.manifest import BrokerImage, encode_broker
 from broker.topic_shards import ID_STRIDE, shard_of
@@ -210,8 +210,7 @@ class Reshard:
             if shards:  # without shards, whoever writes the checkpoint holds this lock
                 self._locks = held.pop_all()
         self._old_shards = shards
-        # A process that was killed before it had begun leaves an empty folder.
-        self._folders = [folder for folder in folders if any(map(vfs.exists, _parts(Layout(folder))))]
+        self._folders = [folder for folder in folders if not is_unused(vfs, Layout(folder))]
         if not self._folders:
             raise NotFound(f"{root!r} is not a data directory: nothing of a broker is in it")
         return self._folders
@@ -287,10 +286,6 @@ def exhaust(steps: Steps) -> None:
     """Go all steps of a copy."""
     for _ in steps:
         pass
-
-
-def _parts(layout: Layout) -> tuple[str, ...]:
-    return layout.manifest, layout.journal, layout.topics
 
 
 def _read_closed(vfs: Vfs, layout: Layout) -> Manifests:

@@ -15,7 +15,7 @@ import os
 import secrets
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -37,7 +37,6 @@ from broker.jobs.report import (
 from broker.jobs.units import AUDIT
 from broker.jobs.values import Level
 from broker.jobs.work import Line
-from broker.topic_shards import TopicShard, shard_of
 
 REPORT, FINDINGS_FILE, PAGE = "report.json", "findings.parquet", "report.html"
 
@@ -77,11 +76,13 @@ def run_audit(request: AuditRequest, engine: Engine, tell: Tell = lambda done, t
         ready = time.monotonic()
         outcome = _check(request, folders, engine, tell)
         done = time.monotonic()
+    shard = folders[0].shard
     run = RunFacts(
         run_id=secrets.token_hex(8),
         version=_version(),
-        folder=folders[0].path if len(folders) == 1 else path,
+        folder=path if shard.shards > 1 else folders[0].path,
         folder_kind=folders[0].kind,
+        unused_shards=sorted({*range(shard.shards)} - {folder.shard.number for folder in folders}),
         level=request.level.value,
         sample=request.sample,
         engine=engine.name,
@@ -101,26 +102,22 @@ def _absolute(folder: str) -> str:
 
 def _check(request: AuditRequest, folders: Sequence[Folder], engine: Engine, tell: Tell) -> AuditOutcome:
     seed = secrets.randbits(32)  # another sample each night
-    parts = [
-        _plan(request, folder, TopicShard(number, len(folders)), seed)
-        for number, folder in enumerate(folders)
-    ]
+    for topic in request.topics:
+        if not any(folder.shard.holds(topic) for folder in folders):
+            raise NotFound(f"There is no topic {topic!r}: nothing was ever stored in its shard")
+    parts = [_plan(request, folder, seed) for folder in folders]
     outcome = _merge_parts([part for part in parts if part is not None])
     for results in engine.run(AUDIT, outcome.plan.units, tell):
         outcome.results += results
-    if len(folders) > 1:
-        for result in outcome.results:
-            path = folders[shard_of(result.topic, len(folders))].path
-            result.findings = [
-                finding if finding.path else replace(finding, path=path) for finding in result.findings
-            ]
+    if folders[0].shard.shards > 1:
+        outcome.folders = {unit.topic: unit.folder for unit in outcome.plan.units}
     outcome.results.sort(key=lambda result: result.topic)
     return outcome
 
 
-def _plan(request: AuditRequest, folder: Folder, shard: TopicShard, seed: int) -> AuditOutcome | None:
+def _plan(request: AuditRequest, folder: Folder, seed: int) -> AuditOutcome | None:
     """Return what is known of a folder before its units are checked; None if nothing of it is asked for."""
-    topics = [topic for topic in request.topics if shard.holds(topic)]
+    topics = [topic for topic in request.topics if folder.shard.holds(topic)]
     if request.topics and not topics:
         return None
     plan = plan_audit(folder, topics, request.level, request.sample, seed)

@@ -80,6 +80,8 @@ def _print(report: Line, options: AuditOptions) -> None:
         click.echo(f"{line['severity']}: {TopicFinding.from_line(line)}")
     if (hidden := report["finding_count"] - min(len(report["findings"]), _PRINTED)) > 0:
         click.echo(f"... and {hidden} more findings")
+    for number in report["unused_shards"]:
+        click.echo(f"shard {number}: nothing was ever stored here")
     totals = report["totals"]
     click.echo(
         f"{report['outcome']}: {totals['topics']} topics, {totals.get('ledgers', 0)} ledgers with "

@@ -16,6 +16,7 @@ from broker.jobs.compact_offline import open_offline
 from broker.jobs.compact_plan import CompactLimits, TopicPlan
 from broker.jobs.engine import Engine
 from broker.jobs.engines import choose_engine
+from broker.jobs.folder import used_shards
 from broker.jobs.java import JavaMissing
 from broker.jobs.progress import Progress
 from broker.jobs.spark_session import SparkMissing
@@ -90,9 +91,16 @@ async def _run(
     results: list[TopicResult] = []
     lock = lock_folder(vfs, folder)
     try:
+        used = used_shards(vfs, folder, shards)
         for number in range(shards):
             topics = tuple(topic for topic in request.topics if shard_of(topic, shards) == number)
             if request.topics and not topics:
+                continue
+            if number not in used:
+                click.echo(f"Shard {number}: nothing was ever stored here.")
+                for topic in topics:
+                    results.append(TopicResult(topic, error=f"There is no topic {topic!r}"))
+                    shown.finished(results[-1])
                 continue
             click.echo(f"Shard {number}:")
             part = replace(request, topics=topics)

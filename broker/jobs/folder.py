@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from broker.cluster.base_vfs import open_base_vfs, pin_base
 from broker.cluster.stores import is_store_url
 from broker.errors import Fenced, NotFound
 from broker.folder.shard_folders import read_shards, refuse_shard_folders, shard_folder
 from broker.runtime.vfs import LocalFile, LocalVfs, Vfs
-from broker.storage.layout import Layout
+from broker.storage.layout import Layout, is_unused
+from broker.topic_shards import ALL_TOPICS, TopicShard
 
 BACKUP, BASE, DATA_DIR = "backup", "base", "data directory"
 
@@ -38,6 +39,7 @@ class Folder:
     path: str
     kind: str  # BACKUP, BASE or DATA_DIR
     vfs: Vfs
+    shard: TopicShard = ALL_TOPICS
 
     @property
     def layout(self) -> Layout:
@@ -69,7 +71,8 @@ def reading_vfs(root: str, *, anew: bool = False) -> Vfs:
 def open_folders(path: str) -> Iterator[list[Folder]]:
     """Hold a folder still as `open_folder` does; of a broker with several shards the whole and each of them.
 
-    Also raises Refused and Corrupt, if it cannot be told which they are.
+    Shards in which nothing was ever stored are left out. Also raises Refused and Corrupt, if it cannot be told which
+    shards there are.
     """
     vfs, layout = ReadOnlyVfs(), Layout(path.rstrip("/") or "/")
     shards = 0 if is_store_url(path) else read_shards(vfs, path)
@@ -77,12 +80,27 @@ def open_folders(path: str) -> Iterator[list[Folder]]:
         if not shards:
             yield [held.enter_context(open_folder(path))]
             return
-        if not vfs.exists(layout.backup_marker):
+        numbers: Sequence[int] = range(shards)
+        if not vfs.exists(layout.backup_marker):  # of which every shard has its part
             # The lock of a shard alone is free while its process is down, and would keep it down.
             held.enter_context(_locked(vfs, layout))
             if read_shards(vfs, path) != shards:
                 raise _at_work(path)
-        yield [held.enter_context(open_folder(shard_folder(path, number))) for number in range(shards)]
+            numbers = used_shards(vfs, path, shards)
+        yield [
+            replace(
+                held.enter_context(open_folder(shard_folder(path, number))), shard=TopicShard(number, shards)
+            )
+            for number in numbers
+        ]
+
+
+def used_shards(vfs: Vfs, data_dir: str, shards: int) -> list[int]:
+    """Return the numbers of the shards that hold something. Raises NotFound if none does."""
+    used = [number for number in range(shards) if not is_unused(vfs, Layout(shard_folder(data_dir, number)))]
+    if not used:
+        raise NotFound(f"Nothing was ever stored in {data_dir!r}")
+    return used
 
 
 @contextlib.contextmanager
@@ -100,7 +118,7 @@ def open_folder(path: str, vfs: Vfs | None = None) -> Iterator[Folder]:
     layout = Layout(root)
     vfs = vfs or ReadOnlyVfs()
     refuse_shard_folders(vfs, root)
-    if not any(map(vfs.exists, (layout.manifest, layout.journal, layout.topics))):
+    if is_unused(vfs, layout):
         raise NotFound(f"{path!r} is neither a backup nor a data directory: nothing of a broker is in it")
     if vfs.exists(layout.unfinished):
         raise NotFound(f"{path!r} is not whole: a backup or a restore was cut short, or still goes on")

@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -46,6 +46,8 @@ class RunFacts:
     version: str
     folder: str
     folder_kind: str
+    unused_shards: Sequence[int]
+    """Shards in which nothing was ever stored."""
     level: str
     sample: float
     engine: str
@@ -61,12 +63,18 @@ class AuditOutcome:
     plan: Plan
     journal: JournalResult
     results: list[UnitResult] = field(default_factory=list)
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """Of several shards: the folder of each topic, which is named by findings that name no path of their own."""
 
     def findings(self) -> list[TopicFinding]:
         """All that are listed, the worst first."""
         findings = [*self.plan.findings, *self.journal.findings]
         findings += [finding for result in self.results for finding in result.findings]
         findings += _stale_findings(self.results)
+        findings = [
+            finding if finding.path else replace(finding, path=self.folders.get(finding.topic, ""))
+            for finding in findings
+        ]
         return sorted(findings, key=lambda finding: (_ORDER[finding.severity], finding.topic))
 
 
@@ -104,6 +112,7 @@ def build_report(run: RunFacts, outcome: AuditOutcome) -> Line:
         "version": run.version,
         "folder": run.folder,
         "folder_kind": run.folder_kind,
+        "unused_shards": list(run.unused_shards),
         "level": run.level,
         "sample": run.sample,
         "engine": run.engine,

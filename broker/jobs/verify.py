@@ -21,7 +21,7 @@ from broker.jobs.units import check_unit
 from broker.jobs.values import Level
 from broker.runtime.vfs import Vfs, list_if_there, size_if_there
 from broker.storage.blocks import file_lengths
-from broker.storage.layout import Layout
+from broker.storage.layout import Layout, is_unused
 from broker.storage.manifest import decode_broker
 from broker.storage.named_files import ledger_capture, read_named
 from broker.topic_shards import TopicShard, shard_of
@@ -66,11 +66,15 @@ def verify_folder(vfs: Vfs, data_dir: str) -> Report:
     shards = read_shards(vfs, data_dir)
     if not shards:
         return verify_data_dir(vfs, data_dir)
-    lock = vfs.lock(Layout(data_dir.rstrip("/")).lock)
+    layout = Layout(data_dir.rstrip("/"))
+    lock = vfs.lock(layout.lock)
     if lock is None:
         raise Fenced(f"A broker is running on {data_dir!r}: stop it first", reason="DATA_DIR_LOCKED")
+    is_backup = vfs.exists(layout.backup_marker)
     try:
-        reports = [_verify_shard(vfs, data_dir, number, shards) for number in range(shards)]
+        reports = [
+            _verify_shard(vfs, data_dir, number, shards, is_backup=is_backup) for number in range(shards)
+        ]
     finally:
         lock.close()
     return Report(
@@ -80,13 +84,14 @@ def verify_folder(vfs: Vfs, data_dir: str) -> Report:
     )
 
 
-def _verify_shard(vfs: Vfs, data_dir: str, number: int, shards: int) -> Report:
+def _verify_shard(vfs: Vfs, data_dir: str, number: int, shards: int, *, is_backup: bool) -> Report:
     """Check one shard; what is reported begins with its name."""
     folder, name = shard_folder(data_dir, number), f"shard {number}"
-    try:
-        report = verify_data_dir(vfs, folder)
-    except NotFound:  # its process was never started
+    if is_unused(vfs, Layout(folder)):
+        if is_backup:  # of which every shard has its part
+            return Report([f"{name}: The part of this shard is missing ({folder})"], [], f"{name}: missing")
         return Report([], [f"{name}: Nothing was ever stored here"], f"{name}: nothing")
+    report = verify_data_dir(vfs, folder)
     problems = [*report.problems, *_misplaced(vfs, folder, TopicShard(number, shards))]
     return Report(
         [f"{name}: {problem}" for problem in problems],

@@ -13,7 +13,7 @@ staging/<compaction_id>/  (see `folder/compaction.py`)
 
 from __future__ import annotations
 
-from broker.runtime.vfs import Vfs
+from broker.runtime.vfs import Vfs, list_if_there
 
 ROOT_MANIFEST = "broker.manifest"
 BACKUP_MARKER = "backup.json"
@@ -66,6 +66,17 @@ class Layout:
             self.keys(topic_id),
         ):
             vfs.make_dir(folder)
+
+
+def is_unused(vfs: Vfs, layout: Layout) -> bool:
+    """Tell whether nothing was ever stored in a data directory: no broker came so far as to write its root manifest.
+
+    Such a one is not there, is empty, or holds empty folders. Without the root manifest, all else is damage or half of
+    a copy.
+    """
+    if any(map(vfs.exists, (layout.manifest, layout.unfinished, layout.backup_marker))):
+        return False
+    return not any(list_if_there(vfs, folder) for folder in (layout.journal, layout.topics))
 
 
 def remove_tree(vfs: Vfs, folder: str) -> None:

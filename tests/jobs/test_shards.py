@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,9 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def topics_of(data: Path) -> dict[str, int]:
+def topics_of(data: Path, count: int = SHARDS) -> dict[str, int]:
     shards = {}
-    for number in range(SHARDS):
+    for number in range(count):
         path = f"{shard_folder(str(data), number)}/broker.manifest"
         shards.update(dict.fromkeys(decode_broker(Path(path).read_bytes(), path).topics.values(), number))
     return shards
@@ -87,6 +88,81 @@ def test_verify_reports_a_topic_in_the_wrong_shard_and_a_shard_that_was_never_st
     open_shard_folders(VFS, new, 2).close()
     report = verify_folder(VFS, new)
     assert report.problems == [] and len(report.notes) == 2
+
+
+def unused(data: Path, made: str) -> int:
+    """Leave a shard as a process leaves it that was killed before it had begun; return its number."""
+    number = next(iter(topics_of(data).values()))
+    folder = Path(shard_folder(str(data), number))
+    shutil.rmtree(folder)
+    if made != "nothing":
+        folder.mkdir()
+    if made == "folders":
+        (folder / "journal").mkdir()
+        (folder / "topics").mkdir()
+        (folder / "broker.manifest.new").write_bytes(b"half of it")
+    return number
+
+
+@pytest.mark.parametrize("made", ["nothing", "a folder", "folders"])
+def test_a_shard_in_which_nothing_was_ever_stored_keeps_nobody_from_the_others(data: Path, made: str) -> None:
+    topics = topics_of(data)
+    number = unused(data, made)
+    there = sorted(topic for topic in topics if topics[topic] != number)
+    lost = next(topic for topic in topics if topics[topic] == number)
+    assert f"shard {number}: Nothing was ever stored here" in run("verify", str(data)).output
+    told = run("audit", str(data), "--engine=inline")
+    assert told.exit_code < 2 and f"shard {number}: nothing was ever stored here\n" in told.output
+    _, report = audited(data)
+    assert ([line["topic"] for line in report["topics"]], report["unused_shards"]) == (there, [number])
+    for finding in report["findings"]:
+        assert finding["path"].startswith(shard_folder(str(data), topics[finding["topic"]]))
+    missing = run("audit", str(data), "--engine=inline", f"--topic={there[0]}", f"--topic={lost}")
+    assert missing.exit_code == 3 and f"no topic {lost!r}" in missing.output
+    worth = "--live-ratio=0.9", "--reclaim-mib=0"
+    compacted = run("compact", f"--offline={data}", "--engine=inline", *worth)
+    assert compacted.exit_code == 0, compacted.output
+    assert f"Shard {number}: nothing was ever stored here." in compacted.output
+    assert all(f"{topic}: rewrite" in compacted.output for topic in there)
+    missing = run("compact", f"--offline={data}", "--engine=inline", *worth, f"--topic={lost}")
+    assert missing.exit_code == 1 and f"{lost}: There is no topic" in missing.output
+    done = run("reshard", str(data), f"--shards={SHARDS + 1}")
+    assert done.exit_code == 0, done.output
+    assert sorted(topics_of(data, SHARDS + 1)) == there
+    assert verify_folder(VFS, str(data)).problems == []
+
+
+def test_a_folder_all_of_whose_shards_are_unused_says_so(tmp_path: Path) -> None:
+    data = str(tmp_path / "new")
+    open_shard_folders(VFS, data, 2).close()
+    for command in (
+        ("audit", data, "--engine=inline"),
+        ("compact", f"--offline={data}"),
+        ("reshard", data, "--shards=3"),
+    ):
+        done = run(*command)
+        assert done.exit_code and data in done.output, command
+        assert "Nothing was ever stored" in done.output or "nothing of a broker" in done.output
+
+
+def test_a_shard_that_lost_its_root_manifest_is_damaged_and_not_unused(data: Path) -> None:
+    number = next(iter(topics_of(data).values()))
+    Path(shard_folder(str(data), number), "broker.manifest").unlink()
+    assert run("verify", str(data)).exit_code == 2
+    assert run("audit", str(data), "--engine=inline").exit_code == 2
+    assert run("compact", f"--offline={data}", "--engine=inline").exit_code == 3
+    assert run("reshard", str(data), f"--shards={SHARDS + 1}").exit_code == 1
+
+
+def test_a_backup_without_the_part_of_a_shard_is_not_whole(data: Path) -> None:
+    for folder in (data, *(Path(shard_folder(str(data), number)) for number in range(SHARDS))):
+        (folder / "backup.json").write_bytes(b"{}")
+    number = unused(data, "nothing")
+    done = run("verify", str(data))
+    assert (
+        done.exit_code == 2 and f"problem: shard {number}: The part of this shard is missing" in done.output
+    )
+    assert run("audit", str(data), "--engine=inline").exit_code == 3
 
 
 def test_nothing_is_read_beside_a_broker(data: Path) -> None:
