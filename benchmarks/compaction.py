@@ -167,7 +167,9 @@ def _write(folder: Path, ledgers: int) -> None:
     manifest = topic / "manifest"
     image = decode_topic(manifest.read_bytes(), str(manifest))
     data_bytes = _ENTRIES * _FRAME_BYTES
-    named = tuple(replace(each, data_bytes=data_bytes) for each in image.ledgers)
+    named = tuple(
+        replace(each, capture=replace(each.capture, data_bytes=data_bytes)) for each in image.ledgers
+    )
     manifest.write_bytes(encode_topic(replace(image, ledgers=named)))
     rows, frame = _rows(times)
     for ledger_id in range(1, ledgers + 1):

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 
 from broker.model import ROW
 from broker.runtime.vfs import Vfs, size_if_there
-from broker.storage.blocks import HEADER_BYTES, KINDS, TIME, file_lengths
+from broker.storage.blocks import HEADER_BYTES, KINDS, TIME, LedgerCapture, file_lengths
 from broker.storage.layout import Layout
-from broker.storage.manifest import LedgerImage, TopicImage, decode_topic
-from broker.storage.named_files import ledger_capture, read_named
+from broker.storage.manifest import TopicImage, decode_topic
+from broker.storage.named_files import read_named
 
 _BEGINNING_BYTES = 64 * 1024
 
@@ -32,18 +32,17 @@ def read_seals(vfs: Vfs, layout: Layout, topic_id: int) -> dict[str, str]:
     image = decode_topic(read_named(vfs, path), path)
     seals: dict[str, str] = {}
     for ledger in image.ledgers:
-        if ledger.sealed:
+        if ledger.capture.sealed:
             with contextlib.suppress(OSError):
-                seals.update(_ledger_seals(vfs, layout, topic_id, ledger))
+                seals.update(_ledger_seals(vfs, layout, ledger.capture))
     for path in _runs(layout, image):
         with contextlib.suppress(OSError):
             seals[path] = _digest(_read(vfs, path, 0, _BEGINNING_BYTES))
     return seals
 
 
-def _ledger_seals(vfs: Vfs, layout: Layout, topic_id: int, ledger: LedgerImage) -> dict[str, str]:
-    capture = ledger_capture(ledger, topic_id)
-    name, lengths = capture.name(layout.ledgers(topic_id)), file_lengths(capture)
+def _ledger_seals(vfs: Vfs, layout: Layout, capture: LedgerCapture) -> dict[str, str]:
+    name, lengths = capture.name(layout.ledgers(capture.topic_id)), file_lengths(capture)
     if any(size_if_there(vfs, name.path(kind)) != length for kind, length in lengths.items()):
         return {}
     seal = _digest(

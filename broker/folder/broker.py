@@ -54,7 +54,6 @@ from broker.storage.ledger import Ledger
 from broker.storage.ledger_files import OpenFiles
 from broker.storage.local_group_log import LocalGroupLog
 from broker.storage.manifest import BrokerImage
-from broker.storage.named_files import ledger_capture
 from broker.storage.records import Record
 from broker.storage.segment import Group
 from broker.topics.dead_letters import DeadLetters
@@ -439,7 +438,7 @@ class Broker:
         for image in manifests.topics:
             ledgers = [
                 Ledger.restore(
-                    ledger_capture(ledger, image.topic_id),
+                    ledger.capture,
                     self._layout.ledgers(image.topic_id),
                     self._open_files,
                     self._file_executor,

@@ -42,7 +42,7 @@ def find_cursor_problems(
     image: TopicImage, subscription: SubscriptionImage, cursor: CursorImage
 ) -> Iterator[str]:
     """Report what does not fit between a cursor and the log of its topic. Pure."""
-    counts = {ledger.ledger_id: ledger.entry_count for ledger in image.ledgers}
+    counts = {ledger.ledger_id: ledger.capture.entry_count for ledger in image.ledgers}
     end = _end_of(image)
     mark = subscription.mark
     for what, position in (("start", subscription.start), ("mark", mark)):
@@ -83,7 +83,7 @@ def find_index_problems(image: TopicImage) -> Iterator[str]:
 
 def _end_of(image: TopicImage) -> Position:
     """Return where the log ends, or once ended if its last ledgers were dropped."""
-    last = [Position(ledger.ledger_id, ledger.entry_count) for ledger in image.ledgers[-1:]]
+    last = [Position(ledger.ledger_id, ledger.capture.entry_count) for ledger in image.ledgers[-1:]]
     return max([image.log_end, *last])
 
 
@@ -94,8 +94,8 @@ def find_amendment_problems(image: TopicImage, ledger: LedgerImage, amendments: 
         ("cancelled", cancelled.max() if cancelled else -1),
         ("moved", int(moved[-1]) if len(moved) else -1),
     ):
-        if last >= ledger.entry_count:
-            yield f"Entry {last} is {what}, but the ledger holds {ledger.entry_count} entries"
+        if last >= ledger.capture.entry_count:
+            yield f"Entry {last} is {what}, but the ledger holds {ledger.capture.entry_count} entries"
     if len(lsns) and int(lsns.max()) > image.applied_lsn:
         yield f"A move has lsn {lsns.max()}, but records are applied up to {image.applied_lsn}"
 
@@ -166,7 +166,10 @@ class History:
             image.topic_id: _TopicState(
                 image.name,
                 image.applied_lsn,
-                {ledger.ledger_id: (ledger.entry_count, ledger.data_bytes) for ledger in image.ledgers},
+                {
+                    ledger.ledger_id: (ledger.capture.entry_count, ledger.capture.data_bytes)
+                    for ledger in image.ledgers
+                },
                 {subscription.subscription_id: subscription.name for subscription in image.subscriptions},
                 image.log_end,
             )

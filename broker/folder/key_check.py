@@ -25,7 +25,6 @@ from broker.storage.ledger_reads import (
     CheckedColumn,
 )
 from broker.storage.manifest import TopicImage
-from broker.storage.named_files import ledger_capture
 from broker.storage.sparse_files import read_present
 
 _ROWS_AT_ONCE = 65_536
@@ -60,10 +59,10 @@ def find_key_problems(
         if ledger.ledger_id > image.keys_through.ledger_id or changed is None:
             continue
         is_last = ledger.ledger_id == image.keys_through.ledger_id
-        end = min(image.keys_through.entry_id, ledger.entry_count) if is_last else ledger.entry_count
+        capture = ledger.capture
+        end = min(image.keys_through.entry_id, capture.entry_count) if is_last else capture.entry_count
         here = keys.part(keys.ledger_ids == ledger.ledger_id)
         named = {*zip(here.entry_ids.tolist(), here.hashes.tolist(), strict=True)}
-        capture = ledger_capture(ledger, image.topic_id)
         with contextlib.suppress(Corrupt):  # whoever checks ledgers says so
             for entry_id, value in _holders(vfs, layout, capture, changed, end, image.frontier_ms):
                 if (entry_id, value) not in named:

@@ -35,7 +35,7 @@ from broker.storage.manifest import (
     decode_topic,
     encode_broker,
 )
-from broker.storage.named_files import ledger_capture, named_files, read_named
+from broker.storage.named_files import named_files, read_named
 from broker.storage.producers_file import ProducersImage, decode_producers
 from broker.storage.records import Record, decode_record
 from broker.storage.segment import Group
@@ -97,8 +97,8 @@ def cut_ledgers(vfs: Vfs, layout: Layout, manifests: Manifests) -> None:
         ):  # of a broker from before there were schedule keys: what it will hold must not be lost
             vfs.sync_dir(layout.topic(image.topic_id))
         for ledger in image.ledgers:
-            capture = ledger_capture(ledger, image.topic_id)
-            if not ledger.sealed:
+            capture = ledger.capture
+            if not capture.sealed:
                 cut_ledger(vfs, layout.ledgers(image.topic_id), capture)
             else:
                 _check_lengths(vfs, capture.name(layout.ledgers(image.topic_id)), file_lengths(capture))

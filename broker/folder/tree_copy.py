@@ -18,7 +18,7 @@ from broker.runtime.vfs import Vfs
 from broker.storage.blocks import file_lengths
 from broker.storage.layout import Layout
 from broker.storage.manifest import BrokerImage, TopicImage, decode_topic
-from broker.storage.named_files import ledger_capture, named_files, read_named
+from broker.storage.named_files import named_files, read_named
 
 CHUNK_BYTES = 4 << 20
 """Copied and synced at once: more that waits for the disk would hold up a sync of the journal."""
@@ -214,9 +214,9 @@ def _read_image(vfs: Vfs, layout: Layout, topic_id: int, name: str) -> TopicImag
 def _ledger_lengths(image: TopicImage) -> dict[str, tuple[bool, int]]:
     """Of each file of a ledger, whether it still grows, and how long the manifest says it is."""
     return {
-        f"{ledger.ledger_id}.{ledger.generation}.{kind}": (not ledger.sealed, length)
-        for ledger in image.ledgers
-        for kind, length in file_lengths(ledger_capture(ledger, image.topic_id)).items()
+        f"{capture.ledger_id}.{capture.generation}.{kind}": (not capture.sealed, length)
+        for capture in (ledger.capture for ledger in image.ledgers)
+        for kind, length in file_lengths(capture).items()
     }
 
 

@@ -41,7 +41,7 @@ from broker.storage.manifest import (
     decode_cursor,
     decode_topic,
 )
-from broker.storage.named_files import ledger_capture, read_named
+from broker.storage.named_files import read_named
 from broker.storage.sparse_files import read_present
 
 ROWS, SNAPSHOTS, CURSORS = "rows", "snapshots", "cursors"
@@ -131,14 +131,14 @@ class PostdateReader(DataSourceReader):
 
     def _rows(self, image: TopicImage, ledger: LedgerImage) -> Iterator[pa.RecordBatch]:
         vfs, folder = reading_vfs(self._path), Layout(self._path).ledgers(image.topic_id)
-        capture = ledger_capture(ledger, image.topic_id)
+        capture = ledger.capture
         if not capture.row_count:
             return
         amendments = NONE
         if ledger.amendments_file:
             path = f"{folder}/{ledger.amendments_file}"
             amendments = decode_amendments(read_named(vfs, path), path).amendments
-        every = np.arange(ledger.entry_count, dtype=np.uint32)
+        every = np.arange(capture.entry_count, dtype=np.uint32)
         times = amendments.effective(every, file_source(vfs, folder, capture).read_times())
         settled = settled_by_all(map(self._view(image), image.subscriptions), ledger.ledger_id, len(every))
         cancelled = np.isin(every, ids_of(amendments.cancelled))

@@ -128,7 +128,7 @@ def _ranges(folder: Folder, topic_id: int, name: str, plan: Plan) -> list[tuple[
     if (image.topic_id, image.name) != (topic_id, name):
         return [(0, LEDGER_ID_MAX, _TOPIC_WEIGHT)]  # here too
     plan.images.append(image)
-    weights = {ledger.ledger_id: ledger.entry_count for ledger in image.ledgers}
+    weights = {ledger.ledger_id: ledger.capture.entry_count for ledger in image.ledgers}
     for ledger_id, count in estimate_entries(_read_buckets(folder, image)):
         weights[ledger_id] = weights.get(ledger_id, 0) + count
     ranges = plan_passes(sorted(weights.items()), UNIT_WEIGHT_MAX)

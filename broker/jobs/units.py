@@ -40,7 +40,7 @@ from broker.storage.manifest import (
     decode_cursor,
     decode_topic,
 )
-from broker.storage.named_files import ledger_capture, named_files, read_named
+from broker.storage.named_files import named_files, read_named
 from broker.storage.producers_file import decode_producers
 from broker.storage.sparse_files import read_present
 
@@ -175,7 +175,7 @@ class _UnitCheck:
         sources = []
         for ledger in ledgers:
             amendments = self._read_amendments(image, ledger)
-            self._check_files(ledger_capture(ledger, topic_id), amendments)
+            self._check_files(ledger.capture, amendments)
             sources.append(self._source(image, ledger, amendments))
         storage = bucket_storage(self._vfs, layout.buckets(topic_id), topic_id)
         gone = frozenset(ledger_id for ledger_id, _ in image.gone_ledgers)
@@ -197,7 +197,7 @@ class _UnitCheck:
             bucket = finding.bucket_id
             self.add(finding, "" if bucket is None else storage.path(bucket))
         for ledger in ledgers:
-            self._tell_ledger(ledger, topic_id)
+            self._tell_ledger(ledger.capture)
 
     # -- what a topic has beside ledgers ---------------------------------------------------------------------
 
@@ -306,7 +306,7 @@ class _UnitCheck:
 
     def _source(self, image: TopicImage, ledger: LedgerImage, amendments: Amendments | None) -> LedgerSource:
         folder = self._layout.ledgers(image.topic_id)
-        source = file_source(self._vfs, folder, ledger_capture(ledger, image.topic_id), amendments)
+        source = file_source(self._vfs, folder, ledger.capture, amendments)
 
         def read_times() -> Int64Column:
             try:
@@ -337,20 +337,19 @@ class _UnitCheck:
             self.add(Finding(Kind.STATE, what, ledger_id=ledger.ledger_id), path)
         return file.amendments
 
-    def _tell_ledger(self, ledger: LedgerImage, topic_id: int) -> None:
-        facts = self._facts.get(ledger.ledger_id)
+    def _tell_ledger(self, capture: LedgerCapture) -> None:
+        facts = self._facts.get(capture.ledger_id)
         if facts is None:
             return
-        capture = ledger_capture(ledger, topic_id)
-        file_bytes = sum(file_lengths(capture).values()) if ledger.entry_count else 0
+        file_bytes = sum(file_lengths(capture).values()) if capture.entry_count else 0
         self.result.ledgers.append(
-            LedgerLine(self._unit.topic, facts, ledger.sealed, ledger.data_bytes, file_bytes)
+            LedgerLine(self._unit.topic, facts, capture.sealed, capture.data_bytes, file_bytes)
         )
         stored = capture.row_count
-        is_pinned = ledger.sealed and 0 < facts.live <= _PINNED_RATIO * stored
+        is_pinned = capture.sealed and 0 < facts.live <= _PINNED_RATIO * stored
         if is_pinned and file_bytes >= _PINNED_BYTES_MIN:
             what = f"{facts.live} live entries of {stored} keep {file_bytes} bytes"
-            self.add(Finding(Kind.PINNED, what, facts.live, ledger_id=ledger.ledger_id))
+            self.add(Finding(Kind.PINNED, what, facts.live, ledger_id=capture.ledger_id))
 
 
 def _sampled(count: int, unit: Unit, ledger_id: int) -> set[int]:

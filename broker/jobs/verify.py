@@ -23,7 +23,7 @@ from broker.runtime.vfs import Vfs, list_if_there, size_if_there
 from broker.storage.blocks import file_lengths
 from broker.storage.layout import Layout, is_unused
 from broker.storage.manifest import decode_broker
-from broker.storage.named_files import ledger_capture, read_named
+from broker.storage.named_files import read_named
 from broker.topic_shards import TopicShard, shard_of
 
 LINES_MAX = 1000
@@ -147,7 +147,7 @@ def _verify(folder: Folder) -> Report:
     ledgers = [ledger for image in plan.images for ledger in image.ledgers]
     summary = (
         f"{len({unit.topic_id for unit in plan.units})} topics, {len(ledgers)} ledgers with "
-        f"{sum(ledger.entry_count for ledger in ledgers)} entries, "
+        f"{sum(ledger.capture.entry_count for ledger in ledgers)} entries, "
         f"{sum(len(image.subscriptions) for image in plan.images)} subscriptions, "
         f"{journal.records} journal records: {problem_count} problems, {len(notes)} notes"
     )
@@ -172,9 +172,7 @@ def _surplus(folder: Folder, plan: Plan) -> Iterable[str]:
     """Bytes that a crash left behind those that manifests name."""
     for image in plan.images:
         path = folder.layout.ledgers(image.topic_id)
-        for capture in [
-            ledger_capture(ledger, image.topic_id) for ledger in image.ledgers if not ledger.sealed
-        ]:
+        for capture in [ledger.capture for ledger in image.ledgers if not ledger.capture.sealed]:
             for kind, length in file_lengths(capture).items():
                 file = capture.name(path).path(kind)
                 surplus = size_if_there(folder.vfs, file) - (length if capture.entry_count else 0)

@@ -314,7 +314,8 @@ def _topic_lines(framed: bytes, path: str) -> Iterator[Line]:
         "gone_ledgers": [list(ledger) for ledger in image.gone_ledgers],
     }
     for ledger in image.ledgers:
-        yield {"line": "ledger", **dataclasses.asdict(ledger)}
+        fields = dataclasses.asdict(ledger)
+        yield {"line": "ledger", **fields.pop("capture"), **fields}
     for subscription in image.subscriptions:
         yield {"line": "subscription", **_subscription(subscription)}
 

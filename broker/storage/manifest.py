@@ -27,7 +27,7 @@ from pyroaring import BitMap
 from broker.errors import Corrupt
 from broker.model import ENTRY_ID_MAX, EXPIRE_MS_MAX, LEDGER_ID_MAX, START, Int64Column, Position
 from broker.policy import SubscriptionPolicy, TopicPolicy
-from broker.storage.blocks import SparseSizes, block_count
+from broker.storage.blocks import LedgerCapture, SparseSizes, block_count
 from broker.storage.ledger_facts import LedgerFacts
 from broker.storage.policy import (
     subscription_policy_from_record,
@@ -90,18 +90,15 @@ class BrokerImage:
 
 @dataclass(frozen=True, slots=True)
 class LedgerImage:
-    """A ledger in the manifest; its files are cut to these lengths."""
+    """A ledger in the manifest; its files are cut to the lengths of its capture."""
 
-    ledger_id: int
-    generation: int
-    entry_count: int
-    data_bytes: int
-    sealed: bool
-    times_crcs: tuple[int, ...]
-    rows_crcs: tuple[int, ...]
+    capture: LedgerCapture
     facts: LedgerFacts
     amendments_file: str = ""  # in `ledgers/`; empty: none
-    sparse: SparseSizes | None = None  # of one that compaction has rewritten
+
+    @property
+    def ledger_id(self) -> int:
+        return self.capture.ledger_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,10 +247,10 @@ def _topic_image(message: pb.TopicManifest) -> TopicImage:
     check_id(message.topic_id, "topic_id")
     check(bool(message.name), "the topic has no name")
     check_id(message.next_subscription_id, "next_subscription_id")
-    ledgers = tuple(_ledger_from_entry(entry) for entry in message.ledgers)
-    check_rising([(ledger.ledger_id, ledger.generation) for ledger in ledgers], "ledgers")
+    ledgers = tuple(_ledger_from_entry(entry, message.topic_id) for entry in message.ledgers)
+    check_rising([(ledger.ledger_id, ledger.capture.generation) for ledger in ledgers], "ledgers")
     check(len({ledger.ledger_id for ledger in ledgers}) == len(ledgers), "a ledger is named twice")
-    check(all(ledger.sealed for ledger in ledgers[:-1]), "a ledger before the last is not sealed")
+    check(all(ledger.capture.sealed for ledger in ledgers[:-1]), "a ledger before the last is not sealed")
     log_end = position_from_record(message.log_end)
     lies_behind = log_end.ledger_id > (ledgers[-1].ledger_id if ledgers else 0)
     check(lies_behind or log_end == START, "the log ends in or before a ledger that is there")
@@ -425,40 +422,30 @@ def subscription_from_entry(entry: pb.SubscriptionEntry) -> SubscriptionImage:
 
 
 def _ledger_to_entry(image: LedgerImage) -> pb.LedgerEntry:
-    facts = image.facts
+    capture, facts = image.capture, image.facts
     return pb.LedgerEntry(
-        ledger_id=image.ledger_id,
-        generation=image.generation,
-        entry_count=image.entry_count,
-        data_bytes=image.data_bytes,
-        sealed=image.sealed,
-        times_crcs=image.times_crcs,
-        rows_crcs=image.rows_crcs,
+        ledger_id=capture.ledger_id,
+        generation=capture.generation,
+        entry_count=capture.entry_count,
+        data_bytes=capture.data_bytes,
+        sealed=capture.sealed,
+        times_crcs=capture.times_crcs,
+        rows_crcs=capture.rows_crcs,
         first_publish_ms=facts.first_publish_ms,
         amendments_file=image.amendments_file,
         last_due_ms=facts.last_due_ms,
         last_expire_ms=min(facts.last_expire_ms, EXPIRE_MS_MAX),  # whatever a sum came to, it is written
         last_publish_ms=facts.last_publish_ms,
-        sparse=pb.SparseRecord(**image.sparse._asdict()) if image.sparse else None,
+        sparse=pb.SparseRecord(**capture.sparse._asdict()) if capture.sparse else None,
     )
 
 
-def _ledger_from_entry(entry: pb.LedgerEntry) -> LedgerImage:
+def _ledger_from_entry(entry: pb.LedgerEntry, topic_id: int) -> LedgerImage:
     check_ledger_id(entry.ledger_id)
     check(entry.entry_count <= ENTRY_ID_MAX + 1, f"{entry.entry_count} entries in a ledger")
     check(entry.data_bytes <= _DATA_BYTES_MAX, f"{entry.data_bytes} bytes in a ledger")
-    sparse = _sparse_sizes(entry)
-    row_count = entry.entry_count if sparse is None else sparse.present_count
-    check((entry.data_bytes > 0) == (row_count > 0), "a ledger has bytes without entries, or none")
-    crc_count = 0 if entry.sealed else block_count(entry.entry_count)
-    counts = (len(entry.times_crcs), len(entry.rows_crcs))
-    check(counts == (crc_count, crc_count), f"{counts} block checksums where there are {crc_count}")
-    named = _AMENDMENTS_FILE.fullmatch(entry.amendments_file) if entry.amendments_file else None
-    check(
-        not entry.amendments_file or (named is not None and named[1] == str(entry.ledger_id)),
-        "an amendments file is not its ledger's",
-    )
-    return LedgerImage(
+    capture = LedgerCapture(
+        topic_id=topic_id,
         ledger_id=entry.ledger_id,
         generation=entry.generation,
         entry_count=entry.entry_count,
@@ -466,15 +453,24 @@ def _ledger_from_entry(entry: pb.LedgerEntry) -> LedgerImage:
         sealed=entry.sealed,
         times_crcs=tuple(entry.times_crcs),
         rows_crcs=tuple(entry.rows_crcs),
-        facts=LedgerFacts(
-            checked_time(entry.first_publish_ms),
-            checked_time(entry.last_due_ms),
-            min(checked_time(entry.last_expire_ms), EXPIRE_MS_MAX),
-            checked_time(entry.last_publish_ms),
-        ),
-        amendments_file=entry.amendments_file,
-        sparse=sparse,
+        sparse=_sparse_sizes(entry),
     )
+    check((capture.data_bytes > 0) == (capture.row_count > 0), "a ledger has bytes without entries, or none")
+    crc_count = 0 if capture.sealed else block_count(capture.entry_count)
+    counts = (len(capture.times_crcs), len(capture.rows_crcs))
+    check(counts == (crc_count, crc_count), f"{counts} block checksums where there are {crc_count}")
+    named = _AMENDMENTS_FILE.fullmatch(entry.amendments_file) if entry.amendments_file else None
+    check(
+        not entry.amendments_file or (named is not None and named[1] == str(entry.ledger_id)),
+        "an amendments file is not its ledger's",
+    )
+    facts = LedgerFacts(
+        checked_time(entry.first_publish_ms),
+        checked_time(entry.last_due_ms),
+        min(checked_time(entry.last_expire_ms), EXPIRE_MS_MAX),
+        checked_time(entry.last_publish_ms),
+    )
+    return LedgerImage(capture, facts, entry.amendments_file)
 
 
 def _sparse_sizes(entry: pb.LedgerEntry) -> SparseSizes | None:

@@ -4,23 +4,8 @@ from __future__ import annotations
 
 from broker.errors import MissingFile
 from broker.runtime.vfs import Vfs, read_file
-from broker.storage.blocks import KINDS, LedgerCapture
-from broker.storage.manifest import LedgerImage, TopicImage
-
-
-def ledger_capture(image: LedgerImage, topic_id: int) -> LedgerCapture:
-    """Return the capture of a ledger that a manifest describes."""
-    return LedgerCapture(
-        topic_id=topic_id,
-        ledger_id=image.ledger_id,
-        generation=image.generation,
-        entry_count=image.entry_count,
-        data_bytes=image.data_bytes,
-        sealed=image.sealed,
-        times_crcs=image.times_crcs,
-        rows_crcs=image.rows_crcs,
-        sparse=image.sparse,
-    )
+from broker.storage.blocks import KINDS
+from broker.storage.manifest import TopicImage
 
 
 def read_named(vfs: Vfs, path: str, advice: str = "") -> bytes:
@@ -34,9 +19,12 @@ def read_named(vfs: Vfs, path: str, advice: str = "") -> bytes:
 def named_files(image: TopicImage) -> dict[str, set[str]]:
     """The files that a topic's manifest names, by their folder below the topic's: what a backup must hold."""
     # The files of a ledger without entries may be missing, or torn: its first write makes them.
-    ledgers = [ledger for ledger in image.ledgers if ledger.sealed or ledger.entry_count]
+    captures = [ledger.capture for ledger in image.ledgers]
+    captures = [capture for capture in captures if capture.sealed or capture.entry_count]
     files = {
-        "ledgers": {f"{ledger.ledger_id}.{ledger.generation}.{kind}" for ledger in ledgers for kind in KINDS}
+        "ledgers": {
+            f"{capture.ledger_id}.{capture.generation}.{kind}" for capture in captures for kind in KINDS
+        }
         | {ledger.amendments_file for ledger in image.ledgers},
         "cursors": {subscription.cursor_file for subscription in image.subscriptions}
         | {image.producers_file},

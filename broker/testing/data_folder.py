@@ -18,7 +18,7 @@ from broker.model import FLAG_DELAYED, ROW, START, Int64Column, Position, RowCol
 from broker.policy import TopicPolicy
 from broker.runtime.vfs import LocalVfs, Vfs
 from broker.storage.amendments import NONE, Amendments, AmendmentsImage, encode_amendments
-from broker.storage.blocks import TIME, BlockChecksums, LedgerName, file_lengths
+from broker.storage.blocks import TIME, BlockChecksums, LedgerCapture, file_lengths
 from broker.storage.bucket_builder import SnapshotBuilder
 from broker.storage.bucket_files import bucket_storage, save_bucket
 from broker.storage.bucket_snapshot import LedgerSpan
@@ -35,7 +35,6 @@ from broker.storage.manifest import (
     encode_topic,
 )
 from broker.storage.message_fields import FRAME_HEAD
-from broker.storage.named_files import ledger_capture
 from broker.storage.segment import encode_header
 from broker.storage.varint import encode_varint
 from postdate_api.v1.message_pb2 import Message
@@ -157,7 +156,8 @@ class FolderWriter:
             amendments_file = f"{ledger.ledger_id}.{LSN:x}.amend"
             image = AmendmentsImage(topic_id, ledger.ledger_id, ledger.amendments)
             self._write(f"{self.layout.ledgers(topic_id)}/{amendments_file}", encode_amendments(image))
-        stated = LedgerImage(
+        capture = LedgerCapture(
+            topic_id=topic_id,
             ledger_id=ledger.ledger_id,
             generation=0,
             entry_count=len(times),
@@ -165,19 +165,17 @@ class FolderWriter:
             sealed=not is_last or ledger.hollow,
             times_crcs=checksums[0].crcs() if is_last and not ledger.hollow else (),
             rows_crcs=checksums[1].crcs() if is_last and not ledger.hollow else (),
-            facts=LedgerFacts(NOW_MS, int(times.max(initial=0))),
-            amendments_file=amendments_file,
         )
-        name = LedgerName(self.layout.ledgers(topic_id), topic_id, ledger.ledger_id, 0)
-        footers = [checksum.encode_footer() if stated.sealed else b"" for checksum in checksums]
+        name = capture.name(self.layout.ledgers(topic_id))
+        footers = [checksum.encode_footer() if capture.sealed else b"" for checksum in checksums]
         contents = {
             "data": b"".join(frames),
             "times": times.tobytes() + footers[0],
             "rows": rows.tobytes() + footers[1],
         }
-        for kind, length in file_lengths(ledger_capture(stated, topic_id)).items():
+        for kind, length in file_lengths(capture).items():
             self._write(name.path(kind), name.header(kind).encode() + contents[kind], length)
-        return stated
+        return LedgerImage(capture, LedgerFacts(NOW_MS, int(times.max(initial=0))), amendments_file)
 
     def _owed(self, ledgers: Sequence[StoredLedger]) -> Keys:
         parts: list[Keys] = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint32))]

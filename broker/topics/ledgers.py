@@ -231,18 +231,7 @@ class Ledgers:
 
     def _image(self, capture: LedgerCapture) -> LedgerImage:
         ledger_id = capture.ledger_id
-        return LedgerImage(
-            ledger_id=ledger_id,
-            generation=capture.generation,
-            entry_count=capture.entry_count,
-            data_bytes=capture.data_bytes,
-            sealed=capture.sealed,
-            times_crcs=capture.times_crcs,
-            rows_crcs=capture.rows_crcs,
-            facts=self.facts[ledger_id],
-            amendments_file=self._amendments_files.get(ledger_id, ""),
-            sparse=capture.sparse,
-        )
+        return LedgerImage(capture, self.facts[ledger_id], self._amendments_files.get(ledger_id, ""))
 
     async def durable(self, dropped: Sequence[DroppedLedger]) -> None:
         """A manifest is durable that does not name these: remove their files."""

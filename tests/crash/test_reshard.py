@@ -22,7 +22,7 @@ from broker.policy import SubscriptionPolicy
 from broker.runtime.vfs import Vfs, read_file
 from broker.storage.blocks import file_lengths
 from broker.storage.layout import Layout
-from broker.storage.named_files import ledger_capture, named_files
+from broker.storage.named_files import named_files
 from broker.testing.mem_vfs import RANDOM_POLICIES, CrashPolicy, MemVfs
 from broker.testing.sim_clock import SimClock
 from broker.testing.sim_loop import SimLoop, run_sim
@@ -53,7 +53,7 @@ def topics_of(vfs: Vfs) -> Topics:
             ends = {
                 f"{ledger.ledger_id}.{ledger.generation}.{kind}": length
                 for ledger in image.ledgers
-                for kind, length in file_lengths(ledger_capture(ledger, image.topic_id)).items()
+                for kind, length in file_lengths(ledger.capture).items()
             }
             assert image.name not in topics, "a topic is in two folders"
             files = topics[image.name] = {"manifest": read_file(vfs, layout.topic_manifest(image.topic_id))}

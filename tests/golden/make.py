@@ -199,18 +199,7 @@ def broker_image() -> BrokerImage:
 def topic_image() -> TopicImage:
     ledgers = []
     for name, count, sealed in ((SEALED, SEALED_COUNT, True), (UNSEALED, UNSEALED_COUNT, False)):
-        of = capture(name, count, sealed=sealed)
-        image = LedgerImage(
-            of.ledger_id,
-            of.generation,
-            of.entry_count,
-            of.data_bytes,
-            of.sealed,
-            of.times_crcs,
-            of.rows_crcs,
-            LedgerFacts(NOW_MS),
-        )
-        ledgers.append(image)
+        ledgers.append(LedgerImage(capture(name, count, sealed=sealed), LedgerFacts(NOW_MS)))
     billing = SubscriptionImage(
         subscription_id=2,
         name="billing",

@@ -101,11 +101,11 @@ def test_broker_manifest() -> None:
 def test_topic_manifest() -> None:
     image = decode_topic(read("topic-v1.manifest"), "")
     assert image == make.topic_image()
-    assert [(each.ledger_id, each.entry_count, each.sealed) for each in image.ledgers] == [
+    assert [(each.ledger_id, each.capture.entry_count, each.capture.sealed) for each in image.ledgers] == [
         (11, 4100, True),
         (12, 5, False),
     ]
-    assert image.ledgers[1].times_crcs == (0x8DE8EAEF,)
+    assert image.ledgers[1].capture.times_crcs == (0x8DE8EAEF,)
     assert [each.mark for each in image.subscriptions] == [Position(11, 8), Position(12, 5)]
     assert image.subscriptions[0].policy.backoff_multiplier == 1.5
 

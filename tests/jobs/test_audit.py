@@ -30,7 +30,6 @@ from broker.storage.amendments import HEADER_BYTES as AMENDMENTS_HEADER_BYTES
 from broker.storage.amendments import AmendmentsImage, decode_amendments, encode_amendments
 from broker.storage.blocks import HEADER_BYTES, KINDS
 from broker.storage.manifest import CursorImage, encode_cursor
-from broker.storage.named_files import ledger_capture
 from broker.storage.sparse_writer import open_source, write_generation
 from broker.testing.data_folder import NOW_MS, FolderWriter, StoredLedger
 from tests.jobs.folders import (
@@ -284,7 +283,7 @@ def test_a_rewritten_ledger_is_checked_as_any_other(data: Path) -> None:
     vfs, folder = LocalVfs(), str(data / TOPIC / "ledgers")
     path = f"{folder}/{old.amendments_file}"
     amendments = decode_amendments(Path(path).read_bytes(), path).amendments
-    capture = ledger_capture(old, 1)
+    capture = old.capture
     live = BitMap([1, 21, 23, 40, 41])
     live -= amendments.cancelled
     target = capture.name(folder)._replace(generation=1, sparse=True)
@@ -298,7 +297,10 @@ def test_a_rewritten_ledger_is_checked_as_any_other(data: Path) -> None:
         cursor = CursorImage(1, number, settled, {}, {})
         (data / TOPIC / "cursors" / name).write_bytes(encode_cursor(cursor))
     ledgers = list(image.ledgers)
-    ledgers[1] = dataclasses.replace(old, generation=1, data_bytes=made.data_bytes, sparse=made.sparse)
+    ledgers[1] = dataclasses.replace(
+        old,
+        capture=dataclasses.replace(capture, generation=1, data_bytes=made.data_bytes, sparse=made.sparse),
+    )
     change_manifest(data, ledgers=tuple(ledgers))
     for kind in KINDS:
         (data / TOPIC / "ledgers" / f"2.0.{kind}").unlink()

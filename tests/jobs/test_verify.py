@@ -21,6 +21,7 @@ from broker.jobs.verify import LINES_MAX, Report, verify_data_dir
 from broker.model import FLAG_DELAYED, ROW, Position
 from broker.policy import TopicPolicy
 from broker.runtime.vfs import LocalVfs, replace_file
+from broker.storage.blocks import LedgerCapture
 from broker.storage.dump import dump_file
 from broker.storage.frame import RECORD_TYPE_FIRST, encode_group
 from broker.storage.ledger_facts import LedgerFacts
@@ -344,7 +345,7 @@ def image_of(ledgers: tuple[LedgerImage, ...], **changes: object) -> TopicImage:
 
 
 def ledger(ledger_id: int, count: int) -> LedgerImage:
-    return LedgerImage(ledger_id, 0, count, count * 10, True, (), (), LedgerFacts(0))
+    return LedgerImage(LedgerCapture(1, ledger_id, 0, count, count * 10, True), LedgerFacts(0))
 
 
 LOG = (ledger(3, 10), ledger(7, 4))

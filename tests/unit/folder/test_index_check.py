@@ -229,7 +229,7 @@ class Verified:
         self.files = files_at_rest()
         self.image = decode_topic(self.files[f"{TOPIC}/manifest"], "")
         last = self.image.ledgers[-1]
-        self.end = Position(last.ledger_id, last.entry_count)
+        self.end = Position(last.ledger_id, last.capture.entry_count)
 
     def problems(self, **changed: Any) -> list[str]:
         """All problems, after notes were looked at: there is none."""
@@ -283,16 +283,16 @@ def test_verify_says_what_does_not_fit_an_index(verified: Verified) -> None:
 
 def test_verify_reads_amendments(verified: Verified) -> None:
     first = verified.image.ledgers[0]
-    everything = BitMap(range(first.entry_count))
-    indexed = {"indexed_through": Position(first.ledger_id, first.entry_count), "frontier_ms": 1}
+    everything = BitMap(range(first.capture.entry_count))
+    indexed = {"indexed_through": Position(first.ledger_id, first.capture.entry_count), "frontier_ms": 1}
     assert verified.problems(**indexed)
     assert verified.problems(**indexed, ledgers=verified.amend(everything)) == []
     (problem,) = verified.problems(
-        **indexed, ledgers=verified.amend(BitMap([first.entry_count]) | everything)
+        **indexed, ledgers=verified.amend(BitMap([first.capture.entry_count]) | everything)
     )
-    assert f"Entry {first.entry_count} is cancelled" in problem
-    (problem,) = verified.problems(ledgers=verified.amend(BitMap(), moved=[first.entry_count]))
-    assert f"Entry {first.entry_count} is moved" in problem
+    assert f"Entry {first.capture.entry_count} is cancelled" in problem
+    (problem,) = verified.problems(ledgers=verified.amend(BitMap(), moved=[first.capture.entry_count]))
+    assert f"Entry {first.capture.entry_count} is moved" in problem
     (problem,) = verified.problems(ledgers=verified.amend(BitMap(), moved=[0], lsn=1 << 40))
     assert "A move has lsn" in problem
     (problem,) = verified.problems(**indexed, ledgers=verified.amend(everything, ledger_id=99))

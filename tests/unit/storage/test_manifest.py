@@ -16,7 +16,7 @@ from pyroaring import BitMap
 
 from broker.errors import Corrupt
 from broker.model import EXPIRE_MS_MAX, LEDGER_ID_MAX, START, Position
-from broker.storage.blocks import block_count
+from broker.storage.blocks import LedgerCapture, block_count
 from broker.storage.compaction_inputs import MAGIC_INPUTS, decode_inputs
 from broker.storage.ledger_facts import LedgerFacts
 from broker.storage.manifest import (
@@ -90,10 +90,11 @@ def broker_images(draw: st.DrawFn) -> BrokerImage:
 
 
 @st.composite
-def ledger_images(draw: st.DrawFn, ledger_id: int, *, sealed: bool) -> LedgerImage:
+def ledger_images(draw: st.DrawFn, topic_id: int, ledger_id: int, *, sealed: bool) -> LedgerImage:
     count = draw(st.integers(0, 20_000))
     crcs = st.lists(st.integers(0, (1 << 32) - 1), min_size=block_count(count), max_size=block_count(count))
-    return LedgerImage(
+    capture = LedgerCapture(
+        topic_id,
         ledger_id,
         draw(st.integers(0, (1 << 32) - 1)),
         count,
@@ -101,8 +102,9 @@ def ledger_images(draw: st.DrawFn, ledger_id: int, *, sealed: bool) -> LedgerIma
         sealed,
         () if sealed else tuple(draw(crcs)),
         () if sealed else tuple(draw(crcs)),
-        LedgerFacts(draw(times), draw(times), draw(st.integers(0, EXPIRE_MS_MAX)), draw(times)),
     )
+    facts = LedgerFacts(draw(times), draw(times), draw(st.integers(0, EXPIRE_MS_MAX)), draw(times))
+    return LedgerImage(capture, facts)
 
 
 @st.composite
@@ -123,14 +125,16 @@ def subscription_images(draw: st.DrawFn, subscription_id: int) -> SubscriptionIm
 def topic_images(draw: st.DrawFn) -> TopicImage:
     ledgers = sorted(draw(st.sets(st.integers(1, LEDGER_ID_MAX - 1), max_size=3)))
     subscriptions = draw(st.sets(st.integers(1, 1 << 40), max_size=3))
+    topic_id = draw(ids)
     return TopicImage(
-        draw(ids),
+        topic_id,
         draw(names),
         draw(times),
         draw(topic_policies),
         draw(lsns),
         tuple(
-            draw(ledger_images(each, sealed=each != ledgers[-1] or draw(st.booleans()))) for each in ledgers
+            draw(ledger_images(topic_id, each, sealed=each != ledgers[-1] or draw(st.booleans())))
+            for each in ledgers
         ),
         tuple(draw(subscription_images(each)) for each in subscriptions),
         draw(st.integers(max(subscriptions, default=0) + 1, ID_MAX)),
@@ -374,12 +378,16 @@ def subscription(**changes: Any) -> dict[str, Any]:
 
 def sealed_ledger(**changes: Any) -> dict[str, Any]:
     first, last = make.topic_image().ledgers
-    return {"ledgers": (dataclasses.replace(first, **changes), last)}
+    return {"ledgers": (changed_ledger(first, **changes), last)}
 
 
 def open_ledger(**changes: Any) -> dict[str, Any]:
     first, last = make.topic_image().ledgers
-    return {"ledgers": (first, dataclasses.replace(last, **changes))}
+    return {"ledgers": (first, changed_ledger(last, **changes))}
+
+
+def changed_ledger(ledger: LedgerImage, **changes: Any) -> LedgerImage:
+    return dataclasses.replace(ledger, capture=dataclasses.replace(ledger.capture, **changes))
 
 
 @pytest.mark.parametrize(
@@ -404,7 +412,11 @@ def open_ledger(**changes: Any) -> dict[str, Any]:
         sealed_ledger(data_bytes=1 << 33),
         sealed_ledger(sealed=False, times_crcs=(1, 2), rows_crcs=(1, 2)),
         sealed_ledger(times_crcs=(1,)),
-        sealed_ledger(facts=LedgerFacts(-1)),
+        {
+            "ledgers": [
+                dataclasses.replace(ledger, facts=LedgerFacts(-1)) for ledger in make.topic_image().ledgers
+            ]
+        },
         open_ledger(ledger_id=1 << 48),
         open_ledger(times_crcs=()),
         open_ledger(rows_crcs=(1, 2)),
