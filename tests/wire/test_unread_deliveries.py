@@ -175,13 +175,13 @@ async def test_repeated_answers_to_receive_that_are_not_read_are_bounded(wire: W
     await eventually(lambda: room_of(wire).held == 0 and not room_of(wire).streams)
 
 
-def fill(wire: Wire) -> unread.Unread:
-    """Hold all room, as somebody else may, until it is closed."""
+async def fill(wire: Wire) -> unread.Unread:
+    """Hold all room, as somebody else may, until it is closed; what answers before have is waited for."""
     other = unread.Unread(wire.server._consumer._batch_rooms, lambda: "somebody", lambda: None)
     for room in wire.server._consumer._batch_rooms:
         room.bytes_max = BOUND
-    assert other.take_nowait(1) is not None  # of the small room
-    assert other.take_nowait(BOUND) is not None
+    await within(other.take(1))  # of the small room
+    await within(other.take(BOUND))
     return other
 
 
@@ -192,7 +192,7 @@ async def test_a_repeated_receive_answers_what_is_held_when_there_is_room(wire: 
     request = consumer_pb2.ReceiveRequest(topic="t", subscription="s", max_messages=2, attempt_id="a")
     first = await within(wire.consumer.Receive(request))
     assert [each.message.payload for each in first.deliveries] == [b"1", b"2"]
-    other = fill(wire)
+    other = await fill(wire)
     small_room = wire.server._consumer._batch_rooms.small
     small_room.bytes_max = 1
     repeated = asyncio.ensure_future(wire.consumer.Receive(request))
@@ -209,7 +209,7 @@ async def test_repeated_receives_that_wait_for_room_are_bounded(wire: Wire, monk
     await wire.produce("t", MESSAGE)
     request = consumer_pb2.ReceiveRequest(topic="t", subscription="s", attempt_id="a")
     assert (await within(wire.consumer.Receive(request))).deliveries
-    other = fill(wire)
+    other = await fill(wire)
     monkeypatch.setattr(unread, "CALLS_BYTES_MAX", 0)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await within(wire.consumer.Receive(request))
@@ -223,7 +223,7 @@ async def test_receive_does_not_say_that_there_is_nothing_where_there_is_no_room
     await wire.create_subscription("t")
     await wire.produce("t", MESSAGE)
     request = consumer_pb2.ReceiveRequest(topic="t", subscription="s", wait_ms=wait_ms)
-    other = fill(wire)
+    other = await fill(wire)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await within(wire.consumer.Receive(request))
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -76,6 +76,21 @@ class RunSource(Source, Protocol):
     def stop(self) -> None: ...
 
 
+class _Handling:
+    """A handler that runs, or whose ack waits to be confirmed."""
+
+    __slots__ = ("is_handled", "message")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.is_handled = False
+
+    @property
+    def was_given_back(self) -> bool:
+        """Tell whether its handler settled it, or failed, so that it may well come again before that is over."""
+        return self.message.is_settled and not self.is_handled
+
+
 class Runner:
     """One `Subscription.run`."""
 
@@ -91,7 +106,7 @@ class Runner:
         self._concurrency = concurrency
         self._grace_s = grace.total_seconds()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._running: dict[_Name, Message] = {}
+        self._running: dict[_Name, _Handling] = {}  # the latest of each
         self._again: dict[_Name, Message] = {}  # came anew while their first delivery is handled (RUNNER-3)
         # Acked on a later connection than they came on, by topic: that connection, the latest one, and which.
         self._outlived: dict[str, tuple[int, set[MessageId]]] = {}
@@ -131,7 +146,9 @@ class Runner:
                 message.ack_nowait()  # sent to us before the broker heard that it is done
                 return
         running = self._running.get(name)
-        if running is not None and not running.is_settled:
+        if running is not None and not running.was_given_back:
+            if (before := self._again.get(name)) is not None:
+                before.holder.let_go(before)
             self._again[name] = message
             message.holder.keep(message)
             return
@@ -175,31 +192,31 @@ class Runner:
         """Call the handler and settle the message; a failure of either is told to the log."""
         name = (message.topic, message.id)
         connection = self._subscription.connection_of(message)
-        is_handled = False
-        self._running[name] = message
+        handling = self._running[name] = _Handling(message)
         try:
             async with message.processing():
                 outcome = self._handler(message)
                 if not inspect.isawaitable(outcome):
                     raise TypeError("the handler returned without anything to await: make it `async def`")
                 await outcome
-                is_handled = True
+                handling.is_handled = True
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             _log.warning("the handler of a message cancelled itself; it comes again: %r", message)
         except Exception as error:
-            if is_handled:
+            if handling.is_handled:
                 _log.warning("a message was handled, but its ack failed: %r: %s", message, error)
             else:
                 _log.warning("the handler of a message failed: %r", message, exc_info=error)
         finally:
-            del self._running[name]
-            again = self._again.pop(name, None)
-            if again is not None:
-                again.holder.let_go(again)
-            if is_handled and connection != self._subscription.connection_of(message):
+            if self._running[name] is handling:
+                del self._running[name]
+                again = self._again.pop(name, None)
+                if again is not None:
+                    again.holder.let_go(again)
+            if handling.is_handled and connection != self._subscription.connection_of(message):
                 self._note_outlived(message)
 
     def _note_outlived(self, message: Message) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+
+import pytest
 
 import postdate
 from tests.unit.client.fake_server import FakeBroker
@@ -70,3 +73,50 @@ async def test_what_is_handled_over_a_broken_connection_is_begun_once_on_each_pa
             subscription.stop()
             await running
     assert sorted(begun) == [b"a", b"b"]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack"])
+async def test_what_comes_anew_while_its_ack_waits_is_not_begun_again_and_after_a_nack_it_is(
+    broker: FakeBroker, client: postdate.Client, caplog: pytest.LogCaptureFixture, verb: str
+) -> None:
+    """The broker gave it out over the next connection before the ack got there."""
+    await fill(client)
+    begun: list[bytes] = []
+    again, confirm = asyncio.Event(), asyncio.Event()
+    async with consuming(client) as subscription:
+
+        async def handle(message: postdate.Message) -> None:
+            begun.append(message.payload)
+            if len(begun) <= 2:
+                await again.wait()
+                if verb == "nack":
+                    raise ValueError
+
+        running = asyncio.ensure_future(subscription.run(handle))
+        await until(lambda: len(begun) == 2)
+        waiting = [broker.topic(topic).subscriptions["s"] for topic in ("t-000", "t-001")]
+        for each in waiting:
+            each.paused = True
+        broker.cut()
+        await until(lambda: len(broker.opens) == 4 and not any(each.held for each in waiting))
+        broker.knobs.hold_confirms = confirm
+        again.set()
+        await until(lambda: sum(frame.HasField(verb) for frame in broker.frames) == 2)
+        await fill(client)
+        for each in waiting:
+            each.paused = False
+        new = 2 if verb == "ack" else 4
+        await until(lambda: len(begun) >= 2 + new)  # what was there before came before these
+        confirm.set()
+        await until(lambda: acked(broker) == [2, 2])
+        subscription.stop()
+        async with asyncio.timeout(10):
+            await running
+    assert sorted(begun[2:]) == sorted([b"a", b"b"] * (new // 2))
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
